@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 
-from sublet_borrower.spark.common.columns import all_columns, arrow_schema
+from sublet_borrower.spark.common.columns import all_columns, to_arrow_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -27,7 +27,7 @@ KEY_BYTES = 8
 TOPICS = ("orders/eu/created", "orders/us/created")
 ARROW_ROWS = 10_000
 """Of a batch: so many at once are about the best for Spark."""
-KEPT = 16
+STORED = 16
 """So many batches are not all in the processor's cache."""
 AT_US = 1_767_225_600_000_000
 
@@ -124,7 +124,7 @@ def _divided(rows: int, partitions: int) -> list[InputPartition]:
 def _read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
     assert isinstance(partition, Rows)
     left = partition.count
-    for batch in cycle(_kept(KEPT if left > ARROW_ROWS else 1)):
+    for batch in cycle(_reconnecting(STORED if left > ARROW_ROWS else 1)):
         if left <= 0:
             return
         yield batch.slice(0, left)
@@ -132,13 +132,13 @@ def _read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
 
 
 @lru_cache
-def _kept(count: int) -> list[pa.RecordBatch]:
+def _reconnecting(count: int) -> list[pa.RecordBatch]:
     return [_ready(number) for number in range(count)]
 
 
 def _ready(number: int) -> pa.RecordBatch:
     """As ours come from the log."""
-    schema = arrow_schema(all_columns())
+    schema = to_arrow_schema(all_columns())
     first = number * ARROW_ROWS
     columns = {
         **payload(ARROW_ROWS),

@@ -12,9 +12,9 @@ from typing import Any
 import psycopg
 
 from bench._report import Beside
-from sublet_protocol.domain.subscriptions import Start, Subscription
+from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.db.connect import connect
-from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions, GroupWrites
 from sublet_storage.nodes import NodeRef
 from sublet_storage.producer import Publisher
@@ -38,9 +38,9 @@ class Frontiers:
             self._publishers = [opened.enter_context(Publisher(url, name, epoch_lease_s=LEASE_S)) for name in spaces]
             self._epoch = 0
             self._advance_all()
-            self._store = PostgresGroups(url, statement_timeout_s=STATEMENT_TIMEOUT_S)
+            self._store = PostgresGroupStore(url, statement_timeout_s=STATEMENT_TIMEOUT_S)
             opened.callback(self._store.close)
-            options = GroupOptions(Start.parse("earliest"), atomic=True)
+            options = GroupOptions(StartingPosition.parse("earliest"), atomic=True)
             self._group_id = self._store.declare_group(Subscription.parse("$share/bench/#"), options).group_id
             self._term = self._store.claim(self._group_id, NODE, LEASE_S).term
             self._rows = self._copy()
@@ -93,7 +93,7 @@ class Frontiers:
             self._conn.execute(f"vacuum analyze {table}")
 
     def _renew(self) -> None:
-        (result,) = self._store.commit([GroupWrites(self._group_id, self._term, (), renew=True)])
+        (result,) = self._store.commit([GroupWrites(self._group_id, self._term, (), sync_streams=True)])
         assert result.epochs
 
     def _count(self) -> None:

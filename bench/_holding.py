@@ -5,9 +5,8 @@
 its own and an equal share of the subscriptions: by one session each, or by one held call for each subscription.
 
 The server writes its address to FILE as a line of JSON, and then, whenever it reads a line, what it holds; where the
-line is `tidy`, it collects its garbage before. The agents write a line once they have begun with one subscription each,
-go on when they read a line, and write one again.
-"""
+line is `close_out`, it collects its garbage before. The agents write a line once they have begun with one subscription
+each, go on when they read a line, and write one again."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ import grpc.aio
 from sublet_protocol.pubsub import node_connection
 from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.pubsub.node_connection import NodeConnection
-from sublet_protocol.pubsub.server import SERVER_OPTIONS, SessionServer, new_publisher
+from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, new_publisher
 
 HOLD = "/bench.Hold/Wait"
 OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
@@ -71,13 +70,13 @@ async def serve(file: Path) -> None:
     """Until the end of what it reads."""
     server = grpc.aio.server(options=(*SERVER_OPTIONS, *PATIENT))
     publisher = new_publisher("bench")
-    sessions, calls = SessionServer(publisher, lambda subscriber_id, message: None), Calls()
+    sessions, calls = PubSubServer(publisher, lambda subscriber_id, message: None), Calls()
     server.add_generic_rpc_handlers((calls,))
     port = server.add_insecure_port("127.0.0.1:0")
     sessions.register(server)
     await server.start()
     _write(file, {"address": f"127.0.0.1:{port}"})
-    while word := await _told():
+    while word := await _reported():
         if word == TIDY:
             gc.collect()
         subscriptions = sum(len(publisher.subscriptions(one)) for one in publisher.subscriber_ids)
@@ -132,13 +131,13 @@ async def subscribe(
     spread = await connect(address, agents)
     await spread(0, 1)
     _write(file, {"begun": True})
-    if await _told():
+    if await _reported():
         await spread(1, each)
         _write(file, {"spread": True})
-        await _told()
+        await _reported()
 
 
-async def _told() -> str:
+async def _reported() -> str:
     """Wait for a line; an empty text: there will be none any more."""
     return await asyncio.to_thread(sys.stdin.readline)
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import sys
 
-from sublet_borrower.new_data.direct_listener import hear
+from sublet_borrower.new_data.direct_listener import subscribe_heads
 
 
 def main(url: str) -> None:
     """Hear, and do nothing about it."""
-    stop = hear(url, lambda heads: None)
+    stop = subscribe_heads(url, lambda heads: None)
     sys.stdin.read()
     stop()
 

@@ -1,7 +1,7 @@
 """A consumer that comes and goes as it is told: `python -m bench._member URL SUBSCRIPTION FILE PAUSE_S`.
 
 Its standard input says `join` (open a session) and `leave` (drain and close it), a line each; the end of it ends the
-process. It writes a line {"stream", "grant", "at_us"} to FILE for the first batch under every grant: when `next_batch`
+process. It writes a line {"stream", "grant", "at_us"} to FILE for the first batch under every grant: when `poll`
 gave it out. PAUSE_S is between two batches, during which the session takes notice of what happens.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from sublet_borrower.consumer.session import Session
 
-LOOK_S = 0.05
+POLL_INTERVAL_S = 0.05
 """Between two looks at what it is told, while nothing is to be delivered."""
 
 
@@ -33,7 +33,7 @@ class Member:
         """Until there is nobody any more who could tell it something."""
         threading.Thread(target=self._listen, daemon=True).start()
         while self._said.get() == "join":
-            with Session(self._subscription, self._url, start="earliest", batch_bytes=1) as session:
+            with Session(self._subscription, self._url, starting_position="earliest", max_batch_bytes=1) as session:
                 self._consume(session)
 
     def _listen(self) -> None:
@@ -43,7 +43,7 @@ class Member:
 
     def _consume(self, session: Session) -> None:
         while self._said.empty():
-            batch = session.next_batch(LOOK_S)
+            batch = session.poll(POLL_INTERVAL_S)
             if batch is None:
                 continue
             self._note(batch.stream_id, batch.grant_id, time.time_ns() // 1000)

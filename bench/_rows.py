@@ -20,7 +20,7 @@ from bench._report import ROOT
 
 DEBIAN = "libpostgresql-jdbc-java"
 INSTALLED = Path("/usr/share/java/postgresql.jar")
-KEPT = ROOT / ".cache" / "postgresql.jar"
+STORED = ROOT / ".cache" / "postgresql.jar"
 ADDRESS = "127.83.85.66"
 """An address of this machine that nobody else listens on: the server's port is always the same."""
 PASSWORD = "bench"
@@ -37,7 +37,7 @@ def driver(given: Path | None) -> Path | None:
     as only Linux has an address that is free for certain."""
     if sys.platform != "linux":
         return None
-    return next((jar for jar in (given, INSTALLED, KEPT) if jar is not None and jar.is_file()), None) or _downloaded()
+    return next((jar for jar in (given, INSTALLED, STORED) if jar is not None and jar.is_file()), None) or _downloaded()
 
 
 def _downloaded() -> Path | None:
@@ -50,9 +50,9 @@ def _downloaded() -> Path | None:
             subprocess.run(["dpkg", "-x", package, place], check=True, capture_output=True)
         except (subprocess.CalledProcessError, ValueError):
             return None
-        KEPT.parent.mkdir(exist_ok=True)
-        shutil.copy(Path(place, *INSTALLED.parts[1:]), KEPT)
-    return KEPT
+        STORED.parent.mkdir(exist_ok=True)
+        shutil.copy(Path(place, *INSTALLED.parts[1:]), STORED)
+    return STORED
 
 
 @dataclass(frozen=True)

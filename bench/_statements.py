@@ -10,8 +10,8 @@ from typing import Any
 from bench._report import Beside
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect
-from sublet_storage.groups.coordinator.postgres import PostgresGroups
-from sublet_storage.groups.model.records import Advance, Entry, Grant, GroupWrites
+from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.model.records import AdvancePosition, GrantStream, GroupWrites, LendingChange
 from sublet_storage.nodes import NodeRef
 from sublet_storage.spaces.spaces import reshard
 
@@ -29,7 +29,7 @@ class Statements:
     """So many groups of so many streams, every stream lent, in a fresh database."""
 
     def __init__(self, url: str, groups: int, streams: int, leaderships: int) -> None:
-        self._store = PostgresGroups(url)
+        self._store = PostgresGroupStore(url)
         self._conn = connect(url)
         reshard(self._conn, "default", streams)
         self._conn.execute("update stream set head = %s", (HEAD,))
@@ -74,7 +74,7 @@ class Statements:
     def _lend(self, group_id: int) -> dict[int, int]:
         """{stream: grant id}, all to one borrower."""
         rows = self._store.load(group_id, self._terms[group_id])
-        entries = tuple(Grant(row.stream_id, "a/1", "a", None, "bench") for row in rows)
+        entries = tuple(GrantStream(row.stream_id, "a/1", "a", None, "bench") for row in rows)
         (result,) = self._store.commit([GroupWrites(group_id, self._terms[group_id], entries)])
         return {one.lending.stream_id: one.lending.grant_id for one in result.results if one.lending is not None}
 
@@ -93,12 +93,12 @@ class Statements:
         return [(group_id, stream) for group_id, grants in self._grants.items() for stream in list(grants)[:each]]
 
     def _commit(self, keys: list[tuple[int, int]], number: int) -> None:
-        entries: dict[int, list[Entry]] = {}
+        entries: dict[int, list[LendingChange]] = {}
         for group_id, stream in keys:
-            entries.setdefault(group_id, []).append(Advance(stream, self._grants[group_id][stream], number + 1))
+            entries.setdefault(group_id, []).append(AdvancePosition(stream, self._grants[group_id][stream], number + 1))
         batch = [GroupWrites(group_id, self._terms[group_id], tuple(some)) for group_id, some in entries.items()]
         results = self._store.commit(batch)
-        assert not any(result.deposed for result in results)
+        assert not any(result.has_stale_term for result in results)
 
     def _bare(self, keys: list[tuple[int, int]], number: int) -> None:
         parameters: dict[str, Any] = {

@@ -7,15 +7,15 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sublet_leader.node.events import Begin, Heard, NodeEvent, Request, Tick
+from sublet_leader.node.events import MessageReceived, NodeEvent, NodeStarted, Request, Tick
 from sublet_leader.node.machine import Node
 from sublet_leader.node.requests import execute
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.messages.messages import Grant, LeaderWanted, Ping, StreamProgress, ToBorrower, UpdateProgress
 from sublet_storage.groups.model.records import Lending
 from sublet_storage.nodes import NodeRef
-from tests.support.memory_store.catalogue import MemoryStreams
-from tests.support.memory_store.groups import MemoryGroups
+from tests.support.memory_store.catalogue import MemoryCatalogue
+from tests.support.memory_store.groups import MemoryGroupStore
 
 EPOCH_US = 1_700_000_000_000_000
 HEAD = 1_000_000_000
@@ -53,7 +53,7 @@ class Spent:
 class Said:
     """Messages, and how many streams or borrowers they are about."""
 
-    events: list[Heard]
+    events: list[MessageReceived]
     count: int
 
 
@@ -62,11 +62,11 @@ class Twin:
 
     def __init__(self, size: Size) -> None:
         self.size, self.now = size, 0.0
-        streams = MemoryStreams()
+        streams = MemoryCatalogue()
         streams.add_space(shards=size.streams)
         for stream_id in streams.streams:
             streams.append(stream_id, HEAD)
-        self._store: MemoryGroups | None = MemoryGroups(streams, lambda: EPOCH_US + round(self.now * 1e6))
+        self._store: MemoryGroupStore | None = MemoryGroupStore(streams, lambda: EPOCH_US + round(self.now * 1e6))
         self._ref = NodeRef("n", "n#1", "n:1")
         self.node = Node(self._ref, SETTINGS)
         self.grants: dict[tuple[str, int], Grant] = {}
@@ -74,12 +74,15 @@ class Twin:
 
     def fill(self) -> None:
         """Everybody joins and holds the share of the streams that is his, and has said so."""
-        self.give([Begin()])
+        self.give([NodeStarted()])
         groups = [f"$share/g{number}/#" for number in range(self.size.groups)]
         for agent in (f"agent-{number}" for number in range(self.size.agents)):
-            wanted = [LeaderWanted(f"{agent}/{n}", agent, group, start="earliest") for n, group in enumerate(groups)]
-            self.give([Heard(agent, each) for each in wanted])
-        self.now += SETTINGS.debounce_s + 0.001
+            wanted = [
+                LeaderWanted(f"{agent}/{n}", agent, group, starting_position="earliest")
+                for n, group in enumerate(groups)
+            ]
+            self.give([MessageReceived(agent, each) for each in wanted])
+        self.now += SETTINGS.rebalance_debounce_s + 0.001
         self.give([Tick()])
         assert len(self.grants) == self.size.groups * self.size.streams, f"{len(self.grants)} streams are lent"
         self.give([self._report(grant, grant.position) for grant in self.grants.values()])
@@ -102,7 +105,7 @@ class Twin:
         while requests:
             assert self._store is not None
             started = time.process_time()
-            answer = execute(requests.pop(0), self._store, self._ref, SETTINGS.lease_s)
+            answer = execute(requests.pop(0), self._store, self._ref, SETTINGS.lease_duration_s)
             twin += time.process_time() - started
             node += decide(answer)
         return Spent(node, twin)
@@ -120,14 +123,14 @@ class Twin:
         ]
         step = max(len(reports) // max(count // together, 1), 1)
         chosen = reports[::step][: count // together]
-        events = [Heard(report.borrower_id.partition("/")[0], report) for report in chosen]
+        events = [MessageReceived(report.borrower_id.partition("/")[0], report) for report in chosen]
         return Said(events, sum(len(report.streams) for report in chosen))
 
     def pings(self, count: int) -> Said:
         """Pings of so many borrowers, one command for each agent."""
         groups = range(self.size.groups)
         agents = [f"agent-{n}" for n in range(min(self.size.agents, max(count // self.size.groups, 1)))]
-        events = [Heard(agent, Ping(tuple(f"{agent}/{n}" for n in groups), 0.0)) for agent in agents]
+        events = [MessageReceived(agent, Ping(tuple(f"{agent}/{n}" for n in groups), 0.0)) for agent in agents]
         return Said(events, len(agents) * len(groups))
 
     def rows(self) -> list[Lending]:
@@ -147,8 +150,8 @@ class Twin:
                 self.grants[message.borrower_id, message.stream_id] = message
 
     @staticmethod
-    def _report(grant: Grant, position: int) -> Heard:
-        return Heard(
+    def _report(grant: Grant, position: int) -> MessageReceived:
+        return MessageReceived(
             grant.borrower_id.partition("/")[0],
             UpdateProgress(grant.borrower_id, grant.term, _streams([grant], position)),
         )

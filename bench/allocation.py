@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import _report as report
-from sublet_leader.allocation import Load, Situation, Strategy, find_strategy
+from sublet_leader.allocation import AllocationInput, AllocationStrategy, StreamLoad, load_strategy
 
 STRATEGIES = ("even", "load")
 LIMIT = "a dict of the pairs"
@@ -61,34 +61,38 @@ def main(arguments: list[str] | None = None) -> None:
 def _contenders(streams: int, borrowers: int) -> dict[str, Callable[[], object]]:
     """By name, what is to be timed at this size."""
     rng = random.Random(1)
-    load = {stream_id: Load(rng.paretovariate(1.2) * 1000, rng.randrange(2000)) for stream_id in range(streams)}
+    load = {stream_id: StreamLoad(rng.paretovariate(1.2) * 1000, rng.randrange(2000)) for stream_id in range(streams)}
     weights = {f"agent-{number % 100}/{number}": 1.0 for number in range(borrowers)}
     pairs = [(stream_id, f"agent-{stream_id % 100}/{stream_id % borrowers}") for stream_id in range(streams)]
     found: dict[str, Callable[[], object]] = {LIMIT: lambda: dict(pairs)}
     for name in STRATEGIES:
-        strategy = find_strategy(name)
-        scratch = Situation({}, range(streams), weights, load=load)
+        strategy = load_strategy(name)
+        scratch = AllocationInput({}, range(streams), weights, loads=load)
         held = _settled(strategy, scratch)
-        join = Situation(held, (), {**weights, "newcomer": 1.0}, list(held), load=load)
+        join = AllocationInput(held, (), {**weights, "newcomer": 1.0}, list(held), loads=load)
         found[f"{name} from scratch"] = _plan(strategy, scratch)
         found[f"{name}, one join"] = _plan(strategy, join)
     return found
 
 
-def _plan(strategy: Strategy, situation: Situation) -> Callable[[], object]:
+def _plan(strategy: AllocationStrategy, situation: AllocationInput) -> Callable[[], object]:
     """With the making of the situation, which checks it."""
 
     def run() -> object:
         s = situation
-        return strategy.plan(Situation(s.held, s.free, s.weights, s.movable, s.moving, s.last, s.load))
+        return strategy.plan(
+            AllocationInput(
+                s.holders, s.free_streams, s.weights, s.movable_streams, s.moving_streams, s.last_holders, s.loads
+            )
+        )
 
     return run
 
 
-def _settled(strategy: Strategy, situation: Situation) -> dict[int, str]:
+def _settled(strategy: AllocationStrategy, situation: AllocationInput) -> dict[int, str]:
     """Who holds what once nothing moves any more."""
-    held, free = dict(situation.held), set(situation.free)
-    while plan := strategy.plan(Situation(held, free, situation.weights, load=situation.load)):
+    held, free = dict(situation.holders), set(situation.free_streams)
+    while plan := strategy.plan(AllocationInput(held, free, situation.weights, loads=situation.loads)):
         held |= dict(plan.grants)
         free = set(plan.revokes)
         for stream_id in free:

@@ -34,15 +34,15 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _measure(count: int, columns: str, compression: str) -> None:
     codec, stored = encode(_batch(count, columns), compression)
-    payload, schema = stored.to_pybytes(), column_layout.schema(column_layout.flags_of(codec))
+    payload, schema = stored.to_pybytes(), column_layout.stored_schema(column_layout.decode_flags(codec))
     read = pa.ipc.read_record_batch(pa.py_buffer(payload), schema)
     times = (
         _median_us(lambda: pa.ipc.read_record_batch(pa.py_buffer(payload), schema)),
         _median_us(lambda: read.validate(full=True)),
         _median_us(lambda: decode(codec, payload, 1, count, count)),
     )
-    arrow, validate, whole = times
-    print(f"{count:8} {columns:8} {compression:6} {len(payload):8} {arrow:7.0f} {validate:8.0f} {whole:7.0f}")
+    arrow, validate, entire = times
+    print(f"{count:8} {columns:8} {compression:6} {len(payload):8} {arrow:7.0f} {validate:8.0f} {entire:7.0f}")
 
 
 def _batch(count: int, columns: str) -> pa.RecordBatch:

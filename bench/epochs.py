@@ -23,8 +23,8 @@ from bench._frontiers import Frontiers
 from bench._report import Beside, Claim, Series
 from bench.peers.ours import POLL, node
 from sublet import Publisher, Session
-from sublet_protocol.domain.subscriptions import Start, Subscription
-from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
+from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions
 
 T = TypeVar("T")
@@ -35,7 +35,8 @@ TARGET = 0.9
 WAIT_S = 60.0
 PROSE = """Messages of {value} bytes to one stream by columns in blocks of {block:,}, {messages:,} in each of {rounds}
 rounds, in which the contenders take turns; a first round does not count. *publish* is the throughput of one publisher
-to the last acknowledgement: without epochs, and with `publisher.at(epoch)` and `publisher.advance(..., wait=False)`
+to the last acknowledgement: without epochs, and with `publisher.in_epoch(epoch)` and `publisher.advance(...,
+    wait=False)`
 after every {paces} messages. *consume* is that of one session, from its first batch to the last message, of what was
 published with such epochs and is completed: by an atomic group, over a group that is not. *Renewal* is the transaction
 with which a leader sees and writes how far an atomic group with {streams:,} streams has consumed: once with all streams
@@ -61,7 +62,7 @@ class Side:
 
     def _part(self, blocks: list[pa.Array]) -> None:
         epoch = next(self._epochs)
-        to = self.publisher if self._pace is None else self.publisher.at(epoch)
+        to = self.publisher if self._pace is None else self.publisher.in_epoch(epoch)
         for values in blocks:
             to.publish_batch({"topic": "t", "value": values})
         if self._pace is not None:
@@ -73,7 +74,7 @@ class Consuming:
 
     def __init__(self, url: str, batch_bytes: int) -> None:
         self._url, self._batch_bytes = url, batch_bytes
-        self._store = PostgresGroups(url)
+        self._store = PostgresGroupStore(url)
         self._numbers = count()
 
     def close(self) -> None:
@@ -83,22 +84,22 @@ class Consuming:
     def consume(self, atomic: bool, messages: int) -> tuple[int, float]:
         """Messages after the first batch, and seconds."""
         subscription = f"$share/g{next(self._numbers)}/#"
-        options = GroupOptions(Start.parse("earliest"), atomic=atomic)
+        options = GroupOptions(StartingPosition.parse("earliest"), atomic=atomic)
         self._store.declare_group(Subscription.parse(subscription), options)
         try:
-            with Session(subscription, self._url, batch_bytes=self._batch_bytes) as session:
+            with Session(subscription, self._url, max_batch_bytes=self._batch_bytes) as session:
                 return _read(session, messages)
         finally:
             self._store.delete_group(Subscription.parse(subscription))
 
 
 def _read(session: Session, messages: int) -> tuple[int, float]:
-    first = session.next_batch(WAIT_S)
+    first = session.poll(WAIT_S)
     started = time.perf_counter()
     assert first is not None, f"nothing came within {WAIT_S:g} s"
     seen = len(first)
     while seen < messages:
-        batch = session.next_batch(WAIT_S)
+        batch = session.poll(WAIT_S)
         assert batch is not None, f"{seen} of {messages} messages came, and then nothing within {WAIT_S:g} s"
         seen += len(batch)
     return seen - len(first), time.perf_counter() - started
@@ -121,7 +122,7 @@ def main(arguments: list[str] | None = None) -> None:
         frontiers = Frontiers(url, options.streams)
         with contextlib.closing(frontiers):
             figures = frontiers.figures(options.statement_rounds)
-    _tell(options, series, figures)
+    _notify(options, series, figures)
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
@@ -200,7 +201,7 @@ def _claims(paces: list[int]) -> list[Claim]:
     return publishing + consuming
 
 
-def _tell(options: argparse.Namespace, series: Series, figures: list[Beside]) -> None:
+def _notify(options: argparse.Namespace, series: Series, figures: list[Beside]) -> None:
     names = ("messages", "paces", "batch_bytes", "streams", "rounds", "statement_rounds")
     settings = {name: getattr(options, name) for name in names} | {"value_bytes": VALUE_BYTES}
     section = report.write("epochs", settings, series, _claims(options.paces), options.json, figures)

@@ -44,12 +44,12 @@ FLOORS = 10
 """RPCs and commits timed before each visit."""
 PROSE = """{moves} moves of streams that were revoked for balance from a consumer which was alive and at that moment in
 no batch (else the time to the end of that batch comes on top), {each:.1f} at once in the median, with default settings
-but min_hold_s = {hold}, so that a stream may move as soon as it has come. From *revoke* in the group's history to the
-first message at the new owner lie: the line of history and the holder's last word, each committed; the grant,
-committed; the new owner's first connection to the database, as it has only just joined; the reading of a block. Beside:
-a round trip to the same node (grpc.health.v1 Check) and then a commit of one updated row; and a connection like the new
-owner's; {floors} times before each join, one by one, while nothing moved. The first visit, in which the visitor's
-process imports what it reads with, is not counted."""
+but min_grant_duration_s = {hold}, so that a stream may move as soon as it has come. From *revoke* in the group's
+history to the first message at the new owner lie: the line of history and the holder's last word, each committed; the
+grant, committed; the new owner's first connection to the database, as it has only just joined; the reading of a block.
+Beside: a round trip to the same node (grpc.health.v1 Check) and then a commit of one updated row; and a connection like
+the new owner's; {floors} times before each join, one by one, while nothing moved. The first visit, in which the
+visitor's process imports what it reads with, is not counted."""
 
 
 class Member:
@@ -114,7 +114,7 @@ class Group:
         self.scene.connection.execute("create table floor (id integer primary key, n bigint)")
         self.scene.connection.execute("insert into floor values (1, 0)")
         self._publisher = Publisher(url, block_messages=BLOCK)
-        self.fleet = Fleet(url, directory, 1.0, {"SUBLET_MIN_HOLD_S": str(MIN_HOLD_S)})
+        self.fleet = Fleet(url, directory, 1.0, {"SUBLET_MIN_GRANT_DURATION_S": str(MIN_HOLD_S)})
         self.residents = [Member(url, directory, f"resident-{n}", PAUSE_S) for n in range(RESIDENTS)]
         self.visitor = Member(url, directory, "visitor", 0.0)
         self.floors: list[Floor] = []
@@ -143,8 +143,8 @@ class Group:
         at_home = {agent for _, _, _, agent in self.scene.rows()}
         self.visitor.say("join")
         eventually(partial(self._is_shared, RESIDENTS + 1), WAIT_S, self._shown, 0.02)
-        lent = {stream for stream, _, _, agent in self.scene.rows() if agent not in at_home}
-        grants = {(stream, grant) for stream, grant in self.scene.grants().items() if stream in lent}
+        granted = {stream for stream, _, _, agent in self.scene.rows() if agent not in at_home}
+        grants = {(stream, grant) for stream, grant in self.scene.grants().items() if stream in granted}
         eventually(lambda: grants <= self.visitor.first().keys(), WAIT_S, self._shown, 0.02)
         self.visitor.say("leave")
         eventually(partial(self._is_shared, RESIDENTS), WAIT_S, self._shown, 0.02)
@@ -202,17 +202,22 @@ def main(arguments: list[str] | None = None) -> None:
         group.begin()
         group.visit()
         begun_us = time.time_ns() // 1000
-        lent: list[int] = []
-        while sum(lent) < options.moves:
-            lent.append(group.visit())
-            print(f"{sum(lent)} of {options.moves} moves", flush=True)
+        granted: list[int] = []
+        while sum(granted) < options.moves:
+            granted.append(group.visit())
+            print(f"{sum(granted)} of {options.moves} moves", flush=True)
         history = [line for line in group.scene.history() if line.at_us >= begun_us]
         moves = moves_of(history, group.first())
         floors = group.floors
-    assert len(moves) >= options.moves * 0.9, f"{len(moves)} moves are whole of {sum(lent)}"
+    assert len(moves) >= options.moves * 0.9, f"{len(moves)} moves are whole of {sum(granted)}"
     figures = _figures(moves, floors)
-    settings = {"moves": len(moves), "streams": options.streams, "residents": RESIDENTS, "min_hold_s": MIN_HOLD_S}
-    each = quantile(lent, 0.5)
+    settings = {
+        "moves": len(moves),
+        "streams": options.streams,
+        "residents": RESIDENTS,
+        "min_grant_duration_s": MIN_HOLD_S,
+    }
+    each = quantile(granted, 0.5)
     body = {"moves_at_once": each, "figures": [figure.judged() for figure in figures]}
     report.save("handover", settings, body, options.json)
     prose = PROSE.format(moves=len(moves), each=each, hold=MIN_HOLD_S, floors=FLOORS)
@@ -246,13 +251,13 @@ def _figures(moves: list[Move], floors: list[Floor]) -> list[Beside]:
     def took(begin: str, end: str, share: float = 0.5) -> float:
         return quantile([(getattr(move, end) - getattr(move, begin)) / 1000 for move in moves], share)
 
-    def whole(name: str, share: float) -> Beside:
+    def entire(name: str, share: float) -> Beside:
         value = took("revoked", "delivered", share)
         return Beside(f"hand-over, {name}", value, "ms", f"RPC + commit, {name}", quantile(both, share))
 
     return [
-        whole("p50", 0.5),
-        whole("p99", 0.99),
+        entire("p50", 0.5),
+        entire("p99", 0.99),
         Beside("of p50: revoke to release", took("revoked", "released"), "ms", "RPC + commit", call + commit),
         Beside("of p50: release to grant", took("released", "granted"), "ms", "commit", commit),
         Beside("of p50: grant to first message", took("granted", "delivered"), "ms", "RPC + connection", call + opened),

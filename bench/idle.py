@@ -25,11 +25,11 @@ from bench.peers.ours import POLL, node
 from sublet_borrower.consumer.session import Session
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect
-from sublet_storage.groups.coordinator.postgres import PostgresGroups
-from sublet_storage.groups.model.records import GroupOptions, GroupWrites, Start
+from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.model.records import GroupOptions, GroupWrites, StartingPosition
 from sublet_storage.nodes import NodeRef
 from sublet_storage.spaces.past_generations import Collapse
-from sublet_storage.spaces.retention import retain
+from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.spaces import reshard, rollover
 from tests.integration.log_kit import put, stream_of
 
@@ -168,8 +168,8 @@ def _fill(url: str, conn: psycopg.Connection[Any], generations: int, kind: str) 
     """So many past generations, which the group has behind it and housekeeping has nothing left to do with."""
     conn.execute("set synchronous_commit = off")
     reshard(conn, "default", 1)
-    store = PostgresGroups(url)
-    group = store.declare_group(GROUP, GroupOptions(Start.EARLIEST))
+    store = PostgresGroupStore(url)
+    group = store.declare_group(GROUP, GroupOptions(StartingPosition.EARLIEST))
     _roll_over(conn, FEW // 2, kind)
     _copy(conn, generations - FEW)
     _roll_over(conn, FEW - FEW // 2, kind)
@@ -193,7 +193,7 @@ def _copy(conn: psycopg.Connection[Any], times: int) -> None:
         conn.execute(_COPY.format(last=last[0], count=min(COPIED, times - done)))
 
 
-def _settle(store: PostgresGroups, conn: psycopg.Connection[Any], group_id: int) -> None:
+def _settle(store: PostgresGroupStore, conn: psycopg.Connection[Any], group_id: int) -> None:
     bench = NodeRef("bench", "bench#1", "127.0.0.1:1")
     term = store.claim(group_id, bench, 60).term
     store.commit([GroupWrites(group_id, term, (), True)])
@@ -204,7 +204,7 @@ def _settle(store: PostgresGroups, conn: psycopg.Connection[Any], group_id: int)
     collapse, unseen = Collapse(step=1000), "select from generation where state = 'closed' and is_past is null"
     idle = 0
     while idle < 3:
-        idle = 0 if retain(conn) or collapse(conn) or conn.execute(unseen).rowcount else idle + 1
+        idle = 0 if apply_retention(conn) or collapse(conn) or conn.execute(unseen).rowcount else idle + 1
 
 
 @contextmanager
@@ -215,12 +215,12 @@ def _at_rest(url: str) -> Iterator[Session]:
         node(url, POLL, Path(directory) / "node.log"),
         Session(str(GROUP), url) as session,
     ):
-        while not session.held():
-            session.next_batch(0.1)
+        while not session.assignment():
+            session.poll(0.1)
         yield session
 
 
 def _wait(session: Session, seconds: float) -> None:
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
-        session.next_batch(left)
+        session.poll(left)

@@ -26,7 +26,7 @@ from tests.kit import eventually
 RATES = (100, 10_000)
 WAIT_S = 60.0
 """For a start or an end, beside the time of the load."""
-KEPT = 0.95
+STORED = 0.95
 """A system that publishes fewer than so much of the rate has a queue, and what it shows is the queue's length."""
 TARGET = 1.0
 PROSE = """One publisher and one consumer, processes on the machine of the servers; messages of {bytes} bytes, one per
@@ -70,7 +70,7 @@ class Line:
     @property
     def keeps_rate(self) -> bool:
         """Whether what it published is what it was to publish."""
-        return self.median("rate") >= KEPT * self.rate
+        return self.median("rate") >= STORED * self.rate
 
     def judged(self, measure: Line | None) -> dict[str, Any]:
         """As JSON, in terms of the best durable peer."""
@@ -105,7 +105,7 @@ def main(arguments: list[str] | None = None) -> None:
                 left_out[key] = str(reason)
         print(f"round {number + 1} of {options.rounds}", flush=True)
     lines = [Line(SYSTEMS[key], rate, tuple(found)) for (key, rate), found in turns.items()]
-    _tell(options, lines, left_out)
+    _notify(options, lines, left_out)
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
@@ -188,7 +188,7 @@ def claims_of(lines: Sequence[Line], rates: Sequence[int]) -> list[dict[str, Any
     return claims
 
 
-def _tell(options: argparse.Namespace, lines: Sequence[Line], left_out: dict[str, str]) -> None:
+def _notify(options: argparse.Namespace, lines: Sequence[Line], left_out: dict[str, str]) -> None:
     claims = claims_of(lines, options.rates)
     judged = [
         line.judged(best_durable_peer(lines, rate)) for rate in options.rates for line in lines if line.rate == rate
@@ -202,7 +202,7 @@ def _tell(options: argparse.Namespace, lines: Sequence[Line], left_out: dict[str
     report.save("latency", settings, {"figures": judged, "claims": claims, "left_out": left_out}, options.json)
     section = table(judged, claims) + "".join(f"\n{key} is left out: {why}\n" for key, why in left_out.items())
     prose = PROSE.format(
-        bytes=MESSAGE_BYTES, seconds=options.seconds, warm_up=options.warm_up, rounds=options.rounds, kept=KEPT
+        bytes=MESSAGE_BYTES, seconds=options.seconds, warm_up=options.warm_up, rounds=options.rounds, kept=STORED
     )
     report.page(options.page, "latency", prose, section)
     print(section)

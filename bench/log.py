@@ -23,7 +23,7 @@ from bench import _postgres as postgres
 from bench import _report as report
 from bench._report import Claim, Series
 from sublet_storage.db.connect import connect
-from sublet_storage.log.log import since
+from sublet_storage.log.log import fetch
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.catalogue import open_streams
 from sublet_storage.spaces.spaces import reshard
@@ -253,7 +253,7 @@ class Reader:
         stream = open_streams(self._conn)[0]
         position = seen = 0
         while seen < self._count:
-            page = since(self._conn, stream.stream_id, position, generation_id=stream.generation_id)
+            page = fetch(self._conn, stream.stream_id, position, generation_id=stream.generation_id)
             seen, position = seen + sum(batch.num_rows for batch in page.batches), page.position
         return seen
 

@@ -19,7 +19,7 @@ from bench._footprint import footprint
 from bench._report import Beside
 from bench._statements import Statements
 from bench._twin import Size, Twin
-from sublet_leader.node.events import Heard
+from sublet_leader.node.events import MessageReceived
 from sublet_protocol.messages.codec import decode_to_leader, encode_to_leader
 from sublet_protocol.messages.messages import LeaderWanted
 
@@ -129,7 +129,7 @@ class _Words:
         return 1000 * UPDATES * statistics.median(self._took[name])
 
 
-def _parsing(events: Sequence[Heard]) -> float:
+def _parsing(events: Sequence[MessageReceived]) -> float:
     """What a node cannot do without: from bytes to these messages."""
     sent = [encode_to_leader(event.message) for event in events]
     kind, texts = type(sent[0]), [one.SerializeToString() for one in sent]
@@ -158,8 +158,10 @@ def _times(small: _Words, large: _Words) -> list[Beside]:
 def _bytes(small: Twin, wide: Twin, large: Twin) -> list[Beside]:
     """From small to wide only the borrowers are more, from wide to large only the lendings."""
     row = footprint(large.rows()) / large.size.lendings
-    asked = [LeaderWanted(f"agent-{n}/0", f"agent-{n}", "$share/g0/#", start="earliest") for n in range(1000)]
-    held = [_kept(twin) for twin in (small, wide, large)]
+    asked = [
+        LeaderWanted(f"agent-{n}/0", f"agent-{n}", "$share/g0/#", starting_position="earliest") for n in range(1000)
+    ]
+    held = [_reconnecting(twin) for twin in (small, wide, large)]
     borrower = (held[1] - held[0]) / (wide.size.borrowers - small.size.borrowers)
     lending = (held[2] - held[1]) / (large.size.lendings - wide.size.lendings)
     return [
@@ -168,7 +170,7 @@ def _bytes(small: Twin, wide: Twin, large: Twin) -> list[Beside]:
     ]
 
 
-def _kept(twin: Twin) -> int:
+def _reconnecting(twin: Twin) -> int:
     twin.forget_store()
     return footprint(twin.node)
 

@@ -26,9 +26,9 @@ from bench import _report as report
 from bench._report import Beside
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect
-from sublet_storage.doctor.checks import unled
+from sublet_storage.doctor.checks import find_leaderless_groups
 from sublet_storage.groups.status.lag_queries import all_lags
-from sublet_storage.groups.status.overview import describe, list_groups
+from sublet_storage.groups.status.overview import describe_group, list_groups
 from sublet_storage.spaces.spaces import reshard
 from tests.kit import eventually
 from tests.kit_nodes import ROOT, Process, environment
@@ -70,12 +70,12 @@ def main(arguments: list[str] | None = None) -> None:
         asked: dict[str, Callable[[], object]] = {
             "count": lambda: conn.execute("select count(*) from lending").fetchone(),
             "list": lambda: list_groups(conn),
-            "describe": lambda: describe(conn, name),
+            "describe": lambda: describe_group(conn, name),
             "sublet groups list": lambda: _command(url, "groups", "list"),
             "sublet groups list --json": lambda: _command(url, "groups", "list", "--json"),
             "sublet groups describe": lambda: _command(url, "groups", "describe", str(name)),
             "sublet doctor": lambda: _command(url, "doctor"),
-            "no leader": lambda: unled(conn),
+            "no leader": lambda: find_leaderless_groups(conn),
             "sample": lambda: all_lags(conn),
             "HTTP: 50 groups by name": lambda: _get(http, "groups"),
             "HTTP: 50 groups by lag": lambda: _get(http, "groups?sort=lag&order=desc"),

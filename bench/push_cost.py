@@ -31,8 +31,8 @@ from bench.peers.ours import POLL, node
 from bench.peers.system import LeftOut
 from sublet_storage.db.connect import connect, schema_name
 from sublet_storage.notify.drivers import registry
-from sublet_storage.notify.drivers.direct_listeners import PLACES
-from sublet_storage.notify.drivers.postgres import channel_of
+from sublet_storage.notify.drivers.direct_listeners import DEFAULT_LISTENER_SLOTS
+from sublet_storage.notify.drivers.postgres import channel_name
 from sublet_storage.producer import Publisher
 
 VALUE_BYTES = 100
@@ -42,14 +42,14 @@ DRIVER = "postgres"
 TARGET = 0.9
 NEWS_S = 20.0
 """Within which a publisher must have begun to tell the node."""
-WAYS = {"columns": "publish_batch of 1000", "calls": "publish message by message"}
+PATHS = {"columns": "publish_batch of 1000", "calls": "publish message by message"}
 PROSE = """Throughput of one publisher to the last acknowledgement, with a node that listens by *{driver}* and is told
 of what is appended, over throughput without: with a node that looks by itself (*poll*). {heard}Messages of {value}
 bytes to one stream, {columns:,} by columns in blocks of {block:,}, and {calls:,} by a call for each, in each of
 {rounds} rounds, in which they take turns; the first round does not count. Publisher, node and Postgres share the
 machine, so that what the node does with the news is in the figure too. Ratios are medians of the rounds' ratios."""
-HEARD = """*Heard*: the news wakes, besides the node, {listeners} processes that hear it
-[themselves](notifications.md#the-short-way), on the same machine. """
+RECEIVED = """*Heard*: the news wakes, besides the node, {listeners} processes that hear it
+[themselves](notifications.md#direct-listeners), on the same machine. """
 
 
 class Side:
@@ -86,7 +86,7 @@ def main(arguments: list[str] | None = None) -> None:
             conn.execute("checkpoint")
             _round(contenders, series if number else Series(), turn(tuple(sides), number))
             print(f"round {number} of {options.rounds}", flush=True)
-    _tell(options, series)
+    _notify(options, series)
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
@@ -95,7 +95,9 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--messages", type=int, default=1_000_000, help="by columns, per round and side")
     parser.add_argument("--calls", type=int, default=100_000, help="one by one, per round and side")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--listeners", type=int, default=PLACES, help="processes that hear the news as well")
+    parser.add_argument(
+        "--listeners", type=int, default=DEFAULT_LISTENER_SLOTS, help="processes that hear the news as well"
+    )
     parser.add_argument("--json", type=Path, default=None, help="where the results go")
     parser.add_argument("--page", type=Path, default=report.PAGE)
     return parser.parse_args(arguments)
@@ -150,17 +152,17 @@ def _await_news(side: Side, url: str, driver: str) -> None:
     """Publish until the node is told of it; where nobody else can hear the news, for as long as that may take."""
     deadline = time.monotonic() + NEWS_S
     if driver == DRIVER:
-        if not any(_heard(side, url, deadline)):
+        if not any(_received(side, url, deadline)):
             raise LeftOut(f"publishers told the node nothing within {NEWS_S:g} s of publishing.")
-    elif registry.load(driver)(url).capabilities.pushes:
+    elif registry.load_driver(driver)(url).capabilities.is_push:
         while time.monotonic() < deadline:
             side.calls([b"news"])
             time.sleep(0.1)
 
 
-def _heard(side: Side, url: str, deadline: float) -> Iterator[bool]:
+def _received(side: Side, url: str, deadline: float) -> Iterator[bool]:
     with connect(url) as conn:
-        conn.execute(sql.SQL("listen {}").format(sql.Identifier(channel_of(schema_name()))))
+        conn.execute(sql.SQL("listen {}").format(sql.Identifier(channel_name(schema_name()))))
         while time.monotonic() < deadline:
             side.calls([b"news"])
             yield any(True for _ in conn.notifies(timeout=0.1, stop_after=1))
@@ -178,7 +180,7 @@ def _contenders(sides: dict[str, Side], messages: int, calls: int) -> dict[str, 
 
 
 def _round(contenders: dict[str, tuple[int, Callable[[], None]]], series: Series, names: tuple[str, ...]) -> None:
-    for way in WAYS:
+    for way in PATHS:
         for name in names:
             messages, publish = contenders[f"{way} {name}"]
             gc.collect()
@@ -187,12 +189,12 @@ def _round(contenders: dict[str, tuple[int, Callable[[], None]]], series: Series
             series.add(f"{way} {name}", messages, time.perf_counter() - started)
 
 
-def _tell(options: argparse.Namespace, series: Series) -> None:
-    claims = [Claim(f"{WAYS[way]}: push {options.driver} / none", f"{way} on", f"{way} off", TARGET) for way in WAYS]
-    heard = ""
+def _notify(options: argparse.Namespace, series: Series) -> None:
+    claims = [Claim(f"{PATHS[way]}: push {options.driver} / none", f"{way} on", f"{way} off", TARGET) for way in PATHS]
+    received = ""
     if "columns heard" in series.rates:
-        heard = HEARD.format(listeners=options.listeners)
-        claims += [Claim(f"{WAYS[way]}: push, heard / none", f"{way} heard", f"{way} off", TARGET) for way in WAYS]
+        received = RECEIVED.format(listeners=options.listeners)
+        claims += [Claim(f"{PATHS[way]}: push, heard / none", f"{way} heard", f"{way} off", TARGET) for way in PATHS]
     settings = {
         "driver": options.driver,
         "messages": options.messages,
@@ -204,7 +206,7 @@ def _tell(options: argparse.Namespace, series: Series) -> None:
     section = report.write("push_cost", settings, series, claims, options.json)
     prose = PROSE.format(
         driver=options.driver,
-        heard=heard,
+        received=received,
         value=VALUE_BYTES,
         columns=options.messages,
         block=BLOCK,

@@ -70,7 +70,7 @@ class Stored:
         options = {"url": self.url, "subscription": self.subscription(), "sessionName": "bench"}
         options |= {
             "startingPosition": "earliest",
-            "maxMessagesPerTrigger": str(batch_rows),
+            "maxOffsetsPerTrigger": str(batch_rows),
         }
         options |= TASKS
         return spark.readStream.format("sublet").options(**options).load()
@@ -127,15 +127,21 @@ class Reading:
         file = self._place / f"counted-{next(self._files)}"
         counting = Counting(file, stored.rows)
         with consume(
-            self._spark, stored.subscription(), counting, tasks=1, url=stored.url, start="earliest", name="bench"
+            self._spark,
+            stored.subscription(),
+            counting,
+            tasks=1,
+            url=stored.url,
+            starting_position="earliest",
+            name="bench",
         ):
             return counted(file)
 
     def _plain(self, stored: Stored) -> tuple[int, float]:
         file = self._place / f"counted-{next(self._files)}"
         counting = Counting(file, stored.rows)
-        with Session(stored.subscription(), stored.url, start="earliest") as session:
-            while not counting.complete and (batch := session.next_batch()) is not None:
+        with Session(stored.subscription(), stored.url, starting_position="earliest") as session:
+            while not counting.complete and (batch := session.poll()) is not None:
                 counting(batch)
         return counted(file)
 
@@ -203,7 +209,7 @@ def main(arguments: list[str] | None = None) -> None:
             _read(contenders, series if number > 0 else Series(), turned)
             overhead.measure(spark, place, turned, counts=number > 0)
             print(f"round {number} of {options.rounds}", flush=True)
-        _tell(options, series, overhead.figures(), table.way)
+        _notify(options, series, overhead.figures(), table.way)
 
 
 def _read(contenders: dict[str, Callable[[], tuple[int, float]]], series: Series, turned: bool) -> None:
@@ -250,7 +256,7 @@ def _claims(blocks: list[int], way: str) -> list[Claim]:
     return claims
 
 
-def _tell(options: argparse.Namespace, series: Series, figures: list[Beside], way: str) -> None:
+def _notify(options: argparse.Namespace, series: Series, figures: list[Beside], way: str) -> None:
     names = ("rows", "batch_rows", "table_rows", "streams", "blocks", "rounds", "micro_batches", "warm_up", "conf")
     settings = {name: getattr(options, name) for name in names}
     settings |= {"value_bytes": VALUE_BYTES, "table_read_by": way, "shared_buffers": postgres.quarter_of_memory()}

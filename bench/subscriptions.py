@@ -124,11 +124,11 @@ def _weigh(side: str, agents: int, subscriptions: int) -> Weights:
     with contextlib.ExitStack() as opened:
         directory = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="sublet-bench-")))
         server = opened.enter_context(_Server.begun(directory))
-        opened.enter_context(server.agents(side, 1, FIRST)).tell()
+        opened.enter_context(server.agents(side, 1, FIRST)).notify()
         empty = server.weight(side, 1, FIRST)
         others = opened.enter_context(server.agents(side, agents, subscriptions))
         begun = server.weight(side, 1 + agents, FIRST + agents)
-        others.tell()
+        others.notify()
         return Weights(empty, begun, server.weight(side, 1 + agents, FIRST + subscriptions))
 
 
@@ -177,7 +177,7 @@ class _Server:
         return resident_bytes(self._process.pid)
 
     def _ask(self, line: str = "\n") -> dict[str, Any]:
-        self._process.tell(line)
+        self._process.notify(line)
         self._asked += 1
         return self._next(self._asked)
 

@@ -22,7 +22,7 @@ from bench import _report as report
 from bench._report import Beside, quantile
 from sublet_borrower.settings import BorrowerSettings
 from sublet_leader.settings import LeaderSettings
-from sublet_storage.groups.model.records import Claim
+from sublet_storage.groups.model.records import Leadership
 from sublet_storage.producer import Publisher
 from tests.deliveries import judge
 from tests.integration.sharing_kit import ALL, Scene
@@ -31,13 +31,13 @@ from tests.kit_nodes import Delivered, Fleet
 
 STREAMS = 16
 WAIT_S = 60.0
-EVERY_S = 0.2
+INTERVAL_S = 0.2
 MESSAGES = 320
 PAUSE_S = 0.005
 """What a consumer works on a batch, which is one block of at most 50 messages."""
 CONSUMERS = ("a", "b")
 PATIENCE = "the same - (good for - ping)"
-"""The last ping that was answered was sent at most one `ping_s` before the kill."""
+"""The last ping that was answered was sent at most one `ping_interval_s` before the kill."""
 
 _PROGRESS = """
 select (extract(epoch from min(l.updated_at)) * 1000000)::bigint
@@ -74,7 +74,7 @@ class Load:
         keys = [b"%d" % number for number in range(MESSAGES)]
         try:
             with Publisher(self._url, block_messages=50) as publisher:
-                while not self._stop.wait(EVERY_S):
+                while not self._stop.wait(INTERVAL_S):
                     publisher.publish_batch({"topic": "t", "value": [b"x" * 100] * MESSAGES, "key": keys})
                     publisher.flush()
         except BaseException as error:  # noqa: BLE001 told at the end
@@ -129,7 +129,7 @@ class Group:
         eventually(lambda: self._is_reclaimed(after), WAIT_S, self._said, 0.05)
         return Kill(at, lease_ended, after.term / 1e6, progressed)
 
-    def _wait_for_claim(self, leader: Claim) -> tuple[dict[int, int], Claim]:
+    def _wait_for_claim(self, leader: Leadership) -> tuple[dict[int, int], Leadership]:
         """{stream: position} as it was just before somebody else led, and who does."""
         deadline = time.monotonic() + WAIT_S
         before = self._positions()
@@ -144,12 +144,12 @@ class Group:
     def _positions(self) -> dict[int, int]:
         return {stream: position for stream, _, position, _ in self.scene.rows()}
 
-    def _progressed(self, before: dict[int, int], after: Claim) -> float | None:
+    def _progressed(self, before: dict[int, int], after: Leadership) -> float | None:
         group_id = self.scene.group().group_id
         found = self.scene.ask(_PROGRESS, (list(before), list(before.values()), group_id, after.term))
         return found[0][0] / 1e6 if found[0][0] is not None else None
 
-    def _is_reclaimed(self, leader: Claim) -> bool:
+    def _is_reclaimed(self, leader: Leadership) -> bool:
         rows = self.scene.ask("select 1 from lending where status = 'held' and term = %s", (leader.term,))
         return len(rows) == STREAMS
 
@@ -173,7 +173,7 @@ def main(arguments: list[str] | None = None) -> None:
         started = time.time()
         with Load(group.scene.url):
             for number in range(options.kills):
-                time.sleep(random.uniform(0.0, leader.renew_s))
+                time.sleep(random.uniform(0.0, leader.lease_renew_interval_s))
                 kills.append(group.kill())
                 print(f"kill {number + 1} of {options.kills}: {kills[-1].progressed - kills[-1].at:.2f} s", flush=True)
         eventually(group.scene.consumed, WAIT_S, lambda: f"{group.scene.rows()}", 0.1)
@@ -185,17 +185,22 @@ def main(arguments: list[str] | None = None) -> None:
         "lost": len(verdict.lost),
         "repeated": len(verdict.explained) + len(verdict.unexplained),
     }
-    settings = {"kills": options.kills, "speed": options.speed, "lease_s": leader.lease_s, "retry_s": leader.retry_s}
+    settings = {
+        "kills": options.kills,
+        "speed": options.speed,
+        "lease_duration_s": leader.lease_duration_s,
+        "claim_retry_interval_s": leader.claim_retry_interval_s,
+    }
     body = {"figures": [figure.judged() for figure in figures], **counts}
     report.save("takeover", settings, body, options.json)
     section = report.table(figures) + _counted(options.kills, counts)
     prose = PROSE.format(
         kills=options.kills,
         streams=STREAMS,
-        lease=leader.lease_s,
-        retry=leader.retry_s,
-        ping=borrower.ping_s,
-        good=leader.good_for_s,
+        lease=leader.lease_duration_s,
+        retry=leader.claim_retry_interval_s,
+        ping=borrower.ping_interval_s,
+        good=leader.ping_valid_for_s,
         rate=counts["published"] / seconds,
     )
     report.page(options.page, "takeover", prose, section)
@@ -209,13 +214,17 @@ def _figures(
     late = [kill.claimed - kill.lease_ended for kill in kills]
     worked = [kill.progressed - kill.claimed for kill in kills]
     pauses = [longest_pause(kill, delivered) for kill in kills]
-    bound = leader.lease_s + leader.retry_s
-    patient = bound - (leader.good_for_s - borrower.ping_s)
+    bound = leader.lease_duration_s + leader.claim_retry_interval_s
+    patient = bound - (leader.ping_valid_for_s - borrower.ping_interval_s)
     return [
         Beside("kill to first progress, median", quantile(taken, 0.5), "s", "lease + retry", bound, 1.0),
         Beside("kill to first progress, longest", max(taken), "s", "lease + retry", bound, 1.0),
-        Beside("of the median: end of lease to claim", quantile(late, 0.5), "s", "retry", leader.retry_s),
-        Beside("of the median: claim to first progress", quantile(worked, 0.5), "s", "retry", leader.retry_s),
+        Beside(
+            "of the median: end of lease to claim", quantile(late, 0.5), "s", "retry", leader.claim_retry_interval_s
+        ),
+        Beside(
+            "of the median: claim to first progress", quantile(worked, 0.5), "s", "retry", leader.claim_retry_interval_s
+        ),
         Beside("nobody was given a batch, median", quantile(pauses, 0.5), "s", PATIENCE, patient),
         Beside("nobody was given a batch, longest", max(pauses), "s", PATIENCE, patient),
     ]

@@ -124,9 +124,12 @@ def _json(url: str, conn: psycopg.Connection[Any], messages: int) -> list[Beside
 
 def _at_work(url: str, conn: psycopg.Connection[Any], directory: Path, messages: int, idle_s: float) -> list[Beside]:
     quiet = _idle(conn, idle_s)
-    with node(url, POLL, directory / "node.log") as process, Session("$share/g/t", url, start="latest") as session:
-        while not session.held():
-            session.next_batch(0.1)
+    with (
+        node(url, POLL, directory / "node.log") as process,
+        Session("$share/g/t", url, starting_position="latest") as session,
+    ):
+        while not session.assignment():
+            session.poll(0.1)
         resident = _resident(process.pid)
         with Publisher(url) as publisher:
             publisher.publish("t", b"one").result()
@@ -152,14 +155,14 @@ def _idle(conn: psycopg.Connection[Any], seconds: float, session: Session | None
         if session is None:
             time.sleep(left)
         else:
-            session.next_batch(left)
+            session.poll(left)
     return max(1.0, (_wal(conn) - before) / seconds)
 
 
 def _consume(session: Session, messages: int) -> None:
     left = messages
     while left > 0:
-        batch = session.next_batch(10)
+        batch = session.poll(10)
         assert batch is not None, f"{left} messages did not come"
         left -= len(batch)
         batch.ack()

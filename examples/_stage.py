@@ -24,14 +24,14 @@ import pyarrow.compute as pc
 
 from sublet import Publisher, connect, errors
 from sublet.demo import flights
-from sublet.demo.child_processes import Children
+from sublet.demo.child_processes import ChildProcesses
 from sublet.demo.local_spark import local_session
 from sublet.spark import Consumption
 from sublet_borrower.settings import BorrowerSettings
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect as connect_to
-from sublet_storage.groups.status.overview import Overview, describe
+from sublet_storage.groups.status.overview import GroupOverview, describe_group
 from sublet_storage.spaces.spaces import reshard
 
 Connection = psycopg.Connection[Any]
@@ -63,7 +63,7 @@ class Stage:
     """
 
     def __init__(
-        self, url: str, home: Path, processes: Children, connection: Connection, own_connection: Connection
+        self, url: str, home: Path, processes: ChildProcesses, connection: Connection, own_connection: Connection
     ) -> None:
         self.url, self.home, self.processes = url, home, processes
         self.connection, self._own_connection = connection, own_connection
@@ -93,9 +93,9 @@ class Stage:
         """A line of what one sees."""
         print(f"{self.seconds:5.1f} s  {what}", flush=True)
 
-    def look(self, subscription: str) -> Overview:
+    def look(self, subscription: str) -> GroupOverview:
         """The group now. Raises `NotFound` before anybody has named it."""
-        return describe(self._own_connection, Subscription.parse(subscription))
+        return describe_group(self._own_connection, Subscription.parse(subscription))
 
     def holders(self, subscription: str) -> dict[str, int]:
         """{session: how many streams it holds}."""
@@ -110,7 +110,7 @@ class Stage:
     def command(self, *words: str) -> None:
         """Run `sublet WORDS`, to its end."""
         if self.processes.start("command", "sublet.cli", *words).wait():
-            raise SystemExit(self.processes.log("command"))
+            raise SystemExit(self.processes.tail_log("command"))
 
     def application(self, name: str, module: str, *words: str) -> None:
         """Start an application that is to live until `stop` or `kill`."""
@@ -149,7 +149,7 @@ class Stage:
         while not fact():
             for name in self._watched:
                 if self.processes[name].poll() is not None:
-                    raise SystemExit(f"{name} has ended by itself:\n{self.processes.log(name)}")
+                    raise SystemExit(f"{name} has ended by itself:\n{self.processes.tail_log(name)}")
             if time.monotonic() > deadline:
                 return False
             if progress is not None and time.monotonic() > said_at + 1.0:
@@ -184,7 +184,7 @@ def a_stage(speed: float = 2.5) -> Iterator[Stage]:
             connect(data_dir=home / "postgres") as database,
             psycopg.connect(database.url, autocommit=True) as connection,
             connect_to(database.url) as own_connection,
-            Children(home, {**os.environ, **settings, "SUBLET_DATABASE_URL": database.url}) as processes,
+            ChildProcesses(home, {**os.environ, **settings, "SUBLET_DATABASE_URL": database.url}) as processes,
         ):
             yield Stage(database.url, home, processes, connection, own_connection)
 
@@ -236,7 +236,7 @@ def run_query(name: str, start: Callable[[Any], Any]) -> None:
     """A Spark application that has this streaming query, until `Stage.stop`."""
     spark = local_session(name, 2)
     query = start(spark)
-    _stop_when_told(query.stop)
+    _stop_on_signal(query.stop)
     query.awaitTermination()
     spark.stop()
 
@@ -245,12 +245,12 @@ def run_tasks(name: str, tasks: int, start: Callable[[Any], Consumption]) -> Non
     """A Spark application that consumes in so many tasks, until `Stage.stop`."""
     spark = local_session(name, tasks)
     with start(spark) as consumption:
-        _stop_when_told(consumption.drain)
+        _stop_on_signal(consumption.drain)
         consumption.wait()
     spark.stop()
 
 
-def _stop_when_told(stop: Callable[[], Any]) -> None:
+def _stop_on_signal(stop: Callable[[], Any]) -> None:
     def listen() -> None:
         sys.stdin.read()
         stop()

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from sublet_borrower.consumer.runner import Policy, Summary
+from sublet_borrower.consumer.runner import RetryPolicy, RunSummary
 from sublet_borrower.spark.job.cluster_checks import SparkSettingsWarning
 from sublet_borrower.spark.job.executors import Consumption, consume
-from sublet_borrower.spark.job.status import Status, TaskStatus
+from sublet_borrower.spark.job.status import ConsumptionStatus, TaskStatus
 from sublet_borrower.spark.job.task import Attempt, TaskSummary
 from sublet_borrower.spark.source.guard import Guard
 
 __all__ = [
     "Attempt",
     "Consumption",
+    "ConsumptionStatus",
     "Guard",
-    "Policy",
+    "RetryPolicy",
+    "RunSummary",
     "SparkSettingsWarning",
-    "Status",
-    "Summary",
     "TaskStatus",
     "TaskSummary",
     "consume",

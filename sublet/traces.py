@@ -32,7 +32,7 @@ except ModuleNotFoundError as missing:
         f"sublet.traces needs the package {missing.name}: pip install 'sublet[traces]'.", name=missing.name
     ) from None
 
-MOST_LINKS: Final = 64
+MAX_LINKS: Final = 64
 """A span names the first so many contexts that its messages came with, and how many there were."""
 
 _PROPAGATOR = TraceContextTextMapPropagator()
@@ -41,7 +41,7 @@ _PARENT: Final = "traceparent"
 _T = TypeVar("_T")
 
 
-def headers(more: Headers | None = None) -> list[tuple[str, bytes | None]]:
+def trace_headers(more: Headers | None = None) -> list[tuple[str, bytes | None]]:
     """`more`, and the context of the current span as a message bears it (W3C Trace Context); `more` alone outside of a
     span."""
     carrier: dict[str, str] = {}
@@ -51,11 +51,11 @@ def headers(more: Headers | None = None) -> list[tuple[str, bytes | None]]:
 
 
 @contextmanager
-def process(batch: Batch, group: str | None = None) -> Iterator[trace.Span]:
+def batch_span(batch: Batch, group: str | None = None) -> Iterator[trace.Span]:
     """A span around the work on a batch, linked to the spans that its messages were published in. An exception is
     noted in it and goes on. `group`: the subscription, to be shown."""
     contexts = _contexts(batch.table)
-    links = [link for link in map(_link, contexts[:MOST_LINKS]) if link is not None]
+    links = [link for link in map(_link, contexts[:MAX_LINKS]) if link is not None]
     attributes: dict[str, str | int] = {
         "messaging.system": "sublet",
         "messaging.operation.type": "process",
@@ -81,7 +81,7 @@ def traced(fn: Callable[[Batch], _T], group: str | None = None) -> Callable[[Bat
 
 
 def _call(fn: Callable[[Batch], _T], group: str | None, batch: Batch) -> _T:
-    with process(batch, group):
+    with batch_span(batch, group):
         return fn(batch)
 
 

@@ -122,7 +122,7 @@ def _database(server_url: str, template: str) -> Iterator[str]:
 
 
 class _Untold:
-    def tell_heads(self, heads: object) -> None:
+    def publish_heads(self, heads: object) -> None:
         """To nobody."""
 
 
@@ -130,4 +130,4 @@ class _Untold:
 def untold(monkeypatch: pytest.MonkeyPatch) -> None:
     """Publishers tell nobody what they have stored: the test cuts or counts their connections, and the only one is to
     be that of the appends."""
-    monkeypatch.setattr("sublet_storage.producer.sender.shared", lambda url: _Untold())
+    monkeypatch.setattr("sublet_storage.producer.sender.shared_publisher", lambda url: _Untold())

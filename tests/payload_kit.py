@@ -15,7 +15,7 @@ import psycopg
 from pyarrow import fs
 
 from sublet_storage.log.block import pack
-from sublet_storage.log.log import Append, append
+from sublet_storage.log.log import BlockAppend, append
 from sublet_storage.objects import registry
 from sublet_storage.objects.object_stores import MARKER, WRITABLE
 from sublet_storage.spaces.routing import Space
@@ -174,7 +174,7 @@ def fill(conn: psycopg.Connection[Any], stream_id: int, blocks: int, first: int 
     """So many blocks, of two numbered messages each."""
     for number in range(first, first + blocks):
         values = [b"%06d" % message + os.urandom(size) for message in (2 * number, 2 * number + 1)]
-        append(conn, [Append(stream_id, pack(batch(values, f"eu/{number % 2}", b"k")))])
+        append(conn, [BlockAppend(stream_id, pack(batch(values, f"eu/{number % 2}", b"k")))])
 
 
 def move(conn: psycopg.Connection[Any], space: Space) -> int:
@@ -183,13 +183,13 @@ def move(conn: psycopg.Connection[Any], space: Space) -> int:
     while True:
         moved = tier_space(conn, space)
         blocks += moved.blocks
-        if moved.all:
+        if moved.is_complete:
             return blocks
 
 
 def swept(conn: psycopg.Connection[Any], grace_s: float = 0.0) -> int:
     """Delete what is doomed; how many. Without a grace: who tests does not wait for days."""
-    return registry.sweep(conn, grace_s=grace_s)
+    return registry.delete_expired_objects(conn, grace_s=grace_s)
 
 
 def a_closed_stream(conn: psycopg.Connection[Any], blocks: int) -> int:

@@ -41,7 +41,7 @@ select extract(epoch from clock_timestamp())::float8, xact_commit + xact_rollbac
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """`moved`: groups of the killed node. `led_s`: from the kill until the last of them has a leader again; `whole_s`:
+    """`moved`: groups of the killed node. `led_s`: from the kill until the last of them has a leader again; `total_s`:
     until every stream is reclaimed from it. `per_group`: transactions from the kill until then, beyond what is usual in
     that time, per group moved. `granted_anew`: streams that are under another grant than before.
     """
@@ -51,7 +51,7 @@ class Takeover:
     moved: int
     lease_s: float
     led_s: float
-    whole_s: float
+    total_s: float
     before_per_s: float
     during_per_s: float
     after_per_s: float
@@ -84,8 +84,8 @@ class Town:
 
     def settle(self) -> None:
         """Wait until every stream of every group is held under the word of a leader whose lease runs."""
-        whole = (self.groups * AGENTS, self.groups)
-        eventually(lambda: self.row(_SETTLED) == whole, WAIT_S, lambda: f"{self.row(_SETTLED)} of {whole}", 0.05)
+        entire = (self.groups * AGENTS, self.groups)
+        eventually(lambda: self.row(_SETTLED) == entire, WAIT_S, lambda: f"{self.row(_SETTLED)} of {entire}", 0.05)
 
     def row(self, statement: str, *parameters: Any) -> Any:
         """The one row of a statement."""
@@ -124,7 +124,7 @@ def takeover(url: str, directory: Path, nodes: int = 5, groups: int = 200, speed
             nodes,
             groups,
             len(led),
-            town.settings.lease_s,
+            town.settings.lease_duration_s,
             taken - began,
             ended - began,
             before,

@@ -168,7 +168,7 @@ COLUMN: Final = 330.0
 LEFT: Final = 150.0
 ROW: Final = 21.0
 _MESSAGE = re.compile(r"(\w+) -> (\w+): (.+?)(?: \((lost|late|twice)\))?(?: x(\d+))?")
-_TOLD = re.compile(r"(\w+) tells subscription (\d+): (.+?)(?: x(\d+))?")
+_DESCRIBED = re.compile(r"(\w+) tells subscription (\d+): (.+?)(?: x(\d+))?")
 _STOPS = {"dies": True, "shuts down": True, "freezes": True, "starts": False, "thaws": False}
 
 
@@ -242,8 +242,8 @@ class _Chart:
     def _line(self, line: str) -> None:
         if found := _MESSAGE.fullmatch(line):
             self._message(*found.groups())
-        elif found := _TOLD.fullmatch(line):
-            self._told(*found.groups())
+        elif found := _DESCRIBED.fullmatch(line):
+            self._reported(*found.groups())
         else:
             self._words(line.replace(" x", " ×"), ink=GREY)
             self._y += 4
@@ -264,7 +264,7 @@ class _Chart:
             self._canvas.text(to_x, self._y - 5, fate, anchor="end" if to_x > x else "start", ink=RED, size=11)
         self._y += ROW
 
-    def _told(self, who: str, number: str, words: str, times: str | None) -> None:
+    def _reported(self, who: str, number: str, words: str, times: str | None) -> None:
         is_last = who == self._last
         x = self._x[who]
         said = f"session{'' if number == '1' else ' ' + number}: {words}" + (f" ×{times}" if times else "")

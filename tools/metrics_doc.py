@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from sublet_leader.observe.metric_definitions import FAMILIES, Family
+from sublet_leader.observe.metric_definitions import FAMILIES, MetricDefinition
 from tools.generated import write_or_check
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
@@ -36,10 +36,10 @@ What else the port has is in [the HTTP port](http.md).
   once, and is made anew once a second.
   While the database is away, all that is in the node's memory is there, offsets are absent, and `sublet_database_up`
   is 0.
-- Series are bounded: of single streams by `SUBLET_HTTP_METRIC_STREAMS`, of groups by `SUBLET_HTTP_METRIC_GROUPS`
-  ([settings](settings.md#bounds-of-the-http-port)). `sublet_groups_left_out` counts the groups that are not exported
-  (`series="all"`), and those without series of their single streams (`series="streams"`). In counters, groups beyond
-  the limit are counted together as `(others)`.
+- Series are bounded: of single streams by `SUBLET_HTTP_MAX_STREAM_SERIES`, of groups by `SUBLET_HTTP_MAX_GROUP_SERIES`
+  ([settings](settings.md#bounds-of-the-http-port)). `sublet_groups_not_exported` counts the groups that are not
+  exported (`series="all"`), and those without series of their single streams (`series="streams"`). In counters, groups
+  beyond the limit are counted together as `(others)`.
 - The labels `group` and `stream` are as everywhere: a subscription such as `$share/billing/orders/#`, and a stream's
   number.
 
@@ -48,13 +48,13 @@ What is worth an alert:
 | expression | means |
 | --- | --- |
 | `sublet_database_up == 0` | a node does not reach the database |
-| `sublet_check{check="lease"} == 0` | the database answers a node, and does not grant it a lease |
+| `sublet_health_check_ok{check="lease"} == 0` | the database answers a node, and does not grant it a lease |
 | `max(sublet_groups_without_leader) > 0` for longer than a lease | consumers wait for a leader |
 | `sublet_consumergroup_known_lag_sum > 0 and sublet_consumergroup_members == 0` for long | nobody consumes what waits |
-| `sublet_consumergroup_stuck_streams > 0` | a payload outside of Postgres is damaged or away, and messages wait |
+| `sublet_consumergroup_unreadable_streams > 0` | a payload outside of Postgres is damaged or away, and messages wait |
 | `sublet_consumergroup_unknown_lag_streams > 0` | a stream is blocked, or behind what is kept |
 | `increase(sublet_lending_events_total{forced="true"}[5m]) > 0` | messages may have been seen twice |
-| `increase(sublet_broken_rules_total[1h]) > 0` | a mistake of sublet's own: please report it |
+| `increase(sublet_invariant_violations_total[1h]) > 0` | a mistake of sublet's own: please report it |
 
 ## All metrics
 
@@ -75,9 +75,9 @@ Beside them there is what Prometheus' client tells of every process, such as `pr
 | `at`, `level`, `logger`, `message` | when (UTC), how bad, who says it, in words |
 | `node` | the node's name |
 | `event` | what happened to a group, as in `sublet groups history`: `grant`, `revoke`, `release`, `takeover`, ... |
-| `group`, `group_id`, `term` | the group, and the term of its leader |
-| `stream`, `grant`, `position`, `until` | the stream, the grant that began or ended, and where |
-| `member`, `agent`, `session` | the borrower, the process that it lives in, and its stable name |
+| `subscription`, `group_id`, `term` | the group, and the term of its leader |
+| `stream_id`, `grant_id`, `position`, `redelivery_end` | the stream, the grant that began or ended, and where |
+| `borrower_id`, `agent`, `session` | the borrower, the process that it lives in, and its stable name |
 | `traceback` | of an error that should not happen |
 
 Fields that do not apply are absent. Records with an `event` are written in this format only: of each that becomes true
@@ -90,9 +90,9 @@ def page() -> str:
     return _INTRO + "".join(map(line, FAMILIES)) + _REST
 
 
-def line(family: Family) -> str:
+def line(family: MetricDefinition) -> str:
     """A line of the table."""
-    names = "<br>".join(f"`{name}`" for name in family.exported)
+    names = "<br>".join(f"`{name}`" for name in family.exported_names)
     labels = ", ".join(f"`{label}`" for label in family.labels)
     return f"| {names} | {family.kind} | {labels} | {family.help} |\n"
 

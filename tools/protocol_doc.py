@@ -73,9 +73,9 @@ def _words(action: Enum) -> str:
 def pictures() -> dict[str, str]:
     """Machine -> its drawing."""
     return {
-        "borrower": drawing.states("The statuses of a borrower", unlabelled(borrower_table.MOVES)),
-        "assignment": drawing.states("The statuses of an assignment", labels(assignment_table.TABLE)),
-        "election": drawing.states("The statuses of a leadership", labels(election_table.TABLE)),
+        "borrower": drawing.states("The statuses of a borrower", unlabelled(borrower_table.ALLOWED_TRANSITIONS)),
+        "assignment": drawing.states("The statuses of an assignment", labels(assignment_table.TRANSITIONS)),
+        "election": drawing.states("The statuses of a leadership", labels(election_table.TRANSITIONS)),
     }
 
 
@@ -92,10 +92,10 @@ def sections() -> dict[str, list[str]]:
     """Marker -> lines."""
     a, b, e = assignment_table, borrower_table, election_table
     return {
-        "borrower": [*shown("borrower"), "", *statuses(b.Status), "", *answers(b.TABLE)],
+        "borrower": [*shown("borrower"), "", *statuses(b.BorrowerStatus), "", *answers(b.ACTIONS)],
         "borrower streams": [*statuses(b.StreamStatus)],
-        "assignment": [*shown("assignment"), "", *statuses(a.Status), "", *steps(a.TABLE)],
-        "election": [*shown("election"), "", *statuses(e.Status), "", *steps(e.TABLE)],
+        "assignment": [*shown("assignment"), "", *statuses(a.AssignmentStatus), "", *steps(a.TRANSITIONS)],
+        "election": [*shown("election"), "", *statuses(e.ElectionStatus), "", *steps(e.TRANSITIONS)],
     }
 
 

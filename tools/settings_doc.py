@@ -14,14 +14,14 @@ from typing import NamedTuple
 
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.settings import BorrowerSettings
-from sublet_borrower.spark.common.options import StreamOptions, camel
+from sublet_borrower.spark.common.options import StreamOptions, to_camel_case
 from sublet_borrower.spark.sink.options import WriteOptions
 from sublet_borrower.spark.source.batch_options import BatchOptions
 from sublet_leader.observe.settings import PREFIX as HTTP_PREFIX
 from sublet_leader.observe.settings import HttpSettings
 from sublet_leader.settings import RULES, LeaderSettings
 from sublet_storage.notify.changes import PREFIX, NotifySettings
-from sublet_storage.notify.drivers.direct_listeners import PLACES, VARIABLE
+from sublet_storage.notify.drivers.direct_listeners import DEFAULT_LISTENER_SLOTS, VARIABLE
 from sublet_storage.producer import Publisher
 from tools.generated import write_or_check
 
@@ -90,19 +90,22 @@ PUBLISHER = {
     "block_bytes": "About the most bytes in one block, before compression.",
     "max_buffered_bytes": "Most bytes that wait to be sent; beyond them `publish` blocks.",
     "max_message_bytes": "Largest message: topic, key, value and headers together.",
-    "retry_timeout_s": "How long a lost or silent database is tried again before deliveries fail, in seconds.",
+    "delivery_timeout_s": "How long a lost or silent database is tried again before deliveries fail, in seconds.",
 }
 
 SESSION = {
     "nodes": "Addresses of leader nodes, `HOST:PORT`, instead of those listed in the database.",
-    "through_nodes": "Read through these nodes too, and use [no database](feed.md#consuming-as-a-member-of-a-group).",
+    "transport": "`database`, or `nodes`: all comes through these, and [no database is "
+    "used](feed.md#consuming-as-a-member-of-a-group).",
     "name": "A name for this consumer, shown to operators.",
     "weight": "How much this consumer takes, relative to the others.",
-    "start": "Where the group begins if this session is the first to name it: `latest`, `earliest`, a time such as "
+    "starting_position": "Where the group begins if this session is the first to name it: `latest`, `earliest`, a "
+    "time such as "
     "`2026-11-21T10:00:00Z`, or `offset:N` of each stream.",
-    "batch_bytes": "About the most bytes in one batch.",
+    "max_batch_bytes": "About the most bytes in one batch.",
     "whole_epochs": "Of an atomic group: a batch is as large as whole epochs of its stream are.",
-    "on_epoch": "Of an atomic group: called with how far it has come, first and whenever it has consumed epochs.",
+    "on_epochs_consumed": "Of an atomic group: called with how far it has come, first and whenever it has consumed "
+    "epochs.",
     "auto_ack": "Acknowledge a batch when the next one is asked for; else call `batch.ack()`.",
 }
 
@@ -156,15 +159,16 @@ Of `sublet leader --http`. See [the HTTP port](http.md) and [metrics](metrics.md
 _NOTIFY = """
 ## Times of notifications
 
-In seconds, but for `SENDS_PER_S` and `PLACES`; read by nodes and by whoever publishes, who must be told the same. What
-they mean is told in [notifications](notifications.md).
+In seconds, but for `SENDS_PER_S` and `DEFAULT_LISTENER_SLOTS`; read by nodes and by whoever publishes, who must be told
+the same. What they mean is told in [notifications](notifications.md).
 
 | Variable | Default | Meaning |
 | --- | --- | --- |
 """
 
-_PLACES = f"""| `{VARIABLE}` | {PLACES} | So many processes with sessions hear themselves what publishers tell nodes, \
-with the driver `postgres` ([the short way](notifications.md#the-short-way)); 0: this process never does. |
+_DIRECT_LISTENERS = f"""| `{VARIABLE}` | {DEFAULT_LISTENER_SLOTS} | How many processes with sessions listen at the \
+database themselves, with the driver `postgres` ([direct listeners](notifications.md#direct-listeners)); 0: this \
+process never does. |
 """
 
 _ARGUMENTS = """
@@ -208,7 +212,7 @@ def page() -> str:
     general = "".join(f"| `{s.name}` | {s.option} | {s.default} | {s.meaning} |\n" for s in GENERAL)
     rules = "".join(f"- `{rule.text}`: {rule.reason}.\n" for rule in RULES)
     parts = (_INTRO, general, _LEADER, times(LeaderSettings), _RULES, rules, _BORROWER, times(BorrowerSettings))
-    notify = _NOTIFY + times(NotifySettings, PREFIX) + _PLACES
+    notify = _NOTIFY + times(NotifySettings, PREFIX) + _DIRECT_LISTENERS
     spark = _SOURCE + options(StreamOptions) + _HISTORY + options(BatchOptions) + _SINK + options(WriteOptions)
     bounds = _HTTP + times(HttpSettings, HTTP_PREFIX)
     return "".join(parts) + bounds + notify + arguments(Publisher, PUBLISHER) + arguments(Session, SESSION) + spark
@@ -216,9 +220,10 @@ def page() -> str:
 
 def options(kind: type[StreamOptions | BatchOptions | WriteOptions]) -> str:
     """The lines of a format's options."""
-    told = sentences(kind)
+    reported = sentences(kind)
     return "".join(
-        f"| `{camel(field.name)}` | {_default(field.default)} | {told[field.name]} |\n" for field in fields(kind)
+        f"| `{to_camel_case(field.name)}` | {_default(field.default)} | {reported[field.name]} |\n"
+        for field in fields(kind)
     )
 
 
@@ -230,10 +235,10 @@ def _default(value: object) -> str:
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
-def arguments(kind: type, told: dict[str, str]) -> str:
+def arguments(kind: type, reported: dict[str, str]) -> str:
     """The section of a class's arguments, with their defaults from its signature."""
     known = inspect.signature(kind).parameters
-    lines = (f"| `{name}` | `{known[name].default!r}` | {meaning} |\n" for name, meaning in told.items())
+    lines = (f"| `{name}` | `{known[name].default!r}` | {meaning} |\n" for name, meaning in reported.items())
     return _ARGUMENTS.format(name=kind.__name__) + "".join(lines)
 
 
@@ -241,9 +246,10 @@ def times(
     settings: type[LeaderSettings | BorrowerSettings | NotifySettings | HttpSettings], prefix: str = "SUBLET_"
 ) -> str:
     """The lines of one class: its fields, their defaults and the sentences below them."""
-    told = sentences(settings)
+    reported = sentences(settings)
     return "".join(
-        f"| `{prefix}{field.name.upper()}` | {field.default:g} | {told[field.name]} |\n" for field in fields(settings)
+        f"| `{prefix}{field.name.upper()}` | {field.default:g} | {reported[field.name]} |\n"
+        for field in fields(settings)
     )
 
 

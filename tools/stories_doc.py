@@ -1,4 +1,4 @@
-"""Writes `docs/stories.md` and its drawings from the stories that the tests play (`tests/scenarios`).
+"""Writes `docs/protocol-scenarios.md` and its drawings from the stories that the tests play (`tests/scenarios`).
 
     python -m tools.stories_doc [--check]
 
@@ -18,7 +18,7 @@ from tools.generated import write_or_check
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = ROOT / "tests" / "scenarios"
-PAGE = ROOT / "docs" / "stories.md"
+PAGE = ROOT / "docs" / "protocol-scenarios.md"
 PICTURES = ROOT / "docs" / "pictures"
 
 HEAD = """# The protocol in stories
@@ -35,22 +35,22 @@ def pages() -> Iterator[tuple[Path, str]]:
     """(file, text) of the page and its drawings."""
     parts = [HEAD]
     for path in sorted(FILES.glob("*.toml")):
-        told = stories.load(path)
+        reported = stories.load(path)
         title = path.stem.replace("-", " ").capitalize()
         picture = PICTURES / f"story-{path.stem}.svg"
-        requirements = ", ".join(f"[{name}](requirements.md)" for name in told.conforms)
+        requirements = ", ".join(f"[{name}](requirements.md)" for name in reported.conforms)
         parts += [
             f"## {title}\n",
-            f"{told.about} ({requirements}; [the story](../tests/scenarios/{path.name}))\n",
+            f"{reported.about} ({requirements}; [the story](../tests/scenarios/{path.name}))\n",
             f"![{title}](pictures/{picture.name})\n",
         ]
-        yield picture, drawing.story(told.about, _parties(told), _scenes(told, _comments(path.read_text())))
+        yield picture, drawing.story(reported.about, _parties(reported), _scenes(reported, _comments(path.read_text())))
     yield PAGE, "\n".join(parts)
 
 
-def _scenes(told: stories.Story, comments: list[str]) -> Iterator[drawing.Scene]:
+def _scenes(reported: stories.Story, comments: list[str]) -> Iterator[drawing.Scene]:
     """Steps where nothing is said and nothing explained are left out."""
-    for step, comment in zip(told.steps, comments, strict=True):
+    for step, comment in zip(reported.steps, comments, strict=True):
         if step.do or step.then or comment:
             yield drawing.Scene(step.at, comment, step.do, step.then)
 
@@ -62,12 +62,12 @@ def _comments(text: str) -> list[str]:
     return [" ".join(lines).replace("`", "") for lines in explained]
 
 
-def _parties(told: stories.Story) -> list[str]:
+def _parties(reported: stories.Story) -> list[str]:
     """Agents and nodes that speak or are spoken to: the first agent, the nodes, the other agents."""
-    spoken = (re.match(r"(\w+) -> (\w+):", line) for step in told.steps for line in step.then)
+    spoken = (re.match(r"(\w+) -> (\w+):", line) for step in reported.steps for line in step.then)
     named = {name for found in spoken if found for name in found.groups()}
-    agents = sorted(named - set(told.nodes))
-    return [*agents[:1], *(name for name in told.nodes if name in named), *agents[1:]]
+    agents = sorted(named - set(reported.nodes))
+    return [*agents[:1], *(name for name in reported.nodes if name in named), *agents[1:]]
 
 
 def main() -> int:

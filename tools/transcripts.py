@@ -29,15 +29,15 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "operations.md"
 WAIT_S = 60.0
 SETTINGS = {
-    "SUBLET_LEASE_S": "3",
-    "SUBLET_RENEW_S": "1",
-    "SUBLET_MARGIN_S": "0.9",
+    "SUBLET_LEASE_DURATION_S": "3",
+    "SUBLET_LEASE_RENEW_INTERVAL_S": "1",
+    "SUBLET_LEASE_MARGIN_S": "0.9",
     "SUBLET_POLL_HOLD_S": "1",
-    "SUBLET_PING_S": "0.5",
+    "SUBLET_PING_INTERVAL_S": "0.5",
     "SUBLET_PING_TIMEOUT_S": "2",
-    "SUBLET_EVICTION_S": "4",
+    "SUBLET_EVICTION_TIMEOUT_S": "4",
     "SUBLET_RECLAIM_GRACE_S": "4",
-    "SUBLET_MIN_HOLD_S": "0.2",
+    "SUBLET_MIN_GRANT_DURATION_S": "0.2",
 }
 """Short times, for a page is not to take long; the prose tells those that are the defaults."""
 GROUP, AUDIT = "$share/billing/orders/#", "$share/audit/orders/#"
@@ -114,7 +114,7 @@ class Stage:
 
 def _begin(stage: Stage) -> None:
     stage.run("sublet spaces create orders 'orders/#' --shards 4")
-    stage.run(f"sublet groups create '{AUDIT}' --start offset:0")
+    stage.run(f"sublet groups create '{AUDIT}' --from offset:0")
     stage.serve("n1", "n2")
     stage.publish(2000)
     _return(stage)
@@ -122,7 +122,7 @@ def _begin(stage: Stage) -> None:
 
 def _return(stage: Stage) -> None:
     for name in ("a", "b"):
-        stage.start(name, "consume", GROUP, "--start", "offset:0", "--name", name)
+        stage.start(name, "consume", GROUP, "--from", "offset:0", "--name", name)
     stage.settled(2)
 
 

@@ -33,14 +33,14 @@ from sublet_protocol.domain.errors import NotFound
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres
 from sublet_storage.db.connect import connect
-from sublet_storage.groups.status.overview import describe
+from sublet_storage.groups.status.overview import describe_group
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "tutorial.md"
 PICTURES = ROOT / "docs" / "pictures"
 GROUP = Subscription.parse("$share/billing/orders/#")
 WAIT_S = 200.0
-LOOK_S = 0.2
+POLL_INTERVAL_S = 0.2
 
 _PART = re.compile(r"^(?:`(?P<file>\w+\.py)`[^\n]*:\n\n)?```(?P<kind>python|console)\n(?P<text>.*?)^```$"
                    r"|^<!-- (?P<what>until|mark): (?P<words>[^>]*?) -->$", re.DOTALL | re.MULTILINE)  # fmt: skip
@@ -59,13 +59,13 @@ class Watch:
     def run(self) -> None:
         """Until it is over."""
         with connect(self.url) as connection:
-            while not self.over.wait(LOOK_S):
+            while not self.over.wait(POLL_INTERVAL_S):
                 self.look(connection)
 
     def look(self, connection: Any) -> None:
         """Once; at first there is no group, nor a table of groups."""
         try:
-            found = describe(connection, GROUP)
+            found = describe_group(connection, GROUP)
         except (NotFound, UndefinedTable):
             return
         holders: dict[str, int] = {}
@@ -111,7 +111,7 @@ class Tour:
         while not self._is(words):
             if time.monotonic() > deadline:
                 raise Failed(f"not within {WAIT_S:g} s: {words}. Last seen: {self.watch.samples[-1:]}")
-            time.sleep(LOOK_S)
+            time.sleep(POLL_INTERVAL_S)
 
     def _run(self, command: str) -> list[str]:
         # Its output goes to a file, as a command in the background keeps a pipe open.

@@ -20,7 +20,7 @@ from bench import _postgres as postgres
 from bench.peers.load import Load, Recorder, keep_pace
 from bench.peers.system import Role
 
-LOOK_S = 1.0
+POLL_INTERVAL_S = 1.0
 """A consumer that is told of nothing looks all the same."""
 
 _SETUP = "create table message (number bigint generated always as identity primary key, value bytea not null)"
@@ -71,7 +71,7 @@ class PostgresAlone:
                 if rows:
                     number = rows[-1][0]
                     recorder.take([value for _, value in rows])
-                for _ in connection.notifies(timeout=LOOK_S, stop_after=1):
+                for _ in connection.notifies(timeout=POLL_INTERVAL_S, stop_after=1):
                     pass
 
 

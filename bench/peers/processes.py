@@ -17,7 +17,7 @@ from tests.kit import eventually
 from tools.source_path import source_path
 
 START_S = 30.0
-END_S = 5.0
+JOIN_TIMEOUT_S = 5.0
 SHOWN_CHARACTERS = 2000
 _PR_SET_PDEATHSIG = 1
 
@@ -51,7 +51,7 @@ class Running:
         """Its last words so far."""
         return self._log.read_text(errors="replace")[-SHOWN_CHARACTERS:]
 
-    def tell(self, line: str = "\n") -> None:
+    def notify(self, line: str = "\n") -> None:
         """Give it a line to read."""
         assert self._popen.stdin is not None
         self._popen.stdin.write(line.encode())
@@ -70,7 +70,7 @@ class Running:
         with contextlib.suppress(BrokenPipeError):
             self._popen.stdin.close()
         try:
-            self._popen.wait(END_S)
+            self._popen.wait(JOIN_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._popen.kill()
             self._popen.wait()

@@ -17,7 +17,7 @@ from typing import Any
 
 from bench.peers.load import Load, Recorder, keep_pace
 from bench.peers.processes import free_port, listening
-from bench.peers.system import MOST_UNACKNOWLEDGED, Role
+from bench.peers.system import MAX_UNACKNOWLEDGED, Role
 
 SERVER = "redis-server"
 GROUP = "bench"
@@ -117,7 +117,7 @@ class _Adder:
         self._topic = topic
         self._connection: Any = redis.Connection(host="127.0.0.1", port=port, protocol=2, socket_timeout=None)
         self._connection.connect()
-        self._room = threading.Semaphore(MOST_UNACKNOWLEDGED)
+        self._room = threading.Semaphore(MAX_UNACKNOWLEDGED)
         self._failure: Exception | None = None
         threading.Thread(target=self._take_answers, daemon=True).start()
 
@@ -128,9 +128,9 @@ class _Adder:
 
     def settle(self) -> None:
         """Wait until all are acknowledged."""
-        for _ in range(MOST_UNACKNOWLEDGED):
+        for _ in range(MAX_UNACKNOWLEDGED):
             self._enter()
-        self._room.release(MOST_UNACKNOWLEDGED)
+        self._room.release(MAX_UNACKNOWLEDGED)
 
     def _enter(self) -> None:
         entered = self._room.acquire(timeout=ANSWER_S)
@@ -146,4 +146,4 @@ class _Adder:
                 self._room.release()
         except Exception as error:  # noqa: BLE001 the caller's thread raises it
             self._failure = error
-            self._room.release(MOST_UNACKNOWLEDGED)
+            self._room.release(MAX_UNACKNOWLEDGED)

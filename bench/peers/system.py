@@ -9,7 +9,7 @@ from typing import Protocol
 
 from bench.peers.load import Load, Recorder
 
-MOST_UNACKNOWLEDGED = 4000
+MAX_UNACKNOWLEDGED = 4000
 """So many messages a peer's publisher may have on their way; ours bounds its buffer by itself."""
 
 

@@ -13,19 +13,19 @@ from sublet_protocol.domain.errors import InvalidSetting
 class BorrowerSettings:
     """Defaults fit the leader's; a deployment that changes one side must change the other."""
 
-    ping_s: float = 2.0
+    ping_interval_s: float = 2.0
     """Between two pings of one borrower."""
     ping_timeout_s: float = 6.0
     """A leader that has answered no ping sent within this time is lost, and looked for anew."""
-    leader_wanted_s: float = 1.0
+    leader_lookup_interval_s: float = 1.0
     """Between two requests for a leader."""
-    resend_s: float = 1.0
+    resend_interval_s: float = 1.0
     """After which an unconfirmed progress or disconnect is sent again."""
-    progress_s: float = 0.05
+    progress_interval_s: float = 0.05
     """Least time between two progress reports that are not final."""
     unsubscribe_timeout_s: float = 5.0
     """How long a leaving borrower waits for its session's last progress."""
-    farewell_s: float = 10.0
+    disconnect_timeout_s: float = 10.0
     """How long, after that, it waits for the leader to confirm: one lease."""
 
     read_timeout_s: float = 30.0
@@ -42,9 +42,10 @@ class BorrowerSettings:
                 raise InvalidSetting(
                     f"{field.name} is {getattr(self, field.name)}: it must be a positive number of seconds."
                 )
-        if self.ping_timeout_s <= self.ping_s + self.resend_s:
+        if self.ping_timeout_s <= self.ping_interval_s + self.resend_interval_s:
             raise InvalidSetting(
-                f"ping_timeout_s is {self.ping_timeout_s} and ping_s + resend_s is {self.ping_s + self.resend_s}: "
+                f"ping_timeout_s is {self.ping_timeout_s} and ping_interval_s + resend_interval_s is "
+                f"{self.ping_interval_s + self.resend_interval_s}: "
                 "the timeout must be longer, or a single lost ping costs the leader. Raise ping_timeout_s."
             )
         return self
@@ -55,7 +56,7 @@ class BorrowerSettings:
 
     @classmethod
     def from_env(cls) -> BorrowerSettings:
-        """Defaults, overridden by `SUBLET_PING_S` and so on for each field's name in capitals."""
+        """Defaults, overridden by `SUBLET_PING_INTERVAL_S` and so on for each field's name in capitals."""
         found: dict[str, float] = {}
         for field in fields(cls):
             name = "SUBLET_" + field.name.upper()

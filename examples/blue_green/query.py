@@ -30,7 +30,7 @@ def start(spark: Any, url: str, checkpoint: str, version: str) -> Any:
     flights = (
         spark.readStream.format("sublet")
         .options(url=url, subscription=SUBSCRIPTION, sessionName=version, startingPosition="earliest")
-        .option("inDoubtHold", 0)  # with a guard nobody can write what another has written
+        .option("inDoubtTimeout", 0)  # with a guard nobody can write what another has written
         .schema("value binary, timestamp timestamp")
         .load()
         .selectExpr("cast(split_part(cast(value as string), ',', 1) as bigint) as flight", "timestamp")

@@ -34,7 +34,7 @@ def store(batch: Batch) -> None:
 def start(spark: Any, url: str) -> sublet.spark.Consumption:
     """As many consumers as tasks. A task whose worker dies is started again by Spark, and is a new consumer."""
     return sublet.spark.consume(
-        spark, SUBSCRIPTION, store, tasks=TASKS, url=url, start="earliest", batch_bytes=BATCH_BYTES
+        spark, SUBSCRIPTION, store, tasks=TASKS, url=url, starting_position="earliest", max_batch_bytes=BATCH_BYTES
     )
 
 

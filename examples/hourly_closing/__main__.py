@@ -40,7 +40,7 @@ def publish(url: str, source: pa.Table, airport: str, all_here: threading.Barrie
         all_here.wait(READY_S)  # whoever comes later cannot publish in what the others have completed
         for hour in range(pc.min(source["hour"]).as_py(), pc.max(source["hour"]).as_py() + 1):
             rows = ours.filter(pc.equal(ours["hour"], hour))
-            publisher.at(hour).publish_batch(rows.select(["topic", "key", "value"]))
+            publisher.in_epoch(hour).publish_batch(rows.select(["topic", "key", "value"]))
             if over.wait(random.uniform(0, 2 * HOUR_S)):
                 return
             publisher.advance(hour + 1)

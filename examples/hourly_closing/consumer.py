@@ -52,7 +52,7 @@ def consume(url: str, name: str) -> None:
         for (hour,) in group.consumed.least:
             closing.execute(CLOSE, (name, hour))
 
-    with Session(SUBSCRIPTION, url, whole_epochs=True, on_epoch=close_hours) as session:
+    with Session(SUBSCRIPTION, url, whole_epochs=True, on_epochs_consumed=close_hours) as session:
         for batch in session:
             add(batch)
 

@@ -19,7 +19,7 @@ def start(spark: Any, url: str, checkpoint: str) -> Any:
     flights = (
         spark.readStream.format("sublet")
         .options(url=url, subscription=SUBSCRIPTION, sessionName="routes-1", startingPosition="earliest")
-        .option("maxMessagesPerTrigger", 1000)
+        .option("maxOffsetsPerTrigger", 1000)
         .schema("value binary")
         .load()
         .selectExpr("split(cast(value as string), ',') as flight")

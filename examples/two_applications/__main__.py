@@ -56,9 +56,9 @@ def main() -> int:
         show(stage)
         with publishing(stage.url, source, PUBLISH_S) as published:
             stage.pause(TOGETHER_S, lambda: stored(stage))
-            told_at, told = datetime.now(UTC), stage.seconds
+            reported_at, reported = datetime.now(UTC), stage.seconds
             stage.stop("heavy")
-            stage.say(f"heavy has stopped, {stage.seconds - told:.1f} s after it was told to")
+            stage.say(f"heavy has stopped, {stage.seconds - reported:.1f} s after it was told to")
             stage.wait_for("light to hold everything", lambda: shares(stage) == {"light": STREAMS})
             show(stage)
             stage.pause(TOGETHER_S, lambda: stored(stage))
@@ -67,7 +67,7 @@ def main() -> int:
         stage.wait_for("everything to be stored", lambda: stage.look(SUBSCRIPTION).lag == 0, lambda: stored(stage))
         stage.stop("light")
         stage.say("the end")
-        rows = stage.connection.execute(BY_APPLICATION, {"told_at": told_at}).fetchall()
+        rows = stage.connection.execute(BY_APPLICATION, {"told_at": reported_at}).fetchall()
         table(("flights stored by", "before heavy was told to stop", "afterwards"), rows)
         return verdict("flights", wrong(source, stage.flights("stored")))
 

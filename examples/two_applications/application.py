@@ -34,7 +34,7 @@ def start(spark: Any, url: str, name: str, weight: str) -> sublet.spark.Consumpt
     """Each task is a consumer of this weight: of 8 streams, tasks that weigh 3, 3, 1 and 1 hold 3, 3, 1 and 1."""
     work = functools.partial(store, name)
     return sublet.spark.consume(
-        spark, SUBSCRIPTION, work, tasks=TASKS, url=url, name=name, weight=float(weight), start="earliest"
+        spark, SUBSCRIPTION, work, tasks=TASKS, url=url, name=name, weight=float(weight), starting_position="earliest"
     )
 
 

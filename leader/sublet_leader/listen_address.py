@@ -12,14 +12,14 @@ from sublet_protocol.domain.errors import InvalidSetting
 
 
 @dataclass(frozen=True, slots=True)
-class Listen:
+class ListenAddress:
     """A host and a port; port 0 lets the system choose."""
 
     host: str
     port: int
 
     @classmethod
-    def parse(cls, text: str, *, insecure: bool) -> Listen:
+    def parse(cls, text: str, *, insecure: bool) -> ListenAddress:
         """`HOST:PORT`, `[::1]:PORT`. Beyond loopback only with `insecure`, since nothing is encrypted or asked for.
 
         Raises `InvalidSetting` naming the address, the rule and the remedy.

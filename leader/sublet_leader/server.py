@@ -19,46 +19,46 @@ import grpc.aio
 from sublet_leader.feed.service import FeedServer
 from sublet_leader.http.app import HttpPort
 from sublet_leader.http.settings import HttpOptions
-from sublet_leader.jobs.maintenance import Housekeeper
-from sublet_leader.jobs.node_registration import Listing
+from sublet_leader.jobs.maintenance import MaintenanceRunner
+from sublet_leader.jobs.node_registration import NodeRegistration
 from sublet_leader.jobs.outbox_relay import Relay
-from sublet_leader.listen_address import Listen
+from sublet_leader.listen_address import ListenAddress
 from sublet_leader.node.database_worker import DatabaseWorker
 from sublet_leader.node.events import (
-    Asked,
-    Begin,
-    Heard,
+    DesiredStateRead,
+    GroupOpened,
+    LeaderQueried,
+    MessageReceived,
     NodeEvent,
+    NodeStarted,
     NodeState,
-    Opened,
-    Ordered,
-    Shutdown,
+    ShutdownRequested,
     StreamsChanged,
     Tick,
 )
-from sublet_leader.node.group_watch import Watched, microseconds, question
+from sublet_leader.node.group_watch import GroupEventPublisher, parse_leader_query, to_microseconds
 from sublet_leader.node.machine import Node
-from sublet_leader.node.notification_hub import Hub
+from sublet_leader.node.notification_hub import NotificationHub
 from sublet_leader.observe import history_log
-from sublet_leader.observe.health import judge
+from sublet_leader.observe.health import evaluate_health
 from sublet_leader.observe.health_service import HealthService
-from sublet_leader.observe.health_signals import Vitals
-from sublet_leader.observe.node_view import Facts
+from sublet_leader.observe.health_signals import HealthSignals
+from sublet_leader.observe.node_view import NodeView
 from sublet_leader.settings import LeaderSettings
-from sublet_leader.shutdown import ended
+from sublet_leader.shutdown import run_with_timeout
 from sublet_protocol.domain.errors import InvalidSetting, NodeBroken
 from sublet_protocol.messages.events import GroupEvent
 from sublet_protocol.messages.messages import ToBorrower, ToLeader
 from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.pubsub.publisher import PublisherSettings
-from sublet_protocol.pubsub.server import SERVER_OPTIONS, SessionServer, new_publisher
-from sublet_storage.groups.admin.node_desired_state import NodeOrders
-from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, new_publisher
+from sublet_storage.groups.admin.node_desired_state import NodeDesiredState
+from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
 from sublet_storage.groups.model.records import MAINTENANCE
 from sublet_storage.nodes import NodeRef
 from sublet_storage.notify.changes import NotifySettings, group_change
 from sublet_storage.notify.drivers import registry
-from sublet_storage.notify.publisher import shared
+from sublet_storage.notify.publisher import shared_publisher
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class NodeServer:
         self,
         database_url: str,
         name: str,
-        listen: Listen,
+        listen: ListenAddress,
         settings: LeaderSettings | None = None,
         announce: Callable[[str], None] = log.info,
         notify: str = "poll",
@@ -89,10 +89,10 @@ class NodeServer:
     ) -> None:
         self.settings = (settings or LeaderSettings()).check()
         self._url, self._name, self._listen, self._announce = database_url, name, listen, announce
-        self._driver = registry.make(notify, database_url, host=listen.host)
-        self._hub: Hub | None = None
+        self._driver = registry.create_driver(notify, database_url, host=listen.host)
+        self._hub: NotificationHub | None = None
         self._incarnation = f"{name}-{secrets.token_hex(6)}"
-        self._vitals = Vitals(clock, self._incarnation)
+        self._vitals = HealthSignals(clock, self._incarnation)
         self._http = None if http is None else HttpPort(http, database_url)
         self._subscribers: dict[str, str] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -105,34 +105,36 @@ class NodeServer:
         loop = asyncio.get_running_loop()
         server = grpc.aio.server(options=SERVER_OPTIONS)
         self._publisher = new_publisher(self._incarnation, PublisherSettings(hold_s=self.settings.poll_hold_s))
-        self._sessions = SessionServer(
-            self._publisher, self._heard, on_expired=self._expired, on_interest=self._interest, clock=clock
+        self._sessions = PubSubServer(
+            self._publisher, self._received, on_expired=self._expired, on_interest=self._interest, clock=clock
         )
-        self._watched = Watched(self._name, self._sessions.publish, lambda: microseconds(time.time()))
-        health = HealthService(server, self._vitals.turn, lambda: judge(self._vitals, self.settings))
-        self._feed = FeedServer(self._url, on_stored=shared(self._url).tell_heads)
+        self._watched = GroupEventPublisher(self._name, self._sessions.publish, lambda: to_microseconds(time.time()))
+        health = HealthService(server, self._vitals.beat, lambda: evaluate_health(self._vitals, self.settings))
+        self._feed = FeedServer(self._url, on_stored=shared_publisher(self._url).publish_heads)
         ref = self._bind(server)
         if self._http is not None:
             self._http.start()
         self._machine = Node(ref, self.settings)
-        if self._driver.capabilities.pushes:
+        if self._driver.capabilities.is_push:
             news = NotifySettings.from_env()
-            self._hub = Hub(
+            self._hub = NotificationHub(
                 self._url,
                 self._driver,
                 self._publisher,
                 lambda epochs: self._handle(StreamsChanged(epochs)),
                 lambda group_id: self._handle(StreamsChanged(group_id=group_id)),
-                self._feed.watch.hurry,
+                self._feed.watch.poll_soon,
                 news,
             )
         endpoint = None if self._hub is None else self._hub.endpoint
         http_address = None if self._http is None else self._http.advertised(self._listen)
         ordered = self._orders_come(loop)
         broken = self._from_thread(loop)
-        listing = Listing(self._url, ref, self.settings.lease_s, endpoint, ordered, http_address, self._vitals, broken)
-        await loop.run_in_executor(None, listing.begin, self._announce)
-        store = PostgresGroups(
+        listing = NodeRegistration(
+            self._url, ref, self.settings.lease_duration_s, endpoint, ordered, http_address, self._vitals, broken
+        )
+        await loop.run_in_executor(None, listing.register, self._announce)
+        store = PostgresGroupStore(
             self._url,
             lock_timeout_s=self.settings.lock_timeout_s,
             statement_timeout_s=self.settings.statement_timeout_s,
@@ -144,38 +146,43 @@ class NodeServer:
         self._sessions.register(server)
         self._feed.register(server)
         await server.start()
-        housekeeper = Housekeeper(
-            self._url, self._leads_maintenance, self.settings.history_s, grace_s=self.settings.payload_grace_s
+        housekeeper = MaintenanceRunner(
+            self._url,
+            self._leads_maintenance,
+            self.settings.history_retention_s,
+            grace_s=self.settings.payload_deletion_grace_s,
         )
         housekeeper.start()
         relay = Relay(self._url, self._leads_maintenance)
         relay.start()
-        self._handle(Begin())
+        self._handle(NodeStarted())
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number)
-        await health.begin()
+        await health.start()
         if self._http is not None:
-            self._http.begin(Facts(ref, self.settings, self._vitals, self._machine, self._sessions, self._hub))
+            self._http.attach_node(NodeView(ref, self.settings, self._vitals, self._machine, self._sessions, self._hub))
             self._announce(f"node {ref.name} answers at http://{self._http.address}/")
         self._announce(f"node {ref.name} serves on {ref.address}")
         try:
             await self._stopped.wait()
         finally:
-            await health.end()
+            await health.stop()
             housekeeper.stop()
             relay.stop()
-            struck_off = asyncio.create_task(ended("striking this node off the directory", listing.end, STRIKE_OFF_S))
+            struck_off = asyncio.create_task(
+                run_with_timeout("striking this node off the directory", listing.deregister, STRIKE_OFF_S)
+            )
             if self._hub is not None:
-                await ended("hearing news no more", self._hub.close)
-            self._worker.stop(self.settings.margin_s)
+                await run_with_timeout("hearing news no more", self._hub.close)
+            self._worker.stop(self.settings.lease_margin_s)
             # Held polls carry the dismissals; what the mailboxes still hold is given a moment to leave.
             await self._sessions.close()
             await server.stop(grace=0.5)
             await self._feed.close()
             await struck_off
-            await ended("closing the leaders' connection", store.close)
+            await run_with_timeout("closing the leaders' connection", store.close)
             if self._http is not None:
-                await ended("answering browsers no more", self._http.close)
+                await run_with_timeout("answering browsers no more", self._http.close)
             self._announce(f"node {ref.name} has stopped")
         if self._broken is not None:
             raise NodeBroken(
@@ -185,14 +192,14 @@ class NodeServer:
 
     def stop(self) -> None:
         """Hand over what is led, then end `run`; a second call changes nothing."""
-        self._vitals.stopping = True
-        self._handle(Shutdown(clock() + SHUTDOWN_S))
+        self._vitals.is_stopping = True
+        self._handle(ShutdownRequested(clock() + SHUTDOWN_S))
 
     def state(self) -> NodeState:
         """What there is and what has happened so far; on the node's loop, while it serves."""
         agents, sessions = len(self._publisher.subscriber_ids), self._sessions
-        news, heads = ({}, {}) if self._hub is None else (self._hub.ears.counters(), self._hub.heads())
-        return NodeState(agents, sessions.held_polls, sessions.counters, sessions.leaks(), news, heads)
+        news, heads = ({}, {}) if self._hub is None else (self._hub.subscriber.counters(), self._hub.known_heads())
+        return NodeState(agents, sessions.held_polls, sessions.counters, sessions.find_leaks(), news, heads)
 
     def _signalled(self, number: signal.Signals) -> None:
         self.stopped_by = number
@@ -208,7 +215,7 @@ class NodeServer:
                 f"cannot listen on {self._listen}: the port is in use, or not this machine's. A second node has a name "
                 "and a port of its own: `sublet leader --name n2 --listen 127.0.0.1:7412`"
             )
-        return NodeRef(self._name, self._incarnation, str(Listen(self._listen.host, port)))
+        return NodeRef(self._name, self._incarnation, str(ListenAddress(self._listen.host, port)))
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 
@@ -225,27 +232,27 @@ class NodeServer:
         if self._broken is None:
             log.critical("the node broke a rule of its own and ends; please report this", exc_info=error)
             self._broken = error
-            self._vitals.stopping = True
+            self._vitals.is_stopping = True
             self._stopped.set()
 
     def _carry_out(self, event: NodeEvent) -> None:
         outcome = self._machine.decide(event, clock())
-        for story in outcome.stories:
+        for story in outcome.invariant_violations:
             log.error("a leader broke a rule of its own and is over; please report this. %s", story)
         for request in outcome.requests:
             self._worker.submit(request)
         for agent, message in outcome.sends:
             self._send(agent, message)
-        self._watched.tell(outcome.happened)
+        self._watched.publish(outcome.history)
         if self._http is not None:
-            self._http.counted.happened(outcome.happened, len(outcome.stories))
-        history_log.write(outcome.happened)
-        for answer in outcome.answers:
-            told = self._watched.answer(answer)
-            self._sessions.send(answer.subscriber_id, Channel.GROUP, answer.subscription, told)
+            self._http.counted.record_history(outcome.history, len(outcome.invariant_violations))
+        history_log.log_history(outcome.history)
+        for answer in outcome.leader_locations:
+            reported = self._watched.leader_event(answer)
+            self._sessions.send(answer.subscriber_id, Channel.GROUP, answer.subscription, reported)
         if self._timer is not None:
             self._timer.cancel()
-        if outcome.stopped:
+        if outcome.is_stopped:
             self._stopped.set()
         elif outcome.wake_at is not None and outcome.wake_at < float("inf"):
             delay = max(outcome.wake_at - clock(), 0.001)
@@ -262,25 +269,25 @@ class NodeServer:
         def answer(event: NodeEvent) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for this answer any more
                 loop.call_soon_threadsafe(self._handle, event)
-            if isinstance(event, Opened) and event.group is not None:
-                shared(self._url).tell([group_change(str(event.group.subscription), event.group.group_id)])
+            if isinstance(event, GroupOpened) and event.group is not None:
+                shared_publisher(self._url).publish([group_change(str(event.group.subscription), event.group.group_id)])
 
         return answer
 
-    def _orders_come(self, loop: asyncio.AbstractEventLoop) -> Callable[[NodeOrders], None]:
-        def come(orders: NodeOrders) -> None:
+    def _orders_come(self, loop: asyncio.AbstractEventLoop) -> Callable[[NodeDesiredState], None]:
+        def come(orders: NodeDesiredState) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the node has stopped
-                loop.call_soon_threadsafe(self._handle, Ordered(orders.draining, orders.step_down))
+                loop.call_soon_threadsafe(self._handle, DesiredStateRead(orders.is_draining, orders.step_down))
 
         return come
 
-    def _heard(self, subscriber_id: str, message: ToLeader | GroupEvent) -> None:
+    def _received(self, subscriber_id: str, message: ToLeader | GroupEvent) -> None:
         if isinstance(message, GroupEvent):
-            self._handle(Asked(subscriber_id, question(message)))
+            self._handle(LeaderQueried(subscriber_id, parse_leader_query(message)))
             return
         agent = subscriber_id.rpartition(".")[0]
         self._subscribers[agent] = subscriber_id
-        self._handle(Heard(agent, message))
+        self._handle(MessageReceived(agent, message))
 
     def _send(self, agent: str, message: ToBorrower) -> None:
         """Into the mailbox of the agent's present life; to one that is gone it is lost, and resent if it matters."""
@@ -294,9 +301,9 @@ class NodeServer:
 
     def _interest(self, channel: str, key: str | None, wanted: bool) -> None:
         if channel == Channel.GROUP:
-            self._watched.interest(key, wanted)
+            self._watched.set_interest(key, wanted)
         if self._hub is not None and channel == Channel.STREAM and key is not None:
-            self._hub.followed(key, wanted)
+            self._hub.set_interest(key, wanted)
 
     def _leads_maintenance(self) -> int | None:
-        return self._machine.election.trusted(MAINTENANCE, clock())
+        return self._machine.election.trusted_term(MAINTENANCE, clock())

@@ -13,15 +13,16 @@ from sublet_protocol.domain.errors import InvalidSetting
 
 @dataclass(frozen=True, slots=True)
 class LeaderSettings:
-    """Seconds, every one. Borrowers have their own settings; `ping_s` and `ping_timeout_s` must be the same there."""
+    """Seconds, every one. Borrowers have their own settings; `ping_interval_s` and `ping_timeout_s` must be the same
+    there."""
 
-    lease_s: float = 10.0
+    lease_duration_s: float = 10.0
     """How long a claim or a renewal keeps other nodes from leading, in seconds of the database's clock."""
-    renew_s: float = 3.0
+    lease_renew_interval_s: float = 3.0
     """From the start of one renewal of all leases of a node to the start of the next."""
-    margin_s: float = 1.0
+    lease_margin_s: float = 1.0
     """How much earlier than the database a leader believes its lease to end: covers drift and time on the wire."""
-    retry_s: float = 1.0
+    claim_retry_interval_s: float = 1.0
     """Least time between two attempts to claim one group, and before a failed renewal or release is tried again."""
     statement_timeout_s: float = 0.8
     """After which Postgres cancels a statement of a leader."""
@@ -29,27 +30,27 @@ class LeaderSettings:
     """After which a connection to Postgres whose bytes are not acknowledged is dead."""
     lock_timeout_s: float = 0.3
     """How long a statement of a leader waits for a row that somebody else has locked."""
-    resend_s: float = 1.0
+    resend_interval_s: float = 1.0
     """After which a grant, revoke or revoked without an answer is sent again."""
     revoke_deadline_s: float = 30.0
     """How long a forced revoke (drain, reset, delete, operator) waits for the borrower's last word."""
-    eviction_s: float = 10.0
+    eviction_timeout_s: float = 10.0
     """A borrower unheard of for this long loses its streams."""
     reclaim_grace_s: float = 10.0
     """How long a new leader keeps a held stream for its borrower to come back."""
-    debounce_s: float = 0.2
+    rebalance_debounce_s: float = 0.2
     """Quiet time after a join or leave before streams are shared out anew."""
-    debounce_cap_s: float = 2.0
+    rebalance_debounce_max_s: float = 2.0
     """Longest time that joins and leaves can put that off."""
-    min_hold_s: float = 5.0
+    min_grant_duration_s: float = 5.0
     """A stream granted less than this ago is not revoked for balance."""
-    reallocate_s: float = 30.0
+    rebalance_interval_s: float = 30.0
     """Between two checks of the balance that nothing asked for."""
-    renew_streams_s: float = 5.0
+    stream_sync_interval_s: float = 5.0
     """Between two looks for streams opened or closed since."""
-    idle_stop_s: float = 60.0
+    leader_idle_timeout_s: float = 60.0
     """A leader without members for this long gives its claim up."""
-    ping_s: float = 2.0
+    ping_interval_s: float = 2.0
     """Between two pings of a borrower."""
     ping_timeout_s: float = 6.0
     """A borrower that got no ping response for this long believes its leader lost."""
@@ -57,9 +58,9 @@ class LeaderSettings:
     """How long a node holds an agent's poll when there is nothing to say."""
     unsubscribe_timeout_s: float = 5.0
     """How long a leaving borrower waits for its session's last progress."""
-    history_s: float = 30 * 86400.0
+    history_retention_s: float = 30 * 86400.0
     """How long what happened to the lendings is remembered (why a stream is blocked: as long as it is)."""
-    payload_grace_s: float = 7 * 86400.0
+    payload_deletion_grace_s: float = 7 * 86400.0
     """How long an object outside of Postgres is kept when no block names it any more: as old as a backup may be, or a
     standby behind, that is to find it."""
 
@@ -67,15 +68,15 @@ class LeaderSettings:
     def silence_s(self) -> float:
         """After which a leader's connection to Postgres that has sent not a byte is given up: later than the server
         cancels a statement itself, and before a lease may be over."""
-        return (self.statement_timeout_s + self.margin_s) / 2
+        return (self.statement_timeout_s + self.lease_margin_s) / 2
 
     @property
     def promise_s(self) -> float:
         """For how long after it has answered a ping no leader gives what its sender has to others by force."""
-        return min(self.eviction_s, self.reclaim_grace_s, self.revoke_deadline_s)
+        return min(self.eviction_timeout_s, self.reclaim_grace_s, self.revoke_deadline_s)
 
     @property
-    def good_for_s(self) -> float:
+    def ping_valid_for_s(self) -> float:
         """For how long after it was sent an answered ping lets a borrower begin user calls: that ends before the
         leaders' promise does, though their clocks run apart by a seventh."""
         return 0.85 * self.promise_s
@@ -86,8 +87,8 @@ class LeaderSettings:
             if not (math.isfinite(value) and value > 0):
                 raise InvalidSetting(f"{name} is {value}: it must be a positive number of seconds.")
         for rule in RULES:
-            if not rule.holds(self):
-                raise InvalidSetting(f"{_values(self, rule)}: {rule.text}, because {rule.reason}. {rule.remedy}.")
+            if not rule.is_satisfied(self):
+                raise InvalidSetting(f"{_values(self, rule)}: {rule.text}, because {rule.reason}. {rule.hint}.")
         return self
 
     def scaled(self, factor: float) -> LeaderSettings:
@@ -96,7 +97,7 @@ class LeaderSettings:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> LeaderSettings:
-        """Defaults, overridden by `SUBLET_LEASE_S` and so on for each field's name in capitals; checked."""
+        """Defaults, overridden by `SUBLET_LEASE_DURATION_S` and so on for each field's name in capitals; checked."""
         source = os.environ if environ is None else environ
         found = {
             field.name: _seconds(name, source[name])
@@ -109,124 +110,124 @@ class LeaderSettings:
         return [(field.name, getattr(self, field.name)) for field in fields(self)]
 
 
-class Rule(NamedTuple):
-    """A bound between settings. `names` are those the message shows; `text`, `reason` and `remedy` are for people."""
+class SettingsRule(NamedTuple):
+    """A bound between settings. `names` are those the message shows; `text`, `reason` and `hint` are for people."""
 
     names: tuple[str, ...]
     text: str
-    holds: Callable[[LeaderSettings], bool]
+    is_satisfied: Callable[[LeaderSettings], bool]
     reason: str
-    remedy: str
+    hint: str
 
 
 _SLACK = 1 + 1e-9
 """Scaling may move an exact equality by the last bit."""
 
 
-RULES: tuple[Rule, ...] = (
-    Rule(
-        ("history_s", "lease_s"),
-        "history_s must be at least 60 times lease_s",
-        lambda s: s.history_s * _SLACK >= 60 * s.lease_s,
+RULES: tuple[SettingsRule, ...] = (
+    SettingsRule(
+        ("history_retention_s", "lease_duration_s"),
+        "history_retention_s must be at least 60 times lease_duration_s",
+        lambda s: s.history_retention_s * _SLACK >= 60 * s.lease_duration_s,
         "a consumer that lost the answer to its commit looks there how far it came",
-        "Raise history_s",
+        "Raise history_retention_s",
     ),
-    Rule(
-        ("statement_timeout_s", "margin_s"),
-        "statement_timeout_s must be less than margin_s",
-        lambda s: s.statement_timeout_s < s.margin_s,
+    SettingsRule(
+        ("statement_timeout_s", "lease_margin_s"),
+        "statement_timeout_s must be less than lease_margin_s",
+        lambda s: s.statement_timeout_s < s.lease_margin_s,
         "a write that began inside the trust window has to be over when the lease is",
-        "Lower statement_timeout_s or raise margin_s",
+        "Lower statement_timeout_s or raise lease_margin_s",
     ),
-    Rule(
-        ("tcp_timeout_s", "margin_s"),
-        "tcp_timeout_s must be less than margin_s",
-        lambda s: s.tcp_timeout_s < s.margin_s,
+    SettingsRule(
+        ("tcp_timeout_s", "lease_margin_s"),
+        "tcp_timeout_s must be less than lease_margin_s",
+        lambda s: s.tcp_timeout_s < s.lease_margin_s,
         "a write on a dead connection has to be given up before the lease ends",
-        "Lower tcp_timeout_s or raise margin_s",
+        "Lower tcp_timeout_s or raise lease_margin_s",
     ),
-    Rule(
+    SettingsRule(
         ("lock_timeout_s", "statement_timeout_s"),
         "lock_timeout_s must be less than statement_timeout_s",
         lambda s: s.lock_timeout_s < s.statement_timeout_s,
         "a locked row should be reported as such and not as a slow statement",
         "Lower lock_timeout_s",
     ),
-    Rule(
-        ("margin_s", "lease_s", "renew_s"),
-        "margin_s must be less than lease_s - renew_s",
-        lambda s: s.margin_s < s.lease_s - s.renew_s,
+    SettingsRule(
+        ("lease_margin_s", "lease_duration_s", "lease_renew_interval_s"),
+        "lease_margin_s must be less than lease_duration_s - lease_renew_interval_s",
+        lambda s: s.lease_margin_s < s.lease_duration_s - s.lease_renew_interval_s,
         "trust would run out before the renewal is even tried",
-        "Lower margin_s or renew_s, or raise lease_s",
+        "Lower lease_margin_s or lease_renew_interval_s, or raise lease_duration_s",
     ),
-    Rule(
-        ("renew_s", "lease_s"),
-        "renew_s must be at most a third of lease_s",
-        lambda s: s.renew_s <= s.lease_s / 3 * _SLACK,
+    SettingsRule(
+        ("lease_renew_interval_s", "lease_duration_s"),
+        "lease_renew_interval_s must be at most a third of lease_duration_s",
+        lambda s: s.lease_renew_interval_s <= s.lease_duration_s / 3 * _SLACK,
         "one failed renewal must not cost the leadership",
-        "Lower renew_s or raise lease_s",
+        "Lower lease_renew_interval_s or raise lease_duration_s",
     ),
-    Rule(
-        ("eviction_s", "ping_timeout_s", "resend_s"),
-        "eviction_s must be more than ping_timeout_s + resend_s",
-        lambda s: s.eviction_s > s.ping_timeout_s + s.resend_s,
+    SettingsRule(
+        ("eviction_timeout_s", "ping_timeout_s", "resend_interval_s"),
+        "eviction_timeout_s must be more than ping_timeout_s + resend_interval_s",
+        lambda s: s.eviction_timeout_s > s.ping_timeout_s + s.resend_interval_s,
         "a borrower has to have stopped by itself before its streams are lent to others",
-        "Raise eviction_s or lower ping_timeout_s",
+        "Raise eviction_timeout_s or lower ping_timeout_s",
     ),
-    Rule(
-        ("reclaim_grace_s", "ping_timeout_s", "resend_s"),
-        "reclaim_grace_s must be more than ping_timeout_s + resend_s",
-        lambda s: s.reclaim_grace_s > s.ping_timeout_s + s.resend_s,
+    SettingsRule(
+        ("reclaim_grace_s", "ping_timeout_s", "resend_interval_s"),
+        "reclaim_grace_s must be more than ping_timeout_s + resend_interval_s",
+        lambda s: s.reclaim_grace_s > s.ping_timeout_s + s.resend_interval_s,
         "a borrower may need that long to notice that its leader has changed",
         "Raise reclaim_grace_s or lower ping_timeout_s",
     ),
-    Rule(
-        ("ping_s", "ping_timeout_s"),
-        "ping_s must be at most half of ping_timeout_s",
-        lambda s: s.ping_s <= s.ping_timeout_s / 2 * _SLACK,
+    SettingsRule(
+        ("ping_interval_s", "ping_timeout_s"),
+        "ping_interval_s must be at most half of ping_timeout_s",
+        lambda s: s.ping_interval_s <= s.ping_timeout_s / 2 * _SLACK,
         "one lost ping must not cost the borrower its leader",
-        "Lower ping_s or raise ping_timeout_s",
+        "Lower ping_interval_s or raise ping_timeout_s",
     ),
-    Rule(
-        ("poll_hold_s", "lease_s"),
-        "poll_hold_s must be at most half of lease_s",
-        lambda s: s.poll_hold_s <= s.lease_s / 2 * _SLACK,
+    SettingsRule(
+        ("poll_hold_s", "lease_duration_s"),
+        "poll_hold_s must be at most half of lease_duration_s",
+        lambda s: s.poll_hold_s <= s.lease_duration_s / 2 * _SLACK,
         "an agent has to notice a dead node before another one leads",
-        "Lower poll_hold_s or raise lease_s",
+        "Lower poll_hold_s or raise lease_duration_s",
     ),
-    Rule(
-        ("revoke_deadline_s", "ping_timeout_s", "resend_s"),
-        "revoke_deadline_s must be more than ping_timeout_s + resend_s",
-        lambda s: s.revoke_deadline_s > s.ping_timeout_s + s.resend_s,
+    SettingsRule(
+        ("revoke_deadline_s", "ping_timeout_s", "resend_interval_s"),
+        "revoke_deadline_s must be more than ping_timeout_s + resend_interval_s",
+        lambda s: s.revoke_deadline_s > s.ping_timeout_s + s.resend_interval_s,
         "a holder that does not hear of it has to have stopped by itself before its streams are lent to others",
         "Raise revoke_deadline_s or lower ping_timeout_s",
     ),
-    Rule(
-        ("unsubscribe_timeout_s", "resend_s"),
-        "unsubscribe_timeout_s must be more than resend_s",
-        lambda s: s.unsubscribe_timeout_s > s.resend_s,
+    SettingsRule(
+        ("unsubscribe_timeout_s", "resend_interval_s"),
+        "unsubscribe_timeout_s must be more than resend_interval_s",
+        lambda s: s.unsubscribe_timeout_s > s.resend_interval_s,
         "one lost message must not cut a leave short",
         "Raise unsubscribe_timeout_s",
     ),
-    Rule(
-        ("debounce_s", "debounce_cap_s"),
-        "debounce_s must be at most debounce_cap_s",
-        lambda s: s.debounce_s <= s.debounce_cap_s * _SLACK,
+    SettingsRule(
+        ("rebalance_debounce_s", "rebalance_debounce_max_s"),
+        "rebalance_debounce_s must be at most rebalance_debounce_max_s",
+        lambda s: s.rebalance_debounce_s <= s.rebalance_debounce_max_s * _SLACK,
         "the cap is the longest that a chain of quiet times may grow",
-        "Lower debounce_s or raise debounce_cap_s",
+        "Lower rebalance_debounce_s or raise rebalance_debounce_max_s",
     ),
-    Rule(
-        ("idle_stop_s", "reclaim_grace_s"),
-        "idle_stop_s must be more than reclaim_grace_s",
-        lambda s: s.idle_stop_s > s.reclaim_grace_s,
+    SettingsRule(
+        ("leader_idle_timeout_s", "reclaim_grace_s"),
+        "leader_idle_timeout_s must be more than reclaim_grace_s",
+        lambda s: s.leader_idle_timeout_s > s.reclaim_grace_s,
         "a new leader must not stop before its borrowers had time to come back",
-        "Raise idle_stop_s or lower reclaim_grace_s",
+        "Raise leader_idle_timeout_s or lower reclaim_grace_s",
     ),
 )
 
 
-def _values(settings: LeaderSettings, rule: Rule) -> str:
-    """`lease_s is 10.0 and renew_s is 3.0`, for the names that the rule is about."""
+def _values(settings: LeaderSettings, rule: SettingsRule) -> str:
+    """`lease_duration_s is 10.0 and lease_renew_interval_s is 3.0`, for the names that the rule is about."""
     return " and ".join(f"{name} is {getattr(settings, name)}" for name in rule.names)
 
 

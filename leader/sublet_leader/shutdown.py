@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 
-PATIENCE_S = 3.0
+SHUTDOWN_TIMEOUT_S = 3.0
 
 
-async def ended(what: str, work: Callable[[], None], patience_s: float = PATIENCE_S) -> bool:
+async def run_with_timeout(what: str, work: Callable[[], None], patience_s: float = SHUTDOWN_TIMEOUT_S) -> bool:
     """Do it, though it may block, in a thread that the end of the process does not wait for. False: it took longer."""
     loop, over = asyncio.get_running_loop(), asyncio.Event()
 

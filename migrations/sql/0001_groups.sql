@@ -9,7 +9,7 @@ create table consumer_group (
   -- Generations up to this one were judged when the group was created: of their streams it has the rows it got then,
   -- and no others ever. Later ones are added as they are found.
   after_generation bigint not null default 0,
-  options jsonb not null default '{}',                 -- when_gone, strategy, session_expiry_s, atomic
+  options jsonb not null default '{}',                 -- on_data_loss, strategy, session_expiry_s, atomic
   orders jsonb not null default '{}',                  -- what an operator wants now: paused (why), weights by session
   revision integer not null default 0,                 -- counts the changes of the orders
   created_at timestamptz not null default clock_timestamp(),

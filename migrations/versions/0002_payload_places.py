@@ -50,9 +50,10 @@ def downgrade() -> None:
             f"{outside} blocks have their payload outside of Postgres, {waiting} objects there are to be deleted "
             f"({begun} of them were being written, and are nobody's after an hour), and {detached} generations that "
             "retention is dropping may name more: without this version nobody could read or delete what lies there. "
-            "Bring the payloads back with `sublet spaces alter NAME --no-payloads --recall` for each space, and let a "
+            "Bring the payloads back with `sublet spaces alter NAME --no-payload-location --restore-payloads` for "
+            "each space, and let a "
             "leader node run until the generations are dropped and the objects gone, with "
-            "SUBLET_PAYLOAD_GRACE_S=1 if no backup is to have them any more. Then stop it, and try again."
+            "SUBLET_PAYLOAD_DELETION_GRACE_S=1 if no backup is to have them any more. Then stop it, and try again."
         )
     _run(REMOVE)
 

@@ -28,22 +28,22 @@ class NodeRef:
 
 @dataclass(frozen=True, slots=True)
 class NodeEntry:
-    """A line of the directory; `remaining_s` <= 0: the lease has run out. `notify`: where notifications reach it.
-    `draining`: it is to lead nothing any more."""
+    """A line of the directory; `remaining_s` <= 0: the lease has run out. `notify_endpoint`: where notifications reach
+    it. `is_draining`: it is to lead nothing any more."""
 
     node: NodeRef
     http_address: str | None
     protocol_version: int
     started_at: datetime
     remaining_s: float
-    notify: str | None = None
-    draining: bool = False
+    notify_endpoint: str | None = None
+    is_draining: bool = False
 
 
 _REGISTER = """
 insert into node as n (name, incarnation, address, http_address, protocol_version, notify, expires_at)
 values (%(name)s, %(incarnation)s, %(address)s, %(http)s, %(version)s, %(notify)s,
-        clock_timestamp() + make_interval(secs => %(lease_s)s))
+        clock_timestamp() + make_interval(secs => %(lease_duration_s)s))
 on conflict (name) do update
    set incarnation = excluded.incarnation, address = excluded.address, http_address = excluded.http_address,
        protocol_version = excluded.protocol_version, notify = excluded.notify, expires_at = excluded.expires_at,
@@ -79,8 +79,8 @@ def register(
     http_address: str | None = None,
     notify: str | None = None,
 ) -> None:
-    """List the node for `lease_s`; the same incarnation again changes its addresses and renews. `notify`: the endpoint
-    of its notification driver.
+    """List the node for `lease_duration_s`; the same incarnation again changes its addresses and renews. `notify`: the
+    endpoint of its notification driver.
 
     Raises `NodeNameTaken` while another incarnation's lease on the name lives, with the seconds it has left: wait as
     long and try again; if the other has renewed meanwhile, it is alive.
@@ -92,7 +92,7 @@ def register(
         "http": http_address,
         "version": protocol_version,
         "notify": notify,
-        "lease_s": lease_s,
+        "lease_duration_s": lease_s,
     }
     while conn.execute(_REGISTER, parameters).fetchone() is None:
         for other in list_nodes(conn):
@@ -105,7 +105,7 @@ def renew(conn: psycopg.Connection[Any], node: NodeRef, lease_s: float) -> bool:
     return conn.execute(_RENEW, (lease_s, node.name, node.incarnation)).rowcount == 1
 
 
-def remove(conn: psycopg.Connection[Any], node: NodeRef) -> None:
+def deregister(conn: psycopg.Connection[Any], node: NodeRef) -> None:
     """Take this incarnation off the list; another's line of the same name stays."""
     conn.execute("delete from node where name = %s and incarnation = %s", (node.name, node.incarnation))
 
@@ -115,7 +115,7 @@ def live_nodes(conn: psycopg.Connection[Any]) -> list[NodeRef]:
     return [NodeRef(*row) for row in conn.execute(_LIVE)]
 
 
-def endpoints(conn: psycopg.Connection[Any]) -> list[str]:
+def list_notify_endpoints(conn: psycopg.Connection[Any]) -> list[str]:
     """Where the notifications of publishers reach the nodes whose leases live."""
     return [row[0] for row in conn.execute(_ENDPOINTS)]
 
@@ -125,14 +125,14 @@ def list_nodes(conn: psycopg.Connection[Any]) -> list[NodeEntry]:
     return [NodeEntry(NodeRef(*row[:3]), *row[3:]) for row in conn.execute(_ALL)]
 
 
-def as_json(entry: NodeEntry, led: Mapping[str, int]) -> dict[str, Any]:
-    """A line of the directory as programs are shown it; `led` is what `led_groups` says."""
+def node_to_json(entry: NodeEntry, led: Mapping[str, int]) -> dict[str, Any]:
+    """A line of the directory as programs are shown it; `led` is what `count_led_groups` says."""
     line = {**asdict(entry.node), **asdict(entry), "leads": led.get(entry.node.incarnation, 0)}
     del line["node"]
     return {**line, "started_at": entry.started_at.isoformat(), "lives": entry.remaining_s > 0}
 
 
-def collect(conn: psycopg.Connection[Any]) -> list[str]:
+def delete_expired(conn: psycopg.Connection[Any]) -> list[str]:
     """Delete the lines whose leases have run out at this very instant; their names.
 
     A node that renews at the same time is either deleted first, and learns it from `renew`, or stays.
@@ -142,6 +142,6 @@ def collect(conn: psycopg.Connection[Any]) -> list[str]:
     )
 
 
-def led_groups(conn: psycopg.Connection[Any]) -> dict[str, int]:
+def count_led_groups(conn: psycopg.Connection[Any]) -> dict[str, int]:
     """{incarnation: how many groups it leads}."""
     return dict(conn.execute(_LED).fetchall())

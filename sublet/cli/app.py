@@ -10,7 +10,7 @@ import typer
 
 from sublet._version import __version__
 from sublet.cli.base.command import EXIT_CODES
-from sublet.cli.base.lazy_commands import holding
+from sublet.cli.base.lazy_commands import lazy_group_class
 
 _HELP = """Durable shared subscriptions for Spark, on nothing but Postgres.
 
@@ -20,7 +20,7 @@ Begin with a leader, some messages and a consumer; without a database given, the
 \b
   sublet leader &
   seq 1000 | sublet publish orders/eu
-  sublet consume '$share/billing/orders/#' --start earliest
+  sublet consume '$share/billing/orders/#' --from earliest
   sublet groups describe '$share/billing/orders/#'
 
 `sublet COMMAND --help` says more of each.
@@ -46,7 +46,7 @@ def _command(name: str) -> Any:
 
 
 app = typer.Typer(
-    cls=holding(dict.fromkeys(_MODULES, _command)),
+    cls=lazy_group_class(dict.fromkeys(_MODULES, _command)),
     help=_HELP,
     epilog=EXIT_CODES,
     rich_markup_mode=None,

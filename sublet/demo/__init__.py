@@ -13,6 +13,6 @@ from __future__ import annotations
 def main(as_json: bool = False, keep: str | None = None) -> int:
     """Run it; the exit code: 1 if anything was lost, or repeated without an explanation, or if a kill was not in the
     middle of the work. `keep`: a directory for the records, kept afterwards."""
-    from sublet.demo.runner import run
+    from sublet.demo.runner import run_demo
 
-    return run(as_json, keep)
+    return run_demo(as_json, keep)

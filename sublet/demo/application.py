@@ -21,7 +21,7 @@ def main(url: str, directory: str, tasks: str, seconds_per_message: str) -> None
     spark = local_session("sublet demo", int(tasks))
     work = functools.partial(record_and_work, directory, float(seconds_per_message))
     with sublet.spark.consume(
-        spark, SUBSCRIPTION, work, tasks=int(tasks), url=url, start="earliest", batch_bytes=BATCH_BYTES
+        spark, SUBSCRIPTION, work, tasks=int(tasks), url=url, starting_position="earliest", max_batch_bytes=BATCH_BYTES
     ):
         sys.stdin.read()
     spark.stop()

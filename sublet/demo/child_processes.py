@@ -22,7 +22,7 @@ GRACE_S = 10.0
 """What they have for ending by themselves; then they are killed."""
 
 
-class Children:
+class ChildProcesses:
     """Processes by name, each with a log file in `home`; all are gone when the context ends."""
 
     def __init__(self, home: Path, environment: dict[str, str]) -> None:
@@ -38,7 +38,7 @@ class Children:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.end()
+        self.stop()
 
     def start(self, name: str, module: str, *arguments: str) -> subprocess.Popen[str]:
         """Run a Python module; its input is a pipe, its output goes to the log."""
@@ -59,11 +59,11 @@ class Children:
         _kill(self._started[name])
         self._started[name].wait()
 
-    def log(self, name: str, lines: int = 30) -> str:
+    def tail_log(self, name: str, lines: int = 30) -> str:
         """The end of what it said."""
         return "\n".join((self._home / f"{name}.log").read_text(errors="replace").splitlines()[-lines:])
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Ask them to end, the last one first, so that consumers find a leader to hand over to.
 
         What has not ended within `GRACE_S` is killed, workers and all. Ctrl-C in the meantime changes nothing.

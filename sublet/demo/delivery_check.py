@@ -23,17 +23,17 @@ class Kill:
     """What was killed, and the share of all messages that was durably consumed right before."""
 
     what: str
-    share: float
+    consumed_share: float
 
     @property
-    def timely(self) -> bool:
+    def is_mid_run(self) -> bool:
         """It was in the middle of the work."""
         least, most = KILLS_BETWEEN
-        return least <= self.share <= most
+        return least <= self.consumed_share <= most
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class DeliveredBatch:
     """One batch delivered to one process."""
 
     worker: str
@@ -44,7 +44,7 @@ class Attempt:
 
 
 @dataclass(slots=True)
-class Findings:
+class CheckResult:
     """Counts of messages; a range is [from, to) of a stream that was delivered twice, under the grant that was lost."""
 
     published: int
@@ -60,18 +60,18 @@ class Findings:
     kills: tuple[Kill, ...] = ()
 
     @property
-    def sound(self) -> bool:
+    def is_ok(self) -> bool:
         """Nothing lost, nothing out of place, every repeat explained, totals as in the file, kills when promised."""
-        whole = all(wanted == found for wanted, found, _ in self.totals.values()) and not self.untimely
-        return not (self.lost or self.misplaced or self.duplicated - self.explained_duplicates) and whole
+        entire = all(wanted == found for wanted, found, _ in self.totals.values()) and not self.mistimed_kills
+        return not (self.lost or self.misplaced or self.duplicated - self.explained_duplicates) and entire
 
     @property
-    def untimely(self) -> list[Kill]:
+    def mistimed_kills(self) -> list[Kill]:
         """Kills that were not in the middle of the work."""
-        return [kill for kill in self.kills if not kill.timely]
+        return [kill for kill in self.kills if not kill.is_mid_run]
 
 
-def read_attempts(directory: Path) -> list[Attempt]:
+def read_delivered_batches(directory: Path) -> list[DeliveredBatch]:
     """Every record; the last line of a process that was killed may be torn, and then its batch was not reported."""
     attempts = []
     for file in sorted(directory.glob("*.jsonl")):
@@ -79,20 +79,22 @@ def read_attempts(directory: Path) -> list[Attempt]:
             if line.endswith("\n"):
                 said = json.loads(line)
                 attempts.append(
-                    Attempt(file.stem, said["stream"], said["grant"], tuple(said["offsets"]), tuple(said["rows"]))
+                    DeliveredBatch(
+                        file.stem, said["stream"], said["grant"], tuple(said["offsets"]), tuple(said["rows"])
+                    )
                 )
     return attempts
 
 
-def judge(
+def check_deliveries(
     source: pa.Table,
     heads: dict[int, int],
-    attempts: list[Attempt],
+    attempts: list[DeliveredBatch],
     history: list[HistoryRecord],
     kills: Sequence[Kill] = (),
-) -> Findings:
+) -> CheckResult:
     """Compare as a multiset, by (stream, offset) and by source row."""
-    findings = Findings(source.num_rows, kills=tuple(kills))
+    findings = CheckResult(source.num_rows, kills=tuple(kills))
     grants, row_at = _deliveries(attempts)
     wanted = {(stream, offset) for stream, head in heads.items() for offset in range(head)}
     findings.consumed = len(grants.keys() & wanted)
@@ -107,7 +109,7 @@ def judge(
 
 
 def _deliveries(
-    attempts: Iterable[Attempt],
+    attempts: Iterable[DeliveredBatch],
 ) -> tuple[dict[tuple[int, int], list[int]], dict[tuple[int, int], set[int]]]:
     """Per position: the grants under which it was delivered, and the source rows that were seen there."""
     grants: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -120,9 +122,9 @@ def _deliveries(
 
 
 def _explain(
-    findings: Findings,
+    findings: CheckResult,
     grants: dict[tuple[int, int], list[int]],
-    attempts: list[Attempt],
+    attempts: list[DeliveredBatch],
     history: list[HistoryRecord],
 ) -> None:
     """A repeat is explained inside [position at the forced move, highest offset that the loser delivered]."""
@@ -130,7 +132,7 @@ def _explain(
     for attempt in attempts:
         key = (attempt.stream, attempt.grant)
         highest[key] = max(highest.get(key, -1), *attempt.offsets)
-    forced = {(h.stream_id, h.grant_id): h.position for h in history if h.forced}
+    forced = {(h.stream_id, h.grant_id): h.position for h in history if h.is_forced}
     repeated: dict[tuple[int, int], list[int]] = defaultdict(list)
     for (stream, offset), under in grants.items():
         for grant in sorted(under)[:-1]:
@@ -152,7 +154,7 @@ def _explain(
         )
 
 
-def _total(findings: Findings, source: pa.Table, rows: Counter[int]) -> None:
+def _total(findings: CheckResult, source: pa.Table, rows: Counter[int]) -> None:
     """Per carrier: what the file says, and what was consumed, each source row once."""
     wanted: Counter[str] = Counter()
     found: Counter[str] = Counter()

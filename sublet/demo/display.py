@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from sublet.demo.delivery_check import KILLS_BETWEEN, Findings
+from sublet.demo.delivery_check import KILLS_BETWEEN, CheckResult
 
-_PLAIN_EVERY_S = 5.0
+_PLAIN_INTERVAL_S = 5.0
 
 
-class Show:
+class Display:
     """Bars on a terminal, a line now and then elsewhere."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Show:
         """Since the demo began."""
         return time.monotonic() - self._began
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """A line with the time."""
         self.console.print(f"[dim]{self.seconds:6.1f} s[/dim]  {text}")
 
@@ -52,11 +52,13 @@ class Show:
         if self._progress is not None:
             self._progress.update(self._bars["published"], completed=published)
             self._progress.update(self._bars["consumed"], completed=consumed)
-        if not self.console.is_terminal and time.monotonic() - self._said_at > _PLAIN_EVERY_S:
+        if not self.console.is_terminal and time.monotonic() - self._said_at > _PLAIN_INTERVAL_S:
             self._said_at = time.monotonic()
-            self.say(f"published {published:,}, consumed {consumed:,}")
+            self.print_line(f"published {published:,}, consumed {consumed:,}")
 
-    def end(self, findings: Findings, holdings: Sequence[dict[str, Any]], moves: Sequence[dict[str, Any]]) -> None:
+    def print_result(
+        self, findings: CheckResult, holdings: Sequence[dict[str, Any]], moves: Sequence[dict[str, Any]]
+    ) -> None:
         """The tables, and the verdict."""
         out = _console(stderr=False)
         out.print(_holdings(holdings))
@@ -73,7 +75,7 @@ class Show:
         for one in findings.duplicate_ranges:
             out.print(_repeat(one))
         verdict = "[green]sound[/green]: nothing lost, every repeat explained, totals per carrier as in the file"
-        out.print(verdict if findings.sound else f"[bold red]NOT SOUND[/bold red]: {_wrong(findings)}")
+        out.print(verdict if findings.is_ok else f"[bold red]NOT SOUND[/bold red]: {_wrong(findings)}")
 
 
 def _console(stderr: bool) -> Console:
@@ -90,20 +92,22 @@ def _repeat(one: dict[str, Any]) -> str:
     return where + "[bold red]and no forced move explains them[/bold red]"
 
 
-def _wrong(findings: Findings) -> str:
+def _wrong(findings: CheckResult) -> str:
     """What keeps the findings from being sound."""
     unexplained = findings.duplicated - findings.explained_duplicates
     carriers = [carrier for carrier, (wanted, found, _) in findings.totals.items() if wanted != found]
     least, most = KILLS_BETWEEN
-    late = [f"the {kill.what} was killed when {kill.share:.1%} was consumed" for kill in findings.untimely]
-    told = (
+    late = [
+        f"the {kill.what} was killed when {kill.consumed_share:.1%} was consumed" for kill in findings.mistimed_kills
+    ]
+    reported = (
         (findings.lost, f"{findings.lost:,} messages are lost"),
         (unexplained, f"{unexplained:,} repeats are not explained"),
         (findings.misplaced, f"{findings.misplaced:,} messages are not where they were published"),
         (carriers, f"totals differ for {', '.join(carriers)}"),
         (late, f"{' and '.join(late)}, not between {least:.0%} and {most:.0%}"),
     )
-    return "; ".join(text for wrong, text in told if wrong)
+    return "; ".join(text for wrong, text in reported if wrong)
 
 
 def _holdings(holdings: Sequence[dict[str, Any]]) -> Table:
@@ -116,7 +120,7 @@ def _holdings(holdings: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def _totals(findings: Findings) -> Table:
+def _totals(findings: CheckResult) -> Table:
     table = Table("carrier", title="Totals per carrier")
     for name in ("in the file", "consumed", "miles"):
         table.add_column(name, justify="right")

@@ -7,17 +7,17 @@ from typing import Self
 from sublet.demo.flights import SUBSCRIPTION
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect
-from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
 from sublet_storage.groups.model.records import HistoryRecord, LendingStatus
-from sublet_storage.groups.status.overview import Overview, StreamLine, describe
+from sublet_storage.groups.status.overview import GroupOverview, StreamRow, describe_group
 
 
-class Sight:
+class GroupView:
     """A look at the group; nothing is changed but that the group is created."""
 
     def __init__(self, url: str) -> None:
         self._subscription = Subscription.parse(SUBSCRIPTION)
-        self._groups = PostgresGroups(url)
+        self._groups = PostgresGroupStore(url)
         self._connection = connect(url, application_name="sublet demo")
         self._group = self._groups.open_group(self._subscription)
 
@@ -28,26 +28,26 @@ class Sight:
         self._groups.close()
         self._connection.close()
 
-    def look(self) -> Overview:
+    def read(self) -> GroupOverview:
         """The group now."""
-        return describe(self._connection, self._subscription)
+        return describe_group(self._connection, self._subscription)
 
     def history(self) -> list[HistoryRecord]:
         """What happened to its lendings, oldest first."""
         return list(self._groups.history(self._group.group_id))
 
 
-def holders(seen: Overview) -> set[str]:
+def list_holders(seen: GroupOverview) -> set[str]:
     """The agents that hold streams."""
     return {line.agent for line in _held(seen) if line.agent}
 
 
-def consumed(seen: Overview) -> int:
+def count_consumed(seen: GroupOverview) -> int:
     """Messages that are durably consumed."""
     return sum(line.position for line in seen.streams)
 
 
-def busiest(seen: Overview) -> tuple[str, list[int]]:
+def find_busiest(seen: GroupOverview) -> tuple[str, list[int]]:
     """The agent with the most left to do, and its streams that have something left; nobody: ("", [])."""
     left: dict[str, int] = {}
     streams: dict[str, list[int]] = {}
@@ -59,5 +59,5 @@ def busiest(seen: Overview) -> tuple[str, list[int]]:
     return agent, streams.get(agent, [])
 
 
-def _held(seen: Overview) -> list[StreamLine]:
+def _held(seen: GroupOverview) -> list[StreamRow]:
     return [line for line in seen.streams if line.status == LendingStatus.HELD]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from sublet_storage.groups.model.history import owned
+from sublet_storage.groups.model.history import has_owner
 from sublet_storage.groups.model.records import HistoryRecord
 
 _PROCESS = re.compile(r":(\d+):")
@@ -24,7 +24,7 @@ def worker_of(agent: str) -> str:
     return f"worker {process}" if process else agent or "nobody"
 
 
-def holdings(history: Sequence[HistoryRecord], began_us: int) -> list[dict[str, Any]]:
+def holding_intervals(history: Sequence[HistoryRecord], began_us: int) -> list[dict[str, Any]]:
     """By stream and time, in seconds since `began_us`. `moved_from`: the holder before, where there was one."""
     lines: list[dict[str, Any]] = []
     current: dict[int, dict[str, Any]] = {}
@@ -34,7 +34,7 @@ def holdings(history: Sequence[HistoryRecord], began_us: int) -> list[dict[str, 
             line = _begun(record, began_us, before["holder"] if before else None)
             lines.append(line)
             current[record.stream_id] = line
-        elif not owned(record) and record.stream_id in current:
+        elif not has_owner(record) and record.stream_id in current:
             current[record.stream_id] |= _ended(record, began_us)
     return sorted(lines, key=lambda line: (line["stream"], line["from_s"]))
 
@@ -59,13 +59,13 @@ def _ended(record: HistoryRecord, began_us: int) -> dict[str, Any]:
         "until_s": _seconds(record, began_us),
         "to_offset": record.position,
         "ended": _how(record),
-        "forced": record.forced,
+        "forced": record.is_forced,
     }
 
 
 def _how(record: HistoryRecord) -> str:
     """How a holding ended, in words."""
-    if record.forced:
+    if record.is_forced:
         return f"taken away: {record.reason}"
     if record.event == "finish":
         return "finished"

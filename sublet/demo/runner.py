@@ -19,15 +19,15 @@ from typing import Any
 import pyarrow as pa
 
 from sublet.demo import delivery_check, flights
-from sublet.demo.child_processes import Children
-from sublet.demo.display import Show
-from sublet.demo.group_view import Sight, busiest, consumed, holders
-from sublet.demo.holding_intervals import holdings, process_of
-from sublet.demo.takeover_report import Story
+from sublet.demo.child_processes import ChildProcesses
+from sublet.demo.display import Display
+from sublet.demo.group_view import GroupView, count_consumed, find_busiest, list_holders
+from sublet.demo.holding_intervals import holding_intervals, process_of
+from sublet.demo.takeover_report import TakeoverReporter
 from sublet_protocol.domain.errors import DataDirectoryUnusable, Unavailable, UsageError
 from sublet_storage.bootstrap.database import open_database
 from sublet_storage.groups.model.records import HistoryRecord
-from sublet_storage.groups.status.overview import Overview
+from sublet_storage.groups.status.overview import GroupOverview
 from sublet_storage.producer import Publisher
 
 TASKS = 4
@@ -42,20 +42,20 @@ counts."""
 LIMIT_S = 170.0
 
 
-def run(as_json: bool, keep: str | None) -> int:
+def run_demo(as_json: bool, keep: str | None) -> int:
     """The whole demo; its exit code."""
-    show = Show()
+    show = Display()
     home = _empty(Path(keep)) if keep else _temporary()
     try:
         with open_database(None, home / "postgres") as database:
-            show.say("Postgres is up, embedded")
+            show.print_line("Postgres is up, embedded")
             environment = {**os.environ, "SUBLET_DATABASE_URL": database.url}
-            with Children(home, environment) as processes:
-                return _Stage(database.url, home, show, processes, Story(show.say)).play(as_json)
+            with ChildProcesses(home, environment) as processes:
+                return _Stage(database.url, home, show, processes, TakeoverReporter(show.print_line)).play(as_json)
     except DataDirectoryUnusable as error:
         raise DataDirectoryUnusable(str(error).replace("--data-dir, SUBLET_DATA_DIR", "--keep")) from None
     except KeyboardInterrupt:
-        show.say("interrupted: everything that was started has ended")
+        show.print_line("interrupted: everything that was started has ended")
         raise
     finally:
         if not keep:
@@ -93,9 +93,9 @@ class _Stage:
 
     url: str
     home: Path
-    show: Show
-    processes: Children
-    story: Story
+    show: Display
+    processes: ChildProcesses
+    story: TakeoverReporter
     published: int = 0
     failure: BaseException | None = None
     kills: list[delivery_check.Kill] = field(default_factory=list)
@@ -104,23 +104,27 @@ class _Stage:
         records = self.home / "records"
         records.mkdir()
         source = flights.load()
-        self.show.say(f"{source.num_rows:,} flights loaded")
-        with Sight(self.url) as sight:
+        self.show.print_line(f"{source.num_rows:,} flights loaded")
+        with GroupView(self.url) as sight:
             for name in NODES:
                 self.processes.start(name, "sublet.cli", "leader", "--name", name, "--listen", "127.0.0.1:0")
             arguments = (self.url, str(records), str(TASKS), str(SECONDS_PER_MESSAGE))
             application = self.processes.start("application", "sublet.demo.application", *arguments)
-            self.show.say(f"leader nodes {' and '.join(NODES)} and a Spark application with {TASKS} tasks are starting")
-            self._until(lambda: len(holders(sight.look())) == TASKS, "the tasks to share the streams")
-            self.show.say(f"{TASKS} tasks share {len(sight.look().streams)} streams")
+            self.show.print_line(
+                f"leader nodes {' and '.join(NODES)} and a Spark application with {TASKS} tasks are starting"
+            )
+            self._until(lambda: len(list_holders(sight.read())) == TASKS, "the tasks to share the streams")
+            self.show.print_line(f"{TASKS} tasks share {len(sight.read().streams)} streams")
             with self._publishing(source), self.show.bars(source.num_rows):
                 self._watch(sight, source.num_rows)
-            self.show.say("everything is consumed; draining the application")
+            self.show.print_line("everything is consumed; draining the application")
             application.communicate(timeout=60)
-            heads, history = {line.stream_id: line.head for line in sight.look().streams}, sight.history()
-        findings = delivery_check.judge(source, heads, delivery_check.read_attempts(records), history, self.kills)
+            heads, history = {line.stream_id: line.head for line in sight.read().streams}, sight.history()
+        findings = delivery_check.check_deliveries(
+            source, heads, delivery_check.read_delivered_batches(records), history, self.kills
+        )
         self._report(findings, history, as_json)
-        return 0 if findings.sound else 1
+        return 0 if findings.is_ok else 1
 
     # --- the play ---------------------------------------------------------------------------------------------------
 
@@ -153,18 +157,18 @@ class _Stage:
         except BaseException as error:  # noqa: BLE001 it is raised where somebody sees it
             self.failure = error
 
-    def _watch(self, sight: Sight, total: int) -> None:
+    def _watch(self, sight: GroupView, total: int) -> None:
         """Show how far it is, and kill at the right moments."""
-        acts: list[tuple[float, str, Callable[[Overview], bool]]] = [
+        acts: list[tuple[float, str, Callable[[GroupOverview], bool]]] = [
             (KILL_WORKER_AT, "worker", self._kill_worker),
             (KILL_LEADER_AT, "leader", self._kill_leader),
         ]
 
         def done() -> bool:
-            seen = sight.look()
-            done_so_far = consumed(seen)
+            seen = sight.read()
+            done_so_far = count_consumed(seen)
             self.show.update(self.published, done_so_far)
-            self.story.saw(seen)
+            self.story.update(seen)
             if acts and done_so_far >= acts[0][0] * total and acts[0][2](seen):
                 self.kills.append(delivery_check.Kill(acts.pop(0)[1], done_so_far / total))
             return done_so_far == total
@@ -173,26 +177,26 @@ class _Stage:
         if acts:
             raise Unavailable("the demo was over before it could kill anything: this machine is too fast for it.")
 
-    def _kill_worker(self, seen: Overview) -> bool:
+    def _kill_worker(self, seen: GroupOverview) -> bool:
         """The Python worker whose streams have the most left."""
-        agent, streams = busiest(seen)
+        agent, streams = find_busiest(seen)
         process = process_of(agent)
         if process is None:
             return False
         os.kill(process, signal.SIGKILL)
         held = ", ".join(str(stream) for stream in sorted(streams))
-        self.show.say(
+        self.show.print_line(
             f"[red]killed[/red] worker {process}, a task's Python process, which had work left in streams {held}"
         )
-        self.story.killed(agent, streams)
+        self.story.on_kill(agent, streams)
         return True
 
-    def _kill_leader(self, seen: Overview) -> bool:
+    def _kill_leader(self, seen: GroupOverview) -> bool:
         """The node that leads the group, if somebody does."""
-        if seen.leader is None or not seen.led:
+        if seen.leader is None or not seen.has_leader:
             return False
         self.processes[seen.leader.node].kill()
-        self.show.say(f"[red]killed[/red] {seen.leader.node}, the node that leads the group")
+        self.show.print_line(f"[red]killed[/red] {seen.leader.node}, the node that leads the group")
         return True
 
     def _until(self, fact: Callable[[], bool], what: str) -> None:
@@ -201,18 +205,18 @@ class _Stage:
             if self.failure is not None:
                 raise self.failure
             if self.processes["application"].poll() is not None:
-                raise Unavailable(f"the Spark application ended by itself:\n{self.processes.log('application')}")
+                raise Unavailable(f"the Spark application ended by itself:\n{self.processes.tail_log('application')}")
             if self.show.seconds > LIMIT_S:
-                raise Unavailable(f"waited too long for {what}:\n{self.processes.log('application')}")
+                raise Unavailable(f"waited too long for {what}:\n{self.processes.tail_log('application')}")
             time.sleep(0.1)
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
-    def _report(self, findings: delivery_check.Findings, history: Sequence[HistoryRecord], as_json: bool) -> None:
-        held = holdings(history, round((time.time() - self.show.seconds) * 1e6))
+    def _report(self, findings: delivery_check.CheckResult, history: Sequence[HistoryRecord], as_json: bool) -> None:
+        held = holding_intervals(history, round((time.time() - self.show.seconds) * 1e6))
         moves = [one for one in held if one["moved_from"] is not None]
         if not as_json:
-            self.show.end(findings, held, moves)
+            self.show.print_result(findings, held, moves)
             return
         said: dict[str, Any] = {
             "published": findings.published,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from sublet.demo.holding_intervals import worker_of
-from sublet_storage.groups.status.overview import Overview
+from sublet_storage.groups.status.overview import GroupOverview
 
 
-class Story:
-    """`say` is told each turn once. Nothing is asked here: `saw` is given every look at the group."""
+class TakeoverReporter:
+    """`say` is told each turn once. Nothing is asked here: `update` is given every look at the group."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -17,23 +17,23 @@ class Story:
         self._dead: str | None = None
         self._orphans: frozenset[int] = frozenset()
 
-    def killed(self, agent: str, streams: Iterable[int]) -> None:
+    def on_kill(self, agent: str, streams: Iterable[int]) -> None:
         """This agent's process is gone, which had these streams."""
         self._dead, self._orphans = agent, frozenset(streams)
 
-    def saw(self, seen: Overview) -> None:
+    def update(self, seen: GroupOverview) -> None:
         """Tell what is new."""
-        self._tell_of_the_leader(seen)
-        self._tell_of_the_streams(seen)
+        self._report_leader(seen)
+        self._report_streams(seen)
 
-    def _tell_of_the_leader(self, seen: Overview) -> None:
-        if seen.leader is None or not seen.led or seen.leader.node == self._leader:
+    def _report_leader(self, seen: GroupOverview) -> None:
+        if seen.leader is None or not seen.has_leader or seen.leader.node == self._leader:
             return
         if self._leader is not None:
             self._say(f"{seen.leader.node} leads the group now; workers that live keep their streams")
         self._leader = seen.leader.node
 
-    def _tell_of_the_streams(self, seen: Overview) -> None:
+    def _report_streams(self, seen: GroupOverview) -> None:
         if self._dead is None:
             return
         lines = [line for line in seen.streams if line.stream_id in self._orphans]

@@ -12,26 +12,26 @@ import psycopg
 from sublet_protocol.domain.epochs import LowerFrontier, UpperFrontier
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect
-from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
 from sublet_storage.groups.coordinator.store import GroupStore
 from sublet_storage.groups.model.records import (
     TAKEOVER,
-    Entry,
-    EntryResult,
-    Grant,
+    ChangeOutcome,
+    ChangeResult,
+    GrantStream,
     Group,
     GroupOptions,
     GroupResult,
     GroupWrites,
     Lending,
+    LendingChange,
     LendingStatus,
-    Start,
-    Verdict,
+    StartingPosition,
 )
-from sublet_storage.log.block import Epochs
+from sublet_storage.log.block import EpochBounds
 from sublet_storage.nodes import NodeRef
-from tests.support.memory_store.catalogue import MemoryStreams
-from tests.support.memory_store.groups import MemoryGroups
+from tests.support.memory_store.catalogue import MemoryCatalogue
+from tests.support.memory_store.groups import MemoryGroupStore
 
 SHARE = Subscription.parse("$share/billing/orders/#")
 ONE = NodeRef("one", "incarnation-1", "127.0.0.1:1")
@@ -63,7 +63,7 @@ class World:
 
     def __init__(self) -> None:
         self.clock = Ticker()
-        self.streams = MemoryStreams()
+        self.streams = MemoryCatalogue()
 
     def publish_catalogue(self) -> None:
         """The in-memory store sees the streams as they are."""
@@ -87,7 +87,11 @@ class World:
     def append(self, stream_id: int, count: int = 1, *epochs: int) -> None:
         """A block of so many messages, in these epochs."""
         found = {(epoch,) for epoch in epochs}
-        bounds = Epochs(LowerFrontier.of(found).least, UpperFrontier.of(found).greatest) if found else None
+        bounds = (
+            EpochBounds(LowerFrontier.from_epochs(found).least, UpperFrontier.from_epochs(found).greatest)
+            if found
+            else None
+        )
         self.streams.append(stream_id, count, self.clock(), bounds)
         self.publish_catalogue()
 
@@ -97,7 +101,7 @@ class World:
         self.publish_catalogue()
 
     def retire(self, generation_id: int) -> None:
-        self.streams.retire(generation_id)
+        self.streams.expire_generation(generation_id)
         self.publish_catalogue()
 
     def _published(self, stream_ids: tuple[int, ...]) -> tuple[int, ...]:
@@ -106,7 +110,7 @@ class World:
 
     # --- what most tests begin with -----------------------------------------------------------------------------
 
-    def group(self, subscription: Subscription = SHARE, start: Start = Start.LATEST) -> Group:
+    def group(self, subscription: Subscription = SHARE, start: StartingPosition = StartingPosition.LATEST) -> Group:
         return self.store.open_group(subscription, start)
 
     def declare(self, **options: Any) -> Group:
@@ -119,13 +123,13 @@ class World:
         assert claim.node == node
         return claim.term
 
-    def write(self, group: Group, term: int, *entries: Entry, renew: bool = False) -> GroupResult:
+    def write(self, group: Group, term: int, *entries: LendingChange, renew: bool = False) -> GroupResult:
         return self.store.commit([GroupWrites(group.group_id, term, entries, renew)])[0]
 
-    def apply(self, group: Group, term: int, entry: Entry) -> EntryResult:
+    def apply(self, group: Group, term: int, entry: LendingChange) -> ChangeResult:
         """Write one entry under a term that is alive."""
         result = self.write(group, term, entry)
-        assert not result.deposed
+        assert not result.has_stale_term
         return result.results[0]
 
     def row(self, group: Group, term: int, stream_id: int) -> Lending:
@@ -135,7 +139,7 @@ class World:
 class MemoryWorld(World):
     def __init__(self) -> None:
         super().__init__()
-        self.store: MemoryGroups = MemoryGroups(self.streams, self.clock)
+        self.store: MemoryGroupStore = MemoryGroupStore(self.streams, self.clock)
 
     @contextmanager
     def locked(self, group_id: int, stream_id: int) -> Iterator[None]:
@@ -148,7 +152,7 @@ class PostgresWorld(World):
     def __init__(self, url: str) -> None:
         super().__init__()
         self.url = url
-        self.store: PostgresGroups = PostgresGroups(url, self.clock)
+        self.store: PostgresGroupStore = PostgresGroupStore(url, self.clock)
         self.connection = connect(url)
         self.connection.execute("create table if not exists block_of_any partition of block default")
         self.connection.execute(f"truncate {TABLES} restart identity cascade")
@@ -185,27 +189,27 @@ class PostgresWorld(World):
             cursor.executemany(_BLOCK, blocks)
 
 
-def grant(stream_id: int, borrower: str = "b1", agent: str = "a1") -> Grant:
-    return Grant(stream_id, borrower, agent, "session", "share")
+def grant(stream_id: int, borrower: str = "b1", agent: str = "a1") -> GrantStream:
+    return GrantStream(stream_id, borrower, agent, "session", "share")
 
 
-def lent(world: World, group: Group, term: int, stream_id: int) -> Lending:
+def granted(world: World, group: Group, term: int, stream_id: int) -> Lending:
     """Grant a stream; the row as it then is."""
     result = world.apply(group, term, grant(stream_id))
-    assert result.verdict is Verdict.APPLIED
+    assert result.outcome is ChangeOutcome.APPLIED
     assert result.lending is not None
     return result.lending
 
 
-def outcome(result: EntryResult) -> tuple[Verdict, LendingStatus, int]:
+def outcome(result: ChangeResult) -> tuple[ChangeOutcome, LendingStatus, int]:
     assert result.lending is not None
-    return result.verdict, result.lending.status, result.lending.position
+    return result.outcome, result.lending.status, result.lending.position
 
 
 def events(world: World, group: Group) -> list[tuple[str, int, bool]]:
     """What happened to its streams."""
     lines = world.store.history(group.group_id)
-    return [(line.event, line.position, line.forced) for line in lines if line.event != TAKEOVER]
+    return [(line.event, line.position, line.is_forced) for line in lines if line.event != TAKEOVER]
 
 
 def _stream(stream: Any) -> Sequence[object]:
@@ -221,13 +225,13 @@ def _blocks(stream: Any) -> list[Sequence[object]]:
     """Where there is no message to read, a block is an address and a time."""
     return [
         (stream.generation.generation_id, stream.stream_id, end, end - mark.first, at_us, _epochs(mark))
-        for mark, (end, at_us) in zip(stream.marks, stream.blocks, strict=True)
+        for mark, (end, at_us) in zip(stream.block_summaries, stream.blocks, strict=True)
     ]
 
 
 def _upper(stream: Any) -> list[Any]:
-    greatest = [epoch for mark in stream.marks if mark.epochs for epoch in mark.epochs.greatest]
-    return list(UpperFrontier.of(greatest).greatest)
+    greatest = [epoch for mark in stream.block_summaries if mark.epochs for epoch in mark.epochs.greatest]
+    return list(UpperFrontier.from_epochs(greatest).greatest)
 
 
 def _epochs(mark: Any) -> str | None:

@@ -27,8 +27,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from sublet_storage.notify.drivers.base import Capabilities, Driver, Inlet, Outlet
-from sublet_storage.notify.drivers.registry import load, name_of
+from sublet_storage.notify.drivers.base import (
+    DriverCapabilities,
+    NotificationDriver,
+    NotificationReceiver,
+    NotificationSender,
+)
+from sublet_storage.notify.drivers.registry import driver_name, load_driver
 from tests.kit import eventually
 from tests.processes.forking import in_a_child
 
@@ -38,7 +43,7 @@ STRAYS = 30
 ROOT = Path(__file__).parents[2]
 
 Check = Callable[["Subject"], None]
-_NEEDS: dict[Check, Callable[[Capabilities], bool]] = {}
+_NEEDS: dict[Check, Callable[[DriverCapabilities], bool]] = {}
 
 
 class Subject:
@@ -47,15 +52,15 @@ class Subject:
     def __init__(self, name: str, url: str) -> None:
         self.name, self.url = name, url
 
-    def driver(self) -> Driver:
+    def driver(self) -> NotificationDriver:
         """The driver, by its entry point."""
-        return load(self.name)(self.url)
+        return load_driver(self.name)(self.url)
 
-    def cut(self, inlet: Inlet) -> None:
+    def cut(self, inlet: NotificationReceiver) -> None:
         """Break the way to this inlet as the world might; the driver restores it by itself."""
         raise NotImplementedError
 
-    def rubbish(self, inlet: Inlet) -> None:
+    def rubbish(self, inlet: NotificationReceiver) -> None:
         """Bring to this inlet, from outside, whatever it should never see. None of it may count as a message."""
         raise NotImplementedError
 
@@ -64,50 +69,52 @@ class Subject:
         raise NotImplementedError
 
 
-class Heard:
+class Received:
     """An inlet, and all that it told, in order: `connected`, `lost`, and messages."""
 
-    def __init__(self, driver: Driver) -> None:
-        self.told: list[str | bytes] = []
+    def __init__(self, driver: NotificationDriver) -> None:
+        self.reported: list[str | bytes] = []
         self.fails = False
-        self.inlet = driver.inlet(self._message, lambda: self.told.append("connected"), self._lost)
-        eventually(lambda: self.told, message="on_connected is never called")
+        self.inlet = driver.open_receiver(self._message, lambda: self.reported.append("connected"), self._lost)
+        eventually(lambda: self.reported, message="on_connected is never called")
 
     @property
     def messages(self) -> list[bytes]:
         """The messages so far."""
-        return [each for each in list(self.told) if isinstance(each, bytes)]
+        return [each for each in list(self.reported) if isinstance(each, bytes)]
 
     @property
     def events(self) -> list[str]:
         """How often it was connected and lost so far, in order."""
-        return [each for each in list(self.told) if isinstance(each, str)]
+        return [each for each in list(self.reported) if isinstance(each, str)]
 
     def _message(self, message: bytes) -> None:
-        self.told.append(message)
+        self.reported.append(message)
         if self.fails:
             raise ValueError("this handler fails")
 
     def _lost(self) -> None:
-        self.told.append("lost")
+        self.reported.append("lost")
 
 
 @contextlib.contextmanager
-def hearing(driver: Driver, count: int = 1) -> Iterator[list[Heard]]:
+def hearing(driver: NotificationDriver, count: int = 1) -> Iterator[list[Received]]:
     """So many open inlets; each is closed afterwards, and must have begun with being connected."""
-    heard = [Heard(driver) for _ in range(count)]
+    received = [Received(driver) for _ in range(count)]
     try:
-        yield heard
+        yield received
     finally:
-        for each in heard:
+        for each in received:
             each.inlet.close()
-            assert each.told[0] == "connected", "something was told before on_connected"
+            assert each.reported[0] == "connected", "something was told before on_connected"
 
 
 @contextlib.contextmanager
-def sending(driver: Driver, heard: Sequence[Heard], count: int = 1) -> Iterator[list[Outlet]]:
+def sending(
+    driver: NotificationDriver, received: Sequence[Received], count: int = 1
+) -> Iterator[list[NotificationSender]]:
     """So many open outlets towards these inlets, closed afterwards."""
-    outlets = [driver.outlet([each.inlet.endpoint for each in heard]) for _ in range(count)]
+    outlets = [driver.open_sender([each.inlet.endpoint for each in received]) for _ in range(count)]
     try:
         yield outlets
     finally:
@@ -115,7 +122,7 @@ def sending(driver: Driver, heard: Sequence[Heard], count: int = 1) -> Iterator[
             outlet.close()
 
 
-def if_it(able: Callable[[Capabilities], bool]) -> Callable[[Check], Check]:
+def if_it(able: Callable[[DriverCapabilities], bool]) -> Callable[[Check], Check]:
     """Only of drivers that can do this, the check is asked."""
 
     def limit(check: Check) -> Check:
@@ -125,19 +132,21 @@ def if_it(able: Callable[[Capabilities], bool]) -> Callable[[Check], Check]:
     return limit
 
 
-def arrives(outlet: Outlet, heard: Heard, message: bytes) -> None:
+def arrives(outlet: NotificationSender, received: Received, message: bytes) -> None:
     """Send it, again and again, until it is there: for ways that are only just being restored."""
 
-    def told() -> bool:
+    def reported() -> bool:
         outlet.send(message)
-        return message in heard.messages
+        return message in received.messages
 
-    eventually(told, 20, "nothing arrives any more", every_s=0.05)
+    eventually(reported, 20, "nothing arrives any more", every_s=0.05)
 
 
-def all_of(heard: Sequence[Heard], fact: Callable[[Heard], bool]) -> None:
+def all_of(received: Sequence[Received], fact: Callable[[Received], bool]) -> None:
     """Wait until it is true of each of them."""
-    eventually(lambda: all(fact(each) for each in heard), 10, lambda: f"{[each.told[-9:] for each in heard]}"[:800])
+    eventually(
+        lambda: all(fact(each) for each in received), 10, lambda: f"{[each.reported[-9:] for each in received]}"[:800]
+    )
 
 
 # --- the checks -----------------------------------------------------------------------------------------------------
@@ -147,109 +156,109 @@ def it_goes_by_its_name(subject: Subject) -> None:
     """The driver's name is its entry point's, and its endpoints begin with it and are short lines of plain text."""
     driver = subject.driver()
     assert driver.name == subject.name
-    with hearing(driver) as (heard,):
-        endpoint = heard.inlet.endpoint
-        assert name_of(endpoint) == subject.name
+    with hearing(driver) as (received,):
+        endpoint = received.inlet.endpoint
+        assert driver_name(endpoint) == subject.name
         assert endpoint.isascii()
         assert endpoint.isprintable()
         assert " " not in endpoint
         assert len(endpoint) <= 255
 
 
-@if_it(lambda can: not can.pushes)
+@if_it(lambda can: not can.is_push)
 def without_push_nothing_arrives(subject: Subject) -> None:
     """A driver that declares to move nothing moves nothing, and takes no offence at being asked to."""
     driver = subject.driver()
-    with hearing(driver) as (heard,):
-        with sending(driver, [heard]) as (outlet,):
+    with hearing(driver) as (received,):
+        with sending(driver, [received]) as (outlet,):
             outlet.send(b"message")
-        assert heard.told == ["connected"]
+        assert received.reported == ["connected"]
 
 
-@if_it(lambda can: can.pushes)
-def messages_arrive_whole_at_every_inlet(subject: Subject) -> None:
+@if_it(lambda can: can.is_push)
+def messages_arrive_complete_at_every_receiver(subject: Subject) -> None:
     """Several inlets, several outlets, any bytes."""
     driver = subject.driver()
     odd = [b"", b"\0", b"plain", "ä→𝄞".encode(), b"\xff\xfe", bytes(range(256)), b"'\\\"\r\n", b"t0", b"b0%"]
-    with hearing(driver, 3) as heard, sending(driver, heard, 2) as outlets:
+    with hearing(driver, 3) as received, sending(driver, received, 2) as outlets:
         sent = {bytes([number]) + message for number in range(2) for message in odd} | {b""}
         for number, outlet in enumerate(outlets):
             for message in odd:
                 outlet.send(bytes([number]) + message)
             outlet.send(b"")
-        all_of(heard, lambda each: set(each.messages) == sent)
+        all_of(received, lambda each: set(each.messages) == sent)
         assert [outlet.dropped for outlet in outlets] == [0, 0]
 
 
-@if_it(lambda can: can.pushes)
+@if_it(lambda can: can.is_push)
 def equal_messages_are_not_folded(subject: Subject) -> None:
     """What was sent twice arrives twice."""
     driver = subject.driver()
-    with hearing(driver) as (heard,), sending(driver, [heard]) as (outlet,):
+    with hearing(driver) as (received,), sending(driver, [received]) as (outlet,):
         for _ in range(50):
             outlet.send(b"again")
-        least = 50 - outlet.dropped if driver.capabilities.lossless else 2
-        eventually(lambda: heard.messages.count(b"again") >= least)
+        least = 50 - outlet.dropped if driver.capabilities.is_lossless else 2
+        eventually(lambda: received.messages.count(b"again") >= least)
 
 
-@if_it(lambda can: can.pushes)
+@if_it(lambda can: can.is_push)
 def the_payload_limit_holds(subject: Subject) -> None:
     """Up to the limit a message arrives, whatever bytes it consists of; a longer one is counted, and harms nobody."""
     driver = subject.driver()
     limit = driver.capabilities.payload_limit
     longest = [byte * (limit or 1 << 20) for byte in (b"a", b"\0", b"\xff", b"\x80")]
-    with hearing(driver) as (heard,), sending(driver, [heard]) as (outlet,):
+    with hearing(driver) as (received,), sending(driver, [received]) as (outlet,):
         for message in longest:
             outlet.send(message)
-            all_of([heard], lambda each: each.messages[-1:] == [message])  # noqa: B023
+            all_of([received], lambda each: each.messages[-1:] == [message])  # noqa: B023
         assert outlet.dropped == 0
         if limit is not None:
             outlet.send(b"a" * (limit + 1))
             assert outlet.dropped == 1
         outlet.send(b"next")
-        eventually(lambda: b"next" in heard.messages)
-        assert heard.messages == [*longest, b"next"]
+        eventually(lambda: b"next" in received.messages)
+        assert received.messages == [*longest, b"next"]
 
 
-@if_it(lambda can: can.pushes and can.ordered)
+@if_it(lambda can: can.is_push and can.is_ordered)
 def an_outlets_messages_keep_their_order(subject: Subject) -> None:
     """Where the driver says so."""
     driver = subject.driver()
-    with hearing(driver) as (heard,), sending(driver, [heard], 2) as outlets:
+    with hearing(driver) as (received,), sending(driver, [received], 2) as outlets:
         for number in range(500):
             for name, outlet in zip((b"a", b"b"), outlets, strict=True):
                 outlet.send(b"%s%06d" % (name, number))
-        eventually(lambda: {b"a000499", b"b000499"} <= set(heard.messages))
+        eventually(lambda: {b"a000499", b"b000499"} <= set(received.messages))
         for name in (b"a", b"b"):
-            own = [message for message in heard.messages if message.startswith(name)]
+            own = [message for message in received.messages if message.startswith(name)]
             assert own == sorted(own)
 
 
-@if_it(lambda can: can.pushes and can.lossless)
+@if_it(lambda can: can.is_push and can.is_lossless)
 def what_is_not_counted_as_dropped_arrives(subject: Subject) -> None:
     """Where the driver says that it loses nothing: more at once than it can take."""
     driver = subject.driver()
-    with hearing(driver, 2) as heard, sending(driver, heard) as (outlet,):
+    with hearing(driver, 2) as received, sending(driver, received) as (outlet,):
         for number in range(5000):
             outlet.send(b"%d" % number)
-        arrives(outlet, heard[0], b"last")
-        all_of(heard, lambda each: b"last" in each.messages)
-        all_of(heard, lambda each: len([m for m in each.messages if m != b"last"]) >= 5000 - outlet.dropped)
+        arrives(outlet, received[0], b"last")
+        all_of(received, lambda each: b"last" in each.messages)
+        all_of(received, lambda each: len([m for m in each.messages if m != b"last"]) >= 5000 - outlet.dropped)
 
 
-@if_it(lambda can: can.pushes)
-def a_way_that_breaks_is_told_and_comes_back(subject: Subject) -> None:
+@if_it(lambda can: can.is_push)
+def a_path_that_breaks_is_reported_and_comes_back(subject: Subject) -> None:
     """Lost, then connected again, by itself; then messages arrive."""
     driver = subject.driver()
-    with hearing(driver) as (heard,), sending(driver, [heard]) as (outlet,):
-        arrives(outlet, heard, b"before")
-        subject.cut(heard.inlet)
-        eventually(lambda: heard.events[:2] == ["connected", "lost"], message=lambda: f"told {heard.events}")
-        eventually(lambda: heard.events[2:] == ["connected"], message=lambda: f"told {heard.events}")
-        arrives(outlet, heard, b"after")
+    with hearing(driver) as (received,), sending(driver, [received]) as (outlet,):
+        arrives(outlet, received, b"before")
+        subject.cut(received.inlet)
+        eventually(lambda: received.events[:2] == ["connected", "lost"], message=lambda: f"told {received.events}")
+        eventually(lambda: received.events[2:] == ["connected"], message=lambda: f"told {received.events}")
+        arrives(outlet, received, b"after")
 
 
-@if_it(lambda can: can.pushes)
+@if_it(lambda can: can.is_push)
 def a_send_never_blocks(subject: Subject) -> None:
     """Not with nobody there, and not where somebody is who takes nothing."""
     driver = subject.driver()
@@ -258,62 +267,62 @@ def a_send_never_blocks(subject: Subject) -> None:
     message = b"x" * min(driver.capabilities.payload_limit or 1 << 16, 1 << 16)
     with subject.deaf() as deaf:
         for endpoint in (nobody, deaf):
-            outlet = driver.outlet([endpoint])
+            outlet = driver.open_sender([endpoint])
             slow = sum(_seconds(lambda: outlet.send(message)) > SLOW_S for _ in range(1500))  # noqa: B023
-            assert slow <= STRAYS, f"{slow} sends to {name_of(endpoint)} took longer than {SLOW_S} s"
+            assert slow <= STRAYS, f"{slow} sends to {driver_name(endpoint)} took longer than {SLOW_S} s"
             assert _seconds(outlet.close) < 5
 
 
-@if_it(lambda can: can.pushes)
+@if_it(lambda can: can.is_push)
 def who_takes_nothing_holds_up_nobody_else(subject: Subject) -> None:
     """Of two endpoints one takes nothing: what is sent to both arrives at the other."""
     driver = subject.driver()
     message = b"x" * min(driver.capabilities.payload_limit or 1 << 16, 1 << 16)
-    with subject.deaf() as deaf, hearing(driver) as (heard,):
-        outlet = driver.outlet([deaf, heard.inlet.endpoint])
+    with subject.deaf() as deaf, hearing(driver) as (received,):
+        outlet = driver.open_sender([deaf, received.inlet.endpoint])
         for _ in range(1500):
             outlet.send(message)
-        arrives(outlet, heard, b"heard")
+        arrives(outlet, received, b"heard")
         outlet.close()
 
 
-@if_it(lambda can: can.pushes)
+@if_it(lambda can: can.is_push)
 def what_was_sent_last_arrives(subject: Subject) -> None:
     """An outlet that is opened, used and closed at once, as a short-lived process does, has told what it told."""
     driver = subject.driver()
-    with hearing(driver) as (heard,):
-        for attempt in range(1 if driver.capabilities.lossless else 3):
-            with sending(driver, [heard]) as (outlet,):
+    with hearing(driver) as (received,):
+        for attempt in range(1 if driver.capabilities.is_lossless else 3):
+            with sending(driver, [received]) as (outlet,):
                 outlet.send(b"%d" % attempt)
-        eventually(lambda: heard.messages)
+        eventually(lambda: received.messages)
 
 
-@if_it(lambda can: can.pushes)
+@if_it(lambda can: can.is_push)
 def a_handler_that_raises_stops_nothing(subject: Subject) -> None:
     """The next message is handed to it all the same."""
     driver = subject.driver()
-    with hearing(driver) as (heard,), sending(driver, [heard]) as (outlet,):
-        heard.fails = True
-        arrives(outlet, heard, b"first")
-        arrives(outlet, heard, b"second")
-        assert heard.events == ["connected"] or not driver.capabilities.lossless
+    with hearing(driver) as (received,), sending(driver, [received]) as (outlet,):
+        received.fails = True
+        arrives(outlet, received, b"first")
+        arrives(outlet, received, b"second")
+        assert received.events == ["connected"] or not driver.capabilities.is_lossless
 
 
-@if_it(lambda can: can.pushes)
+@if_it(lambda can: can.is_push)
 def rubbish_on_the_wire_is_survived(subject: Subject) -> None:
     """It is no message, and what comes after it is."""
     driver = subject.driver()
-    with hearing(driver) as (heard,), sending(driver, [heard]) as (outlet,):
-        arrives(outlet, heard, b"before")
-        subject.rubbish(heard.inlet)
-        arrives(outlet, heard, b"after")
-        assert set(heard.messages) == {b"before", b"after"}
+    with hearing(driver) as (received,), sending(driver, [received]) as (outlet,):
+        arrives(outlet, received, b"before")
+        subject.rubbish(received.inlet)
+        arrives(outlet, received, b"after")
+        assert set(received.messages) == {b"before", b"after"}
 
 
 def endpoints_that_are_none_are_survived(subject: Subject) -> None:
     """The directory may hold anything: what cannot be reached hinders neither the caller nor the others."""
     driver = subject.driver()
-    with hearing(driver) as (heard,):
+    with hearing(driver) as (received,):
         nonsense = [
             f"{subject.name}:",
             f"{subject.name}:\n",
@@ -321,15 +330,15 @@ def endpoints_that_are_none_are_survived(subject: Subject) -> None:
             "",
             "other:x",
         ]
-        outlet = driver.outlet([*nonsense, heard.inlet.endpoint])
+        outlet = driver.open_sender([*nonsense, received.inlet.endpoint])
         outlet.send(b"message")
-        if driver.capabilities.pushes:
-            arrives(outlet, heard, b"message")
+        if driver.capabilities.is_push:
+            arrives(outlet, received, b"message")
         outlet.close()
-        alone = driver.outlet([])
+        alone = driver.open_sender([])
         alone.send(b"to nobody")
         alone.close()
-        assert set(heard.messages) <= {b"message"}
+        assert set(received.messages) <= {b"message"}
 
 
 def closing_lets_go_of_everything(subject: Subject) -> None:
@@ -337,22 +346,22 @@ def closing_lets_go_of_everything(subject: Subject) -> None:
     before = _possessions()
     driver = subject.driver()
     assert _possessions() <= before, "a driver that nothing was asked of has opened something"
-    with hearing(driver, 2) as heard, sending(driver, heard, 2) as outlets:
+    with hearing(driver, 2) as received, sending(driver, received, 2) as outlets:
         for outlet in outlets:
             outlet.send(b"message")
-        if driver.capabilities.pushes:
-            all_of(heard, lambda each: bool(each.messages))
-    told = [list(each.told) for each in heard]
-    for close in [outlet.close for outlet in outlets] + [each.inlet.close for each in heard]:
+        if driver.capabilities.is_push:
+            all_of(received, lambda each: bool(each.messages))
+    reported = [list(each.reported) for each in received]
+    for close in [outlet.close for outlet in outlets] + [each.inlet.close for each in received]:
         close()
     dropped = outlets[0].dropped
     outlets[0].send(b"too late")
-    assert outlets[0].dropped == dropped + driver.capabilities.pushes
+    assert outlets[0].dropped == dropped + driver.capabilities.is_push
     eventually(lambda: _possessions() <= before, message=lambda: f"left: {_possessions() - before}")
-    assert [list(each.told) for each in heard] == told
+    assert [list(each.reported) for each in received] == reported
 
 
-@if_it(lambda can: can.pushes)
+@if_it(lambda can: can.is_push)
 def a_fork_shares_nothing(subject: Subject) -> None:
     """The copies in a forked process send nothing and close nothing, and it can open its own. In a process of its own,
     as what others have left in this one must not come along."""
@@ -364,12 +373,12 @@ def a_fork_shares_nothing(subject: Subject) -> None:
 CHECKS: tuple[Check, ...] = (
     it_goes_by_its_name,
     without_push_nothing_arrives,
-    messages_arrive_whole_at_every_inlet,
+    messages_arrive_complete_at_every_receiver,
     equal_messages_are_not_folded,
     the_payload_limit_holds,
     an_outlets_messages_keep_their_order,
     what_is_not_counted_as_dropped_arrives,
-    a_way_that_breaks_is_told_and_comes_back,
+    a_path_that_breaks_is_reported_and_comes_back,
     a_send_never_blocks,
     who_takes_nothing_holds_up_nobody_else,
     what_was_sent_last_arrives,
@@ -383,7 +392,7 @@ CHECKS: tuple[Check, ...] = (
 
 def checks(name: str) -> list[Check]:
     """What a driver has to pass, by what it says that it can."""
-    can = load(name)("postgresql:///nowhere").capabilities
+    can = load_driver(name)("postgresql:///nowhere").capabilities
     return [check for check in CHECKS if check not in _NEEDS or _NEEDS[check](can)]
 
 
@@ -404,23 +413,23 @@ def _possessions() -> set[str]:
 
 
 def _story_of_a_fork(name: str, url: str) -> None:
-    driver = load(name)(url)
-    with hearing(driver) as (heard,), sending(driver, [heard]) as (outlet,):
-        arrives(outlet, heard, b"before")
+    driver = load_driver(name)(url)
+    with hearing(driver) as (received,), sending(driver, [received]) as (outlet,):
+        arrives(outlet, received, b"before")
 
         def in_the_child() -> None:
             outlet.send(b"of the copy")
             assert outlet.dropped == 1, "the copy has sent"
             outlet.close()
-            heard.inlet.close()
-            own = driver.outlet([heard.inlet.endpoint])
+            received.inlet.close()
+            own = driver.open_sender([received.inlet.endpoint])
             own.send(b"of the child")
             own.close()
 
         in_a_child(in_the_child)
-        eventually(lambda: b"of the child" in heard.messages)
-        arrives(outlet, heard, b"after")
-        assert set(heard.messages) == {b"before", b"of the child", b"after"}
+        eventually(lambda: b"of the child" in received.messages)
+        arrives(outlet, received, b"after")
+        assert set(received.messages) == {b"before", b"of the child", b"after"}
         assert outlet.dropped == 0
 
 

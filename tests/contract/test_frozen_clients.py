@@ -13,12 +13,12 @@ import pytest
 
 from sublet_protocol.domain.errors import UnknownOutcome
 from sublet_storage.db.connect import connect
-from sublet_storage.db.store_connection import Channel
+from sublet_storage.db.store_connection import StoreConnection
 from sublet_storage.groups.coordinator import leadership
-from sublet_storage.groups.coordinator.postgres import PostgresGroups
-from sublet_storage.groups.model.records import Seize, Verdict
+from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.model.records import ChangeOutcome, ForceRelease
 from sublet_storage.producer import Publisher, sender
-from tests.contract.group_world import ONE, SHARE, TWO, PostgresWorld, lent
+from tests.contract.group_world import ONE, SHARE, TWO, PostgresWorld, granted
 from tests.kit import eventually
 from tests.kit_nodes import Process
 from tests.postgres_proxy import PostgresProxy
@@ -33,16 +33,16 @@ def test_a_leader_frozen_in_the_middle_of_a_renewal_does_not_keep_its_successor_
     group = postgres.store.open_group(SHARE)
     begun = postgres.store.claim(group.group_id, ONE, 0.0)
     frozen, thawed = Event(), Event()
-    channel = Channel(lambda: connect(postgres.url, idle_in_transaction_timeout_s=0.2))
+    channel = StoreConnection(lambda: connect(postgres.url, idle_in_transaction_timeout_s=0.2))
 
     def renew(connection: psycopg.Connection[tuple[object, ...]]) -> None:
         now_us = postgres.clock.now_us
         leadership.renew(connection, ONE, {group.group_id: begun.term}, 0.0, now_us, wait=True)
-        leadership.locked(leadership.lock(connection, (group.group_id,), now_us))
+        leadership.fetch_locked(leadership.lock(connection, (group.group_id,), now_us))
         frozen.set()
         thawed.wait()
 
-    successor = PostgresGroups(postgres.url, postgres.clock)
+    successor = PostgresGroupStore(postgres.url, postgres.clock)
     with ThreadPoolExecutor(1) as pool:
         renewal = pool.submit(channel.write, renew)
         try:
@@ -95,15 +95,15 @@ def test_a_consumer_stopped_between_its_progress_and_its_commit_gives_its_stream
     (stream,) = postgres.add_space()
     group = postgres.group()
     term = postgres.lead(group)
-    held = lent(postgres, group, term, stream)
+    held = granted(postgres, group, term, stream)
     postgres.append(stream, 5)
     postgres.connection.execute("create table public.output (n integer)")
     facts = map(str, (group.group_id, stream, held.grant_id))
     stopped = Process("tests.processes.committing", postgres.url, *facts, number, log=tmp_path / "log")
     try:
         eventually(lambda: "advanced" in stopped.output(), 60.0, stopped.output)
-        seize = Seize(stream, held.grant_id, "silent")
-        eventually(lambda: postgres.apply(group, term, seize).verdict is Verdict.APPLIED, 60.0)
+        seize = ForceRelease(stream, held.grant_id, "silent")
+        eventually(lambda: postgres.apply(group, term, seize).outcome is ChangeOutcome.APPLIED, 60.0)
         stopped.signal(signal.SIGCONT)
         eventually(lambda: not stopped.alive, 30.0)
         assert stopped.returncode == (0 if number == "SIGSTOP" else -signal.SIGKILL), stopped.output()

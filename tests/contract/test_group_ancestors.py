@@ -12,32 +12,32 @@ from sublet_protocol.domain.errors import Conflict
 from sublet_protocol.domain.in_doubt import InDoubt
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.admin import progress_transfer, reset_plan
-from sublet_storage.groups.admin.reset_targets import Target
+from sublet_storage.groups.admin.reset_targets import ResetTarget
 from sublet_storage.groups.model.records import (
-    Advance,
+    AdvancePosition,
+    ChangeOutcome,
+    ForceRelease,
     Group,
     GroupOptions,
     LendingStatus,
-    Seize,
-    Start,
-    Verdict,
-    WhenGone,
+    OnDataLoss,
+    StartingPosition,
 )
-from sublet_storage.groups.status.diagnosis_model import Reason
-from sublet_storage.groups.status.diagnosis_queries import why
-from tests.contract.group_world import BLOCKED, FINISHED, FREE, HELD, SHARE, PostgresWorld, World, grant, lent
+from sublet_storage.groups.status.diagnosis_model import StallReason
+from sublet_storage.groups.status.diagnosis_queries import diagnose_group
+from tests.contract.group_world import BLOCKED, FINISHED, FREE, HELD, SHARE, PostgresWorld, World, grant, granted
 
 QUEUE = Subscription.parse("$queue/billing/orders/#")
 
 
-def is_lent(world: World, group: Group, term: int, stream: int) -> bool:
-    return world.apply(group, term, grant(stream)).verdict is Verdict.APPLIED
+def is_granted(world: World, group: Group, term: int, stream: int) -> bool:
+    return world.apply(group, term, grant(stream)).outcome is ChangeOutcome.APPLIED
 
 
 def consume(world: World, group: Group, term: int, stream: int) -> None:
     """Lent, consumed to its head, which ends it, and with it what was empty behind it."""
-    held = lent(world, group, term, stream)
-    done = world.apply(group, term, Advance(stream, held.grant_id, held.head))
+    held = granted(world, group, term, stream)
+    done = world.apply(group, term, AdvancePosition(stream, held.grant_id, held.head))
     assert done.lending is not None
     assert done.lending.status is FINISHED
 
@@ -60,11 +60,11 @@ def test_a_stream_waits_for_its_ancestors_across_empty_generations(
     empty_ones(world, between)
     (last,) = world.rollover(1)
     world.append(last, 1)
-    renewed = {row.stream_id: row for row in world.write(group, term, renew=True).renewed}
+    renewed = {row.stream_id: row for row in world.write(group, term, renew=True).synced}
     assert renewed[last].parents == (first,)
-    assert not is_lent(world, group, term, last)
+    assert not is_granted(world, group, term, last)
     consume(world, group, term, first)
-    assert is_lent(world, group, term, last)
+    assert is_granted(world, group, term, last)
 
 
 @pytest.mark.conforms("E33")
@@ -76,29 +76,33 @@ def test_it_waits_for_all_of_them_where_streams_were_split_and_merged_on_the_way
     world.append(right, 1)
     world.rollover(1, shards=1)
     last = world.rollover(1, shards=3)
-    renewed = {row.stream_id: row for row in world.write(group, term, renew=True).renewed}
+    renewed = {row.stream_id: row for row in world.write(group, term, renew=True).synced}
     assert [renewed[stream].parents for stream in last] == [(left, right)] * 3
     consume(world, group, term, left)
     refused = world.apply(group, term, grant(last[0]))
-    assert refused.verdict is Verdict.REFUSED
+    assert refused.outcome is ChangeOutcome.REFUSED
     assert refused.lending is not None
     assert refused.lending.parents == (right,)
     consume(world, group, term, right)
-    assert all(is_lent(world, group, term, stream) for stream in last)
+    assert all(is_granted(world, group, term, stream) for stream in last)
     assert all(row.parents == () for row in world.store.load(group.group_id, term))
 
 
 @pytest.mark.conforms("E33")
-@pytest.mark.parametrize("begin", [Start.EARLIEST, Start.offset(1), Start.at(1_700_000_000_000_000)], ids=str)
+@pytest.mark.parametrize(
+    "begin",
+    [StartingPosition.EARLIEST, StartingPosition.at_offset(1), StartingPosition.at_time(1_700_000_000_000_000)],
+    ids=str,
+)
 def test_a_group_that_begins_in_the_past_waits_for_what_lies_beyond_streams_that_it_has_not(
-    world: World, begin: Start
+    world: World, begin: StartingPosition
 ) -> None:
     (first,) = world.add_space()
     world.append(first, 2)
     empty_ones(world, 2)
     if begin.policy == "offset":  # it has nothing of closed streams, and so nothing waits
         group = world.group(start=begin)
-        assert is_lent(world, group, world.lead(group), max(world.streams.streams))
+        assert is_granted(world, group, world.lead(group), max(world.streams.streams))
         return
     (last,) = world.rollover(1)
     world.append(last, 1)
@@ -107,27 +111,27 @@ def test_a_group_that_begins_in_the_past_waits_for_what_lies_beyond_streams_that
     assert world.row(group, term, last).parents != ()
     world.write(group, term, renew=True)
     assert world.row(group, term, last).parents == (first,)
-    assert not is_lent(world, group, term, last)
+    assert not is_granted(world, group, term, last)
     consume(world, group, term, first)
-    assert is_lent(world, group, term, last)
+    assert is_granted(world, group, term, last)
 
 
 @pytest.mark.conforms("E33", "W4")
-@pytest.mark.parametrize("when_gone", WhenGone)
+@pytest.mark.parametrize("on_data_loss", OnDataLoss)
 def test_what_retention_took_from_an_ancestor_is_waited_for_until_somebody_decides(
-    world: World, when_gone: WhenGone
+    world: World, on_data_loss: OnDataLoss
 ) -> None:
     (first,) = world.add_space()
-    group = world.declare(when_gone=when_gone)
+    group = world.declare(on_data_loss=on_data_loss)
     term = world.lead(group)
     world.append(first, 2)
     empty_ones(world, 2)
     (last,) = world.rollover(1)
     world.retire(1)
-    assert not is_lent(world, group, term, last)
+    assert not is_granted(world, group, term, last)
     world.write(group, term, renew=True)
-    assert is_lent(world, group, term, last) is (when_gone is WhenGone.SKIP)
-    if when_gone is WhenGone.FAIL:
+    assert is_granted(world, group, term, last) is (on_data_loss is OnDataLoss.SKIP)
+    if on_data_loss is OnDataLoss.FAIL:
         (waits,) = (row for row in world.store.load(group.group_id, term) if row.status is BLOCKED)
         assert waits.stream_id == first
 
@@ -143,28 +147,30 @@ def test_a_space_that_loses_no_topics_has_no_part_in_it(world: World) -> None:
     world.append(orders, 1)
     opened = world.drop_space(3, rolls=(1,))
     world.rollover(2)
-    renewed = {row.stream_id: row for row in world.write(group, term, renew=True).renewed}
+    renewed = {row.stream_id: row for row in world.write(group, term, renew=True).synced}
     assert [renewed[stream].parents for stream in opened] == [(orders,)], "nothing of users went there"
 
 
 def by_reset(world: PostgresWorld, group: Group, _: int) -> Group:
     with world.connection.transaction():
-        reset_plan.carry_out(world.connection, group, Target.earliest(), reason="again")
+        reset_plan.execute_reset(world.connection, group, ResetTarget.earliest(), reason="again")
     return group
 
 
 def by_reset_of_one(world: PostgresWorld, group: Group, first: int) -> Group:
     with world.connection.transaction():
-        reset_plan.carry_out(world.connection, group, Target.earliest(), [first], reason="again")
+        reset_plan.execute_reset(world.connection, group, ResetTarget.earliest(), [first], reason="again")
     return group
 
 
 def by_import(world: PostgresWorld, group: Group, first: int) -> Group:
     by_reset_of_one(world, group, first)
-    stored = json.loads(json.dumps(progress_transfer.to_json(progress_transfer.take(world.connection, group))))
+    stored = json.loads(
+        json.dumps(progress_transfer.progress_to_json(progress_transfer.read_progress(world.connection, group)))
+    )
     with world.connection.transaction():
-        return progress_transfer.begin(
-            world.connection, QUEUE, group.options, progress_transfer.of_json(stored), "imported"
+        return progress_transfer.create_from_progress(
+            world.connection, QUEUE, group.options, progress_transfer.progress_from_json(stored), "imported"
         )
 
 
@@ -185,11 +191,11 @@ def test_what_is_to_be_consumed_again_comes_before_its_descendants(
     world.append(last, 1)
     group = how(world, group, first)
     term = world.lead(group)
-    assert not is_lent(world, group, term, last)
+    assert not is_granted(world, group, term, last)
     world.write(group, term, renew=True)
-    assert not is_lent(world, group, term, last)
+    assert not is_granted(world, group, term, last)
     consume(world, group, term, first)
-    assert is_lent(world, group, term, last)
+    assert is_granted(world, group, term, last)
 
 
 Descended = tuple[PostgresWorld, Group, int, tuple[int, int, int]]
@@ -210,8 +216,8 @@ def descended(postgres: PostgresWorld) -> Descended:
     world.write(group, term, renew=True)
     consume(world, group, term, first)
     for stream in (last, beside):
-        lent(world, group, term, stream)
-    world.apply(group, term, Advance(last, world.row(group, term, last).grant_id, 1))
+        granted(world, group, term, stream)
+    world.apply(group, term, AdvancePosition(last, world.row(group, term, last).grant_id, 1))
     return world, group, term, (first, last, beside)
 
 
@@ -220,31 +226,31 @@ def test_a_forced_reset_of_one_stream_takes_back_what_follows_on_it_and_nothing_
     world, group, term, (first, last, beside) = descended
     before = {stream: world.row(group, term, stream) for stream in (last, beside)}
     with world.connection.transaction():
-        reset_plan.carry_out(world.connection, group, Target.earliest(), [first], reason="again", force=True)
+        reset_plan.execute_reset(world.connection, group, ResetTarget.earliest(), [first], reason="again", force=True)
     (line,) = (line for line in world.store.history(group.group_id) if line.stream_id == last and line.event == "reset")
-    assert (line.grant_id, line.position, line.until, line.forced) == (before[last].grant_id, 1, 3, True)
+    assert (line.grant_id, line.position, line.redelivery_end, line.is_forced) == (before[last].grant_id, 1, 3, True)
     assert str(first) in line.reason
     term = world.lead(group)
     assert world.row(group, term, beside).grant_id == before[beside].grant_id, "it has nothing to wait for"
-    late = world.apply(group, term, Advance(last, before[last].grant_id, 3))
-    assert (late.verdict, world.row(group, term, last).position) == (Verdict.REFUSED, 1)
-    assert not is_lent(world, group, term, last)
+    late = world.apply(group, term, AdvancePosition(last, before[last].grant_id, 3))
+    assert (late.outcome, world.row(group, term, last).position) == (ChangeOutcome.REFUSED, 1)
+    assert not is_granted(world, group, term, last)
     consume(world, group, term, first)
-    assert is_lent(world, group, term, last)
+    assert is_granted(world, group, term, last)
 
 
 @pytest.mark.conforms("E33")
 def test_a_reset_of_one_stream_waits_for_who_has_what_follows_on_it(descended: Descended) -> None:
     world, group, term, (first, last, _) = descended
 
-    def reset(target: Target) -> None:
+    def reset(target: ResetTarget) -> None:
         with world.connection.transaction():
-            reset_plan.carry_out(world.connection, group, target, [first], reason="again")
+            reset_plan.execute_reset(world.connection, group, target, [first], reason="again")
 
     with pytest.raises(Conflict, match=f"1 of its streams are lent.* the first is {last}"):
-        reset(Target.earliest())
-    assert not world.write(group, term).deposed, "nothing was done"
-    reset(Target.latest())
+        reset(ResetTarget.earliest())
+    assert not world.write(group, term).has_stale_term, "nothing was done"
+    reset(ResetTarget.latest())
     assert world.row(group, world.lead(group), last).status is HELD, "what stays consumed holds nobody back"
 
 
@@ -255,12 +261,14 @@ def test_what_is_in_doubt_behind_a_stream_that_is_reset_is_given_up_by_force_alo
     world.connection.execute(
         "update lending set session_epoch = 1 where (group_id, stream_id) = (%s, %s)", (group.group_id, last)
     )
-    world.apply(group, term, Advance(last, row.grant_id, 1, in_doubt=InDoubt(row.grant_id, 1, 3, 60.0)))
-    world.apply(group, term, Seize(last, row.grant_id, "lost"))
+    world.apply(group, term, AdvancePosition(last, row.grant_id, 1, in_doubt=InDoubt(row.grant_id, 1, 3, 60.0)))
+    world.apply(group, term, ForceRelease(last, row.grant_id, "lost"))
     assert world.row(group, term, last).status is LendingStatus.RESERVED
     for force in (False, True):
         with nullcontext() if force else pytest.raises(Conflict, match="in doubt"), world.connection.transaction():
-            reset_plan.carry_out(world.connection, group, Target.earliest(), [first], reason="again", force=force)
+            reset_plan.execute_reset(
+                world.connection, group, ResetTarget.earliest(), [first], reason="again", force=force
+            )
     row = world.row(group, world.lead(group), last)
     assert (row.status, row.position, row.in_doubt) == (FREE, 1, None)
 
@@ -276,10 +284,10 @@ def test_a_reset_of_one_stream_that_nobody_has_noticed_yet_forgets_none_before_i
     world.append(last, 1)
     by_reset_of_one(world, group, last)
     term = world.lead(group)
-    assert not is_lent(world, group, term, last)
+    assert not is_granted(world, group, term, last)
     world.write(group, term, renew=True)
     consume(world, group, term, second)
-    assert is_lent(world, group, term, last)
+    assert is_granted(world, group, term, last)
 
 
 @pytest.mark.conforms("E33", "A7")
@@ -293,9 +301,9 @@ def test_why_names_the_ancestor_that_is_waited_for(postgres: PostgresWorld) -> N
     (last,) = world.rollover(1)
     world.append(last, 1)
     world.write(group, term, renew=True)
-    held = lent(world, group, term, first)
-    world.apply(group, term, Seize(first, held.grant_id, "lost"))
+    held = granted(world, group, term, first)
+    world.apply(group, term, ForceRelease(first, held.grant_id, "lost"))
     world.connection.execute("update leadership set expires_at = clock_timestamp() + interval '1 minute'")
-    (answer,) = why(world.connection, SHARE, last)[1]
-    assert answer.ruling.reason is Reason.PARENTS
-    assert f"consumed first: {first} (free, at 0 of 2)" in answer.ruling.because
+    (answer,) = diagnose_group(world.connection, SHARE, last)[1]
+    assert answer.diagnosis.reason is StallReason.WAITING_FOR_PARENTS
+    assert f"consumed first: {first} (free, at 0 of 2)" in answer.diagnosis.detail

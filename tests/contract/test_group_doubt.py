@@ -9,16 +9,16 @@ import pytest
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.in_doubt import InDoubt
 from sublet_storage.groups.model.records import (
-    LOSSES_BEFORE_BLOCKED,
-    Advance,
-    Grant,
+    MAX_LOSSES,
+    AdvancePosition,
+    ChangeOutcome,
+    ForceRelease,
+    GrantStream,
     Group,
     Lending,
     LendingStatus,
-    Release,
-    Seize,
-    Unreserve,
-    Verdict,
+    ReleaseStream,
+    UnreserveStream,
 )
 from tests.contract.group_world import BLOCKED, FINISHED, FREE, HELD, World
 
@@ -26,8 +26,8 @@ RESERVED = LendingStatus.RESERVED
 HOLD_S = 90.0
 
 
-def grant_to(stream_id: int, session: str | None = "etl", epoch: int | None = 7) -> Grant:
-    return Grant(stream_id, "b1", "a1", session, "share", epoch)
+def grant_to(stream_id: int, session: str | None = "etl", epoch: int | None = 7) -> GrantStream:
+    return GrantStream(stream_id, "b1", "a1", session, "share", epoch)
 
 
 class Etl:
@@ -43,35 +43,35 @@ class Etl:
         world.append(self.stream, 10)
         self.grant_id = self.apply(grant_to(self.stream, session, epoch)).grant_id
         self.doubt = InDoubt(self.grant_id, 2, 5, hold_s)
-        self.planned = self.apply(Advance(self.stream, self.grant_id, 2, in_doubt=self.doubt))
+        self.planned = self.apply(AdvancePosition(self.stream, self.grant_id, 2, in_doubt=self.doubt))
 
     def apply(self, entry: object) -> Lending:
         answer = self.world.apply(self.group, self.term, entry)  # type: ignore[arg-type]
-        assert answer.verdict is Verdict.APPLIED, answer
+        assert answer.outcome is ChangeOutcome.APPLIED, answer
         assert answer.lending is not None
         return answer.lending
 
     def refused(self, entry: object) -> Lending:
         answer = self.world.apply(self.group, self.term, entry)  # type: ignore[arg-type]
-        assert answer.verdict is Verdict.REFUSED, answer
+        assert answer.outcome is ChangeOutcome.REFUSED, answer
         assert answer.lending is not None
         return answer.lending
 
     def end(self, word: str = "seize") -> Lending:
         if word == "release":
-            return self.apply(Release(self.stream, self.grant_id, 2, "leave"))
-        return self.apply(Seize(self.stream, self.grant_id, "silent"))
+            return self.apply(ReleaseStream(self.stream, self.grant_id, 2, "leave"))
+        return self.apply(ForceRelease(self.stream, self.grant_id, "silent"))
 
     def row(self) -> Lending:
         return self.world.row(self.group, self.term, self.stream)
 
     def last_event(self) -> tuple[str, int, int | None, str | None]:
         line = self.world.store.history(self.group.group_id)[-1]
-        return line.event, line.position, line.until, line.session
+        return line.event, line.position, line.redelivery_end, line.session
 
     def wait(self, seconds: float) -> None:
         self.world.store.renew(
-            self.world.store.look([self.group.group_id])[self.group.group_id].node,
+            self.world.store.read_leaderships([self.group.group_id])[self.group.group_id].node,
             {self.group.group_id: self.term},
             1000,
         )
@@ -80,13 +80,13 @@ class Etl:
 
 def test_what_is_planned_is_in_the_row_and_stays_there(world: World) -> None:
     etl = Etl(world)
-    assert (etl.planned.in_doubt, etl.planned.open_doubt) == (etl.doubt, etl.doubt)
+    assert (etl.planned.in_doubt, etl.planned.pending_in_doubt) == (etl.doubt, etl.doubt)
     assert etl.row().in_doubt == etl.doubt
-    assert etl.apply(Advance(etl.stream, etl.grant_id, 3)).open_doubt == etl.doubt
-    done = etl.apply(Advance(etl.stream, etl.grant_id, 5))
-    assert (done.in_doubt, done.open_doubt) == (etl.doubt, None)
+    assert etl.apply(AdvancePosition(etl.stream, etl.grant_id, 3)).pending_in_doubt == etl.doubt
+    done = etl.apply(AdvancePosition(etl.stream, etl.grant_id, 5))
+    assert (done.in_doubt, done.pending_in_doubt) == (etl.doubt, None)
     planned = InDoubt(etl.grant_id, 5, 10, HOLD_S)
-    assert etl.apply(Advance(etl.stream, etl.grant_id, 5, in_doubt=planned)).open_doubt == planned
+    assert etl.apply(AdvancePosition(etl.stream, etl.grant_id, 5, in_doubt=planned)).pending_in_doubt == planned
     assert etl.row().in_doubt == planned
 
 
@@ -94,18 +94,18 @@ def test_what_is_planned_is_in_the_row_and_stays_there(world: World) -> None:
 def test_it_is_reserved_for_its_session_when_the_grant_ends(world: World, word: str) -> None:
     etl = Etl(world)
     ended = etl.end(word)
-    assert (ended.status, ended.session, ended.session_epoch, ended.kept_s) == (RESERVED, "etl", 7, HOLD_S)
-    assert (ended.position, ended.open_doubt, ended.borrower_id) == (2, etl.doubt, None)
+    assert (ended.status, ended.session, ended.session_epoch, ended.reserved_s) == (RESERVED, "etl", 7, HOLD_S)
+    assert (ended.position, ended.pending_in_doubt, ended.borrower_id) == (2, etl.doubt, None)
     assert ended.grant_id > etl.grant_id
     assert etl.last_event() == ("reserve", 2, None, "etl")
     assert etl.row() == ended
     for entry in (grant_to(etl.stream, "other"), grant_to(etl.stream, None, None)):
         assert etl.refused(entry).status is RESERVED
     back = etl.apply(grant_to(etl.stream, "etl", 8))
-    assert (back.status, back.position, back.open_doubt) == (HELD, 2, etl.doubt)
+    assert (back.status, back.position, back.pending_in_doubt) == (HELD, 2, etl.doubt)
     assert back.grant_id > ended.grant_id
-    assert back.kept_s == 0
-    done = etl.apply(Release(etl.stream, back.grant_id, 5, "leave"))
+    assert back.reserved_s == 0
+    done = etl.apply(ReleaseStream(etl.stream, back.grant_id, 5, "leave"))
     assert (done.status, done.position) == (FREE, 5)
 
 
@@ -113,8 +113,8 @@ def test_it_is_reserved_for_its_session_when_the_grant_ends(world: World, word: 
 def test_a_plan_from_before_the_one_that_is_known_changes_nothing(world: World) -> None:
     etl = Etl(world)
     later = InDoubt(etl.grant_id, 5, 8, HOLD_S)
-    assert etl.apply(Advance(etl.stream, etl.grant_id, 5, in_doubt=later)).in_doubt == later
-    assert etl.apply(Advance(etl.stream, etl.grant_id, 2, in_doubt=etl.doubt)).in_doubt == later
+    assert etl.apply(AdvancePosition(etl.stream, etl.grant_id, 5, in_doubt=later)).in_doubt == later
+    assert etl.apply(AdvancePosition(etl.stream, etl.grant_id, 2, in_doubt=etl.doubt)).in_doubt == later
 
 
 def test_it_can_be_in_doubt_again_and_again(world: World) -> None:
@@ -122,28 +122,28 @@ def test_it_can_be_in_doubt_again_and_again(world: World) -> None:
     for epoch in (8, 9, 10):
         etl.end()
         etl.grant_id = etl.apply(grant_to(etl.stream, "etl", epoch)).grant_id
-        assert etl.row().open_doubt == etl.doubt
+        assert etl.row().pending_in_doubt == etl.doubt
 
 
 def test_after_its_time_it_is_anybodys_and_history_says_what_may_be_seen_twice(world: World) -> None:
     etl = Etl(world)
     ended = etl.end()
-    due = Unreserve(etl.stream, ended.grant_id, "not back")
+    due = UnreserveStream(etl.stream, ended.grant_id, "not back")
     etl.wait(HOLD_S - 1)
     assert etl.refused(due).status is RESERVED
-    assert etl.refused(replace(due, grant_id=etl.grant_id, force=True)).status is RESERVED
+    assert etl.refused(replace(due, grant_id=etl.grant_id, is_forced=True)).status is RESERVED
     etl.wait(1)
     freed = etl.apply(due)
     assert (freed.status, freed.session, freed.in_doubt, freed.position) == (FREE, None, None, 2)
     assert etl.last_event() == ("unreserve", 2, 5, "etl")
-    assert world.store.history(etl.group.group_id)[-1].forced
+    assert world.store.history(etl.group.group_id)[-1].is_forced
     assert etl.refused(due).status is FREE
     assert etl.apply(grant_to(etl.stream, "other")).in_doubt is None
 
 
 def test_an_operator_may_end_it_before_its_time(world: World) -> None:
     etl = Etl(world)
-    assert etl.apply(Unreserve(etl.stream, etl.end().grant_id, "operator", force=True)).status is FREE
+    assert etl.apply(UnreserveStream(etl.stream, etl.end().grant_id, "operator", is_forced=True)).status is FREE
 
 
 @pytest.mark.parametrize(
@@ -160,35 +160,35 @@ def test_nobody_is_waited_for_who_cannot_come_back(
 
 def test_the_hold_is_bounded(world: World) -> None:
     etl = Etl(world, hold_s=1e300)
-    assert etl.end().kept_s == 366 * 86_400
+    assert etl.end().reserved_s == 366 * 86_400
 
 
 def test_what_is_done_is_remembered_until_somebody_plans_anew(world: World) -> None:
     etl = Etl(world)
-    freed = etl.apply(Release(etl.stream, etl.grant_id, 5, "leave"))
-    assert (freed.status, freed.in_doubt, freed.open_doubt) == (FREE, etl.doubt, None)
+    freed = etl.apply(ReleaseStream(etl.stream, etl.grant_id, 5, "leave"))
+    assert (freed.status, freed.in_doubt, freed.pending_in_doubt) == (FREE, etl.doubt, None)
     other = etl.apply(grant_to(etl.stream, "other"))
     assert other.in_doubt == etl.doubt
     planned = InDoubt(other.grant_id, 5, 6, HOLD_S)
-    assert etl.apply(Advance(etl.stream, other.grant_id, 5, in_doubt=planned)).in_doubt == planned
+    assert etl.apply(AdvancePosition(etl.stream, other.grant_id, 5, in_doubt=planned)).in_doubt == planned
 
 
 def test_what_was_never_begun_is_taken_back(world: World) -> None:
     etl = Etl(world)
     nothing = InDoubt(etl.grant_id, 2, 2, HOLD_S)
-    assert etl.apply(Advance(etl.stream, etl.grant_id, 2, in_doubt=nothing)).open_doubt is None
+    assert etl.apply(AdvancePosition(etl.stream, etl.grant_id, 2, in_doubt=nothing)).pending_in_doubt is None
     assert etl.end().status is FREE
 
 
 def test_a_plan_beyond_the_head_blocks_the_row_as_a_position_there_does(world: World) -> None:
     etl = Etl(world)
     lie = InDoubt(etl.grant_id, 2, 11, HOLD_S)
-    assert etl.refused(Advance(etl.stream, etl.grant_id, 2, in_doubt=lie)).status is BLOCKED
+    assert etl.refused(AdvancePosition(etl.stream, etl.grant_id, 2, in_doubt=lie)).status is BLOCKED
 
 
 def test_what_is_reserved_is_not_blocked_however_often_it_is_lost(world: World) -> None:
     etl = Etl(world)
-    for epoch in range(8, 8 + LOSSES_BEFORE_BLOCKED):
+    for epoch in range(8, 8 + MAX_LOSSES):
         assert etl.end().status is RESERVED
         etl.grant_id = etl.apply(grant_to(etl.stream, "etl", epoch)).grant_id
     assert etl.end().status is RESERVED
@@ -202,26 +202,26 @@ def test_of_whole_epochs_it_is_in_doubt_until_they_are_consumed(world: World) ->
     grant_id = world.apply(group, term, grant_to(stream)).lending.grant_id  # type: ignore[union-attr]
     done = ConsumedFrontier(4, LowerFrontier(((2,),)))
     doubt = InDoubt(grant_id, 0, 0, HOLD_S, done)
-    planned = world.apply(group, term, Advance(stream, grant_id, 0, ConsumedFrontier(0), doubt)).lending
+    planned = world.apply(group, term, AdvancePosition(stream, grant_id, 0, ConsumedFrontier(0), doubt)).lending
     assert planned is not None
-    assert planned.open_doubt == doubt
-    ended = world.apply(group, term, Seize(stream, grant_id, "silent")).lending
+    assert planned.pending_in_doubt == doubt
+    ended = world.apply(group, term, ForceRelease(stream, grant_id, "silent")).lending
     assert ended is not None
-    assert (ended.status, ended.open_doubt) == (RESERVED, doubt)
-    freed = world.apply(group, term, Unreserve(stream, ended.grant_id, "operator", force=True)).lending
+    assert (ended.status, ended.pending_in_doubt) == (RESERVED, doubt)
+    freed = world.apply(group, term, UnreserveStream(stream, ended.grant_id, "operator", is_forced=True)).lending
     assert freed is not None
-    assert freed.open_doubt is None
-    assert world.store.history(group.group_id)[-1].until == 4
+    assert freed.pending_in_doubt is None
+    assert world.store.history(group.group_id)[-1].redelivery_end == 4
     back = world.apply(group, term, grant_to(stream, "etl", 8)).lending
     assert back is not None
-    planned = world.apply(group, term, Advance(stream, back.grant_id, 0, ConsumedFrontier(0), doubt)).lending
+    planned = world.apply(group, term, AdvancePosition(stream, back.grant_id, 0, ConsumedFrontier(0), doubt)).lending
     assert planned is not None
-    saved = world.apply(group, term, Advance(stream, back.grant_id, 0, done)).lending
+    saved = world.apply(group, term, AdvancePosition(stream, back.grant_id, 0, done)).lending
     assert saved is not None
-    assert (saved.in_doubt, saved.open_doubt) == (doubt, None)
+    assert (saved.in_doubt, saved.pending_in_doubt) == (doubt, None)
 
 
 def test_a_closed_stream_ends_though_something_was_planned(world: World) -> None:
     etl = Etl(world)
     world.rollover(1)
-    assert etl.apply(Advance(etl.stream, etl.grant_id, 10)).status is FINISHED
+    assert etl.apply(AdvancePosition(etl.stream, etl.grant_id, 10)).status is FINISHED

@@ -7,17 +7,17 @@ import pytest
 from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier, LowerFrontier
 from sublet_storage.groups.model.records import (
     CONSUMED,
-    LOSSES_BEFORE_BLOCKED,
-    Advance,
-    Grant,
+    MAX_LOSSES,
+    AdvancePosition,
+    ChangeOutcome,
+    ForceRelease,
+    GrantStream,
     Group,
-    Reclaim,
-    Release,
-    Seize,
-    Start,
-    Verdict,
+    ReclaimStream,
+    ReleaseStream,
+    StartingPosition,
 )
-from tests.contract.group_world import BLOCKED, FINISHED, FREE, TWO, PostgresWorld, World, lent, outcome
+from tests.contract.group_world import BLOCKED, FINISHED, FREE, TWO, PostgresWorld, World, granted, outcome
 
 
 def frontier(epoch: int) -> LowerFrontier:
@@ -61,11 +61,11 @@ def test_epochs_of_streams_that_are_closed_and_gone_have_begun_too(world: World)
     (second,) = world.rollover(1)
     world.append(second, 10, 4)
     world.retire(1)
-    live, history = world.declare(atomic=True), Start.parse("earliest")
+    live, history = world.declare(atomic=True), StartingPosition.parse("earliest")
     assert world.row(live, world.lead(live), second).consumed == consumed(10, 8)
     world.store.delete_group(live.subscription)
-    whole = world.declare(atomic=True, start=history)
-    assert world.row(whole, world.lead(whole), second).consumed == consumed(0, 8), "a part of 7 is gone"
+    entire = world.declare(atomic=True, starting_position=history)
+    assert world.row(entire, world.lead(entire), second).consumed == consumed(0, 8), "a part of 7 is gone"
 
 
 def test_who_starts_in_the_middle_is_given_nothing_that_had_begun_before(world: World) -> None:
@@ -73,14 +73,14 @@ def test_who_starts_in_the_middle_is_given_nothing_that_had_begun_before(world: 
     world.complete(0)
     for epoch in (1, 2, 3):
         world.append(stream, 10, epoch)
-    group = world.declare(atomic=True, start=Start.parse("offset:15"))
+    group = world.declare(atomic=True, starting_position=StartingPosition.parse("offset:15"))
     assert world.row(group, world.lead(group), stream).consumed == consumed(15, 3)
 
 
 def test_a_group_of_a_space_without_epochs_has_none(world: World) -> None:
     (stream,) = world.add_space()
     world.append(stream, 10)
-    group = world.declare(atomic=True, start=Start.parse("earliest"))
+    group = world.declare(atomic=True, starting_position=StartingPosition.parse("earliest"))
     term = world.lead(group)
     assert world.row(group, term, stream).consumed == consumed(0, None)
     assert world.write(group, term, renew=True).epochs == ()
@@ -92,9 +92,9 @@ def test_a_group_that_is_not_atomic_says_nothing_of_epochs(world: World) -> None
     world.complete(3)
     group = world.group()
     term = world.lead(group)
-    grant_id = lent(world, group, term, stream).grant_id
+    grant_id = granted(world, group, term, stream).grant_id
     world.append(stream, 10, 3)
-    result = world.apply(group, term, Advance(stream, grant_id, 5, consumed(5, 9)))
+    result = world.apply(group, term, AdvancePosition(stream, grant_id, 5, consumed(5, 9)))
     assert result.lending is not None
     assert result.lending.consumed is None
     assert world.write(group, term, renew=True).epochs == ()
@@ -106,18 +106,18 @@ def test_an_epoch_is_consumed_when_the_last_stream_is_consumed_past_it_and_said_
     world.complete(3)
     group = world.declare(atomic=True)
     term = world.lead(group)
-    grants = {stream: lent(world, group, term, stream).grant_id for stream in (first, second)}
+    grants = {stream: granted(world, group, term, stream).grant_id for stream in (first, second)}
     assert reached(world, group, term) == [3]
     world.append(first, 10, 3)
     world.append(second, 10, 4)
     world.complete(4)
     assert reached(world, group, term) == [3]
-    world.apply(group, term, Advance(first, grants[first], 10, consumed(10, 4)))
+    world.apply(group, term, AdvancePosition(first, grants[first], 10, consumed(10, 4)))
     assert reached(world, group, term) == [3], "the second stream may have messages of 3, as far as is known"
-    world.apply(group, term, Advance(second, grants[second], 0, consumed(10, 4)))
+    world.apply(group, term, AdvancePosition(second, grants[second], 0, consumed(10, 4)))
     assert reached(world, group, term) == [4]
     world.complete(5)
-    world.apply(group, term, Release(second, grants[second], 10, "leaves", consumed=consumed(10, 5)))
+    world.apply(group, term, ReleaseStream(second, grants[second], 10, "leaves", consumed=consumed(10, 5)))
     assert reached(world, group, term) == [5]
     assert reached(world, group, term) == [5]
     assert announced(world, group) == [f"space default: consumed are all epochs before {n}" for n in (4, 5)]
@@ -154,12 +154,12 @@ def test_a_closed_stream_holds_back_what_is_not_consumed_of_it_and_its_children_
     assert reached(world, group, term) == [4]
     assert [world.row(group, term, child).consumed for child in children] == [consumed(0, 4)] * 2
     world.complete(6)
-    grant_id = lent(world, group, term, parent).grant_id
-    ended = world.apply(group, term, Advance(parent, grant_id, 10, consumed(10, 6)))
-    assert outcome(ended) == (Verdict.APPLIED, FINISHED, 10)
+    grant_id = granted(world, group, term, parent).grant_id
+    ended = world.apply(group, term, AdvancePosition(parent, grant_id, 10, consumed(10, 6)))
+    assert outcome(ended) == (ChangeOutcome.APPLIED, FINISHED, 10)
     assert reached(world, group, term) == [4], "its child has messages of 5"
-    grant_id = lent(world, group, term, children[0]).grant_id
-    world.apply(group, term, Advance(children[0], grant_id, 10, consumed(10, 6)))
+    grant_id = granted(world, group, term, children[0]).grant_id
+    world.apply(group, term, AdvancePosition(children[0], grant_id, 10, consumed(10, 6)))
     assert reached(world, group, term) == [6]
 
 
@@ -168,18 +168,18 @@ def test_what_is_consumed_moves_on_with_the_position_and_is_handed_on(world: Wor
     world.complete(3)
     group = world.declare(atomic=True)
     term = world.lead(group)
-    grant_id = lent(world, group, term, stream).grant_id
+    grant_id = granted(world, group, term, stream).grant_id
     world.append(stream, 30, 3, 4)
-    world.apply(group, term, Advance(stream, grant_id, 10, consumed(30, 4)))
-    world.apply(group, term, Advance(stream, grant_id, 10, consumed(20, 4)))
+    world.apply(group, term, AdvancePosition(stream, grant_id, 10, consumed(30, 4)))
+    world.apply(group, term, AdvancePosition(stream, grant_id, 10, consumed(20, 4)))
     assert world.row(group, term, stream).consumed == consumed(30, 4), "an older word comes late"
     world.clock.advance(20)
     next_term = world.lead(group, TWO)
-    reclaimed = world.apply(group, next_term, Reclaim(stream, grant_id, 10, "b2", "a1", consumed=consumed(30, 5)))
+    reclaimed = world.apply(group, next_term, ReclaimStream(stream, grant_id, 10, "b2", "a1", consumed=consumed(30, 5)))
     assert reclaimed.lending is not None
     assert reclaimed.lending.consumed == consumed(30, 5)
-    world.apply(group, next_term, Release(stream, grant_id, 10, "leaves"))
-    again = world.apply(group, next_term, Grant(stream, "b3", "a2", None, "share"))
+    world.apply(group, next_term, ReleaseStream(stream, grant_id, 10, "leaves"))
+    again = world.apply(group, next_term, GrantStream(stream, "b3", "a2", None, "share"))
     assert again.lending is not None
     assert (again.lending.position, again.lending.consumed) == (10, consumed(30, 5))
 
@@ -192,9 +192,9 @@ def test_a_word_that_cannot_be_true_changes_nothing_of_it(world: World, said: Co
     world.complete(3)
     group = world.declare(atomic=True)
     term = world.lead(group)
-    grant_id = lent(world, group, term, stream).grant_id
+    grant_id = granted(world, group, term, stream).grant_id
     world.append(stream, 30, 3)
-    world.apply(group, term, Advance(stream, grant_id, 0, said))
+    world.apply(group, term, AdvancePosition(stream, grant_id, 0, said))
     assert world.row(group, term, stream).consumed == consumed(0, 3)
 
 
@@ -233,27 +233,27 @@ def test_losses_count_at_one_place_and_whole_epochs_move_the_place(world: World)
     group = world.declare(atomic=True)
     term = world.lead(group)
     world.append(stream, 10, 3, 1_000)
-    for epoch in range(4, 4 + LOSSES_BEFORE_BLOCKED):
-        grant_id = lent(world, group, term, stream).grant_id
-        world.apply(group, term, Advance(stream, grant_id, 0, consumed(10, epoch)))
-        lost = world.apply(group, term, Seize(stream, grant_id, "its consumer died"))
-        assert outcome(lost) == (Verdict.APPLIED, FREE, 0)
-    for number in range(1, LOSSES_BEFORE_BLOCKED):
-        grant_id = lent(world, group, term, stream).grant_id
-        lost = world.apply(group, term, Seize(stream, grant_id, "its consumer died"))
-        assert outcome(lost)[1] is (BLOCKED if number == LOSSES_BEFORE_BLOCKED - 1 else FREE)
+    for epoch in range(4, 4 + MAX_LOSSES):
+        grant_id = granted(world, group, term, stream).grant_id
+        world.apply(group, term, AdvancePosition(stream, grant_id, 0, consumed(10, epoch)))
+        lost = world.apply(group, term, ForceRelease(stream, grant_id, "its consumer died"))
+        assert outcome(lost) == (ChangeOutcome.APPLIED, FREE, 0)
+    for number in range(1, MAX_LOSSES):
+        grant_id = granted(world, group, term, stream).grant_id
+        lost = world.apply(group, term, ForceRelease(stream, grant_id, "its consumer died"))
+        assert outcome(lost)[1] is (BLOCKED if number == MAX_LOSSES - 1 else FREE)
 
 
 def test_epochs_of_another_kind_that_a_consumer_reports_hold_its_own_group_back_and_nobody_else(world: World) -> None:
     (stream,) = world.add_space()
     world.complete(3)
     world.append(stream, 10, 3)
-    group = world.declare(atomic=True, start=Start.parse("earliest"))
+    group = world.declare(atomic=True, starting_position=StartingPosition.parse("earliest"))
     term = world.lead(group)
-    grant_id = lent(world, group, term, stream).grant_id
-    world.apply(group, term, Advance(stream, grant_id, 5, ConsumedFrontier(5, LowerFrontier(((1, 4),)))))
+    grant_id = granted(world, group, term, stream).grant_id
+    world.apply(group, term, AdvancePosition(stream, grant_id, 5, ConsumedFrontier(5, LowerFrontier(((1, 4),)))))
     world.complete(4)
-    assert world.write(group, term, renew=True).deposed is False
+    assert world.write(group, term, renew=True).has_stale_term is False
     assert announced(world, group) in ([], ["space default: consumed are all epochs before 1"])
 
 
@@ -264,8 +264,8 @@ def test_of_several_streams_the_one_that_is_furthest_behind_counts(world: World)
     term = world.lead(group)
     for stream, epoch in zip(streams, (5, 4, 6), strict=True):
         world.append(stream, 10, 3)
-        grant_id = lent(world, group, term, stream).grant_id
-        world.apply(group, term, Advance(stream, grant_id, 5, consumed(5, epoch)))
+        grant_id = granted(world, group, term, stream).grant_id
+        world.apply(group, term, AdvancePosition(stream, grant_id, 5, consumed(5, epoch)))
     world.complete(9)
     assert reached(world, group, term) == [4]
 
@@ -309,13 +309,13 @@ def test_who_dies_while_a_stream_waits_for_an_epoch_has_not_died_of_it(world: Wo
     world.complete(7)
     world.append(stream, 4, 7)
     waits = ConsumedFrontier(0, LowerFrontier(((7,),)))
-    for _ in range(LOSSES_BEFORE_BLOCKED + 1):
-        held = lent(world, group, term, stream)
-        world.apply(group, term, Advance(stream, held.grant_id, 0, waits))
-        seized = world.apply(group, term, Seize(stream, held.grant_id, "silent"))
+    for _ in range(MAX_LOSSES + 1):
+        held = granted(world, group, term, stream)
+        world.apply(group, term, AdvancePosition(stream, held.grant_id, 0, waits))
+        seized = world.apply(group, term, ForceRelease(stream, held.grant_id, "silent"))
         assert outcome(seized)[1] is FREE
     world.complete(8)
-    for _ in range(LOSSES_BEFORE_BLOCKED):
-        held = lent(world, group, term, stream)
-        seized = world.apply(group, term, Seize(stream, held.grant_id, "silent"))
+    for _ in range(MAX_LOSSES):
+        held = granted(world, group, term, stream)
+        seized = world.apply(group, term, ForceRelease(stream, held.grant_id, "silent"))
     assert outcome(seized)[1] is BLOCKED

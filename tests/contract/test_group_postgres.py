@@ -11,14 +11,27 @@ from typing import Any
 import psycopg
 import pytest
 
-from sublet_protocol.domain.errors import DatabaseUnreachable, LostLeadership, UnknownOutcome
+from sublet_protocol.domain.errors import Conflict, DatabaseUnreachable, StaleTerm, UnknownOutcome
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect
-from sublet_storage.db.store_connection import RolledBack
+from sublet_storage.db.store_connection import TransactionRolledBack
+from sublet_storage.groups import fencing
 from sublet_storage.groups.coordinator import leadership
-from sublet_storage.groups.coordinator.postgres import PostgresGroups
-from sublet_storage.groups.model.records import Advance, Grant, GroupWrites, Release, Verdict
-from tests.contract.group_world import FREE, HELD, LEASE_S, ONE, SHARE, TWO, PostgresWorld, events, grant, lent, outcome
+from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.model.records import AdvancePosition, ChangeOutcome, GrantStream, GroupWrites, ReleaseStream
+from tests.contract.group_world import (
+    FREE,
+    HELD,
+    LEASE_S,
+    ONE,
+    SHARE,
+    TWO,
+    PostgresWorld,
+    events,
+    grant,
+    granted,
+    outcome,
+)
 from tests.kit import eventually
 
 
@@ -35,10 +48,10 @@ def unfinished(future: Future[Any]) -> bool:
     return not future.done()
 
 
-def patient(world: PostgresWorld) -> PostgresGroups:
+def patient(world: PostgresWorld) -> PostgresGroupStore:
     """A store with a clock frozen now that waits long for locks."""
     now_us = world.clock.now_us
-    return PostgresGroups(world.url, lambda: now_us, lock_timeout_s=30, statement_timeout_s=30)
+    return PostgresGroupStore(world.url, lambda: now_us, lock_timeout_s=30, statement_timeout_s=30)
 
 
 @pytest.mark.conforms("E1")
@@ -47,7 +60,7 @@ def test_first_subscribers_at_the_same_time_make_one_group(postgres: PostgresWor
     start = Barrier(12)
 
     def subscribe(_: int) -> int:
-        store = PostgresGroups(postgres.url)
+        store = PostgresGroupStore(postgres.url)
         start.wait(timeout=30)
         group = store.open_group(SHARE)
         store.close()
@@ -89,10 +102,10 @@ def test_a_shadow_that_ends_in_the_middle_of_a_renewal_hides_nothing(postgres: P
             renewal = pool.submit(patient(postgres).commit, [GroupWrites(group.group_id, term, (), True)])
             eventually(waiting_for_locks(postgres))
             (heir,) = postgres.drop_space(2, rolls=(1,))
-        assert not renewal.result(timeout=30)[0].deposed
+        assert not renewal.result(timeout=30)[0].has_stale_term
     postgres.append(heir, 1)
     postgres.write(group, term, renew=True)
-    assert lent(postgres, group, term, heir).position == 0
+    assert granted(postgres, group, term, heir).position == 0
 
 
 @pytest.mark.conforms("E13")
@@ -110,7 +123,7 @@ def test_a_successor_waits_for_a_commit_that_was_checked_before(postgres: Postgr
             claim = pool.submit(patient(postgres).claim, group.group_id, TWO, LEASE_S)
             eventually(waiting_for_locks(postgres, 2))
             assert unfinished(claim)
-        assert commit.result(timeout=30)[0].results[0].verdict is Verdict.APPLIED
+        assert commit.result(timeout=30)[0].results[0].outcome is ChangeOutcome.APPLIED
         successor = claim.result(timeout=30)
     assert successor.node == TWO
     assert postgres.row(group, successor.term, stream).status is HELD
@@ -119,7 +132,7 @@ def test_a_successor_waits_for_a_commit_that_was_checked_before(postgres: Postgr
 @pytest.mark.conforms("E13", "E14")
 def test_a_lease_that_ends_while_a_commit_waits_for_its_lock_is_over(postgres: PostgresWorld) -> None:
     (stream,) = postgres.add_space()
-    store = PostgresGroups(postgres.url, lock_timeout_s=30, statement_timeout_s=30)
+    store = PostgresGroupStore(postgres.url, lock_timeout_s=30, statement_timeout_s=30)
     group = store.open_group(SHARE)
     term = store.claim(group.group_id, ONE, 1.0).term
     with connect(postgres.url) as blocker, ThreadPoolExecutor(1) as pool:
@@ -129,7 +142,7 @@ def test_a_lease_that_ends_while_a_commit_waits_for_its_lock_is_over(postgres: P
             eventually(waiting_for_locks(postgres))
             expired = "select bool_and(expires_at < clock_timestamp()) from leadership"
             eventually(lambda: postgres.connection.execute(expired).fetchone() == (True,))
-        assert commit.result(timeout=30)[0].deposed
+        assert commit.result(timeout=30)[0].has_stale_term
     assert events(postgres, group) == []
     store.close()
 
@@ -140,7 +153,7 @@ def test_only_the_databases_clock_counts(
     postgres: PostgresWorld, monkeypatch: pytest.MonkeyPatch, off_s: float
 ) -> None:
     true_time, true_monotonic = time.time, time.monotonic
-    right, wrong = PostgresGroups(postgres.url), PostgresGroups(postgres.url)
+    right, wrong = PostgresGroupStore(postgres.url), PostgresGroupStore(postgres.url)
     claim = right.claim(1, ONE, 30.0)
     monkeypatch.setattr(time, "time", lambda: true_time() + off_s)
     monkeypatch.setattr(time, "monotonic", lambda: true_monotonic() + off_s)
@@ -148,7 +161,7 @@ def test_only_the_databases_clock_counts(
     assert (seen.node, seen.term) == (ONE, claim.term)
     assert 0 < seen.remaining_s <= 30
     assert wrong.renew(ONE, {1: claim.term}, 60.0) == {1}
-    assert 30 < right.look([1])[1].remaining_s <= 60
+    assert 30 < right.read_leaderships([1])[1].remaining_s <= 60
     monkeypatch.undo()
     for store in (right, wrong):
         store.close()
@@ -159,22 +172,26 @@ def test_a_users_open_transaction_stalls_nobody_else(postgres: PostgresWorld) ->
     first, second = postgres.add_space(shards=2)
     groups = [postgres.group(Subscription.parse(f"$share/g{i}/#")) for i in range(3)]
     terms = [postgres.lead(group) for group in groups]
-    held = lent(postgres, groups[0], terms[0], first)
+    held = granted(postgres, groups[0], terms[0], first)
     postgres.append(first, 5)
-    impatient = PostgresGroups(postgres.url, postgres.clock, lock_timeout_s=0.2)
+    impatient = PostgresGroupStore(postgres.url, postgres.clock, lock_timeout_s=0.2)
     with connect(postgres.url) as user, user.transaction():
         user.execute("select advance(%s, %s, %s, %s)", (groups[0].group_id, first, held.grant_id, 3))
-        final = Release(first, held.grant_id, 2, "leave")
+        final = ReleaseStream(first, held.grant_id, 2, "leave")
         batch = [GroupWrites(g.group_id, t, (grant(second),), True) for g, t in zip(groups, terms, strict=True)]
         batch[0] = GroupWrites(groups[0].group_id, terms[0], (final, grant(second)), True)
-        verdicts = [[r.verdict for r in result.results] for result in impatient.commit(batch)]
-        assert verdicts == [[Verdict.BUSY, Verdict.APPLIED], [Verdict.APPLIED], [Verdict.APPLIED]]
+        verdicts = [[r.outcome for r in result.results] for result in impatient.commit(batch)]
+        assert verdicts == [
+            [ChangeOutcome.BUSY, ChangeOutcome.APPLIED],
+            [ChangeOutcome.APPLIED],
+            [ChangeOutcome.APPLIED],
+        ]
         every = {group.group_id: term for group, term in zip(groups, terms, strict=True)}
         assert impatient.renew(ONE, every, LEASE_S) == every.keys()
         postgres.clock.advance(LEASE_S)
         term = impatient.claim(groups[0].group_id, TWO, LEASE_S).term
         assert impatient.load(groups[0].group_id, term)[0].position == 0
-    assert outcome(postgres.apply(groups[0], term, final)) == (Verdict.APPLIED, FREE, 3)
+    assert outcome(postgres.apply(groups[0], term, final)) == (ChangeOutcome.APPLIED, FREE, 3)
     impatient.close()
 
 
@@ -182,18 +199,18 @@ def test_what_a_user_commits_while_a_leader_waits_is_kept(postgres: PostgresWorl
     (stream,) = postgres.add_space()
     group = postgres.group()
     term = postgres.lead(group)
-    held = lent(postgres, group, term, stream)
+    held = granted(postgres, group, term, stream)
     slow = patient(postgres)
     with connect(postgres.url) as blocker, ThreadPoolExecutor(1) as pool:
         with blocker.transaction():
             blocker.execute("select from leadership for update")
-            writes = GroupWrites(group.group_id, term, (Advance(stream, held.grant_id, 8),))
+            writes = GroupWrites(group.group_id, term, (AdvancePosition(stream, held.grant_id, 8),))
             commit = pool.submit(slow.commit, [writes])
             eventually(waiting_for_locks(postgres))
             postgres.append(stream, 9)
             sql = "select advance(%s, %s, %s, 9)"
             postgres.connection.execute(sql, (group.group_id, stream, held.grant_id))
-        assert outcome(commit.result(timeout=30)[0].results[0]) == (Verdict.APPLIED, HELD, 9)
+        assert outcome(commit.result(timeout=30)[0].results[0]) == (ChangeOutcome.APPLIED, HELD, 9)
 
 
 @pytest.mark.conforms("E17", "E25")
@@ -207,9 +224,9 @@ def test_the_sql_function_moves_only_its_own_grant_forward(
     (stream,) = postgres.add_space()
     group = postgres.group()
     term = postgres.lead(group)
-    held = lent(postgres, group, term, stream)
+    held = granted(postgres, group, term, stream)
     postgres.append(stream, 5)
-    postgres.apply(group, term, Advance(stream, held.grant_id, 2))
+    postgres.apply(group, term, AdvancePosition(stream, held.grant_id, 2))
     parameters = (group.group_id, stream, held.grant_id + grant_off, position)
     with connect(postgres.url) as user:
         if moves:
@@ -227,7 +244,7 @@ def test_the_sql_function_commits_and_rolls_back_with_the_users_work_and_ends_wi
     (stream,) = postgres.add_space()
     group = postgres.group()
     term = postgres.lead(group)
-    held = lent(postgres, group, term, stream)
+    held = granted(postgres, group, term, stream)
     postgres.append(stream, 5)
     postgres.connection.execute("create table output (n integer)")
     call = "select advance(%s, %s, %s, %s)"
@@ -236,7 +253,7 @@ def test_the_sql_function_commits_and_rolls_back_with_the_users_work_and_ends_wi
             user.execute("insert into output values (1)")
             user.execute(call, (group.group_id, stream, held.grant_id, 4))
         assert postgres.row(group, term, stream).position == 0
-        postgres.apply(group, term, Release(stream, held.grant_id, 0, "leave"))
+        postgres.apply(group, term, ReleaseStream(stream, held.grant_id, 0, "leave"))
         user.execute("begin")
         user.execute("insert into output values (1)")
         with pytest.raises(psycopg.Error, match="must not commit"):
@@ -251,11 +268,15 @@ def test_an_error_costs_only_the_group_that_causes_it(
     groups = [postgres.group(Subscription.parse(f"$share/g{i}/#")) for i in range(3)]
     terms = [postgres.lead(group) for group in groups]
     batch = [GroupWrites(g.group_id, t, (grant(stream),)) for g, t in zip(groups, terms, strict=True)]
-    batch[1] = GroupWrites(groups[1].group_id, terms[1], (Grant(stream, "not\0text", "a", None, "share"),))
-    verdicts = [result.results[0].verdict for result in postgres.store.commit(batch)]
-    assert verdicts == [Verdict.APPLIED, Verdict.BUSY, Verdict.APPLIED]
-    told = [record for record in caplog.records if f"group {groups[1].group_id} was not written" in record.getMessage()]
-    assert [(one.levelname, one.exc_info is None) for one in told] == [("ERROR", False)], "this one needs its traceback"
+    batch[1] = GroupWrites(groups[1].group_id, terms[1], (GrantStream(stream, "not\0text", "a", None, "share"),))
+    verdicts = [result.results[0].outcome for result in postgres.store.commit(batch)]
+    assert verdicts == [ChangeOutcome.APPLIED, ChangeOutcome.BUSY, ChangeOutcome.APPLIED]
+    reported = [
+        record for record in caplog.records if f"group {groups[1].group_id} was not written" in record.getMessage()
+    ]
+    assert [(one.levelname, one.exc_info is None) for one in reported] == [("ERROR", False)], (
+        "this one needs its traceback"
+    )
     assert [events(postgres, group) for group in groups] == [[("grant", 0, False)], [], [("grant", 0, False)]]
 
 
@@ -266,7 +287,7 @@ def test_a_refusal_costs_few_transactions_however_many_groups_there_are(
 ) -> None:
     (stream,) = postgres.add_space()
     groups = [postgres.group(Subscription.parse(f"$share/g{i}/#")) for i in range(30)]
-    bad = (Grant(stream, "not\0text", "a", None, "share"),)
+    bad = (GrantStream(stream, "not\0text", "a", None, "share"),)
     batch = [
         GroupWrites(group.group_id, postgres.lead(group), bad if i in hostile else (grant(stream),))
         for i, group in enumerate(groups)
@@ -278,9 +299,44 @@ def test_a_refusal_costs_few_transactions_however_many_groups_there_are(
         return write(work)
 
     monkeypatch.setattr(postgres.store._channel, "write", counted)
-    verdicts = [result.results[0].verdict for result in postgres.store.commit(batch)]
-    assert verdicts.count(Verdict.APPLIED) == written
+    verdicts = [result.results[0].outcome for result in postgres.store.commit(batch)]
+    assert verdicts.count(ChangeOutcome.APPLIED) == written
     assert len(tried) <= most
+
+
+@pytest.mark.conforms("E32")
+@pytest.mark.parametrize("where", [slice(0, 12), slice(12, 24), slice(0, 24, 2)], ids=["first", "last", "among"])
+def test_groups_that_are_refused_again_and_again_keep_no_other_from_being_written(
+    postgres: PostgresWorld, where: slice
+) -> None:
+    (stream,) = postgres.add_space()
+    groups = [postgres.group(Subscription.parse(f"$share/g{i}/#")) for i in range(24)]
+    batch = [GroupWrites(group.group_id, postgres.lead(group), (grant(stream),)) for group in groups]
+    hostile = {group.group_id for group in groups[where]}
+    postgres.connection.execute(
+        "create function refuse() returns trigger language plpgsql as $$ begin raise exception 'refused'; end $$"
+    )
+
+    def refuse(some: set[int]) -> None:
+        postgres.connection.execute(
+            "create or replace trigger refuse before update on lending for each row when"
+            f" (new.group_id in ({', '.join(map(str, some))})) execute function refuse()"
+        )
+
+    def written() -> set[int]:
+        found = postgres.store.commit(batch)
+        return {one.group_id for one in found if one.results[0].outcome is not ChangeOutcome.BUSY}
+
+    refuse(hostile)
+    for _ in range(3):
+        assert not written() & hostile, "until it is found out which they are"
+    others = {group.group_id for group in groups} - hostile
+    assert [written() for _ in range(3)] == [others] * 3
+    well_again = {max(hostile)}
+    refuse(hostile - well_again)
+    assert set.union(*(written() for _ in range(3))) == others | well_again
+    postgres.connection.execute("drop trigger refuse on lending")
+    assert written() == others | hostile
 
 
 @pytest.mark.conforms("X4")
@@ -290,13 +346,13 @@ def test_a_group_that_is_refused_again_and_again_is_not_logged_again_and_again(
     (stream,) = postgres.add_space()
     groups = [postgres.group(Subscription.parse(f"$share/g{i}/#")) for i in range(2)]
     terms = [postgres.lead(group) for group in groups]
-    hostile = (Grant(stream, "not\0text", "a", None, "share"),)
+    hostile = (GrantStream(stream, "not\0text", "a", None, "share"),)
     for _ in range(20):
         batch = [GroupWrites(g.group_id, t, hostile) for g, t in zip(groups, terms, strict=True)]
-        assert {r.results[0].verdict for r in postgres.store.commit(batch)} == {Verdict.BUSY}
+        assert {r.results[0].outcome for r in postgres.store.commit(batch)} == {ChangeOutcome.BUSY}
     for group in groups:
-        told = [r for r in caplog.records if f"group {group.group_id} was not written" in r.getMessage()]
-        assert len(told) == 1
+        reported = [r for r in caplog.records if f"group {group.group_id} was not written" in r.getMessage()]
+        assert len(reported) == 1
     assert len(caplog.records) == 3, "one for the whole, and one for each group"
 
 
@@ -306,17 +362,17 @@ def test_a_locked_leadership_costs_only_its_own_group_and_a_line_in_the_log(
     (stream,) = postgres.add_space()
     groups = [postgres.group(Subscription.parse(f"$share/g{i}/#")) for i in range(2)]
     terms = [postgres.lead(group) for group in groups]
-    impatient = PostgresGroups(postgres.url, postgres.clock, lock_timeout_s=0.1)
+    impatient = PostgresGroupStore(postgres.url, postgres.clock, lock_timeout_s=0.1)
     with connect(postgres.url) as blocker, blocker.transaction():
         blocker.execute("select from leadership where leadership_id = %s for update", (groups[0].group_id,))
         every = {group.group_id: term for group, term in zip(groups, terms, strict=True)}
         assert impatient.renew(ONE, every, LEASE_S) == {groups[1].group_id}
         batch = [GroupWrites(g.group_id, t, (grant(stream),)) for g, t in zip(groups, terms, strict=True)]
-        verdicts = [result.results[0].verdict for result in impatient.commit(batch)]
-        assert verdicts == [Verdict.BUSY, Verdict.APPLIED]
+        verdicts = [result.results[0].outcome for result in impatient.commit(batch)]
+        assert verdicts == [ChangeOutcome.BUSY, ChangeOutcome.APPLIED]
     impatient.close()
-    told = [record for record in caplog.records if "was not written" in record.getMessage()]
-    assert [(one.levelname, one.exc_info, "\n" in one.getMessage()) for one in told] == [("WARNING", None, False)]
+    reported = [record for record in caplog.records if "was not written" in record.getMessage()]
+    assert [(one.levelname, one.exc_info, "\n" in one.getMessage()) for one in reported] == [("WARNING", None, False)]
 
 
 def store_backends(world: PostgresWorld, wait_event: str | None = None) -> list[int]:
@@ -334,7 +390,7 @@ def test_a_connection_lost_between_calls_is_named_and_replaced(postgres: Postgre
         postgres.connection.execute("select pg_terminate_backend(%s, 5000)", (pid,))
     with pytest.raises(DatabaseUnreachable, match="nothing was written"):
         postgres.apply(group, term, grant(stream))
-    assert lent(postgres, group, term, stream).status is HELD
+    assert granted(postgres, group, term, stream).status is HELD
     assert len(events(postgres, group)) == 1
 
 
@@ -374,12 +430,12 @@ def test_a_maintenance_transaction_is_guarded_by_its_term(postgres: PostgresWorl
     claim = postgres.store.claim(0, ONE, LEASE_S)
     now_us = postgres.clock.now_us
     with connect(postgres.url) as keeper, keeper.transaction():
-        leadership.guard(keeper, 0, claim.term, now_us)
+        leadership.check_term(keeper, 0, claim.term, now_us)
         with connect(postgres.url) as other, pytest.raises(psycopg.errors.LockNotAvailable):
             other.execute("select from leadership for no key update nowait")
         for term, at_us in ((claim.term - 1, now_us), (claim.term, now_us + 11_000_000)):
-            with pytest.raises(LostLeadership):
-                leadership.guard(keeper, 0, term, at_us)
+            with pytest.raises(StaleTerm):
+                leadership.check_term(keeper, 0, term, at_us)
 
 
 @pytest.mark.conforms("E13", "E12")
@@ -390,12 +446,27 @@ def test_a_claim_that_was_refused_for_its_lock_again_and_again_is_granted_when_t
     """A leader frozen in the middle of a transaction holds its row until the server ends that transaction."""
     postgres.add_space(shards=1)
     group = postgres.store.open_group(SHARE)
-    impatient = PostgresGroups(postgres.url, postgres.clock, lock_timeout_s=0.02)
+    impatient = PostgresGroupStore(postgres.url, postgres.clock, lock_timeout_s=0.02)
     impatient.claim(group.group_id, ONE, 0.0)
     with connect(postgres.url) as frozen, frozen.transaction():
         frozen.execute("select from leadership for update")
         for _ in range(refusals):
-            with pytest.raises(RolledBack):
+            with pytest.raises(TransactionRolledBack):
                 impatient.claim(group.group_id, TWO, LEASE_S)
     assert impatient.claim(group.group_id, TWO, LEASE_S).node.name == TWO.name
     impatient.close()
+
+
+@pytest.mark.conforms("A9")
+def test_who_deletes_a_group_beside_somebodys_open_transaction_is_told_whose_it_is(postgres: PostgresWorld) -> None:
+    (stream,) = postgres.add_space()
+    group = postgres.group()
+    held = granted(postgres, group, postgres.lead(group), stream)
+    postgres.append(stream, 5)
+    with psycopg.connect(postgres.url, application_name="somebody's") as user:
+        fencing.advance(user, group.group_id, stream, held.grant_id, 3)
+        locker = rf"process {user.info.backend_pid} of the server \(database user {user.info.user}, application .some"
+        with pytest.raises(Conflict, match=rf"has a row that an open transaction keeps locked: {locker}.*Nothing is"):
+            postgres.store.delete_group(group.subscription)
+        assert postgres.store.find_live_group(group.subscription) == group
+    assert postgres.store.delete_group(group.subscription) == group.group_id

@@ -5,8 +5,15 @@ from __future__ import annotations
 import pytest
 
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.groups.model.records import Advance, GroupWrites, Mark, Release, Seize, Verdict
-from tests.contract.group_world import LEASE_S, SHARE, TWO, World, grant, lent
+from sublet_storage.groups.model.records import (
+    AdvancePosition,
+    ChangeOutcome,
+    ForceRelease,
+    GroupWrites,
+    RecordHistory,
+    ReleaseStream,
+)
+from tests.contract.group_world import LEASE_S, SHARE, TWO, World, grant, granted
 
 OTHER = Subscription.parse("$share/other/#")
 
@@ -16,57 +23,61 @@ def test_a_commit_answers_with_the_lines_of_history_that_it_wrote(world: World) 
     first, second, third = world.add_space(shards=3)
     group, other = world.group(), world.group(OTHER)
     term, other_term = world.lead(group), world.lead(other)
-    held = {stream: lent(world, group, term, stream).grant_id for stream in (first, second)}
+    held = {stream: granted(world, group, term, stream).grant_id for stream in (first, second)}
     world.append(first, 9)
     world.clock.advance(1.5)
     before = world.store.history(group.group_id), world.store.history(other.group_id)
     entries = (
-        Seize(first, held[first], "gone"),
-        Mark(second, held[second], "revoke", "balance"),
+        ForceRelease(first, held[first], "gone"),
+        RecordHistory(second, held[second], "revoke", "balance"),
         grant(third, "b2", "a2"),
     )
     batch = [
         GroupWrites(group.group_id, term, entries),
-        GroupWrites(other.group_id, other_term, (grant(first, "b3"), Advance(second, 17, 1))),
+        GroupWrites(other.group_id, other_term, (grant(first, "b3"), AdvancePosition(second, 17, 1))),
     ]
     ours, theirs = world.store.commit(batch)
-    assert [(line.event, line.stream_id) for line in ours.recorded] == [
+    assert [(line.event, line.stream_id) for line in ours.history] == [
         ("seize", first),
         ("revoke", second),
         ("grant", third),
     ]
-    assert [(line.event, line.group_id) for line in theirs.recorded] == [("grant", other.group_id)]
-    assert (ours.recorded[0].position, ours.recorded[0].until, ours.recorded[0].forced) == (0, 9, True)
-    assert world.store.history(group.group_id) == before[0] + ours.recorded
-    assert world.store.history(other.group_id) == before[1] + theirs.recorded
+    assert [(line.event, line.group_id) for line in theirs.history] == [("grant", other.group_id)]
+    assert (ours.history[0].position, ours.history[0].redelivery_end, ours.history[0].is_forced) == (0, 9, True)
+    assert world.store.history(group.group_id) == before[0] + ours.history
+    assert world.store.history(other.group_id) == before[1] + theirs.history
 
 
 def test_progress_writes_no_line_and_a_term_that_is_over_none_either(world: World) -> None:
     (stream,) = world.add_space()
     group = world.group()
     term = world.lead(group)
-    held = lent(world, group, term, stream)
+    held = granted(world, group, term, stream)
     world.append(stream, 5)
-    assert world.write(group, term, Advance(stream, held.grant_id, 3), renew=True).recorded == ()
-    assert world.write(group, term, Release(stream, held.grant_id - 1, 3, "late")).recorded == ()
+    assert world.write(group, term, AdvancePosition(stream, held.grant_id, 3), renew=True).history == ()
+    assert world.write(group, term, ReleaseStream(stream, held.grant_id - 1, 3, "late")).history == ()
     world.clock.advance(LEASE_S)
     world.lead(group, TWO)
-    deposed = world.write(group, term, Release(stream, held.grant_id, 5, "left"))
-    assert (deposed.deposed, deposed.recorded) == (True, ())
+    deposed = world.write(group, term, ReleaseStream(stream, held.grant_id, 5, "left"))
+    assert (deposed.has_stale_term, deposed.history) == (True, ())
 
 
 def test_a_renewal_tells_after_the_entries_what_it_ended(world: World) -> None:
     first, second = world.add_space(shards=2)
     group = world.group()
     term = world.lead(group)
-    held = lent(world, group, term, first)
+    held = granted(world, group, term, first)
     for stream in (first, second):
         world.append(stream, 4)
     world.rollover(1)
     world.retire(1)
-    told = world.write(group, term, Mark(first, held.grant_id, "revoke", "balance"), renew=True).recorded
-    assert [(line.event, line.stream_id) for line in told] == [("revoke", first), ("block", first), ("block", second)]
-    assert told == world.store.history(group.group_id)[-3:]
+    reported = world.write(group, term, RecordHistory(first, held.grant_id, "revoke", "balance"), renew=True).history
+    assert [(line.event, line.stream_id) for line in reported] == [
+        ("revoke", first),
+        ("block", first),
+        ("block", second),
+    ]
+    assert reported == world.store.history(group.group_id)[-3:]
 
 
 def test_a_row_that_was_busy_is_not_told_of(world: World) -> None:
@@ -75,14 +86,14 @@ def test_a_row_that_was_busy_is_not_told_of(world: World) -> None:
     term = world.lead(group)
     with world.locked(group.group_id, first):
         result = world.write(group, term, grant(first), grant(second))
-    assert [answer.verdict for answer in result.results] == [Verdict.BUSY, Verdict.APPLIED]
-    assert [(line.event, line.stream_id) for line in result.recorded] == [("grant", second)]
+    assert [answer.outcome for answer in result.results] == [ChangeOutcome.BUSY, ChangeOutcome.APPLIED]
+    assert [(line.event, line.stream_id) for line in result.history] == [("grant", second)]
 
 
 def test_looking_for_a_group_creates_none(world: World) -> None:
     world.add_space()
-    assert world.store.live_group(SHARE) is None
+    assert world.store.find_live_group(SHARE) is None
     group = world.group()
-    assert world.store.live_group(SHARE) == group
+    assert world.store.find_live_group(SHARE) == group
     world.store.delete_group(SHARE)
-    assert world.store.live_group(SHARE) is None
+    assert world.store.find_live_group(SHARE) is None

@@ -11,14 +11,15 @@ import pytest
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.errors import Conflict, InvalidEpoch, NotFound, UsageError
 from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.groups.admin import reset as live_reset
 from sublet_storage.groups.admin import reset_plan
-from sublet_storage.groups.admin.admin import instruct
+from sublet_storage.groups.admin.admin import send_command
 from sublet_storage.groups.admin.reset import _paused
-from sublet_storage.groups.admin.reset_targets import LARGEST, Target
-from sublet_storage.groups.coordinator.postgres import PostgresGroups
-from sublet_storage.groups.model.desired_state import Pause
-from sublet_storage.groups.model.records import Advance, Group, LendingStatus, Seize, Start
-from tests.contract.group_world import BLOCKED, FINISHED, FREE, PostgresWorld, grant, lent
+from sublet_storage.groups.admin.reset_targets import LARGEST, ResetTarget
+from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.model.desired_state import PauseGroup, ResumeGroup
+from sublet_storage.groups.model.records import AdvancePosition, ForceRelease, Group, LendingStatus, StartingPosition
+from tests.contract.group_world import BLOCKED, FINISHED, FREE, PostgresWorld, grant, granted
 
 PLAIN = Subscription.parse("$share/plain/#")
 
@@ -31,21 +32,21 @@ def places(world: PostgresWorld, group: Group) -> dict[int, tuple[LendingStatus,
 
 
 def reset(
-    world: PostgresWorld, group: Group, target: Target, *streams: int, force: bool = False
+    world: PostgresWorld, group: Group, target: ResetTarget, *streams: int, force: bool = False
 ) -> Mapping[int, tuple[int | None, int]]:
     """Do it: {stream: (before, after)}."""
     with world.connection.transaction():
-        moves = reset_plan.carry_out(world.connection, group, target, streams, reason=f"to {target}", force=force)
+        moves = reset_plan.execute_reset(world.connection, group, target, streams, reason=f"to {target}", force=force)
     return {move.stream_id: (move.before, move.after) for move in moves}
 
 
 def consumed(world: PostgresWorld, group: Group, term: int, stream: int, position: int) -> None:
     """Lent, consumed up to there and handed back."""
-    held = lent(world, group, term, stream)
-    world.apply(group, term, Advance(stream, held.grant_id, position))
+    held = granted(world, group, term, stream)
+    world.apply(group, term, AdvancePosition(stream, held.grant_id, position))
     row = world.row(group, term, stream)
     if row.status is LendingStatus.HELD:
-        world.apply(group, term, Seize(stream, row.grant_id, "left"))
+        world.apply(group, term, ForceRelease(stream, row.grant_id, "left"))
 
 
 @pytest.fixture
@@ -65,35 +66,35 @@ def halfway(postgres: PostgresWorld) -> tuple[PostgresWorld, Group, int, tuple[i
 @pytest.mark.parametrize(
     ("target", "expected"),
     [
-        (Target.earliest(), (0, 0)),
-        (Target.latest(), (10, 10)),
-        (Target.current(), (4, 10)),
-        (Target.offset(7), (7, 7)),
-        (Target.offset(11), (10, 10)),
-        (Target.shift(-5), (0, 5)),
-        (Target.shift(3), (7, 10)),
-        (Target.shift(LARGEST), (10, 10)),
-        (Target.shift(-LARGEST), (0, 0)),
-        (Target.time(datetime(2000, 1, 1, tzinfo=UTC)), (0, 0)),
-        (Target.time(datetime(9000, 1, 1, tzinfo=UTC)), (10, 10)),
+        (ResetTarget.earliest(), (0, 0)),
+        (ResetTarget.latest(), (10, 10)),
+        (ResetTarget.current(), (4, 10)),
+        (ResetTarget.offset(7), (7, 7)),
+        (ResetTarget.offset(11), (10, 10)),
+        (ResetTarget.shift(-5), (0, 5)),
+        (ResetTarget.shift(3), (7, 10)),
+        (ResetTarget.shift(LARGEST), (10, 10)),
+        (ResetTarget.shift(-LARGEST), (0, 0)),
+        (ResetTarget.time(datetime(2000, 1, 1, tzinfo=UTC)), (0, 0)),
+        (ResetTarget.time(datetime(9000, 1, 1, tzinfo=UTC)), (10, 10)),
     ],
 )
 def test_a_group_goes_on_from_where_it_is_told_to(
-    halfway: tuple[PostgresWorld, Group, int, tuple[int, ...]], target: Target, expected: tuple[int, int]
+    halfway: tuple[PostgresWorld, Group, int, tuple[int, ...]], target: ResetTarget, expected: tuple[int, int]
 ) -> None:
     world, group, term, streams = halfway
-    planned = reset_plan.plan(world.connection, group, target)
+    planned = reset_plan.plan_reset(world.connection, group, target)
     assert [move.after for move in planned] == list(expected)
     assert places(world, group) == {streams[0]: (FREE, 4), streams[1]: (FREE, 10)}, "to plan changes nothing"
     assert reset(world, group, target) == dict(zip(streams, zip((4, 10), expected, strict=True), strict=True))
     assert places(world, group) == dict(zip(streams, ((FREE, place) for place in expected), strict=True))
-    assert world.write(group, term).deposed, "whoever led has rows that are not true any more"
+    assert world.write(group, term).has_stale_term, "whoever led has rows that are not true any more"
     lines = [line for line in world.store.history(group.group_id) if line.event == "reset"]
-    assert [(line.stream_id, line.position, line.forced) for line in lines] == [
+    assert [(line.stream_id, line.position, line.is_forced) for line in lines] == [
         (stream, place, False) for stream, place in zip(streams, expected, strict=True)
     ]
     assert lines[0].reason == f"to {target}; was at 4"
-    assert [(move.again, move.skipped) for move in planned] == [
+    assert [(move.redelivered_count, move.skipped_count) for move in planned] == [
         (max(before - place, 0), max(place - before, 0)) for before, place in zip((4, 10), expected, strict=True)
     ]
 
@@ -103,13 +104,13 @@ def test_one_stream_may_be_reset_alone_and_offsets_given(
     halfway: tuple[PostgresWorld, Group, int, tuple[int, ...]],
 ) -> None:
     world, group, _, (first, second) = halfway
-    assert reset(world, group, Target.shift(1), first) == {first: (4, 5)}
-    assert reset(world, group, Target.offsets({second: 3})) == {second: (10, 3)}
+    assert reset(world, group, ResetTarget.shift(1), first) == {first: (4, 5)}
+    assert reset(world, group, ResetTarget.offsets({second: 3})) == {second: (10, 3)}
     assert places(world, group) == {first: (FREE, 5), second: (FREE, 3)}
     with pytest.raises(UsageError, match=f"stream {second}: offset 11 is beyond its end, 10"):
-        reset(world, group, Target.offsets({second: 11}))
+        reset(world, group, ResetTarget.offsets({second: 11}))
     with pytest.raises(NotFound, match="stream 999 is none of"):
-        reset(world, group, Target.earliest(), 999)
+        reset(world, group, ResetTarget.earliest(), 999)
     assert places(world, group) == {first: (FREE, 5), second: (FREE, 3)}
 
 
@@ -118,16 +119,16 @@ def test_while_a_stream_is_lent_it_is_refused_or_forced_and_the_grant_is_over(
     halfway: tuple[PostgresWorld, Group, int, tuple[int, ...]],
 ) -> None:
     world, group, term, (first, second) = halfway
-    held = lent(world, group, term, first)
+    held = granted(world, group, term, first)
     with pytest.raises(Conflict, match=f"1 of its streams are lent.* the first is {first}"):
-        reset(world, group, Target.earliest())
-    assert not world.write(group, term).deposed, "nothing was done"
-    reset(world, group, Target.earliest(), force=True)
+        reset(world, group, ResetTarget.earliest())
+    assert not world.write(group, term).has_stale_term, "nothing was done"
+    reset(world, group, ResetTarget.earliest(), force=True)
     assert places(world, group) == {first: (FREE, 0), second: (FREE, 0)}
-    (forced,) = [line for line in world.store.history(group.group_id) if line.event == "reset" and line.forced]
-    assert (forced.stream_id, forced.grant_id, forced.until) == (first, held.grant_id, 10)
+    (forced,) = [line for line in world.store.history(group.group_id) if line.event == "reset" and line.is_forced]
+    assert (forced.stream_id, forced.grant_id, forced.redelivery_end) == (first, held.grant_id, 10)
     term = world.lead(group)
-    late = world.apply(group, term, Advance(first, held.grant_id, 9))
+    late = world.apply(group, term, AdvancePosition(first, held.grant_id, 9))
     assert late.lending is not None
     assert late.lending.position == 0, "an old grant moves nothing"
 
@@ -139,9 +140,10 @@ def test_a_row_that_a_users_transaction_has_locked_is_named_as_such(postgres: Po
     group = postgres.declare()
     with psycopg.connect(postgres.url) as user:
         user.execute("select from sublet.lending where stream_id = %s for update", (second,))
-        with pytest.raises(Conflict, match=f"open transaction keeps locked.* the first is {second}"):
-            reset(postgres, group, Target.latest(), force=force)
-    assert set(reset(postgres, group, Target.latest(), force=force)) == {first, second}
+        named = f"the first is {second}, have a row that an open transaction keeps locked: process"
+        with pytest.raises(Conflict, match=f"{named} {user.info.backend_pid}"):
+            reset(postgres, group, ResetTarget.latest(), force=force)
+    assert set(reset(postgres, group, ResetTarget.latest(), force=force)) == {first, second}
 
 
 @pytest.mark.conforms("A4")
@@ -151,20 +153,20 @@ def test_what_was_consumed_to_its_end_is_lent_again_parents_before_children(post
     group = world.declare()
     term = world.lead(group)
     world.append(parent, 5)
-    held = lent(world, group, term, parent)
+    held = granted(world, group, term, parent)
     (child,) = world.rollover(1)
-    world.apply(group, term, Advance(parent, held.grant_id, 5))
+    world.apply(group, term, AdvancePosition(parent, held.grant_id, 5))
     world.write(group, term, renew=True)
     world.append(child, 3)
     consumed(world, group, term, child, 2)
     assert places(world, group) == {parent: (FINISHED, 5), child: (FREE, 2)}
-    reset(world, group, Target.earliest())
+    reset(world, group, ResetTarget.earliest())
     assert places(world, group) == {parent: (FREE, 0), child: (FREE, 0)}
     term = world.lead(group)
-    assert world.apply(group, term, grant(child)).verdict == "refused", "its parent is not consumed any more"
-    lent(world, group, term, parent)
-    world.apply(group, term, Seize(parent, world.row(group, term, parent).grant_id, "left"))
-    reset(world, group, Target.latest())
+    assert world.apply(group, term, grant(child)).outcome == "refused", "its parent is not consumed any more"
+    granted(world, group, term, parent)
+    world.apply(group, term, ForceRelease(parent, world.row(group, term, parent).grant_id, "left"))
+    reset(world, group, ResetTarget.latest())
     assert places(world, group) == {parent: (FINISHED, 5), child: (FREE, 3)}
 
 
@@ -174,9 +176,9 @@ def test_a_group_goes_back_to_what_was_there_before_it(postgres: PostgresWorld) 
     (parent,) = world.add_space()
     world.append(parent, 5)
     (child,) = world.rollover(1)
-    group = world.declare(start=Start.LATEST)
+    group = world.declare(starting_position=StartingPosition.LATEST)
     assert set(places(world, group)) == {child}
-    assert reset(world, group, Target.earliest()) == {parent: (None, 0), child: (0, 0)}
+    assert reset(world, group, ResetTarget.earliest()) == {parent: (None, 0), child: (0, 0)}
     assert places(world, group) == {parent: (FREE, 0), child: (FREE, 0)}
 
 
@@ -184,30 +186,30 @@ def test_a_group_goes_back_to_what_was_there_before_it(postgres: PostgresWorld) 
 @pytest.mark.parametrize(
     ("target", "expected"),
     [
-        (Target.current(), {"finished": 5, "unfinished": 6, "later": 0}),
-        (Target.shift(0), {"finished": 5, "unfinished": 6, "later": 0}),
-        (Target.shift(-2), {"finished": 3, "unfinished": 4, "later": 0}),
-        (Target.shift(2), {"finished": 5, "unfinished": 8, "later": 2}),
-        (Target.earliest(), {"former": 0, "finished": 0, "unfinished": 0, "later": 0}),
-        (Target.latest(), {"finished": 5, "unfinished": 10, "later": 7}),
-        (Target.offset(2), {"former": 2, "finished": 2, "unfinished": 2, "later": 2}),
-        (Target.time(datetime(2000, 1, 1, tzinfo=UTC)), {"former": 0, "finished": 0, "unfinished": 0, "later": 0}),
+        (ResetTarget.current(), {"finished": 5, "unfinished": 6, "later": 0}),
+        (ResetTarget.shift(0), {"finished": 5, "unfinished": 6, "later": 0}),
+        (ResetTarget.shift(-2), {"finished": 3, "unfinished": 4, "later": 0}),
+        (ResetTarget.shift(2), {"finished": 5, "unfinished": 8, "later": 2}),
+        (ResetTarget.earliest(), {"former": 0, "finished": 0, "unfinished": 0, "later": 0}),
+        (ResetTarget.latest(), {"finished": 5, "unfinished": 10, "later": 7}),
+        (ResetTarget.offset(2), {"former": 2, "finished": 2, "unfinished": 2, "later": 2}),
+        (ResetTarget.time(datetime(2000, 1, 1, tzinfo=UTC)), {"former": 0, "finished": 0, "unfinished": 0, "later": 0}),
     ],
     ids=str,
 )
 def test_what_ended_before_the_group_began_comes_with_a_place_in_history_and_not_with_one_that_goes_from_here(
-    postgres: PostgresWorld, target: Target, expected: dict[str, int]
+    postgres: PostgresWorld, target: ResetTarget, expected: dict[str, int]
 ) -> None:
     world = postgres
     (former,) = world.add_space()
     world.append(former, 3)
     (finished,) = world.rollover(1)
-    group = world.declare(start=Start.LATEST)
+    group = world.declare(starting_position=StartingPosition.LATEST)
     world.append(finished, 5)
     term = world.lead(group)
-    held = lent(world, group, term, finished)
+    held = granted(world, group, term, finished)
     (unfinished,) = world.rollover(1)
-    world.apply(group, term, Advance(finished, held.grant_id, 5))
+    world.apply(group, term, AdvancePosition(finished, held.grant_id, 5))
     world.write(group, term, renew=True)
     world.append(unfinished, 10)
     consumed(world, group, term, unfinished, 6)
@@ -229,15 +231,18 @@ def test_what_would_have_been_given_and_is_not_counts_as_skipped_in_streams_that
     (before,) = world.add_space()
     world.append(before, 5)
     (first,) = world.rollover(1)
-    group = world.declare(start=Start.LATEST)
+    group = world.declare(starting_position=StartingPosition.LATEST)
     world.append(first, 10, 1)
     (new,) = world.rollover(1)
     world.append(new, 7)
-    found = {move.stream_id: move for move in reset_plan.plan(world.connection, group, Target.latest())}
-    assert {stream: (move.before, move.skipped) for stream, move in found.items()} == {first: (0, 10), new: (None, 7)}
-    found = {move.stream_id: move for move in reset_plan.plan(world.connection, group, Target.offset(2))}
-    assert {stream: move.skipped for stream, move in found.items()} == {before: 0, first: 2, new: 2}
-    found = {move.stream_id: move for move in reset_plan.plan(world.connection, group, Target.at_epoch(1))}
+    found = {move.stream_id: move for move in reset_plan.plan_reset(world.connection, group, ResetTarget.latest())}
+    assert {stream: (move.before, move.skipped_count) for stream, move in found.items()} == {
+        first: (0, 10),
+        new: (None, 7),
+    }
+    found = {move.stream_id: move for move in reset_plan.plan_reset(world.connection, group, ResetTarget.offset(2))}
+    assert {stream: move.skipped_count for stream, move in found.items()} == {before: 0, first: 2, new: 2}
+    found = {move.stream_id: move for move in reset_plan.plan_reset(world.connection, group, ResetTarget.at_epoch(1))}
     assert {stream: (move.after, move.has_epochs) for stream, move in found.items()} == {
         first: (0, True), new: (7, False),
     }  # fmt: skip
@@ -254,9 +259,9 @@ def test_streams_that_came_later_and_have_ended_since_are_not_given_behind_a_res
     world.append(second, 100)
     (third,) = world.rollover(1)
     world.append(third, 50)
-    moves = reset_plan.plan(world.connection, group, Target.latest())
-    assert {move.stream_id: move.skipped for move in moves} == {first: 0, second: 100, third: 50}
-    reset(world, group, Target.latest())
+    moves = reset_plan.plan_reset(world.connection, group, ResetTarget.latest())
+    assert {move.stream_id: move.skipped_count for move in moves} == {first: 0, second: 100, third: 50}
+    reset(world, group, ResetTarget.latest())
     term = world.lead(group)
     world.write(group, term, renew=True)
     assert {stream: position for stream, (_, position) in places(world, group).items()} == {
@@ -272,16 +277,16 @@ def test_a_stream_that_was_blocked_is_lent_again(postgres: PostgresWorld) -> Non
     term = world.lead(group)
     world.append(stream, 5)
     for _ in range(5):
-        held = lent(world, group, term, stream)
-        world.apply(group, term, Seize(stream, held.grant_id, "died"))
+        held = granted(world, group, term, stream)
+        world.apply(group, term, ForceRelease(stream, held.grant_id, "died"))
     assert places(world, group) == {stream: (BLOCKED, 0)}
-    reset(world, group, Target.current())
+    reset(world, group, ResetTarget.current())
     assert places(world, group) == {stream: (FREE, 0)}
     term = world.lead(group)
-    held = lent(world, group, term, stream)
-    world.apply(group, term, Seize(stream, held.grant_id, "died"))
+    held = granted(world, group, term, stream)
+    world.apply(group, term, ForceRelease(stream, held.grant_id, "died"))
     assert places(world, group) == {stream: (FREE, 0)}, "its losses are counted from the beginning"
-    reset(world, group, Target.shift(1))
+    reset(world, group, ResetTarget.shift(1))
     assert places(world, group) == {stream: (FREE, 1)}
 
 
@@ -292,17 +297,17 @@ def test_by_epoch_a_group_goes_on_from_the_first_block_that_has_it_and_an_atomic
     world = postgres
     (stream,) = world.add_space()
     world.complete(1)
-    plain, atomic = world.group(PLAIN), world.declare(atomic=True, start=Start.EARLIEST)
+    plain, atomic = world.group(PLAIN), world.declare(atomic=True, starting_position=StartingPosition.EARLIEST)
     for epoch in (1, 2, 3, 2):
         world.append(stream, 10, epoch)
     world.complete(5)
-    assert reset_plan.plan(world.connection, plain, Target.at_epoch(3))[0].after == 20
-    assert reset_plan.plan(world.connection, plain, Target.at_epoch(9))[0].after == 40
+    assert reset_plan.plan_reset(world.connection, plain, ResetTarget.at_epoch(3))[0].after == 20
+    assert reset_plan.plan_reset(world.connection, plain, ResetTarget.at_epoch(9))[0].after == 40
     world.connection.execute("update space set epoch_numbers = 1")
-    reset(world, atomic, Target.at_epoch(2))
+    reset(world, atomic, ResetTarget.at_epoch(2))
     term = world.lead(atomic)
     assert world.row(atomic, term, stream).consumed == ConsumedFrontier(10, LowerFrontier(((2,),)))
-    reset(world, atomic, Target.latest())
+    reset(world, atomic, ResetTarget.latest())
     term = world.lead(atomic)
     assert world.row(atomic, term, stream).consumed == ConsumedFrontier(40, LowerFrontier(((5,),)))
     assert world.write(atomic, term, renew=True).epochs[0].consumed == LowerFrontier(((5,),))
@@ -313,19 +318,19 @@ def test_of_an_atomic_group_nothing_is_reset_that_would_leave_epochs_out(postgre
     world = postgres
     (stream,) = world.add_space()
     world.complete(1)
-    group = world.declare(atomic=True, start=Start.EARLIEST)
+    group = world.declare(atomic=True, starting_position=StartingPosition.EARLIEST)
     world.append(stream, 10, 1)
     for target, streams in (
-        (Target.current(), ()),
-        (Target.shift(1), ()),
-        (Target.offsets({stream: 3}), ()),
-        (Target.earliest(), (stream,)),
+        (ResetTarget.current(), ()),
+        (ResetTarget.shift(1), ()),
+        (ResetTarget.offsets({stream: 3}), ()),
+        (ResetTarget.earliest(), (stream,)),
     ):
         with pytest.raises(UsageError, match="is atomic"):
             reset(world, group, target, *streams)
     world.connection.execute("update space set epoch_numbers = 1")
     with pytest.raises(InvalidEpoch, match="have 1 number, and this one has 2"):
-        reset(world, group, Target.at_epoch((3, 1)))
+        reset(world, group, ResetTarget.at_epoch((3, 1)))
     assert places(world, group) == {stream: (FREE, 0)}
 
 
@@ -341,10 +346,10 @@ def test_what_is_given_concerns_no_other_stream_not_even_one_that_is_gone(postgr
     world.append(child, 4)
     world.retire(1)
     world.connection.execute("update lending set status = 'blocked', position = 7 where stream_id = %s", (gone,))
-    assert reset(world, group, Target.offsets({child: 2})) == {child: (0, 2)}
-    assert reset(world, group, Target.current(), child) == {child: (2, 2)}, "another is beyond its end"
+    assert reset(world, group, ResetTarget.offsets({child: 2})) == {child: (0, 2)}
+    assert reset(world, group, ResetTarget.current(), child) == {child: (2, 2)}, "another is beyond its end"
     with pytest.raises(UsageError, match=f"stream {gone}: retention has taken offset 3"):
-        reset(world, group, Target.offsets({gone: 3}))
+        reset(world, group, ResetTarget.offsets({gone: 3}))
     assert places(world, group)[gone] == (BLOCKED, 7)
 
 
@@ -355,23 +360,23 @@ def test_a_group_that_was_deleted_meanwhile_gets_no_rows(postgres: PostgresWorld
     group = world.declare()
     world.store.delete_group(group.subscription)
     with pytest.raises(NotFound):
-        reset(world, group, Target.earliest())
+        reset(world, group, ResetTarget.earliest())
     assert places(world, group) == {}
 
 
 def test_targets_that_are_none_are_refused() -> None:
     with pytest.raises(UsageError, match="offset -1"):
-        Target.offset(-1)
+        ResetTarget.offset(-1)
     with pytest.raises(UsageError, match="no time zone"):
-        Target.time(datetime(2026, 1, 1))  # noqa: DTZ001
+        ResetTarget.time(datetime(2026, 1, 1))  # noqa: DTZ001
     with pytest.raises(InvalidEpoch):
-        Target.at_epoch("x")
+        ResetTarget.at_epoch("x")
     with pytest.raises(UsageError, match="no stream is given"):
-        Target.offsets({})
+        ResetTarget.offsets({})
     with pytest.raises(UsageError, match="stream 0, offset 1"):
-        Target.offsets({0: 1})
+        ResetTarget.offsets({0: 1})
     with pytest.raises(UsageError, match="no stream is so long"):
-        Target.shift(2**64)
+        ResetTarget.shift(2**64)
 
 
 @pytest.mark.conforms("A4", "A5")
@@ -380,25 +385,46 @@ def test_a_group_that_an_operator_pauses_stays_paused_after_a_reset(
     postgres: PostgresWorld, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     group = postgres.group(Subscription.parse("$share/g/#"))
-    look = PostgresGroups.live_group
+    look = PostgresGroupStore.find_live_group
 
     def pause(now: str) -> None:
         if now == when:
-            instruct(postgres.url, group.subscription, Pause("repairs"))
+            send_command(postgres.url, group.subscription, PauseGroup("repairs"))
 
-    def look_and_be_slow(store: PostgresGroups, wanted: Subscription) -> Group | None:
+    def look_and_be_slow(store: PostgresGroupStore, wanted: Subscription) -> Group | None:
         found = look(store, wanted)
-        monkeypatch.setattr(PostgresGroups, "live_group", look)
+        monkeypatch.setattr(PostgresGroupStore, "find_live_group", look)
         pause("as it begins")
         return found
 
     pause("before")
-    monkeypatch.setattr(PostgresGroups, "live_group", look_and_be_slow)
-    with _paused(postgres.url, group, Target("earliest")):
+    monkeypatch.setattr(PostgresGroupStore, "find_live_group", look_and_be_slow)
+    with _paused(postgres.url, group, ResetTarget("earliest")):
         pause("meanwhile")
         found = look(postgres.store, group.subscription)
         assert found is not None
-        assert found.orders.paused is not None
+        assert found.desired_state.pause_reason is not None
     found = look(postgres.store, group.subscription)
     assert found is not None
-    assert found.orders.paused == (None if when == "never" else "repairs")
+    assert found.desired_state.pause_reason == (None if when == "never" else "repairs")
+
+
+@pytest.mark.conforms("A5")
+def test_a_reset_that_waits_for_members_ends_when_somebody_resumes_the_group(
+    halfway: tuple[PostgresWorld, Group, int, tuple[int, ...]],
+) -> None:
+    world, group, term, (first, _) = halfway
+    granted(world, group, term, first)
+    found = places(world, group)
+
+    def resume(_held: int) -> None:
+        send_command(world.url, group.subscription, ResumeGroup())
+
+    with pytest.raises(Conflict, match=r"it was resumed .* nothing was changed.*groups history"):
+        live_reset.reset_live_group(
+            world.url, world.connection, group, ResetTarget.earliest(), (), force=False, patience_s=20.0, waiting=resume
+        )
+    assert places(world, group) == found
+    after = world.store.find_live_group(group.subscription)
+    assert after is not None
+    assert after.desired_state.pause_reason is None

@@ -8,28 +8,28 @@ import pytest
 
 from sublet_storage.groups.model.records import (
     TAKEOVER,
-    Advance,
-    EntryResult,
-    Grant,
+    AdvancePosition,
+    ChangeOutcome,
+    ChangeResult,
+    ForceRelease,
+    GrantStream,
     Group,
     Lending,
-    Mark,
-    Reclaim,
-    Release,
-    Seize,
-    Verdict,
+    ReclaimStream,
+    RecordHistory,
+    ReleaseStream,
 )
 from sublet_storage.nodes import NodeRef
-from tests.contract.group_world import BLOCKED, FINISHED, FREE, HELD, LEASE_S, ONE, TWO, World, events, lent, outcome
+from tests.contract.group_world import BLOCKED, FINISHED, FREE, HELD, LEASE_S, ONE, TWO, World, events, granted, outcome
 
 
-def named(stream_id: int, session: str | None = "etl", epoch: int | None = 7) -> Grant:
-    return Grant(stream_id, "b1", "a1", session, "share", epoch)
+def named(stream_id: int, session: str | None = "etl", epoch: int | None = 7) -> GrantStream:
+    return GrantStream(stream_id, "b1", "a1", session, "share", epoch)
 
 
-def held_by(world: World, group: Group, term: int, entry: Grant) -> Lending:
+def held_by(world: World, group: Group, term: int, entry: GrantStream) -> Lending:
     result = world.apply(group, term, entry)
-    assert result.verdict is Verdict.APPLIED
+    assert result.outcome is ChangeOutcome.APPLIED
     assert result.lending is not None
     return result.lending
 
@@ -47,24 +47,24 @@ def test_a_row_is_kept_for_its_session_for_so_long(world: World, word: str) -> N
     group = world.group()
     term = world.lead(group, ONE)
     held = held_by(world, group, term, named(stream))
-    assert (held.session, held.session_epoch, held.kept_s) == ("etl", 7, 0.0)
+    assert (held.session, held.session_epoch, held.reserved_s) == ("etl", 7, 0.0)
     world.append(stream, 3)
     end = (
-        Release(stream, held.grant_id, 2, "leave", 30.5)
+        ReleaseStream(stream, held.grant_id, 2, "leave", 30.5)
         if word == "release"
-        else Seize(stream, held.grant_id, "silent", 30.5)
+        else ForceRelease(stream, held.grant_id, "silent", 30.5)
     )
     freed = world.apply(group, term, end).lending
     assert freed is not None
-    assert (freed.status, freed.session, freed.session_epoch, freed.kept_s) == (FREE, "etl", 7, 30.5)
+    assert (freed.status, freed.session, freed.session_epoch, freed.reserved_s) == (FREE, "etl", 7, 30.5)
     assert (freed.borrower_id, freed.agent) == (None, None)
     assert freed.grant_id > held.grant_id
     world.clock.advance(4.25)
-    assert world.row(group, term, stream).kept_s == 26.25
+    assert world.row(group, term, stream).reserved_s == 26.25
     world.store.renew(ONE, {group.group_id: term}, 1000)
     world.clock.advance(30)
     row = world.row(group, term, stream)
-    assert (row.session, row.kept_s) == ("etl", -3.75)
+    assert (row.session, row.reserved_s) == ("etl", -3.75)
     assert world.store.history(group.group_id)[-1].session == "etl"
 
 
@@ -74,14 +74,14 @@ def test_a_grant_ends_the_wait_whoever_gets_it(world: World) -> None:
     term = world.lead(group)
     for stream in (first, second):
         held = held_by(world, group, term, named(stream))
-        world.apply(group, term, Release(stream, held.grant_id, 0, "leave", 60))
+        world.apply(group, term, ReleaseStream(stream, held.grant_id, 0, "leave", 60))
     back = held_by(world, group, term, named(first, "etl", 8))
-    assert (back.session, back.session_epoch, back.kept_s) == ("etl", 8, 0.0)
+    assert (back.session, back.session_epoch, back.reserved_s) == ("etl", 8, 0.0)
     other = held_by(world, group, term, named(second, None, None))
-    assert (other.session, other.session_epoch, other.kept_s) == (None, None, 0.0)
-    ended = world.apply(group, term, Release(first, back.grant_id, 0, "leave")).lending
+    assert (other.session, other.session_epoch, other.reserved_s) == (None, None, 0.0)
+    ended = world.apply(group, term, ReleaseStream(first, back.grant_id, 0, "leave")).lending
     assert ended is not None
-    assert (ended.session, ended.session_epoch, ended.kept_s) == (None, None, 0.0)
+    assert (ended.session, ended.session_epoch, ended.reserved_s) == (None, None, 0.0)
 
 
 @pytest.mark.parametrize(("session", "keep_s"), [(None, 60.0), ("etl", 0.0), ("etl", -1.0)])
@@ -92,9 +92,9 @@ def test_nothing_is_kept_for_the_nameless_or_without_being_asked(
     group = world.group()
     term = world.lead(group)
     held = held_by(world, group, term, named(stream, session))
-    freed = world.apply(group, term, Seize(stream, held.grant_id, "silent", keep_s)).lending
+    freed = world.apply(group, term, ForceRelease(stream, held.grant_id, "silent", keep_s)).lending
     assert freed is not None
-    assert (freed.session, freed.session_epoch, freed.kept_s) == (None, None, 0.0)
+    assert (freed.session, freed.session_epoch, freed.reserved_s) == (None, None, 0.0)
 
 
 def test_a_wait_for_ever_is_cut_to_the_longest_there_is(world: World) -> None:
@@ -102,9 +102,9 @@ def test_a_wait_for_ever_is_cut_to_the_longest_there_is(world: World) -> None:
     group = world.group()
     term = world.lead(group)
     held = held_by(world, group, term, named(stream))
-    freed = world.apply(group, term, Seize(stream, held.grant_id, "silent", math.inf)).lending
+    freed = world.apply(group, term, ForceRelease(stream, held.grant_id, "silent", math.inf)).lending
     assert freed is not None
-    assert freed.kept_s == 366 * 86400
+    assert freed.reserved_s == 366 * 86400
 
 
 def test_what_ends_for_good_is_kept_for_nobody(world: World) -> None:
@@ -113,21 +113,21 @@ def test_what_ends_for_good_is_kept_for_nobody(world: World) -> None:
     term = world.lead(group)
     for stream in (consumed, poisoned):
         world.append(stream, 1)
-    kept = held_by(world, group, term, named(idle))
-    world.apply(group, term, Release(idle, kept.grant_id, 0, "leave", 60))
+    retained = held_by(world, group, term, named(idle))
+    world.apply(group, term, ReleaseStream(idle, retained.grant_id, 0, "leave", 60))
     held = held_by(world, group, term, named(consumed))
-    world.apply(group, term, Advance(consumed, held.grant_id, 1))
+    world.apply(group, term, AdvancePosition(consumed, held.grant_id, 1))
     beyond = held_by(world, group, term, named(poisoned))
     world.rollover(1, shards=1)
     ends = (
-        world.apply(group, term, Release(consumed, held.grant_id, 1, "leave", 60)),
-        world.apply(group, term, Release(poisoned, beyond.grant_id, 9, "leave", 60)),
+        world.apply(group, term, ReleaseStream(consumed, held.grant_id, 1, "leave", 60)),
+        world.apply(group, term, ReleaseStream(poisoned, beyond.grant_id, 9, "leave", 60)),
         world.apply(group, term, named(idle)),
     )
     assert [end.lending.status for end in ends if end.lending] == [FINISHED, BLOCKED, FINISHED]
     for end in ends:
         assert end.lending is not None
-        assert (end.lending.session, end.lending.session_epoch, end.lending.kept_s) == (None, None, 0.0)
+        assert (end.lending.session, end.lending.session_epoch, end.lending.reserved_s) == (None, None, 0.0)
 
 
 @pytest.mark.conforms("E16")
@@ -136,9 +136,9 @@ def test_a_reclaim_brings_a_newer_session_epoch_or_leaves_the_old_one(world: Wor
     group = world.group()
     term = world.lead(group)
     held = held_by(world, group, term, named(stream))
-    silent = world.apply(group, term, Reclaim(stream, held.grant_id, 0, "b1", "a1"))
+    silent = world.apply(group, term, ReclaimStream(stream, held.grant_id, 0, "b1", "a1"))
     assert silent.lending == held
-    newer = world.apply(group, term, Reclaim(stream, held.grant_id, 0, "b1", "a1", 9))
+    newer = world.apply(group, term, ReclaimStream(stream, held.grant_id, 0, "b1", "a1", 9))
     assert newer.lending is not None
     assert (newer.lending.session, newer.lending.session_epoch, newer.lending.grant_id) == ("etl", 9, held.grant_id)
     assert [event for event, _, _ in events(world, group)] == ["grant", "reclaim"]
@@ -154,16 +154,16 @@ def test_a_mark_is_a_line_of_history_and_nothing_else(world: World) -> None:
     term = world.lead(group)
     held = held_by(world, group, term, named(stream))
     world.append(stream, 5)
-    world.apply(group, term, Advance(stream, held.grant_id, 2))
+    world.apply(group, term, AdvancePosition(stream, held.grant_id, 2))
     before = world.row(group, term, stream)
-    mark = Mark(stream, held.grant_id, "revoke", "balance")
-    assert world.apply(group, term, mark) == EntryResult(mark, Verdict.APPLIED, before)
+    mark = RecordHistory(stream, held.grant_id, "revoke", "balance")
+    assert world.apply(group, term, mark) == ChangeResult(mark, ChangeOutcome.APPLIED, before)
     assert world.row(group, term, stream) == before
     line = world.store.history(group.group_id)[-1]
     assert (line.event, line.reason, line.grant_id, line.borrower_id, line.session, line.position, line.term) == (
         "revoke", "balance", held.grant_id, "b1", "etl", 2, term
     )  # fmt: skip
-    assert (line.forced, line.until) == (False, None)
+    assert (line.is_forced, line.redelivery_end) == (False, None)
 
 
 @pytest.mark.conforms("E17", "A7")
@@ -173,10 +173,12 @@ def test_a_mark_under_another_grant_is_refused(world: World) -> None:
     term = world.lead(group)
     held = held_by(world, group, term, named(stream))
     for grant_id in (held.grant_id - 1, held.grant_id + 1):
-        assert world.apply(group, term, Mark(stream, grant_id, "revoke", "x")).verdict is Verdict.REFUSED
-    world.apply(group, term, Release(stream, held.grant_id, 0, "leave"))
+        assert world.apply(group, term, RecordHistory(stream, grant_id, "revoke", "x")).outcome is ChangeOutcome.REFUSED
+    world.apply(group, term, ReleaseStream(stream, held.grant_id, 0, "leave"))
     free = world.row(group, term, stream)
-    assert world.apply(group, term, Mark(stream, free.grant_id, "revoke", "x")).verdict is Verdict.REFUSED
+    assert (
+        world.apply(group, term, RecordHistory(stream, free.grant_id, "revoke", "x")).outcome is ChangeOutcome.REFUSED
+    )
     assert [event for event, _, _ in events(world, group)] == ["grant", "release"]
 
 
@@ -185,15 +187,18 @@ def test_a_forced_move_says_up_to_where_messages_may_be_seen_twice(world: World)
     moved, blocked, left = world.add_space(shards=3)
     group = world.group()
     term = world.lead(group)
-    grants = {stream: lent(world, group, term, stream).grant_id for stream in (moved, blocked, left)}
+    grants = {stream: granted(world, group, term, stream).grant_id for stream in (moved, blocked, left)}
     for stream in grants:
         world.append(stream, 10)
-        world.apply(group, term, Advance(stream, grants[stream], 3))
-    world.apply(group, term, Seize(moved, grants[moved], "deadline"))
+        world.apply(group, term, AdvancePosition(stream, grants[stream], 3))
+    world.apply(group, term, ForceRelease(moved, grants[moved], "deadline"))
     world.append(moved, 5)
-    world.apply(group, term, Advance(blocked, grants[blocked], 99))
-    world.apply(group, term, Release(left, grants[left], 4, "leave"))
-    windows = {line.stream_id: (line.forced, line.position, line.until) for line in world.store.history(group.group_id)}
+    world.apply(group, term, AdvancePosition(blocked, grants[blocked], 99))
+    world.apply(group, term, ReleaseStream(left, grants[left], 4, "leave"))
+    windows = {
+        line.stream_id: (line.is_forced, line.position, line.redelivery_end)
+        for line in world.store.history(group.group_id)
+    }
     assert windows[moved] == (True, 3, 10), "what came later cannot have been seen"
     assert windows[blocked] == (True, 3, 10)
     assert windows[left] == (False, 4, None)
@@ -219,7 +224,7 @@ def test_history_tells_who_leads_from_when_on(world: World) -> None:
     assert (line.stream_id, line.grant_id, line.borrower_id, line.agent, line.session, line.position) == (
         0, 0, None, None, None, 0
     )  # fmt: skip
-    assert (line.forced, line.until) == (False, None)
+    assert (line.is_forced, line.redelivery_end) == (False, None)
 
 
 def test_who_keeps_house_for_the_database_is_no_history(world: World) -> None:
@@ -236,8 +241,8 @@ def test_an_old_grant_id_is_not_drawn_again_by_a_kept_row(world: World) -> None:
     seen: list[int] = []
     for _ in range(3):
         held = held_by(world, group, term, named(stream))
-        ended = world.apply(group, term, Release(stream, held.grant_id, 0, "leave", 60))
-        assert outcome(ended) == (Verdict.APPLIED, FREE, 0)
+        ended = world.apply(group, term, ReleaseStream(stream, held.grant_id, 0, "leave", 60))
+        assert outcome(ended) == (ChangeOutcome.APPLIED, FREE, 0)
         assert ended.lending is not None
         seen += [held.grant_id, ended.lending.grant_id]
     assert seen == sorted(set(seen))

@@ -7,21 +7,21 @@ from threading import Barrier
 
 import pytest
 
-from sublet_protocol.domain.errors import Conflict, LostLeadership, UndeclaredQueue
+from sublet_protocol.domain.errors import Conflict, StaleTerm, UndeclaredQueue
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
 from sublet_storage.groups.model.records import (
-    LOSSES_BEFORE_BLOCKED,
-    Advance,
-    Claim,
-    EntryResult,
+    MAX_LOSSES,
+    AdvancePosition,
+    ChangeOutcome,
+    ChangeResult,
+    ForceRelease,
     GroupOptions,
     GroupWrites,
-    Reclaim,
-    Release,
-    Seize,
-    Start,
-    Verdict,
+    Leadership,
+    ReclaimStream,
+    ReleaseStream,
+    StartingPosition,
 )
 from sublet_storage.nodes import NodeRef
 from tests.contract.group_world import (
@@ -36,7 +36,7 @@ from tests.contract.group_world import (
     World,
     events,
     grant,
-    lent,
+    granted,
     outcome,
 )
 
@@ -47,7 +47,7 @@ def test_latest_begins_at_the_heads_and_earliest_at_the_start(world: World) -> N
     first, second = world.add_space(shards=2)
     world.append(first, 5)
     latest = world.group()
-    earliest = world.group(Subscription.parse("$share/other/#"), Start.EARLIEST)
+    earliest = world.group(Subscription.parse("$share/other/#"), StartingPosition.EARLIEST)
     for group, positions in ((latest, {first: 5, second: 0}), (earliest, {first: 0, second: 0})):
         rows = world.store.load(group.group_id, world.lead(group))
         assert {row.stream_id: row.position for row in rows} == positions
@@ -60,7 +60,7 @@ def test_earliest_includes_what_is_closed_but_not_what_is_gone_and_latest_neithe
         world.append(stream, 3)
         world.rollover(1)
     world.retire(1)
-    earliest, latest = world.group(start=Start.EARLIEST), world.group(Subscription.parse("$share/other/#"))
+    earliest, latest = world.group(start=StartingPosition.EARLIEST), world.group(Subscription.parse("$share/other/#"))
     assert [row.stream_id for row in world.store.load(earliest.group_id, world.lead(earliest))] == [2, 3]
     term = world.lead(latest)
     world.write(latest, term, renew=True)
@@ -70,11 +70,11 @@ def test_earliest_includes_what_is_closed_but_not_what_is_gone_and_latest_neithe
 def test_opening_again_is_the_same_group_and_the_first_start_wins(world: World) -> None:
     world.add_space()
     group = world.group()
-    assert world.store.open_group(SHARE, Start.EARLIEST) == group
+    assert world.store.open_group(SHARE, StartingPosition.EARLIEST) == group
     assert world.store.find_group(group.group_id) == group
     assert world.store.declare_group(SHARE) == group
     with pytest.raises(Conflict, match="latest"):
-        world.store.declare_group(SHARE, GroupOptions(Start.EARLIEST))
+        world.store.declare_group(SHARE, GroupOptions(StartingPosition.EARLIEST))
 
 
 @pytest.mark.conforms("E2")
@@ -94,17 +94,17 @@ def test_a_deleted_group_is_gone_and_its_second_life_is_another(world: World) ->
     (stream,) = world.add_space()
     group = world.group()
     term = world.lead(group)
-    held = lent(world, group, term, stream)
+    held = granted(world, group, term, stream)
     world.append(stream, 7)
     assert world.store.delete_group(SHARE) == group.group_id
     assert world.store.delete_group(SHARE) is None
     assert world.store.find_group(group.group_id) is None
-    assert world.write(group, term, Advance(stream, held.grant_id, 3)).deposed
+    assert world.write(group, term, AdvancePosition(stream, held.grant_id, 3)).has_stale_term
     again = world.group()
     assert again.group_id != group.group_id
     assert world.row(again, world.lead(again), stream).position == 7
     ghost = world.lead(group, TWO)
-    assert world.write(group, ghost, grant(stream), renew=True).renewed == ()
+    assert world.write(group, ghost, grant(stream), renew=True).synced == ()
     assert world.store.load(group.group_id, ghost) == ()
 
 
@@ -113,9 +113,9 @@ def test_history_tells_the_end_of_each_grant_of_a_deleted_group(world: World) ->
     free, first, second = world.add_space(shards=3)
     group = world.group()
     term = world.lead(group)
-    grants = {stream: lent(world, group, term, stream).grant_id for stream in (second, first)}
+    grants = {stream: granted(world, group, term, stream).grant_id for stream in (second, first)}
     world.append(first, 10)
-    world.apply(group, term, Advance(first, grants[first], 4))
+    world.apply(group, term, AdvancePosition(first, grants[first], 4))
     world.clock.advance(LEASE_S)
     newest = world.lead(group, TWO)
     before = world.store.history(group.group_id)
@@ -125,7 +125,7 @@ def test_history_tells_the_end_of_each_grant_of_a_deleted_group(world: World) ->
         (first, grants[first], 4), (second, grants[second], 0),
     ]  # fmt: skip
     for line in lines:
-        assert (line.event, line.reason, line.forced) == ("delete", "its group was deleted", False)
+        assert (line.event, line.reason, line.is_forced) == ("delete", "its group was deleted", False)
         assert (line.borrower_id, line.agent, line.session) == ("b1", "a1", "session")
         assert (line.term, line.at_us) == (newest, world.clock.now_us)
     assert free not in grants
@@ -141,14 +141,15 @@ def test_a_group_with_blocked_streams_begins_again_when_it_is_deleted_and_create
     for stream in (beyond, gone):
         world.append(stream, 3)
     assert (
-        outcome(world.apply(group, term, Advance(beyond, lent(world, group, term, beyond).grant_id, 9)))[1] is BLOCKED
+        outcome(world.apply(group, term, AdvancePosition(beyond, granted(world, group, term, beyond).grant_id, 9)))[1]
+        is BLOCKED
     )
     world.rollover(2)
     world.retire(2)
     world.write(group, term, renew=True)
     assert world.row(group, term, gone).status is BLOCKED
     world.store.delete_group(SHARE)
-    again = world.declare(start=Start.EARLIEST)
+    again = world.declare(starting_position=StartingPosition.EARLIEST)
     rows = world.store.load(again.group_id, world.lead(again))
     assert {row.status for row in rows} == {FREE}
     assert {row.stream_id: row.position for row in rows}[beyond] == 0
@@ -168,7 +169,7 @@ def test_names_and_filters_never_collide(world: World) -> None:
         assert found is not None
         assert str(found.subscription) == text
     one, other = groups[0], groups[1]
-    lent(world, one, world.lead(one), stream)
+    granted(world, one, world.lead(one), stream)
     assert world.row(other, world.lead(other), stream).status is FREE
 
 
@@ -181,13 +182,13 @@ def test_fifty_racing_for_the_first_claim_give_one_leader_known_to_all(world: Wo
     for term in range(2):
         start = Barrier(len(nodes))
 
-        def claim(node: NodeRef, start: Barrier = start) -> Claim:
-            store = PostgresGroups(world.url, world.clock) if isinstance(world, PostgresWorld) else world.store
+        def claim(node: NodeRef, start: Barrier = start) -> Leadership:
+            store = PostgresGroupStore(world.url, world.clock) if isinstance(world, PostgresWorld) else world.store
             if store is not world.store:
-                store.look([7])
+                store.read_leaderships([7])
                 start.wait(timeout=30)
             seen = store.claim(7, node, LEASE_S)
-            if isinstance(store, PostgresGroups):
+            if isinstance(store, PostgresGroupStore):
                 store.close()
             return seen
 
@@ -195,7 +196,7 @@ def test_fifty_racing_for_the_first_claim_give_one_leader_known_to_all(world: Wo
             claims = list(pool.map(claim, nodes))
         assert len(set(claims)) == 1, f"round {term}"
         assert claims[0].node in nodes
-        assert world.store.look([7]) == {7: claims[0]}
+        assert world.store.read_leaderships([7]) == {7: claims[0]}
         world.clock.advance(LEASE_S)
 
 
@@ -234,7 +235,11 @@ def test_renewal_extends_only_what_is_ours_and_alive(world: World) -> None:
     terms = {1: ours.term, 2: late.term, 3: theirs.term, 4: 1}
     assert world.store.renew(ONE, terms, LEASE_S) == {1}
     assert world.store.renew(ONE, {1: ours.term - 1}, LEASE_S) == frozenset()
-    assert {i: c.remaining_s for i, c in world.store.look([1, 2, 3, 4]).items()} == {1: 10.0, 2: -1.0, 3: 8.0}
+    assert {i: c.remaining_s for i, c in world.store.read_leaderships([1, 2, 3, 4]).items()} == {
+        1: 10.0,
+        2: -1.0,
+        3: 8.0,
+    }
 
 
 @pytest.mark.conforms("E13")
@@ -245,14 +250,14 @@ def test_the_clean_up_of_a_deposed_leader_leaves_its_successor_alone(world: Worl
     assert world.store.release(ONE, {1: old.term}) == frozenset()
     assert world.store.release(ONE, {1: new.term}) == frozenset()
     assert world.store.renew(ONE, {1: old.term}, LEASE_S) == frozenset()
-    assert world.store.look([1]) == {1: new}
+    assert world.store.read_leaderships([1]) == {1: new}
 
 
 @pytest.mark.conforms("E15")
 def test_a_released_claim_can_be_had_at_once(world: World) -> None:
     claim = world.store.claim(1, ONE, LEASE_S)
     assert world.store.release(ONE, {1: claim.term}) == {1}
-    assert world.store.look([1])[1].remaining_s <= 0
+    assert world.store.read_leaderships([1])[1].remaining_s <= 0
     assert world.store.claim(1, TWO, LEASE_S).node == TWO
 
 
@@ -263,7 +268,7 @@ def test_a_grant_id_is_above_its_leaders_term_whatever_the_clock_says(world: Wor
     group = world.group()
     term = world.lead(group)
     world.clock.advance(-5.0)
-    assert lent(world, group, term, stream).grant_id >= term
+    assert granted(world, group, term, stream).grant_id >= term
 
 
 @pytest.mark.conforms("E13", "E10")
@@ -272,20 +277,20 @@ def test_nothing_is_written_under_a_term_that_is_over(world: World, succeeded: b
     first, second = world.add_space(shards=2)
     group = world.group()
     term = world.lead(group)
-    held = lent(world, group, term, first)
+    held = granted(world, group, term, first)
     world.append(first, 5)
     world.clock.advance(LEASE_S)
     if succeeded:
         world.lead(group, TWO)
-    entries = (Advance(first, held.grant_id, 4), grant(second))
+    entries = (AdvancePosition(first, held.grant_id, 4), grant(second))
     stale = world.write(group, term, *entries, renew=True)
-    assert (stale.deposed, stale.results, stale.renewed) == (True, (), ())
-    with pytest.raises(LostLeadership):
+    assert (stale.has_stale_term, stale.results, stale.synced) == (True, (), ())
+    with pytest.raises(StaleTerm):
         world.store.load(group.group_id, term)
     now = world.lead(group, TWO)
     rows = world.store.load(group.group_id, now)
     assert [(row.status, row.position, row.grant_id) for row in rows] == [(HELD, 0, held.grant_id), (FREE, 0, 0)]
-    assert world.write(group, now + 1, *entries).deposed
+    assert world.write(group, now + 1, *entries).has_stale_term
     assert [event for event, _, _ in events(world, group)] == ["grant"]
 
 
@@ -297,7 +302,7 @@ def test_one_groups_deposed_leader_does_not_disturb_the_others_of_its_batch(worl
     batch[1] = GroupWrites(groups[1].group_id, terms[1] - 1, (grant(stream),))
     results = world.store.commit(batch)
     assert [result.group_id for result in results] == [group.group_id for group in groups]
-    assert [result.deposed for result in results] == [False, True, False]
+    assert [result.has_stale_term for result in results] == [False, True, False]
     assert world.row(groups[1], terms[1], stream).status is FREE
 
 
@@ -309,14 +314,16 @@ def test_a_grant_reads_its_position_from_the_row_and_draws_a_new_id(world: World
     world.append(stream, 9)
     group = world.group()
     term = world.lead(group)
-    held = lent(world, group, term, stream)
+    held = granted(world, group, term, stream)
     assert (held.status, held.position, held.borrower_id, held.agent, held.session) == (HELD, 9, "b1", "a1", "session")
     assert held.grant_id == world.clock.now_us
-    assert world.apply(group, term, grant(stream, "b2")) == EntryResult(grant(stream, "b2"), Verdict.REFUSED, held)
-    freed = world.apply(group, term, Release(stream, held.grant_id, 9, "leave"))
+    assert world.apply(group, term, grant(stream, "b2")) == ChangeResult(
+        grant(stream, "b2"), ChangeOutcome.REFUSED, held
+    )
+    freed = world.apply(group, term, ReleaseStream(stream, held.grant_id, 9, "leave"))
     assert freed.lending is not None
     assert freed.lending.grant_id == held.grant_id + 1
-    assert lent(world, group, term, stream).grant_id == held.grant_id + 2
+    assert granted(world, group, term, stream).grant_id == held.grant_id + 2
     assert world.apply(group, term, grant(99)).lending is None
 
 
@@ -325,12 +332,24 @@ def test_progress_never_goes_back(world: World) -> None:
     (stream,) = world.add_space()
     group = world.group()
     term = world.lead(group)
-    grant_id = lent(world, group, term, stream).grant_id
+    grant_id = granted(world, group, term, stream).grant_id
     world.append(stream, 10)
     for said, stored in ((4, 4), (2, 4), (4, 4), (10, 10), (0, 10)):
-        assert outcome(world.apply(group, term, Advance(stream, grant_id, said))) == (Verdict.APPLIED, HELD, stored)
-    assert outcome(world.apply(group, term, Reclaim(stream, grant_id, 3, "b2", "a1"))) == (Verdict.APPLIED, HELD, 10)
-    assert outcome(world.apply(group, term, Release(stream, grant_id, 1, "leave"))) == (Verdict.APPLIED, FREE, 10)
+        assert outcome(world.apply(group, term, AdvancePosition(stream, grant_id, said))) == (
+            ChangeOutcome.APPLIED,
+            HELD,
+            stored,
+        )
+    assert outcome(world.apply(group, term, ReclaimStream(stream, grant_id, 3, "b2", "a1"))) == (
+        ChangeOutcome.APPLIED,
+        HELD,
+        10,
+    )
+    assert outcome(world.apply(group, term, ReleaseStream(stream, grant_id, 1, "leave"))) == (
+        ChangeOutcome.APPLIED,
+        FREE,
+        10,
+    )
     assert world.row(group, term, stream).position == 10
 
 
@@ -340,20 +359,26 @@ def test_a_word_under_another_grant_changes_nothing(world: World, old: int) -> N
     (stream,) = world.add_space()
     group = world.group()
     term = world.lead(group)
-    first = lent(world, group, term, stream)
+    first = granted(world, group, term, stream)
     world.append(stream, 10)
-    world.apply(group, term, Seize(stream, first.grant_id, "silent"))
-    held = lent(world, group, term, stream)
+    world.apply(group, term, ForceRelease(stream, first.grant_id, "silent"))
+    held = granted(world, group, term, stream)
     grant_id = first.grant_id if old == 0 else held.grant_id + old
     recorded = events(world, group)
     for entry in (
-        Advance(stream, grant_id, 5),
-        Release(stream, grant_id, 5, "leave"),
-        Seize(stream, grant_id, "silent"),
-        Reclaim(stream, grant_id, 5, "b1", "a1"),
+        AdvancePosition(stream, grant_id, 5),
+        ReleaseStream(stream, grant_id, 5, "leave"),
+        ForceRelease(stream, grant_id, "silent"),
+        ReclaimStream(stream, grant_id, 5, "b1", "a1"),
     ):
-        assert world.apply(group, term, entry) == EntryResult(entry, Verdict.REFUSED, world.row(group, term, stream))
-    assert outcome(world.apply(group, term, Advance(stream, held.grant_id, 0))) == (Verdict.APPLIED, HELD, 0)
+        assert world.apply(group, term, entry) == ChangeResult(
+            entry, ChangeOutcome.REFUSED, world.row(group, term, stream)
+        )
+    assert outcome(world.apply(group, term, AdvancePosition(stream, held.grant_id, 0))) == (
+        ChangeOutcome.APPLIED,
+        HELD,
+        0,
+    )
     assert events(world, group) == recorded
 
 
@@ -361,17 +386,21 @@ def test_a_word_under_another_grant_changes_nothing(world: World, old: int) -> N
 def test_a_reclaim_keeps_the_grant_is_repeatable_and_for_the_same_agent_only(world: World) -> None:
     (stream,) = world.add_space()
     group = world.group()
-    held = lent(world, group, world.lead(group), stream)
+    held = granted(world, group, world.lead(group), stream)
     world.append(stream, 10)
     world.clock.advance(LEASE_S)
     term = world.lead(group, TWO)
-    stranger = world.apply(group, term, Reclaim(stream, held.grant_id, 6, "b2", "another"))
-    assert outcome(stranger) == (Verdict.REFUSED, HELD, 0)
+    stranger = world.apply(group, term, ReclaimStream(stream, held.grant_id, 6, "b2", "another"))
+    assert outcome(stranger) == (ChangeOutcome.REFUSED, HELD, 0)
     for _ in range(2):
-        kept = world.apply(group, term, Reclaim(stream, held.grant_id, 6, "b2", "a1"))
-        assert kept.verdict is Verdict.APPLIED
-        assert kept.lending is not None
-        assert (kept.lending.grant_id, kept.lending.borrower_id, kept.lending.position) == (held.grant_id, "b2", 6)
+        retained = world.apply(group, term, ReclaimStream(stream, held.grant_id, 6, "b2", "a1"))
+        assert retained.outcome is ChangeOutcome.APPLIED
+        assert retained.lending is not None
+        assert (retained.lending.grant_id, retained.lending.borrower_id, retained.lending.position) == (
+            held.grant_id,
+            "b2",
+            6,
+        )
     assert events(world, group) == [("grant", 0, False), ("reclaim", 6, False)]
 
 
@@ -379,14 +408,14 @@ def test_a_release_frees_at_the_exact_position(world: World) -> None:
     (stream,) = world.add_space()
     group = world.group()
     term = world.lead(group)
-    held = lent(world, group, term, stream)
+    held = granted(world, group, term, stream)
     world.append(stream, 10)
-    released = world.apply(group, term, Release(stream, held.grant_id, 7, "leave"))
-    assert outcome(released) == (Verdict.APPLIED, FREE, 7)
+    released = world.apply(group, term, ReleaseStream(stream, held.grant_id, 7, "leave"))
+    assert outcome(released) == (ChangeOutcome.APPLIED, FREE, 7)
     assert released.lending is not None
     assert (released.lending.borrower_id, released.lending.agent, released.lending.session) == (None, None, None)
     line = world.store.history(group.group_id)[-1]
-    assert (line.event, line.reason, line.grant_id, line.borrower_id, line.position, line.term, line.forced) == (
+    assert (line.event, line.reason, line.grant_id, line.borrower_id, line.position, line.term, line.is_forced) == (
         "release", "leave", held.grant_id, "b1", 7, term, False
     )  # fmt: skip
     assert line.at_us == world.clock.now_us
@@ -398,14 +427,19 @@ def test_a_release_says_what_was_given_out_and_given_up(world: World, until: int
     (stream,) = world.add_space()
     group = world.group()
     term = world.lead(group)
-    held = lent(world, group, term, stream)
+    held = granted(world, group, term, stream)
     world.append(stream, 10)
-    for _ in range(LOSSES_BEFORE_BLOCKED + 1):
-        released = world.apply(group, term, Release(stream, held.grant_id, 7, "leave", 0.0, until))
-        assert outcome(released) == (Verdict.APPLIED, FREE, 7), "to give up is no reason to block"
+    for _ in range(MAX_LOSSES + 1):
+        released = world.apply(group, term, ReleaseStream(stream, held.grant_id, 7, "leave", 0.0, until))
+        assert outcome(released) == (ChangeOutcome.APPLIED, FREE, 7), "to give up is no reason to block"
         line = world.store.history(group.group_id)[-1]
-        assert (line.event, line.position, line.until, line.forced) == ("release", 7, announced, announced is not None)
-        held = lent(world, group, term, stream)
+        assert (line.event, line.position, line.redelivery_end, line.is_forced) == (
+            "release",
+            7,
+            announced,
+            announced is not None,
+        )
+        held = granted(world, group, term, stream)
 
 
 @pytest.mark.conforms("E11")
@@ -413,46 +447,54 @@ def test_a_seizure_names_from_where_messages_may_be_seen_twice(world: World) -> 
     (stream,) = world.add_space()
     group = world.group()
     term = world.lead(group)
-    held = lent(world, group, term, stream)
+    held = granted(world, group, term, stream)
     world.append(stream, 10)
-    world.apply(group, term, Advance(stream, held.grant_id, 3))
-    assert outcome(world.apply(group, term, Seize(stream, held.grant_id, "deadline"))) == (Verdict.APPLIED, FREE, 3)
+    world.apply(group, term, AdvancePosition(stream, held.grant_id, 3))
+    assert outcome(world.apply(group, term, ForceRelease(stream, held.grant_id, "deadline"))) == (
+        ChangeOutcome.APPLIED,
+        FREE,
+        3,
+    )
     assert events(world, group)[-1] == ("seize", 3, True)
-    assert lent(world, group, term, stream).grant_id > held.grant_id
+    assert granted(world, group, term, stream).grant_id > held.grant_id
 
 
 def test_a_stream_lost_too_often_at_one_position_is_blocked(world: World) -> None:
     (stream,) = world.add_space()
     group = world.group()
     term = world.lead(group)
-    for _ in range(LOSSES_BEFORE_BLOCKED + 1):  # nothing to die of: never blocked
-        assert world.apply(group, term, Seize(stream, lent(world, group, term, stream).grant_id, "silent"))
+    for _ in range(MAX_LOSSES + 1):  # nothing to die of: never blocked
+        assert world.apply(group, term, ForceRelease(stream, granted(world, group, term, stream).grant_id, "silent"))
     world.append(stream, 10)
     for position in (1, 2):
-        grant_id = lent(world, group, term, stream).grant_id
-        world.apply(group, term, Advance(stream, grant_id, position))
-        for losses in range(1, LOSSES_BEFORE_BLOCKED + (position == 2)):
-            seized = world.apply(group, term, Seize(stream, grant_id, "silent"))
-            blocked = losses == LOSSES_BEFORE_BLOCKED
-            assert outcome(seized) == (Verdict.APPLIED, BLOCKED if blocked else FREE, position)
+        grant_id = granted(world, group, term, stream).grant_id
+        world.apply(group, term, AdvancePosition(stream, grant_id, position))
+        for losses in range(1, MAX_LOSSES + (position == 2)):
+            seized = world.apply(group, term, ForceRelease(stream, grant_id, "silent"))
+            blocked = losses == MAX_LOSSES
+            assert outcome(seized) == (ChangeOutcome.APPLIED, BLOCKED if blocked else FREE, position)
             if not blocked:
-                grant_id = lent(world, group, term, stream).grant_id
+                grant_id = granted(world, group, term, stream).grant_id
         if position == 1:
-            world.apply(group, term, Release(stream, grant_id, 1, "leave"))
+            world.apply(group, term, ReleaseStream(stream, grant_id, 1, "leave"))
     assert events(world, group)[-1] == ("block", 2, True)
-    assert outcome(world.apply(group, term, grant(stream))) == (Verdict.REFUSED, BLOCKED, 2)
+    assert outcome(world.apply(group, term, grant(stream))) == (ChangeOutcome.REFUSED, BLOCKED, 2)
 
 
 def test_a_position_beyond_the_head_blocks_the_stream_where_it_was(world: World) -> None:
     streams = world.add_space(shards=3)
     group = world.group()
     term = world.lead(group)
-    for stream, word in zip(streams, (Advance, Release, Reclaim), strict=True):
+    for stream, word in zip(streams, (AdvancePosition, ReleaseStream, ReclaimStream), strict=True):
         world.append(stream, 5)
-        grant_id = lent(world, group, term, stream).grant_id
-        world.apply(group, term, Advance(stream, grant_id, 2))
-        extra = {Advance: (), Release: ("leave",), Reclaim: ("b1", "a1")}[word]
-        assert outcome(world.apply(group, term, word(stream, grant_id, 2**70, *extra))) == (Verdict.REFUSED, BLOCKED, 2)
+        grant_id = granted(world, group, term, stream).grant_id
+        world.apply(group, term, AdvancePosition(stream, grant_id, 2))
+        extra = {AdvancePosition: (), ReleaseStream: ("leave",), ReclaimStream: ("b1", "a1")}[word]
+        assert outcome(world.apply(group, term, word(stream, grant_id, 2**70, *extra))) == (
+            ChangeOutcome.REFUSED,
+            BLOCKED,
+            2,
+        )
         assert events(world, group)[-1][0] == "block"
         assert world.row(group, term, stream).grant_id > grant_id
 
@@ -462,30 +504,30 @@ def test_a_locked_row_is_busy_and_harms_no_other(world: World) -> None:
     first, second = world.add_space(shards=2)
     group, other = world.group(), world.group(Subscription.parse("$share/other/#"))
     term, other_term = world.lead(group), world.lead(other)
-    held = lent(world, group, term, first)
+    held = granted(world, group, term, first)
     world.append(first, 5)
-    entry = Advance(first, held.grant_id, 5)
+    entry = AdvancePosition(first, held.grant_id, 5)
     with world.locked(group.group_id, first):
         batch = [
-            GroupWrites(group.group_id, term, (entry, grant(second)), renew=True),
+            GroupWrites(group.group_id, term, (entry, grant(second)), sync_streams=True),
             GroupWrites(other.group_id, other_term, (grant(first),)),
         ]
         results = world.store.commit(batch)
-        assert [[r.verdict for r in result.results] for result in results] == [
-            [Verdict.BUSY, Verdict.APPLIED],
-            [Verdict.APPLIED],
+        assert [[r.outcome for r in result.results] for result in results] == [
+            [ChangeOutcome.BUSY, ChangeOutcome.APPLIED],
+            [ChangeOutcome.APPLIED],
         ]
         assert results[0].results[0].lending is None
         assert world.store.renew(ONE, {group.group_id: term}, LEASE_S) == {group.group_id}
         world.clock.advance(LEASE_S)
         term = world.lead(group, TWO)
         assert len(world.store.load(group.group_id, term)) == 2
-    assert outcome(world.apply(group, term, entry)) == (Verdict.APPLIED, HELD, 5)
+    assert outcome(world.apply(group, term, entry)) == (ChangeOutcome.APPLIED, HELD, 5)
 
 
 def test_a_batch_names_each_group_and_stream_once(world: World) -> None:
     with pytest.raises(ValueError, match="twice"):
         world.store.commit([GroupWrites(1, 1), GroupWrites(1, 1)])
     with pytest.raises(ValueError, match="two entries"):
-        world.store.commit([GroupWrites(1, 1, (grant(1), Seize(1, 1, "x")))])
+        world.store.commit([GroupWrites(1, 1, (grant(1), ForceRelease(1, 1, "x")))])
     assert world.store.commit([]) == ()

@@ -5,8 +5,16 @@ from __future__ import annotations
 import pytest
 
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.groups.model.records import Advance, Lending, LendingStatus, Release, Seize, Start, Verdict
-from tests.contract.group_world import BLOCKED, FINISHED, FREE, HELD, SHARE, TWO, World, events, grant, lent, outcome
+from sublet_storage.groups.model.records import (
+    AdvancePosition,
+    ChangeOutcome,
+    ForceRelease,
+    Lending,
+    LendingStatus,
+    ReleaseStream,
+    StartingPosition,
+)
+from tests.contract.group_world import BLOCKED, FINISHED, FREE, HELD, SHARE, TWO, World, events, grant, granted, outcome
 
 
 def statuses(rows: tuple[Lending, ...]) -> list[tuple[int, LendingStatus]]:
@@ -18,22 +26,30 @@ def test_progress_to_the_end_of_a_closed_stream_finishes_it_for_ever(world: Worl
     (stream,) = world.add_space()
     group = world.group()
     term = world.lead(group)
-    held = lent(world, group, term, stream)
+    held = granted(world, group, term, stream)
     world.append(stream, 5)
     world.rollover(1)
-    assert outcome(world.apply(group, term, Advance(stream, held.grant_id, 4))) == (Verdict.APPLIED, HELD, 4)
-    done = world.apply(group, term, Advance(stream, held.grant_id, 5))
-    assert outcome(done) == (Verdict.APPLIED, FINISHED, 5)
+    assert outcome(world.apply(group, term, AdvancePosition(stream, held.grant_id, 4))) == (
+        ChangeOutcome.APPLIED,
+        HELD,
+        4,
+    )
+    done = world.apply(group, term, AdvancePosition(stream, held.grant_id, 5))
+    assert outcome(done) == (ChangeOutcome.APPLIED, FINISHED, 5)
     assert done.lending is not None
     assert done.lending.grant_id > held.grant_id
     assert done.lending.borrower_id is None
     assert events(world, group) == [("grant", 0, False), ("finish", 5, False)]
-    assert outcome(world.apply(group, term, Advance(stream, held.grant_id, 5))) == (Verdict.REFUSED, FINISHED, 5)
+    assert outcome(world.apply(group, term, AdvancePosition(stream, held.grant_id, 5))) == (
+        ChangeOutcome.REFUSED,
+        FINISHED,
+        5,
+    )
     world.clock.advance(60)
     successor = world.lead(group, TWO)
     assert stream not in [row.stream_id for row in world.store.load(group.group_id, successor)]
-    assert outcome(world.apply(group, successor, grant(stream))) == (Verdict.REFUSED, FINISHED, 5)
-    assert stream not in [row.stream_id for row in world.write(group, successor, renew=True).renewed]
+    assert outcome(world.apply(group, successor, grant(stream))) == (ChangeOutcome.REFUSED, FINISHED, 5)
+    assert stream not in [row.stream_id for row in world.write(group, successor, renew=True).synced]
 
 
 @pytest.mark.conforms("E21")
@@ -42,12 +58,16 @@ def test_the_end_of_a_grant_at_the_end_of_a_stream_finishes_it(world: World, las
     (stream,) = world.add_space()
     group = world.group()
     term = world.lead(group)
-    held = lent(world, group, term, stream)
+    held = granted(world, group, term, stream)
     world.append(stream, 5)
-    world.apply(group, term, Advance(stream, held.grant_id, 5))
+    world.apply(group, term, AdvancePosition(stream, held.grant_id, 5))
     world.rollover(1)
-    word = Release(stream, held.grant_id, 5, "x") if last_word == "release" else Seize(stream, held.grant_id, "x")
-    assert outcome(world.apply(group, term, word)) == (Verdict.APPLIED, FINISHED, 5)
+    word = (
+        ReleaseStream(stream, held.grant_id, 5, "x")
+        if last_word == "release"
+        else ForceRelease(stream, held.grant_id, "x")
+    )
+    assert outcome(world.apply(group, term, word)) == (ChangeOutcome.APPLIED, FINISHED, 5)
     assert events(world, group)[-1] == ("finish", 5, False)
 
 
@@ -56,19 +76,22 @@ def test_children_wait_for_all_their_parents(world: World) -> None:
     left, right = world.add_space(shards=2)
     group = world.group()
     term = world.lead(group)
-    grants = {stream: lent(world, group, term, stream).grant_id for stream in (left, right)}
+    grants = {stream: granted(world, group, term, stream).grant_id for stream in (left, right)}
     for stream in (left, right):
         world.append(stream, 1)
     (child,) = world.rollover(1, shards=1)
-    renewed = world.write(group, term, renew=True).renewed
+    renewed = world.write(group, term, renew=True).synced
     assert statuses(renewed) == [(left, HELD), (right, HELD), (child, FREE)]
     assert [row.parents for row in renewed] == [(), (), (left, right)]
-    assert outcome(world.apply(group, term, grant(child))) == (Verdict.REFUSED, FREE, 0)
-    world.apply(group, term, Advance(left, grants[left], 1))
-    assert outcome(world.apply(group, term, grant(child))) == (Verdict.REFUSED, FREE, 0)
-    together = world.write(group, term, Advance(right, grants[right], 1), grant(child)).results
-    assert [result.verdict for result in together] == [Verdict.APPLIED, Verdict.REFUSED]  # judged as it was before
-    assert lent(world, group, term, child).position == 0
+    assert outcome(world.apply(group, term, grant(child))) == (ChangeOutcome.REFUSED, FREE, 0)
+    world.apply(group, term, AdvancePosition(left, grants[left], 1))
+    assert outcome(world.apply(group, term, grant(child))) == (ChangeOutcome.REFUSED, FREE, 0)
+    together = world.write(group, term, AdvancePosition(right, grants[right], 1), grant(child)).results
+    assert [result.outcome for result in together] == [
+        ChangeOutcome.APPLIED,
+        ChangeOutcome.REFUSED,
+    ]  # judged as it was before
+    assert granted(world, group, term, child).position == 0
 
 
 @pytest.mark.conforms("E21", "W3")
@@ -76,11 +99,11 @@ def test_a_blocked_parent_holds_its_children_back(world: World) -> None:
     (parent,) = world.add_space()
     group = world.group()
     term = world.lead(group)
-    held = lent(world, group, term, parent)
+    held = granted(world, group, term, parent)
     world.append(parent, 3)
     (child,) = world.rollover(1)
-    world.write(group, term, Advance(parent, held.grant_id, 99), renew=True)
-    assert outcome(world.apply(group, term, grant(child))) == (Verdict.REFUSED, FREE, 0)
+    world.write(group, term, AdvancePosition(parent, held.grant_id, 99), renew=True)
+    assert outcome(world.apply(group, term, grant(child))) == (ChangeOutcome.REFUSED, FREE, 0)
 
 
 def test_a_parent_without_a_row_counts_as_consumed(world: World) -> None:
@@ -90,7 +113,7 @@ def test_a_parent_without_a_row_counts_as_consumed(world: World) -> None:
     group = world.group()
     term = world.lead(group)
     assert world.row(group, term, child).parents == ()
-    assert lent(world, group, term, child).status is HELD
+    assert granted(world, group, term, child).status is HELD
 
 
 @pytest.mark.conforms("E21", "W6")
@@ -101,15 +124,15 @@ def test_renewal_adds_new_generations_from_their_start_and_nothing_older(world: 
     world.append(current, 2)
     group = world.group()
     term = world.lead(group)
-    assert world.write(group, term, renew=True).renewed == ()
+    assert world.write(group, term, renew=True).synced == ()
     skipped = world.rollover(1, shards=2)
     for stream in skipped:
         world.append(stream, 3)
     (newest,) = world.rollover(1, shards=1)
-    renewed = world.write(group, term, renew=True).renewed
+    renewed = world.write(group, term, renew=True).synced
     assert statuses(renewed) == [(current, FINISHED), *((s, FREE) for s in skipped), (newest, FREE)]
     assert {row.position for row in renewed[1:]} == {0}
-    assert statuses(world.write(group, term, renew=True).renewed) == [(s, FREE) for s in skipped]
+    assert statuses(world.write(group, term, renew=True).synced) == [(s, FREE) for s in skipped]
     assert old not in [row.stream_id for row in world.store.load(group.group_id, term)]
 
 
@@ -120,19 +143,19 @@ def test_closed_streams_with_nothing_left_are_finished_without_being_lent(world:
     world.append(consumed, 2)
     world.append(held, 2)
     for stream in (consumed, held):
-        grant_id = lent(world, group, term, stream).grant_id
-        world.apply(group, term, Advance(stream, grant_id, 2))
-    world.apply(group, term, Release(consumed, world.row(group, term, consumed).grant_id, 2, "leave"))
+        grant_id = granted(world, group, term, stream).grant_id
+        world.apply(group, term, AdvancePosition(stream, grant_id, 2))
+    world.apply(group, term, ReleaseStream(consumed, world.row(group, term, consumed).grant_id, 2, "leave"))
     (child,) = world.rollover(1, shards=1)
     refused = world.apply(group, term, grant(empty))
-    assert outcome(refused) == (Verdict.REFUSED, FINISHED, 0)
-    renewed = world.write(group, term, renew=True).renewed
+    assert outcome(refused) == (ChangeOutcome.REFUSED, FINISHED, 0)
+    renewed = world.write(group, term, renew=True).synced
     assert statuses(renewed) == [(consumed, FINISHED), (held, HELD), (child, FREE)]
     assert [line.event for line in world.store.history(group.group_id)][-2:] == ["finish", "finish"]
     held_row = renewed[1]
-    assert (held_row.closed, held_row.position, held_row.head) == (True, 2, 2)
-    ended = world.apply(group, term, Advance(held, held_row.grant_id, 2))
-    assert outcome(ended) == (Verdict.APPLIED, FINISHED, 2)
+    assert (held_row.is_closed, held_row.position, held_row.head) == (True, 2, 2)
+    ended = world.apply(group, term, AdvancePosition(held, held_row.grant_id, 2))
+    assert outcome(ended) == (ChangeOutcome.APPLIED, FINISHED, 2)
 
 
 @pytest.mark.conforms("W4")
@@ -142,21 +165,21 @@ def test_what_retention_took_from_a_group_blocks_its_rows(world: World) -> None:
     term = world.lead(group)
     for stream in (free, held, consumed):
         world.append(stream, 4)
-    lent(world, group, term, held)
-    world.apply(group, term, Advance(consumed, lent(world, group, term, consumed).grant_id, 4))
+    granted(world, group, term, held)
+    world.apply(group, term, AdvancePosition(consumed, granted(world, group, term, consumed).grant_id, 4))
     (unseen,) = world.rollover(1, shards=1)
     world.append(unseen, 1)
     (last,) = world.rollover(1, shards=1)
     world.retire(1)
     world.retire(2)
-    other = world.group(Subscription.parse("$share/other/#"), Start.EARLIEST)
+    other = world.group(Subscription.parse("$share/other/#"), StartingPosition.EARLIEST)
     assert statuses(world.store.load(other.group_id, world.lead(other))) == [(last, FREE)]
-    assert outcome(world.apply(group, term, grant(free))) == (Verdict.REFUSED, BLOCKED, 0)
-    renewed = world.write(group, term, renew=True).renewed
+    assert outcome(world.apply(group, term, grant(free))) == (ChangeOutcome.REFUSED, BLOCKED, 0)
+    renewed = world.write(group, term, renew=True).synced
     assert statuses(renewed) == [(free, BLOCKED), (held, BLOCKED), (consumed, HELD), (unseen, BLOCKED), (last, FREE)]
     assert [row.position for row in renewed] == [0, 0, 4, 0, 0]
     blocks = [line for line in world.store.history(group.group_id) if line.event == "block"]
-    assert [(line.stream_id, line.forced) for line in blocks] == [(free, False), (held, True), (unseen, False)]
+    assert [(line.stream_id, line.is_forced) for line in blocks] == [(free, False), (held, True), (unseen, False)]
     lost = {free: 4, held: 4, unseen: 1}
     for line in blocks:
         assert f"offset 0 is gone by retention, {lost[line.stream_id]} messages in all" in line.reason
@@ -169,23 +192,23 @@ def test_a_group_gets_the_streams_of_the_spaces_it_can_match(world: World) -> No
     terms = {g.group_id: world.lead(g) for g in (group, bystander)}
     world.append(default, 2)
     (next_default, own) = world.add_space("orders", "orders/#", rolls=(1,))
-    mine = world.write(group, terms[group.group_id], renew=True).renewed
+    mine = world.write(group, terms[group.group_id], renew=True).synced
     assert statuses(mine) == [(default, FREE), (own, FREE)]
-    theirs = world.write(bystander, terms[bystander.group_id], renew=True).renewed
+    theirs = world.write(bystander, terms[bystander.group_id], renew=True).synced
     assert statuses(theirs) == [(default, FREE), (next_default, FREE)]
     # In the shadow of the space `orders`, the default space has nothing for the group; also once it is closed.
     world.append(next_default, 3)
     world.rollover(1)
-    assert statuses(world.write(group, terms[group.group_id], renew=True).renewed) == [(default, FREE)]
+    assert statuses(world.write(group, terms[group.group_id], renew=True).synced) == [(default, FREE)]
     # A dropped space's last streams are still read.
     world.append(own, 1)
     (heir,) = world.drop_space(2, rolls=(1,))
-    assert statuses(world.write(group, terms[group.group_id], renew=True).renewed) == [
+    assert statuses(world.write(group, terms[group.group_id], renew=True).synced) == [
         (default, FREE),
         (own, FREE),
         (heir, FREE),
     ]
-    fresh = world.group(Subscription.parse("$share/fresh/orders/eu"), Start.EARLIEST)
+    fresh = world.group(Subscription.parse("$share/fresh/orders/eu"), StartingPosition.EARLIEST)
     rows = world.store.load(fresh.group_id, world.lead(fresh))
     assert [row.stream_id for row in rows] == [default, next_default, own, 4, heir]
 
@@ -200,10 +223,10 @@ def test_what_was_filled_under_a_filter_that_its_space_has_no_more_is_lent(world
     (default, elsewhere) = world.alter_space(2, "users/#", rolls=(1,))
     world.append(elsewhere, 1)
     term = world.lead(group)
-    renewed = world.write(group, term, renew=True).renewed
+    renewed = world.write(group, term, renew=True).synced
     assert statuses(renewed) == [(first, FINISHED), (second, FREE), (default, FREE)]
-    assert lent(world, group, term, second).position == 0
-    late = world.group(Subscription.parse("$share/late/orders/#"), Start.EARLIEST)
+    assert granted(world, group, term, second).position == 0
+    late = world.group(Subscription.parse("$share/late/orders/#"), StartingPosition.EARLIEST)
     rows = world.store.load(late.group_id, world.lead(late))
     assert {first, second, default} < {row.stream_id for row in rows}
     assert elsewhere not in {row.stream_id for row in rows}
@@ -215,7 +238,7 @@ def test_a_locked_row_is_renewed_later(world: World) -> None:
     term = world.lead(group)
     world.rollover(1)
     with world.locked(group.group_id, stream):
-        assert statuses(world.write(group, term, renew=True).renewed) == [(stream, FREE), (2, FREE)]
-    assert statuses(world.write(group, term, renew=True).renewed) == [(stream, FINISHED)]
+        assert statuses(world.write(group, term, renew=True).synced) == [(stream, FREE), (2, FREE)]
+    assert statuses(world.write(group, term, renew=True).synced) == [(stream, FINISHED)]
     assert world.store.find_group(group.group_id) is not None
     assert world.store.delete_group(SHARE) == group.group_id

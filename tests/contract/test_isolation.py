@@ -14,12 +14,12 @@ from psycopg import sql
 
 from sublet_protocol.domain.errors import UsageError
 from sublet_storage.db.connect import connect
-from sublet_storage.db.user_transaction import users_transaction
-from sublet_storage.doctor.checks import State, examine
+from sublet_storage.db.user_transaction import user_transaction
+from sublet_storage.doctor.checks import Severity, run_checks
 from sublet_storage.groups import fencing
 from sublet_storage.spaces.spaces import reshard
-from tests.contract.group_world import PostgresWorld, lent
-from tests.contract.test_fence import test_who_asks_how_far_it_is_waits_for_the_transaction_that_moves_it
+from tests.contract.group_world import PostgresWorld, granted
+from tests.contract.test_fencing import test_who_asks_how_far_it_is_waits_for_the_transaction_that_moves_it
 from tests.contract.test_group_postgres import (
     test_a_group_created_during_a_rollover_misses_no_stream,
     test_a_lease_that_ends_while_a_commit_waits_for_its_lock_is_over,
@@ -94,7 +94,7 @@ def test_progress_in_a_users_transaction_of_another_level_is_refused_by_name(
     """Its snapshot would be older than what was granted and appended meanwhile."""
     (stream,) = postgres.add_space()
     group = postgres.group()
-    held = lent(postgres, group, postgres.lead(group), stream)
+    held = granted(postgres, group, postgres.lead(group), stream)
     with psycopg.connect(postgres.url, autocommit=True) as user:
         user.execute(f"begin isolation level {level}")
         user.execute("select 1")
@@ -114,7 +114,7 @@ def test_a_block_that_would_run_at_another_level_does_not_begin(database: str) -
         connection.execute("set session characteristics as transaction isolation level serializable")
         with (
             pytest.raises(UsageError, match=r"at isolation level serializable.* read committed"),
-            users_transaction(connection, lambda: None),
+            user_transaction(connection, lambda: None),
         ):
             pytest.fail("the block has begun")
 
@@ -124,11 +124,11 @@ def test_programs_that_append_at_another_level_are_refused_by_name(
     conn: psycopg.Connection[Any], stream: int, level: str
 ) -> None:
     """Those of an older release, which do not set it: what another level would make wrong stores nothing."""
-    from sublet_storage.log.log import Append, Stamp, append
+    from sublet_storage.log.log import BlockAppend, ProducerStamp, append
 
     conn.execute(f"set session characteristics as transaction isolation level {level}")
     with pytest.raises(psycopg.Error, match=f"at isolation level {level}"):
-        append(conn, [Append(stream, block(b"a"), Stamp("p", 1, 1))])
+        append(conn, [BlockAppend(stream, block(b"a"), ProducerStamp("p", 1, 1))])
     assert conn.execute("select head from stream where stream_id = %s", (stream,)).fetchone() == (0,)
 
 
@@ -149,6 +149,6 @@ def test_a_message_published_by_sql_at_another_level_comes_once_it_is_committed(
 
 def test_the_doctor_says_whose_level_is_another(database: str) -> None:
     with connect(database) as connection:
-        found = {finding.check: finding for finding in examine(connection, 0.0, 1)}["isolation"]
-    assert found.state is State.OK
-    assert "options" in database or "is used by nothing of sublet's" in found.found
+        found = {finding.check: finding for finding in run_checks(connection, 0.0, 1)}["isolation"]
+    assert found.state is Severity.OK
+    assert "options" in database or "is used by nothing of sublet's" in found.detail

@@ -20,10 +20,10 @@ import zmq
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_storage.db.connect import connect
 from sublet_storage.notify.drivers import registry
-from sublet_storage.notify.drivers.base import Inlet
-from sublet_storage.notify.drivers.postgres import PAYLOAD_LIMIT, as_payload, channel_of, from_payload
-from sublet_storage.notify.drivers.registry import installed, load, make
-from sublet_storage.notify.drivers.zmq_rendezvous import Place, private_directory
+from sublet_storage.notify.drivers.base import NotificationReceiver
+from sublet_storage.notify.drivers.postgres import PAYLOAD_LIMIT, channel_name, decode_payload, encode_payload
+from sublet_storage.notify.drivers.registry import create_driver, list_drivers, load_driver
+from sublet_storage.notify.drivers.zmq_rendezvous import Rendezvous, private_directory
 from tests.contract.notify_conformance import Subject, checks, hearing, sending
 from tests.kit import eventually
 
@@ -33,23 +33,23 @@ THREE = ("poll", "postgres", "zmq")
 class PostgresSubject(Subject):
     """The server ends the listener's connection; rubbish is whatever others say on its channel."""
 
-    def cut(self, inlet: Inlet) -> None:
+    def cut(self, inlet: NotificationReceiver) -> None:
         with connect(self.url) as conn:
             conn.execute(
                 "select pg_terminate_backend(pid) from pg_stat_activity "
                 "where application_name = 'sublet listen' and datname = current_database()"
             )
 
-    def rubbish(self, inlet: Inlet) -> None:
+    def rubbish(self, inlet: NotificationReceiver) -> None:
         with connect(self.url) as conn:
             for text in ("", "t", "b", "b0", "b0?", "b0YQ", "x0y", "{}", "ä", "b0ä", "\x7f" * 7000):
                 if text != "b0":
-                    conn.execute("select pg_notify(%s, %s)", (channel_of("sublet"), text))
+                    conn.execute("select pg_notify(%s, %s)", (channel_name("sublet"), text))
 
     @contextlib.contextmanager
     def deaf(self) -> Iterator[str]:
         with connect(self.url) as conn:
-            conn.execute(f"listen {channel_of('sublet')}")
+            conn.execute(f"listen {channel_name('sublet')}")
             yield "postgres:"
 
 
@@ -57,14 +57,14 @@ class ZmqSubject(Subject):
     """Connections are cut under the feet of both ends; rubbish is what a port scanner, a stranger and a publisher that
     breaks the rules send."""
 
-    def cut(self, inlet: Inlet) -> None:
+    def cut(self, inlet: NotificationReceiver) -> None:
         port = port_of(inlet.endpoint)
         for number in [int(name) for name in os.listdir("/proc/self/fd")]:
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as copy:
                 if copy.family == socket.AF_INET and copy.getpeername()[1] == port:
                     copy.shutdown(socket.SHUT_RDWR)
 
-    def rubbish(self, inlet: Inlet) -> None:
+    def rubbish(self, inlet: NotificationReceiver) -> None:
         greeting = b"\xff" + bytes(8) + b"\x7f\x03\0" + b"NULL".ljust(20, b"\0") + bytes(32)
         for data in (b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096), greeting, greeting + b"\2" + b"\xff" * 8):
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port_of(inlet.endpoint))) as raw:
@@ -113,9 +113,9 @@ def test_driver(subject: Subject, check: Callable[[Subject], None]) -> None:
 
 @pytest.mark.conforms("D2")
 def test_the_three_are_installed_and_declare_what_they_can() -> None:
-    assert set(THREE) <= set(installed())
-    made = {name: load(name)("postgresql:///x") for name in THREE}
-    assert {name: driver.capabilities.pushes for name, driver in made.items()} == {
+    assert set(THREE) <= set(list_drivers())
+    made = {name: load_driver(name)("postgresql:///x") for name in THREE}
+    assert {name: driver.capabilities.is_push for name, driver in made.items()} == {
         "poll": False,
         "postgres": True,
         "zmq": True,
@@ -151,19 +151,19 @@ def others(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 @pytest.mark.conforms("D2")
 def test_somebody_elses_driver_is_found_by_its_entry_point(others: Callable[..., None], database: str) -> None:
     others(entry("pigeon", "sublet_storage.notify.drivers.poll:PollDriver", "carrier"))
-    assert installed() == ["pigeon", "poll", "postgres", "zmq"]
-    assert load("pigeon")(database).capabilities.pushes is False
+    assert list_drivers() == ["pigeon", "poll", "postgres", "zmq"]
+    assert load_driver("pigeon")(database).capabilities.is_push is False
 
 
 def test_ours_are_there_where_nothing_is_installed(others: Callable[..., None], database: str) -> None:
     """The source on a path, or code shipped to executors."""
     others()
-    assert [load(name)(database).name for name in THREE] == list(THREE)
+    assert [load_driver(name)(database).name for name in THREE] == list(THREE)
 
 
 def test_an_unknown_driver_is_named_with_those_installed() -> None:
     with pytest.raises(InvalidSetting, match=r"'kafka'.* Installed are .*poll, postgres.*zmq: choose one of these"):
-        load("kafka")
+        load_driver("kafka")
 
 
 def test_a_driver_without_its_library_says_what_to_install(others: Callable[..., None]) -> None:
@@ -172,9 +172,9 @@ def test_a_driver_without_its_library_says_what_to_install(others: Callable[...,
         entry("pigeon", "sublet_storage.notify.drivers.poll:Nothing", "carrier"),
     )
     with pytest.raises(InvalidSetting, match=r"'zmq'.*no_such_library.*`pip install 'sublet\[zmq\]'`"):
-        load("zmq")
+        load_driver("zmq")
     with pytest.raises(InvalidSetting, match=r"'pigeon'.*Nothing.*package carrier"):
-        load("pigeon")
+        load_driver("pigeon")
 
 
 def test_a_driver_that_fails_in_any_way_while_it_is_loaded_is_named(
@@ -186,15 +186,15 @@ def test_a_driver_that_fails_in_any_way_while_it_is_loaded_is_named(
     with pytest.raises(
         InvalidSetting, match=r"'pigeon' is installed but cannot be loaded \(no coop\).*package carrier"
     ):
-        load("pigeon")
+        load_driver("pigeon")
 
 
 def test_a_driver_that_cannot_be_made_is_named(others: Callable[..., None], database: str) -> None:
     others(entry("pigeon", "tests.contract.test_notify_drivers:coopless", "carrier"))
     with pytest.raises(InvalidSetting, match=r"'pigeon' cannot be used here \(no coop at ::1\).*or use another one"):
-        make("pigeon", database, host="::1")
+        create_driver("pigeon", database, host="::1")
     with pytest.raises(InvalidSetting, match="'kafka'"):
-        make("kafka", database)
+        create_driver("kafka", database)
 
 
 def coopless(url: str, *, host: str) -> Any:
@@ -205,19 +205,19 @@ def test_two_that_bring_one_name_are_refused_and_ours_is_never_replaced(others: 
     both = [entry("x", "sublet_storage.notify.drivers.poll:PollDriver", package) for package in ("a", "b")]
     others(*both)
     with pytest.raises(InvalidSetting, match=r"'x' is brought by several packages \(a, b\)"):
-        load("x")
+        load_driver("x")
     ours = entry("x", "sublet_storage.notify.drivers.postgres:PostgresDriver", "sublet")
     others(*both, ours)
-    assert load("x") is ours.load()
+    assert load_driver("x") is ours.load()
 
 
 # --- postgres -------------------------------------------------------------------------------------------------------
 
 
 def test_two_schemas_of_one_database_do_not_hear_each_other(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = load("postgres")(database)
+    one = load_driver("postgres")(database)
     monkeypatch.setenv("SUBLET_SCHEMA", "other")
-    other = load("postgres")(database)
+    other = load_driver("postgres")(database)
     with (
         hearing(one) as (here,),
         hearing(other) as (there,),
@@ -230,83 +230,85 @@ def test_two_schemas_of_one_database_do_not_hear_each_other(database: str, monke
 
 
 def test_every_schema_has_a_channel_that_postgres_takes() -> None:
-    names = [channel_of("s" * length) for length in (1, 56, 57, 63)] + [channel_of("s" * 62 + "t")]
+    names = [channel_name("s" * length) for length in (1, 56, 57, 63)] + [channel_name("s" * 62 + "t")]
     assert all(len(name) <= 63 for name in names)
     assert len(set(names)) == len(names)
 
 
 @pytest.mark.parametrize("message", [b"", b"text", b"\0", "ä".encode(), bytes(PAYLOAD_LIMIT), b"a" * PAYLOAD_LIMIT])
 def test_a_payload_is_text_within_the_limit_of_postgres(message: bytes) -> None:
-    payloads = {as_payload(message, place) for place in range(64)}
+    payloads = {encode_payload(message, place) for place in range(64)}
     assert len(payloads) == 64
     assert all(len(payload) < 8000 and payload.isascii() for payload in payloads)
-    assert {from_payload(payload.encode()) for payload in payloads} == {message}
+    assert {decode_payload(payload.encode()) for payload in payloads} == {message}
 
 
 def test_what_waits_goes_in_one_round_trip_and_outlives_a_lost_connection(database: str) -> None:
-    driver = load("postgres")(database)
-    with hearing(driver) as (heard,), sending(driver, [heard]) as (outlet,):
+    driver = load_driver("postgres")(database)
+    with hearing(driver) as (received,), sending(driver, [received]) as (outlet,):
         outlet.send(b"before")
-        eventually(lambda: b"before" in heard.messages)
+        eventually(lambda: b"before" in received.messages)
         with connect(database) as conn:
             ended = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'sublet notify'"
             assert conn.execute(f"{ended} and datname = current_database()").rowcount == 1
         for number in range(100):
             outlet.send(b"%d" % number)
-        eventually(lambda: len(heard.messages) >= 101)
+        eventually(lambda: len(received.messages) >= 101)
         assert outlet.dropped == 0
-        assert heard.events == ["connected"]
+        assert received.events == ["connected"]
 
 
 def test_a_database_that_is_away_is_no_error(server_url: str) -> None:
     away = psycopg.conninfo.make_conninfo(server_url, host="/nonexistent")
-    driver = load("postgres")(away)
-    told: list[str] = []
-    inlet = driver.inlet(lambda message: None, lambda: told.append("connected"), lambda: told.append("lost"))
-    outlet = driver.outlet([inlet.endpoint])
+    driver = load_driver("postgres")(away)
+    reported: list[str] = []
+    inlet = driver.open_receiver(
+        lambda message: None, lambda: reported.append("connected"), lambda: reported.append("lost")
+    )
+    outlet = driver.open_sender([inlet.endpoint])
     for _ in range(3000):
         outlet.send(b"message")
     outlet.close()
     inlet.close()
     assert outlet.dropped == 3000
-    assert told == []
+    assert reported == []
 
 
 # --- zmq ------------------------------------------------------------------------------------------------------------
 
 
 def test_who_has_not_the_key_is_not_heard_and_disturbs_nobody(database: str) -> None:
-    driver = load("zmq")(database)
-    with hearing(driver) as (heard,), zmq.Context() as context, context.socket(zmq.PUSH) as stranger:
-        address, key = heard.inlet.endpoint.removeprefix("zmq:").split("?key=")
+    driver = load_driver("zmq")(database)
+    with hearing(driver) as (received,), zmq.Context() as context, context.socket(zmq.PUSH) as stranger:
+        address, key = received.inlet.endpoint.removeprefix("zmq:").split("?key=")
         stranger.linger = 0
         stranger.connect(address)
         forged = f"zmq:{address}?key={key[::-1]}"
-        other = driver.outlet([forged])
-        with sending(driver, [heard]) as (outlet,):
+        other = driver.open_sender([forged])
+        with sending(driver, [received]) as (outlet,):
             for number in range(20):
                 with contextlib.suppress(zmq.Again):  # it was let go of already
                     stranger.send(b"forged", zmq.NOBLOCK)
                 other.send(b"forged")
                 outlet.send(b"%d" % number)
-            eventually(lambda: b"19" in heard.messages)
+            eventually(lambda: b"19" in received.messages)
         other.close()
-        assert b"forged" not in heard.messages
+        assert b"forged" not in received.messages
 
 
 def test_ipv6_and_names(database: str) -> None:
     for host, address in (("localhost", r"tcp://(127\.0\.0\.1|\[::1\]):\d+"), ("::1", r"tcp://\[::1\]:\d+")):
-        driver = load("zmq")(database, host=host)
-        with hearing(driver) as (heard,), sending(driver, [heard]) as (outlet,):
-            assert re.fullmatch(rf"zmq:{address}\?key=[0-9a-f]{{64}}", heard.inlet.endpoint)
+        driver = load_driver("zmq")(database, host=host)
+        with hearing(driver) as (received,), sending(driver, [received]) as (outlet,):
+            assert re.fullmatch(rf"zmq:{address}\?key=[0-9a-f]{{64}}", received.inlet.endpoint)
             outlet.send(b"message")
-            eventually(lambda: heard.messages == [b"message"])
+            eventually(lambda: received.messages == [b"message"])
 
 
 @pytest.mark.parametrize("host", ["198.51.100.7", "no such host"])
 def test_a_host_that_is_not_this_machines_is_refused(database: str, host: str) -> None:
     with pytest.raises(InvalidSetting, match=rf"host '{host}'.*Give an address of this machine"):
-        load("zmq")(database, host=host).inlet(lambda message: None, lambda: None, lambda: None)
+        load_driver("zmq")(database, host=host).open_receiver(lambda message: None, lambda: None, lambda: None)
 
 
 @pytest.fixture
@@ -318,9 +320,16 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_the_meeting_place_is_private_and_knows_no_password(runtime: Path) -> None:
-    place = Place.of("postgresql://u:secret@h/d", "sublet")
-    assert place == Place.of("postgresql://u:changed@h/d", "sublet") == Place.of("postgresql://u@h/d", "sublet")
-    others = [Place.of("postgresql://u@h/e", "sublet"), Place.of("postgresql://u@h/d", "other")]
+    place = Rendezvous.for_database("postgresql://u:secret@h/d", "sublet")
+    assert (
+        place
+        == Rendezvous.for_database("postgresql://u:changed@h/d", "sublet")
+        == Rendezvous.for_database("postgresql://u@h/d", "sublet")
+    )
+    others = [
+        Rendezvous.for_database("postgresql://u@h/e", "sublet"),
+        Rendezvous.for_database("postgresql://u@h/d", "other"),
+    ]
     assert len({place, *others}) == 3
     assert place.directory.is_relative_to(runtime)
     assert stat.S_IMODE(place.directory.stat().st_mode) == 0o700
@@ -341,9 +350,9 @@ def test_a_meeting_place_that_cannot_be_is_made_elsewhere(
 
 
 def test_the_last_one_leaves_no_file_behind(database: str, runtime: Path) -> None:
-    driver = load("zmq")(database)
-    with hearing(driver) as (heard,), sending(driver, [heard]) as (outlet,):
+    driver = load_driver("zmq")(database)
+    with hearing(driver) as (received,), sending(driver, [received]) as (outlet,):
         outlet.send(b"message")
-        eventually(lambda: heard.messages)
+        eventually(lambda: received.messages)
     (directory,) = runtime.iterdir()
     assert list(directory.iterdir()) == []

@@ -14,17 +14,17 @@ import psycopg
 import pytest
 
 from sublet_leader.jobs.outbox_relay import Relay
-from sublet_protocol.domain.errors import LostLeadership, UsageError
+from sublet_protocol.domain.errors import StaleTerm, UsageError
 from sublet_protocol.domain.topics import check_topic
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.coordinator import leadership
 from sublet_storage.groups.model.records import MAINTENANCE
 from sublet_storage.nodes import NodeRef
 from sublet_storage.notify.changes import Change, stream_change
-from sublet_storage.notify.publisher import Teller
+from sublet_storage.notify.publisher import NotificationPublisher
 from sublet_storage.producer import outbox
 from sublet_storage.producer.batches.columns import check_size, size_of
-from sublet_storage.producer.outbox import NOTHING, Outbox, Waiting, waiting
+from sublet_storage.producer.outbox import NOTHING, Outbox, OutboxBacklog, read_backlog
 from sublet_storage.producer.publisher import MAX_MESSAGE_BYTES
 from sublet_storage.spaces.spaces import alter_space, create_space, reshard, rollover
 from tests.integration.log_kit import Message, by_key, everything
@@ -98,7 +98,7 @@ def test_what_is_rolled_back_is_never_seen_and_what_is_committed_is_there_once(
     assert move_all(conn) == 2
     assert move_all(conn) == 0
     assert values(conn) == [b"committed", b"committed too"]
-    assert waiting(conn) == Waiting(0, None, 0)
+    assert read_backlog(conn) == OutboxBacklog(0, None, 0)
 
 
 CALLS = [
@@ -256,7 +256,7 @@ def test_sizes_are_judged_as_by_every_publisher_and_what_just_fits_is_moved(
     assert _accepts(by_sql) == _accepts(lambda: check_size(size, MAX_MESSAGE_BYTES, "it")) == (not over)
     user.rollback()
     assert move_all(conn) == 1 - over
-    assert waiting(conn).refused == 0
+    assert read_backlog(conn).rejected == 0
 
 
 @pytest.mark.parametrize("moment", [FIRST, LAST], ids=["first", "last"])
@@ -428,12 +428,12 @@ def test_a_row_that_nobody_could_publish_is_set_aside_and_stops_no_other(conn: p
     assert sum(each.messages for each in moved) == 2
     assert values(conn) == [b"first", b"last"]
     reasons = [row[0] for row in conn.execute("select reason from outbox_refused order by outbox_id")]
-    assert reasons == [why for each in moved for why in each.refused.values()]
+    assert reasons == [why for each in moved for why in each.rejected.values()]
     for expected, reason in zip(bad, reasons, strict=True):
         assert expected in reason
-    assert waiting(conn) == Waiting(0, None, len(bad))
-    kept = conn.execute("select topic, value, \"timestamp\" = 'infinity' from outbox_refused").fetchall()
-    assert kept[0] == ("a/#", b"v", None)
+    assert read_backlog(conn) == OutboxBacklog(0, None, len(bad))
+    retained = conn.execute("select topic, value, \"timestamp\" = 'infinity' from outbox_refused").fetchall()
+    assert retained[0] == ("a/#", b"v", None)
 
 
 def test_a_row_that_somebody_locked_is_passed_over_and_moved_when_it_is_free(
@@ -477,25 +477,25 @@ def test_a_deposed_relay_moves_nothing(conn: psycopg.Connection[Any]) -> None:
     publish(conn, "t", "v")
     old = leadership.claim(conn, MAINTENANCE, HERE, 0.0, None).term
     term = leadership.claim(conn, MAINTENANCE, HERE, 60.0, None).term
-    with pytest.raises(LostLeadership):
-        Outbox(conn, lambda inside: leadership.guard(inside, MAINTENANCE, old)).move()
-    assert waiting(conn).messages == 1
-    assert Outbox(conn, lambda inside: leadership.guard(inside, MAINTENANCE, term)).move().messages == 1
+    with pytest.raises(StaleTerm):
+        Outbox(conn, lambda inside: leadership.check_term(inside, MAINTENANCE, old)).move()
+    assert read_backlog(conn).messages == 1
+    assert Outbox(conn, lambda inside: leadership.check_term(inside, MAINTENANCE, term)).move().messages == 1
 
 
 def test_readers_are_told_of_what_was_moved(
     database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[Change] = []
-    monkeypatch.setattr(Teller, "tell", lambda _, changes: told.extend(changes))
+    reported: list[Change] = []
+    monkeypatch.setattr(NotificationPublisher, "publish", lambda _, changes: reported.extend(changes))
     term = leadership.claim(conn, MAINTENANCE, HERE, 60.0, None).term
     keeper = Relay(database, lambda: term)
     keeper.start()
     try:
         conn.execute("select publish('t', 'v', 'k' || i) from generate_series(1, 40) i")
-        eventually(lambda: waiting(conn).messages == 0)
+        eventually(lambda: read_backlog(conn).messages == 0)
         heads = conn.execute("select stream_id, head from stream where head > 0").fetchall()
-        eventually(lambda: told == [stream_change(stream, head, closed=False) for stream, head in sorted(heads)])
+        eventually(lambda: reported == [stream_change(stream, head, closed=False) for stream, head in sorted(heads)])
     finally:
         keeper.stop()
 

@@ -12,17 +12,17 @@ import pyarrow as pa
 import pytest
 
 from sublet_borrower.consumer.transport import PageReader
-from sublet_borrower.fetch.database import Reader
+from sublet_borrower.fetch.database import LogReader
 from sublet_borrower.fetch.nodes import NodeReader
-from sublet_borrower.streams.granted_stream import Lent
+from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_leader.feed import fetch
-from sublet_protocol.domain.errors import BeyondHead, Gone, ValueTooLarge
+from sublet_protocol.domain.errors import PositionBeyondHead, PositionGone, ValueTooLarge
 from sublet_protocol.domain.topics import Filter
 from sublet_storage.db.connect import connect
-from sublet_storage.groups.fencing import draw_session_epoch
+from sublet_storage.groups.fencing import next_session_epoch
 from sublet_storage.log.block import DELIVERED_SCHEMA
-from sublet_storage.log.log import Page
-from sublet_storage.spaces.retention import retain
+from sublet_storage.log.log import LogPage
+from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.spaces import reshard, rollover
 from tests.integration.feed_kit import Serving
 from tests.integration.log_kit import put, stream_of, with_a_short_lived_space
@@ -41,9 +41,9 @@ class World:
     def __init__(self, database: str, proxy: PostgresProxy) -> None:
         self.database, self.proxy = database, proxy
 
-    def reader(self, batch_bytes: int = BATCH_BYTES) -> PageReader:
+    def reader(self, max_batch_bytes: int = BATCH_BYTES) -> PageReader:
         """Another reader."""
-        return Reader(self.proxy.url, batch_bytes, TIMEOUT_S)
+        return LogReader(self.proxy.url, max_batch_bytes, TIMEOUT_S)
 
     def go_away(self) -> None:
         """Nobody answers any more."""
@@ -66,8 +66,8 @@ class NodeWorld(World):
         self._server.start()
         self.address = self._server.address
 
-    def reader(self, batch_bytes: int = BATCH_BYTES) -> PageReader:
-        return NodeReader([self.address], batch_bytes, TIMEOUT_S)
+    def reader(self, max_batch_bytes: int = BATCH_BYTES) -> PageReader:
+        return NodeReader([self.address], max_batch_bytes, TIMEOUT_S)
 
     def go_away(self) -> None:
         self._server.stop()
@@ -103,31 +103,31 @@ def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
         yield connection
 
 
-def lent_of(conn: psycopg.Connection[Any], stream_id: int, position: int = 0, filter: str = "#") -> Lent:
+def granted_of(conn: psycopg.Connection[Any], stream_id: int, position: int = 0, filter: str = "#") -> GrantedStream:
     row = conn.execute("select generation_id from stream where stream_id = %s", (stream_id,)).fetchone()
     assert row is not None
-    return Lent(stream_id, 1, row[0], Filter(filter), position)
+    return GrantedStream(stream_id, 1, row[0], Filter(filter), position)
 
 
-def always(_: Lent) -> bool:
+def always(_: GrantedStream) -> bool:
     return True
 
 
-def pages(reader: PageReader, lent: Lent) -> list[Page]:
+def pages(reader: PageReader, granted: GrantedStream) -> list[LogPage]:
     """All pages up to the head."""
-    found: list[Page] = []
-    while lent.may_have_more:
-        page = reader.page(lent, always)
+    found: list[LogPage] = []
+    while granted.may_have_more:
+        page = reader.fetch(granted, always)
         assert page is not None
         found.append(page)
     return found
 
 
-def rows(found: list[Page]) -> list[dict[str, Any]]:
+def rows(found: list[LogPage]) -> list[dict[str, Any]]:
     return [row for page in found for batch in page.batches for row in batch.to_pylist()]
 
 
-def values(found: list[Page]) -> list[bytes]:
+def values(found: list[LogPage]) -> list[bytes]:
     return [row["value"] for row in rows(found)]
 
 
@@ -141,17 +141,17 @@ def test_pages_follow_directly_on_one_another_to_the_head(
     stream = stream_of(conn, "default")
     for first in range(0, 30, 3):
         put(conn, stream, *(b"%d" % number for number in range(first, first + 3)))
-    small = world.reader(batch_bytes=1)
+    small = world.reader(max_batch_bytes=1)
     for each in (reader, small):
-        each.prepare()
-        lent = lent_of(conn, stream, 4)
-        found = pages(each, lent)
+        each.warm_up()
+        granted = granted_of(conn, stream, 4)
+        found = pages(each, granted)
         assert values(found) == [b"%d" % number for number in range(4, 30)]
         assert [(row["stream"], row["offset"]) for row in rows(found)] == [(stream, number) for number in range(4, 30)]
         assert {batch.schema for page in found for batch in page.batches} == {DELIVERED_SCHEMA}
         assert [page.start for page in found] == [4, *(page.position for page in found[:-1])]
-        assert (lent.read, lent.head) == (30, 30)
-        assert each.page(lent, always) == Page((), 30, 30, 30, False), "there is nothing more"
+        assert (granted.next_read_offset, granted.head) == (30, 30)
+        assert each.fetch(granted, always) == LogPage((), 30, 30, 30, False), "there is nothing more"
     assert len(found) == 9, "the limit was one block"
     small.close()
 
@@ -161,10 +161,10 @@ def test_what_does_not_match_is_passed_over(reader: PageReader, conn: psycopg.Co
     stream = stream_of(conn, "default")
     for number in range(12):
         put(conn, stream, b"%d" % number, topic="a/b" if number % 4 == 0 else "c")
-    assert values(pages(reader, lent_of(conn, stream, filter="a/+"))) == [b"0", b"4", b"8"]
-    lent = lent_of(conn, stream, filter="none/#")
-    assert reader.page(lent, always) == Page((), 0, 12, 12, False)
-    assert lent.read == 12
+    assert values(pages(reader, granted_of(conn, stream, filter="a/+"))) == [b"0", b"4", b"8"]
+    granted = granted_of(conn, stream, filter="none/#")
+    assert reader.fetch(granted, always) == LogPage((), 0, 12, 12, False)
+    assert granted.next_read_offset == 12
 
 
 @pytest.mark.conforms("P2")
@@ -173,14 +173,14 @@ def test_a_large_block_comes_whole_in_as_many_pages_as_it_takes(
 ) -> None:
     stream = stream_of(conn, "default")
     put(conn, stream, *(bytes([number]) * MB for number in range(20)))
-    found = pages(reader, lent_of(conn, stream, 1))
+    found = pages(reader, granted_of(conn, stream, 1))
     assert values(found) == [bytes([number]) * MB for number in range(1, 20)]
 
 
 def test_a_message_of_twenty_megabytes_is_read(reader: PageReader, conn: psycopg.Connection[Any]) -> None:
     stream = stream_of(conn, "default")
     put(conn, stream, b"before", b"x" * 20 * MB, b"after")
-    found = values(pages(reader, lent_of(conn, stream)))
+    found = values(pages(reader, granted_of(conn, stream)))
     assert [(len(value), value[:1]) for value in found] == [(6, b"b"), (20 * MB, b"x"), (5, b"a")]
 
 
@@ -188,12 +188,12 @@ def test_a_message_of_twenty_megabytes_is_read(reader: PageReader, conn: psycopg
 def test_a_page_that_may_not_be_taken_any_more_is_discarded(reader: PageReader, conn: psycopg.Connection[Any]) -> None:
     stream = stream_of(conn, "default")
     put(conn, stream, b"1")
-    lent = lent_of(conn, stream)
-    assert reader.page(lent, lambda _: False) is None
-    assert (lent.read, lent.head) == (0, None)
-    assert values(pages(reader, lent)) == [b"1"]
-    lent.over = True
-    assert reader.page(lent, always) is None
+    granted = granted_of(conn, stream)
+    assert reader.fetch(granted, lambda _: False) is None
+    assert (granted.next_read_offset, granted.head) == (0, None)
+    assert values(pages(reader, granted)) == [b"1"]
+    granted.is_ended = True
+    assert reader.fetch(granted, always) is None
 
 
 # --- what is not there ------------------------------------------------------------------------------------------------
@@ -206,40 +206,40 @@ def test_what_retention_has_taken_is_gone_by_name(database: str, reader: PageRea
         put(conn, stream, b"1", b"2", topic="eu/1")
         rollover(conn, "eu")
         conn.execute("update generation set closed_at = closed_at - interval '1 day' where state = 'closed'")
-        retain(conn)
-        lent = lent_of(conn, stream, 1)
-        with pytest.raises(Gone) as gone:
-            reader.page(lent, always)
+        apply_retention(conn)
+        granted = granted_of(conn, stream, 1)
+        with pytest.raises(PositionGone) as gone:
+            reader.fetch(granted, always)
         assert (gone.value.stream_id, gone.value.offset, gone.value.oldest) == (stream, 1, None)
         put(conn, other, b"1")
         put(conn, other, b"2")
         conn.execute("delete from block where stream_id = %s and end_offset = 1", (other,))
-        with pytest.raises(Gone) as gone:
-            reader.page(lent_of(conn, other), always)
+        with pytest.raises(PositionGone) as gone:
+            reader.fetch(granted_of(conn, other), always)
         assert (gone.value.stream_id, gone.value.offset, gone.value.oldest) == (other, 0, 1)
-        assert values(pages(reader, lent_of(conn, other, 1))) == [b"2"]
+        assert values(pages(reader, granted_of(conn, other, 1))) == [b"2"]
 
 
 def test_a_position_beyond_the_head_is_told_as_such(reader: PageReader, conn: psycopg.Connection[Any]) -> None:
     stream = stream_of(conn, "default")
     put(conn, stream, b"1")
-    with pytest.raises(BeyondHead, match=f"stream {stream}: offset 5 is beyond the head 1"):
-        reader.page(lent_of(conn, stream, 5), always)
-    assert values(pages(reader, lent_of(conn, stream))) == [b"1"]
+    with pytest.raises(PositionBeyondHead, match=f"stream {stream}: offset 5 is beyond the head 1"):
+        reader.fetch(granted_of(conn, stream, 5), always)
+    assert values(pages(reader, granted_of(conn, stream))) == [b"1"]
 
 
 def test_heads_are_those_of_the_streams_that_exist(reader: PageReader, conn: psycopg.Connection[Any]) -> None:
     stream = stream_of(conn, "default")
     put(conn, stream, b"1", b"2")
-    assert reader.heads([stream, 10**9]) == [(stream, 2)]
-    assert reader.heads(iter(())) == []
+    assert reader.fetch_heads([stream, 10**9]) == [(stream, 2)]
+    assert reader.fetch_heads(iter(())) == []
 
 
 # --- trouble ----------------------------------------------------------------------------------------------------------
 
 
-def read_on(reader: PageReader, lent: Lent) -> Callable[[], Page | None]:
-    return lambda: reader.page(lent, always)
+def read_on(reader: PageReader, granted: GrantedStream) -> Callable[[], LogPage | None]:
+    return lambda: reader.fetch(granted, always)
 
 
 @pytest.mark.conforms("P6")
@@ -248,18 +248,18 @@ def test_while_nobody_answers_there_is_no_page_and_then_it_goes_on_in_the_same_p
 ) -> None:
     stream = stream_of(conn, "default")
     put(conn, stream, b"1")
-    lent = lent_of(conn, stream)
-    pages(reader, lent)
+    granted = granted_of(conn, stream)
+    pages(reader, granted)
     put(conn, stream, b"2")
-    lent.head = None
+    granted.head = None
     with caplog.at_level(logging.INFO, "sublet_borrower"):
         world.go_away()
         for _ in range(5):
-            assert reader.page(lent, always) is None
-            assert reader.heads([stream]) == []
-        assert lent.read == 1
+            assert reader.fetch(granted, always) is None
+            assert reader.fetch_heads([stream]) == []
+        assert granted.next_read_offset == 1
         world.come_back()
-        page = eventually(read_on(reader, lent), WAIT_S)
+        page = eventually(read_on(reader, granted), WAIT_S)
     assert values([page]) == [b"2"]
     said = [
         (record.levelname, record.getMessage())
@@ -277,16 +277,16 @@ def test_a_silent_database_holds_up_a_read_no_longer_than_it_may(
 ) -> None:
     stream = stream_of(conn, "default")
     put(conn, stream, b"1")
-    lent = lent_of(conn, stream)
-    pages(reader, lent)
+    granted = granted_of(conn, stream)
+    pages(reader, granted)
     put(conn, stream, b"2")
-    lent.head = None
+    granted.head = None
     world.proxy.hold()
     began = time.monotonic()
-    assert reader.page(lent, always) is None
+    assert reader.fetch(granted, always) is None
     assert time.monotonic() - began < 10 * TIMEOUT_S
     world.proxy.resume()
-    assert values([eventually(read_on(reader, lent), WAIT_S)]) == [b"2"]
+    assert values([eventually(read_on(reader, granted), WAIT_S)]) == [b"2"]
 
 
 def test_closing_again_has_no_effect_and_a_read_afterwards_opens_what_it_needs(
@@ -295,7 +295,7 @@ def test_closing_again_has_no_effect_and_a_read_afterwards_opens_what_it_needs(
     stream = stream_of(conn, "default")
     put(conn, stream, b"1")
     for _ in range(2):
-        assert reader.heads([stream]) == [(stream, 1)]
+        assert reader.fetch_heads([stream]) == [(stream, 1)]
         reader.close()
         reader.close()
 
@@ -316,21 +316,21 @@ def nodes(database: str) -> Iterator[NodeWorld]:
 def test_a_page_of_a_node_is_bounded_and_a_message_that_it_cannot_send_is_a_clear_error(
     nodes: NodeWorld, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sublet_leader.feed.read.LARGEST_PAGE_BYTES", 10 * MB)
+    monkeypatch.setattr("sublet_leader.feed.read.MAX_PAGE_BYTES", 10 * MB)
     stream = stream_of(conn, "default")
     put(conn, stream, *(bytes([number]) * MB for number in range(20)))
     put(conn, stream, b"x" * 11 * MB)
-    reader, lent = nodes.reader(1 << 40), lent_of(conn, stream)
+    reader, granted = nodes.reader(1 << 40), granted_of(conn, stream)
     sizes: list[int] = []
-    while lent.read < 20:
-        page = reader.page(lent, always)
+    while granted.next_read_offset < 20:
+        page = reader.fetch(granted, always)
         assert page is not None
         sizes.append(pa.Table.from_batches(page.batches).nbytes)
     assert len(sizes) > 2
     assert max(sizes) <= fetch.PAGE_BYTES
     with pytest.raises(ValueTooLarge, match=f"stream {stream}, offset 20 has 110.* bytes, and a node sends 10000000"):
-        reader.page(lent, always)
-    assert lent.read == 20
+        reader.fetch(granted, always)
+    assert granted.next_read_offset == 20
     reader.close()
 
 
@@ -340,11 +340,11 @@ def test_a_node_without_its_database_is_one_that_does_not_answer(
 ) -> None:
     stream = stream_of(conn, "default")
     put(conn, stream, b"1")
-    reader, lent = nodes.reader(), lent_of(conn, stream)
+    reader, granted = nodes.reader(), granted_of(conn, stream)
     nodes.proxy.go_away()
-    assert reader.page(lent, always) is None
+    assert reader.fetch(granted, always) is None
     nodes.proxy.resume()
-    assert values([eventually(read_on(reader, lent), WAIT_S)]) == [b"1"]
+    assert values([eventually(read_on(reader, granted), WAIT_S)]) == [b"1"]
     reader.close()
 
 
@@ -356,13 +356,13 @@ def test_of_two_nodes_the_other_goes_on_at_once(
     put(conn, stream, b"1")
     other = NodeWorld(database, nodes.proxy)
     reader = NodeReader([nodes.address, other.address], 1, TIMEOUT_S)
-    lent = lent_of(conn, stream)
-    assert values(pages(reader, lent)) == [b"1"]
+    granted = granted_of(conn, stream)
+    assert values(pages(reader, granted)) == [b"1"]
     put(conn, stream, b"2")
-    lent.head = None
+    granted.head = None
     with caplog.at_level(logging.WARNING, "sublet_borrower"):
         nodes.go_away()
-        assert values(pages(reader, lent)) == [b"2"]
+        assert values(pages(reader, granted)) == [b"2"]
     assert caplog.records == [], "nobody has waited"
     nodes.come_back()
     reader.close()
@@ -373,6 +373,6 @@ def test_of_two_nodes_the_other_goes_on_at_once(
 def test_epochs_of_sessions_grow_whoever_draws_them(nodes: NodeWorld, database: str) -> None:
     reader = NodeReader([nodes.address], 1, TIMEOUT_S)
     with connect(database) as connection:
-        drawn = [reader.session_epoch(), draw_session_epoch(connection), reader.session_epoch()]
+        drawn = [reader.next_session_epoch(), next_session_epoch(connection), reader.next_session_epoch()]
     assert drawn == sorted(set(drawn))
     reader.close()

@@ -63,7 +63,12 @@ class Scene:
 
     def session(self, **settings: Any) -> AsyncSession:
         """One that takes each block as a batch."""
-        usual: dict[str, Any] = {"url": self.url, "start": "earliest", "batch_bytes": 1, "settings": QUICK}
+        usual: dict[str, Any] = {
+            "url": self.url,
+            "starting_position": "earliest",
+            "max_batch_bytes": 1,
+            "settings": QUICK,
+        }
         return AsyncSession(ALL, **usual | settings)
 
     def publish(self, count: int, block: int = 10) -> None:

@@ -20,9 +20,9 @@ REPOSITORY = Path(__file__).parents[2]
 TIMEOUT_S = 60.0
 
 QUICK = {
-    "SUBLET_LEASE_S": "3",
-    "SUBLET_RENEW_S": "1",
-    "SUBLET_MARGIN_S": "0.9",
+    "SUBLET_LEASE_DURATION_S": "3",
+    "SUBLET_LEASE_RENEW_INTERVAL_S": "1",
+    "SUBLET_LEASE_MARGIN_S": "0.9",
     "SUBLET_POLL_HOLD_S": "1",
 }
 """A lease short enough to be waited for, and long enough for a busy machine."""
@@ -170,11 +170,11 @@ def done(answer: Answer) -> Any:
     return answer.object
 
 
-def refused(answer: Answer, code: int, *told: str) -> None:
+def refused(answer: Answer, code: int, *reported: str) -> None:
     """One sentence that names everything it should."""
     assert (answer.code, answer.out) == (code, ""), answer.err
     assert "Traceback" not in answer.err
-    for text in told:
+    for text in reported:
         assert text in answer.err, answer.err
 
 

@@ -11,8 +11,8 @@ import psycopg
 from sublet_protocol.domain.epochs import Epoch, LowerFrontier
 from sublet_protocol.domain.topics import Filter
 from sublet_storage.log.epochs import hold
-from sublet_storage.log.log import Append, Outcome, Producer, Stamp, append
-from sublet_storage.readers.epoch_tail import Data, Message, Snapshot
+from sublet_storage.log.log import AppendOutcome, BlockAppend, Producer, ProducerStamp, append
+from sublet_storage.readers.epoch_tail import EpochMessages, EpochTailItem, FrontierSnapshot
 from sublet_storage.spaces.catalogue import find_space, open_streams
 from tests.integration.log_kit import in_epochs
 
@@ -30,10 +30,10 @@ class Story:
     def publish(self, who: Producer, *of: Epoch | int, stream: int = 0) -> None:
         """A block with a message in each of these epochs, in the space's stream of that place."""
         self._stamps[who.producer_id] += 1
-        stamp = Stamp(who.producer_id, who.incarnation, self._stamps[who.producer_id])
+        stamp = ProducerStamp(who.producer_id, who.incarnation, self._stamps[who.producer_id])
         block = in_epochs(*((each,) if isinstance(each, int) else each for each in of))
-        (answer,) = append(self.conn, [Append(self.streams()[stream], block, stamp)])
-        assert answer.outcome is Outcome.APPENDED, answer
+        (answer,) = append(self.conn, [BlockAppend(self.streams()[stream], block, stamp)])
+        assert answer.outcome is AppendOutcome.APPENDED, answer
 
     def streams(self) -> list[int]:
         """Those that are open, in the order of ids."""
@@ -60,11 +60,11 @@ class Story:
         self.advance(A, 9)
 
 
-def seen(messages: Iterable[Message]) -> Counter[Epoch | None]:
+def seen(messages: Iterable[EpochTailItem]) -> Counter[Epoch | None]:
     """{epoch: how many messages of it}."""
     found: Counter[Epoch | None] = Counter()
     for message in messages:
-        if isinstance(message, Data):
+        if isinstance(message, EpochMessages):
             found.update(None if epoch is None else tuple(epoch) for epoch in message.table.column("epoch").to_pylist())
     return found
 
@@ -74,19 +74,19 @@ def numbers(counted: Counter[Epoch | None]) -> dict[int | None, int]:
     return {None if epoch is None else epoch[0]: count for epoch, count in counted.items()}
 
 
-def told(messages: Iterable[Message]) -> list[tuple[Epoch, ...]]:
+def reported(messages: Iterable[EpochTailItem]) -> list[tuple[Epoch, ...]]:
     """The lower frontiers, in their order."""
     return [message.least for message in messages if isinstance(message, LowerFrontier)]
 
 
-def check_course(messages: list[Message]) -> None:
+def check_course(messages: list[EpochTailItem]) -> None:
     """The snapshot first and once; frontiers move on only; nothing of an epoch comes after it was completed."""
-    assert isinstance(messages[0], Snapshot)
-    assert not any(isinstance(each, Snapshot) for each in messages[1:])
+    assert isinstance(messages[0], FrontierSnapshot)
+    assert not any(isinstance(each, FrontierSnapshot) for each in messages[1:])
     lower = messages[0].lower
     for message in messages[1:]:
         if isinstance(message, LowerFrontier):
             assert lower is None or (lower != message and lower.is_at_or_before(message))
             lower = message
         elif lower is not None:
-            assert all(epoch is None or lower.may_come(epoch) for epoch in seen([message]))
+            assert all(epoch is None or lower.admits(epoch) for epoch in seen([message]))

@@ -13,7 +13,7 @@ import grpc
 import pyarrow as pa
 
 from sublet_leader.feed.service import FeedLimits, FeedServer
-from sublet_protocol.messages.feed import Publish, encode_publish
+from sublet_protocol.messages.feed import PublishCommand, encode_publish
 from sublet_protocol.messages.messages import PROTOCOL_VERSION
 from sublet_protocol.pubsub.server import SERVER_OPTIONS
 from sublet_protocol.v1 import sublet_pb2 as pb
@@ -88,7 +88,7 @@ def batch(*rows: Row) -> bytes:
 def publish(address: str, number: int, *rows: Row, producer: str = "p", incarnation: int = 1) -> Any:
     """Publish a batch of that number; the reply."""
     with stub(address) as service:
-        return service.Publish(encode_publish(Publish(producer, incarnation, number, batch(*rows))), timeout=20)
+        return service.Publish(encode_publish(PublishCommand(producer, incarnation, number, batch(*rows))), timeout=20)
 
 
 def places(reply: Any) -> set[tuple[int, int, int]]:
@@ -119,7 +119,7 @@ def address_of(node: Process) -> str:
     return found[1]
 
 
-def follow_request(bookmark: Any = None, start: str = "latest", subscription: str = "s") -> Any:
+def follow_request(bookmark: Any = None, starting_position: str = "latest", subscription: str = "s") -> Any:
     """A `FollowRequest` for everything."""
-    begin = {"start": start} if bookmark is None else {"bookmark": bookmark}
-    return pb.FollowRequest(protocol_version=PROTOCOL_VERSION, filter="#", subscription=subscription, **begin)
+    begin = {"starting_position": starting_position} if bookmark is None else {"bookmark": bookmark}
+    return pb.FollowRequest(protocol_version=PROTOCOL_VERSION, filter="#", subscription_id=subscription, **begin)

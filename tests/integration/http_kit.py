@@ -53,8 +53,8 @@ class Http:
         try:
             connection.request(method, path, body, dict(headers or {}))
             response = connection.getresponse()
-            told = {name.lower(): value for name, value in response.getheaders()}
-            return Answer(response.status, told, response.read())
+            reported = {name.lower(): value for name, value in response.getheaders()}
+            return Answer(response.status, reported, response.read())
         except OSError as error:
             raise AssertionError(f"{self.address} does not answer: {error}") from error
         finally:

@@ -10,10 +10,10 @@ import psycopg
 
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.messages import PROTOCOL_VERSION
-from sublet_storage.groups.coordinator.postgres import PostgresGroups
-from sublet_storage.groups.model.records import Entry, Grant, GroupOptions, GroupWrites, Lending
+from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.model.records import GrantStream, GroupOptions, GroupWrites, Lending, LendingChange
 from sublet_storage.groups.status import diagnosis_queries
-from sublet_storage.groups.status.diagnosis_model import Reason
+from sublet_storage.groups.status.diagnosis_model import StallReason
 from sublet_storage.nodes import NodeRef, register
 from sublet_storage.producer import Publisher
 
@@ -26,7 +26,7 @@ class World:
     """A group with two streams and ten messages, led by hand."""
 
     def __init__(self, url: str, conn: psycopg.Connection[Any], **options: Any) -> None:
-        self.store, self.conn = PostgresGroups(url), conn
+        self.store, self.conn = PostgresGroupStore(url), conn
         self.group = self.store.declare_group(SUBSCRIPTION, GroupOptions(**options)).group_id
         self.publish(url)
         self.term = 0
@@ -41,27 +41,28 @@ class World:
             register(self.conn, NODE, 60, PROTOCOL_VERSION)
         self.term = self.store.claim(self.group, NODE, 60).term
 
-    def write(self, entry: Entry) -> Lending:
+    def write(self, entry: LendingChange) -> Lending:
         (result,) = self.store.commit([GroupWrites(self.group, self.term, (entry,))])[0].results
         assert result.lending is not None
         return result.lending
 
     def lend(self, stream_id: int, session: str | None = "etl", epoch: int | None = None) -> Lending:
-        return self.write(Grant(stream_id, "b1", "host:1:x", session, "allocated", epoch))
+        return self.write(GrantStream(stream_id, "b1", "host:1:x", session, "allocated", epoch))
 
     def rest(self) -> None:
         """As if all had been so for a minute."""
         self.conn.execute("update lending set updated_at = updated_at - interval '1 minute'")
         self.conn.execute("update block set appended_at = appended_at - interval '1 minute'")
 
-    def why(self) -> dict[int, Reason]:
+    def why(self) -> dict[int, StallReason]:
         return {
-            answer.line.stream_id: answer.ruling.reason for answer in diagnosis_queries.why(self.conn, SUBSCRIPTION)[1]
+            answer.stream.stream_id: answer.diagnosis.reason
+            for answer in diagnosis_queries.diagnose_group(self.conn, SUBSCRIPTION)[1]
         }
 
     def because(self, stream_id: int) -> str:
-        (answer,) = diagnosis_queries.why(self.conn, SUBSCRIPTION, stream_id)[1]
-        return answer.ruling.because
+        (answer,) = diagnosis_queries.diagnose_group(self.conn, SUBSCRIPTION, stream_id)[1]
+        return answer.diagnosis.detail
 
     def now_us(self) -> int:
         (row,) = self.conn.execute("select (extract(epoch from clock_timestamp()) * 1000000)::bigint").fetchall()

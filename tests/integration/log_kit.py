@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from sublet_protocol.domain.epochs import Epoch
 from sublet_storage.db.connect import connect
-from sublet_storage.log.block import Packed, pack
+from sublet_storage.log.block import PackedBlock, pack
 from sublet_storage.log.column_layout import BLOCK_SCHEMA
-from sublet_storage.log.log import Append, Stamp, append, since
+from sublet_storage.log.log import BlockAppend, ProducerStamp, append, fetch
 from sublet_storage.spaces.catalogue import find_space, open_streams
 from sublet_storage.spaces.spaces import create_space, reshard
 
@@ -34,12 +34,12 @@ def batch(values: Iterable[bytes], topic: str | Sequence[str] = "t", key: bytes 
     return pa.RecordBatch.from_arrays(arrays, schema=BLOCK_SCHEMA)
 
 
-def block(*values: bytes, topic: str | Sequence[str] = "t") -> Packed:
+def block(*values: bytes, topic: str | Sequence[str] = "t") -> PackedBlock:
     """A block of these values."""
     return pack(batch(values, topic))
 
 
-def in_epochs(*epochs: Epoch) -> Packed:
+def in_epochs(*epochs: Epoch) -> PackedBlock:
     """A block with a message in each of these epochs."""
     plain = batch(b"%d" % number for number in range(len(epochs)))
     place = BLOCK_SCHEMA.get_field_index("epoch")
@@ -49,7 +49,7 @@ def in_epochs(*epochs: Epoch) -> Packed:
 
 def put(conn: psycopg.Connection[Any], stream_id: int, *values: bytes, topic: str = "t") -> int:
     """Append one block without a stamp; its end offset."""
-    (answer,) = append(conn, [Append(stream_id, block(*values, topic=topic))])
+    (answer,) = append(conn, [BlockAppend(stream_id, block(*values, topic=topic))])
     assert answer.end_offset is not None
     return answer.end_offset
 
@@ -69,16 +69,16 @@ def with_a_short_lived_space(database: str) -> Iterator[psycopg.Connection[Any]]
         yield connection
 
 
-def stamped(stream_id: int, stamp: Stamp, *values: bytes) -> Append:
+def stamped(stream_id: int, stamp: ProducerStamp, *values: bytes) -> BlockAppend:
     """An append under a stamp."""
-    return Append(stream_id, block(*values), stamp)
+    return BlockAppend(stream_id, block(*values), stamp)
 
 
 def read(conn: psycopg.Connection[Any], stream_id: int, offset: int = 0, **limits: Any) -> list[Message]:
     """All messages of a stream from an offset on, page by page."""
     found: list[Message] = []
     while True:
-        page = since(conn, stream_id, offset, **limits)
+        page = fetch(conn, stream_id, offset, **limits)
         found += [row for each in page.batches for row in each.to_pylist()]
         if page.position == page.head:
             return found

@@ -11,24 +11,30 @@ from typing import Any
 import psycopg
 
 from sublet_storage.db.connect import connect
-from sublet_storage.nodes import NodeRef, register, remove
-from sublet_storage.notify.changes import Change, Envelope, Hello, NotifySettings, Snapshot, stream_change
+from sublet_storage.nodes import NodeRef, deregister, register
+from sublet_storage.notify.changes import Change, Envelope, Hello, NotifySettings, ObjectSnapshot, stream_change
 from sublet_storage.notify.codec import encode
 from sublet_storage.notify.drivers import registry
-from sublet_storage.notify.drivers.base import Capabilities, OnConnected, OnLost, OnMessage
-from sublet_storage.notify.snapshot import ReadSnapshot, reading
-from sublet_storage.notify.subscriber import Ears
+from sublet_storage.notify.drivers.base import DriverCapabilities, OnConnected, OnLost, OnMessage
+from sublet_storage.notify.snapshot import ReadSnapshot, make_snapshot_reader
+from sublet_storage.notify.subscriber import NotificationSubscriber
 from tests.kit import eventually
 
 SETTINGS = NotifySettings(
-    max_idle_s=0.5, gap_window_s=0.1, catch_up_every_s=0.1, spread_s=0.1, poll_s=0.2, review_s=600, tell_look_s=0.3
+    hello_interval_s=0.5,
+    gap_window_s=0.1,
+    catch_up_min_interval_s=0.1,
+    catch_up_jitter_s=0.1,
+    poll_interval_s=0.2,
+    catch_up_interval_s=600,
+    endpoint_refresh_interval_s=0.3,
 )
 """Quick, but for the reads that nobody asked for."""
 
 NODE = NodeRef("listening", "one", "127.0.0.1:1")
 
 
-class Heard:
+class Received:
     """Ears and all that they have handed on, with the time; how often each kind was read."""
 
     def __init__(
@@ -41,10 +47,12 @@ class Heard:
     ) -> None:
         self.changes: list[tuple[float, Change]] = []
         self.reads: list[str] = []
-        self._read, self._fails = read or reading(lambda: ()), fails
-        self.ears = Ears(url, registry.load(driver)(url), self._counted, self._take, settings=settings)
+        self._read, self._fails = read or make_snapshot_reader(lambda: ()), fails
+        self.subscriber = NotificationSubscriber(
+            url, registry.load_driver(driver)(url), self._counted, self._take, settings=settings
+        )
 
-    def _counted(self, conn: psycopg.Connection[Any], kind: str) -> Snapshot:
+    def _counted(self, conn: psycopg.Connection[Any], kind: str) -> ObjectSnapshot:
         self.reads.append(kind)
         return self._read(conn, kind)
 
@@ -60,35 +68,35 @@ class Heard:
 @contextmanager
 def listening(
     url: str, driver: str = "postgres", node: NodeRef = NODE, through: str | None = None, **how: Any
-) -> Iterator[Heard]:
+) -> Iterator[Received]:
     """Ears that are in the directory, and have caught up. `through`: another way for them to the same database."""
-    heard = Heard(through or url, driver, **how)
+    received = Received(through or url, driver, **how)
     try:
         with connect(url) as conn:
-            register(conn, node, 60, 1, notify=heard.ears.endpoint)
-            assert heard.ears.wait_caught_up(10)
-            yield heard
-            remove(conn, node)
+            register(conn, node, 60, 1, notify=received.subscriber.endpoint)
+            assert received.subscriber.wait_caught_up(10)
+            yield received
+            deregister(conn, node)
     finally:
-        heard.ears.close()
+        received.subscriber.close()
 
 
 class Loose:
     """A driver that delivers what the test says."""
 
     name = "loose"
-    capabilities = Capabilities(ordered=False, lossless=False, payload_limit=None, pushes=True)
+    capabilities = DriverCapabilities(is_ordered=False, is_lossless=False, payload_limit=None, is_push=True)
     endpoint = "loose:"
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []
 
-    def inlet(self, on_message: OnMessage, on_connected: OnConnected, on_lost: OnLost) -> Loose:
+    def open_receiver(self, on_message: OnMessage, on_connected: OnConnected, on_lost: OnLost) -> Loose:
         self.deliver = on_message
         on_connected()
         return self
 
-    def outlet(self, endpoints: object) -> Any:
+    def open_sender(self, endpoints: object) -> Any:
         raise NotImplementedError
 
     def close(self) -> None:
@@ -101,21 +109,29 @@ class Bench:
     def __init__(self, url: str, stream: int, on_change: Callable[[Change], None] = lambda change: None) -> None:
         self.driver = Loose()
         self.url, self.stream = url, stream
-        settings = NotifySettings(gap_window_s=0.2, catch_up_every_s=0.1, poll_s=0.2, spread_s=0.01, review_s=600)
-        self.ears = Ears(url, self.driver, reading(lambda: [stream]), on_change, channels=["stream"], settings=settings)
-        assert self.ears.wait_caught_up(10)
-        self.hear_hello()
-        eventually(lambda: self.ears.counters().get("catch_ups_first_sight"))
+        settings = NotifySettings(
+            gap_window_s=0.2,
+            catch_up_min_interval_s=0.1,
+            poll_interval_s=0.2,
+            catch_up_jitter_s=0.01,
+            catch_up_interval_s=600,
+        )
+        self.subscriber = NotificationSubscriber(
+            url, self.driver, make_snapshot_reader(lambda: [stream]), on_change, channels=["stream"], settings=settings
+        )
+        assert self.subscriber.wait_caught_up(10)
+        self.receive_hello()
+        eventually(lambda: self.subscriber.counters().get("catch_ups_first_sight"))
 
-    def hear_hello(self) -> None:
+    def receive_hello(self) -> None:
         self.driver.deliver(encode(Hello("p", "i", {})))
 
-    def hear(self, number: int) -> None:
+    def receive(self, number: int) -> None:
         change = stream_change(self.stream, number, False)
         self.driver.deliver(encode(Envelope("p", "i", "stream", number, number - 1, (change,))))
 
     def knows(self, number: int) -> bool:
-        return self.ears.get("stream", str(self.stream)) == stream_change(self.stream, number, False)
+        return self.subscriber.get("stream", str(self.stream)) == stream_change(self.stream, number, False)
 
 
 def threads() -> set[str]:

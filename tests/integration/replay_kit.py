@@ -10,7 +10,7 @@ from pyspark.sql.datasource import Filter, InputPartition
 
 from sublet_borrower.spark.common.columns import all_columns
 from sublet_borrower.spark.format import DefaultSource
-from sublet_borrower.spark.source.ranges import RangePartition, RangesPartition
+from sublet_borrower.spark.source.ranges import MultiRangePartition, RangePartition
 
 Row = dict[str, Any]
 
@@ -23,7 +23,7 @@ class Plan:
         if url is not None:
             given["url"] = url
         if filters:
-            given["pushFilters"] = "true"
+            given["pushDownPredicate"] = "true"
         self.reader: Any = DefaultSource(given).reader(all_columns())
         self.left: list[Filter] = list(self.reader.pushFilters(list(filters))) if filters else []
         self.tasks: list[InputPartition] = list(self.reader.partitions())
@@ -35,7 +35,7 @@ class Plan:
 
     def ranges_of(self, task: InputPartition) -> list[tuple[int, int, int]]:
         """The same of one task."""
-        parts = task.ranges if isinstance(task, RangesPartition) else (task,)
+        parts = task.ranges if isinstance(task, MultiRangePartition) else (task,)
         return [(part.stream_id, part.start, part.end) for part in parts if isinstance(part, RangePartition)]
 
     def rows(self) -> list[Row]:

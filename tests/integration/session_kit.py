@@ -17,13 +17,13 @@ from sublet_protocol.domain.errors import UndeclaredQueue
 from sublet_protocol.messages.events import GroupEvent
 from sublet_protocol.messages.messages import LeaderWanted, Ping, PingResponse
 from sublet_protocol.pubsub.mailbox import MailboxLimits
-from sublet_protocol.pubsub.model import CHANNELS, Channel, Channels, Command, Delivery
+from sublet_protocol.pubsub.model import CHANNELS, Channel, Channels, Command, DeliveredMessage
 from sublet_protocol.pubsub.node_connection import NodeConnection
 from sublet_protocol.pubsub.publisher import PublisherSettings
-from sublet_protocol.pubsub.publisher_replies import Subscribed
-from sublet_protocol.pubsub.server import SERVER_OPTIONS, SessionServer, new_publisher
+from sublet_protocol.pubsub.publisher_replies import SubscribedKeys
+from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, new_publisher
 from sublet_protocol.pubsub.subscriber import SubscriberSettings
-from sublet_protocol.pubsub.subscriber_events import Lost
+from sublet_protocol.pubsub.subscriber_events import ConnectionLost
 
 FAST = SubscriberSettings(hold_s=0.3, retry_s=0.02, max_retry_s=0.1)
 
@@ -53,7 +53,7 @@ class Node:
         self.expired: list[str] = []
         self.gate: Awaitable[object] | None = None
         self.interest: list[tuple[str, str | None, bool]] = []
-        self.sessions = SessionServer(
+        self.sessions = PubSubServer(
             publisher,
             self.on_message,
             on_expired=self.expired.extend,
@@ -86,11 +86,11 @@ class Node:
     async def check_no_leak(self) -> None:
         """Once everybody is forgotten nothing may be left of anybody. Whoever fails here says what is."""
         publisher = self.sessions.publisher
-        assert publisher.leaks() == ()
+        assert publisher.find_leaks() == ()
         publisher.expire(math.inf)
-        await until(lambda: not self.sessions.leaks() and not self.sessions.held_polls)
+        await until(lambda: not self.sessions.find_leaks() and not self.sessions.held_polls)
         assert publisher.subscriber_ids == ()
-        assert [publisher.subscribed(channel) for channel in CHANNELS] == [Subscribed(frozenset(), False)] * 3
+        assert [publisher.subscribed_keys(channel) for channel in CHANNELS] == [SubscribedKeys(frozenset(), False)] * 3
         assert len(publisher._index) == 0
 
     async def stop(self) -> None:
@@ -154,8 +154,8 @@ class Agent:
         answer_within_s: float = 5.0,
         channels: Channels = CHANNELS,
     ) -> None:
-        self.seen: list[Delivery] = []
-        self.lost: list[Lost] = []
+        self.seen: list[DeliveredMessage] = []
+        self.lost: list[ConnectionLost] = []
         self.refused: list[tuple[Command, str]] = []
         self.node = NodeConnection(
             address,
@@ -179,9 +179,9 @@ async def an_agent(
     agent = Agent(address, name, settings, channels=channels)
     try:
         yield agent
-        assert agent.node.leaks() == ()
+        assert agent.node.find_leaks() == ()
         await agent.node.close(timeout_s=0)
-        assert agent.node.leaks() == ()
+        assert agent.node.find_leaks() == ()
     finally:
         await agent.node.close(timeout_s=0)
 

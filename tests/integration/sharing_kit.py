@@ -17,8 +17,8 @@ from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import Unavailable
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect
-from sublet_storage.groups.coordinator.postgres import PostgresGroups
-from sublet_storage.groups.model.records import Claim, Group, HistoryRecord
+from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.model.records import Group, HistoryRecord, Leadership
 from sublet_storage.producer import Publisher
 from tests.deliveries import Verdict, judge
 from tests.kit import eventually
@@ -68,7 +68,7 @@ class Scene:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.store = PostgresGroups(url)
+        self.store = PostgresGroupStore(url)
         self.connection = connect(url)
         self._group: Group | None = None
 
@@ -118,10 +118,10 @@ class Scene:
             self._group = self.store.open_group(Subscription.parse(ALL))
         return self._group
 
-    def claim(self) -> Claim:
+    def claim(self) -> Leadership:
         """Who leads it."""
         try:
-            found = self.store.look([self.group().group_id])
+            found = self.store.read_leaderships([self.group().group_id])
         except Unavailable as error:
             raise AssertionError("the database is away") from error
         assert found, "nobody has claimed the group"
@@ -196,13 +196,13 @@ class Stage:
         least = len(self.fleet.delivered(of)) + count
         eventually(lambda: len(self.fleet.delivered(of)) >= least, WAIT_S, self.said, 0.05)
 
-    def next_leader(self, before: Claim) -> Claim:
+    def next_leader(self, before: Leadership) -> Leadership:
         """Wait until somebody leads under a later term."""
         return eventually(
             lambda: self.scene.claim() if self.scene.claim().term > before.term else None, WAIT_S, self.said
         )
 
-    def leader(self) -> tuple[Claim, Process]:
+    def leader(self) -> tuple[Leadership, Process]:
         """Who leads now, and its process."""
         claim = self.scene.claim()
         return claim, self.fleet.nodes[claim.node.name]

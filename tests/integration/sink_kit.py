@@ -9,8 +9,15 @@ import psycopg
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from sublet_borrower.spark.sink.writer import BatchWriter, Done, StreamWriter, batch_writer, stage_rows, stream_writer
-from sublet_storage.producer.staging import Write
+from sublet_borrower.spark.sink.writer import (
+    BatchWriter,
+    StagedTaskMessage,
+    StreamWriter,
+    batch_writer,
+    stage_rows,
+    stream_writer,
+)
+from sublet_storage.producer.staging import SinkBatch
 from tests.integration.log_kit import by_key
 
 KEYS = 7
@@ -31,20 +38,20 @@ class Query:
         self._given = {"url": url, "topic": "t", "checkpointlocation": "there", **options}
         self._name, self._schema = name, schema
 
-    def write(self, batch: int, *tasks: Sequence[pa.RecordBatch]) -> list[Done]:
+    def write(self, batch: int, *tasks: Sequence[pa.RecordBatch]) -> list[StagedTaskMessage]:
         """Each task of the micro-batch once."""
         return [self.task(batch, number, rows) for number, rows in enumerate(tasks)]
 
-    def task(self, batch: int, number: int, rows: Sequence[pa.RecordBatch]) -> Done:
+    def task(self, batch: int, number: int, rows: Sequence[pa.RecordBatch]) -> StagedTaskMessage:
         """One attempt at a task."""
         writer = self._writer()
-        return stage_rows(writer._place, writer._options, Write(self._name, batch), number, iter(rows))
+        return stage_rows(writer._place, writer._options, SinkBatch(self._name, batch), number, iter(rows))
 
-    def commit(self, done: Sequence[Done | None], batch: int) -> None:
+    def commit(self, done: Sequence[StagedTaskMessage | None], batch: int) -> None:
         """As Spark does it: by a writer that has just been made."""
         self._writer().commit(done, batch)
 
-    def abort(self, done: Sequence[Done | None], batch: int) -> None:
+    def abort(self, done: Sequence[StagedTaskMessage | None], batch: int) -> None:
         """The same."""
         self._writer().abort(done, batch)
 

@@ -15,7 +15,7 @@ from sublet_protocol.domain.subscriptions import Bookmark
 from sublet_protocol.domain.topics import Filter
 from sublet_storage.db.connect import connect
 from sublet_storage.log import log
-from sublet_storage.readers.tail import Reading
+from sublet_storage.readers.tail import MultiStreamReader
 from sublet_storage.spaces.spaces import rollover
 from tests.integration.log_kit import put, stream_of
 from tests.integration.sharing_kit import ALL as GROUP
@@ -34,13 +34,13 @@ def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
         yield connection
 
 
-def values(conn: psycopg.Connection[Any], reading: Reading, steps: int = 1000) -> list[int]:
+def values(conn: psycopg.Connection[Any], reading: MultiStreamReader, steps: int = 1000) -> list[int]:
     """Read block by block, each turn in reverse: no order but that of the turns is promised."""
     found: list[int] = []
     for _ in range(steps):
-        if reading.stale:
-            reading.rematch(conn)
-        turn = reading.turn()
+        if reading.is_stale:
+            reading.refresh_streams(conn)
+        turn = reading.readable_cursors()
         for place in reversed(turn):
             batches = reading.read(conn, place, limit_bytes=1).batches
             found += [int(value.as_py()) for batch in batches for value in batch.column("value")]
@@ -60,13 +60,13 @@ def empty(conn: psycopg.Connection[Any]) -> None:
 
 
 def at_once(conn: psycopg.Connection[Any]) -> list[int]:
-    return values(conn, Reading(conn, ALL, "earliest"))
+    return values(conn, MultiStreamReader(conn, ALL, "earliest"))
 
 
 def cut_off(conn: psycopg.Connection[Any]) -> list[int]:
-    before = Reading(conn, ALL, "earliest")
+    before = MultiStreamReader(conn, ALL, "earliest")
     found = values(conn, before, steps=1)
-    return found + values(conn, Reading(conn, ALL, Bookmark.parse(str(before.bookmark))))
+    return found + values(conn, MultiStreamReader(conn, ALL, Bookmark.parse(str(before.bookmark))))
 
 
 @pytest.mark.conforms("E33")
@@ -86,11 +86,11 @@ def test_empty_generations_do_not_let_later_messages_pass(
 def test_nor_do_such_that_end_while_a_reader_is_still_before_them(conn: psycopg.Connection[Any]) -> None:
     published(conn, 0)
     rollover(conn, "default")
-    reading = Reading(conn, ALL, "earliest")
+    reading = MultiStreamReader(conn, ALL, "earliest")
     found = values(conn, reading, steps=1)
     empty(conn)
     published(conn, 3)
-    reading.note(log.heads(conn, reading.watched))
+    reading.update_heads(log.read_heads(conn, reading.open_streams))
     assert found + values(conn, reading) == list(range(6))
 
 
@@ -102,16 +102,16 @@ def test_what_comes_after_an_empty_generation_is_not_lent_while_what_was_before_
     try:
         stage.serve("n1")
         put(conn, stream_of(conn, "default"), b"0")
-        with Session(GROUP, database, start="earliest", auto_ack=False, settings=settings) as one:
-            slow = one.next_batch(WAIT_S)
+        with Session(GROUP, database, starting_position="earliest", auto_ack=False, settings=settings) as one:
+            slow = one.poll(WAIT_S)
             assert slow is not None
             empty(conn)
             put(conn, stream_of(conn, "default"), b"1")
             ended = "select count(*) from lending join stream using (stream_id) where head = 0 and status = 'finished'"
             eventually(lambda: conn.execute(ended).fetchone() == (17,), WAIT_S, stage.said)
-            assert one.next_batch(2.0) is None
+            assert one.poll(2.0) is None
             slow.ack()
-            later = one.next_batch(WAIT_S)
+            later = one.poll(WAIT_S)
             assert later is not None
             assert later.table.column("value")[0].as_py() == b"1"
     finally:

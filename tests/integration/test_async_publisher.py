@@ -196,12 +196,12 @@ def test_epochs_are_published_and_completed_by_coroutines_too(database: str) -> 
     async def story() -> list[Any]:
         async with AsyncPublisher(database, space="default") as publisher:
             await publisher.advance(7)
-            seventh = await publisher.at(7)
+            seventh = await publisher.in_epoch(7)
             await (await seventh.publish("t", b"1"))
             await (await seventh.publish_batch({"topic": "t", "value": [b"2", b"3"]}))
             await publisher.advance(8)
             with pytest.raises(EpochCompleted):
-                await publisher.at(7)
+                await publisher.in_epoch(7)
         with connect(database) as connection:
             found = connection.execute("select epochs from block where epochs is not null").fetchall()
             found += connection.execute("select lower_frontier from space").fetchall()

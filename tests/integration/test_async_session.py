@@ -47,8 +47,8 @@ def test_the_messages_of_all_streams_are_consumed_once_and_progress_is_durable_a
                 seen.add(batch)
                 if len(seen) == 1_000:
                     session.drain()
-            assert session.closed
-            assert await session.next_batch() is None
+            assert session.is_closed
+            assert await session.poll() is None
         assert seen.counts == scene.everything()
         assert len({stream for stream, _ in seen.counts}) > 3
         assert scene.is_handed_over()
@@ -62,15 +62,15 @@ def test_asking_for_a_batch_acknowledges_the_one_before(scene: Scene, stream: in
         await scene.node()
         scene.publish(20)
         async with scene.session() as session:
-            first = await session.next_batch(WAIT_S)
+            first = await session.poll(WAIT_S)
             assert first is not None
             await session.wait(0.0)
-            assert (session.held(), scene.rows()) == ({stream: 0}, {stream: ("held", 0)})
-            second = await session.next_batch(WAIT_S)
+            assert (session.assignment(), scene.rows()) == ({stream: 0}, {stream: ("held", 0)})
+            second = await session.poll(WAIT_S)
             assert second is not None
-            assert session.held() == {stream: first.end} == {stream: second.first}
+            assert session.assignment() == {stream: first.end} == {stream: second.first}
             await until(lambda: scene.rows() == {stream: ("held", first.end)})
-            assert await session.next_batch(0.0) is None
+            assert await session.poll(0.0) is None
             await until(lambda: scene.rows() == {stream: ("held", second.end)})
 
     run(test)
@@ -84,12 +84,12 @@ def test_what_is_not_acknowledged_holds_progress_back_and_acknowledging_takes_ef
         await scene.node()
         scene.publish(30)
         async with scene.session(auto_ack=False) as session:
-            batches = [await session.next_batch(WAIT_S) for _ in range(3)]
+            batches = [await session.poll(WAIT_S) for _ in range(3)]
             first, second, third = [batch for batch in batches if batch is not None]
-            waiting = asyncio.create_task(session.next_batch())
+            waiting = asyncio.create_task(session.poll())
             second.ack()
             await session.wait(0.0)
-            assert session.held() == {stream: 0}
+            assert session.assignment() == {stream: 0}
             first.ack(upto=4)
             await until(lambda: scene.rows() == {stream: ("held", 4)})
             first.ack()
@@ -114,7 +114,7 @@ def test_a_timeout_of_nothing_gets_what_has_come_since_the_last_look(scene: Scen
                 scene.publish(20)
                 wanted = len(scene.everything())
                 while len(seen) < wanted:
-                    if (batch := await session.next_batch(0.0)) is not None:
+                    if (batch := await session.poll(0.0)) is not None:
                         seen.add(batch)
                     await asyncio.sleep(0.001)
         assert seen.counts == scene.everything()
@@ -127,11 +127,11 @@ def test_a_plain_session_that_never_waits_gets_what_has_come_too(scene: Scene, s
     seen = Seen()
 
     def look(session: Session, wanted: int) -> bool:
-        if (batch := session.next_batch(0.0)) is not None:
+        if (batch := session.poll(0.0)) is not None:
             seen.add(batch)
         return len(seen) == wanted
 
-    with Session(ALL, scene.url, start="earliest", batch_bytes=1, settings=QUICK) as session:
+    with Session(ALL, scene.url, starting_position="earliest", max_batch_bytes=1, settings=QUICK) as session:
         for _ in range(2):
             scene.publish(20)
             eventually(partial(look, session, len(scene.everything())), WAIT_S)
@@ -145,7 +145,7 @@ def test_sessions_of_one_group_in_one_loop_share_its_streams(scene: Scene) -> No
         seen = [Seen() for _ in range(3)]
         sessions = [scene.session(name=f"s{number}") for number in range(3)]
         tasks = [asyncio.create_task(scene.consume(session, one)) for session, one in zip(sessions, seen, strict=True)]
-        await until(lambda: sorted(len(session.held()) for session in sessions) == [5, 5, 6], WAIT_S)
+        await until(lambda: sorted(len(session.assignment()) for session in sessions) == [5, 5, 6], WAIT_S)
         scene.publish(2_000)
         await scene.all_seen(*seen)
         assert all(len(one) for one in seen)
@@ -163,14 +163,14 @@ def test_tasks_that_ask_one_session_at_once_get_a_batch_each(scene: Scene, strea
         seen = [Seen() for _ in range(4)]
 
         async def work(mine: Seen) -> None:
-            while (batch := await session.next_batch()) is not None:
+            while (batch := await session.poll()) is not None:
                 mine.add(batch)
                 await asyncio.sleep(0)
                 batch.ack()
 
         async with scene.session(auto_ack=False) as session:
             tasks = [asyncio.create_task(work(one)) for one in seen]
-            await until(lambda: session.held() == {stream: 0}, WAIT_S)
+            await until(lambda: session.assignment() == {stream: 0}, WAIT_S)
             scene.publish(400)
             await scene.all_seen(*seen)
             await until(lambda: scene.rows() == {stream: ("held", 400)})
@@ -190,7 +190,7 @@ def test_the_loop_goes_on_while_a_session_opens_waits_reads_and_closes(scene: Sc
             session = scene.session(url=url)
             async with session:
                 consuming = asyncio.create_task(scene.consume(session, seen))
-                await until(lambda: len(session.held()) == 16, WAIT_S)
+                await until(lambda: len(session.assignment()) == 16, WAIT_S)
                 for _ in range(200):
                     await asyncio.sleep(0)
                     ticks += 1
@@ -216,9 +216,9 @@ def test_when_close_returns_the_streams_are_free_at_their_exact_positions(scene:
                     break
             await session.close()
             assert scene.rows() == {stream: ("free", batches[2].end)}
-            assert session.closed
+            assert session.is_closed
         async with scene.session() as session:
-            again = await session.next_batch(WAIT_S)
+            again = await session.poll(WAIT_S)
             assert again is not None
             assert again.first == batches[2].end
             again.ack()
@@ -246,27 +246,27 @@ def test_closing_again_waits_for_the_same_end_and_what_comes_after_is_refused_by
     async def test() -> None:
         await scene.node()
         session = await scene.session().open()
-        await until(lambda: not session.closed and scene.holders(), WAIT_S)
-        waiting = asyncio.create_task(session.next_batch())
+        await until(lambda: not session.is_closed and scene.holders(), WAIT_S)
+        waiting = asyncio.create_task(session.poll())
         await asyncio.sleep(0)
         first, second = asyncio.create_task(session.close()), asyncio.create_task(session.close(broken_off=True))
         await second
-        assert session.closed
+        assert session.is_closed
         assert scene.rows() == {stream: ("free", 0)}
         await first
         assert await waiting is None
         await session.close()
         session.drain()
         session.leave()
-        assert session.held() == {}
-        for use in (session.open(), session.next_batch(), session.next_batch(0.0), session.wait(0.0)):
+        assert session.assignment() == {}
+        for use in (session.open(), session.poll(), session.poll(0.0), session.wait(0.0)):
             with pytest.raises(UsageError, match=r"\$share/g/#: this session is closed. Make another"):
                 await use
         with pytest.raises(UsageError, match="closed"):
             await anext(aiter(session))
         never = scene.session()
         await never.close()
-        assert never.closed
+        assert never.is_closed
 
     run(test)
 
@@ -278,10 +278,10 @@ def test_who_drains_before_it_is_open_gets_an_end_and_no_messages(scene: Scene) 
         session = scene.session()
         session.drain()
         async with session:
-            assert await session.next_batch(WAIT_S) is None
-            assert session.closed
+            assert await session.poll(WAIT_S) is None
+            assert session.is_closed
         opening = scene.session()
-        task = asyncio.create_task(opening.next_batch())
+        task = asyncio.create_task(opening.poll())
         await asyncio.sleep(0)
         opening.drain()
         assert await task is None
@@ -297,14 +297,14 @@ def test_leaving_in_the_middle_of_a_batch_waits_for_its_acknowledgement(scene: S
         await scene.node()
         scene.publish(20)
         async with scene.session(auto_ack=False) as session:
-            batch = await session.next_batch(WAIT_S)
+            batch = await session.poll(WAIT_S)
             assert batch is not None
             session.leave()
-            assert session.may_go_on(batch)
-            waiting = asyncio.create_task(session.next_batch())
+            assert session.may_continue(batch)
+            waiting = asyncio.create_task(session.poll())
             batch.ack()
             assert await waiting is None
-            assert session.closed
+            assert session.is_closed
         assert scene.rows() == {stream: ("free", batch.end)}
 
     run(test)

@@ -51,12 +51,12 @@ def test_cancelling_what_waits_for_a_batch_loses_none_and_the_session_goes_on(sc
         await scene.node()
         seen, broken_off = Seen(), 0
         async with asyncio.timeout(WAIT_S), scene.session() as session:
-            waiting = asyncio.create_task(session.next_batch())
-            await until(lambda: len(session.held()) == 16, WAIT_S)
+            waiting = asyncio.create_task(session.poll())
+            await until(lambda: len(session.assignment()) == 16, WAIT_S)
             await cancelled(waiting)
             scene.publish(500, block=5)
             while len(seen) < 500:
-                waiting = asyncio.create_task(session.next_batch())
+                waiting = asyncio.create_task(session.poll())
                 for _ in range(broken_off % 7):
                     await asyncio.sleep(0)
                 waiting.cancel()
@@ -66,11 +66,11 @@ def test_cancelling_what_waits_for_a_batch_loses_none_and_the_session_goes_on(sc
                     seen.add(batch)
                 broken_off += 1
                 with contextlib.suppress(TimeoutError):
-                    batch = await asyncio.wait_for(session.next_batch(), 0.001)
+                    batch = await asyncio.wait_for(session.poll(), 0.001)
                     assert batch is not None
                     seen.add(batch)
             assert seen.counts == scene.everything()
-            waiting = asyncio.create_task(session.next_batch())
+            waiting = asyncio.create_task(session.poll())
             await asyncio.sleep(0)
             await cancelled(waiting)
         assert scene.is_handed_over()
@@ -127,7 +127,7 @@ def test_cancelling_an_opening_leaves_nothing_behind(scene: Scene) -> None:
             gate.set()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            assert session.closed
+            assert session.is_closed
             await until(lambda: workers() == before)
             assert not scene.holders()
 
@@ -157,7 +157,7 @@ def test_a_killed_leader_loses_and_repeats_nothing(scene: Scene) -> None:
         tasks = [
             asyncio.create_task(scene.consume(session, one, 0.005)) for session, one in zip(sessions, seen, strict=True)
         ]
-        await until(lambda: [len(session.held()) for session in sessions] == [8, 8], WAIT_S)
+        await until(lambda: [len(session.assignment()) for session in sessions] == [8, 8], WAIT_S)
         await scene.node("n2")
         scene.publish(2_000, block=5)
         await until(lambda: all(len(one) > 20 for one in seen), WAIT_S)
@@ -175,22 +175,22 @@ def test_a_batch_that_nobody_has_taken_waits_for_a_leaders_word_when_its_own_is_
     async def test() -> None:
         node = await scene.node("n1")
         async with scene.session() as session:
-            while len(session.held()) < 16:
-                assert await session.next_batch(0.01) is None
+            while len(session.assignment()) < 16:
+                assert await session.poll(0.01) is None
             scene.publish(1)
             while not (session._fetching and session._fetching.done() and session._fetching.result()):
-                if await session.next_batch(0.0) is not None:
+                if await session.poll(0.0) is not None:
                     scene.publish(1)  # it was found while the call waited, which may be: another
                 await until(lambda: session._fetching is None or session._fetching.done())
-            kept = session._fetching.result()
-            assert kept is not None
+            retained = session._fetching.result()
+            assert retained is not None
             node.kill()
-            await until(lambda: not session.may_go_on(kept), WAIT_S)
-            assert await session.next_batch(0.3) is None
+            await until(lambda: not session.may_continue(retained), WAIT_S)
+            assert await session.poll(0.3) is None
             await scene.node("n2")
-            batch = await session.next_batch(WAIT_S)
-            assert batch is kept
-            assert session.may_go_on(batch)
+            batch = await session.poll(WAIT_S)
+            assert batch is retained
+            assert session.may_continue(batch)
 
     run(test)
 
@@ -210,7 +210,7 @@ def test_sessions_in_loops_of_their_own_share_the_streams(scene: Scene) -> None:
     threads = [threading.Thread(target=loop, args=pair) for pair in zip(sessions, seen, strict=True)]
     for thread in threads:
         thread.start()
-    eventually(lambda: [len(session.held()) for session in sessions] == [8, 8], WAIT_S)
+    eventually(lambda: [len(session.assignment()) for session in sessions] == [8, 8], WAIT_S)
     scene.publish(1_000)
     run(lambda: scene.all_seen(*seen))
     for session in sessions:
@@ -230,7 +230,7 @@ def test_a_session_outlives_the_loop_in_which_somebody_waited_for_it(scene: Scen
     async def some() -> None:
         with contextlib.suppress(TimeoutError):
             while True:
-                batch = await asyncio.wait_for(session.next_batch(), 0.02)
+                batch = await asyncio.wait_for(session.poll(), 0.02)
                 assert batch is not None
                 seen.add(batch)
 
@@ -252,8 +252,10 @@ CONSUMER = """
 
     asyncio.run(main())
 """
-ENTERED = "async with AsyncSession(sys.argv[1], sys.argv[2], start='earliest', batch_bytes=1) as session:"
-FORGOTTEN = "if session := await AsyncSession(sys.argv[1], sys.argv[2], start='earliest').open():"
+ENTERED = (
+    "async with AsyncSession(sys.argv[1], sys.argv[2], starting_position='earliest', max_batch_bytes=1) as session:"
+)
+FORGOTTEN = "if session := await AsyncSession(sys.argv[1], sys.argv[2], starting_position='earliest').open():"
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sublet_protocol.domain.subscriptions import Start, Subscription
+from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.model.records import CONSUMED, GroupOptions
 from sublet_storage.producer import Publisher
@@ -56,7 +56,7 @@ class EpochLoad:
                 for epoch in range(LAST):
                     for message in range(60):
                         late = epoch + message % 2  # half of them are in the next epoch already
-                        publisher.at(late).publish("t", b"%d" % message, key=b"%d-%d" % (number, message))
+                        publisher.in_epoch(late).publish("t", b"%d" % message, key=b"%d-%d" % (number, message))
                     with self._lock:
                         self.completed_at.setdefault(epoch, time.time())
                     publisher.advance(epoch + 1)
@@ -68,7 +68,7 @@ class EpochLoad:
 @pytest.fixture
 def stage(database: str, tmp_path: Path) -> Iterator[Stage]:
     stage = Stage(database, tmp_path)
-    options = GroupOptions(start=Start.parse("earliest"), atomic=True)
+    options = GroupOptions(starting_position=StartingPosition.parse("earliest"), atomic=True)
     stage.scene.store.declare_group(Subscription.parse(ALL), options)
     yield stage
     stage.close()
@@ -90,7 +90,7 @@ def add_a_consumer(stage: Stage) -> None:
 def freeze_a_consumer(stage: Stage) -> None:
     consumer = stage.fleet.consumers["a"]
     consumer.signal(signal.SIGSTOP)
-    eventually(lambda: any(line.forced for line in stage.scene.history()), WAIT_S)
+    eventually(lambda: any(line.is_forced for line in stage.scene.history()), WAIT_S)
     consumer.signal(signal.SIGCONT)
 
 
@@ -152,14 +152,14 @@ def _check_epochs(stage: Stage, load: EpochLoad) -> None:
 
 def _epochs_by_place(stage: Stage) -> dict[tuple[int, int], int]:
     """{(stream, offset): epoch} of all messages."""
-    from sublet_storage.log.log import since
+    from sublet_storage.log.log import fetch
 
     with connect(stage.scene.url) as connection:
         found = {}
         for stream, head in stage.scene.heads().items():
             position = 0
             while position < head:
-                page = since(connection, stream, position)
+                page = fetch(connection, stream, position)
                 position = page.position
                 for batch in page.batches:
                     for row in batch.select(["offset", "epoch"]).to_pylist():
@@ -187,6 +187,6 @@ def _check_announcements(stage: Stage, epochs: dict[tuple[int, int], int]) -> No
     for name, process in stage.fleet.consumers.items():
         if process.alive:
             eventually(lambda name=name: stage.fleet.consumed(name)[-1] == [[LAST + 1]], WAIT_S)  # type: ignore[misc]
-        told = [least[0][0] for least in stage.fleet.consumed(name)]
-        assert told == sorted(set(told))
-        assert set(told) <= set(frontiers)
+        reported = [least[0][0] for least in stage.fleet.consumed(name)]
+        assert reported == sorted(set(reported))
+        assert set(reported) <= set(frontiers)

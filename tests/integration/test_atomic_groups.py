@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from sublet_borrower.consumer.session import Session
-from sublet_borrower.consumer.transaction import Transactions
+from sublet_borrower.consumer.transaction import ProgressTransactions
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.streams.batch import Batch
 from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier, LowerFrontier
 from sublet_protocol.domain.errors import GrantLost, InvalidSetting, UnknownOutcome, UsageError
-from sublet_protocol.domain.subscriptions import Start, Subscription
+from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.db.connect import connect
 from sublet_storage.groups import fencing
-from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions
 from sublet_storage.nodes import live_nodes
 from sublet_storage.producer import Publisher
@@ -30,8 +30,10 @@ FAST = BorrowerSettings().scaled(SPEED)
 
 
 def declare(url: str, start: str = "latest") -> None:
-    store = PostgresGroups(url)
-    store.declare_group(Subscription.parse(GROUP), GroupOptions(start=Start.parse(start), atomic=True))
+    store = PostgresGroupStore(url)
+    store.declare_group(
+        Subscription.parse(GROUP), GroupOptions(starting_position=StartingPosition.parse(start), atomic=True)
+    )
     store.close()
 
 
@@ -40,14 +42,14 @@ class Reader:
 
     def __init__(self, url: str, **arguments: Any) -> None:
         self.announced: list[GroupFrontier] = []
-        self.session = Session(GROUP, url, settings=FAST, on_epoch=self.announced.append, **arguments)
+        self.session = Session(GROUP, url, settings=FAST, on_epochs_consumed=self.announced.append, **arguments)
         self.batches: list[Batch] = []
 
     def until(self, fact: Callable[[], bool]) -> None:
         """Read until it is true."""
 
         def read_on() -> bool:
-            batch = self.session.next_batch(0.05)
+            batch = self.session.poll(0.05)
             self.batches += [batch] if batch is not None else []
             return fact()
 
@@ -68,7 +70,7 @@ class Reader:
 
 def publish(publisher: Publisher, epoch: int | tuple[int, int], count: int) -> None:
     for number in range(count):
-        publisher.at(epoch).publish("t", b"%d" % number, key=b"%d" % number)
+        publisher.in_epoch(epoch).publish("t", b"%d" % number, key=b"%d" % number)
     publisher.flush()
 
 
@@ -82,7 +84,7 @@ def test_streams_that_have_nothing_do_not_delay_the_one_that_has(database: str, 
     with Session(GROUP, database, settings=FAST) as session:
         with connect(database) as connection:
             streams = len(open_streams(connection))
-        eventually(lambda: len(session._handler.streams()) == streams, 20.0)
+        eventually(lambda: len(session._handler.positions()) == streams, 20.0)
         waits: list[float] = []
         take = session._inbox.take
 
@@ -91,7 +93,7 @@ def test_streams_that_have_nothing_do_not_delay_the_one_that_has(database: str, 
             return take(wait_s)
 
         session._inbox.take = taken  # type: ignore[method-assign]
-        batch = session.next_batch(20.0)
+        batch = session.poll(20.0)
         assert streams > 1
         assert batch is not None
         assert len(batch) == 3
@@ -165,11 +167,11 @@ def test_epochs_of_several_numbers_are_given_out_in_product_order(database: str,
 def test_a_group_that_is_not_atomic_is_given_everything_at_once(database: str, fleet: Fleet) -> None:
     with Publisher(database, space="default") as publisher:
         publish(publisher, 7, 10)
-        with Session(GROUP, database, settings=FAST, start="earliest") as session:
-            found = [session.next_batch(20.0)]
+        with Session(GROUP, database, settings=FAST, starting_position="earliest") as session:
+            found = [session.poll(20.0)]
             while sum(len(batch) for batch in found if batch) < 10:
-                found.append(session.next_batch(20.0))
-        assert not any(batch.is_atomic or batch.ends_epochs for batch in found if batch)
+                found.append(session.poll(20.0))
+        assert not any(batch.is_atomic or batch.completes_epochs for batch in found if batch)
 
 
 def rows(database: str) -> list[tuple[int, Any]]:
@@ -184,7 +186,7 @@ def one_stream(database: str, messages: int) -> None:
     declare(database, "earliest")
     with Publisher(database, space="default", block_messages=10) as publisher:
         for number in range(messages):
-            publisher.at(1).publish("t", b"%d" % number, key=b"same").result()
+            publisher.in_epoch(1).publish("t", b"%d" % number, key=b"same").result()
         publisher.advance(2)
 
 
@@ -195,17 +197,19 @@ def test_output_and_whole_epochs_are_committed_together(database: str, fleet: Fl
     reader = Reader(database, auto_ack=False)
     reader.until(lambda: len(reader.batches) == 1)
     (batch,) = reader.batches
-    assert batch.ends_epochs
+    assert batch.completes_epochs
     with batch.transaction() as output:
         output.execute("insert into public.seen select unnest(%s::text[])", ([v.decode() for v in _values(batch)],))
     assert rows(database) == [(20, {"upto": 20, "least": [[2]]})], "before anything is reported"
     with pytest.raises(UsageError, match="committed already"), batch.transaction():
         pass
     with connect(database) as connection, pytest.raises(GrantLost):
-        fencing.advance(connection, 1, batch.stream_id, batch.grant_id, batch.position, consumed=batch.consumed)
+        fencing.advance(
+            connection, 1, batch.stream_id, batch.grant_id, batch.next_offset, consumed=batch.consumed_frontier
+        )
     earlier = ConsumedFrontier(5, LowerFrontier(((9,),)))
     with connect(database) as connection, pytest.raises(GrantLost):
-        fencing.advance(connection, 1, batch.stream_id, batch.grant_id, batch.position, consumed=earlier)
+        fencing.advance(connection, 1, batch.stream_id, batch.grant_id, batch.next_offset, consumed=earlier)
     reader.session.close()
 
 
@@ -219,7 +223,7 @@ def test_of_a_commit_without_an_answer_under_a_grant_that_is_over_nobody_says_th
     (batch,) = reader.batches
     with connect(database) as connection:
         connection.execute("update lending set grant_id = grant_id + 1 where stream_id = %s", (batch.stream_id,))
-        transactions = Transactions(database, lambda: 1, 60.0)
+        transactions = ProgressTransactions(database, lambda: 1, 60.0)
         with pytest.raises(UnknownOutcome, match="lent anew since"):
             transactions._is_durable(connection, batch)
     reader.session.close()
@@ -231,10 +235,10 @@ def _values(batch: Batch) -> list[bytes]:
 
 def test_a_transaction_ends_where_epochs_do(database: str, fleet: Fleet) -> None:
     one_stream(database, 20)
-    reader = Reader(database, batch_bytes=1, auto_ack=False)
+    reader = Reader(database, max_batch_bytes=1, auto_ack=False)
     with reader.session:
         reader.until(lambda: sum(map(len, reader.batches)) == 20)
-        assert [batch.ends_epochs for batch in reader.batches] == [False] * (len(reader.batches) - 1) + [True]
+        assert [batch.completes_epochs for batch in reader.batches] == [False] * (len(reader.batches) - 1) + [True]
         with pytest.raises(UsageError, match="its epochs go on in the next batch"), reader.batches[0].transaction():
             pass
         last = reader.batches[-1]
@@ -249,11 +253,11 @@ def test_a_transaction_ends_where_epochs_do(database: str, fleet: Fleet) -> None
 @pytest.mark.conforms("S11")
 def test_a_batch_may_be_bounded_to_whole_epochs(database: str, fleet: Fleet) -> None:
     one_stream(database, 30)
-    reader = Reader(database, batch_bytes=1, whole_epochs=True)
+    reader = Reader(database, max_batch_bytes=1, whole_epochs=True)
     with reader.session:
         reader.until(lambda: sum(map(len, reader.batches)) == 30)
         (batch,) = reader.batches
-        assert batch.ends_epochs
+        assert batch.completes_epochs
         assert (batch.first, batch.end) == (0, 30)
         assert batch.table.column("offset").to_pylist() == list(range(30))
         reader.until(lambda: rows(database) == [(30, {"upto": 30, "least": [[2]]})])
@@ -261,10 +265,10 @@ def test_a_batch_may_be_bounded_to_whole_epochs(database: str, fleet: Fleet) -> 
 
 def test_who_drains_gives_the_epoch_that_has_begun_out_first(database: str, fleet: Fleet) -> None:
     one_stream(database, 50)
-    reader = Reader(database, batch_bytes=1)
+    reader = Reader(database, max_batch_bytes=1)
     reader.until(lambda: len(reader.batches) == 2)
     reader.session.drain()
-    while (batch := reader.session.next_batch(20.0)) is not None:
+    while (batch := reader.session.poll(20.0)) is not None:
         reader.batches.append(batch)
     assert sum(map(len, reader.batches)) == 50
     reader.session.close()
@@ -273,14 +277,14 @@ def test_who_drains_gives_the_epoch_that_has_begun_out_first(database: str, flee
 
 def test_who_leaves_within_an_epoch_leaves_all_of_it_to_the_next(database: str, fleet: Fleet) -> None:
     one_stream(database, 50)
-    reader = Reader(database, batch_bytes=1)
+    reader = Reader(database, max_batch_bytes=1)
     reader.until(lambda: len(reader.batches) == 2)
     reader.session.close()
     assert rows(database) == []
-    store = PostgresGroups(database)
-    (line,) = [line for line in store.history(1) if line.forced]
+    store = PostgresGroupStore(database)
+    (line,) = [line for line in store.history(1) if line.is_forced]
     store.close()
-    assert (line.event, line.position, line.until) == ("release", 0, reader.batches[-1].end)
+    assert (line.event, line.position, line.redelivery_end) == ("release", 0, reader.batches[-1].end)
     again = Reader(database)
     with again.session:
         again.until(lambda: again.given() == {1: 50})
@@ -291,10 +295,10 @@ def test_through_nodes_there_are_no_epochs(database: str, fleet: Fleet) -> None:
     with connect(database) as connection:
         (address,) = eventually(lambda: [node.address for node in live_nodes(connection)])
     with (
-        Session(GROUP, nodes=[address], through_nodes=True, settings=FAST) as session,
+        Session(GROUP, nodes=[address], transport="nodes", settings=FAST) as session,
         pytest.raises(UsageError, match="is of an atomic group"),
     ):
-        session.next_batch(20.0)
+        session.poll(20.0)
 
 
 @pytest.mark.parametrize(
@@ -310,7 +314,7 @@ def test_whole_epochs_of_a_group_that_is_not_atomic_are_refused(fleet: Fleet, da
         Session(GROUP, database, settings=FAST, whole_epochs=True) as session,
         pytest.raises(UsageError, match="whole epochs are asked for, and its group is not atomic"),
     ):
-        eventually(lambda: session.next_batch(0.05), 20.0)
+        eventually(lambda: session.poll(0.05), 20.0)
 
 
 def test_an_announcement_that_raises_hinders_no_close(fleet: Fleet, database: str) -> None:
@@ -319,14 +323,14 @@ def test_an_announcement_that_raises_hinders_no_close(fleet: Fleet, database: st
     def refuse(found: GroupFrontier) -> None:
         raise ValueError("not now")
 
-    session = Session(GROUP, database, settings=FAST, on_epoch=refuse)
+    session = Session(GROUP, database, settings=FAST, on_epochs_consumed=refuse)
     with Publisher(database, space="default") as publisher:
-        publisher.at(1).publish("t", b"1")
+        publisher.in_epoch(1).publish("t", b"1")
         publisher.advance(2)
         with pytest.raises(ValueError, match="not now"):
-            eventually(lambda: session.next_batch(0.05) and False, 20.0)
+            eventually(lambda: session.poll(0.05) and False, 20.0)
     session.close()
-    assert session.closed
+    assert session.is_closed
 
 
 @pytest.mark.conforms("S4", "S9")
@@ -337,13 +341,13 @@ def test_a_space_that_is_made_anew_under_its_name_has_epochs_of_its_own(database
         reader = Reader(database)
         with reader.session:
             with Publisher(database, space="eu") as publisher:
-                publisher.at(7).publish("eu/t", b"").result()
+                publisher.in_epoch(7).publish("eu/t", b"").result()
             drop_space(conn, "eu")
             reader.until(lambda: reader.given() == {7: 1})
             reader.until(lambda: reader.reached() == LowerFrontier(((8,),)))
             create_space(conn, "eu", "eu/#")
             with Publisher(database, space="eu") as publisher:
-                publisher.at((1, 2)).publish("eu/t", b"").result()
+                publisher.in_epoch((1, 2)).publish("eu/t", b"").result()
                 publisher.advance((2, 2))
             reader.until(lambda: reader.given() == {7: 1, 1: 1})
             reader.until(lambda: reader.reached() == LowerFrontier(((2, 2),)))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sublet_borrower.consumer.runner import Policy, run
+from sublet_borrower.consumer.runner import RetryPolicy, run
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.streams.batch import Batch
@@ -19,7 +19,7 @@ from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import UserFunctionFailed
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect
-from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
 from sublet_storage.groups.model.records import HistoryRecord
 from sublet_storage.producer import Publisher
 from tests.integration.log_kit import everything
@@ -37,7 +37,7 @@ class Place:
     def __init__(self, url: str, directory: Path) -> None:
         self.url, self.directory = url, directory
         self.fleet = Fleet(url, directory)
-        self.store = PostgresGroups(url)
+        self.store = PostgresGroupStore(url)
         self.connection = connect(url)
 
     def serve(self) -> None:
@@ -80,7 +80,7 @@ class Place:
     def forced(self) -> list[HistoryRecord]:
         """The moves that may have something done twice."""
         group = self.store.open_group(Subscription.parse(ALL))
-        return [line for line in self.store.history(group.group_id) if line.forced]
+        return [line for line in self.store.history(group.group_id) if line.is_forced]
 
     def record(self, name: str) -> Path:
         """Where it writes."""
@@ -109,7 +109,13 @@ def place(database: str, tmp_path: Path) -> Iterator[Place]:
 
 @pytest.mark.conforms("E28")
 def test_a_call_longer_than_every_timeout_costs_nothing(place: Place) -> None:
-    longest = max(LEADER.eviction_s, LEADER.reclaim_grace_s, LEADER.lease_s, BORROWER.farewell_s, LEADER.poll_hold_s)
+    longest = max(
+        LEADER.eviction_timeout_s,
+        LEADER.reclaim_grace_s,
+        LEADER.lease_duration_s,
+        BORROWER.disconnect_timeout_s,
+        LEADER.poll_hold_s,
+    )
     place.attempt("a", "sleep", 1.5 * longest)
     before = place.grants()
     place.publish()
@@ -124,7 +130,7 @@ def test_a_call_longer_than_every_timeout_costs_nothing(place: Place) -> None:
 @pytest.mark.conforms("E28")
 def test_a_call_that_holds_the_interpreter_beyond_the_ping_timeout_costs_nothing(place: Place) -> None:
     """Up to the eviction time less what may have passed since the last ping: what docs/heartbeats.md promises."""
-    hold_s = (BORROWER.ping_timeout_s + LEADER.eviction_s - BORROWER.ping_s) / 2
+    hold_s = (BORROWER.ping_timeout_s + LEADER.eviction_timeout_s - BORROWER.ping_interval_s) / 2
     assert hold_s > BORROWER.ping_timeout_s
     place.attempt("a", "hold", hold_s)
     before = place.grants()
@@ -137,7 +143,7 @@ def test_a_call_that_holds_the_interpreter_beyond_the_ping_timeout_costs_nothing
 
 
 def test_one_that_holds_the_interpreter_longer_is_evicted_and_the_repeat_is_reported(place: Place) -> None:
-    place.attempt("a", "hold", 2 * LEADER.eviction_s)
+    place.attempt("a", "hold", 2 * LEADER.eviction_timeout_s)
     before = place.grants()
     place.publish()
     first = place.working("a")
@@ -177,10 +183,10 @@ def test_a_call_that_takes_too_long_is_cut_off_and_its_stream_alone_may_repeat(p
     process = place.attempt("a", work, 3 * BORROWER.unsubscribe_timeout_s)
     place.publish()
     stuck = place.working("a")
-    told_at = time.monotonic()
+    reported_at = time.monotonic()
     process.signal(signal.SIGHUP)
     eventually(lambda: place.grants() == {}, WAIT_S, process.output)
-    assert time.monotonic() - told_at < 1.5 * BORROWER.unsubscribe_timeout_s
+    assert time.monotonic() - reported_at < 1.5 * BORROWER.unsubscribe_timeout_s
     assert place.progress() == {}
     eventually(lambda: not process.alive, WAIT_S, process.output)
     forced = {(line.stream_id, line.position): line.reason for line in place.forced()}
@@ -207,17 +213,17 @@ def test_a_session_whose_function_keeps_raising_stops_before_the_record_and_the_
         done.extend(values)
 
     mended = False
-    policy = Policy(tries=2, pause_s=0.01, longest_pause_s=0.01)
+    policy = RetryPolicy(max_attempts=2, backoff_s=0.01, max_backoff_s=0.01)
     with (
         pytest.raises(UserFunctionFailed, match=r"offset 37 \(topic 't', key 'k'\): ValueError: not 37") as failed,
-        Session(ALL, place.url, start="earliest", auto_ack=False, settings=BORROWER) as session,
+        Session(ALL, place.url, starting_position="earliest", auto_ack=False, settings=BORROWER) as session,
     ):
         run(session, work, policy=policy)
     assert place.progress() == {failed.value.stream_id: 37}
     assert place.grants() == {}
     mended = True
     with Session(ALL, place.url, auto_ack=False, settings=BORROWER) as session:
-        batch = session.next_batch(WAIT_S)
+        batch = session.poll(WAIT_S)
         assert batch is not None
         assert batch.first == 37
         work(batch)
@@ -246,19 +252,19 @@ def test_records_that_cannot_be_done_are_kept_once_and_all_others_are_done(place
         if done[-1] == 100:
             session.drain()
 
-    policy = Policy(tries=2, pause_s=0.01, longest_pause_s=0.01, keep="failed/orders")
-    with Session("$share/g/+", place.url, start="earliest", auto_ack=False, settings=BORROWER) as session:
+    policy = RetryPolicy(max_attempts=2, backoff_s=0.01, max_backoff_s=0.01, dead_letter_topic="failed/orders")
+    with Session("$share/g/+", place.url, starting_position="earliest", auto_ack=False, settings=BORROWER) as session:
         summary = run(session, work, policy=policy)
-    assert (summary.messages, summary.kept) == (101, 4)
+    assert (summary.messages, summary.dead_lettered) == (101, 4)
     assert done == [offset for offset in range(101) if offset not in bad]
     (stream_id, position), *_ = place.progress().items()
     assert position == 101
 
-    def kept() -> list[dict[str, Any]]:
+    def retained() -> list[dict[str, Any]]:
         rows = [row for rows in everything(place.connection).values() for row in rows]
         return [row for row in rows if row["topic"] == "failed/orders"]
 
-    found = eventually(lambda: kept() if len(kept()) >= 4 else [], WAIT_S)
+    found = eventually(lambda: retained() if len(retained()) >= 4 else [], WAIT_S)
     assert [(row["key"], row["value"]) for row in found] == [
         (b"k", None if number == 38 else b"\0%d" % number) for number in sorted(bad)
     ]
@@ -276,10 +282,10 @@ def test_a_record_whose_stream_is_taken_away_is_not_kept(place: Place) -> None:
         session.drain()
         raise ValueError("cannot")
 
-    policy = Policy(tries=1, keep="failed/orders")
-    with Session("$share/g/+", place.url, start="earliest", auto_ack=False, settings=BORROWER) as session:
+    policy = RetryPolicy(max_attempts=1, dead_letter_topic="failed/orders")
+    with Session("$share/g/+", place.url, starting_position="earliest", auto_ack=False, settings=BORROWER) as session:
         summary = run(session, work, policy=policy)
-    assert (summary.kept, summary.lost) == (0, 1)
+    assert (summary.dead_lettered, summary.lost_batches) == (0, 1)
     assert place.connection.execute("select count(*) from outbox").fetchone() == (0,)
 
 
@@ -287,7 +293,7 @@ def test_what_a_loop_raises_leaves_the_session_and_its_batch_is_given_again(plac
     place.publish()
 
     def consume() -> None:
-        with Session(ALL, place.url, start="earliest", settings=BORROWER) as session:
+        with Session(ALL, place.url, starting_position="earliest", settings=BORROWER) as session:
             for _ in session:
                 raise ZeroDivisionError
 
@@ -295,14 +301,16 @@ def test_what_a_loop_raises_leaves_the_session_and_its_batch_is_given_again(plac
         consume()
     assert place.progress() == {}
     with Session(ALL, place.url, settings=BORROWER) as session:
-        batch = session.next_batch(WAIT_S)
+        batch = session.poll(WAIT_S)
         assert batch is not None
         assert batch.first == 0
 
 
 def test_a_batch_that_was_not_acknowledged_is_given_again_whatever_was_done_after_it(place: Place) -> None:
     _three_blocks(place)
-    with Session(ALL, place.url, start="earliest", batch_bytes=1, auto_ack=False, settings=BORROWER) as session:
+    with Session(
+        ALL, place.url, starting_position="earliest", max_batch_bytes=1, auto_ack=False, settings=BORROWER
+    ) as session:
         first, second = _next(session), _next(session)
         assert (first.first, second.first) == (0, 1)
         second.ack()
@@ -312,7 +320,9 @@ def test_a_batch_that_was_not_acknowledged_is_given_again_whatever_was_done_afte
 
 def test_asking_for_the_next_batch_acknowledges_the_one_before(place: Place) -> None:
     _three_blocks(place)
-    with closing(Session(ALL, place.url, start="earliest", batch_bytes=1, settings=BORROWER)) as session:
+    with closing(
+        Session(ALL, place.url, starting_position="earliest", max_batch_bytes=1, settings=BORROWER)
+    ) as session:
         assert [_next(session).first for _ in range(3)] == [0, 1, 2]
     with Session(ALL, place.url, settings=BORROWER) as session:
         assert _next(session).first == 2
@@ -326,6 +336,6 @@ def _three_blocks(place: Place) -> None:
 
 
 def _next(session: Session) -> Batch:
-    batch = session.next_batch(WAIT_S)
+    batch = session.poll(WAIT_S)
     assert batch is not None
     return batch

@@ -37,7 +37,7 @@ from sublet_protocol.domain.errors import (
 )
 from sublet_protocol.domain.topics import Filter
 from sublet_protocol.messages.messages import MAX_ID, PROTOCOL_VERSION
-from sublet_storage.bootstrap.migrate import current, migrate
+from sublet_storage.bootstrap.migrate import current_version, migrate
 from sublet_storage.db.connect import SCHEMA_VERSION, connect
 from sublet_storage.readers.tail import Tail
 from sublet_storage.spaces.spaces import create_space
@@ -62,12 +62,12 @@ async def _opened(door: Any) -> None:
 
 
 @contextmanager
-def refused(error: type[SubletError], *told: str) -> Iterator[None]:
+def refused(error: type[SubletError], *reported: str) -> Iterator[None]:
     """Raises this error, whose text has all of that."""
     with pytest.raises(error) as raised:
         yield
     assert type(raised.value) is error
-    for text in told:
+    for text in reported:
         assert text in str(raised.value)
 
 
@@ -120,7 +120,7 @@ def test_a_topic_that_is_none_is_refused_in_an_async_publisher(database: str) ->
 
 
 @pytest.mark.parametrize(
-    ("bad", "error", "told"),
+    ("bad", "error", "reported"),
     [
         ({"topic": None}, InvalidTopic, "topic None: a topic is text"),
         ({"topic": ["a"]}, InvalidTopic, "topic ['a']: a topic is text"),
@@ -140,11 +140,11 @@ def test_a_topic_that_is_none_is_refused_in_an_async_publisher(database: str) ->
     ids=ascii,
 )
 def test_a_bad_argument_is_refused_at_the_call_and_nothing_beside_it_is_lost(
-    database: str, bad: dict[str, Any], error: type[SubletError], told: str
+    database: str, bad: dict[str, Any], error: type[SubletError], reported: str
 ) -> None:
     with sublet.Publisher(database, linger_ms=50) as publisher:
         publisher.publish("a", b"before", timestamp=np.int64(5))  # type: ignore[arg-type]
-        with refused(error, told):
+        with refused(error, reported):
             publisher.publish(**{"topic": "a", "value": b"bad", **bad})
         publisher.publish("a", b"after")
     assert stored(database) == ["before", "after"]
@@ -227,10 +227,10 @@ def test_a_malformed_group_or_filter_is_refused_before_anything_is_joined(
     ids=str,
 )
 def test_a_malformed_address_of_a_node_is_refused_before_anything_is_opened(nodes: list[str]) -> None:
-    told = (f"node {nodes[-1]!r}: a leader node's address is HOST:PORT", "such as 127.0.0.1:7411 or [::1]:7411")
-    with refused(InvalidSetting, *told, "with a port from 1 to 65535", "looked up in the database"):
+    reported = (f"node {nodes[-1]!r}: a leader node's address is HOST:PORT", "such as 127.0.0.1:7411 or [::1]:7411")
+    with refused(InvalidSetting, *reported, "with a port from 1 to 65535", "looked up in the database"):
         sublet.Session(GROUP, "postgresql://me@127.0.0.1:1/x", nodes=nodes)
-    with refused(InvalidSetting, *told):
+    with refused(InvalidSetting, *reported):
         asyncio.run(_opened(sublet.AsyncSession(GROUP, "postgresql://me@127.0.0.1:1/x", nodes=nodes)))
 
 
@@ -240,7 +240,7 @@ def test_an_address_alone_is_no_list_of_nodes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "told"),
+    ("setting", "reported"),
     [
         ({"name": ""}, "name is '': a session's name is not empty. Give a text such as billing-1"),
         ({"name": 5}, "name is 5: a session's name is a text. Give a text such as billing-1"),
@@ -251,24 +251,33 @@ def test_an_address_alone_is_no_list_of_nodes() -> None:
         ({"weight": True}, "weight is True: it is a number. 1 is what everybody has"),
         ({"weight": float("nan")}, "weight is nan: it must be above 0 and at most"),
         ({"weight": None}, "weight is None: it is a number."),
-        ({"start": 5}, "start is 5: it is a text: latest, earliest, offset:N, or a time"),
-        ({"batch_bytes": "1"}, "batch_bytes is '1': it is a whole number of bytes."),
-        ({"batch_bytes": 1.5}, "batch_bytes is 1.5: it is a whole number of bytes."),
-        ({"batch_bytes": True}, "batch_bytes is True: it is a whole number of bytes."),
-        ({"batch_bytes": 0}, "batch_bytes is 0: it must be positive, and at most"),
-        ({"batch_bytes": 1 << 80}, "batch_bytes is 1208925819614629174706176: it must be positive, and at most"),
+        ({"starting_position": 5}, "starting_position is 5: it is a text: latest, earliest, offset:N, or a time"),
+        ({"max_batch_bytes": "1"}, "max_batch_bytes is '1': it is a whole number of bytes."),
+        ({"max_batch_bytes": 1.5}, "max_batch_bytes is 1.5: it is a whole number of bytes."),
+        ({"max_batch_bytes": True}, "max_batch_bytes is True: it is a whole number of bytes."),
+        ({"max_batch_bytes": 0}, "max_batch_bytes is 0: it must be positive, and at most"),
+        (
+            {"max_batch_bytes": 1 << 80},
+            "max_batch_bytes is 1208925819614629174706176: it must be positive, and at most",
+        ),
         ({"nodes": 5}, "nodes is 5: it must be a list of addresses, such as ['127.0.0.1:7411']."),
         ({"auto_ack": "no"}, "auto_ack is 'no': it is True or False."),
-        ({"through_nodes": 1}, "through_nodes is 1: it is True or False."),
-        ({"through_nodes": True}, "through_nodes without nodes: where they are is not looked up in a database. Give"),
-        ({"through_nodes": True, "nodes": ["127.0.0.1:1"]}, "through_nodes and url: one way is enough. Leave one"),
+        ({"transport": 1}, "transport is 1: it is 'database' or 'nodes'."),
+        (
+            {"transport": "nodes"},
+            "transport 'nodes' without nodes: where they are is not looked up in a database. Give",
+        ),
+        (
+            {"transport": "nodes", "nodes": ["127.0.0.1:1"]},
+            "transport 'nodes' and url: one of them is enough. Leave one",
+        ),
     ],
     ids=ascii,
 )
-def test_what_no_node_would_take_is_refused_before_anything_is_opened(setting: dict[str, Any], told: str) -> None:
-    with refused(InvalidSetting, told):
+def test_what_no_node_would_take_is_refused_before_anything_is_opened(setting: dict[str, Any], reported: str) -> None:
+    with refused(InvalidSetting, reported):
         sublet.Session(GROUP, "postgresql://me@127.0.0.1:1/x", **setting)
-    with refused(InvalidSetting, told):
+    with refused(InvalidSetting, reported):
         asyncio.run(_opened(sublet.AsyncSession(GROUP, "postgresql://me@127.0.0.1:1/x", **setting)))
 
 
@@ -311,7 +320,7 @@ def test_a_database_that_cannot_be_reached_is_named_without_its_password(opens: 
 
 @every_door
 @pytest.mark.parametrize(
-    ("version", "told"),
+    ("version", "reported"),
     [
         (None, "has no sublet tables, this program needs version 0001. Run `sublet migrate`"),
         ("0000", "is at version 0000, older than this program's 0001. Run `sublet migrate`"),
@@ -319,7 +328,7 @@ def test_a_database_that_cannot_be_reached_is_named_without_its_password(opens: 
     ],
 )
 def test_a_database_of_another_version_is_refused_and_not_changed(
-    database: str, opens: Opener, version: str | None, told: str
+    database: str, opens: Opener, version: str | None, reported: str
 ) -> None:
     with connect(database) as conn:
         conn.execute(
@@ -327,7 +336,7 @@ def test_a_database_of_another_version_is_refused_and_not_changed(
             if version is None
             else f"update alembic_version set version_num = '{version}', compatible_from = null"
         )
-    with refused(SchemaMismatch, told.replace("0001", SCHEMA_VERSION)):
+    with refused(SchemaMismatch, reported.replace("0001", SCHEMA_VERSION)):
         opens(database)
     with connect(database) as conn:
         row = conn.execute("select to_regclass('alembic_version') is null").fetchone()
@@ -345,7 +354,7 @@ def test_a_database_that_is_not_in_utf_8_gets_no_tables(empty_database: str) -> 
                 InvalidSetting, f"'other' has the encoding {encoding}", "which takes UTF8", "--encoding=UTF8 other"
             ):
                 migrate(other)
-            assert current(other) is None
+            assert current_version(other) is None
         finally:
             with connect(empty_database, own_search_path=False) as conn:
                 conn.execute("drop database other")
@@ -407,8 +416,8 @@ def test_a_node_of_another_protocol_version_ends_the_session_with_both_numbers(d
         node = shell.start("leader", "--name", "n1", "--listen", "127.0.0.1:0", program=OTHER_VERSION)
         with sublet.Session(GROUP, database, nodes=[address_of(node)]) as session:
             with pytest.raises(SubscriptionEnded) as raised:
-                session.next_batch(30)
-            assert session.closed
+                session.poll(30)
+            assert session.is_closed
         for text in (f"protocol version {PROTOCOL_VERSION}", str(PROTOCOL_VERSION + 1), "same release"):
             assert text in str(raised.value)
         assert node.process.poll() is None
@@ -427,14 +436,14 @@ def test_a_node_of_another_protocol_version_disturbs_nobody_whom_another_node_se
         refused_by = f"node {nodes[1]} refuses this agent"
         for number in range(10):  # which of the two is asked first depends on group and address
             group = f"$share/g{number}/#"
-            with sublet.Session(group, database, nodes=nodes[:1], start="earliest") as opener:
-                assert opener.next_batch(30) is not None, "n1 leads the group"
+            with sublet.Session(group, database, nodes=nodes[:1], starting_position="earliest") as opener:
+                assert opener.poll(30) is not None, "n1 leads the group"
             caplog.clear()
-            with sublet.Session(group, database, nodes=nodes, start="earliest") as session:
+            with sublet.Session(group, database, nodes=nodes, starting_position="earliest") as session:
                 with sublet.Publisher(database) as publisher:
                     publisher.publish("a", b"%d" % number)
-                assert session.next_batch(30) is not None
-                assert not session.closed
+                assert session.poll(30) is not None
+                assert not session.is_closed
             if refused_by in caplog.text:
                 assert caplog.text.count(refused_by) == 1, "it was asked again"
                 return

@@ -196,7 +196,7 @@ def test_a_topic_decides_which_streams_are_looked_at(world: str) -> None:
 def test_epochs_decide_which_blocks_are_fetched(world: str, traps: Callable[[str], int]) -> None:
     with Publisher(world, space="default") as publisher:
         for epoch in range(20):
-            publisher.at(epoch).publish("e/a", b"%d" % epoch)
+            publisher.in_epoch(epoch).publish("e/a", b"%d" % epoch)
             publisher.flush()
     assert traps("epochs is null") >= COUNT // 20
     assert traps("epochs #> '{greatest,0,0}' < '5' or epochs #> '{least,0,0}' >= '8'") == 17

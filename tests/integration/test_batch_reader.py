@@ -19,10 +19,10 @@ from sublet_borrower.spark.common.columns import all_columns
 from sublet_borrower.spark.source.batch_options import BatchOptions
 from sublet_borrower.spark.source.batch_reader import SubletBatchReader
 from sublet_protocol.domain.errors import (
-    BeyondHead,
     DatabaseUnreachable,
-    Gone,
     InvalidEpoch,
+    PositionBeyondHead,
+    PositionGone,
     SchemaMismatch,
     UnknownSpace,
 )
@@ -30,7 +30,7 @@ from sublet_storage.bootstrap.database import open_database
 from sublet_storage.log.log import PAGE_BLOCKS
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.compaction import compact_stream
-from sublet_storage.spaces.retention import retain
+from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.spaces import create_space, drop_space, reshard
 from tests.integration.log_kit import put, stream_of
 from tests.integration.replay_kit import Plan, values
@@ -71,7 +71,7 @@ def test_a_row_says_all_that_was_published(database: str, conn: psycopg.Connecti
     when = datetime(2026, 11, 22, 10, 30, tzinfo=UTC)
     with Publisher(database, space="default") as publisher:
         delivery = publisher.publish("a/b", b"one", key=b"k", headers=[("h", b"1")], timestamp=when)
-        publisher.at(7).publish("a/c", b"two")
+        publisher.in_epoch(7).publish("a/c", b"two")
     rows = {row["value"]: row for row in Plan(database).rows()}
     position = delivery.result()
     assert rows[b"one"] == {
@@ -202,7 +202,7 @@ def test_a_stream_that_ends_before_what_was_planned_of_it_is_an_error(
     plan = Plan(database)
     conn.execute("delete from block where end_offset > 7")
     conn.execute("update stream set head = 7 where stream_id = %s", (stream,))
-    with pytest.raises(BeyondHead, match=r"offset 10 is beyond the head 7\. Was the database restored"):
+    with pytest.raises(PositionBeyondHead, match=r"offset 10 is beyond the head 7\. Was the database restored"):
         plan.rows()
 
 
@@ -237,7 +237,7 @@ def test_what_retention_has_taken_before_is_not_missed(
 ) -> None:
     new = publish(database, 10, 10, topic="eu/{}")
     assert values(database, filter="eu/#") == aged + new
-    retain(conn)
+    apply_retention(conn)
     assert values(database, filter="eu/#") == new
 
 
@@ -246,9 +246,9 @@ def test_what_retention_takes_after_the_plan_fails_the_query_or_is_left_out(
 ) -> None:
     new = publish(database, 10, 10, topic="eu/{}")
     strict, lenient = Plan(database), Plan(database, failOnDataLoss="false")
-    retain(conn)
+    apply_retention(conn)
     assert lenient.values() == new
-    with pytest.raises(Gone):
+    with pytest.raises(PositionGone):
         strict.rows()
 
 
@@ -256,7 +256,7 @@ def in_epochs(url: str, epochs: Iterable[Any], space: str = "default") -> None:
     """A message in each of these, called by it, some of them in one block; None: in no epoch."""
     with Publisher(url, space=space) as publisher:
         for number, epoch in enumerate(epochs):
-            (publisher if epoch is None else publisher.at(epoch)).publish(f"{space}/e", repr(epoch).encode())
+            (publisher if epoch is None else publisher.in_epoch(epoch)).publish(f"{space}/e", repr(epoch).encode())
             if number % 3 == 2:
                 publisher.flush()
 

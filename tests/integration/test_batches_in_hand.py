@@ -30,21 +30,21 @@ def stage(database: str, tmp_path: Path) -> Iterator[Stage]:
 
 
 def first_batch(session: Session) -> Batch:
-    batch = session.next_batch(WAIT_S)
+    batch = session.poll(WAIT_S)
     assert batch is not None
     return batch
 
 
 @pytest.mark.conforms("E8")
 def test_what_its_user_is_not_at_work_on_is_handed_over_while_a_call_runs(stage: Stage, database: str) -> None:
-    with Session(ALL, database, start="earliest", auto_ack=False, settings=SETTINGS) as session:
+    with Session(ALL, database, starting_position="earliest", auto_ack=False, settings=SETTINGS) as session:
         batch = first_batch(session)
         stage.fleet.consumer("other", ALL)
         eventually(lambda: stage.scene.shares() == [8, 8], WAIT_S, lambda: f"{stage.scene.rows()}{stage.said()}")
-        assert len(session.held()) == 8
+        assert len(session.assignment()) == 8
         batch.ack()
     eventually(stage.scene.consumed, WAIT_S, stage.said)
-    assert not any(line.forced for line in stage.scene.history())
+    assert not any(line.is_forced for line in stage.scene.history())
 
 
 @pytest.mark.conforms("E8", "E11")
@@ -54,27 +54,27 @@ def test_what_an_error_leaves_undone_is_announced_to_the_offset(
 ) -> None:
     batch: Batch | None = None
     try:
-        with Session(ALL, database, start="earliest", settings=SETTINGS) as session:
+        with Session(ALL, database, starting_position="earliest", settings=SETTINGS) as session:
             batch = first_batch(session)
             batch.ack(batch.first + 3)
             raise error
     except error:
         pass
     assert batch is not None
-    (forced,) = [line for line in stage.scene.history() if line.forced]
+    (forced,) = [line for line in stage.scene.history() if line.is_forced]
     assert (forced.event, forced.stream_id, forced.grant_id) == ("release", batch.stream_id, batch.grant_id)
-    assert (forced.position, forced.until) == (batch.first + 3, batch.end)
+    assert (forced.position, forced.redelivery_end) == (batch.first + 3, batch.end)
     assert forced.reason == "left in the middle of a batch"
 
 
 @pytest.mark.conforms("E8", "E37")
 def test_a_break_repeats_nothing_and_nothing_is_reported_that_may_be_seen_twice(stage: Stage, database: str) -> None:
-    with Session(ALL, database, start="earliest", settings=SETTINGS) as session:
+    with Session(ALL, database, starting_position="earliest", settings=SETTINGS) as session:
         batches = []
         for batch in session:
             batches.append(batch)
             break
-    assert not [line for line in stage.scene.history() if line.forced]
+    assert not [line for line in stage.scene.history() if line.is_forced]
     assert (batches[0].stream_id, batches[0].end) in [
         (stream, position) for stream, _, position, _ in stage.scene.rows()
     ]

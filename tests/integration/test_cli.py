@@ -38,7 +38,7 @@ def test_messages_go_from_publish_to_tail_and_consume_on_an_embedded_database(se
         assert (published.object["read"], published.object["durable"]) == (3, 3)
         seen = shell.run("tail", "orders/+", "--from", "earliest", "--no-follow")
         assert seen.out == "orders/eu\tk\tone\norders/eu\tk\ttwo\norders/eu\tk\tthree\n"
-        consumed = shell.run("consume", "$share/g/orders/#", "--start", "earliest", "--max", "3", "--json")
+        consumed = shell.run("consume", "$share/g/orders/#", "--from", "earliest", "--max-messages", "3", "--json")
         assert [(row["value"], row["offset"]) for row in consumed.lines] == [("one", 0), ("two", 1), ("three", 2)]
         assert consumed.code == 0
         assert described(shell, "$share/g/orders/#")["lag"] == 0
@@ -73,8 +73,8 @@ def test_tail_begins_where_it_is_told_and_follows_until_it_has_enough(shell: She
     assert values(offset.out) == ["2", "3"]
     assert values(shell.run("tail", "a", "--from", "15m", "--no-follow", "--json").out) == ["0", "1", "2", "3"]
     assert shell.run("tail", "a", "--from", "2999-01-01", "--no-follow").out == ""
-    assert values(shell.run("tail", "a", "--from", "earliest", "--max", "1", "--json").out) == ["0"]
-    following = shell.start("tail", "#", "--from", "3", "--max", "3", "--json")
+    assert values(shell.run("tail", "a", "--from", "earliest", "--max-messages", "1", "--json").out) == ["0"]
+    following = shell.start("tail", "#", "--from", "3", "--max-messages", "3", "--json")
     following.says('"value":"3"')
     shell.run("publish", "a", "--key", "k", stdin="4\n5\n6\n")
     answer = following.end()
@@ -82,7 +82,7 @@ def test_tail_begins_where_it_is_told_and_follows_until_it_has_enough(shell: She
 
 
 def test_tail_shows_parents_before_children_across_generations(shell: Shell) -> None:
-    following = shell.start("tail", "#", "--from", "earliest", "--json", "--max", "300")
+    following = shell.start("tail", "#", "--from", "earliest", "--json", "--max-messages", "300")
     for generation, shards in enumerate((4, 1, 7)):
         assert shell.run("spaces", "reshard", "default", str(shards)).code == 0
         lines = "\n".join(f'{{"key":"k{n % 5}","value":"{generation * 100 + n:03}"}}' for n in range(100))
@@ -116,7 +116,7 @@ def test_describe_tells_who_holds_what_while_consuming_and_that_nothing_is_left_
     assert answer.code == 130
     assert sorted(map(int, values(answer.out))) == list(range(500))
     group = described(shell)
-    assert (group["streams_by_status"], group["lag"], group["state"]) == ({"free": 16}, 0, "no member")
+    assert (group["streams_by_status"], group["lag"], group["state"]) == ({"free": 16}, 0, "no_members")
     assert "worker-1" not in shell.run("groups", "describe", GROUP).out
     (listed,) = shell.run("groups", "list", "--json").object["groups"]
     assert (listed["subscription"], listed["lag"]) == (GROUP, 0)
@@ -148,13 +148,13 @@ def test_members_that_hold_nothing_are_described_as_standing_by(shell: Shell) ->
 @pytest.mark.conforms("A2")
 def test_groups_are_described_without_a_leader(shell: Shell) -> None:
     node = shell.leader("n1")
-    assert shell.run("consume", GROUP, "--idle-exit", "0.5s").code == 0
+    assert shell.run("consume", GROUP, "--idle-timeout", "0.5s").code == 0
     shell.run("publish", "a", stdin="1\n2\n")
     assert node.ask(signal.SIGTERM).code == 0
     shell.run("spaces", "reshard", "default", "2")
     shell.run("publish", "a", stdin="3\n")
     group = described(shell)
-    assert (group["state"], group["leader"]["alive"], group["lag"]) == ("no consumers", False, 3)
+    assert (group["state"], group["leader"]["alive"], group["lag"]) == ("no_consumers", False, 3)
     assert group["streams_by_status"] == {"free": 16, "new": 2}
     (listed,) = shell.run("groups", "list", "--json").object["groups"]
     assert listed.pop("leader")["term"] == group["leader"]["term"]
@@ -187,7 +187,7 @@ def described_or_none(shell: Shell) -> Any:
 def test_max_acknowledges_exactly_what_was_printed(shell: Shell) -> None:
     shell.leader("n1")
     shell.run("publish", "a", stdin="0\n1\n2\n3\n4\n")
-    runs = [shell.run("consume", GROUP, "--start", "earliest", "--max", "2", "--json") for _ in range(2)]
+    runs = [shell.run("consume", GROUP, "--from", "earliest", "--max-messages", "2", "--json") for _ in range(2)]
     assert [values(run.out) for run in runs] == [["0", "1"], ["2", "3"]]
     assert described(shell)["lag"] == 1
 
@@ -209,7 +209,7 @@ def test_an_interrupted_publish_keeps_what_it_has_read(shell: Shell, number: sig
 def test_a_reader_that_leaves_ends_tail_and_consume_quietly(shell: Shell) -> None:
     shell.leader("n1")
     shell.run("publish", "a", stdin="0\n1\n2\n")
-    for command in (("tail", "#", "--from", "earliest"), ("consume", GROUP, "--start", "earliest")):
+    for command in (("tail", "#", "--from", "earliest"), ("consume", GROUP, "--from", "earliest")):
         with subprocess.Popen(
             ["sh", "-c", '"$@" | head -1', "sh", *shell.argv(*command)],
             cwd=shell.directory, env=shell.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -235,7 +235,7 @@ def test_every_command_answers_in_json(shell: Shell) -> None:
     assert answer("spaces", "create", "orders", "orders/#", "--shards", "3", "--retention", "1w") == created
     assert answer("spaces", "reshard", "orders", "5")["shards"] == 5
     assert [space["name"] for space in answer("spaces", "list")["spaces"]] == ["default", "orders"]
-    assert answer("groups", "create", "$queue/q/orders/#")["start"] == "latest"
+    assert answer("groups", "create", "$queue/q/orders/#")["starting_position"] == "latest"
     assert answer("groups", "list")["groups"][0]["kind"] == "queue"
     assert answer("groups", "history", "$queue/q/orders/#")["history"] == []
     assert answer("groups", "delete", "$queue/q/orders/#", "--yes")["deleted"] is True
@@ -285,11 +285,11 @@ def test_a_shell_completes_commands(shell: Shell) -> None:
 
 
 def test_help_says_what_a_name_does_and_where_a_range_of_doubt_ends(shell: Shell) -> None:
-    told = " ".join(shell.run("consume", "--help").out.split())
-    assert "the one started last stays" in told
-    assert "the other ends as fenced, with exit code 4" in told
-    told = " ".join(shell.run("groups", "history", "--help").out.split())
-    assert "in [from, to), to is the first offset that is not in doubt" in told
+    reported = " ".join(shell.run("consume", "--help").out.split())
+    assert "the one started last stays" in reported
+    assert "the other ends as fenced, with exit code 4" in reported
+    reported = " ".join(shell.run("groups", "history", "--help").out.split())
+    assert "in [from, to), to is the first offset that is not in doubt" in reported
 
 
 def test_the_list_of_commands_names_them_all_each_in_a_line(shell: Shell) -> None:

@@ -14,10 +14,10 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.messages import PROTOCOL_VERSION
 from sublet_storage.db.connect import connect
 from sublet_storage.doctor import checks
-from sublet_storage.doctor.checks import Finding, State, examine
+from sublet_storage.doctor.checks import Finding, Severity, run_checks
 from sublet_storage.groups.admin.node_desired_state import set_draining
-from sublet_storage.groups.coordinator.postgres import PostgresGroups
-from sublet_storage.groups.model.desired_state import Pause
+from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.model.desired_state import PauseGroup
 from sublet_storage.groups.model.records import MAINTENANCE
 from sublet_storage.nodes import NodeRef, register
 from sublet_storage.producer import Publisher
@@ -36,99 +36,99 @@ def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
 
 
 @pytest.fixture
-def store(database: str) -> Iterator[PostgresGroups]:
-    store = PostgresGroups(database)
+def store(database: str) -> Iterator[PostgresGroupStore]:
+    store = PostgresGroupStore(database)
     yield store
     store.close()
 
 
 def found(conn: psycopg.Connection[Any], check: str, now_s: float | None = None) -> Finding:
     now_s = time.time() if now_s is None else now_s
-    (finding,) = [each for each in examine(conn, now_s, PROTOCOL_VERSION) if each.check == check]
+    (finding,) = [each for each in run_checks(conn, now_s, PROTOCOL_VERSION) if each.check == check]
     return finding
 
 
 def is_well(finding: Finding) -> bool:
-    return finding.state is State.OK and finding.remedy is None
+    return finding.state is Severity.OK and finding.hint is None
 
 
-def test_a_database_that_is_looked_after_is_well(conn: psycopg.Connection[Any], store: PostgresGroups) -> None:
+def test_a_database_that_is_looked_after_is_well(conn: psycopg.Connection[Any], store: PostgresGroupStore) -> None:
     for node in (N1, N2):
         register(conn, node, 60, PROTOCOL_VERSION)
     store.claim(MAINTENANCE, N1, 60)
-    assert [each for each in examine(conn, time.time(), PROTOCOL_VERSION) if not is_well(each)] == []
+    assert [each for each in run_checks(conn, time.time(), PROTOCOL_VERSION) if not is_well(each)] == []
 
 
 def test_nodes_are_missed_counted_and_compared(conn: psycopg.Connection[Any]) -> None:
-    assert (found(conn, "nodes").state, found(conn, "nodes").remedy) == (State.ERROR, "Start one: sublet leader")
-    assert found(conn, "housekeeping").state is State.WARNING
+    assert (found(conn, "nodes").state, found(conn, "nodes").hint) == (Severity.ERROR, "Start one: sublet leader")
+    assert found(conn, "housekeeping").state is Severity.WARNING
     register(conn, N1, 60, PROTOCOL_VERSION)
-    assert "nobody takes over from it" in found(conn, "nodes").found
+    assert "nobody takes over from it" in found(conn, "nodes").detail
     register(conn, N2, 60, PROTOCOL_VERSION + 1)
-    assert f"n2 ({PROTOCOL_VERSION + 1})" in found(conn, "nodes").found
-    assert found(conn, "nodes").state is State.ERROR
+    assert f"n2 ({PROTOCOL_VERSION + 1})" in found(conn, "nodes").detail
+    assert found(conn, "nodes").state is Severity.ERROR
 
 
 def test_a_node_that_is_drained_is_named_with_how_that_is_undone(conn: psycopg.Connection[Any]) -> None:
     register(conn, N1, 60, PROTOCOL_VERSION)
     set_draining(conn, N1, True)
     nodes = found(conn, "nodes")
-    assert (nodes.state, nodes.found) == (
-        State.ERROR, "no node is there that may lead: an operator has drained n1",
+    assert (nodes.state, nodes.detail) == (
+        Severity.ERROR, "no node is there that may lead: an operator has drained n1",
     )  # fmt: skip
-    assert nodes.remedy is not None
-    assert nodes.remedy.endswith("or let it lead again: sublet nodes drain n1 --undo")
+    assert nodes.hint is not None
+    assert nodes.hint.endswith("or let it lead again: sublet nodes drain n1 --undo")
     register(conn, N2, 60, PROTOCOL_VERSION)
     nodes = found(conn, "nodes")
-    assert nodes.found == "1: n2; drained: n1; nobody takes over from it"
-    assert (nodes.remedy or "").endswith("let a drained one lead again: sublet nodes drain n1 --undo")
+    assert nodes.detail == "1: n2; drained: n1; nobody takes over from it"
+    assert (nodes.hint or "").endswith("let a drained one lead again: sublet nodes drain n1 --undo")
     set_draining(conn, N1, False)
     assert is_well(found(conn, "nodes"))
     set_draining(conn, N1, True)
     register(conn, NodeRef("n3", "a life of n3", "127.0.0.1:1"), 60, PROTOCOL_VERSION)
-    assert (is_well(found(conn, "nodes")), found(conn, "nodes").found) == (True, "2: n2, n3; drained: n1")
+    assert (is_well(found(conn, "nodes")), found(conn, "nodes").detail) == (True, "2: n2, n3; drained: n1")
     register(conn, N1, 0, PROTOCOL_VERSION)
-    assert found(conn, "nodes").found == "2: n2, n3", "it is gone"
+    assert found(conn, "nodes").detail == "2: n2, n3", "it is gone"
 
 
 def test_groups_without_a_leader_blocked_streams_and_pauses_are_named(
-    conn: psycopg.Connection[Any], store: PostgresGroups
+    conn: psycopg.Connection[Any], store: PostgresGroupStore
 ) -> None:
     store.open_group(GROUP)
     assert is_well(found(conn, "groups")), "it has no consumer"
     conn.execute("update lending set status = 'held', grant_id = 1")
-    assert found(conn, "groups").found == "1 have consumers and no leader: $share/g/#"
+    assert found(conn, "groups").detail == "1 have consumers and no leader: $share/g/#"
     conn.execute("update lending set status = 'blocked' where stream_id = (select min(stream_id) from lending)")
     blocked = found(conn, "streams")
-    assert (blocked.state, blocked.found) == (State.ERROR, "1 are blocked: 1 of $share/g/#")
-    assert blocked.remedy is not None
-    assert "sublet groups reset '$share/g/#' --stream 1 --to-current" in blocked.remedy
-    store.instruct(GROUP, Pause("why"))
-    assert found(conn, "pauses").found == "1 groups are paused: $share/g/#"
+    assert (blocked.state, blocked.detail) == (Severity.ERROR, "1 are blocked: 1 of $share/g/#")
+    assert blocked.hint is not None
+    assert "sublet groups reset '$share/g/#' --stream 1 --to-current" in blocked.hint
+    store.apply_command(GROUP, PauseGroup("why"))
+    assert found(conn, "pauses").detail == "1 groups are paused: $share/g/#"
     store.delete_group(GROUP)
     assert [is_well(found(conn, check)) for check in ("groups", "streams", "pauses")] == [True] * 3
 
 
 def test_groups_whose_messages_wait_while_nobody_is_there_are_named(
-    conn: psycopg.Connection[Any], store: PostgresGroups, database: str
+    conn: psycopg.Connection[Any], store: PostgresGroupStore, database: str
 ) -> None:
     store.open_group(GROUP)
     with Publisher(database) as publisher:
         publisher.publish("orders/eu", b"1").result(10)
     lag = found(conn, "lag")
-    assert (lag.state, lag.found) == (
-        State.WARNING, "1 groups have messages and nobody who holds a stream: $share/g/# (1)",
+    assert (lag.state, lag.detail) == (
+        Severity.WARNING, "1 groups have messages and nobody who holds a stream: $share/g/# (1)",
     )  # fmt: skip
-    assert lag.remedy is not None
-    assert "sublet groups why '$share/g/#'" in lag.remedy
+    assert lag.hint is not None
+    assert "sublet groups why '$share/g/#'" in lag.hint
     conn.execute("update lending set status = 'held', grant_id = 1 where stream_id = 1")
     assert is_well(found(conn, "lag")), "somebody is there, and may take the others"
     conn.execute("update lending set status = 'free'")
     rollover(conn, "default")
     with Publisher(database) as publisher:
         publisher.publish("orders/eu", b"2").result(10)
-    assert "$share/g/# (2)" in found(conn, "lag").found, "no leader has noticed the new streams, and none will"
-    store.instruct(GROUP, Pause())
+    assert "$share/g/# (2)" in found(conn, "lag").detail, "no leader has noticed the new streams, and none will"
+    store.apply_command(GROUP, PauseGroup())
     assert is_well(found(conn, "lag")), "that it is paused is told elsewhere"
 
 
@@ -146,19 +146,19 @@ def test_rights_that_are_missing_are_named_with_whom_they_matter_to(conn: psycop
     conn.execute(f"grant usage on schema sublet to {reader}; grant select on space, stream, node to {reader}")
     conn.execute(f"set role {reader}")
     rights = found(conn, "rights")
-    assert rights.state is State.ERROR, "it cannot even consume"
-    assert "for consumers it lacks select on block, consumer_group, generation" in rights.found
+    assert rights.state is Severity.ERROR, "it cannot even consume"
+    assert "for consumers it lacks select on block, consumer_group, generation" in rights.detail
     blind = found(conn, "housekeeping")
-    assert (blind.state, "permission denied for table leadership" in blind.found) == (State.ERROR, True)
-    assert blind.remedy is not None
-    assert "grant select on all tables in schema sublet" in blind.remedy
+    assert (blind.state, "permission denied for table leadership" in blind.detail) == (Severity.ERROR, True)
+    assert blind.hint is not None
+    assert "grant select on all tables in schema sublet" in blind.hint
     conn.execute(f"reset role; grant select on all tables in schema sublet to {reader}; set role {reader}")
     rights = found(conn, "rights")
-    assert rights.state is State.WARNING, "it does for a consumer"
-    assert "for consumers" not in rights.found
-    assert "for publishers it lacks delete on capability, staged_block, insert on block" in rights.found
-    assert f'grant select, insert, update, delete on all tables in schema sublet to "{reader}"' in (rights.remedy or "")
-    conn.execute(f"reset role; {rights.remedy.partition('says: ')[2]}; set role {reader}" if rights.remedy else "")
+    assert rights.state is Severity.WARNING, "it does for a consumer"
+    assert "for consumers" not in rights.detail
+    assert "for publishers it lacks delete on capability, staged_block, insert on block" in rights.detail
+    assert f'grant select, insert, update, delete on all tables in schema sublet to "{reader}"' in (rights.hint or "")
+    conn.execute(f"reset role; {rights.hint.partition('says: ')[2]}; set role {reader}" if rights.hint else "")
     assert is_well(found(conn, "rights")), "the remedy is one"
     conn.execute("reset role")
 
@@ -166,26 +166,26 @@ def test_rights_that_are_missing_are_named_with_whom_they_matter_to(conn: psycop
 def test_a_server_that_may_lose_what_it_acknowledged_is_an_error(database: str, conn: psycopg.Connection[Any]) -> None:
     assert is_well(found(conn, "durability"))
     conn.execute("set synchronous_commit = off")
-    assert found(conn, "durability").state is State.ERROR
-    assert "synchronous_commit off" in found(conn, "durability").found
+    assert found(conn, "durability").state is Severity.ERROR
+    assert "synchronous_commit off" in found(conn, "durability").detail
 
 
 def test_clocks_connections_and_long_transactions_are_looked_at(
     database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "60.0 s ahead" in found(conn, "clock", time.time() + 60).found
-    assert "60.0 s behind" in found(conn, "clock", time.time() - 60).found
+    assert "60.0 s ahead" in found(conn, "clock", time.time() + 60).detail
+    assert "60.0 s behind" in found(conn, "clock", time.time() - 60).detail
     assert is_well(found(conn, "connections"))
     monkeypatch.setattr(checks, "CROWDED", 0.0)
-    assert found(conn, "connections").state is State.WARNING
+    assert found(conn, "connections").state is Severity.WARNING
     monkeypatch.setattr(checks, "LONG_S", 0.01)
     with connect(database, application_name="a forgotten one") as other, other.transaction():
         other.execute("select 1")
         finding = eventually(lambda: next(iter([f for f in [found(conn, "transactions")] if not is_well(f)]), None))
-        assert "'a forgotten one'" in finding.found
-        assert finding.remedy == f"End it: select pg_terminate_backend({other.info.backend_pid})"
-    monkeypatch.setattr(checks, "LEAST_VERSION", 990_000)
-    assert found(conn, "server").state is State.ERROR
+        assert "'a forgotten one'" in finding.detail
+        assert finding.hint == f"End it: select pg_terminate_backend({other.info.backend_pid})"
+    monkeypatch.setattr(checks, "MIN_VERSION", 990_000)
+    assert found(conn, "server").state is Severity.ERROR
 
 
 @pytest.mark.conforms("A8", "A9")
@@ -221,7 +221,7 @@ def test_the_command_answers_whole_where_it_may_read_nothing(
         assert (answer.code, answer.err) == (1, "")
         (finding,) = answer.object["findings"]
         assert (finding["check"], finding["state"]) == ("database", "error")
-        assert "grant select on all tables in schema sublet" in finding["remedy"]
+        assert "grant select on all tables in schema sublet" in finding["hint"]
         conn.execute(f"grant select on alembic_version to {reader}")
         findings = {each["check"]: each["state"] for each in shell.run("doctor", "--json").object["findings"]}
         assert (findings["database"], findings["rights"], findings["streams"]) == ("ok", "error", "error")
@@ -233,12 +233,12 @@ def test_nodes_that_are_gone_are_listed_as_such(database: str, conn: psycopg.Con
     with a_shell(SUBLET_DATABASE_URL=database) as shell:
         (line,) = shell.run("nodes", "list", "--json").object["nodes"]
         assert (line["name"], line["lives"], line["address"]) == ("n1", False, "127.0.0.1:1")
-        told = shell.run("nodes", "list").out
-        assert "gone" in told
-        assert " poll " in told
+        reported = shell.run("nodes", "list").out
+        assert "gone" in reported
+        assert " poll " in reported
         register(conn, NodeRef("n2", "a life of n2", "127.0.0.1:2"), 60, PROTOCOL_VERSION, notify="postgres:")
-        told = shell.run("nodes", "list").out
-        assert (" postgres " in told, "postgres:" in told) == (True, False)
+        reported = shell.run("nodes", "list").out
+        assert (" postgres " in reported, "postgres:" in reported) == (True, False)
 
 
 def test_who_listens_and_does_not_read_is_missed_before_the_queue_is_full(
@@ -253,4 +253,4 @@ def test_who_listens_and_does_not_read_is_missed_before_the_queue_is_full(
             for _ in range(8):  # a page of the queue is 8 kB
                 conn.execute("select pg_notify('said', repeat('x', 7000) || n) from generate_series(1, 4) n")
             finding = found(conn, "notifications")
-            assert (finding.state, "pg_terminate_backend" in (finding.remedy or "")) == (State.WARNING, True)
+            assert (finding.state, "pg_terminate_backend" in (finding.hint or "")) == (Severity.WARNING, True)

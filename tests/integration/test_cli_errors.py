@@ -17,8 +17,8 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import Filter
 from sublet_protocol.messages.messages import PROTOCOL_VERSION
 from sublet_storage.db.connect import SCHEMA_VERSION, connect
-from sublet_storage.groups.coordinator.postgres import PostgresGroups
-from sublet_storage.groups.model.desired_state import Pause
+from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.model.desired_state import PauseGroup
 from sublet_storage.groups.model.records import GroupOptions
 from sublet_storage.nodes import NodeRef, register
 from tests.integration.cli_kit import REPOSITORY, Shell, a_shell, refused
@@ -31,7 +31,7 @@ USAGE, NOT_FOUND, CONFLICT, UNAVAILABLE = 2, 3, 4, 5
 
 @pytest.mark.conforms("A9")
 @pytest.mark.parametrize(
-    ("code", "arguments", "told"),
+    ("code", "arguments", "reported"),
     [
         (USAGE, ["publish", "a/+"], "topic 'a/+': a topic has no wildcards"),
         (USAGE, ["publish", "$SYS/a"], "what begins with $ is reserved"),
@@ -41,21 +41,27 @@ USAGE, NOT_FOUND, CONFLICT, UNAVAILABLE = 2, 3, 4, 5
         (USAGE, ["tail", "a", "--from", "noon"], "--from 'noon': give earliest, latest"),
         (USAGE, ["publish", "a", "--format", "xml"], "'xml' is not one of 'lines', 'ndjson'"),
         (USAGE, ["tail"], "Missing argument 'FILTER'"),
-        (USAGE, ["tail", "a", "--max", "many"], "--max 'many': give a whole number"),
-        (USAGE, ["consume", "$share/g/#", "--idle-exit", "nan"], "duration 'nan': give a number and s"),
+        (USAGE, ["tail", "a", "--max-messages", "many"], "--max-messages 'many': give a whole number"),
+        (USAGE, ["consume", "$share/g/#", "--idle-timeout", "nan"], "duration 'nan': give a number and s"),
         (USAGE, ["consume", "$share/g/#", "--node", "foo"], "node 'foo': a leader node's address is HOST:PORT"),
         (USAGE, ["consume", "$share/g/#", "--name", ""], "name is '': a session's name is not empty"),
         (USAGE, ["consume", "$share/g/#", "--name", "n" * 513], "it has 513 characters, and at most 512 are allowed"),
         (USAGE, ["consume", "orders/#"], "$share/GROUP/FILTER"),
         (USAGE, ["groups", "describe", "$share//a"], "a group's name is not empty"),
         (USAGE, ["groups", "create", "$share/g/a/#/b"], "filter 'a/#/b': # stands alone in the last level"),
-        (USAGE, ["consume", "$share/g/#", "--start", "yesterday"], "start 'yesterday': a group starts at latest"),
-        (USAGE, ["groups", "create", "$share/g/#", "--start", "2026-11-21T10:00:00"], "Add the time zone"),
-        (USAGE, ["groups", "create", "$share/g/#", "--start", "offset:-1"], "start 'offset:-1': a group starts at"),
+        (USAGE, ["consume", "$share/g/#", "--from", "yesterday"], (
+            "starting_position 'yesterday': a group starts at "
+            "latest"
+        )),
+        (USAGE, ["groups", "create", "$share/g/#", "--from", "2026-11-21T10:00:00"], "Add the time zone"),
+        (USAGE, ["groups", "create", "$share/g/#", "--from", "offset:-1"], (
+            "starting_position 'offset:-1': a group "
+            "starts at"
+        )),
         (USAGE, ["groups", "create", "$share/g/#", "--strategy", "best"], "strategy 'best' is not known"),
         (USAGE, ["groups", "create", "$share/g/#", "--session-expiry", "soon"], "duration 'soon'"),
         (USAGE, ["groups", "create", "$share/g/#", "--session-expiry", "1000w"], "session expiry 604800000.0"),
-        (USAGE, ["groups", "create", "$share/g/#", "--when-gone", "wait"], "'wait' is not one of 'fail', 'skip'"),
+        (USAGE, ["groups", "create", "$share/g/#", "--on-data-loss", "wait"], "'wait' is not one of 'fail', 'skip'"),
         (USAGE, ["groups", "history", "$share/g/#", "--limit", "0"], "--limit '0': give a whole number of at least 1"),
         (USAGE, ["groups", "history", "$share/g/#", "--stream", "x"], "--stream 'x': give a whole number"),
         (NOT_FOUND, ["groups", "history", "$share/g/#"], "group '$share/g/#': there is no such group"),
@@ -65,7 +71,7 @@ USAGE, NOT_FOUND, CONFLICT, UNAVAILABLE = 2, 3, 4, 5
         (USAGE, ["spaces", "create", "a", "x/#", "--shards", "four"], "--shards 'four': give a whole number"),
         (USAGE, ["spaces", "create", "a", "x/#", "--retention", "soon"], "duration 'soon'"),
         (USAGE, ["spaces", "create", "a", "x/#", "--retention", "7"], "duration '7': it has no unit. Say of what: 7s"),
-        (USAGE, ["consume", "$share/g/#", "--idle-exit", "10"], "duration '10': it has no unit"),
+        (USAGE, ["consume", "$share/g/#", "--idle-timeout", "10"], "duration '10': it has no unit"),
         (USAGE, ["groups", "create", "$share/g/#", "--session-expiry", "90"], "duration '90': it has no unit"),
         (USAGE, ["groups", "reset", "$share/g/#", "--to-latest", "--timeout", "5"], "duration '5': it has no unit"),
         (USAGE, ["nodes", "drain", "n1", "--wait", "9"], "duration '9': it has no unit"),
@@ -73,25 +79,33 @@ USAGE, NOT_FOUND, CONFLICT, UNAVAILABLE = 2, 3, 4, 5
         (USAGE, ["leader", "--name", "a b"], "--name 'a b'"),
         (USAGE, ["leader", "--name", ""], "--name '': a node is named with 1 to 63 printable characters"),
         (USAGE, ["spaces", "reshard", "default", "-5"], "'-5' is negative, and no argument"),
-        (USAGE, ["spaces", "create", "a", "a", "--payloads", "file://rel"], "file:// and an absolute directory"),
-        (USAGE, ["spaces", "create", "a", "a", "--payloads", "s3://b/p"], "s3:// and a bucket: 3 to 63 small letters"),
+        (USAGE, ["spaces", "create", "a", "a", "--payload-location", "file://rel"], (
+            "file:// and an absolute "
+            "directory"
+        )),
+        (USAGE, ["spaces", "create", "a", "a", "--payload-location", "s3://b/p"], (
+            "s3:// and a bucket: 3 to 63 "
+            "small letters"
+        )),
         (USAGE, ["leader", "--listen", "7411"], "give HOST:PORT"),
         (USAGE, ["leeder"], "leeder"),
         (NOT_FOUND, ["spaces", "reshard", "nowhere", "4"], "space 'nowhere': there is no such space. There are"),
         (NOT_FOUND, ["groups", "describe", "$share/g/#"], "group '$share/g/#': there is no such group"),
         (CONFLICT, ["spaces", "create", "default", "#", "--shards", "3"], "shards 16, retention_s none"),
-        (UNAVAILABLE, ["consume", "$share/g/#", "--idle-exit", "0.2s"], "start one with `sublet leader`"),
+        (UNAVAILABLE, ["consume", "$share/g/#", "--idle-timeout", "0.2s"], "start one with `sublet leader`"),
     ],
 )  # fmt: skip
-def test_what_cannot_work_is_refused_with_the_reason(shell: Shell, code: int, arguments: list[str], told: str) -> None:
+def test_what_cannot_work_is_refused_with_the_reason(
+    shell: Shell, code: int, arguments: list[str], reported: str
+) -> None:
     answer = shell.run(*arguments)
     refused(answer, code)
-    assert told in answer.err
+    assert reported in answer.err
 
 
 @pytest.mark.conforms("E24")
 @pytest.mark.parametrize(
-    ("subscription", "told"),
+    ("subscription", "reported"),
     [
         ("$share/a+b/x", "a group's name has no /, + or #"),
         ("$share/g", "$share/GROUP/FILTER"),
@@ -101,8 +115,8 @@ def test_what_cannot_work_is_refused_with_the_reason(shell: Shell, code: int, ar
         ("$share/g/", "it is empty"),
     ],
 )
-def test_a_malformed_group_or_filter_is_refused_with_the_reason(shell: Shell, subscription: str, told: str) -> None:
-    refused(shell.run("consume", subscription), USAGE, told)
+def test_a_malformed_group_or_filter_is_refused_with_the_reason(shell: Shell, subscription: str, reported: str) -> None:
+    refused(shell.run("consume", subscription), USAGE, reported)
 
 
 @pytest.mark.conforms("E24")
@@ -120,9 +134,9 @@ def test_control_characters_are_refused_in_a_subscription_and_escaped_where_they
 ) -> None:
     for text in ("$share/evil\x1b]0;P\a/a", "$share/g/a\x1b[2J"):
         refused(shell.run("groups", "create", text), USAGE, "no control characters", "\\x1b")
-    store, stored = PostgresGroups(database), Subscription("share", "evil\x1b]0;P\a", Filter("a"))
+    store, stored = PostgresGroupStore(database), Subscription("share", "evil\x1b]0;P\a", Filter("a"))
     store.declare_group(stored, GroupOptions())
-    store.instruct(stored, Pause())
+    store.apply_command(stored, PauseGroup())
     store.close()
     for command in (["groups", "list"], ["doctor"]):
         answer = shell.run(*command)
@@ -133,13 +147,13 @@ def test_control_characters_are_refused_in_a_subscription_and_escaped_where_they
 def test_a_group_is_named_as_it_is_printed_where_its_name_cannot_be_typed(shell: Shell, database: str) -> None:
     printed = "$share/evil\\x1b]0;P\\x07/a"
     stored, literal = (Subscription("share", name, Filter("a")) for name in ("evil\x1b]0;P\a", "evil\\x1b]0;P\\x07"))
-    store = PostgresGroups(database)
+    store = PostgresGroupStore(database)
     group = store.declare_group(stored, GroupOptions())
     for command in (["pause"], ["history"], ["describe"], ["reset", "--to-latest", "--dry-run"], ["export"]):
         found = shell.run("groups", command[0], printed, *command[1:], *([] if command == ["export"] else ["--json"]))
         assert found.object["subscription"] == str(stored), command
-    told = shell.run("groups", "why", printed)
-    assert (told.code, printed in told.out, "\x1b" in told.out) == (0, True, False)
+    reported = shell.run("groups", "why", printed)
+    assert (reported.code, printed in reported.out, "\x1b" in reported.out) == (0, True, False)
     assert shell.run("groups", "clone", printed, "$share/good/a").code == 0
     other = store.declare_group(literal, GroupOptions())
     for wanted in (other, group):
@@ -177,14 +191,14 @@ def test_a_bad_topic_in_a_record_names_its_line_and_what_came_before_is_durable(
 @pytest.mark.long
 def test_a_wrong_database_url_is_explained_and_its_password_never_shown() -> None:
     with a_shell() as shell:
-        for url, code, told in (
+        for url, code, reported in (
             ("postgresql://me:s3cret-pw@127.0.0.1:1/x", UNAVAILABLE, "cannot connect to postgresql://me:***@127.0.0.1:1/x"),
             ("postgresql://me:s3cret-pw@127.0.0.1:port/x", USAGE, "is malformed"),
             ("postgresql://me:s3cret-pw@no.such.host.invalid/x", UNAVAILABLE, "Correct the host"),
         ):  # fmt: skip
             for command in (["groups", "list", "--debug"], ["publish", "a"], ["leader", "--migrate"]):
                 answer = shell.run(*command, "--database-url", url)
-                assert (answer.code, told in answer.err) == (code, True), answer.err
+                assert (answer.code, reported in answer.err) == (code, True), answer.err
                 assert "s3cret-pw" not in answer.err + answer.out
 
 
@@ -195,10 +209,10 @@ def test_a_given_database_is_not_migrated_unasked_and_a_newer_one_is_refused(emp
             refused(shell.run(*command), CONFLICT, "has no sublet tables", "Run `sublet migrate`")
         assert shell.run("migrate", "--json").object == {"schema": "sublet", "from": None, "to": SCHEMA_VERSION}
         assert shell.run("publish", "a", stdin="x").code == 0
-        for version, told in (("0000", "older than this program"), ("9999", "newer than this program")):
+        for version, reported in (("0000", "older than this program"), ("9999", "newer than this program")):
             with connect(empty_database) as conn:
                 conn.execute("update alembic_version set version_num = %s, compatible_from = null", (version,))
-            refused(shell.run("tail", "#"), CONFLICT, f"is at version {version}", told)
+            refused(shell.run("tail", "#"), CONFLICT, f"is at version {version}", reported)
         refused(shell.run("migrate"), CONFLICT, "Upgrade sublet here")
 
 
@@ -237,8 +251,8 @@ def test_a_data_directory_that_the_servers_user_cannot_enter_names_the_directory
     with tempfile.TemporaryDirectory() as closed, a_shell(SUBLET_DATA_DIR=f"{closed}/data") as shell:
         # Root's server runs as somebody else, whom 0700 bars; anybody else's runs as themselves.
         Path(closed).chmod(0o700 if as_root else 0o500)
-        told = (f"cannot enter {closed}", "chmod o+x") if as_root else (f"data directory {closed}/data",)
-        refused(shell.run("spaces", "list"), USAGE, *told, "--data-dir")
+        reported = (f"cannot enter {closed}", "chmod o+x") if as_root else (f"data directory {closed}/data",)
+        refused(shell.run("spaces", "list"), USAGE, *reported, "--data-dir")
         assert not (Path(closed) / "data").exists()
 
 
@@ -249,12 +263,12 @@ def test_a_directory_that_holds_something_is_refused_for_the_demos_records_befor
     (tmp_path / "old" / "records").mkdir(parents=True)
     (tmp_path / "old" / "postgres").mkdir()
     with a_shell() as shell:
-        for given, told in (
+        for given, reported in (
             ("old", f"--keep '{tmp_path}/old': it holds postgres, records"),
             ("file", f"--keep '{tmp_path}/file': File exists"),
             ("file/below", f"--keep '{tmp_path}/file/below': Not a directory"),
         ):
-            refused(shell.run("demo", "--json", "--keep", str(tmp_path / given)), USAGE, told, "Name ")
+            refused(shell.run("demo", "--json", "--keep", str(tmp_path / given)), USAGE, reported, "Name ")
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "old", "postgres", "records"]
     assert (tmp_path / "file").read_text() == "mine"
 
@@ -293,9 +307,13 @@ def test_an_undeclared_queue_is_named_and_a_declared_one_keeps_what_came_before_
     refused(shell.run("consume", queue), NOT_FOUND, f"{queue}: a queue", f"sublet groups create '{queue}'")
     assert shell.run("groups", "create", queue).code == 0
     assert shell.run("groups", "create", queue).code == 0
-    refused(shell.run("groups", "create", queue, "--start", "earliest"), CONFLICT, "its start is latest, not earliest")
+    refused(
+        shell.run("groups", "create", queue, "--from", "earliest"),
+        CONFLICT,
+        ("its starting position is latest, not earliest"),
+    )
     assert shell.run("publish", "out/1", stdin="kept\n").code == 0
-    answer = shell.run("consume", queue, "--max", "1", "--json")
+    answer = shell.run("consume", queue, "--max-messages", "1", "--json")
     assert (answer.code, answer.object["value"]) == (0, "kept")
 
 
@@ -388,17 +406,17 @@ def test_a_port_that_is_taken_is_refused_in_one_sentence(shell: Shell) -> None:
 def test_for_programs_an_error_is_an_object_on_stderr(shell: Shell) -> None:
     answer = shell.run("groups", "describe", "$share/g/#", "--json")
     refused(answer, NOT_FOUND, "there is no such group")
-    told = json.loads(answer.err)
-    assert told == {"error": told["error"], "exit_code": NOT_FOUND}
+    reported = json.loads(answer.err)
+    assert reported == {"error": reported["error"], "exit_code": NOT_FOUND}
 
 
 @pytest.mark.conforms("A9")
 def test_a_closed_stdout_is_told_of_before_anything_is_done(shell: Shell) -> None:
     command = shlex.join(shell.argv("groups", "create", "$share/g/#"))
-    told = subprocess.run(
+    reported = subprocess.run(
         ["sh", "-c", f"{command} >&-"], cwd=REPOSITORY, env=shell.environment, stderr=subprocess.PIPE, check=False
     )
-    assert (told.returncode, b"stdout is closed" in told.stderr) == (USAGE, True), told.stderr
+    assert (reported.returncode, b"stdout is closed" in reported.stderr) == (USAGE, True), reported.stderr
     assert shell.run("groups", "list", "--json").object == {"groups": []}
 
 
@@ -418,7 +436,7 @@ def test_without_the_libraries_of_the_command_line_it_says_what_to_install() -> 
 
 
 @pytest.mark.parametrize(
-    ("code", "arguments", "told"),
+    ("code", "arguments", "reported"),
     [
         (UNAVAILABLE, [], "cannot connect"),
         (USAGE, ["--http", "0.0.0.0:0"], "--insecure"),
@@ -426,11 +444,11 @@ def test_without_the_libraries_of_the_command_line_it_says_what_to_install() -> 
         (UNAVAILABLE, ["--debug"], "cannot connect"),
     ],
 )
-def test_what_ends_a_node_is_a_line_of_json_where_its_log_is(code: int, arguments: list[str], told: str) -> None:
+def test_what_ends_a_node_is_a_line_of_json_where_its_log_is(code: int, arguments: list[str], reported: str) -> None:
     environment = {"SUBLET_DATABASE_URL": "postgresql://nobody@127.0.0.1:1/none", "SUBLET_LOG_FORMAT": "json"}
     with a_shell(**environment) as shell:
         ended = shell.run("leader", "--listen", "127.0.0.1:0", *arguments)
     assert ended.code == code
     last = [json.loads(line) for line in ended.err.splitlines()][-1]
-    assert (last["level"], told in last["message"]) == ("critical", True)
+    assert (last["level"], reported in last["message"]) == ("critical", True)
     assert ("traceback" in last) is ("--debug" in arguments)

@@ -13,19 +13,19 @@ import pytest
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect
-from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
 from sublet_storage.groups.model.history import LATELY
 from sublet_storage.groups.model.records import (
-    Advance,
-    Entry,
-    Grant,
+    AdvancePosition,
+    ChangeOutcome,
+    ForceRelease,
+    GrantStream,
     GroupOptions,
     GroupWrites,
     Lending,
-    Mark,
-    Release,
-    Seize,
-    Verdict,
+    LendingChange,
+    RecordHistory,
+    ReleaseStream,
 )
 from sublet_storage.nodes import NodeRef
 from sublet_storage.producer import Publisher
@@ -47,7 +47,9 @@ def listed(shell: Shell) -> list[str]:
 @pytest.mark.conforms("E2")
 def test_a_declared_queue_keeps_every_matching_message_for_its_first_consumer(shell: Shell) -> None:
     shell.leader("n1")
-    refused(shell.run("consume", QUEUE, "--idle-exit", "30s"), 3, "declared before it is used", "sublet groups create")
+    refused(
+        shell.run("consume", QUEUE, "--idle-timeout", "30s"), 3, "declared before it is used", "sublet groups create"
+    )
     assert listed(shell) == []
     shell.run("publish", "mail/before", stdin="too early")
     assert done(shell.run("groups", "create", QUEUE, "--json"))["created"] is True
@@ -55,10 +57,10 @@ def test_a_declared_queue_keeps_every_matching_message_for_its_first_consumer(sh
     shell.run("publish", "other/topic", stdin="not of the queue")
     assert shell.run("spaces", "reshard", "default", "3").code == 0
     shell.run("publish", "mail/out", stdin="".join(f"{n}\n" for n in range(100, 200)))
-    answer = shell.run("consume", QUEUE, "--max", "200", "--json")
+    answer = shell.run("consume", QUEUE, "--max-messages", "200", "--json")
     assert answer.code == 0, answer.err
     assert sorted(int(json.loads(line)["value"]) for line in answer.out.splitlines()) == list(range(200))
-    assert shell.run("consume", QUEUE, "--idle-exit", "2s").out == ""
+    assert shell.run("consume", QUEUE, "--idle-timeout", "2s").out == ""
 
 
 @pytest.mark.conforms("A1", "A9")
@@ -67,9 +69,9 @@ def test_creating_twice_changes_nothing_and_says_so_and_otherwise_is_a_conflict(
         "groups",
         "create",
         QUEUE,
-        "--start",
+        "--from",
         "offset:3",
-        "--when-gone",
+        "--on-data-loss",
         "skip",
         "--session-expiry",
         "1m",
@@ -77,7 +79,7 @@ def test_creating_twice_changes_nothing_and_says_so_and_otherwise_is_a_conflict(
     )
     first = done(shell.run(*command, "--json"))
     assert first == {
-        "subscription": QUEUE, "group_id": 1, "created": True, "start": "offset:3", "when_gone": "skip",
+        "subscription": QUEUE, "group_id": 1, "created": True, "starting_position": "offset:3", "on_data_loss": "skip",
         "strategy": "even", "session_expiry_s": 60.0, "atomic": False, "on_poison": "block",
         "holds_retention": True,
     }  # fmt: skip
@@ -88,12 +90,14 @@ def test_creating_twice_changes_nothing_and_says_so_and_otherwise_is_a_conflict(
     refused(
         shell.run("groups", "create", QUEUE),
         4,
-        "its start is offset:3, not latest",
+        "its starting position is offset:3, not latest",
         "is skip, not fail",
         "is on, not off",
     )
-    told = done(shell.run("groups", "describe", QUEUE, "--json"))
-    assert {name: told[name] for name in first if name in told} == {k: v for k, v in first.items() if k != "created"}
+    reported = done(shell.run("groups", "describe", QUEUE, "--json"))
+    assert {name: reported[name] for name in first if name in reported} == {
+        k: v for k, v in first.items() if k != "created"
+    }
     prose = shell.run("groups", "describe", QUEUE).out
     assert (
         "start offset:3, when gone skip, strategy even, holds retention back, streams are kept 60 s for a named session"
@@ -108,7 +112,7 @@ def test_a_group_created_for_a_time_gets_what_was_stored_since(shell: Shell, dat
         row = connection.execute('select to_char(clock_timestamp(), \'YYYY-MM-DD"T"HH24:MI:SS.US"Z"\')').fetchone()
     assert row is not None
     shell.run("publish", "a", "--key", "k", stdin="new")
-    answer = shell.run("consume", GROUP, "--start", row[0], "--max", "1", "--json")
+    answer = shell.run("consume", GROUP, "--from", row[0], "--max-messages", "1", "--json")
     assert [line["value"] for line in answer.lines] == ["new"]
 
 
@@ -125,8 +129,12 @@ def test_deleting_a_group_ends_its_live_members_who_do_not_create_it_again(shell
         return answer.code == 0 and answer.object["streams_by_status"] == {"held": 16} and answer.object
 
     group = eventually(held, 30)
-    kept = shell.run("groups", "delete", GROUP, stdin="n\n")
-    assert (kept.code, "the lending of 16 streams?" in kept.err, "Nothing was deleted" in kept.err) == (1, True, True)
+    retained = shell.run("groups", "delete", GROUP, stdin="n\n")
+    assert (retained.code, "the lending of 16 streams?" in retained.err, "Nothing was deleted" in retained.err) == (
+        1,
+        True,
+        True,
+    )
     assert shell.run("groups", "delete", GROUP).code == 1, "nobody answers"
     assert listed(shell) == [GROUP]
     deleted = done(shell.run("groups", "delete", GROUP, "--yes", "--json"))
@@ -148,13 +156,13 @@ def test_deleting_a_group_ends_its_live_members_who_do_not_create_it_again(shell
 class Writer:
     """A leader by hand, for a group with two streams."""
 
-    store: PostgresGroups
+    store: PostgresGroupStore
     group_id: int
     term: int
 
-    def write(self, entry: Entry) -> Lending:
+    def write(self, entry: LendingChange) -> Lending:
         result = self.store.commit([GroupWrites(self.group_id, self.term, (entry,))])[0].results[0]
-        assert result.verdict is Verdict.APPLIED
+        assert result.outcome is ChangeOutcome.APPLIED
         assert result.lending is not None
         return result.lending
 
@@ -162,7 +170,7 @@ class Writer:
 @pytest.fixture
 def writer(shell: Shell, database: str) -> Iterator[Writer]:
     assert shell.run("spaces", "reshard", "default", "2").code == 0
-    store = PostgresGroups(database)
+    store = PostgresGroupStore(database)
     group = store.declare_group(Subscription.parse(GROUP), GroupOptions(session_expiry_s=60))
     with Publisher(database) as publisher:
         for key in "abcdefgh":
@@ -174,22 +182,22 @@ def writer(shell: Shell, database: str) -> Iterator[Writer]:
 @pytest.mark.conforms("E11", "A2", "A9")
 def test_kept_streams_and_what_may_have_been_seen_twice_are_shown(shell: Shell, writer: Writer) -> None:
     before = time.time()
-    kept, moved = (row for row in writer.store.load(writer.group_id, writer.term))
-    assert min(kept.head, moved.head) > 1
-    ours = writer.write(Grant(kept.stream_id, "b1", "host:1:x", "etl", "allocated", 5))
-    writer.write(Release(kept.stream_id, ours.grant_id, 1, "left", 60.0))
-    theirs = writer.write(Grant(moved.stream_id, "b2", "host:2:x", None, "allocated"))
-    writer.write(Advance(moved.stream_id, theirs.grant_id, 1))
-    writer.write(Seize(moved.stream_id, theirs.grant_id, "evicted: unheard of"))
-    told = done(shell.run("groups", "describe", GROUP, "--json"))
-    (waiting,) = told["kept_for_sessions"]
-    assert (waiting["session"], waiting["streams"]) == ("etl", [kept.stream_id])
-    assert 30 < waiting["seconds_left"] <= 60
-    by_stream = {line["stream_id"]: line for line in told["streams"]}
-    assert 30 < by_stream[kept.stream_id]["kept_s"] <= 60
-    assert (by_stream[moved.stream_id]["kept_s"], by_stream[moved.stream_id]["session"]) == (None, None)
-    (forced,) = told["forced_moves"]
-    assert (forced["stream_id"], forced["event"], forced["position"], forced["until"], forced["agent"]) == (
+    retained, moved = (row for row in writer.store.load(writer.group_id, writer.term))
+    assert min(retained.head, moved.head) > 1
+    ours = writer.write(GrantStream(retained.stream_id, "b1", "host:1:x", "etl", "allocated", 5))
+    writer.write(ReleaseStream(retained.stream_id, ours.grant_id, 1, "left", 60.0))
+    theirs = writer.write(GrantStream(moved.stream_id, "b2", "host:2:x", None, "allocated"))
+    writer.write(AdvancePosition(moved.stream_id, theirs.grant_id, 1))
+    writer.write(ForceRelease(moved.stream_id, theirs.grant_id, "evicted: unheard of"))
+    reported = done(shell.run("groups", "describe", GROUP, "--json"))
+    (waiting,) = reported["reserved_for_sessions"]
+    assert (waiting["session"], waiting["streams"]) == ("etl", [retained.stream_id])
+    assert 30 < waiting["remaining_s"] <= 60
+    by_stream = {line["stream_id"]: line for line in reported["streams"]}
+    assert 30 < by_stream[retained.stream_id]["reserved_s"] <= 60
+    assert (by_stream[moved.stream_id]["reserved_s"], by_stream[moved.stream_id]["session"]) == (None, None)
+    (forced,) = reported["forced_moves"]
+    assert (forced["stream_id"], forced["event"], forced["position"], forced["redelivery_end"], forced["agent"]) == (
         moved.stream_id, "seize", 1, moved.head, "host:2:x"
     )  # fmt: skip
     assert forced["reason"] == "evicted: unheard of"
@@ -220,23 +228,23 @@ def test_finished_streams_are_counted_and_shown_where_they_are_wanted(
     left_out = "Finished streams, which have nothing more for the group, left out: 1. --all shows them.\n"
     assert rows() == ([str(second)], left_out)
     assert rows("--all") == ([str(first), str(second)], "")
-    told = done(shell.run("groups", "describe", GROUP, "--json"))
-    assert [line["stream_id"] for line in told["streams"]] == [first, second]
+    reported = done(shell.run("groups", "describe", GROUP, "--json"))
+    assert [line["stream_id"] for line in reported["streams"]] == [first, second]
 
 
 @pytest.mark.conforms("A2")
 def test_a_wait_that_is_over_and_a_move_long_ago_are_not_shown(shell: Shell, writer: Writer, database: str) -> None:
-    kept, moved = (row for row in writer.store.load(writer.group_id, writer.term))
-    ours = writer.write(Grant(kept.stream_id, "b1", "host:1:x", "etl", "allocated", 5))
-    writer.write(Release(kept.stream_id, ours.grant_id, 1, "left", 60.0))
-    theirs = writer.write(Grant(moved.stream_id, "b2", "host:2:x", None, "allocated"))
-    writer.write(Seize(moved.stream_id, theirs.grant_id, "evicted: unheard of"))
+    retained, moved = (row for row in writer.store.load(writer.group_id, writer.term))
+    ours = writer.write(GrantStream(retained.stream_id, "b1", "host:1:x", "etl", "allocated", 5))
+    writer.write(ReleaseStream(retained.stream_id, ours.grant_id, 1, "left", 60.0))
+    theirs = writer.write(GrantStream(moved.stream_id, "b2", "host:2:x", None, "allocated"))
+    writer.write(ForceRelease(moved.stream_id, theirs.grant_id, "evicted: unheard of"))
     with connect(database) as connection:
         connection.execute("update lending set held_until = held_until - interval '1 hour'")
         connection.execute("update lending_history set at = at - interval '2 days'")
-    told = done(shell.run("groups", "describe", GROUP, "--json"))
-    assert (told["kept_for_sessions"], told["forced_moves"]) == ([], [])
-    assert {(line["session"], line["kept_s"]) for line in told["streams"]} == {(None, None)}
+    reported = done(shell.run("groups", "describe", GROUP, "--json"))
+    assert (reported["reserved_for_sessions"], reported["forced_moves"]) == ([], [])
+    assert {(line["session"], line["reserved_s"]) for line in reported["streams"]} == {(None, None)}
     prose = shell.run("groups", "describe", GROUP).out
     assert "etl" not in prose
     assert "evicted" not in prose
@@ -245,26 +253,26 @@ def test_a_wait_that_is_over_and_a_move_long_ago_are_not_shown(shell: Shell, wri
 @pytest.mark.conforms("A7", "A9")
 def test_history_shows_who_led_and_had_what_and_why(shell: Shell, writer: Writer) -> None:
     first, second = (row for row in writer.store.load(writer.group_id, writer.term))
-    ours = writer.write(Grant(first.stream_id, "b1", "host:1:x", "etl", "allocated"))
-    writer.write(Mark(first.stream_id, ours.grant_id, "revoke", "balance"))
-    writer.write(Seize(first.stream_id, ours.grant_id, "deadline"))
-    writer.write(Grant(second.stream_id, "b2", "host:2:x", None, "allocated"))
-    told = done(shell.run("groups", "history", GROUP, "--json"))
-    assert (told["subscription"], told["group_id"]) == (GROUP, writer.group_id)
-    assert [(line["event"], line["stream_id"]) for line in told["history"]] == [
+    ours = writer.write(GrantStream(first.stream_id, "b1", "host:1:x", "etl", "allocated"))
+    writer.write(RecordHistory(first.stream_id, ours.grant_id, "revoke", "balance"))
+    writer.write(ForceRelease(first.stream_id, ours.grant_id, "deadline"))
+    writer.write(GrantStream(second.stream_id, "b2", "host:2:x", None, "allocated"))
+    reported = done(shell.run("groups", "history", GROUP, "--json"))
+    assert (reported["subscription"], reported["group_id"]) == (GROUP, writer.group_id)
+    assert [(line["event"], line["stream_id"]) for line in reported["history"]] == [
         ("takeover", None), ("grant", first.stream_id), ("revoke", first.stream_id), ("seize", first.stream_id),
         ("grant", second.stream_id),
     ]  # fmt: skip
-    takeover, _, revoke, seize, _ = told["history"]
+    takeover, _, revoke, seize, _ = reported["history"]
     assert (takeover["reason"], takeover["term"]) == ("node n9 leads; first leader", writer.term)
     assert (revoke["reason"], revoke["session"], revoke["grant_id"]) == ("balance", "etl", ours.grant_id)
-    assert (seize["forced"], seize["position"], seize["until"]) == (True, 0, first.head)
+    assert (seize["forced"], seize["position"], seize["redelivery_end"]) == (True, 0, first.head)
     one = done(shell.run("groups", "history", GROUP, "--stream", str(first.stream_id), "--limit", "2", "--json"))
     assert [line["event"] for line in one["history"]] == ["revoke", "seize"]
-    assert (told["total"], one["total"]) == (5, 3)
-    cut, whole = (shell.run("groups", "history", GROUP, "--limit", limit) for limit in ("4", "5"))
+    assert (reported["total"], one["total"]) == (5, 3)
+    cut, entire = (shell.run("groups", "history", GROUP, "--limit", limit) for limit in ("4", "5"))
     assert (len(cut.out.splitlines()), cut.err) == (5, "4 newest of 5 lines: --limit 5 shows more.\n")
-    assert (len(whole.out.splitlines()), whole.err) == (6, "")
+    assert (len(entire.out.splitlines()), entire.err) == (6, "")
     table = shell.run("groups", "history", GROUP).out.splitlines()
     assert table[0].split() == ["AT", "EVENT", "STREAM", "POSITION", "TWICE", "OWNER", "REASON"]
     assert table[4].split()[1:] == ["seize", str(first.stream_id), "0", "[0,", f"{first.head})", "etl", "deadline"]
@@ -275,13 +283,13 @@ def test_history_shows_who_led_and_had_what_and_why(shell: Shell, writer: Writer
 def test_more_forced_moves_than_are_shown_are_counted(shell: Shell, writer: Writer) -> None:
     first, _ = writer.store.load(writer.group_id, writer.term)
     for position in range(LATELY + 1):
-        with_it = writer.write(Grant(first.stream_id, "b1", "host:1:x", None, "allocated"))
-        writer.write(Advance(first.stream_id, with_it.grant_id, min(position // 2, first.head)))
-        writer.write(Seize(first.stream_id, with_it.grant_id, "evicted: unheard of"))
+        with_it = writer.write(GrantStream(first.stream_id, "b1", "host:1:x", None, "allocated"))
+        writer.write(AdvancePosition(first.stream_id, with_it.grant_id, min(position // 2, first.head)))
+        writer.write(ForceRelease(first.stream_id, with_it.grant_id, "evicted: unheard of"))
         if position == LATELY - 1:
             assert shell.run("groups", "describe", GROUP).err == ""
-    told = done(shell.run("groups", "describe", GROUP, "--json"))
-    assert (len(told["forced_moves"]), told["forced_total"]) == (LATELY, LATELY + 1)
+    reported = done(shell.run("groups", "describe", GROUP, "--json"))
+    assert (len(reported["forced_moves"]), reported["forced_move_count"]) == (LATELY, LATELY + 1)
     answer = shell.run("groups", "describe", GROUP)
     assert answer.out.count("evicted") == LATELY
     assert f"20 newest of 21 forced moves: `sublet groups history '{GROUP}' --limit M` shows more" in answer.err
@@ -289,17 +297,17 @@ def test_more_forced_moves_than_are_shown_are_counted(shell: Shell, writer: Writ
 
 def consume_before_8(database: str) -> None:
     """What a leader writes when the one message there is has been consumed."""
-    store = PostgresGroups(database)
+    store = PostgresGroupStore(database)
     group = store.open_group(Subscription.parse(GROUP))
     term = store.claim(group.group_id, NODE, 10.0).term
     (row,) = (row for row in store.load(group.group_id, term) if row.head)
 
-    def write(*entries: Entry, renew: bool = False) -> None:
+    def write(*entries: LendingChange, renew: bool = False) -> None:
         store.commit([GroupWrites(group.group_id, term, entries, renew)])
 
-    write(Grant(row.stream_id, "b", "a", None, "r"))
+    write(GrantStream(row.stream_id, "b", "a", None, "r"))
     (row,) = (row for row in store.load(group.group_id, term) if row.head)
-    write(Advance(row.stream_id, row.grant_id, 1, ConsumedFrontier(1, LowerFrontier(((8,),)))))
+    write(AdvancePosition(row.stream_id, row.grant_id, 1, ConsumedFrontier(1, LowerFrontier(((8,),)))))
     write(renew=True)
     store.close()
 
@@ -307,21 +315,21 @@ def consume_before_8(database: str) -> None:
 @pytest.mark.conforms("S2")
 def test_who_creates_an_atomic_group_is_told_which_epochs_it_is_given(shell: Shell, database: str) -> None:
     with Publisher(database, space="default") as publisher:
-        publisher.at(7).publish("t", b"1").result()
-        publisher.at(9000).publish("t", b"far ahead").result()
-        told = shell.run("groups", "create", GROUP, "--atomic").err
-        assert "starts at latest.\nOf space default it is given all epochs from 9001." in told
-        told = shell.run("groups", "create", "$share/all/#", "--atomic", "--start", "earliest").err
-        assert "Of space default it is given all epochs." in told
+        publisher.in_epoch(7).publish("t", b"1").result()
+        publisher.in_epoch(9000).publish("t", b"far ahead").result()
+        reported = shell.run("groups", "create", GROUP, "--atomic").err
+        assert "starts at latest.\nOf space default it is given all epochs from 9001." in reported
+        reported = shell.run("groups", "create", "$share/all/#", "--atomic", "--from", "earliest").err
+        assert "Of space default it is given all epochs." in reported
 
 
 @pytest.mark.conforms("S8")
 def test_an_atomic_group_says_how_far_it_has_come(shell: Shell, database: str) -> None:
-    told = done(shell.run("groups", "create", GROUP, "--atomic", "--start", "earliest", "--json"))
-    assert told["atomic"] is True
-    refused(shell.run("groups", "create", GROUP, "--start", "earliest"), 4, "atomic")
+    reported = done(shell.run("groups", "create", GROUP, "--atomic", "--from", "earliest", "--json"))
+    assert reported["atomic"] is True
+    refused(shell.run("groups", "create", GROUP, "--from", "earliest"), 4, "atomic")
     with Publisher(database, space="default") as publisher:
-        publisher.at(7).publish("t", b"1").result()
+        publisher.in_epoch(7).publish("t", b"1").result()
         publisher.advance(8)
         (line,) = done(shell.run("groups", "describe", GROUP, "--json"))["epochs"]
         assert (line["space"], line["consumed"], line["completed"]) == ("default", None, [[8]])

@@ -32,8 +32,8 @@ def test_every_answer_has_the_fields_that_are_documented(shell: Shell) -> None:
         ("groups reset", [GROUP, "--to-latest", "--dry-run"]), ("groups history", [GROUP]),
         ("groups delete", [GROUP, "--yes"]), ("nodes list", []), ("doctor", []),
     ):  # fmt: skip
-        told = shell.run(*command.split(), *arguments, "--json", stdin="x").object
-        assert set(told) == page[command], command
+        reported = shell.run(*command.split(), *arguments, "--json", stdin="x").object
+        assert set(reported) == page[command], command
         checked.add(command)
     assert page.keys() - checked == {"tail, sublet consume", "leader", "demo"}
     (line,) = shell.run("tail", "#", "--from", "earliest", "--no-follow", "--json").lines

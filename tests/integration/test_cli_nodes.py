@@ -53,15 +53,15 @@ def test_drained_and_asked_to_step_down_nodes_hand_over_and_consumers_notice_not
     database: str, shell: Shell
 ) -> None:
     nodes = {name: shell.leader(name) for name in ("n1", "n2")}
-    consumers = {group: shell.start("consume", group, "--start", "earliest", "--json") for group in GROUPS}
+    consumers = {group: shell.start("consume", group, "--from", "earliest", "--json") for group in GROUPS}
     publish(database, 100)
     consumed(consumers, 100)
     eventually(lambda: len(leaders(shell)) == len(GROUPS), 60.0)
 
     before = leaders(shell)
-    told = done(shell.run("nodes", "drain", "n1", "--json"))
-    assert (told["draining"], told["changed"]) == (True, True)
-    assert {each["subscription"] for each in told["groups"]} == {g for g, node in before.items() if node == "n1"}
+    reported = done(shell.run("nodes", "drain", "n1", "--json"))
+    assert (reported["draining"], reported["changed"]) == (True, True)
+    assert {each["subscription"] for each in reported["groups"]} == {g for g, node in before.items() if node == "n1"}
     eventually(lambda: leaders(shell) == dict.fromkeys(GROUPS, "n2"), 60.0)
     states = {node["name"]: node["draining"] for node in done(shell.run("nodes", "list", "--json"))["nodes"]}
     assert states == {"n1": True, "n2": False}
@@ -71,8 +71,8 @@ def test_drained_and_asked_to_step_down_nodes_hand_over_and_consumers_notice_not
 
     refused(shell.run("nodes", "drain", "n2"), 4, "no other node is there to take over from n2", "--force")
     assert done(shell.run("nodes", "drain", "n1", "--undo", "--json"))["draining"] is False
-    told = done(shell.run("nodes", "step-down", "n2", "--group", GROUPS[0], "--json"))
-    assert [each["subscription"] for each in told["groups"]] == [GROUPS[0]]
+    reported = done(shell.run("nodes", "step-down", "n2", "--group", GROUPS[0], "--json"))
+    assert [each["subscription"] for each in reported["groups"]] == [GROUPS[0]]
     eventually(lambda: leaders(shell) == {**dict.fromkeys(GROUPS, "n2"), GROUPS[0]: "n1"}, 60.0)
     publish(database, 100)
     consumed(consumers, 300)
@@ -112,34 +112,34 @@ def test_what_cannot_be_ordered_is_refused_with_the_reason(conn: psycopg.Connect
     assert (answer.code, answer.err) == (0, "n1 does not drain: nothing was changed.\n")
     answer = shell.run("nodes", "step-down", "n1", "--wait", "0")
     assert (answer.code, answer.err) == (0, "n1 steps down from 1 group.\n")
-    assert node_desired_state.read(conn, N1) == node_desired_state.NodeOrders(False, {7: 1})
+    assert node_desired_state.read_desired_state(conn, N1) == node_desired_state.NodeDesiredState(False, {7: 1})
 
 
 def test_orders_are_for_one_life_of_a_node_and_for_one_term(conn: psycopg.Connection[Any]) -> None:
     for node in (N1, N2):
         register(conn, node, 60, PROTOCOL_VERSION)
     assert node_desired_state.set_draining(conn, N1, True)
-    assert node_desired_state.read(conn, N1).draining
+    assert node_desired_state.read_desired_state(conn, N1).is_draining
     assert live_nodes(conn) == [N2], "consumers do not go to it any more"
     assert renew(conn, N1, 60)
     register(conn, N1, 60, PROTOCOL_VERSION)
-    assert node_desired_state.read(conn, N1).draining, "the same life, after its line was lost"
+    assert node_desired_state.read_desired_state(conn, N1).is_draining, "the same life, after its line was lost"
     again = NodeRef("n1", "another life of n1", "127.0.0.1:1")
     conn.execute("update node set expires_at = clock_timestamp() where name = 'n1'")
     register(conn, again, 60, PROTOCOL_VERSION)
-    assert not node_desired_state.read(conn, again).draining
+    assert not node_desired_state.read_desired_state(conn, again).is_draining
     assert not node_desired_state.set_draining(conn, N1, True), "that life is over"
-    assert not node_desired_state.read(conn, N1).draining
+    assert not node_desired_state.read_desired_state(conn, N1).is_draining
 
     conn.execute(
         "insert into leadership (leadership_id, node, incarnation, address, term, expires_at)"
         " values (7, 'n2', %s, '', 5, clock_timestamp() + interval '1 hour')",
         (N2.incarnation,),
     )
-    node_desired_state.step_down(conn, [node_desired_state.LedGroup(7, 4, "")])
-    assert node_desired_state.read(conn, N2).step_down == {}, "the term has passed"
-    node_desired_state.step_down(conn, [node_desired_state.LedGroup(7, 5, "")])
-    assert node_desired_state.read(conn, N2).step_down == {7: 5}
-    assert node_desired_state.read(conn, again).step_down == {}
+    node_desired_state.request_step_down(conn, [node_desired_state.LedGroup(7, 4, "")])
+    assert node_desired_state.read_desired_state(conn, N2).step_down == {}, "the term has passed"
+    node_desired_state.request_step_down(conn, [node_desired_state.LedGroup(7, 5, "")])
+    assert node_desired_state.read_desired_state(conn, N2).step_down == {7: 5}
+    assert node_desired_state.read_desired_state(conn, again).step_down == {}
     conn.execute("update leadership set term = 6")
-    assert node_desired_state.read(conn, N2).step_down == {}
+    assert node_desired_state.read_desired_state(conn, N2).step_down == {}

@@ -14,8 +14,8 @@ from sublet_borrower.consumer.session import Session
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect
-from sublet_storage.groups.coordinator.postgres import PostgresGroups
-from sublet_storage.groups.model.records import GroupOptions, Start
+from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.model.records import GroupOptions, StartingPosition
 from sublet_storage.producer import Publisher
 from tests.integration.cli_kit import Shell, a_shell, done, refused
 from tests.kit import eventually
@@ -28,8 +28,8 @@ FAST = BorrowerSettings().scaled(SPEED)
 @pytest.fixture
 def orders(database: str) -> str:
     """A group at the beginning of two hundred messages."""
-    store = PostgresGroups(database)
-    store.declare_group(Subscription.parse(GROUP), GroupOptions(Start.EARLIEST))
+    store = PostgresGroupStore(database)
+    store.declare_group(Subscription.parse(GROUP), GroupOptions(StartingPosition.EARLIEST))
     store.close()
     with Publisher(database, block_messages=10) as publisher:
         publish(publisher, range(200))
@@ -56,7 +56,7 @@ class Consumer:
 
     def read(self, timeout_s: float = 0.05) -> bool:
         """Whether there was a batch; the one before it is acknowledged by that."""
-        batch = self.session.next_batch(timeout_s)
+        batch = self.session.poll(timeout_s)
         if batch is not None:
             self.seen += [int(value) for value in batch.table.column("value").to_pylist()]
         return batch is not None
@@ -88,7 +88,7 @@ def test_a_paused_group_is_given_nothing_and_goes_on_where_it_was(shell: Shell, 
             "the reason that is in force"
         )
         assert "paused" in shell.run("groups", "list").out
-        waiting = shell.start("consume", GROUP, "--idle-exit", "8s")
+        waiting = shell.start("consume", GROUP, "--idle-timeout", "8s")
         waiting.says("The group is paused (repairs): `sublet groups resume '$share/billing/orders/#'`")
         assert waiting.end().code == 5
         assert done(shell.run("groups", "resume", GROUP, "--json"))["paused"] is None
@@ -101,7 +101,7 @@ def test_a_paused_group_is_given_nothing_and_goes_on_where_it_was(shell: Shell, 
 def test_a_live_group_is_reset_when_its_member_has_handed_over_and_gives_nothing_of_before_afterwards(
     shell: Shell, orders: str, fleet: Fleet
 ) -> None:
-    consumer = Consumer(orders, batch_bytes=1)
+    consumer = Consumer(orders, max_batch_bytes=1)
     with consumer.session:
         eventually(consumer.read, 30.0)
         resetting = shell.start("groups", "reset", GROUP, "--to-latest", "--yes")
@@ -134,13 +134,13 @@ def test_history_says_which_user_of_the_database_gave_an_order(shell: Shell, ord
                     assert other.run("groups", *command).code == 0, command
             assert shell.run("groups", "pause", GROUP).code == 0
             lines = done(shell.run("groups", "history", GROUP, "--json"))["history"]
-            told = [line["reason"] for line in lines]
+            reported = [line["reason"] for line in lines]
             by = f", by database user {user}"
-            assert told[:4] == [
+            assert reported[:4] == [
                 f"paused: repairs{by}", f"weight of session 's': 2{by}", f"resumed{by}",
                 f"paused: to be reset to latest{by}",
             ]  # fmt: skip
-            assert told[-1] == f"paused, by database user {conn.info.user}"
+            assert reported[-1] == f"paused, by database user {conn.info.user}"
             assert {line["reason"] for line in lines if line["event"] == "reset"} == {
                 f"reset to latest{by}; was at 0",
             }
@@ -162,7 +162,7 @@ def test_history_says_which_user_of_the_database_gave_an_order(shell: Shell, ord
 def test_of_two_resets_at_once_the_second_is_refused_and_told_of_the_first(
     shell: Shell, orders: str, fleet: Fleet
 ) -> None:
-    consumer = Consumer(orders, batch_bytes=1)
+    consumer = Consumer(orders, max_batch_bytes=1)
     with consumer.session, connect(orders) as conn:
         eventually(consumer.read, 30.0)
         first = shell.start("groups", "reset", GROUP, "--to-latest", "--yes")
@@ -171,8 +171,12 @@ def test_of_two_resets_at_once_the_second_is_refused_and_told_of_the_first(
         for force in ([], ["--force"]):
             second = shell.run("groups", "reset", GROUP, "--to-earliest", "--yes", *force)
             assert (second.code, "Traceback" in second.err) == (4, False)
-            for told in ("it is being reset already by database user", f"process {holder[0]} of", "reset to latest"):
-                assert told in second.err
+            for reported in (
+                "it is being reset already by database user",
+                f"process {holder[0]} of",
+                "reset to latest",
+            ):
+                assert reported in second.err
         assert done(shell.run("groups", "reset", GROUP, "--to-earliest", "--dry-run", "--json"))["done"] is False
         other = GROUP.replace("billing", "other")
         assert shell.run("groups", "create", other).code == 0
@@ -195,8 +199,8 @@ def test_a_live_group_goes_back_to_the_beginning(shell: Shell, orders: str, flee
         consumer.until(200)
         resetting = shell.start("groups", "reset", GROUP, "--to-earliest", "--yes", "--json")
         eventually(lambda: consumer.read() or resetting.process.poll() is not None, 60.0)
-        told = done(resetting.end())
-        assert (told["target"], told["done"]) == ("earliest", True)
+        reported = done(resetting.end())
+        assert (reported["target"], reported["done"]) == ("earliest", True)
         consumer.until(400)
     assert sorted(consumer.seen) == sorted([*range(200), *range(200)])
 
@@ -241,7 +245,7 @@ def test_a_dry_run_shows_the_plan_and_changes_nothing_and_what_was_exported_is_g
 @pytest.mark.conforms("A4", "A9")
 def test_what_cannot_be_reset_is_refused_with_the_reason(shell: Shell, orders: str, tmp_path: Path) -> None:
     (tmp_path / "odd.json").write_text('{"streams": [{"stream": 1}]}')
-    for options, told in (
+    for options, reported in (
         ([], "0 places to go on from: give one of --to-earliest"),
         (["--to-earliest", "--to-latest"], "2 places to go on from"),
         (["--to-offset", "-1"], "offset -1: an offset is a whole number from 0 to"),
@@ -255,9 +259,9 @@ def test_what_cannot_be_reset_is_refused_with_the_reason(shell: Shell, orders: s
         (["--from-file", str(tmp_path / "odd.json")], "Make one with `sublet groups export`"),
         (["--to-earliest", "--timeout", "soon"], "duration 'soon'"),
     ):
-        refused(shell.run("groups", "reset", GROUP, *options), 2, told)
+        refused(shell.run("groups", "reset", GROUP, *options), 2, reported)
     stream = {"stream_id": 1, "position": 0}
-    for changed, told in (
+    for changed, reported in (
         ({"streams": [{**stream, "position": 0.5}]}, "stream 1, position 0.5"),
         ({"streams": [{**stream, "position": "0"}]}, "stream 1, position '0'"),
         ({"streams": [{**stream, "position": True}]}, "stream 1, position True"),
@@ -266,7 +270,7 @@ def test_what_cannot_be_reset_is_refused_with_the_reason(shell: Shell, orders: s
     ):
         (tmp_path / "odd.json").write_text(json.dumps({"subscription": GROUP, "streams": [stream], **changed}))
         command = ("groups", "reset", GROUP, "--from-file", str(tmp_path / "odd.json"), "--dry-run")
-        refused(shell.run(*command), 2, told)
+        refused(shell.run(*command), 2, reported)
     for looked in ("reset --to-earliest", "history", "why"):
         name, *flags = looked.split()
         refused(shell.run("groups", name, GROUP, *flags, "--stream", "999"), 3, "stream 999 is none of")

@@ -16,13 +16,13 @@ from sublet_borrower.consumer.session import Session
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect
-from sublet_storage.groups.coordinator.postgres import PostgresGroups
-from sublet_storage.groups.model.records import GroupOptions, Start
+from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.model.records import GroupOptions, StartingPosition
 from sublet_storage.log.epochs import hold
 from sublet_storage.log.log import Producer
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.catalogue import find_space, list_spaces
-from sublet_storage.spaces.retention import retain
+from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.spaces import create_space, drop_space
 from tests.integration.cli_kit import Shell, done, refused
 from tests.integration.log_kit import put, stream_of
@@ -59,7 +59,7 @@ class Consumer:
 
     def until(self, numbers: range) -> None:
         def there() -> bool:
-            batch = self.session.next_batch(0.05)
+            batch = self.session.poll(0.05)
             if batch is not None:
                 self.seen += [int(value) for value in batch.table.column("value").to_pylist()]
             return set(self.seen) >= set(numbers)
@@ -73,15 +73,20 @@ def statuses(shell: Shell, group: str) -> set[str]:
 
 def test_a_space_that_nobody_uses_is_dropped_and_may_be_made_again(shell: Shell, conn: psycopg.Connection[Any]) -> None:
     before = find_space(conn, "orders").space_id
-    told = done(shell.run(*DROP, "--dry-run", "--json"))
-    assert (told["dropped"], told["messages"], told["groups"], told["topics_go_to"]) == (False, 0, [], ["default"])
+    reported = done(shell.run(*DROP, "--dry-run", "--json"))
+    assert (reported["dropped"], reported["messages"], reported["groups"], reported["fallback_spaces"]) == (
+        False,
+        0,
+        [],
+        ["default"],
+    )
     answer = shell.run(*DROP, stdin="n\n")
     assert (answer.code, "Nothing was dropped" in answer.err) == (1, True)
     assert find_space(conn, "orders").space_id == before
     answer = shell.run(*DROP, stdin="y\n")
     assert answer.code == 0
     assert "The space orders is dropped. Its topics go on in default." in answer.err
-    assert len(retain(conn)) == 1, "its table is taken away though the space had no retention"
+    assert len(apply_retention(conn)) == 1, "its table is taken away though the space had no retention"
     refused(shell.run(*DROP, "--yes"), 3, "there is no such space. There are: default")
     refused(shell.run("spaces", "drop", "default", "--force", "--yes"), 2, "space 'default' cannot be dropped")
     assert done(shell.run("spaces", "create", "orders", "orders/#", "--json"))["space_id"] > before
@@ -94,9 +99,9 @@ def test_a_space_that_is_used_is_not_dropped_without_force(
     hold(conn, space.space_id, Producer("holder", 1), [(1,)], 60.0)
     refused(shell.run(*DROP, "--yes"), 4, "space 'orders' is in use: producers publish to it: holder", "--force")
     conn.execute("delete from capability")
-    store = PostgresGroups(database)
+    store = PostgresGroupStore(database)
     for group in (ALL, "$queue/jobs/orders/+/x", "$share/elsewhere/us/#"):
-        store.declare_group(Subscription.parse(group), GroupOptions(Start.EARLIEST))
+        store.declare_group(Subscription.parse(group), GroupOptions(StartingPosition.EARLIEST))
     store.close()
     used = "groups use it: $share/all/# (0 of its streams lent), $queue/jobs/orders/+/x (0 of its streams lent)"
     refused(shell.run(*DROP), 4, used)  # and nobody is asked
@@ -105,11 +110,11 @@ def test_a_space_that_is_used_is_not_dropped_without_force(
     refused(shell.run(*DROP, "--yes"), 4, "it holds 1 messages", used, "producers publish to it: till")
     assert "It would be refused" in shell.run(*DROP, "--dry-run").err
     assert "would be dropped" in shell.run(*DROP, "--dry-run", "--force").err
-    told = done(shell.run(*DROP, "--dry-run", "--json"))
-    assert (told["dropped"], told["messages"], told["producers"]) == (False, 1, ["till"])
-    assert [group["subscription"] for group in told["groups"]] == [ALL, "$queue/jobs/orders/+/x"]
+    reported = done(shell.run(*DROP, "--dry-run", "--json"))
+    assert (reported["dropped"], reported["messages"], reported["producers"]) == (False, 1, ["till"])
+    assert [group["subscription"] for group in reported["groups"]] == [ALL, "$queue/jobs/orders/+/x"]
     assert find_space(conn, "orders") == space
-    assert len(retain(conn)) == 0
+    assert len(apply_retention(conn)) == 0
 
 
 def test_who_would_lose_how_much_is_told_before_it_is_dropped(
@@ -117,34 +122,34 @@ def test_who_would_lose_how_much_is_told_before_it_is_dropped(
 ) -> None:
     publish(database, range(30))
     behind, done_with, new = BEHIND, "$share/done/#", "$share/new/orders/#"
-    store = PostgresGroups(database)
+    store = PostgresGroupStore(database)
     for group in (behind, done_with):
-        store.declare_group(Subscription.parse(group), GroupOptions(Start.EARLIEST))
-    store.declare_group(Subscription.parse(new), GroupOptions(Start.LATEST))
+        store.declare_group(Subscription.parse(group), GroupOptions(StartingPosition.EARLIEST))
+    store.declare_group(Subscription.parse(new), GroupOptions(StartingPosition.LATEST))
     store.close()
     for group in (done_with, new):
         assert shell.run("groups", "reset", group, "--to-latest", "--yes").code == 0
     assert shell.run("spaces", "rollover", "orders").code == 0
     publish(database, range(3))
     losses = {behind: 33, done_with: 3, new: 3}
-    told = done(shell.run(*DROP, "--force", "--dry-run", "--json"))
-    assert {group["subscription"]: group["unread_messages"] for group in told["groups"]} == losses
-    assert all(0 < group["unread_streams"] <= 4 for group in told["groups"])
+    reported = done(shell.run(*DROP, "--force", "--dry-run", "--json"))
+    assert {group["subscription"]: group["unread_messages"] for group in reported["groups"]} == losses
+    assert all(0 < group["unread_streams"] <= 4 for group in reported["groups"])
     asked = shell.run(*DROP, "--force", stdin="n\n")
     assert asked.code == 1
     for said in (shell.run(*DROP, "--force", "--dry-run").err, asked.err):
         for group, messages in losses.items():
             assert f"The space orders: {group} loses {messages} unread messages, in " in said
     assert shell.run("spaces", "retention", "orders", "7d").code == 0
-    kept = shell.run(*DROP, "--keep", "--dry-run")
-    assert (kept.code, "unread" in kept.err) == (0, False), "nobody loses anything"
+    retained = shell.run(*DROP, "--keep", "--dry-run")
+    assert (retained.code, "unread" in retained.err) == (0, False), "nobody loses anything"
 
 
 def test_whoever_asks_why_is_told_that_the_space_was_dropped_once_for_all_its_streams(
     shell: Shell, conn: psycopg.Connection[Any], database: str
 ) -> None:
-    store = PostgresGroups(database)
-    store.declare_group(Subscription.parse(BEHIND), GroupOptions(Start.EARLIEST))
+    store = PostgresGroupStore(database)
+    store.declare_group(Subscription.parse(BEHIND), GroupOptions(StartingPosition.EARLIEST))
     store.close()
     publish(database, range(30))
     streams = [row[0] for row in conn.execute(
@@ -152,24 +157,24 @@ def test_whoever_asks_why_is_told_that_the_space_was_dropped_once_for_all_its_st
     )]  # fmt: skip
     assert len(streams) == 2
     assert shell.run(*DROP, "--force", "--yes").code == 0
-    told = shell.run("groups", "why", BEHIND).out
+    reported = shell.run("groups", "why", BEHIND).out
     entry = f"gone: streams {streams[0]}-{streams[1]}\n  messages that the group had not consumed are gone, with the "
-    assert f"{entry}space orders" in told, told
-    assert "retention has taken" not in told
-    assert told.count(f"sublet groups reset '{BEHIND}' --to-current") == 1
+    assert f"{entry}space orders" in reported, reported
+    assert "retention has taken" not in reported
+    assert reported.count(f"sublet groups reset '{BEHIND}' --to-current") == 1
 
 
 def test_who_has_not_read_what_it_holds_under_an_older_filter_uses_it_too(
     shell: Shell, conn: psycopg.Connection[Any], database: str
 ) -> None:
-    store = PostgresGroups(database)
-    store.declare_group(Subscription.parse("$share/old/orders/#"), GroupOptions(Start.EARLIEST))
+    store = PostgresGroupStore(database)
+    store.declare_group(Subscription.parse("$share/old/orders/#"), GroupOptions(StartingPosition.EARLIEST))
     publish(database, range(5))
     assert shell.run("spaces", "alter", "orders", "--filter", "bills/#").code == 0
-    store.declare_group(Subscription.parse("$share/later/orders/#"), GroupOptions(Start.LATEST))
+    store.declare_group(Subscription.parse("$share/later/orders/#"), GroupOptions(StartingPosition.LATEST))
     store.close()
-    told = done(shell.run(*DROP, "--dry-run", "--json"))
-    assert [(group["subscription"], group["unread_messages"]) for group in told["groups"]] == [
+    reported = done(shell.run(*DROP, "--dry-run", "--json"))
+    assert [(group["subscription"], group["unread_messages"]) for group in reported["groups"]] == [
         ("$share/old/orders/#", 5)
     ]
 
@@ -184,8 +189,8 @@ def test_a_space_that_was_made_anew_after_the_question_is_not_dropped(
     after = create_space(conn, "orders", "orders/#").space_id
     dropping.stdin.write(b"y\n")
     dropping.stdin.close()
-    told = f"the one that was meant (id {before}) is gone, and another has its name by now (id {after})"
-    refused(dropping.end(), 4, told)
+    reported = f"the one that was meant (id {before}) is gone, and another has its name by now (id {after})"
+    refused(dropping.end(), 4, reported)
     assert find_space(conn, "orders").space_id == after
 
 
@@ -210,21 +215,21 @@ def test_who_keeps_what_it_holds_loses_nothing(shell: Shell, conn: psycopg.Conne
     stream = stream_of(conn, "orders")
     assert shell.run("spaces", "rollover", "orders").code == 0
     conn.execute("update generation set closed_at = closed_at - interval '6 days' where state = 'closed'")
-    told = done(shell.run(*DROP, "--keep", "--yes", "--json"))
-    assert (told["dropped"], told["kept"], told["messages"]) == (True, True, 20)
+    reported = done(shell.run(*DROP, "--keep", "--yes", "--json"))
+    assert (reported["dropped"], reported["kept"], reported["messages"]) == (True, True, 20)
     assert "orders" not in {space.name for space in list_spaces(conn)}
-    assert retain(conn) == [], "its retention is not over"
+    assert apply_retention(conn) == [], "its retention is not over"
     listed = done(shell.run("spaces", "list", "--json"))
     assert [(space["name"], space["state"]) for space in listed["spaces"]] == [("default", "live")]
     (left,) = listed["dropped"]
     assert (left["name"], left["state"], left["messages"]) == ("orders", "dropped", 20)
-    kept = datetime.fromisoformat(left["until"]) - datetime.fromisoformat(left["dropped_at"])
-    assert abs(kept - timedelta(days=1)) < timedelta(seconds=60), "its last generation had nothing"
+    retained = datetime.fromisoformat(left["until"]) - datetime.fromisoformat(left["dropped_at"])
+    assert abs(retained - timedelta(days=1)) < timedelta(seconds=60), "its last generation had nothing"
     assert re.search(rf"^orders +dropped +orders/# +20 {left['until']}$", shell.run("spaces", "list").out, re.MULTILINE)
     states = "select s.state, g.state from stream s join generation g using (generation_id) where stream_id = %s"
     assert conn.execute(states, (stream,)).fetchone() == ("closed", "closed")
     conn.execute("update generation set closed_at = closed_at - interval '8 days' where state = 'closed'")
-    assert retain(conn)
+    assert apply_retention(conn)
     assert done(shell.run("spaces", "list", "--json"))["dropped"] == [], "nothing is left of it"
 
 
@@ -235,9 +240,9 @@ def test_by_force_it_goes_from_under_live_groups_and_who_was_behind_is_told(
     generations = [row[0] for row in conn.execute(
         "select generation_id from generation join space using (space_id) where name = 'orders'"
     )]  # fmt: skip
-    store = PostgresGroups(database)
+    store = PostgresGroupStore(database)
     for group in (ALL, BEHIND):
-        store.declare_group(Subscription.parse(group), GroupOptions(Start.EARLIEST))
+        store.declare_group(Subscription.parse(group), GroupOptions(StartingPosition.EARLIEST))
     store.close()
     publish(database, range(40))
     consumer = Consumer(database, ALL)
@@ -246,9 +251,12 @@ def test_by_force_it_goes_from_under_live_groups_and_who_was_behind_is_told(
         publisher.publish("orders/eu", b"40", key=b"0")
         publisher.flush()
         consumer.until(range(41))
-        told = done(shell.run(*DROP, "--force", "--yes", "--json"))
-        assert (told["dropped"], told["messages"]) == (True, 41)
-        assert {group["subscription"]: group["lent"] > 0 for group in told["groups"]} == {ALL: True, BEHIND: False}
+        reported = done(shell.run(*DROP, "--force", "--yes", "--json"))
+        assert (reported["dropped"], reported["messages"]) == (True, 41)
+        assert {group["subscription"]: group["granted_streams"] > 0 for group in reported["groups"]} == {
+            ALL: True,
+            BEHIND: False,
+        }
         for number in range(41, 60):
             publisher.publish("orders/eu", b"%d" % number, key=b"%d" % (number % 8))
         publisher.flush()
@@ -281,7 +289,7 @@ def test_what_lies_outside_of_postgres_is_deleted_as_after_retention(
     assert shell.run("spaces", "drop", "eu", "--yes", "--force").code == 0
     assert len(world.names()) == 6
     assert swept(conn) == 0, "as long as a table names them they stay"
-    retain(conn)
+    apply_retention(conn)
     assert outside(conn) == set()
     assert swept(conn, grace_s=3600) == 0, "a backup may name them"
     assert swept(conn) == 6

@@ -18,8 +18,8 @@ def test_a_space_is_altered_in_what_is_given_and_stays_as_it_is_in_the_rest(
     shell: Shell, conn: psycopg.Connection[Any]
 ) -> None:
     done(shell.run("spaces", "create", "orders", "orders/#", "--shards", "2", "--rollover", "1d", "--json"))
-    told = done(shell.run("spaces", "alter", "orders", "--retention", "7d", "--compression", "zstd", "--json"))
-    assert (told["retention_s"], told["rollover_s"], told["compression"], told["shards"]) == (
+    reported = done(shell.run("spaces", "alter", "orders", "--retention", "7d", "--compression", "zstd", "--json"))
+    assert (reported["retention_s"], reported["rollover_s"], reported["compression"], reported["shards"]) == (
         604_800,
         86_400,
         "zstd",
@@ -45,14 +45,17 @@ def test_a_space_is_altered_in_what_is_given_and_stays_as_it_is_in_the_rest(
 def test_a_place_that_is_not_on_this_machine_is_warned_of_and_taken(shell: Shell, tmp_path: Path) -> None:
     there, missing = tmp_path / "there", tmp_path / "no such"
     there.mkdir()
-    told = f"file://{missing}: the directory is not there, or not to be seen, on this machine."
+    reported = f"file://{missing}: the directory is not there, or not to be seen, on this machine."
     remedy = f"mkdir -p '{missing}'"
-    made = shell.run("spaces", "create", "orders", "orders/#", "--payloads", f"file://{missing}")
-    assert (made.code, f"Warning: {told}" in made.err, remedy in made.err) == (0, True, True), made.err
-    altered = shell.run("spaces", "alter", "orders", "--payloads", f"file://{missing}", "--json")
-    assert told in done(altered)["warning"]
+    made = shell.run("spaces", "create", "orders", "orders/#", "--payload-location", f"file://{missing}")
+    assert (made.code, f"Warning: {reported}" in made.err, remedy in made.err) == (0, True, True), made.err
+    altered = shell.run("spaces", "alter", "orders", "--payload-location", f"file://{missing}", "--json")
+    assert reported in done(altered)["warning"]
     assert altered.err == ""
-    assert done(shell.run("spaces", "alter", "orders", "--payloads", f"file://{there}", "--json"))["warning"] is None
+    assert (
+        done(shell.run("spaces", "alter", "orders", "--payload-location", f"file://{there}", "--json"))["warning"]
+        is None
+    )
     there.rmdir()
     later = shell.run("spaces", "alter", "orders", "--tier-after", "1d")
     assert (later.code, "Warning" in later.err) == (0, False), "it was not given now"
@@ -62,10 +65,10 @@ def test_a_place_that_is_not_on_this_machine_is_warned_of_and_taken(shell: Shell
 
 @pytest.mark.conforms("A9")
 def test_a_space_is_rolled_over_now(shell: Shell, conn: psycopg.Connection[Any]) -> None:
-    told = done(shell.run("spaces", "rollover", "default", "--json"))
+    reported = done(shell.run("spaces", "rollover", "default", "--json"))
     ((newest, streams),) = conn.execute(
         "select generation_id, count(*) from stream where state = 'open' group by generation_id"
     ).fetchall()
-    assert (told["name"], told["generation_id"], streams) == ("default", newest, 2)
+    assert (reported["name"], reported["generation_id"], streams) == ("default", newest, 2)
     assert "2 new streams" in shell.run("spaces", "rollover", "default").err
     refused(shell.run("spaces", "rollover", "none"), 3, "there is no such space")

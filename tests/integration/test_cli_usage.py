@@ -9,7 +9,7 @@ import pytest
 
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import Filter
-from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions
 from tests.integration.cli_kit import Shell, a_shell, done, refused
 
@@ -48,12 +48,12 @@ def test_who_consumes_joins_the_group_that_was_printed_and_else_makes_the_one_th
     shell: Shell, database: str
 ) -> None:
     printed, literal = "$share/a\\u202eb/#", "$share/c\\u202ed/#"
-    store = PostgresGroups(database)
+    store = PostgresGroupStore(database)
     store.declare_group(Subscription("share", "a\u202eb", Filter("#")), GroupOptions())
     store.close()
     shell.leader("n1")
     for given in (printed, literal):
-        assert shell.run("consume", given, "--idle-exit", "3s").code == 0
+        assert shell.run("consume", given, "--idle-timeout", "3s").code == 0
     listed = shell.run("groups", "list", "--json").object["groups"]
     assert {group["subscription"] for group in listed} == {"$share/a\u202eb/#", literal}
     through_node = shell.run("consume", printed, "--node", "127.0.0.1:1")

@@ -10,11 +10,17 @@ import pytest
 
 from sublet_protocol.domain.in_doubt import InDoubt
 from sublet_protocol.messages.messages import PROTOCOL_VERSION
-from sublet_storage.groups.coordinator.postgres import PostgresGroups
-from sublet_storage.groups.model.desired_state import Pause, Resume
-from sublet_storage.groups.model.records import Advance, GroupOptions, Mark, Release, Seize
+from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.model.desired_state import PauseGroup, ResumeGroup
+from sublet_storage.groups.model.records import (
+    AdvancePosition,
+    ForceRelease,
+    GroupOptions,
+    RecordHistory,
+    ReleaseStream,
+)
 from sublet_storage.groups.status import diagnosis_queries
-from sublet_storage.groups.status.diagnosis_model import Reason
+from sublet_storage.groups.status.diagnosis_model import StallReason
 from sublet_storage.nodes import register
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.spaces import rollover
@@ -36,29 +42,29 @@ def world(database: str, conn: psycopg.Connection[Any], streams: tuple[int, ...]
 @pytest.mark.conforms("A7")
 def test_from_nobody_there_to_everything_consumed(world: World, streams: tuple[int, ...]) -> None:
     first, second = streams
-    assert set(world.why().values()) == {Reason.NO_NODE}
+    assert set(world.why().values()) == {StallReason.NO_NODE}
     register(world.conn, NODE, 60, PROTOCOL_VERSION)
-    assert set(world.why().values()) == {Reason.NO_MEMBER}
+    assert set(world.why().values()) == {StallReason.NO_MEMBER}
     world.lead()
-    assert set(world.why().values()) == {Reason.NO_MEMBER_HEARD}
+    assert set(world.why().values()) == {StallReason.MEMBERS_SILENT}
     held = world.lend(first)
-    assert world.why() == {first: Reason.CONSUMING, second: Reason.TO_BE_LENT}
+    assert world.why() == {first: StallReason.CONSUMING, second: StallReason.GRANT_PENDING}
     world.rest()
-    assert world.why()[first] is Reason.STALLED
+    assert world.why()[first] is StallReason.STALLED
     assert world.because(first).startswith("etl has it and has reported nothing for 6")
-    world.write(Mark(first, held.grant_id, "revoke", "balance"))
+    world.write(RecordHistory(first, held.grant_id, "revoke", "balance"))
     assert world.because(first) == "it is being taken back from etl: balance"
-    world.write(Seize(first, held.grant_id, "deadline"))
+    world.write(ForceRelease(first, held.grant_id, "deadline"))
     again = world.lend(first)
     world.rest()
-    assert world.why()[first] is Reason.STALLED, "a revoke of an older grant is over"
-    world.write(Advance(first, again.grant_id, again.head))
-    assert world.why()[first] is Reason.CAUGHT_UP
-    world.store.instruct(SUBSCRIPTION, Pause("repairs"))
+    assert world.why()[first] is StallReason.STALLED, "a revoke of an older grant is over"
+    world.write(AdvancePosition(first, again.grant_id, again.head))
+    assert world.why()[first] is StallReason.CAUGHT_UP
+    world.store.apply_command(SUBSCRIPTION, PauseGroup("repairs"))
     assert world.because(first) == "the group is paused: repairs; etl has not handed it over yet"
-    world.store.instruct(SUBSCRIPTION, Resume())
+    world.store.apply_command(SUBSCRIPTION, ResumeGroup())
     world.store.release(NODE, {world.group: world.term})
-    assert world.why()[second] is Reason.NO_LEADER
+    assert world.why()[second] is StallReason.NO_LEADER
     world.conn.execute("update node set draining = true")
     assert world.because(second) == "nobody leads the group, and all nodes that are there drain: n1"
 
@@ -70,27 +76,27 @@ def test_what_is_kept_reserved_blocked_and_behind_its_parents(
     first, second = streams
     world.lead()
     held = world.lend(first, epoch=5)
-    world.write(Release(first, held.grant_id, 0, "left", 60.0))
+    world.write(ReleaseStream(first, held.grant_id, 0, "left", 60.0))
     world.lend(second)
-    assert world.why() == {first: Reason.KEPT, second: Reason.CONSUMING}
+    assert world.why() == {first: StallReason.RESERVED_FOR_SESSION, second: StallReason.CONSUMING}
     held = world.lend(first, epoch=5)
-    world.write(Advance(first, held.grant_id, 0, in_doubt=InDoubt(held.grant_id, 0, 1, 60.0)))
-    world.write(Release(first, held.grant_id, 0, "left"))
-    assert world.why()[first] is Reason.RESERVED
+    world.write(AdvancePosition(first, held.grant_id, 0, in_doubt=InDoubt(held.grant_id, 0, 1, 60.0)))
+    world.write(ReleaseStream(first, held.grant_id, 0, "left"))
+    assert world.why()[first] is StallReason.RESERVED
     assert "it waits for session etl, " in world.because(first)
     rollover(world.conn, "default")
     world.publish(database)
     reasons = world.why()
     children = set(reasons) - {first, second}
-    assert {reasons[child] for child in children} == {Reason.PARENTS}
+    assert {reasons[child] for child in children} == {StallReason.WAITING_FOR_PARENTS}
     child = min(child for child in children if f": {first} (reserved, at 0 of " in world.because(child))
     world.conn.execute("update lending set status = 'finished' where stream_id = %s", (first,))
-    assert (world.why()[first], world.why()[child]) == (Reason.FINISHED, Reason.TO_BE_LENT)
+    assert (world.why()[first], world.why()[child]) == (StallReason.FINISHED, StallReason.GRANT_PENDING)
     world.conn.execute("update lending set status = 'blocked' where stream_id = %s", (first,))
     assert world.because(first) == "it is blocked: no reason is recorded"
     world.conn.execute("update lending set status = 'free', held_until = null where stream_id = %s", (first,))
     world.conn.execute("update generation set state = 'gone' where state = 'closed'")
-    assert world.why()[first] is Reason.GONE
+    assert world.why()[first] is StallReason.GONE
 
 
 @pytest.mark.conforms("A7", "S9")
@@ -102,17 +108,21 @@ def test_whole_epochs_wait_for_the_publisher_that_may_still_publish_in_them(
         Publisher(database, space="default", producer="other") as other,
     ):
         for publisher, epoch in ((closing, 7), (other, 9)):
-            publisher.at(epoch).publish("orders/eu", b"1", key=b"k").result(10)
-        store = PostgresGroups(database)
+            publisher.in_epoch(epoch).publish("orders/eu", b"1", key=b"k").result(10)
+        store = PostgresGroupStore(database)
         group = store.declare_group(SUBSCRIPTION, GroupOptions(atomic=True))
-        closing.at(7).publish("orders/eu", b"1", key=b"k").result(10)
+        closing.in_epoch(7).publish("orders/eu", b"1", key=b"k").result(10)
         conn.execute("update lending l set consumed = jsonb_set(consumed, '{least}', p.lower_frontier) from space p")
         register(conn, NODE, 60, PROTOCOL_VERSION)
         store.claim(group.group_id, NODE, 60)
         store.close()
-        waiting = [each for each in diagnosis_queries.why(conn, SUBSCRIPTION)[1] if each.ruling.reason is Reason.EPOCHS]
+        waiting = [
+            each
+            for each in diagnosis_queries.diagnose_group(conn, SUBSCRIPTION)[1]
+            if each.diagnosis.reason is StallReason.WAITING_FOR_EPOCHS
+        ]
         (answer,) = waiting
-        assert answer.ruling.because == (
+        assert answer.diagnosis.detail == (
             "the epochs of space default from 7 on are not completed: producer closing may still publish there"
         )
 
@@ -131,10 +141,10 @@ def test_the_command_tells_streams_with_one_reason_together_and_names_them_for_p
     world.lead()
     world.lend(first)
     world.conn.execute("update lending set updated_at = updated_at + interval '1 hour'")  # never slow, on any machine
-    told = done(shell.run("groups", "why", GROUP, "--json"))
-    assert (told["subscription"], told["consuming"]) == (GROUP, 1)
-    assert [(each["stream_id"], each["reason"], each["owner"]) for each in told["streams"]] == [
-        (first, "consuming", "etl"), (second, "to_be_lent", None),
+    reported = done(shell.run("groups", "why", GROUP, "--json"))
+    assert (reported["subscription"], reported["consuming"]) == (GROUP, 1)
+    assert [(each["stream_id"], each["reason"], each["owner"]) for each in reported["streams"]] == [
+        (first, "consuming", "etl"), (second, "grant_pending", None),
     ]  # fmt: skip
     prose = shell.run("groups", "why", GROUP).out
     assert "right now: 1.\n" in prose
@@ -157,14 +167,14 @@ def test_a_group_that_is_well_does_not_sound_ill(shell: Shell, world: World, str
 
     world.lead()
     held = {each: world.lend(each) for each in streams}
-    world.write(Advance(first, held[first].grant_id, held[first].head))
+    world.write(AdvancePosition(first, held[first].grant_id, held[first].head))
     assert said() == f"1 of 2 streams of {GROUP} are not consumed to their ends. Being consumed right now: 1.\n"
-    world.write(Advance(second, held[second].grant_id, held[second].head))
+    world.write(AdvancePosition(second, held[second].grant_id, held[second].head))
     all_is_well = f"Nothing waits: all 2 streams of {GROUP} are consumed to their ends. Held: "
     assert said() == f"{all_is_well}2.\n"
     world.conn.execute("update lending set status = 'finished', borrower_id = null where stream_id = %s", (first,))
     assert said() == f"{all_is_well}1, finished: 1.\n"
     assert said("--stream", str(first)) == f"finished: stream {first}\n  it is closed, and consumed to its end\n"
-    world.write(Release(second, held[second].grant_id, held[second].head, "left"))
+    world.write(ReleaseStream(second, held[second].grant_id, held[second].head, "left"))
     world.store.release(NODE, {world.group: world.term})
     assert said().startswith(f"{all_is_well}0, finished: 1.\n\nno_member: stream")

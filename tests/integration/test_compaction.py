@@ -9,13 +9,13 @@ from typing import Any
 import psycopg
 import pytest
 
-from sublet_protocol.domain.errors import LostLeadership
+from sublet_protocol.domain.errors import StaleTerm
 from sublet_protocol.domain.topics import Filter
 from sublet_storage.db.connect import connect
-from sublet_storage.log.log import Append, Stamp, append, since
+from sublet_storage.log.log import BlockAppend, ProducerStamp, append, fetch
 from sublet_storage.spaces.catalogue import open_streams
 from sublet_storage.spaces.compaction import compact_stream, fragmented_streams
-from sublet_storage.spaces.retention import retain
+from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.spaces import alter_space, reshard, rollover
 from tests.integration.log_kit import block, put, read, stamped
 
@@ -46,7 +46,7 @@ def test_offsets_content_and_order_stay_for_every_position_and_filter(
     conn: psycopg.Connection[Any], stream: int
 ) -> None:
     trickle(conn, stream, 50)
-    append(conn, [Append(stream, block(*[b"big"] * 700)), Append(stream, block(b"a", b"b"))])
+    append(conn, [BlockAppend(stream, block(*[b"big"] * 700)), BlockAppend(stream, block(b"a", b"b"))])
     trickle(conn, stream, 20)
     before = read(conn, stream)
     filtered = read(conn, stream, filter=Filter("t/1"))
@@ -68,7 +68,7 @@ def test_readers_in_the_middle_do_not_notice(database: str, conn: psycopg.Connec
         position = 0
         with connect(database) as other:
             while not (done.is_set() and position == 600):
-                page = since(other, stream, position, limit_blocks=1)
+                page = fetch(other, stream, position, limit_blocks=1)
                 for batch in page.batches:
                     for row in batch.slice(0, 7).to_pylist():
                         mine.append(row)
@@ -83,9 +83,9 @@ def test_readers_in_the_middle_do_not_notice(database: str, conn: psycopg.Connec
     done.set()
     for thread in threads:
         thread.join(30)
-    whole = read(conn, stream)
-    assert len(whole) == 600
-    assert seen == [whole, whole]
+    entire = read(conn, stream)
+    assert len(entire) == 600
+    assert seen == [entire, entire]
     assert len(blocks(conn)) < 50
 
 
@@ -140,11 +140,11 @@ def test_young_blocks_are_left_alone(conn: psycopg.Connection[Any], stream: int)
 
 def test_time_and_producers_find_their_blocks_afterwards(conn: psycopg.Connection[Any], stream: int) -> None:
     for sequence in range(1, 4):
-        append(conn, [stamped(stream, Stamp("p", 1, sequence), b"x")])
+        append(conn, [stamped(stream, ProducerStamp("p", 1, sequence), b"x")])
     newest = conn.execute("select max(appended_at) from block").fetchone()
     compact_stream(conn, stream, older_than_s=0)
     assert conn.execute("select appended_at from block").fetchall() == [newest]
-    assert append(conn, [stamped(stream, Stamp("p", 1, 3), b"x")])[0].end_offset == 3
+    assert append(conn, [stamped(stream, ProducerStamp("p", 1, 3), b"x")])[0].end_offset == 3
 
 
 def test_the_spaces_compression_is_used(conn: psycopg.Connection[Any], stream: int) -> None:
@@ -164,7 +164,7 @@ def test_fragmented_streams_are_found_and_gone_ones_are_not(conn: psycopg.Connec
     alter_space(conn, "default", retention_s=1)
     rollover(conn, "default")
     conn.execute("update generation set closed_at = closed_at - interval '1 h' where state = 'closed'")
-    retain(conn)
+    apply_retention(conn)
     assert fragmented_streams(conn, at_least=1, older_than_s=0) == []
     assert compact_stream(conn, stream, older_than_s=0) == 0
 
@@ -180,7 +180,7 @@ def test_what_cannot_be_merged_is_not_looked_at_in_each_pass(
         for _ in range(20):
             put(conn, stream, b"x")
             if kind == "apart":
-                append(conn, [Append(stream, block(*[b"big"] * 800))])
+                append(conn, [BlockAppend(stream, block(*[b"big"] * 800))])
     if kind == "of different epochs":
         conn.execute("update block set epochs = to_jsonb(end_offset)")
     before = blocks(conn)
@@ -195,9 +195,9 @@ def test_what_cannot_be_merged_is_not_looked_at_in_each_pass(
 
 def test_a_deposed_maintainer_merges_nothing(conn: psycopg.Connection[Any], stream: int) -> None:
     def deposed(_: psycopg.Connection[Any]) -> None:
-        raise LostLeadership("the term is over")
+        raise StaleTerm("the term is over")
 
     trickle(conn, stream, 5)
-    with pytest.raises(LostLeadership):
+    with pytest.raises(StaleTerm):
         compact_stream(conn, stream, older_than_s=0, guard=deposed)
     assert len(blocks(conn)) == 5

@@ -54,7 +54,7 @@ def test_a_member_without_a_database_goes_on_where_its_group_is_and_hands_over_o
 ) -> None:
     through = ("--node", address(node))
     away.run("publish", "orders/eu", "--key", "k", *through, stdin="one\ntwo\nthree\n")
-    first = away.run("consume", GROUP, "--start", "earliest", "--max", "2", "--json", *through)
+    first = away.run("consume", GROUP, "--from", "earliest", "--max-messages", "2", "--json", *through)
     assert [row["value"] for row in first.lines] == ["one", "two"], first.err
     assert first.code == 0
     consumer = away.start("consume", GROUP, "--name", "worker-1", *through)
@@ -66,7 +66,7 @@ def test_a_member_without_a_database_goes_on_where_its_group_is_and_hands_over_o
     assert "2 messages consumed." in answer.err
     assert "Traceback" not in answer.err
     group = near.run("groups", "describe", GROUP, "--json").object
-    assert (group["streams_by_status"], group["lag"], group["state"]) == ({"free": 16}, 0, "no member")
+    assert (group["streams_by_status"], group["lag"], group["state"]) == ({"free": 16}, 0, "no_members")
 
 
 @pytest.mark.long
@@ -75,7 +75,7 @@ def test_it_goes_on_at_the_other_node(near: Shell, away: Shell) -> None:
     nodes = {name: near.leader(name) for name in ("n1", "n2")}
     through = [word for node in nodes.values() for word in ("--node", address(node))]
     near.run("publish", "a", stdin="1\n")
-    consumer = away.start("consume", GROUP, "--start", "earliest", *through)
+    consumer = away.start("consume", GROUP, "--from", "earliest", *through)
     eventually(lambda: values(consumer.out) == ["1"], 30, lambda: consumer.err)
     nodes["n1"].kill()
     near.run("publish", "a", stdin="2\n")
@@ -117,7 +117,7 @@ def test_what_a_leader_refuses_is_told_in_its_words(node: Running, near: Shell, 
     refused(away.run("consume", queue, *through), 1, "denied", f"Run: sublet groups create '{queue}'")
     assert near.run("groups", "create", queue).code == 0
     near.run("publish", "a", stdin="kept\n")
-    answer = away.run("consume", queue, "--max", "1", *through)
+    answer = away.run("consume", queue, "--max-messages", "1", *through)
     assert (answer.code, values(answer.out)) == (0, ["kept"])
 
 
@@ -128,9 +128,9 @@ def test_one_to_whom_nothing_is_lent_is_told_why_and_ends_with_its_nodes(
 ) -> None:
     assert near.run("spaces", "reshard", "default", "1").code == 0
     near.run("publish", "a", stdin="1\n")
-    holder = near.start("consume", GROUP, "--start", "earliest")
+    holder = near.start("consume", GROUP, "--from", "earliest")
     eventually(lambda: values(holder.out) == ["1"], 30, lambda: holder.err)
-    standby = away.start("consume", GROUP, "--node", address(node), "--idle-exit", "5s")
+    standby = away.start("consume", GROUP, "--node", address(node), "--idle-timeout", "5s")
     standby.says("Waiting for streams: a leader is being chosen, or others hold them all. Or the leader's own address")
     node.kill()
     answer = standby.end()

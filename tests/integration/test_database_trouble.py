@@ -39,26 +39,26 @@ def network() -> Iterator[ExitStack]:
 def test_a_leader_whose_way_to_the_database_is_in_trouble_costs_its_consumers_nothing(
     stage: Stage, network: ExitStack
 ) -> None:
-    ways = {name: network.enter_context(PostgresProxy(stage.scene.url)) for name in ("n1", "n2")}
-    for name, way in ways.items():
+    paths = {name: network.enter_context(PostgresProxy(stage.scene.url)) for name in ("n1", "n2")}
+    for name, way in paths.items():
         stage.serve(name, url=way.url)
     stage.share("a", "b")
-    lent = stage.scene.grants()
+    granted = stage.scene.grants()
     with stage.scene.load():
-        ways[stage.scene.claim().node.name].hang_up()
+        paths[stage.scene.claim().node.name].hang_up()
         stage.more()
         for trouble in (PostgresProxy.go_away, PostgresProxy.hold):
             before = stage.scene.claim()
-            way = ways[before.node.name]
+            way = paths[before.node.name]
             trouble(way)
             stage.next_leader(before)
             stage.more()
             way.resume()
             stage.more()
-        ways[stage.scene.claim().node.name].slow(ROUND_TRIP_S)
+        paths[stage.scene.claim().node.name].slow(ROUND_TRIP_S)
         stage.more(40)
     assert stage.verdict().explained == []
-    assert stage.scene.grants() == lent, "a stream has changed hands"
+    assert stage.scene.grants() == granted, "a stream has changed hands"
     stage.written_by_one_at_a_time()
 
 
@@ -71,14 +71,14 @@ def test_a_consumer_whose_way_to_the_database_is_in_trouble_keeps_its_streams_an
     stage.serve("n1")
     stage.fleet.consumer("a", ALL, 0.01, way.url)
     stage.share("b")
-    lent = stage.scene.grants()
+    granted = stage.scene.grants()
     with stage.scene.load():
         stage.more(of="a")
         way.hang_up()
         stage.more(of="a")
         for trouble in (PostgresProxy.go_away, PostgresProxy.hold):
             trouble(way)
-            last(1.2 * LEADER.eviction_s)
+            last(1.2 * LEADER.eviction_timeout_s)
             stage.more(of="b")
             way.resume()
             stage.more(of="a")
@@ -86,7 +86,7 @@ def test_a_consumer_whose_way_to_the_database_is_in_trouble_keeps_its_streams_an
         stage.more(40, of="a")
         way.slow(0.0)
     assert stage.verdict().explained == []
-    assert stage.scene.grants() == lent, "a stream has changed hands"
+    assert stage.scene.grants() == granted, "a stream has changed hands"
 
 
 @pytest.mark.long

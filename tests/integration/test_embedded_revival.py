@@ -105,7 +105,7 @@ def test_publishers_nodes_and_sessions_get_over_it(server_home: Path) -> None:
         with a_shell(SUBLET_DATABASE_URL=server.url) as shell:
             shell.leader("n1")
             caller = threading.Thread(target=publish, args=(server.url,))
-            with Session("$share/g/t/#", url=server.url, start="earliest") as session:
+            with Session("$share/g/t/#", url=server.url, starting_position="earliest") as session:
                 caller.start()
                 seen = consumed(session, 50)
                 for _ in range(2):
@@ -123,7 +123,7 @@ def consumed(session: Session, least: int) -> set[bytes]:
     seen: set[bytes] = set()
 
     def more() -> bool:
-        batch = session.next_batch(1)
+        batch = session.poll(1)
         if batch is not None:
             seen.update(batch.table.column("value").to_pylist())
         return len(seen) >= least

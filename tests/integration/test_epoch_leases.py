@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from sublet_storage.db.connect import connect
-from sublet_storage.log.epochs import lower_frontier
+from sublet_storage.log.epochs import read_lower_frontier
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.catalogue import find_space
 from tests.kit import eventually
@@ -26,11 +26,11 @@ from sublet_storage.producer import Publisher
 
 publisher = Publisher(sys.argv[1], space="default", epoch_lease_s=2)
 publisher.advance(3)
-publisher.at(3).publish("t", b"unfinished").result(30)
+publisher.in_epoch(3).publish("t", b"unfinished").result(30)
 print("has begun", flush=True)
 sys.stdin.readline()
 try:
-    publisher.at(3).publish("t", b"late").result(30)
+    publisher.in_epoch(3).publish("t", b"late").result(30)
     print("published", flush=True)
 except CapabilityExpired as expired:
     print("CapabilityExpired", flush=True)
@@ -52,7 +52,7 @@ def story(database: str) -> Iterator[subprocess.Popen[str]]:
 
 def frontier(database: str) -> tuple[tuple[int, ...], ...]:
     with connect(database) as conn:
-        found = lower_frontier(conn, find_space(conn, "default").space_id)
+        found = read_lower_frontier(conn, find_space(conn, "default").space_id)
     return found.least if found is not None else ()
 
 

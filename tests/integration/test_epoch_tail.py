@@ -14,11 +14,11 @@ from sublet_protocol.domain.topics import Filter
 from sublet_storage.log import log
 from sublet_storage.log.block import pack
 from sublet_storage.log.column_layout import BLOCK_SCHEMA
-from sublet_storage.log.epoch_selection import LeftOut
-from sublet_storage.log.log import Append, Stamp, append
-from sublet_storage.readers.epoch_tail import Data, EpochReading, Message, Snapshot
+from sublet_storage.log.epoch_selection import ExcludedEpochs
+from sublet_storage.log.log import BlockAppend, ProducerStamp, append
+from sublet_storage.readers.epoch_tail import EpochMessages, EpochTailItem, EpochTailReader, FrontierSnapshot
 from sublet_storage.spaces.spaces import create_space, drop_space, reshard, rollover
-from tests.integration.epoch_kit import ALL, A, B, Story, check_course, numbers, seen, told
+from tests.integration.epoch_kit import ALL, A, B, Story, check_course, numbers, reported, seen
 from tests.integration.log_kit import batch, put
 
 
@@ -35,13 +35,13 @@ def test_a_live_reader_sees_what_begins_after_it_has_come_and_nothing_of_what_ha
     conn: psycopg.Connection[Any], story: Story
 ) -> None:
     story.three_and_five()
-    reading = EpochReading(conn, ALL)
-    first = list(reading.messages(conn))
-    assert first == [Snapshot(LowerFrontier(((3,),)), UpperFrontier(((5,),)))]
+    reading = EpochTailReader(conn, ALL)
+    first = list(reading.read_available(conn))
+    assert first == [FrontierSnapshot(LowerFrontier(((3,),)), UpperFrontier(((5,),)))]
     story.the_rest()
-    rest = list(reading.messages(conn))
+    rest = list(reading.read_available(conn))
     assert numbers(seen(rest)) == {6: 2, 7: 1, 8: 1}
-    assert told(rest) == [((9,),)]
+    assert reported(rest) == [((9,),)]
     check_course(first + rest)
 
 
@@ -50,12 +50,12 @@ def test_from_history_a_reader_gets_the_active_epochs_whole_and_no_completed_one
     conn: psycopg.Connection[Any], story: Story
 ) -> None:
     story.three_and_five()
-    reading = EpochReading(conn, ALL, "active")
-    assert reading.snapshot == Snapshot(LowerFrontier(((3,),)), UpperFrontier(((5,),)))
-    first = list(reading.messages(conn))
+    reading = EpochTailReader(conn, ALL, "active")
+    assert reading.snapshot == FrontierSnapshot(LowerFrontier(((3,),)), UpperFrontier(((5,),)))
+    first = list(reading.read_available(conn))
     assert numbers(seen(first)) == {3: 1, 5: 1}
     story.the_rest()
-    rest = list(reading.messages(conn))
+    rest = list(reading.read_available(conn))
     assert numbers(seen(first + rest)) == {3: 2, 4: 1, 5: 3, 6: 2, 7: 1, 8: 1}
     check_course(first + rest)
 
@@ -63,14 +63,14 @@ def test_from_history_a_reader_gets_the_active_epochs_whole_and_no_completed_one
 @pytest.mark.conforms("S1", "S4")
 def test_from_the_beginning_all_epochs_come_and_are_completed_once(conn: psycopg.Connection[Any], story: Story) -> None:
     story.three_and_five()
-    reading = EpochReading(conn, ALL, "earliest")
-    first = list(reading.messages(conn))
-    assert first[0] == Snapshot(None, UpperFrontier(((5,),)))
-    assert told(first) == [((3,),)], "a reader of history is told of its epochs after it was given them"
+    reading = EpochTailReader(conn, ALL, "earliest")
+    first = list(reading.read_available(conn))
+    assert first[0] == FrontierSnapshot(None, UpperFrontier(((5,),)))
+    assert reported(first) == [((3,),)], "a reader of history is told of its epochs after it was given them"
     story.the_rest()
-    rest = list(reading.messages(conn))
+    rest = list(reading.read_available(conn))
     assert numbers(seen(first + rest)) == {0: 1, 1: 1, 2: 1, 3: 2, 4: 1, 5: 3, 6: 2, 7: 1, 8: 1}
-    assert told(rest) == [((9,),)]
+    assert reported(rest) == [((9,),)]
     check_course(first + rest)
 
 
@@ -79,46 +79,46 @@ def test_who_opts_out_gets_epochs_in_part_and_hears_of_the_frontier(
     conn: psycopg.Connection[Any], story: Story
 ) -> None:
     story.three_and_five()
-    reading = EpochReading(conn, ALL, whole=False)
+    reading = EpochTailReader(conn, ALL, entire=False)
     story.the_rest()
-    messages = list(reading.messages(conn))
+    messages = list(reading.read_available(conn))
     assert numbers(seen(messages)) == {3: 1, 4: 1, 5: 2, 6: 2, 7: 1, 8: 1}
-    assert told(messages) == [((9,),)]
+    assert reported(messages) == [((9,),)]
     with pytest.raises(UsageError, match="'active' is for whole epochs"):
-        EpochReading(conn, ALL, "active", whole=False)
+        EpochTailReader(conn, ALL, "active", entire=False)
 
 
 @pytest.mark.conforms("S2", "S3")
 def test_in_product_order_what_lies_beside_the_filter_is_seen(conn: psycopg.Connection[Any], story: Story) -> None:
     story.advance(A, (0, 0))
     story.publish(A, (1, 2), (2, 1))
-    reading = EpochReading(conn, ALL)
+    reading = EpochTailReader(conn, ALL)
     assert reading.snapshot.upper == UpperFrontier(((1, 2), (2, 1)))
     story.publish(A, (1, 1), (2, 2), (0, 3))
     story.publish(A, (1, 2), (0, 2))
-    first = list(reading.messages(conn))
+    first = list(reading.read_available(conn))
     assert seen(first) == {(2, 2): 1, (0, 3): 1}
     story.advance(A, (2, 0))
     story.publish(A, (2, 1), (3, 0))
-    assert seen(reading.messages(conn)) == {(3, 0): 1}, "(2, 1) may still come: it is not retired"
+    assert seen(reading.read_available(conn)) == {(3, 0): 1}, "(2, 1) may still come: it is not retired"
     story.advance(A, (2, 2))
-    assert told(reading.messages(conn)) == [((2, 2),)]
-    assert not reading.filtering
+    assert reported(reading.read_available(conn)) == [((2, 2),)]
+    assert not reading.is_filtering
 
 
 def test_messages_without_an_epoch_always_come_also_out_of_blocks_that_have_others(
     conn: psycopg.Connection[Any], story: Story
 ) -> None:
     story.three_and_five()
-    reading = EpochReading(conn, ALL)
+    reading = EpochTailReader(conn, ALL)
     put(conn, story.streams()[0], b"plain")
     plain = batch([b"in 3", b"without", b"in 5"])
     place = BLOCK_SCHEMA.get_field_index("epoch")
     column = pa.array([[3], None, [5]], BLOCK_SCHEMA.field(place).type)
     mixed = pack(plain.set_column(place, BLOCK_SCHEMA.field(place), column))
-    append(conn, [Append(story.streams()[0], mixed, Stamp("a", 1, 99))])
+    append(conn, [BlockAppend(story.streams()[0], mixed, ProducerStamp("a", 1, 99))])
     story.publish(A, 6, stream=1)
-    assert numbers(seen(reading.messages(conn))) == {None: 2, 6: 1}
+    assert numbers(seen(reading.read_available(conn))) == {None: 2, 6: 1}
 
 
 # --- several streams and spaces -------------------------------------------------------------------------------------
@@ -134,16 +134,16 @@ def test_the_frontiers_of_several_spaces_are_merged_and_epochs_whole_across_them
     story.publish(A, 4)
     other.advance(B, 3)
     other.publish(B, 6, stream=1)
-    reading = EpochReading(conn, ALL)
-    assert reading.snapshot == Snapshot(LowerFrontier(((3,),)), UpperFrontier(((6,),)))
+    reading = EpochTailReader(conn, ALL)
+    assert reading.snapshot == FrontierSnapshot(LowerFrontier(((3,),)), UpperFrontier(((6,),)))
     story.publish(A, 5, 6, 7)
     story.advance(A, 9)
     other.publish(B, 6, 7, 8)
-    messages = list(reading.messages(conn))
+    messages = list(reading.read_available(conn))
     assert numbers(seen(messages)) == {7: 2, 8: 1}
-    assert told(messages) == []
+    assert reported(messages) == []
     other.advance(B, 8)
-    assert told(reading.messages(conn)) == [((8,),)]
+    assert reported(reading.read_available(conn)) == [((8,),)]
 
 
 @pytest.mark.conforms("S4")
@@ -151,21 +151,21 @@ def test_a_frontier_is_told_once_and_after_all_it_completes_also_across_a_rollov
     conn: psycopg.Connection[Any], story: Story
 ) -> None:
     story.advance(A, 0)
-    reading = EpochReading(conn, ALL)
-    assert len(list(reading.messages(conn))) == 1
+    reading = EpochTailReader(conn, ALL)
+    assert len(list(reading.read_available(conn))) == 1
     story.publish(A, 0, 1)
     rollover(conn, "default")
     story.publish(A, 1, 2, stream=1)
     reshard(conn, "default", 3)
     story.publish(A, 2, stream=2)
     story.advance(A, 5)
-    messages = list(reading.messages(conn))
+    messages = list(reading.read_available(conn))
     assert numbers(seen(messages)) == {0: 1, 1: 2, 2: 2}
     assert messages[-1] == LowerFrontier(((5,),)), "3 and 4 were skipped: they are completed, empty"
-    assert told(messages) == [((5,),)]
-    assert list(reading.messages(conn)) == []
+    assert reported(messages) == [((5,),)]
+    assert list(reading.read_available(conn)) == []
     put(conn, story.streams()[0], b"plain")
-    assert told(reading.messages(conn)) == []
+    assert reported(reading.read_available(conn)) == []
 
 
 @pytest.mark.conforms("S4")
@@ -174,16 +174,16 @@ def test_what_is_published_while_it_reads_does_not_hold_the_frontier_back(
 ) -> None:
     """The frontier is of the look: it does not wait for an end that never comes."""
     story.advance(A, 0)
-    reading = EpochReading(conn, ALL)
+    reading = EpochTailReader(conn, ALL)
     story.publish(A, 1)
     story.advance(A, 2)
-    messages: list[Message] = []
-    for message in reading.messages(conn):
+    messages: list[EpochTailItem] = []
+    for message in reading.read_available(conn):
         messages.append(message)
-        if isinstance(message, Data):
+        if isinstance(message, EpochMessages):
             assert len(messages) < 20
             story.publish(A, 2)
-    assert told(messages) == [((2,),)]
+    assert reported(messages) == [((2,),)]
 
 
 @pytest.mark.conforms("S4")
@@ -191,20 +191,20 @@ def test_of_a_space_that_begins_late_nothing_comes_that_was_told_to_be_completed
     conn: psycopg.Connection[Any], story: Story
 ) -> None:
     story.advance(A, 5)
-    reading = EpochReading(conn, ALL)
-    first = list(reading.messages(conn))
+    reading = EpochTailReader(conn, ALL)
+    first = list(reading.read_available(conn))
     create_space(conn, "eu", "eu/#", shards=1)
     other = Story(conn, "eu")
     other.advance(B, 3)
     other.publish(B, 3, 6)
-    messages = list(reading.messages(conn))
+    messages = list(reading.read_available(conn))
     story.publish(A, 6)
     story.advance(A, 9)
     other.publish(B, 4, 6, 7)
     other.advance(B, 7)
-    messages += list(reading.messages(conn))
+    messages += list(reading.read_available(conn))
     assert numbers(seen(messages)) == {6: 3, 7: 1}
-    assert told(messages) == [((7,),)]
+    assert reported(messages) == [((7,),)]
     check_course(first + messages)
 
 
@@ -218,18 +218,18 @@ def test_a_space_that_begins_while_others_are_read_is_not_read_beyond_the_look(
     other = Story(conn, "eu")
     assert min(other.streams()) > max(story.streams()), "it is read after the others"
     story.advance(A, 2)
-    reading = EpochReading(conn, ALL)
+    reading = EpochTailReader(conn, ALL)
     put(conn, story.streams()[0], b"plain")
     put(conn, other.streams()[0], b"plain", topic="eu/1")
     story.advance(A, 5)
-    messages: list[Message] = []
-    for message in reading.messages(conn):
-        if isinstance(message, Data) and not seen(messages):
+    messages: list[EpochTailItem] = []
+    for message in reading.read_available(conn):
+        if isinstance(message, EpochMessages) and not seen(messages):
             other.advance(B, 3)
             other.publish(B, 3, 6)
         messages.append(message)
     other.publish(B, 3, 6)
-    messages += reading.messages(conn)
+    messages += reading.read_available(conn)
     assert numbers(seen(messages)) == {None: 2, 6: 2}
     check_course(messages)
 
@@ -242,17 +242,17 @@ def test_spaces_of_which_only_history_matches_are_not_compared(conn: psycopg.Con
     other = Story(conn, "eu")
     other.advance(B, 3)
     mine = Filter("eu/#")
-    live, history = EpochReading(conn, mine), EpochReading(conn, mine, "earliest")
-    assert live.snapshot == Snapshot(LowerFrontier(((3,),)), UpperFrontier())
+    live, history = EpochTailReader(conn, mine), EpochTailReader(conn, mine, "earliest")
+    assert live.snapshot == FrontierSnapshot(LowerFrontier(((3,),)), UpperFrontier())
     other.publish(B, 3)
     other.advance(B, 4)
     for reading in (live, history):
-        assert told(reading.messages(conn)) == [((4,),)]
+        assert reported(reading.read_available(conn)) == [((4,),)]
     with pytest.raises(InvalidEpoch, match="Read each space by a filter of its own"):
-        EpochReading(conn, ALL)
+        EpochTailReader(conn, ALL)
     drop_space(conn, "eu")
     with pytest.raises(InvalidEpoch):
-        list(live.messages(conn))
+        list(live.read_available(conn))
 
 
 # --- what is left out costs little ----------------------------------------------------------------------------------
@@ -261,18 +261,18 @@ def test_spaces_of_which_only_history_matches_are_not_compared(conn: psycopg.Con
 @pytest.mark.conforms("S6")
 def test_blocks_that_are_left_out_are_neither_fetched_nor_decoded(conn: psycopg.Connection[Any], story: Story) -> None:
     story.three_and_five()
-    reading = EpochReading(conn, ALL)
+    reading = EpochTailReader(conn, ALL)
     stream = story.streams()[0]
     for _ in range(9):
         story.publish(A, 3, 5)
     conn.execute("update block set payload = '\\x00'")
     story.publish(A, 6)
-    assert numbers(seen(reading.messages(conn))) == {6: 1}
-    left_out = LeftOut(UpperFrontier(((5,),)), None)
-    page = log.since(conn, stream, 3, left_out=left_out, limit_bytes=1)
+    assert numbers(seen(reading.read_available(conn))) == {6: 1}
+    left_out = ExcludedEpochs(UpperFrontier(((5,),)), None)
+    page = log.fetch(conn, stream, 3, left_out=left_out, limit_bytes=1)
     assert page.position == page.head, "what is not fetched does not count as bytes of a page"
     with pytest.raises(PoisonBlock):
-        log.since(conn, stream, 3)
+        log.fetch(conn, stream, 3)
 
 
 @pytest.mark.conforms("S6")
@@ -280,21 +280,21 @@ def test_with_the_frontier_past_it_there_is_no_filter_any_more(
     conn: psycopg.Connection[Any], story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[object] = []
-    since = log.since
+    since = log.fetch
 
-    def noted(*args: Any, **kwargs: Any) -> log.Page:
+    def noted(*args: Any, **kwargs: Any) -> log.LogPage:
         asked.append(kwargs["left_out"])
         return since(*args, **kwargs)
 
-    monkeypatch.setattr(log, "since", noted)
+    monkeypatch.setattr(log, "fetch", noted)
     story.three_and_five()
-    reading = EpochReading(conn, ALL)
+    reading = EpochTailReader(conn, ALL)
     story.publish(A, 5)
-    list(reading.messages(conn))
-    before = reading.filtering
+    list(reading.read_available(conn))
+    before = reading.is_filtering
     story.advance(A, 6)
-    list(reading.messages(conn))
-    assert (before, reading.filtering) == (True, False)
+    list(reading.read_available(conn))
+    assert (before, reading.is_filtering) == (True, False)
     story.publish(A, 6)
-    assert numbers(seen(reading.messages(conn))) == {6: 1}
-    assert asked == [LeftOut(UpperFrontier(((5,),)), None), None]
+    assert numbers(seen(reading.read_available(conn))) == {6: 1}
+    assert asked == [ExcludedEpochs(UpperFrontier(((5,),)), None), None]

@@ -15,19 +15,19 @@ def publisher(database: str) -> Iterator[Publisher]:
     """It has completed 0, 1 and 2, and begun 3 and 5."""
     with Publisher(database, space="default") as publisher:
         for epoch in (0, 3, 5):
-            publisher.at(epoch).publish("t", b"%d" % epoch)
+            publisher.in_epoch(epoch).publish("t", b"%d" % epoch)
         publisher.advance(3)
         yield publisher
 
 
 @pytest.mark.conforms("S1", "S2", "A9")
 def test_live_it_shows_the_snapshot_and_then_whole_epochs_and_the_frontier(shell: Shell, publisher: Publisher) -> None:
-    live = shell.start("tail", "#", "--epochs", "--max", "1", "--json")
+    live = shell.start("tail", "#", "--epochs", "--max-messages", "1", "--json")
     live.says('{"snapshot":{"lower":[[3]],"upper":[[5]]}}')
-    publisher.at(4).publish("t", b"4")
+    publisher.in_epoch(4).publish("t", b"4")
     publisher.advance(5)
     live.says('{"lower":[[5]]}')
-    publisher.at(6).publish("t", b"6")
+    publisher.in_epoch(6).publish("t", b"6")
     answer = live.end()
     assert answer.code == 0, answer.err
     assert [row.get("value") for row in answer.lines] == [None, None, "6"]
@@ -56,14 +56,14 @@ def test_for_people_it_says_what_has_begun_and_what_is_completed(shell: Shell) -
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         (["--epochs", "--node", "127.0.0.1:1"], "--epochs and --node: nodes do not serve epochs yet"),
         (["--epochs", "--from", "15m"], "--from '15m': with --epochs, give latest, active, earliest"),
         (["--from", "active"], "--from 'active': is for whole epochs. Add --epochs"),
     ],
 )
-def test_what_does_not_go_together_is_refused(shell: Shell, arguments: list[str], told: str) -> None:
+def test_what_does_not_go_together_is_refused(shell: Shell, arguments: list[str], reported: str) -> None:
     answer = shell.run("tail", "#", *arguments)
     assert (answer.code, answer.out) == (2, "")
-    assert told in answer.err
+    assert reported in answer.err

@@ -10,16 +10,16 @@ from typing import Any
 import psycopg
 import pytest
 
-from sublet_protocol.domain.errors import Gone
+from sublet_protocol.domain.errors import PositionGone
 from sublet_storage.db.connect import connect
 from sublet_storage.log import epochs
 from sublet_storage.log.epochs import hold, release
 from sublet_storage.producer import Publisher
-from sublet_storage.readers.epoch_tail import EpochReading, Message
+from sublet_storage.readers.epoch_tail import EpochTailItem, EpochTailReader
 from sublet_storage.spaces.catalogue import find_space
-from sublet_storage.spaces.retention import retain
+from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.spaces import create_space, reshard, rollover
-from tests.integration.epoch_kit import ALL, A, B, Story, check_course, numbers, seen, told
+from tests.integration.epoch_kit import ALL, A, B, Story, check_course, numbers, reported, seen
 from tests.kit import eventually
 from tests.kit_nodes import ROOT
 
@@ -35,7 +35,7 @@ def story(conn: psycopg.Connection[Any]) -> Story:
 def take_what_is_closed(conn: psycopg.Connection[Any]) -> None:
     conn.execute("update space set retention_s = 1")
     conn.execute("update generation set closed_at = closed_at - interval '9 s' where state = 'closed'")
-    assert retain(conn)
+    assert apply_retention(conn)
 
 
 @pytest.mark.conforms("S7")
@@ -47,11 +47,11 @@ def test_of_epochs_that_retention_has_taken_in_part_nothing_comes(
     rollover(conn, "default")
     story.publish(A, 5, 6)
     take_what_is_closed(conn)
-    reading = EpochReading(conn, ALL, begin)
-    messages = list(reading.messages(conn))
+    reading = EpochTailReader(conn, ALL, begin)
+    messages = list(reading.read_available(conn))
     story.publish(A, 4, 5, 6, stream=1)
     story.publish(A, 6, 7)
-    assert numbers(seen([*messages, *reading.messages(conn)])) == wanted
+    assert numbers(seen([*messages, *reading.read_available(conn)])) == wanted
 
 
 @pytest.mark.conforms("S3")
@@ -59,23 +59,23 @@ def test_where_retention_takes_what_was_to_come_reading_ends_with_the_reason(
     conn: psycopg.Connection[Any], story: Story
 ) -> None:
     story.three_and_five()
-    gone: list[Gone] = []
-    torn, partial = EpochReading(conn, ALL), EpochReading(conn, ALL, whole=False, on_gone=gone.append)
-    untouched = EpochReading(conn, ALL, on_gone=gone.append)
+    gone: list[PositionGone] = []
+    torn, partial = EpochTailReader(conn, ALL), EpochTailReader(conn, ALL, entire=False, on_data_loss=gone.append)
+    untouched = EpochTailReader(conn, ALL, on_data_loss=gone.append)
     story.publish(A, 5)
-    list(untouched.messages(conn))
+    list(untouched.read_available(conn))
     story.publish(A, 6)
-    list(partial.messages(conn))
+    list(partial.read_available(conn))
     story.publish(A, 6)
-    list(untouched.messages(conn))
+    list(untouched.read_available(conn))
     rollover(conn, "default")
     take_what_is_closed(conn)
     story.publish(A, 6)
     for _ in range(2):
-        with pytest.raises(Gone):
-            list(torn.messages(conn))
-    assert numbers(seen(partial.messages(conn))) == {6: 1}
-    assert numbers(seen(untouched.messages(conn))) == {6: 1}
+        with pytest.raises(PositionGone):
+            list(torn.read_available(conn))
+    assert numbers(seen(partial.read_available(conn))) == {6: 1}
+    assert numbers(seen(untouched.read_available(conn))) == {6: 1}
     assert len(gone) == 1
 
 
@@ -83,13 +83,13 @@ def test_what_retention_has_taken_of_left_out_epochs_is_told_and_harms_nothing(
     conn: psycopg.Connection[Any], story: Story
 ) -> None:
     story.three_and_five()
-    gone: list[Gone] = []
-    reading = EpochReading(conn, ALL, on_gone=gone.append)
+    gone: list[PositionGone] = []
+    reading = EpochTailReader(conn, ALL, on_data_loss=gone.append)
     story.publish(A, 3, 5)
     rollover(conn, "default")
     take_what_is_closed(conn)
     story.publish(A, 5, 6)
-    assert numbers(seen(reading.messages(conn))) == {6: 1}
+    assert numbers(seen(reading.read_available(conn))) == {6: 1}
     assert len(gone) == 1
 
 
@@ -101,7 +101,7 @@ from sublet_storage.producer import Publisher
 
 publisher = Publisher(sys.argv[1], space="default", epoch_lease_s=1)
 publisher.advance(3)
-publisher.at(4).publish("t", b"unfinished").result(30)
+publisher.in_epoch(4).publish("t", b"unfinished").result(30)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -111,16 +111,16 @@ def test_a_publisher_that_dies_holds_the_frontier_back_for_its_lease_and_what_it
     database: str, conn: psycopg.Connection[Any], story: Story
 ) -> None:
     story.advance(A, 2)
-    reading = EpochReading(conn, ALL)
-    messages = list(reading.messages(conn))
+    reading = EpochTailReader(conn, ALL)
+    messages = list(reading.read_available(conn))
     subprocess.run([sys.executable, "-c", DYING, database], cwd=ROOT, check=False, timeout=60)
     story.publish(A, 7)
     story.advance(A, 9)
-    messages += reading.messages(conn)
+    messages += reading.read_available(conn)
     assert numbers(seen(messages)) == {4: 1, 7: 1}
-    assert told(messages) == [((3,),)]
+    assert reported(messages) == [((3,),)]
     eventually(lambda: epochs.expire(conn), 30)
-    assert told(reading.messages(conn)) == [((9,),)]
+    assert reported(reading.read_available(conn)) == [((9,),)]
 
 
 def test_it_goes_on_over_another_connection_where_it_was(
@@ -129,14 +129,14 @@ def test_it_goes_on_over_another_connection_where_it_was(
     story.three_and_five()
     story.publish(A, 5, stream=1)
     with connect(database) as first:
-        reading = EpochReading(first, ALL, "active")
-        course = reading.messages(first)
+        reading = EpochTailReader(first, ALL, "active")
+        course = reading.read_available(first)
         messages = [next(course), next(course)]
         conn.execute("select pg_terminate_backend(%s)", (first.info.backend_pid,))
         with pytest.raises(psycopg.OperationalError):
             list(course)
     story.the_rest()
-    messages += reading.messages(conn)
+    messages += reading.read_available(conn)
     assert numbers(seen(messages)) == {3: 2, 4: 1, 5: 4, 6: 2, 7: 1, 8: 1}
     check_course(messages)
 
@@ -146,12 +146,12 @@ def test_a_durable_reader_that_begins_again_gets_what_was_not_completed_whole(
     conn: psycopg.Connection[Any], story: Story
 ) -> None:
     story.three_and_five()
-    first = EpochReading(conn, ALL, "active")
-    assert numbers(seen(first.messages(conn))) == {3: 1, 5: 1}
+    first = EpochTailReader(conn, ALL, "active")
+    assert numbers(seen(first.read_available(conn))) == {3: 1, 5: 1}
     story.publish(A, 4, 5)
     story.advance(A, 4)
-    again = EpochReading(conn, ALL, "active")
-    messages = list(again.messages(conn))
+    again = EpochTailReader(conn, ALL, "active")
+    messages = list(again.read_available(conn))
     assert numbers(seen(messages)) == {4: 1, 5: 2}
     check_course(messages)
 
@@ -168,7 +168,7 @@ class Load:
 
     def __init__(self, database: str) -> None:
         self.database = database
-        self.courses: list[tuple[str, list[Message]]] = []
+        self.courses: list[tuple[str, list[EpochTailItem]]] = []
         self._over = threading.Event()
         self._writers = [threading.Thread(target=self._publish, args=each) for each in WRITERS]
         self._writers.append(threading.Thread(target=self._reshard))
@@ -211,11 +211,11 @@ class Load:
 
     def _read(self, begin: str) -> None:
         with connect(self.database) as conn:
-            reading, messages = EpochReading(conn, ALL, begin), list[Message]()
+            reading, messages = EpochTailReader(conn, ALL, begin), list[EpochTailItem]()
             self.courses.append((begin, messages))
             while not self._over.is_set():
-                messages += reading.messages(conn)
-            messages += reading.messages(conn)
+                messages += reading.read_available(conn)
+            messages += reading.read_available(conn)
 
 
 def published(conn: psycopg.Connection[Any]) -> int:
@@ -230,7 +230,7 @@ def test_under_load_across_rollovers_every_reader_gets_whole_epochs(
     create_space(conn, "eu", "eu/#", shards=2)
     load = Load(database)
     load.run(conn)
-    had = seen(EpochReading(conn, ALL, "earliest", whole=False).messages(conn))
+    had = seen(EpochTailReader(conn, ALL, "earliest", entire=False).read_available(conn))
     assert len(load.courses) == len(READERS)
     for begin, messages in load.courses:
         check_course(messages)

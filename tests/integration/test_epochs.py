@@ -25,10 +25,10 @@ from sublet_protocol.domain.errors import (
 )
 from sublet_storage.db.connect import connect
 from sublet_storage.log import epochs
-from sublet_storage.log.epochs import hold, lower_frontier, release, renew
-from sublet_storage.log.log import Append, Outcome, Producer, Stamp, append
+from sublet_storage.log.epochs import hold, read_lower_frontier, release, renew
+from sublet_storage.log.log import AppendOutcome, BlockAppend, Producer, ProducerStamp, append
 from sublet_storage.producer import Publisher
-from sublet_storage.producer.batches.pending_blocks import Piece
+from sublet_storage.producer.batches.pending_blocks import PendingRows
 from sublet_storage.producer.buffer import Buffer
 from sublet_storage.spaces.catalogue import find_space, open_streams
 from sublet_storage.spaces.spaces import create_space, drop_space, rollover
@@ -48,22 +48,22 @@ def least(frontier: LowerFrontier | None) -> list[Epoch]:
     return [] if frontier is None else list(frontier.least)
 
 
-def sent(conn: psycopg.Connection[Any], who: Producer, number: int, *of: Epoch, stream: int = 0) -> Outcome:
+def sent(conn: psycopg.Connection[Any], who: Producer, number: int, *of: Epoch, stream: int = 0) -> AppendOutcome:
     """Append a block with a message in each of these epochs."""
-    stamp = Stamp(who.producer_id, who.incarnation, number)
-    return append(conn, [Append(open_streams(conn)[stream].stream_id, in_epochs(*of), stamp)])[0].outcome
+    stamp = ProducerStamp(who.producer_id, who.incarnation, number)
+    return append(conn, [BlockAppend(open_streams(conn)[stream].stream_id, in_epochs(*of), stamp)])[0].outcome
 
 
 # --- the frontier ---------------------------------------------------------------------------------------------------
 
 
 def test_the_frontier_is_that_of_all_who_may_publish(conn: psycopg.Connection[Any], space: int) -> None:
-    assert lower_frontier(conn, space) is None
+    assert read_lower_frontier(conn, space) is None
     assert least(hold(conn, space, A, [(3,)])) == [(3,)]
     assert least(hold(conn, space, B, [(5,)])) == [(3,)]
     assert least(hold(conn, space, A, [(9,)])) == [(5,)]
     assert least(hold(conn, space, B, [(9,)])) == [(9,)]
-    assert least(lower_frontier(conn, space)) == [(9,)]
+    assert least(read_lower_frontier(conn, space)) == [(9,)]
 
 
 def test_in_product_order_it_is_an_antichain(conn: psycopg.Connection[Any], space: int) -> None:
@@ -82,7 +82,7 @@ def test_what_is_completed_is_not_held_again(conn: psycopg.Connection[Any], spac
         hold(conn, space, B, [wanted])
     with pytest.raises(EpochCompleted, match="'a' has advanced to 3, and does not go back"):
         hold(conn, space, A, [wanted])
-    assert least(lower_frontier(conn, space)) == [(3,)]
+    assert least(read_lower_frontier(conn, space)) == [(3,)]
 
 
 def test_all_epochs_of_a_space_have_as_many_numbers(conn: psycopg.Connection[Any], space: int) -> None:
@@ -96,12 +96,12 @@ def test_who_leaves_holds_nothing_back_and_where_nobody_is_left_all_that_has_beg
 ) -> None:
     hold(conn, space, A, [(3,)])
     hold(conn, space, B, [(5,)])
-    assert sent(conn, B, 1, (7,), stream=1) is Outcome.APPENDED
+    assert sent(conn, B, 1, (7,), stream=1) is AppendOutcome.APPENDED
     release(conn, space, A)
-    assert least(lower_frontier(conn, space)) == [(5,)]
+    assert least(read_lower_frontier(conn, space)) == [(5,)]
     release(conn, space, B)
     release(conn, space, B)
-    assert least(lower_frontier(conn, space)) == [(8,)]
+    assert least(read_lower_frontier(conn, space)) == [(8,)]
     with pytest.raises(EpochCompleted):
         hold(conn, space, C, [(7,)])
     assert least(hold(conn, space, C, [(8,)])) == [(8,)]
@@ -110,7 +110,7 @@ def test_who_leaves_holds_nothing_back_and_where_nobody_is_left_all_that_has_beg
 def test_spaces_have_frontiers_of_their_own(conn: psycopg.Connection[Any], space: int) -> None:
     other = create_space(conn, "other", "other/#", shards=1)
     hold(conn, space, A, [(3,)])
-    assert lower_frontier(conn, find_space(conn, "other").space_id) is None
+    assert read_lower_frontier(conn, find_space(conn, "other").space_id) is None
     assert other is not None
 
 
@@ -121,18 +121,18 @@ def test_spaces_have_frontiers_of_their_own(conn: psycopg.Connection[Any], space
 def test_a_block_is_stored_only_with_epochs_that_its_producer_may_publish(
     conn: psycopg.Connection[Any], space: int
 ) -> None:
-    assert sent(conn, A, 1, (3,)) is Outcome.EXPIRED, "it holds nothing"
+    assert sent(conn, A, 1, (3,)) is AppendOutcome.EXPIRED, "it holds nothing"
     hold(conn, space, A, [(3,)])
     hold(conn, space, B, [(5,)])
-    assert sent(conn, A, 2, (3,), (4,)) is Outcome.APPENDED
-    assert sent(conn, A, 2, (3,), (4,)) is Outcome.DUPLICATE
-    assert sent(conn, B, 1, (6,), (4,)) is Outcome.COMPLETED
+    assert sent(conn, A, 2, (3,), (4,)) is AppendOutcome.APPENDED
+    assert sent(conn, A, 2, (3,), (4,)) is AppendOutcome.DUPLICATE
+    assert sent(conn, B, 1, (6,), (4,)) is AppendOutcome.COMPLETED
     hold(conn, space, A, [(4,)])
-    assert sent(conn, A, 2, (3,), (4,)) is Outcome.DUPLICATE, "an old attempt that was stored"
-    assert sent(conn, A, 3, (3,)) is Outcome.COMPLETED, "an old attempt that was not"
+    assert sent(conn, A, 2, (3,), (4,)) is AppendOutcome.DUPLICATE, "an old attempt that was stored"
+    assert sent(conn, A, 3, (3,)) is AppendOutcome.COMPLETED, "an old attempt that was not"
     release(conn, space, A)
-    assert sent(conn, A, 4, (9,)) is Outcome.EXPIRED
-    assert sent(conn, C, 1, (9,)) is Outcome.EXPIRED, "what others hold is not its own"
+    assert sent(conn, A, 4, (9,)) is AppendOutcome.EXPIRED
+    assert sent(conn, C, 1, (9,)) is AppendOutcome.EXPIRED, "what others hold is not its own"
     assert sum(map(len, everything(conn).values())) == 2
 
 
@@ -145,8 +145,8 @@ def test_a_retry_is_told_what_was_refused_though_what_came_behind_it_is_stored(
 
     def attempt(incarnation: int, first: int) -> list[str]:
         blocks = [in_epochs((3,)), block(b"x"), in_epochs((9,)), block(b"y")]
-        stamps = [Stamp("a", incarnation, first + number) for number in range(len(blocks))]
-        appends = [Append(stream, block, stamp) for block, stamp in zip(blocks, stamps, strict=True)]
+        stamps = [ProducerStamp("a", incarnation, first + number) for number in range(len(blocks))]
+        appends = [BlockAppend(stream, block, stamp) for block, stamp in zip(blocks, stamps, strict=True)]
         return [answer.outcome.value for answer in append(conn, appends)]
 
     hold(conn, space, A, [(3,)])
@@ -165,10 +165,10 @@ def test_a_retry_is_told_what_was_refused_though_what_came_behind_it_is_stored(
 
 def test_blocks_and_streams_say_what_epochs_they_have(conn: psycopg.Connection[Any], space: int) -> None:
     hold(conn, space, A, [(0, 0)])
-    assert sent(conn, A, 1, (2, 1), (1, 2), (1, 1)) is Outcome.APPENDED
-    assert sent(conn, A, 2, (1, 1)) is Outcome.APPENDED
+    assert sent(conn, A, 1, (2, 1), (1, 2), (1, 1)) is AppendOutcome.APPENDED
+    assert sent(conn, A, 2, (1, 1)) is AppendOutcome.APPENDED
     hold(conn, space, A, [(1, 1)])
-    assert sent(conn, A, 3, (3, 1)) is Outcome.APPENDED
+    assert sent(conn, A, 3, (3, 1)) is AppendOutcome.APPENDED
     found = conn.execute("select lower_frontier, epochs from block order by end_offset").fetchall()
     assert [lower for lower, _ in found] == [[[0, 0]], [[0, 0]], [[1, 1]]]
     assert found[0][1] == {"least": [[1, 1]], "greatest": [[1, 2], [2, 1]], "mixed": False}
@@ -196,14 +196,14 @@ def test_the_frontier_waits_for_what_its_producer_is_writing(
         moved.set()
 
     with connect(database) as writer, writer.transaction():
-        assert sent(writer, A, 1, (3,)) is Outcome.APPENDED
+        assert sent(writer, A, 1, (3,)) is AppendOutcome.APPENDED
         advancing = threading.Thread(target=advance)
         advancing.start()
         eventually(lambda: _waiting(conn))
-        assert least(lower_frontier(conn, space)) == [(3,)]
+        assert least(read_lower_frontier(conn, space)) == [(3,)]
         assert not moved.is_set()
     advancing.join(30)
-    assert least(lower_frontier(conn, space)) == [(4,)]
+    assert least(read_lower_frontier(conn, space)) == [(4,)]
 
 
 # --- leases ---------------------------------------------------------------------------------------------------------
@@ -217,8 +217,8 @@ def test_a_producer_that_is_not_heard_of_for_its_lease_holds_nothing_back(
     hold(conn, space, B, [(5,)], lease_s=LONG_S)
     assert epochs.expire(conn) == [(space, "a")]
     assert epochs.expire(conn) == []
-    assert least(lower_frontier(conn, space)) == [(5,)]
-    assert sent(conn, A, 1, (5,)) is Outcome.EXPIRED
+    assert least(read_lower_frontier(conn, space)) == [(5,)]
+    assert sent(conn, A, 1, (5,)) is AppendOutcome.EXPIRED
     assert renew(conn, A) == frozenset()
     with pytest.raises(CapabilityExpired, match="not heard of for longer than its lease"):
         hold(conn, space, A, [(6,)])
@@ -256,9 +256,9 @@ def test_all_epochs_of_a_space_that_was_dropped_are_completed(conn: psycopg.Conn
     other = find_space(conn, "other").space_id
     hold(conn, other, A, [(3,)])
     (index,) = (place for place, stream in enumerate(open_streams(conn)) if stream.space_id == other)
-    assert sent(conn, A, 1, (7,), stream=index) is Outcome.APPENDED
+    assert sent(conn, A, 1, (7,), stream=index) is AppendOutcome.APPENDED
     drop_space(conn, "other")
-    assert least(lower_frontier(conn, other)) == [(8,)]
+    assert least(read_lower_frontier(conn, other)) == [(8,)]
 
 
 def test_one_that_renews_keeps_what_it_holds(conn: psycopg.Connection[Any], space: int) -> None:
@@ -271,7 +271,7 @@ def test_one_that_is_writing_is_left_for_next_time(database: str, conn: psycopg.
     hold(conn, space, A, [(3,)], lease_s=0.0)
     conn.execute("set lock_timeout = 50")
     with connect(database) as writer, writer.transaction():
-        assert sent(writer, A, 1, (3,)) is Outcome.APPENDED
+        assert sent(writer, A, 1, (3,)) is AppendOutcome.APPENDED
         assert epochs.expire(conn) == []
     assert epochs.expire(conn) == [(space, "a")]
 
@@ -285,14 +285,14 @@ def test_a_later_life_of_a_named_producer_goes_on_with_what_the_earlier_held(
         hold(conn, space, A, [(5,)])
     with pytest.raises(ProducerFenced):
         release(conn, space, A)
-    assert least(lower_frontier(conn, space)) == [(4,)], "the earlier life gives nothing back"
+    assert least(read_lower_frontier(conn, space)) == [(4,)], "the earlier life gives nothing back"
 
 
 def test_at_random_the_frontier_never_goes_back_and_nothing_comes_behind_it(
     conn: psycopg.Connection[Any], space: int
 ) -> None:
     dice = random.Random(7)
-    before, number = lower_frontier(conn, space), 0
+    before, number = read_lower_frontier(conn, space), 0
     for _ in range(400):
         who, number = Producer(dice.choice("abcd"), 1 + dice.randrange(2)), number + 1
         epoch = (dice.randrange(12), dice.randrange(12))
@@ -305,12 +305,12 @@ def test_at_random_the_frontier_never_goes_back_and_nothing_comes_behind_it(
                 case 3:
                     epochs.expire(conn)
                 case _:
-                    if sent(conn, who, number, epoch) is Outcome.APPENDED:
+                    if sent(conn, who, number, epoch) is AppendOutcome.APPENDED:
                         assert before is not None
-                        assert before.may_come(epoch)
+                        assert before.admits(epoch)
         except (EpochCompleted, CapabilityExpired, ProducerFenced):
             pass
-        now = lower_frontier(conn, space)
+        now = read_lower_frontier(conn, space)
         assert before is None or (now is not None and before.is_at_or_before(now)), (before, now)
         before = now
 
@@ -331,30 +331,30 @@ def test_messages_are_published_in_their_epochs(database: str, conn: psycopg.Con
     with Publisher(database, space="default") as publisher:
         publisher.advance(3)
         publisher.publish("t", b"without")
-        publisher.at(3).publish("t", b"one")
-        publisher.at(4).publish_batch({"topic": "t", "value": [b"two", b"two"]})
+        publisher.in_epoch(3).publish("t", b"one")
+        publisher.in_epoch(4).publish_batch({"topic": "t", "value": [b"two", b"two"]})
         publisher.publish_batch({"topic": "t", "value": [b"x", b"y"], "epoch": [[5], None]})
         publisher.advance(4)
-        assert least(lower_frontier(conn, space)) == [(4,)]
+        assert least(read_lower_frontier(conn, space)) == [(4,)]
         with pytest.raises(EpochCompleted, match="has advanced to 4, and does not go back"):
-            publisher.at(3)
+            publisher.in_epoch(3)
         with pytest.raises(EpochCompleted):
             publisher.publish_batch({"topic": "t", "value": [b"x"], "epoch": [[3]]})
         with pytest.raises(UsageError, match="some have one"):
-            publisher.at(4).publish_batch({"topic": "t", "value": [b"x"], "epoch": [[5]]})
+            publisher.in_epoch(4).publish_batch({"topic": "t", "value": [b"x"], "epoch": [[5]]})
     found = [(b"one", [3]), (b"two", [4]), (b"two", [4]), (b"without", None), (b"x", [5]), (b"y", None)]
     assert delivered(conn) == found
-    assert least(lower_frontier(conn, space)) == [(6,)], "the publisher has left"
+    assert least(read_lower_frontier(conn, space)) == [(6,)], "the publisher has left"
 
 
 def test_the_first_epoch_that_is_used_is_what_is_held(database: str, conn: psycopg.Connection[Any], space: int) -> None:
     with Publisher(database, space="default") as publisher:
-        publisher.at((2, 7))
-        assert least(lower_frontier(conn, space)) == [(2, 7)]
+        publisher.in_epoch((2, 7))
+        assert least(read_lower_frontier(conn, space)) == [(2, 7)]
         with pytest.raises(EpochCompleted):
-            publisher.at((1, 9))
+            publisher.in_epoch((1, 9))
         with pytest.raises(InvalidEpoch):
-            publisher.at(3)
+            publisher.in_epoch(3)
 
 
 def test_an_advance_to_several_epochs_is_to_an_antichain(
@@ -362,10 +362,10 @@ def test_an_advance_to_several_epochs_is_to_an_antichain(
 ) -> None:
     with Publisher(database, space="default") as publisher:
         publisher.advance((1, 5), (3, 2), (3, 9))
-        assert least(lower_frontier(conn, space)) == [(1, 5), (3, 2)]
-        publisher.at((1, 6))
+        assert least(read_lower_frontier(conn, space)) == [(1, 5), (3, 2)]
+        publisher.in_epoch((1, 6))
         with pytest.raises(EpochCompleted):
-            publisher.at((2, 4))
+            publisher.in_epoch((2, 4))
         with pytest.raises(InvalidEpoch, match="2 numbers"):
             publisher.advance((4, 9), 7)
 
@@ -375,15 +375,15 @@ def test_threads_that_begin_at_once_take_one_capability(
 ) -> None:
     with Publisher(database, space="default") as publisher, ThreadPoolExecutor(8) as pool:
         publisher.advance(0)
-        asked = [pool.submit(lambda: publisher.at(7).publish("t", b"x").result(30)) for _ in range(8)]
+        asked = [pool.submit(lambda: publisher.in_epoch(7).publish("t", b"x").result(30)) for _ in range(8)]
         assert all(each.result(30) for each in asked)
-        assert least(lower_frontier(conn, space)) == [(0,)]
+        assert least(read_lower_frontier(conn, space)) == [(0,)]
 
 
 def test_epochs_are_a_spaces_own(database: str) -> None:
     with Publisher(database) as publisher:
         with pytest.raises(UsageError, match=r"Publisher\(space='default'\)"):
-            publisher.at(3)
+            publisher.in_epoch(3)
         with pytest.raises(UsageError, match=r"Publisher\(space='default'\)"):
             publisher.advance(3)
         with pytest.raises(UsageError, match="give the one that is next"):
@@ -395,20 +395,20 @@ def test_an_advance_that_is_not_waited_for_is_made_when_all_before_it_is_durable
 ) -> None:
     with Publisher(database, space="default", linger_ms=10_000) as publisher:
         publisher.advance(3)
-        delivery = publisher.at(3).publish("t", b"1")
+        delivery = publisher.in_epoch(3).publish("t", b"1")
         publisher.advance(4, wait=False)
-        assert least(lower_frontier(conn, space)) == [(3,)]
+        assert least(read_lower_frontier(conn, space)) == [(3,)]
         with pytest.raises(EpochCompleted, match="has advanced to 4"):
-            publisher.at(3)
-        publisher.at(4).publish("t", b"2")
+            publisher.in_epoch(3)
+        publisher.in_epoch(4).publish("t", b"2")
         publisher.flush()
         assert delivery.done
-        assert least(lower_frontier(conn, space)) == [(4,)]
+        assert least(read_lower_frontier(conn, space)) == [(4,)]
         publisher.advance(7, wait=False)
         publisher.advance(8)
-        assert least(lower_frontier(conn, space)) == [(8,)]
+        assert least(read_lower_frontier(conn, space)) == [(8,)]
         with pytest.raises(EpochCompleted, match="has advanced to 8"):
-            publisher.at(7)
+            publisher.in_epoch(7)
 
 
 def test_of_many_advances_that_are_not_waited_for_few_are_made(
@@ -416,28 +416,28 @@ def test_of_many_advances_that_are_not_waited_for_few_are_made(
 ) -> None:
     with Publisher(database, space="default", linger_ms=10_000) as publisher:
         for epoch in range(100):
-            publisher.at(epoch).publish("t", b"x")
+            publisher.in_epoch(epoch).publish("t", b"x")
             publisher.advance(epoch + 1, wait=False)
         publisher.flush()
         (moves,) = conn.execute("select frontier_moves from space where space_id = %s", (space,)).fetchall()[0]
         assert moves < 10
         publisher.advance(200, wait=False)
-    assert least(lower_frontier(conn, space)) == [(200,)], "closing makes it first"
+    assert least(read_lower_frontier(conn, space)) == [(200,)], "closing makes it first"
 
 
 @pytest.mark.conforms("S9")
 def test_who_fails_does_not_finish_its_epochs(database: str, conn: psycopg.Connection[Any], space: int) -> None:
     def fail() -> None:
         with Publisher(database, space="default") as publisher:
-            publisher.at(3).publish("t", b"half").result()
+            publisher.in_epoch(3).publish("t", b"half").result()
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
         fail()
-    assert least(lower_frontier(conn, space)) == [(3,)]
+    assert least(read_lower_frontier(conn, space)) == [(3,)]
     conn.execute("update capability set expires_at = clock_timestamp()")
     assert len(epochs.expire(conn)) == 1
-    assert least(lower_frontier(conn, space)) == [(4,)]
+    assert least(read_lower_frontier(conn, space)) == [(4,)]
     assert conn.execute("select begun from capability").fetchall() == [([[3]],)]
 
 
@@ -445,16 +445,16 @@ def test_the_largest_number_is_refused(database: str, space: int) -> None:
     with Publisher(database, space="default") as publisher:
         for epoch in (2**63 - 1, (2**63 - 1,)):
             with pytest.raises(InvalidEpoch, match="64-bit integer, at most"):
-                publisher.at(epoch)
+                publisher.in_epoch(epoch)
         with pytest.raises(InvalidEpoch, match="64-bit integer, at most"):
             publisher.publish_batch({"topic": "t", "value": [b"x", b"y"], "epoch": [[1], [2**63 - 1]]})
-        publisher.at(2**63 - 2).publish("t", b"x").result()
+        publisher.in_epoch(2**63 - 2).publish("t", b"x").result()
         publisher.advance(2**63 - 2)
     with (
         Publisher(database, space="default") as publisher,
         pytest.raises(EpochCompleted, match="There is none left: take another space"),
     ):
-        publisher.at(2**63 - 2)
+        publisher.in_epoch(2**63 - 2)
 
 
 def test_an_advance_that_comes_to_nothing_is_told_by_the_next_flush(
@@ -471,16 +471,16 @@ def test_an_advance_that_comes_to_nothing_is_told_by_the_next_flush(
 
 
 def test_what_was_not_stored_keeps_its_epoch_open(database: str, conn: psycopg.Connection[Any], space: int) -> None:
-    publisher = Publisher(database, space="default", retry_timeout_s=1)
+    publisher = Publisher(database, space="default", delivery_timeout_s=1)
     publisher.advance(3)
     conn.execute("alter table stream rename to stream_away")
-    publisher.at(3).publish("t", b"lost")
+    publisher.in_epoch(3).publish("t", b"lost")
     publisher.advance(4, wait=False)
     with pytest.raises(SubletError):
         publisher.flush()
     conn.execute("alter table stream_away rename to stream")
-    assert publisher.at(3).publish("t", b"again").result().offset == 0
-    assert least(lower_frontier(conn, space)) == [(3,)]
+    assert publisher.in_epoch(3).publish("t", b"again").result().offset == 0
+    assert least(read_lower_frontier(conn, space)) == [(3,)]
     publisher.close()
 
 
@@ -502,26 +502,26 @@ def test_of_two_threads_that_advance_none_undoes_the_other(
         publisher.advance(5, wait=False)
         other.join()
         publisher.flush()
-        assert least(lower_frontier(conn, space)) == [(6,)]
+        assert least(read_lower_frontier(conn, space)) == [(6,)]
 
 
 def test_an_advance_behind_something_that_failed_raises_why(
     database: str, conn: psycopg.Connection[Any], space: int
 ) -> None:
-    publisher = Publisher(database, space="default", retry_timeout_s=1)
+    publisher = Publisher(database, space="default", delivery_timeout_s=1)
     publisher.advance(3)
     conn.execute("alter table stream rename to stream_away")
-    lost = publisher.at(3).publish("t", b"lost")
+    lost = publisher.in_epoch(3).publish("t", b"lost")
     with pytest.raises(SubletError):
         lost.result()
     conn.execute("alter table stream_away rename to stream")
     with pytest.raises(SubletError, match="the database refuses to store it"):
         publisher.advance(4, wait=False)
     publisher.flush()
-    assert least(lower_frontier(conn, space)) == [(3,)]
+    assert least(read_lower_frontier(conn, space)) == [(3,)]
     publisher.advance(4)
     publisher.close()
-    assert least(lower_frontier(conn, space)) == [(4,)]
+    assert least(read_lower_frontier(conn, space)) == [(4,)]
 
 
 def test_nobody_waits_for_an_advance_behind_a_batch_that_closing_broke_off(
@@ -530,7 +530,7 @@ def test_nobody_waits_for_an_advance_behind_a_batch_that_closing_broke_off(
     between, go_on = threading.Event(), threading.Event()
     add_chunk = Buffer._add_chunk
 
-    def halting(self: Buffer, chunk: Piece) -> None:
+    def halting(self: Buffer, chunk: PendingRows) -> None:
         add_chunk(self, chunk)
         between.set()
         go_on.wait(20)
@@ -557,37 +557,37 @@ def test_an_advance_waits_for_what_goes_to_the_children_of_a_closed_stream(
     database: str, conn: psycopg.Connection[Any], space: int
 ) -> None:
     with Publisher(database, space="default", linger_ms=10_000) as publisher:
-        publisher.at(3).publish("t", b"in the parent").result()
-        delivery = publisher.at(3).publish("t", b"in a child")
+        publisher.in_epoch(3).publish("t", b"in the parent").result()
+        delivery = publisher.in_epoch(3).publish("t", b"in a child")
         publisher.advance(4, wait=False)
         rollover(conn, "default")
         publisher.flush()
         assert delivery.result().offset == 0
-        assert least(lower_frontier(conn, space)) == [(4,)]
+        assert least(read_lower_frontier(conn, space)) == [(4,)]
 
 
 def test_an_advance_comes_after_all_that_was_published(
     database: str, conn: psycopg.Connection[Any], space: int
 ) -> None:
     with Publisher(database, space="default", linger_ms=10_000) as publisher:
-        deliveries = [publisher.at(3).publish("t", b"%d" % n) for n in range(500)]
+        deliveries = [publisher.in_epoch(3).publish("t", b"%d" % n) for n in range(500)]
         publisher.advance(4)
         assert all(each.done for each in deliveries)
     assert len(delivered(conn)) == 500
-    assert json.dumps(least(lower_frontier(conn, space))) == "[[4]]"
+    assert json.dumps(least(read_lower_frontier(conn, space))) == "[[4]]"
 
 
 def test_what_is_published_too_late_by_an_earlier_hand_fails_alone(
     database: str, conn: psycopg.Connection[Any]
 ) -> None:
     with Publisher(database, space="default") as publisher:
-        early = publisher.at(7)
+        early = publisher.in_epoch(7)
         publisher.advance(8)
         with pytest.raises(EpochCompleted):
             early.publish("t", b"late")
         with pytest.raises(EpochCompleted):
             early.publish_batch({"topic": "t", "value": [b"late"]})
-        assert publisher.at(8).publish("t", b"in time").result().offset == 0
+        assert publisher.in_epoch(8).publish("t", b"in time").result().offset == 0
 
 
 @pytest.mark.conforms("S12")
@@ -600,6 +600,6 @@ def test_a_publisher_whose_name_has_a_later_life_is_refused_and_leaves_its_epoch
         with pytest.raises(ProducerFenced):
             former.advance(7)
         former.close()
-        assert least(lower_frontier(conn, space)) == [(3,)]
+        assert least(read_lower_frontier(conn, space)) == [(3,)]
         later.advance(4)
-        assert least(lower_frontier(conn, space)) == [(4,)]
+        assert least(read_lower_frontier(conn, space)) == [(4,)]

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from sublet_borrower.agent.event_queue import Inbox
+from sublet_borrower.agent.event_queue import EventQueue
 from sublet_borrower.agent.thread import AgentThread
 from sublet_borrower.consumer.session import Session
-from sublet_borrower.machine.agent import Agent, Closed
+from sublet_borrower.machine.agent import Agent, SubscriptionClosed
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.util.network_loop import network_loop
 from sublet_protocol.domain.errors import SubscriptionEnded
@@ -38,7 +38,7 @@ sys.exit(main())
     [
         ("sublet_leader.node.machine", "Node", "_pass_time"),
         ("sublet_leader.node.database_worker", "DatabaseWorker", "_observed"),
-        ("sublet_leader.jobs.node_registration", "Listing", "_connected"),
+        ("sublet_leader.jobs.node_registration", "NodeRegistration", "_connected"),
     ],
 )
 def test_a_node_that_breaks_a_rule_of_its_own_ends(
@@ -63,16 +63,16 @@ def test_a_session_whose_agent_breaks_a_rule_of_its_own_raises(database: str, mo
     with Session("$share/g/#", database, nodes=["127.0.0.1:1"]) as session:
         monkeypatch.setattr(Agent, "decide", broken)
         with pytest.raises(SubscriptionEnded, match="a rule is broken"):
-            session.next_batch(WAIT_S)
+            session.poll(WAIT_S)
 
 
 @pytest.mark.conforms("E36", "E30")
 def test_an_agent_that_all_nodes_refuse_has_nothing_any_more() -> None:
     agent = AgentThread(lambda: ["127.0.0.1:1"], BorrowerSettings())
-    inbox = Inbox()
+    inbox = EventQueue()
     agent.subscribe("$share/g/#", inbox)
     asyncio.run_coroutine_threadsafe(_denied(agent), network_loop()).result(WAIT_S)
-    assert [type(news) for news in inbox.take(WAIT_S)] == [Closed]
+    assert [type(news) for news in inbox.take(WAIT_S)] == [SubscriptionClosed]
     assert not agent._machine.borrowers, "else it pings on, and its streams stand still"
     agent.close()
 

@@ -20,25 +20,34 @@ import pytest
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.remote.feed import Feed
 from sublet_borrower.settings import BorrowerSettings
-from sublet_protocol.domain.errors import BeyondHead, DatabaseUnreachable, GrantLost, ProducerFenced
+from sublet_protocol.domain.errors import DatabaseUnreachable, GrantLost, PositionBeyondHead, ProducerFenced
 from sublet_protocol.domain.subscriptions import Bookmark, Subscription
 from sublet_protocol.domain.topics import Filter
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres
 from sublet_storage.bootstrap.embedded.binaries import find_binaries
-from sublet_storage.bootstrap.embedded.location import own, server_user
+from sublet_storage.bootstrap.embedded.location import chown_to, server_user
 from sublet_storage.bootstrap.migrate import migrate
 from sublet_storage.db.connect import connect
 from sublet_storage.groups import fencing
 from sublet_storage.groups.admin import progress_transfer, reset_plan
-from sublet_storage.groups.admin.reset_targets import Target
-from sublet_storage.groups.coordinator.postgres import PostgresGroups
-from sublet_storage.groups.fencing import draw_session_epoch
-from sublet_storage.groups.model.records import Advance, Entry, GroupWrites
+from sublet_storage.groups.admin.reset_targets import ResetTarget
+from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.fencing import next_session_epoch
+from sublet_storage.groups.model.records import AdvancePosition, GroupWrites, LendingChange
 from sublet_storage.groups.model.transitions import is_of_former_timeline
-from sublet_storage.log.log import Append, Outcome, Producer, Stamp, append, heads, register_again, register_producer
+from sublet_storage.log.log import (
+    AppendOutcome,
+    BlockAppend,
+    Producer,
+    ProducerStamp,
+    append,
+    read_heads,
+    register_again,
+    register_producer,
+)
 from sublet_storage.nodes import live_nodes
 from sublet_storage.producer import Publisher
-from sublet_storage.readers.tail import Reading, Tail
+from sublet_storage.readers.tail import MultiStreamReader, Tail
 from sublet_storage.spaces.catalogue import open_streams
 from sublet_storage.spaces.spaces import reshard, rollover
 from tests.contract.group_world import LEASE_S, ONE, SHARE, TWO, grant
@@ -109,8 +118,8 @@ def pair(server_home: Path) -> Iterator[Pair]:
         where = f"host={source.hostname} port={source.port} user={source.username} sslmode=disable"
         subprocess.run([*map(str, command), "-d", where], check=True, capture_output=True)
         for path in [copy, *copy.rglob("*")]:
-            own(path, user)
-        own(standby.data_dir, user)
+            chown_to(path, user)
+        chown_to(standby.data_dir, user)
         standby.start()
         yield Pair(primary, standby, clients, replication)
     for server in (primary, standby):
@@ -120,7 +129,7 @@ def pair(server_home: Path) -> Iterator[Pair]:
 
 @pytest.mark.conforms("P10")
 def test_terms_grants_positions_and_producers_of_the_former_timeline_are_fenced(pair: Pair) -> None:
-    groups = PostgresGroups(pair.url)
+    groups = PostgresGroupStore(pair.url)
     with connect(pair.url) as conn:
         reshard(conn, "default", 1)
         (stream,) = (each.stream_id for each in open_streams(conn))
@@ -128,24 +137,24 @@ def test_terms_grants_positions_and_producers_of_the_former_timeline_are_fenced(
         group = groups.open_group(SHARE)
         term = groups.claim(group.group_id, ONE, LEASE_S * 60).term
 
-        def write(*entries: Entry) -> None:
+        def write(*entries: LendingChange) -> None:
             (result,) = groups.commit([GroupWrites(group.group_id, term, entries)])
-            assert not result.deposed
+            assert not result.has_stale_term
 
         write(grant(stream))
         held = groups.load(group.group_id, term)[0]
-        append(conn, [Append(stream, block(*[b"kept"] * 10))])
-        write(Advance(stream, held.grant_id, 6))
-        tail = Reading(conn, Filter.parse("#"), "earliest")
+        append(conn, [BlockAppend(stream, block(*[b"kept"] * 10))])
+        write(AdvancePosition(stream, held.grant_id, 6))
+        tail = MultiStreamReader(conn, Filter.parse("#"), "earliest")
         pair.part()
         newer = register_producer(conn, "p")
-        append(conn, [Append(stream, block(*[b"lost"] * 10), Stamp("p", newer, 1))])
-        write(Advance(stream, held.grant_id, 15))
-        for place in tail.turn():
+        append(conn, [BlockAppend(stream, block(*[b"lost"] * 10), ProducerStamp("p", newer, 1))])
+        write(AdvancePosition(stream, held.grant_id, 15))
+        for place in tail.readable_cursors():
             tail.read(conn, place)
         watching = Tail(conn, Filter.parse("#"))
-        exported = progress_transfer.of_json(
-            json.loads(json.dumps(progress_transfer.to_json(progress_transfer.take(conn, group))))
+        exported = progress_transfer.progress_from_json(
+            json.loads(json.dumps(progress_transfer.progress_to_json(progress_transfer.read_progress(conn, group))))
         )
     with pytest.raises(DatabaseUnreachable, match="is a standby"):
         connect(pair.standby.url)
@@ -154,24 +163,30 @@ def test_terms_grants_positions_and_producers_of_the_former_timeline_are_fenced(
     ours = (group.group_id, stream, held.grant_id)
     with connect(pair.url) as conn:
         watching.conn = conn
-        with pytest.raises(BeyondHead, match=f"stream {stream}: offset 20 is beyond the head 10"):
+        with pytest.raises(PositionBeyondHead, match=f"stream {stream}: offset 20 is beyond the head 10"):
             next(watching.pages())
-        append(conn, [Append(stream, block(*[b"new"] * 20))])
+        append(conn, [BlockAppend(stream, block(*[b"new"] * 20))])
         with pytest.raises(
-            BeyondHead, match=r"bookmark is of timeline [0-9]+/00000001 .*, and this is [0-9]+/00000002"
+            PositionBeyondHead, match=r"bookmark is of timeline [0-9]+/00000001 .*, and this is [0-9]+/00000002"
         ):
-            Reading(conn, Filter.parse("#"), Bookmark.parse(str(tail.bookmark)))
-        with pytest.raises(BeyondHead, match=r"the file is of timeline [0-9]+/00000001"):
-            progress_transfer.begin(conn, Subscription.parse("$share/copy/#"), group.options, exported, "imported")
-        offsets = {place.stream_id: place.position for place in exported.places}
-        with pytest.raises(BeyondHead, match=r"the file is of timeline [0-9]+/00000001"):
-            reset_plan.plan(conn, group, Target.offsets(offsets, exported.timeline))
-        assert reset_plan.plan(conn, group, Target.offsets(offsets)), "who says that nothing was lost goes on"
+            MultiStreamReader(conn, Filter.parse("#"), Bookmark.parse(str(tail.bookmark)))
+        with pytest.raises(PositionBeyondHead, match=r"the file is of timeline [0-9]+/00000001"):
+            progress_transfer.create_from_progress(
+                conn, Subscription.parse("$share/copy/#"), group.options, exported, "imported"
+            )
+        offsets = {place.stream_id: place.position for place in exported.positions}
+        with pytest.raises(PositionBeyondHead, match=r"the file is of timeline [0-9]+/00000001"):
+            reset_plan.plan_reset(conn, group, ResetTarget.offsets(offsets, exported.timeline))
+        assert reset_plan.plan_reset(conn, group, ResetTarget.offsets(offsets)), (
+            "who says that nothing was lost goes on"
+        )
         unnamed = Bookmark(tail.bookmark.known, tail.bookmark.offsets)
-        assert Reading(conn, Filter.parse("#"), unnamed).turn(), "who says that nothing was lost goes on"
-        tail.note(heads(conn, [stream]))
-        with pytest.raises(BeyondHead, match="another timeline since the reading began"):
-            tail.read(conn, tail.turn()[0])
+        assert MultiStreamReader(conn, Filter.parse("#"), unnamed).readable_cursors(), (
+            "who says that nothing was lost goes on"
+        )
+        tail.update_heads(read_heads(conn, [stream]))
+        with pytest.raises(PositionBeyondHead, match="another timeline since the reading began"):
+            tail.read(conn, tail.readable_cursors()[0])
         with pytest.raises(GrantLost), conn.transaction():
             fencing.advance(conn, *ours, 18)
         with pytest.raises(DatabaseUnreachable):
@@ -184,9 +199,16 @@ def test_terms_grants_positions_and_producers_of_the_former_timeline_are_fenced(
         (row,) = groups.load(group.group_id, claim.term)
         assert (row.status, row.position) == ("free", 6)
         last = groups.history(group.group_id)[-1]
-        assert (last.position, last.until, last.reason) == (6, 30, "the database has gone over to another timeline")
+        assert (last.position, last.redelivery_end, last.reason) == (
+            6,
+            30,
+            "the database has gone over to another timeline",
+        )
         register_again(conn, Producer("p", newer))
-        assert append(conn, [Append(stream, block(b"x"), Stamp("p", older, 1))])[0].outcome is Outcome.FENCED
+        assert (
+            append(conn, [BlockAppend(stream, block(b"x"), ProducerStamp("p", older, 1))])[0].outcome
+            is AppendOutcome.FENCED
+        )
     groups.close()
 
 
@@ -201,31 +223,31 @@ def test_no_id_is_given_twice_by_a_standby_whose_clock_is_a_day_behind(pair: Pai
 
     def given(url: str, ahead_s: float) -> list[int]:
         """A term, a grant id, a session epoch and an incarnation, by a clock that is so far ahead."""
-        groups = PostgresGroups(url, clock=lambda: round((time.time() + ahead_s) * 1_000_000))
+        groups = PostgresGroupStore(url, clock=lambda: round((time.time() + ahead_s) * 1_000_000))
         with connect(url) as conn:
             term = groups.claim(group.group_id, ONE, LEASE_S).term
             (result,) = groups.commit([GroupWrites(group.group_id, term, (grant(stream),))])
-            (lent,) = [answer.lending for answer in result.results if answer.lending is not None]
+            (granted,) = [answer.lending for answer in result.results if answer.lending is not None]
             conn.execute(
                 "update session_epoch set last = last + %s", (ahead := round(ahead_s * 1_000_000),)
             )  # as if drawn by that clock
             groups.close()
-            return [term, lent.grant_id, draw_session_epoch(conn), register_producer(conn, "p") + ahead]
+            return [term, granted.grant_id, next_session_epoch(conn), register_producer(conn, "p") + ahead]
 
     with connect(pair.url) as conn:
         reshard(conn, "default", 1)
         (stream,) = (each.stream_id for each in open_streams(conn))
-        draw_session_epoch(conn)
-        groups = PostgresGroups(pair.url)
+        next_session_epoch(conn)
+        groups = PostgresGroupStore(pair.url)
         group = groups.open_group(SHARE)
         if led:
             groups.release(TWO, {group.group_id: groups.claim(group.group_id, TWO, LEASE_S).term})
         groups.close()
-        append(conn, [Append(stream, block(b"x"))])
+        append(conn, [BlockAppend(stream, block(b"x"))])
     pair.part()
     lost = given(pair.url, AHEAD_S)
     pair.fail_over()
-    groups = PostgresGroups(pair.url)
+    groups = PostgresGroupStore(pair.url)
     term = groups.claim(group.group_id, ONE, LEASE_S).term
     rows = groups.load(group.group_id, term)
     assert [is_of_former_timeline(row.grant_id, term) for row in rows] == [True], "and may have been lent there"
@@ -242,8 +264,10 @@ def test_consumers_pass_over_nothing_of_the_new_timeline_and_publishers_go_on(pa
     seen: list[bytes] = []
     try:
         with (
-            Publisher(pair.url, producer="p", retry_timeout_s=WAIT_S) as publisher,
-            Session("$share/g/#", pair.url, start="earliest", settings=BorrowerSettings().scaled(SPEED)) as session,
+            Publisher(pair.url, producer="p", delivery_timeout_s=WAIT_S) as publisher,
+            Session(
+                "$share/g/#", pair.url, starting_position="earliest", settings=BorrowerSettings().scaled(SPEED)
+            ) as session,
         ):
 
             def publish(word: str, count: int) -> None:
@@ -255,7 +279,7 @@ def test_consumers_pass_over_nothing_of_the_new_timeline_and_publishers_go_on(pa
                 wanted = {f"{word} {number}".encode() for number in range(count)}
 
                 def all_of_it() -> bool:
-                    if (batch := session.next_batch(1.0)) is not None:
+                    if (batch := session.poll(1.0)) is not None:
                         seen.extend(batch.table.column("value").to_pylist())
                     return wanted <= set(seen)
 
@@ -285,16 +309,16 @@ def test_a_publisher_whose_streams_were_lost_is_fenced_by_name_and_so_is_who_fol
         (address,) = (each.address for each in live_nodes(conn))
         pair.part()
         rollover(conn, "default")
-    publisher = Publisher(pair.url, retry_timeout_s=WAIT_S)
+    publisher = Publisher(pair.url, delivery_timeout_s=WAIT_S)
     try:
-        with Feed(address, patience_s=WAIT_S) as feed:
-            pages = feed.follow(start="earliest")
+        with Feed(address, node_timeout_s=WAIT_S) as feed:
+            pages = feed.follow(starting_position="earliest")
             publisher.publish("t", b"lost").result()
             assert next(pages).column("value").to_pylist() == [b"lost"]
             pair.fail_over()
             with pytest.raises(ProducerFenced, match="another timeline, where stream"):
                 publisher.publish("t", b"new").result(WAIT_S)
-            with pytest.raises(BeyondHead, match="another timeline"):
+            with pytest.raises(PositionBeyondHead, match="another timeline"):
                 next(pages)
         with pytest.raises(ProducerFenced):
             publisher.close()

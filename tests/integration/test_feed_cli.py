@@ -49,7 +49,7 @@ def test_what_goes_through_a_node_is_what_the_database_shows(node: Running, away
             assert (far.code, far.out) == (0, seen.out)
             assert far.out
         assert away.run("tail", "#", "--no-follow", *through).out == ""
-        following = away.start("tail", "orders/#", "--from", "2", "--max", "2", *through)
+        following = away.start("tail", "orders/#", "--from", "2", "--max-messages", "2", *through)
         following.says("three")
         near.run("publish", "orders/eu", "--key", "k", stdin="four\n")
         answer = following.end()

@@ -16,15 +16,15 @@ import pytest
 from sublet_borrower.remote.feed import Feed
 from sublet_leader.feed.service import FeedLimits
 from sublet_protocol.domain.errors import (
+    BatchNumberConflict,
     InvalidSetting,
     InvalidTopic,
-    NumberTaken,
     ProducerFenced,
     PublisherClosed,
     Unavailable,
     ValueTooLarge,
 )
-from sublet_protocol.messages.feed import ERROR, MAX_MESSAGE_BYTES, RETRY_AFTER
+from sublet_protocol.messages.feed import ERROR_METADATA, MAX_MESSAGE_BYTES, RETRY_AFTER_METADATA
 from sublet_protocol.messages.messages import PROTOCOL_VERSION
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_storage.db.connect import connect
@@ -95,11 +95,11 @@ def test_a_number_that_is_repeated_is_answered_again_and_stored_once(
     server: Serving, database: str, conn: psycopg.Connection[Any]
 ) -> None:
     first = publish(server.address, 1, *rows(50))
-    assert (first.repeated, len(places(first))) == (False, 50)
+    assert (first.is_duplicate, len(places(first))) == (False, 50)
     with serving(database) as other:
         for address in (server.address, other.address):
             again = publish(address, 1, *rows(50))
-            assert (again.repeated, places(again)) == (True, places(first))
+            assert (again.is_duplicate, places(again)) == (True, places(first))
     assert stored(conn) == Counter(b"%d" % n for n in range(50))
 
 
@@ -114,9 +114,9 @@ def test_a_batch_whose_streams_were_closed_since_is_answered_again_and_stored_on
     create_space(conn, "one", "eu/1", shards=1)
     with serving(database) as restarted:
         again = publish(restarted.address, 1, *messages)
-        assert (again.repeated, places(again)) == (True, places(first))
+        assert (again.is_duplicate, places(again)) == (True, places(first))
         after = publish(restarted.address, 2, {"topic": "t", "value": b"after"})
-        assert not after.repeated
+        assert not after.is_duplicate
     assert stored(conn) == Counter([b"%d" % n for n in range(30)] * 2 + [b"after"])
 
 
@@ -130,7 +130,7 @@ def test_attempts_at_one_batch_at_the_same_time_store_it_once(
             message = {"topic": "t", "key": b"k", "value": b"n%d" % number}
             asked = [pool.submit(publish, node.address, number, message) for node in (server, other) for _ in "1234"]
             replies = [each.result(60) for each in asked]
-            assert sum(not reply.repeated for reply in replies) == 1
+            assert sum(not reply.is_duplicate for reply in replies) == 1
             assert len({frozenset(places(reply)) for reply in replies}) == 1
     assert stored(conn) == Counter([b"0", *(b"n%d" % number for number in range(2, 8))])
 
@@ -174,7 +174,7 @@ def test_of_two_incarnations_the_older_may_publish_no_more(server: Serving) -> N
     publish(server.address, 1, *rows(1), incarnation=6)
     with pytest.raises(grpc.RpcError) as refused:
         publish(server.address, 2, *rows(1), incarnation=5)
-    assert dict(refused.value.trailing_metadata())[ERROR] == ProducerFenced.__name__
+    assert dict(refused.value.trailing_metadata())[ERROR_METADATA] == ProducerFenced.__name__
     assert "newer incarnation" in refused.value.details()
 
 
@@ -192,9 +192,9 @@ def test_a_number_that_was_used_for_other_messages_or_passed_is_refused(
             grpc.RpcError, match=f"number {number} is not stored now, as number 100 is.*{why}"
         ) as refused:
             publish(server.address, number, other)
-        assert dict(refused.value.trailing_metadata())[ERROR] == NumberTaken.__name__
-    assert publish(server.address, 100, {"topic": "t", "value": b"last"}).repeated
-    assert not publish(server.address, 1, other, incarnation=2).repeated
+        assert dict(refused.value.trailing_metadata())[ERROR_METADATA] == BatchNumberConflict.__name__
+    assert publish(server.address, 100, {"topic": "t", "value": b"last"}).is_duplicate
+    assert not publish(server.address, 1, other, incarnation=2).is_duplicate
     assert stored(conn) == Counter([b"first", b"last", b"other"])
 
 
@@ -245,7 +245,7 @@ def test_nodes_killed_while_publishing_lose_nothing_and_store_nothing_twice(
 def test_a_node_with_enough_to_do_says_when_to_come_again_and_the_client_does(
     database: str, conn: psycopg.Connection[Any]
 ) -> None:
-    limits = FeedLimits(batches=2, retry_after_ms=20)
+    limits = FeedLimits(max_batches=2, retry_after_ms=20)
     with serving(database, limits) as server, ThreadPoolExecutor(2) as pool, connect(database) as other:
         publish(server.address, 1, *rows(1), producer="warm")
         with other.transaction():
@@ -255,26 +255,26 @@ def test_a_node_with_enough_to_do_says_when_to_come_again_and_the_client_does(
             with pytest.raises(grpc.RpcError) as refused:
                 publish(server.address, 1, *rows(1), producer="c")
             assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert dict(refused.value.trailing_metadata())[RETRY_AFTER] == "20"
+            assert dict(refused.value.trailing_metadata())[RETRY_AFTER_METADATA] == "20"
             feed = Feed(server.address)
             delivery = feed.publish("t", "patient")
             with pytest.raises(TimeoutError):
                 delivery.result(0.3)
         delivery.result(30)
         feed.close()
-        assert all(not each.result(30).repeated for each in held)
+        assert all(not each.result(30).is_duplicate for each in held)
         eventually(lambda: server.feed._batches.inside == server.feed._batches.bytes_inside == 0)
     assert stored(conn) == Counter({b"0": 1, b"h": 2, b"patient": 1})
 
 
 @pytest.mark.conforms("X4")
 def test_bytes_that_wait_are_bounded(database: str, conn: psycopg.Connection[Any]) -> None:
-    with serving(database, FeedLimits(batch_bytes=3000)) as server:
+    with serving(database, FeedLimits(max_batch_bytes=3000)) as server:
         publish(server.address, 1, {"topic": "t", "value": b"x" * 1000})
         with pytest.raises(grpc.RpcError) as refused:
             publish(server.address, 2, {"topic": "t", "value": b"x" * 3000})
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert RETRY_AFTER in dict(refused.value.trailing_metadata())
+        assert RETRY_AFTER_METADATA in dict(refused.value.trailing_metadata())
 
 
 @pytest.mark.conforms("X4")
@@ -324,7 +324,7 @@ def test_bad_input_is_refused_where_it_is_given(server: Serving) -> None:
 
 def test_a_dead_node_is_an_error_that_names_it_after_a_bounded_time() -> None:
     began = time.monotonic()
-    feed = Feed("127.0.0.1:1", retry_timeout_s=1)
+    feed = Feed("127.0.0.1:1", delivery_timeout_s=1)
     with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1\b.*Given up after 1 s"):
         feed.publish("t", "v").result(30)
     with pytest.raises(Unavailable):

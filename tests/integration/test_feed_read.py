@@ -19,18 +19,18 @@ import sublet_leader.feed.head_poller as watching
 from sublet_borrower.remote import reader as feed_reader
 from sublet_borrower.remote.feed import Feed
 from sublet_leader.feed.service import FeedLimits
-from sublet_protocol.domain.errors import BeyondHead, Gone, InvalidFilter, Unavailable, UsageError
+from sublet_protocol.domain.errors import InvalidFilter, PositionBeyondHead, PositionGone, Unavailable, UsageError
 from sublet_protocol.domain.subscriptions import Bookmark
 from sublet_protocol.domain.topics import Filter
-from sublet_protocol.messages.feed import ERROR, RETRY_AFTER
+from sublet_protocol.messages.feed import ERROR_METADATA, RETRY_AFTER_METADATA
 from sublet_protocol.messages.messages import PROTOCOL_VERSION
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_storage.db.connect import connect
 from sublet_storage.log.block import DELIVERED_SCHEMA
-from sublet_storage.log.log import heads
+from sublet_storage.log.log import read_heads
 from sublet_storage.producer import Publisher
-from sublet_storage.readers.tail import Reading
-from sublet_storage.spaces.retention import retain
+from sublet_storage.readers.tail import MultiStreamReader
+from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.spaces import create_space, reshard, rollover
 from tests.integration.feed_kit import Serving, address_of, follow_request, read_values, serving, stub, values
 from tests.integration.log_kit import put, stream_of, with_a_short_lived_space
@@ -71,7 +71,7 @@ def test_a_position_read_before_events_happen_leads_to_all_of_them_once_and_then
     stream = stream_of(conn, "default")
     put(conn, stream, b"before")
     feed.history("#", "latest")
-    position = feed.positions
+    position = feed.bookmark
     for number in range(100):
         put(conn, stream, b"%d" % number)
     with feed.follow("#", position) as reader:
@@ -79,7 +79,7 @@ def test_a_position_read_before_events_happen_leads_to_all_of_them_once_and_then
         put(conn, stream, b"100", b"101")
         assert read_values(reader, 2) == numbers(100, 102)
         assert reader.read(0.2) is None
-        assert reader.positions.offsets == {stream: 103}
+        assert reader.bookmark.offsets == {stream: 103}
 
 
 @pytest.mark.conforms("P3")
@@ -96,12 +96,12 @@ def test_history_is_strictly_later_paged_in_order_and_empty_at_the_end(
     assert [int(value.split(b".")[0]) for value in values(tables)] == list(range(1000, 3000))
     assert [at for table in tables for at in table.column("offset").to_pylist()] == list(range(1000, 3000))
     assert {table.schema for table in tables} == {DELIVERED_SCHEMA}
-    assert (reader.over, reader.positions.offsets) == (True, {stream: 3000})
-    assert list(feed.history("#", reader.positions)) == []
+    assert (reader.is_finished, reader.bookmark.offsets) == (True, {stream: 3000})
+    assert list(feed.history("#", reader.bookmark)) == []
     first = feed.history("#")
     page = first.read()
     assert page is not None
-    rest = feed.history("#", str(first.positions))
+    rest = feed.history("#", str(first.bookmark))
     assert values([page, *rest]) == values(list(feed.history("#")))
 
 
@@ -112,19 +112,19 @@ def test_what_retention_has_taken_is_said_and_never_skipped_in_silence(database:
         put(conn, stream, b"1", b"2", topic="eu/1")
         reader = feed.follow("eu/#", Bookmark.of({stream: 1}))
         assert read_values(reader, 1) == [b"2"]
-        held = feed.history("eu/#", "latest").positions
+        held = feed.history("eu/#", "latest").bookmark
         put(conn, stream, b"3", topic="eu/1")
         rollover(conn, "eu")
         put(conn, stream_of(conn, "eu"), b"4", topic="eu/1")
         conn.execute("update generation set closed_at = closed_at - interval '1 day' where state = 'closed'")
-        retain(conn)
+        apply_retention(conn)
         later = feed.history("eu/#", held)
-        with pytest.raises(Gone, match=f"stream {stream}: offset 2 is gone"):
+        with pytest.raises(PositionGone, match=f"stream {stream}: offset 2 is gone"):
             later.read()
         assert values(list(later)) == [b"4"]
-        told: list[Gone] = []
-        assert values(list(feed.history("eu/#", held, on_gone=told.append))) == [b"4"]
-        assert [(gone.stream_id, gone.offset, gone.oldest) for gone in told] == [(stream, 2, None)]
+        reported: list[PositionGone] = []
+        assert values(list(feed.history("eu/#", held, on_data_loss=reported.append))) == [b"4"]
+        assert [(gone.stream_id, gone.offset, gone.oldest) for gone in reported] == [(stream, 2, None)]
         assert values(list(feed.history("eu/#"))) == [b"4"]
         reader.close()
 
@@ -152,7 +152,7 @@ def test_only_what_matches_is_sent_and_the_position_moves_over_the_rest(
             put(conn, stream, b"%d" % number, topic="a/b" if number % 10 == 0 else "c")
         assert read_values(reader, 4) == [b"0", b"10", b"20", b"30"]
         assert reader.read(0.3) is None
-        assert reader.positions.offsets == {stream: 40}
+        assert reader.bookmark.offsets == {stream: 40}
 
 
 def test_a_block_that_is_too_large_for_a_page_comes_in_several(feed: Feed, conn: psycopg.Connection[Any]) -> None:
@@ -165,11 +165,11 @@ def test_a_block_that_is_too_large_for_a_page_comes_in_several(feed: Feed, conn:
 
 def test_what_cannot_be_read_is_refused_with_the_reason(feed: Feed, conn: psycopg.Connection[Any]) -> None:
     stream = stream_of(conn, "default")
-    with pytest.raises(BeyondHead, match=f"stream {stream}: offset 5"):
+    with pytest.raises(PositionBeyondHead, match=f"stream {stream}: offset 5"):
         feed.history("#", Bookmark.of({stream: 5}))
     with feed.follow("#", "earliest") as reader:
-        timeline = reader.positions.timeline
-    with pytest.raises(BeyondHead, match=f"is of timeline elsewhere of the database, and this is {timeline}"):
+        timeline = reader.bookmark.timeline
+    with pytest.raises(PositionBeyondHead, match=f"is of timeline elsewhere of the database, and this is {timeline}"):
         feed.history("#", Bookmark(stream, {stream: 0}, "elsewhere"))
     with pytest.raises(InvalidFilter):
         feed.history("a/#/b")
@@ -195,8 +195,8 @@ def test_children_come_after_their_parents_while_streams_are_closed_and_opened(
         publisher.flush()
         found = list(map(int, read_values(reader, 400, 20)))
         ends = dict(conn.execute("select stream_id, head from stream where state = 'open'").fetchall())
-        eventually(lambda: reader.read(0.05) is None and ends.items() <= reader.positions.offsets.items(), 30)
-        assert values(list(feed.history("#", reader.positions))) == []
+        eventually(lambda: reader.read(0.05) is None and ends.items() <= reader.bookmark.offsets.items(), 30)
+        assert values(list(feed.history("#", reader.bookmark))) == []
     assert sorted(found) == list(range(400))
     for key in range(6):
         order = [number for number in found if number % 6 == key]
@@ -208,15 +208,15 @@ def test_a_rollover_seen_by_a_read_before_any_look_brings_the_children_into_view
 ) -> None:
     create_space(conn, "eu", "eu/#", shards=1)
     eu = stream_of(conn, "eu")
-    reading = Reading(conn, Filter("#"), "earliest")
+    reading = MultiStreamReader(conn, Filter("#"), "earliest")
     put(conn, eu, b"1", topic="eu/1")
-    reading.note(heads(conn, reading.watched))
+    reading.update_heads(read_heads(conn, reading.open_streams))
     rollover(conn, "eu")
-    for place in reading.turn():
+    for place in reading.readable_cursors():
         reading.read(conn, place)
-    assert reading.stale
-    reading.rematch(conn)
-    assert stream_of(conn, "eu") in reading.watched
+    assert reading.is_stale
+    reading.refresh_streams(conn)
+    assert stream_of(conn, "eu") in reading.open_streams
 
 
 @pytest.mark.conforms("P6")
@@ -249,7 +249,7 @@ def test_followers_go_on_when_their_nodes_are_killed(database: str, tmp_path: Pa
 def test_a_frozen_node_is_left_for_another(
     database: str, conn: psycopg.Connection[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feed_reader, "SILENCE_S", 3.0)
+    monkeypatch.setattr(feed_reader, "RECEIVE_TIMEOUT_S", 3.0)
     fleet = Fleet(database, tmp_path)
     try:
         addresses = [address_of(fleet.node(name)) for name in ("n1", "n2")]
@@ -265,12 +265,12 @@ def test_a_frozen_node_is_left_for_another(
 
 
 def test_a_node_that_never_answers_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed_reader, "SILENCE_S", 0.5)
+    monkeypatch.setattr(feed_reader, "RECEIVE_TIMEOUT_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         began = time.monotonic()
         with (
-            Feed(address, patience_s=1.5) as feed,
+            Feed(address, node_timeout_s=1.5) as feed,
             pytest.raises(Unavailable, match=f"{address}.*Given up after 1.5 s"),
         ):
             feed.follow("#")
@@ -298,12 +298,12 @@ def test_every_page_bears_the_id_of_its_call_its_start_and_its_position(
     stream = stream_of(conn, "default")
     put(conn, stream, b"0", b"1")
     with stub(server.address) as service:
-        pages = service.Follow(follow_request(start="earliest", subscription="mine"), timeout=20)
+        pages = service.Follow(follow_request(starting_position="earliest", subscription="mine"), timeout=20)
         first, second = next(pages), next(pages)
         put(conn, stream, b"2")
         third = next(page for page in pages if page.stream_id)
         pages.cancel()
-    assert {page.subscription for page in (first, second, third)} == {"mine"}
+    assert {page.subscription_id for page in (first, second, third)} == {"mine"}
     assert [(each.stream_id, each.offset) for each in first.bookmark.positions] == [(stream, 0)]
     assert [(page.stream_id, page.start, page.position) for page in (second, third)] == [(stream, 0, 2), (stream, 2, 3)]
 
@@ -336,7 +336,7 @@ def test_many_followers_do_not_ask_the_database_each_for_itself(server: Serving,
 def test_news_by_another_way_wakes_followers_before_the_next_look(
     database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "FIRST_PAUSE_S", 3600.0)
+    monkeypatch.setattr(watching, "BACKOFF_INITIAL_S", 3600.0)
     stream = stream_of(conn, "default")
     with serving(database) as server, Feed(server.address) as feed, feed.follow("#") as reader:
         eventually(lambda: stream in server.feed.watch._heads)
@@ -356,7 +356,7 @@ def test_a_client_that_takes_no_pages_costs_a_few_of_them(
     for _ in range(100):
         put(conn, stream, b"x" * 500_000)
     with stub(server.address) as service, serving(database) as other, Feed(other.address) as feed:
-        stuck = service.Follow(follow_request(start="earliest"))
+        stuck = service.Follow(follow_request(starting_position="earliest"))
         assert next(stuck).HasField("bookmark")
         eventually(lambda: server.feed.pages_written > 2)
         for _ in range(3):
@@ -372,13 +372,13 @@ def test_a_client_that_takes_no_pages_costs_a_few_of_them(
 def test_readers_are_bounded_and_those_beyond_are_told_to_come_again(
     database: str, conn: psycopg.Connection[Any]
 ) -> None:
-    limits = FeedLimits(readers=1, reader_retry_after_ms=30)
+    limits = FeedLimits(max_readers=1, reader_retry_after_ms=30)
     with serving(database, limits) as server, Feed(server.address) as feed, stub(server.address) as service:
         inside = feed.follow("#")
         with pytest.raises(grpc.RpcError) as refused:
             next(service.Follow(follow_request(), timeout=20))
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert dict(refused.value.trailing_metadata())[RETRY_AFTER] == "30"
+        assert dict(refused.value.trailing_metadata())[RETRY_AFTER_METADATA] == "30"
         put(conn, stream_of(conn, "default"), b"0")
         assert read_values(inside, 1) == [b"0"]
         inside.close()
@@ -390,17 +390,17 @@ def test_malformed_requests_to_read_are_refused_with_the_reason(server: Serving,
     named: dict[str, Any] = {
         "protocol_version": PROTOCOL_VERSION,
         "filter": "#",
-        "subscription": "s",
-        "start": "latest",
+        "subscription_id": "s",
+        "starting_position": "latest",
     }
     many = pb.FeedBookmark(positions=[pb.FeedPosition(stream_id=n) for n in range(100_001)])
     negative = pb.FeedBookmark(positions=[pb.FeedPosition(stream_id=1, offset=-1)])
     cases: list[tuple[dict[str, Any], str, str]] = [
         ({"filter": ""}, "empty", "InvalidFilter"),
         ({"filter": "x" * 70_000}, "65535", "InvalidFilter"),
-        ({"start": "soon"}, "soon", "UsageError"),
-        ({"start": ""}, "latest", "UsageError"),
-        ({"subscription": ""}, "subscription", "UsageError"),
+        ({"starting_position": "soon"}, "soon", "UsageError"),
+        ({"starting_position": ""}, "latest", "UsageError"),
+        ({"subscription_id": ""}, "subscription", "UsageError"),
         ({"bookmark": many}, "100001", "UsageError"),
         ({"bookmark": negative}, "whole numbers", "UsageError"),
         ({"protocol_version": 0}, "protocol version 0", "ProtocolMismatch"),
@@ -409,11 +409,11 @@ def test_malformed_requests_to_read_are_refused_with_the_reason(server: Serving,
         for given, story, error in cases:
             fields = {**named, **given}
             if "bookmark" in given:
-                del fields["start"]
+                del fields["starting_position"]
             for method, kind in ((service.Follow, pb.FollowRequest), (service.History, pb.HistoryRequest)):
                 with pytest.raises(grpc.RpcError) as refused:
                     next(method(kind(**fields), timeout=20))
                 assert story in refused.value.details()
-                assert dict(refused.value.trailing_metadata())[ERROR] == error
+                assert dict(refused.value.trailing_metadata())[ERROR_METADATA] == error
         put(conn, stream_of(conn, "default"), b"0")
         assert read_values(reader, 1) == [b"0"]

@@ -25,8 +25,8 @@ QUIET = """
 import os, sublet
 with sublet.Publisher() as publisher:
     publisher.publish("a", b"1")
-with sublet.Session("$share/g/#", start="earliest") as session:
-    assert session.next_batch(30) is not None
+with sublet.Session("$share/g/#", starting_position="earliest") as session:
+    assert session.poll(30) is not None
     for _ in range(20):
         child = os.fork()
         if child == 0:
@@ -69,8 +69,8 @@ URL = os.environ["SUBLET_DATABASE_URL"]
 with sublet.Publisher() as publisher:
     for number in range(40):
         publisher.publish(f"a/{number}", b"1").result(30)
-session = sublet.Session("$share/g/#", start="earliest", batch_bytes=1, auto_ack=False)
-batch = session.next_batch(30)
+session = sublet.Session("$share/g/#", starting_position="earliest", max_batch_bytes=1, auto_ack=False)
+batch = session.poll(30)
 waiting = sublet.AsyncSession("$share/g/#")
 
 def work():
@@ -82,19 +82,19 @@ def work():
         else:
             print(what, "did it")
     for what, use in {
-        "next_batch": lambda: session.next_batch(1),
+        "poll": lambda: session.poll(1),
         "iteration": lambda: next(iter(session)),
         "ack": batch.ack,
         "transaction": lambda: batch.transaction().__enter__(),
         "wait": lambda: session.wait(0),
-        "may_go_on": lambda: session.may_go_on(batch),
+        "may_continue": lambda: session.may_continue(batch),
         "drain": session.drain,
         "leave": session.leave,
-        "held": session.held,
-        "interrupt": session.interrupt,
-        "async next_batch": lambda: asyncio.run(waiting.next_batch(1)),
+        "assignment": session.assignment,
+        "wakeup": session.wakeup,
+        "async poll": lambda: asyncio.run(waiting.poll(1)),
         "async drain": waiting.drain,
-        "async held": waiting.held,
+        "async assignment": waiting.assignment,
     }.items():
         says(what, use)
     session.close()
@@ -108,9 +108,9 @@ child = multiprocessing.get_context("fork").Process(target=work)
 child.start()
 child.join(60)
 print("child ended", child.exitcode)
-assert session.held()
+assert session.assignment()
 batch.ack()
-assert session.next_batch(30) is not None
+assert session.poll(30) is not None
 session.close()
 print("parent went on")
 """
@@ -131,8 +131,8 @@ def test_any_use_in_a_forked_child_is_an_error_and_the_parent_goes_on(database: 
 PARTS = """
 import gc, os, signal, sys, time, sublet
 
-session = sublet.Session("$share/g/#", PG, nodes=[NODE], start="earliest", batch_bytes=1)
-batch = session.next_batch(30)
+session = sublet.Session("$share/g/#", PG, nodes=[NODE], starting_position="earliest", max_batch_bytes=1)
+batch = session.poll(30)
 assert batch is not None
 with session, batch.transaction() as connection:
     connection.execute("select 1")

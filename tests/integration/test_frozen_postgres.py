@@ -75,12 +75,12 @@ def test_a_session_gets_over_a_frozen_reader_of_its_own(database: str, tmp_path:
         with connect(database) as conn:
             reshard(conn, "default", 1)
             (stream,) = (each.stream_id for each in open_streams(conn))
-            with Session(GROUP, database, start="earliest", settings=settings) as session:
+            with Session(GROUP, database, starting_position="earliest", settings=settings) as session:
                 put(conn, stream, b"before", topic="a")
-                first = in_time(lambda: session.next_batch(WAIT_S))
+                first = in_time(lambda: session.poll(WAIT_S))
                 with frozen(conn, "sublet reader"):
                     put(conn, stream, b"meanwhile", topic="a")
-                    second = in_time(lambda: session.next_batch(WAIT_S))
+                    second = in_time(lambda: session.poll(WAIT_S))
     finally:
         fleet.close()
     assert isinstance(first, Batch)
@@ -95,14 +95,17 @@ def test_a_node_gets_over_the_frozen_server_process_of_its_groups(database: str,
     try:
         node = fleet.node("n1")
         eventually(lambda: "serves on" in node.output(), WAIT_S, node.output)
-        with connect(database) as conn, Session(GROUP, database, start="earliest", settings=SETTINGS) as session:
+        with (
+            connect(database) as conn,
+            Session(GROUP, database, starting_position="earliest", settings=SETTINGS) as session,
+        ):
             reshard(conn, "default", 1)
             (stream,) = (each.stream_id for each in open_streams(conn))
             put(conn, stream, b"before", topic="a")
-            assert in_time(lambda: session.next_batch(WAIT_S))
+            assert in_time(lambda: session.poll(WAIT_S))
             with frozen(conn, "sublet groups"):
                 put(conn, stream, b"meanwhile", topic="a")
-                batch = in_time(lambda: session.next_batch(WAIT_S))
+                batch = in_time(lambda: session.poll(WAIT_S))
                 batch.ack()
                 saved = "select position from lending where stream_id = %s"
                 eventually(lambda: conn.execute(saved, (stream,)).fetchone() == (batch.end,), WAIT_S, node.output)

@@ -31,7 +31,7 @@ def stage(database: str, tmp_path: Path) -> Iterator[Stage]:
 def test_leaders_frozen_in_turn_under_load_change_nothing_when_they_wake(stage: Stage) -> None:
     stage.serve("n1", "n2")
     stage.share("a", "b")
-    lent = stage.scene.grants()
+    granted = stage.scene.grants()
     with stage.scene.load():
         for _ in range(ROUNDS):
             stage.more()
@@ -42,14 +42,17 @@ def test_leaders_frozen_in_turn_under_load_change_nothing_when_they_wake(stage: 
             stage.more()
             assert stage.scene.claim().node.incarnation == after.node.incarnation
     assert stage.verdict().explained == []
-    assert stage.scene.grants() == lent, "a stream has changed hands"
+    assert stage.scene.grants() == granted, "a stream has changed hands"
     stage.written_by_one_at_a_time()
 
 
 @pytest.mark.long
 @pytest.mark.conforms("E10", "E11", "E17")
 def test_a_consumer_frozen_beyond_every_timeout_loses_its_streams_and_gets_others_when_it_wakes(stage: Stage) -> None:
-    assert max(LEADER.eviction_s, LEADER.reclaim_grace_s, LEADER.lease_s, BORROWER.farewell_s) < FROZEN_S
+    assert (
+        max(LEADER.eviction_timeout_s, LEADER.reclaim_grace_s, LEADER.lease_duration_s, BORROWER.disconnect_timeout_s)
+        < FROZEN_S
+    )
     stage.serve("n1", "n2")
     stage.share("a", "b", pause_s=0.05)
     with stage.scene.load(every_s=0.5):
@@ -57,19 +60,19 @@ def test_a_consumer_frozen_beyond_every_timeout_loses_its_streams_and_gets_other
         stage.fleet.consumers["a"].signal(signal.SIGSTOP)
         last(FROZEN_S)
         assert stage.scene.shares() == [16], stage.said()
-        taken = [line for line in stage.scene.history() if line.forced]
+        taken = [line for line in stage.scene.history() if line.is_forced]
         before = stage.scene.grants()
         stage.fleet.consumers["a"].signal(signal.SIGCONT)
         eventually(lambda: stage.scene.shares() == [8, 8], WAIT_S, stage.said)
         stage.more(4, of="a")
-    windows = {(line.stream_id, line.grant_id): (line.position, line.until) for line in taken}
+    windows = {(line.stream_id, line.grant_id): (line.position, line.redelivery_end) for line in taken}
     assert len(windows) == 8
     assert {line.reason for line in taken} == {"evicted: unheard of"}
     assert all(until is not None and position <= until for position, until in windows.values())
     assert {stream for stream, _ in windows} <= set(before)
     for line in stage.scene.history():
         if (line.stream_id, line.grant_id) in windows and line.at_us > min(t.at_us for t in taken):
-            assert line.forced, f"written under a grant that was over: {line}"
+            assert line.is_forced, f"written under a grant that was over: {line}"
     repeated = stage.verdict().explained
     assert {stream for stream, _ in repeated} <= {stream for stream, _ in windows}
-    assert [line for line in stage.scene.history() if line.forced] == taken, "the way back was by force"
+    assert [line for line in stage.scene.history() if line.is_forced] == taken, "the way back was by force"

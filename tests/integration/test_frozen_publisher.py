@@ -61,8 +61,10 @@ def test_close_returns_within_its_timeout_and_says_what_failed(
         eventually(lambda: publisher._buffer._queued < 10)
         later = publisher.publish("t", b"later")
         began = time.monotonic()
-        told = r"before the publisher was closed that it is stored, and given up: it had not answered yet\. It may be"
-        with pytest.raises(Unavailable, match=told):
+        reported = (
+            r"before the publisher was closed that it is stored, and given up: it had not answered yet\. It may be"
+        )
+        with pytest.raises(Unavailable, match=reported):
             publisher.close(timeout_s=1)
         assert time.monotonic() - began < 1 + SPARE_S
         assert all(delivery.done for delivery in (*sent, later))
@@ -74,8 +76,8 @@ def test_close_returns_within_its_timeout_and_says_what_failed(
 def test_retry_timeout_bounds_a_frozen_server(
     database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sender, "LEAST_ATTEMPT_S", 0.2)
-    publisher = Publisher(database, retry_timeout_s=1)
+    monkeypatch.setattr(sender, "MIN_ATTEMPT_S", 0.2)
+    publisher = Publisher(database, delivery_timeout_s=1)
     publisher.publish("t", b"first").result(20)
     with frozen(conn):
         began = time.monotonic()
@@ -107,9 +109,9 @@ def test_a_server_that_answers_is_waited_for_as_ever(
     monkeypatch.setattr(sender, "ATTEMPT_TIMEOUT_S", 0.3)
     with Publisher(database) as publisher:
         publisher.publish("t", b"first").result(20)
-        first = publisher._sender._kept.current
+        first = publisher._sender._reconnecting.current
         for pause_s in (0.0, 0.5, 0.0):
             time.sleep(pause_s)  # longer than an answer may take: nothing is asked meanwhile
             publisher.publish("t", b"x").result(20)
-        assert publisher._sender._kept.current is first
+        assert publisher._sender._reconnecting.current is first
     eventually(no_threads_left)

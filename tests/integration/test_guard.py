@@ -10,14 +10,14 @@ from typing import Any
 import psycopg
 import pytest
 
-from sublet_borrower.machine.events import Progressed
-from sublet_borrower.planner.micro_batch_planner import Planner
-from sublet_borrower.planner.plan_ledger import Planning
+from sublet_borrower.machine.events import SessionProgress
+from sublet_borrower.planner.micro_batch_planner import MicroBatchPlanner
+from sublet_borrower.planner.plan_ledger import PlanLedger
 from sublet_borrower.spark.source.guard import Guard
 from sublet_protocol.domain.errors import BatchLost, DatabaseUnreachable, InvalidSetting, UnknownOutcome, UsageError
-from sublet_protocol.domain.subscriptions import Start, Subscription
+from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.groups import fencing
-from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
 from sublet_storage.groups.fencing import Attempt
 from sublet_storage.groups.model.records import GroupOptions
 from sublet_storage.producer import Publisher
@@ -102,10 +102,10 @@ def test_whenever_the_query_dies_everything_is_written_once(
     checkpoint = Checkpoint()
     values = publish(url, 0, 30)
     for _ in range(3):
-        run = Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG, maxMessagesPerTrigger=7)
+        run = Guarded(checkpoint, url, tmp_path, inDoubtTimeout=LONG, maxOffsetsPerTrigger=7)
         with pytest.raises(Died):
             run.until(1_000, die=point)
-    runs.append(last := Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG, maxMessagesPerTrigger=7))
+    runs.append(last := Guarded(checkpoint, url, tmp_path, inDoubtTimeout=LONG, maxOffsetsPerTrigger=7))
     eventually(lambda: [last.step(), len(sunk(conn)) >= 30][1], 30.0)
     assert not last.step()
     assert sunk(conn) == values
@@ -117,7 +117,7 @@ def test_what_is_written_is_not_in_doubt_and_another_application_goes_on_behind_
 ) -> None:
     ours, theirs = Checkpoint(), Checkpoint()
     values = publish(url, 0, 30)
-    run = Guarded(ours, url, tmp_path / "ours", inDoubtHold=LONG)
+    run = Guarded(ours, url, tmp_path / "ours", inDoubtTimeout=LONG)
     with pytest.raises(Died):
         run.until(1_000, die="sunk")
     publish(url, 30, 10)
@@ -133,14 +133,14 @@ def test_with_a_guard_nothing_needs_to_be_kept_for_the_query(
 ) -> None:
     ours, theirs = Checkpoint(), Checkpoint()
     values = publish(url, 0, 30)
-    gone = Guarded(ours, url, tmp_path / "ours", inDoubtHold="0 s", maxMessagesPerTrigger=20)
+    gone = Guarded(ours, url, tmp_path / "ours", inDoubtTimeout="0 s", maxOffsetsPerTrigger=20)
     read_only(gone)
-    runs.append(other := Guarded(theirs, url, tmp_path / "theirs", sessionName="other", inDoubtHold="0 s"))
+    runs.append(other := Guarded(theirs, url, tmp_path / "theirs", sessionName="other", inDoubtTimeout="0 s"))
     eventually(lambda: [other.step(), len(sunk(conn)) >= 30][1], 30.0)
     assert not {"reserve", "unreserve"} & set(events(conn))
     with pytest.raises(BatchLost):
         gone.sink(*ours.runs[-1])
-    runs.append(back := Guarded(ours, url, tmp_path / "ours", inDoubtHold="0 s"))
+    runs.append(back := Guarded(ours, url, tmp_path / "ours", inDoubtTimeout="0 s"))
     back.step()
     values += publish(url, 30, 10)
     eventually(lambda: [other.step(), back.step(), len(sunk(conn)) >= 40][2], 30.0)
@@ -153,7 +153,7 @@ def test_one_that_was_frozen_while_others_got_its_messages_writes_nothing(
 ) -> None:
     ours, theirs = Checkpoint(), Checkpoint()
     values = publish(url, 0, 30)
-    frozen = Guarded(ours, url, tmp_path / "ours", inDoubtHold=SHORT)
+    frozen = Guarded(ours, url, tmp_path / "ours", inDoubtTimeout=SHORT)
     read_only(frozen)
     runs.append(other := Guarded(theirs, url, tmp_path / "theirs", sessionName="other"))
     eventually(lambda: [other.step(), len(sunk(conn)) >= 30][1], 30.0)
@@ -170,10 +170,10 @@ def test_of_two_on_copies_of_one_checkpoint_one_writes_the_batch(
 ) -> None:
     checkpoint = Checkpoint()
     values = publish(url, 0, 30)
-    older = Guarded(checkpoint, url, tmp_path / "older", inDoubtHold=LONG)
+    older = Guarded(checkpoint, url, tmp_path / "older", inDoubtTimeout=LONG)
     read_only(older)
     copy = Checkpoint(list(checkpoint.offsets))
-    newer = Guarded(copy, url, tmp_path / "newer", inDoubtHold=LONG)
+    newer = Guarded(copy, url, tmp_path / "newer", inDoubtTimeout=LONG)
     with pytest.raises(Died):
         newer.step(die="read")
     assert copy.runs == checkpoint.runs
@@ -182,7 +182,7 @@ def test_of_two_on_copies_of_one_checkpoint_one_writes_the_batch(
     one.sink(number, rows)
     with pytest.raises(BatchLost, match="all of it was done before"):
         other.sink(number, rows)
-    runs.append(last := Guarded(copy, url, tmp_path / "newer", inDoubtHold=LONG))
+    runs.append(last := Guarded(copy, url, tmp_path / "newer", inDoubtTimeout=LONG))
     last.step()
     assert copy.runs[-1] == (number, [])
     assert sunk(conn) == values
@@ -193,7 +193,7 @@ def test_a_batch_of_which_only_a_part_is_ours_is_not_written(
 ) -> None:
     checkpoint = Checkpoint()
     publish(url, 0, 30)
-    run = Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG)
+    run = Guarded(checkpoint, url, tmp_path, inDoubtTimeout=LONG)
     read_only(run)
     conn.execute(
         "update lending set in_doubt = null where stream_id ="
@@ -211,12 +211,12 @@ def test_what_is_kept_for_the_query_is_not_written_by_one_that_has_lost_it(
 ) -> None:
     checkpoint = Checkpoint()
     values = publish(url, 0, 30)
-    run = Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG)
+    run = Guarded(checkpoint, url, tmp_path, inDoubtTimeout=LONG)
     read_only(run)
     eventually(lambda: "reserved" in {row[0] for row in lending(conn).values()}, 30.0)
     with pytest.raises(BatchLost, match="is not this query's to do now"):
         run.sink(*checkpoint.runs[-1])
-    runs.append(again := Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG))
+    runs.append(again := Guarded(checkpoint, url, tmp_path, inDoubtTimeout=LONG))
     again.step()
     assert sunk(conn) == values
 
@@ -226,9 +226,9 @@ def test_an_exception_in_the_block_rolls_back_and_the_batch_is_still_to_be_done(
 ) -> None:
     checkpoint = Checkpoint()
     values = publish(url, 0, 30)
-    runs.append(run := Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG))
+    runs.append(run := Guarded(checkpoint, url, tmp_path, inDoubtTimeout=LONG))
     read_only(run)
-    runs[:] = [again := Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG)]
+    runs[:] = [again := Guarded(checkpoint, url, tmp_path, inDoubtTimeout=LONG)]
     logged(tmp_path, 0, checkpoint.offsets[0])
     with pytest.raises(ZeroDivisionError):
         fail(again.guard)
@@ -257,7 +257,7 @@ def test_a_commit_whose_answer_was_lost_is_found_out(
     checkpoint = Checkpoint()
     values = publish(url, 0, 30 if away else 3)
     with PostgresProxy(url) as cutter:
-        runs.append(run := Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG))
+        runs.append(run := Guarded(checkpoint, url, tmp_path, inDoubtTimeout=LONG))
         run.guard = Guard(tmp_path, cutter.url)
         if way == "at once, while it is still being committed":
             slow_commit(conn)
@@ -268,7 +268,7 @@ def test_a_commit_whose_answer_was_lost_is_found_out(
         else:
             run.until(len(values))
         run.guard.close()
-    runs.append(again := Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG))
+    runs.append(again := Guarded(checkpoint, url, tmp_path, inDoubtTimeout=LONG))
     eventually(lambda: not again.step(), 30.0)
     assert sunk(conn) == values
 
@@ -299,10 +299,10 @@ def test_a_driver_that_is_frozen_in_the_transaction_gives_its_streams_up(
         return attempt
 
     values = publish(url, 0, 3)
-    run = Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG)
+    run = Guarded(checkpoint, url, tmp_path, inDoubtTimeout=LONG)
     read_only(run)
     logged(tmp_path, 0, checkpoint.offsets[0])
-    runs.append(again := Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG))
+    runs.append(again := Guarded(checkpoint, url, tmp_path, inDoubtTimeout=LONG))
     again.reader.partitions(again.reader.initialOffset(), checkpoint.offsets[0])
     with monkeypatch.context() as frozen, pytest.raises(DatabaseUnreachable, match="nothing of batch 0 was written"):  # noqa: PT012
         if where == "before the commit":
@@ -323,20 +323,23 @@ def test_a_driver_that_is_frozen_in_the_transaction_gives_its_streams_up(
 def test_batches_of_whole_epochs_are_written_once(
     url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path, point: str
 ) -> None:
-    store = PostgresGroups(url)
-    store.declare_group(Subscription.parse("$share/g/#"), GroupOptions(start=Start.parse("earliest"), atomic=True))
+    store = PostgresGroupStore(url)
+    store.declare_group(
+        Subscription.parse("$share/g/#"),
+        GroupOptions(starting_position=StartingPosition.parse("earliest"), atomic=True),
+    )
     store.close()
     with Publisher(url, space="default", block_messages=3) as publisher:
         for epoch in range(8):
             for number in range(12):
-                publisher.at(epoch).publish("t", b"%d" % epoch, key=b"k%d" % number)
+                publisher.in_epoch(epoch).publish("t", b"%d" % epoch, key=b"k%d" % number)
             publisher.advance(epoch + 1)
     checkpoint = Checkpoint()
     for _ in range(2):
-        run = Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG, maxMessagesPerTrigger=20)
+        run = Guarded(checkpoint, url, tmp_path, inDoubtTimeout=LONG, maxOffsetsPerTrigger=20)
         with pytest.raises(Died):
             run.until(1_000, die=point)
-    runs.append(last := Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG, maxMessagesPerTrigger=20))
+    runs.append(last := Guarded(checkpoint, url, tmp_path, inDoubtTimeout=LONG, maxOffsetsPerTrigger=20))
     eventually(lambda: [last.step(), len(sunk(conn)) >= 96][1], 30.0)
     assert sunk(conn) == sorted(b"%d" % epoch for epoch in range(8) for _ in range(12))
 
@@ -367,7 +370,7 @@ def test_a_block_that_ends_its_transaction_is_not_counted_as_done(
 ) -> None:
     checkpoint = Checkpoint()
     publish(url, 0, 30)
-    runs.append(run := Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG))
+    runs.append(run := Guarded(checkpoint, url, tmp_path, inDoubtTimeout=LONG))
     read_only(run)
     logged(tmp_path, 0, checkpoint.offsets[0])
     guard = Guard(tmp_path, url)
@@ -388,7 +391,7 @@ def test_a_block_that_is_left_by_a_silent_rollback_is_not_counted_as_done(
 ) -> None:
     checkpoint = Checkpoint()
     publish(url, 0, 30)
-    read_only(Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG))
+    read_only(Guarded(checkpoint, url, tmp_path, inDoubtTimeout=LONG))
     logged(tmp_path, 0, checkpoint.offsets[0])
     guard = Guard(tmp_path, url)
 
@@ -408,7 +411,7 @@ def test_a_checkpoint_belongs_to_one_session_of_one_group(
 ) -> None:
     checkpoint = Checkpoint()
     values = publish(url, 0, 30)
-    run = Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG)
+    run = Guarded(checkpoint, url, tmp_path, inDoubtTimeout=LONG)
     read_only(run)
     logged(tmp_path, 0, checkpoint.offsets[0])
     for other in ({"sessionName": "other"}, {"subscription": "$share/h/#"}):
@@ -416,7 +419,7 @@ def test_a_checkpoint_belongs_to_one_session_of_one_group(
         with pytest.raises(InvalidSetting, match=r"the checkpoint belongs to session 'etl' of \$share/g/#"):
             stranger.step()
         stranger.stop()
-    runs.append(again := Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG))
+    runs.append(again := Guarded(checkpoint, url, tmp_path, inDoubtTimeout=LONG))
     again.until(30)
     assert sunk(conn) == values
 
@@ -427,7 +430,7 @@ def test_what_another_session_holds_is_not_done_by_an_empty_batch(
 ) -> None:
     checkpoint = Checkpoint()
     publish(url, 0, 30)
-    runs.append(run := Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG))
+    runs.append(run := Guarded(checkpoint, url, tmp_path, inDoubtTimeout=LONG))
     read_only(run)
     foreign = {**checkpoint.offsets[0], "session": "other"}
     logged(tmp_path, 0, foreign)
@@ -444,19 +447,19 @@ def test_what_the_guard_of_an_earlier_process_writes_last_is_not_planned_again(
 ) -> None:
     checkpoint = Checkpoint()
     values = publish(url, 0, 30)
-    older = Guarded(checkpoint, url, tmp_path / "older", inDoubtHold=LONG)
+    older = Guarded(checkpoint, url, tmp_path / "older", inDoubtTimeout=LONG)
     read_only(older)
     values += publish(url, 30, 10)
     anew = Checkpoint()
-    runs.append(newer := Guarded(anew, url, tmp_path / "newer", inDoubtHold=LONG))
-    plan, report = Planning.plan, Planner._report
+    runs.append(newer := Guarded(anew, url, tmp_path / "newer", inDoubtTimeout=LONG))
+    plan, report = PlanLedger.plan, MicroBatchPlanner._report
     over: list[bool] = []
-    held_back: list[tuple[Planner, Progressed]] = []
+    held_back: list[tuple[MicroBatchPlanner, SessionProgress]] = []
 
-    def report_later(self: Planner, progress: Progressed) -> None:
+    def report_later(self: MicroBatchPlanner, progress: SessionProgress) -> None:
         report(self, progress) if over else held_back.append((self, progress))
 
-    def plan_first(self: Planning, ends: Mapping[int, int]) -> None:
+    def plan_first(self: PlanLedger, ends: Mapping[int, int]) -> None:
         plan(self, ends)
         if ends and not over:
             older.sink(*checkpoint.runs[-1])
@@ -464,8 +467,8 @@ def test_what_the_guard_of_an_earlier_process_writes_last_is_not_planned_again(
             for one in held_back:
                 report(*one)
 
-    monkeypatch.setattr(Planner, "_report", report_later)
-    monkeypatch.setattr(Planning, "plan", plan_first)
+    monkeypatch.setattr(MicroBatchPlanner, "_report", report_later)
+    monkeypatch.setattr(PlanLedger, "plan", plan_first)
     eventually(lambda: [newer.step(), len(sunk(conn)) >= 40][1], 30.0, lambda: str(lending(conn)))
     assert over
     assert sunk(conn) == values
@@ -476,7 +479,7 @@ def test_a_source_without_news_is_not_judged_again(
 ) -> None:
     checkpoint = Checkpoint()
     values = publish(url, 0, 30)
-    runs.append(run := Guarded(checkpoint, url, tmp_path, inDoubtHold=LONG))
+    runs.append(run := Guarded(checkpoint, url, tmp_path, inDoubtTimeout=LONG))
     run.until(30)
     logged(tmp_path, 7, checkpoint.offsets[-1], {"topic": {"0": 7}})
     logged(tmp_path, 8, checkpoint.offsets[-1], {"topic": {"0": 8}})

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from sublet_leader.observe.lag_history import Curves
+from sublet_leader.observe.lag_history import LagHistory
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions
 from tests.integration.cli_kit import a_shell
 from tests.integration.http_kit import Http
@@ -37,12 +37,12 @@ def served(stage: Stage, name: str = "n1") -> Http:
 
 
 def post(
-    node: Http, what: str, told: object, token: str | None = TOKEN, kind: str = "application/json"
+    node: Http, what: str, reported: object, token: str | None = TOKEN, kind: str = "application/json"
 ) -> tuple[int, str]:
     """Status, and what was wrong."""
     headers = {"Content-Type": kind} | ({} if token is None else {"Authorization": f"Bearer {token}"})
     path = f"/api/v1/{what}" if "/" in what else f"/api/v1/group/{what}"
-    answer = node.ask(path, "POST", headers, json.dumps(told).encode())
+    answer = node.ask(path, "POST", headers, json.dumps(reported).encode())
     return answer.status, answer.object.get("error", "")
 
 
@@ -56,11 +56,11 @@ def test_any_node_tells_of_any_group_what_the_command_line_tells(stage: Stage) -
         said = shell.run("groups", "describe", ALL, "--json").object
     leader = stage.scene.claim().node.name
     for name, node in nodes.items():
-        told = node.get("/api/v1/group", subscription=ALL)
+        reported = node.get("/api/v1/group", subscription=ALL)
         for what in ("group_id", "state", "lag", "streams_by_status", "members", "subscription"):
-            assert told[what] == said[what], what
-        assert told["led_here"] is (name == leader)
-        assert told["standby_members"] == ([] if name == leader else None)
+            assert reported[what] == said[what], what
+        assert reported["led_here"] is (name == leader)
+        assert reported["standby_members"] == ([] if name == leader else None)
         found = node.get("/api/v1/group/history", subscription=ALL)
         assert [line["event"] for line in found["history"] if line["event"] == "grant"]
         assert node.get("/api/v1/group/history", subscription=ALL, after=found["next"])["history"] == []
@@ -73,7 +73,7 @@ def test_any_node_tells_of_any_group_what_the_command_line_tells(stage: Stage) -
 
 
 def test_groups_are_searched_sorted_and_paged(stage: Stage) -> None:
-    store = PostgresGroups(stage.scene.url)
+    store = PostgresGroupStore(stage.scene.url)
     for number in range(7):
         store.declare_group(Subscription.parse(f"$share/g{number}/a/#"), GroupOptions())
     store.declare_group(Subscription.parse(STRANGE), GroupOptions())
@@ -125,8 +125,8 @@ def test_a_group_is_paused_and_resumed_and_its_leader_moved_by_who_has_the_token
     assert stage.scene.shares() == [16]
     assert post(node, "pause", {**named, "reason": "the sink"}) == (200, "")
     eventually(lambda: stage.scene.shares() == [], WAIT_S, stage.said)
-    told = node.get("/api/v1/group", subscription=ALL)
-    assert (told["state"], told["paused"], len(told["standby_members"])) == ("paused", "the sink", 1)
+    reported = node.get("/api/v1/group", subscription=ALL)
+    assert (reported["state"], reported["paused"], len(reported["standby_members"])) == ("paused", "the sink", 1)
     assert post(node, "resume", named) == (200, "")
     eventually(lambda: stage.scene.shares() == [16], WAIT_S, stage.said)
     status, why = post(node, "step-down", named)
@@ -140,9 +140,9 @@ def test_a_group_is_paused_and_resumed_and_its_leader_moved_by_who_has_the_token
 @pytest.mark.conforms("A1", "A4", "A5", "A6")
 def test_a_group_is_made_weighed_reset_and_deleted_over_http(stage: Stage) -> None:
     node, named = served(stage), {"subscription": ALL}
-    assert post(node, "create", {**named, "start": "earliest"}) == (200, "")
-    assert post(node, "create", {**named, "start": "earliest"}) == (200, "")
-    assert post(node, "create", {**named, "start": "latest"})[0] == 409
+    assert post(node, "create", {**named, "starting_position": "earliest"}) == (200, "")
+    assert post(node, "create", {**named, "starting_position": "earliest"}) == (200, "")
+    assert post(node, "create", {**named, "starting_position": "latest"})[0] == 409
     stage.share("a")
     stage.scene.publish(100)
     eventually(stage.scene.consumed, WAIT_S, stage.said)
@@ -154,7 +154,7 @@ def test_a_group_is_made_weighed_reset_and_deleted_over_http(stage: Stage) -> No
     far, had = max(before, key=lambda row: row[2])[0], len(stage.fleet.delivered())
     assert post(node, "reset", {**named, "to": {"shift": -1}, "streams": [far]}) == (200, "")
     eventually(lambda: len(stage.fleet.delivered()) == had + 1, WAIT_S, stage.said)
-    for what, told, why in (
+    for what, reported, why in (
         ("reset", {"to": "somewhere"}, "earliest"),
         ("reset", {"to": {"offset": True}}, "earliest"),
         ("reset", {"to": {"offset": 1, "shift": 1}}, "earliest"),
@@ -169,11 +169,11 @@ def test_a_group_is_made_weighed_reset_and_deleted_over_http(stage: Stage) -> No
         ("weight", {"session": "a", "weight": "2"}, "number"),
         ("weight", {"session": "a", "weight": 10**400}, "300 digits"),
         ("weight", {"session": "a", "weight": float("nan")}, "finite"),
-        ("create", {"when_gone": "cry"}, "when_gone"),
+        ("create", {"on_data_loss": "cry"}, "on_data_loss"),
         ("create", {"atomic": 1}, "true or false"),
     ):
-        status, said = post(node, what, {**named, **told})
-        assert (status, why in said) == (400, True), (what, told, status, said)
+        status, said = post(node, what, {**named, **reported})
+        assert (status, why in said) == (400, True), (what, reported, status, said)
     assert post(node, "delete", named) == (200, "")
     assert post(node, "delete", named)[0] == 404
 
@@ -182,8 +182,8 @@ def test_a_group_is_made_weighed_reset_and_deleted_over_http(stage: Stage) -> No
 def test_a_node_is_drained_over_http(stage: Stage) -> None:
     nodes = {name: served(stage, name) for name in ("n1", "n2")}
 
-    def drain(**told: object) -> tuple[int, str]:
-        return post(nodes["n1"], "node/drain", told)
+    def drain(**reported: object) -> tuple[int, str]:
+        return post(nodes["n1"], "node/drain", reported)
 
     assert drain(node="n3")[0] == 404
     assert drain(node="n2") == (200, "")
@@ -220,8 +220,8 @@ def test_a_port_on_all_addresses_is_advertised_at_the_nodes_own_or_not_at_all(da
             answers = re.search(r"answers at http://0.0.0.0:(\d+)/", node.err)
             assert answers is not None, node.err
             found[name] = answers[1]
-        told = Http(f"127.0.0.1:{found['n2']}").get("/api/v1/nodes")["nodes"]
-        advertised = {each["name"]: each["http_address"] for each in told}
+        reported = Http(f"127.0.0.1:{found['n2']}").get("/api/v1/nodes")["nodes"]
+        advertised = {each["name"]: each["http_address"] for each in reported}
         assert advertised == {"n1": f"127.0.0.1:{found['n1']}", "n2": None}
 
 
@@ -238,12 +238,12 @@ def test_the_log_tells_who_did_what_with_what_outcome_and_who_was_refused(databa
         assert post(node, "delete", [])[0] == 400
         assert post(node, "delete", named)[0] == 200
         lines = [json.loads(line) for line in process.err.splitlines()]
-    told = [
+    reported = [
         (line["level"], line["action"], line["status"], line.get("group"), line["client"])
         for line in lines
         if "action" in line
     ]
-    assert told == [
+    assert reported == [
         ("warning", "group/pause", 401, None, "127.0.0.1"),
         ("info", "group/create", 200, ALL, "127.0.0.1"),
         ("info", "group/pause", 400, ALL, "127.0.0.1"),
@@ -256,13 +256,13 @@ def test_the_log_tells_who_did_what_with_what_outcome_and_who_was_refused(databa
 
 
 def test_curves_remember_what_was_and_what_was_not_known() -> None:
-    curves = Curves(reading=None, minutes=1, most_groups=2)  # type: ignore[arg-type]
+    curves = LagHistory(reading=None, minutes=1, most_groups=2)  # type: ignore[arg-type]
     now = time.time()
-    curves.add(now, {1: 5, 2: None})
-    curves.add(now + 10, {1: 6, 2: 7, 3: 8})
-    times, found = curves.of((1, 2, 3))
+    curves.add_sample(now, {1: 5, 2: None})
+    curves.add_sample(now + 10, {1: 6, 2: 7, 3: 8})
+    times, found = curves.read((1, 2, 3))
     assert times == [round(now, 1), round(now + 10, 1)]
     assert found == {1: [5, 6], 2: [None, 7], 3: [None, None]}
     for number in range(20):
-        curves.add(now + number, {1: number})
-    assert len(curves.of((1,))[0]) == 6
+        curves.add_sample(now + number, {1: number})
+    assert len(curves.read((1,))[0]) == 6

@@ -12,7 +12,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from sublet_leader.http.server import PATIENCE_S
+from sublet_leader.http.server import REQUEST_TIMEOUT_S
 from tests.integration.http_kit import Http
 from tests.integration.sharing_kit import ALL, WAIT_S, Stage
 from tests.kit import eventually
@@ -52,12 +52,12 @@ def test_a_probe_sees_that_the_database_is_away_and_back(stage: Stage) -> None:
         eventually(lambda: state_of(node) == (200, "ok", True), WAIT_S, stage.said)
         for trouble in (PostgresProxy.go_away, PostgresProxy.hold):
             trouble(way)
-            eventually(lambda: state_of(node) == (503, "database unreachable", True), WAIT_S, stage.said)
+            eventually(lambda: state_of(node) == (503, "database_unreachable", True), WAIT_S, stage.said)
             assert node.ask("/readyz/database").status == 503
             assert grpc_says(stage, "n1", "live"), "a restart would not help"
             eventually(lambda: node.metric("sublet_database_up") == 0, WAIT_S)
             eventually(lambda: not grpc_says(stage, "n1") and not grpc_says(stage, "n1", "database"), WAIT_S)
-            eventually(lambda: node.metric("sublet_health", state="database unreachable") == 1, WAIT_S)
+            eventually(lambda: node.metric("sublet_health_state", state="database_unreachable") == 1, WAIT_S)
             way.resume()
             eventually(lambda: state_of(node) == (200, "ok", True), WAIT_S, stage.said)
             eventually(lambda: grpc_says(stage, "n1") and grpc_says(stage, "n1", "database"), WAIT_S)
@@ -72,8 +72,8 @@ def test_a_probe_sees_that_a_lease_is_denied_and_why(stage: Stage) -> None:
     ask = stage.scene.connection.execute
     # Somebody else has its name.
     ask("update node set incarnation = 'another life', expires_at = clock_timestamp() + interval '1 hour'")
-    eventually(lambda: state_of(node) == (503, "lease denied", True), WAIT_S, stage.said)
-    assert "n1" in node.ask("/readyz").object["why"]
+    eventually(lambda: state_of(node) == (503, "lease_denied", True), WAIT_S, stage.said)
+    assert "n1" in node.ask("/readyz").object["detail"]
     eventually(lambda: not grpc_says(stage, "n1", "lease") and grpc_says(stage, "n1", "database"), WAIT_S)
     ask("delete from node")
     eventually(lambda: state_of(node) == (200, "ok", True), WAIT_S, stage.said)
@@ -82,8 +82,8 @@ def test_a_probe_sees_that_a_lease_is_denied_and_why(stage: Stage) -> None:
         "create function deny() returns trigger language plpgsql as $$ begin raise 'the deputy says no'; end $$;"
         "create trigger deny before insert or update on leadership for each row execute function deny()"
     )
-    eventually(lambda: state_of(node) == (503, "lease denied", True), WAIT_S, stage.said)
-    assert "the deputy says no" in node.ask("/readyz/lease").object["why"]
+    eventually(lambda: state_of(node) == (503, "lease_denied", True), WAIT_S, stage.said)
+    assert "the deputy says no" in node.ask("/readyz/lease").object["detail"]
     eventually(lambda: node.metric("sublet_database_up") == 1, WAIT_S)
     ask("drop function deny cascade")
     eventually(lambda: state_of(node) == (200, "ok", True), WAIT_S, stage.said)
@@ -93,13 +93,13 @@ def test_a_probe_sees_that_a_lease_is_denied_and_why(stage: Stage) -> None:
 def test_a_probe_sees_that_a_lease_was_taken_by_another_node(stage: Stage) -> None:
     stage.serve("n1")
     node = Http.of(stage.fleet.nodes["n1"])
-    eventually(lambda: node.metric("sublet_leaderships", status="led") == 1, WAIT_S, stage.said)
+    eventually(lambda: node.metric("sublet_leaderships", status="leading") == 1, WAIT_S, stage.said)
     stage.scene.connection.execute(
         "update leadership set incarnation = 'another life', node = 'other', term = term + 1,"
         " expires_at = clock_timestamp() + interval '1 hour'"
     )
-    eventually(lambda: state_of(node) == (503, "lease denied", True), WAIT_S, stage.said)
-    assert node.ask("/readyz/lease").object["why"] == "node other has taken the housekeeping"
+    eventually(lambda: state_of(node) == (503, "lease_denied", True), WAIT_S, stage.said)
+    assert node.ask("/readyz/lease").object["detail"] == "node other has taken the housekeeping"
 
 
 @pytest.mark.conforms("A8")
@@ -112,9 +112,9 @@ def test_a_probe_sees_that_a_group_has_consumers_and_no_leader(stage: Stage) -> 
     stage.fleet.consumers["a"].kill()
     stage.serve("n2")  # nobody asks it for the group
     other = Http.of(stage.fleet.nodes["n2"])
-    eventually(lambda: state_of(other) == (200, "no leader", True), WAIT_S, stage.said)
+    eventually(lambda: state_of(other) == (200, "no_leader", True), WAIT_S, stage.said)
     found = other.ask("/readyz/leaders")
-    assert (found.status, found.object["why"]) == (503, "1 group has consumers and no leader")
+    assert (found.status, found.object["detail"]) == (503, "1 group has consumers and no leader")
     eventually(lambda: not grpc_says(stage, "n2", "leaders"), WAIT_S)
     assert grpc_says(stage, "n2"), "a group without a leader is no failure of this node"
     eventually(lambda: other.metric("sublet_groups_without_leader") == 1, WAIT_S)
@@ -156,7 +156,9 @@ def test_http_is_answered_rightly_and_in_bounds(stage: Stage) -> None:
         each.sendall(b"GET /healthz HTTP/1.1\r\nHost: ")
     began = time.monotonic()
     eventually(lambda: node.ask("/healthz").status == 200, WAIT_S)
-    assert time.monotonic() - began < PATIENCE_S - 2, "those that send nothing are let go before others are given up on"
+    assert time.monotonic() - began < REQUEST_TIMEOUT_S - 2, (
+        "those that send nothing are let go before others are given up on"
+    )
     for each in slow:
         with suppress(OSError):
             each.close()

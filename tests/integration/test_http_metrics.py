@@ -15,9 +15,9 @@ import pytest
 
 from sublet_leader.observe.metric_definitions import FAMILIES
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.groups.coordinator.postgres import PostgresGroups
-from sublet_storage.groups.model.records import Mark
-from sublet_storage.groups.status.lag_queries import all_lags, status_lags, stream_lags, summed
+from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.model.records import RecordHistory
+from sublet_storage.groups.status.lag_queries import all_lags, status_lags, stream_lags, sum_by_status
 from sublet_storage.groups.status.overview import list_groups
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.spaces import reshard
@@ -105,7 +105,7 @@ def test_lag_is_right_for_empty_caught_up_and_behind_and_absent_where_unknown(st
 @pytest.mark.conforms("A3")
 def test_lag_of_what_retention_has_taken_is_unknown(conn: psycopg.Connection[Any], database: str) -> None:
     """Without a node, which would tidy up at once."""
-    store = PostgresGroups(database)
+    store = PostgresGroupStore(database)
     group_id = store.open_group(Subscription.parse(ALL)).group_id
     store.close()
     with Publisher(database) as publisher:
@@ -113,7 +113,7 @@ def test_lag_of_what_retention_has_taken_is_unknown(conn: psycopg.Connection[Any
             publisher.publish("t", b"m", key=b"%d" % number)
     lines = stream_lags(conn, [group_id])
     assert sum(line.lag or 0 for line in lines) == 100
-    assert status_lags(conn, [group_id]) == summed(lines)
+    assert status_lags(conn, [group_id]) == sum_by_status(lines)
     assert all_lags(conn) == {group_id: 100}
     conn.execute("update generation set state = 'gone' where state = 'open'")
     lines = stream_lags(conn, [group_id])
@@ -121,7 +121,7 @@ def test_lag_of_what_retention_has_taken_is_unknown(conn: psycopg.Connection[Any
     (line,) = status_lags(conn, [group_id])
     assert (line.streams, line.lag, line.largest, line.unknown) == (2, 0, None, 2)
     assert all_lags(conn) == {group_id: None}
-    assert list_groups(conn)[0].unknown == 2, "the command line says the same"
+    assert list_groups(conn)[0].unknown_lag_count == 2, "the command line says the same"
 
 
 def test_each_group_is_exported_by_the_node_that_leads_it_alone(staged: Staged) -> None:
@@ -146,7 +146,7 @@ def test_each_group_is_exported_by_the_node_that_leads_it_alone(staged: Staged) 
 def test_a_group_that_nobody_leads_is_told_of_by_the_node_that_keeps_house(staged: Staged, database: str) -> None:
     """Its consumers are all gone: what lag is watched for."""
     stage = staged()
-    with closing(PostgresGroups(database)) as store:
+    with closing(PostgresGroupStore(database)) as store:
         store.open_group(Subscription.parse(ALL))
     stage.scene.publish(100)
     nodes = [served(stage, name) for name in ("n1", "n2")]
@@ -169,6 +169,7 @@ def test_a_group_that_nobody_leads_is_told_of_by_the_node_that_keeps_house(stage
     eventually(lambda: exporting("sublet_consumergroup_lag_sum") == [0], WAIT_S, stage.said)
     finished = [stream for stream, status, *_ in stage.scene.rows() if status == "finished"]
     assert len(finished) == 2
+    assert exporting("sublet_consumergroup_streams", status="finished") == []
     assert not {str(stream) for stream in finished} & {stream for node in nodes for stream in lags(node, ALL)}
     assert not [name for node in nodes for name, _ in node.metrics() if name.endswith("_created")]
 
@@ -180,27 +181,27 @@ def test_what_is_stuck_in_a_group_that_nobody_leads_is_counted(
     with a_world(database, conn) as led:
         led.lead(listed=False)
         first = open_streams(conn)[0]
-        led.write(Mark(first, led.lend(first).grant_id, "unreadable", "damaged"))
+        led.write(RecordHistory(first, led.lend(first).grant_id, "unreadable", "damaged"))
         led.store.release(LED_BY, {led.group: led.term})
     node = served(stage)
-    stuck = ("sublet_consumergroup_stuck_streams", (("group", LED_BY_HAND),))
+    stuck = ("sublet_consumergroup_unreadable_streams", (("group", LED_BY_HAND),))
     assert eventually(lambda: node.metrics().get(stuck), WAIT_S, stage.said) == 1
 
 
 def test_groups_that_nobody_leads_are_bounded_as_well(staged: Staged, database: str) -> None:
-    stage = staged(SUBLET_HTTP_METRIC_STREAMS="3", SUBLET_HTTP_METRIC_GROUPS="2")
-    with closing(PostgresGroups(database)) as store:
+    stage = staged(SUBLET_HTTP_MAX_STREAM_SERIES="3", SUBLET_HTTP_MAX_GROUP_SERIES="2")
+    with closing(PostgresGroupStore(database)) as store:
         for number in range(3):
             store.open_group(Subscription.parse(f"$share/g{number}/#"))
     node = served(stage)
-    eventually(lambda: node.metric("sublet_groups_left_out", series="all") == 1, WAIT_S, stage.said)
-    assert node.metric("sublet_groups_left_out", series="streams") == 2
+    eventually(lambda: node.metric("sublet_groups_not_exported", series="all") == 1, WAIT_S, stage.said)
+    assert node.metric("sublet_groups_not_exported", series="streams") == 2
     shown = [dict(labels)["group"] for name, labels in node.metrics() if name == "sublet_consumergroup_members"]
     assert sorted(shown) == ["$share/g0/#", "$share/g1/#"]
 
 
 def test_beyond_the_limits_groups_have_sums_only_and_then_nothing_and_are_counted(staged: Staged) -> None:
-    stage = staged(SUBLET_HTTP_METRIC_STREAMS="3", SUBLET_HTTP_METRIC_GROUPS="2")
+    stage = staged(SUBLET_HTTP_MAX_STREAM_SERIES="3", SUBLET_HTTP_MAX_GROUP_SERIES="2")
     node = served(stage)
     stage.fleet.subscriber("many", "$share/g{}/#", 3)
     eventually(lambda: node.metric("sublet_leader_events_total", event="takeover") == 3, WAIT_S, stage.said)
@@ -211,8 +212,8 @@ def test_beyond_the_limits_groups_have_sums_only_and_then_nothing_and_are_counte
     eventually(lambda: groups("sublet_consumergroup_streams") == 2, WAIT_S)
     assert groups("sublet_consumergroup_lag_sum") == 2
     assert groups("sublet_consumergroup_lag") == 1
-    assert node.metric("sublet_groups_left_out", series="all") == 1
-    assert node.metric("sublet_groups_left_out", series="streams") == 2
+    assert node.metric("sublet_groups_not_exported", series="all") == 1
+    assert node.metric("sublet_groups_not_exported", series="streams") == 2
 
 
 def test_all_that_is_exported_is_declared(staged: Staged) -> None:
@@ -220,11 +221,11 @@ def test_all_that_is_exported_is_declared(staged: Staged) -> None:
     node = served(stage)
     stage.fleet.consumer("a", ALL)
     eventually(lambda: stage.scene.shares() == [2], WAIT_S, stage.said)
-    declared = {name: set(family.labels) for family in FAMILIES for name in family.exported}
+    declared = {name: set(family.labels) for family in FAMILIES for name in family.exported_names}
 
     def is_all_there() -> bool:
         found = {name for name, _ in node.metrics()}
-        never = {"sublet_database_failures_total", "sublet_broken_rules_total"}
+        never = {"sublet_database_request_failures_total", "sublet_invariant_violations_total"}
         return set(declared) - found <= never
 
     eventually(is_all_there, WAIT_S, lambda: f"{sorted(set(declared) - {name for name, _ in node.metrics()})}")
@@ -237,14 +238,14 @@ def test_logs_are_json_with_the_ids_of_what_happened(database: str) -> None:
     with a_shell(SUBLET_DATABASE_URL=database) as shell:
         node = shell.leader("n1", "--log-format", "json", "--http", "127.0.0.1:0")
         shell.run("publish", "t", stdin="one\n")
-        consumed = shell.run("consume", "$share/g/#", "--start", "earliest", "--max", "1", "--name", "worker-1")
+        consumed = shell.run("consume", "$share/g/#", "--from", "earliest", "--max-messages", "1", "--name", "worker-1")
         assert consumed.code == 0, consumed.err
         eventually(lambda: '"event": "release"' in node.err, 20, lambda: node.err)
         lines = [json.loads(line) for line in node.err.splitlines()]
         assert {line["node"] for line in lines} == {"n1"}
         grant = next(line for line in lines if line.get("event") == "grant")
-        assert {"term", "stream", "grant", "member", "agent", "position"} <= set(grant)
-        assert (grant["group"], grant["session"], grant["level"]) == ("$share/g/#", "worker-1", "info")
+        assert {"term", "stream_id", "grant_id", "borrower_id", "agent", "position"} <= set(grant)
+        assert (grant["subscription"], grant["session"], grant["level"]) == ("$share/g/#", "worker-1", "info")
         text = shell.leader("n2")
         assert re.fullmatch(r"node n2 serves on \S+", text.err.splitlines()[-1])
 

@@ -15,7 +15,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions
 from sublet_storage.spaces.spaces import reshard
 from tests.integration.http_kit import Http
@@ -64,8 +64,8 @@ def shown(chrome: Chrome, *texts: str) -> None:
 
 def lanes(chrome: Chrome) -> dict[str, str]:
     """{who: streams}, as the picture's description tells those who do not see it."""
-    told = str(js(chrome, "document.getElementById('lanes-desc')?.textContent ?? ''"))
-    return dict(each.split(": ") for each in told.split("; ") if ": " in each)
+    reported = str(js(chrome, "document.getElementById('lanes-desc')?.textContent ?? ''"))
+    return dict(each.split(": ") for each in reported.split("; ") if ": " in each)
 
 
 def complaints(chrome: Chrome) -> list[str]:
@@ -123,7 +123,7 @@ def test_a_group_is_seen_live_and_acted_on_by_keyboard(stage: Stage, chrome: Chr
 
 
 def test_many_groups_are_searched_sorted_and_paged_whatever_they_are_called(stage: Stage, chrome: Chrome) -> None:
-    store = PostgresGroups(stage.scene.url)
+    store = PostgresGroupStore(stage.scene.url)
     for number in range(60):
         store.declare_group(Subscription.parse(f"$share/g{number:02}/#"), GroupOptions())
     for strange in (EVIL, TURNED):
@@ -169,7 +169,7 @@ def test_of_a_group_that_is_not_there_the_page_says_so_once_and_offers_nothing_t
     eventually(lambda: js(chrome, "window.looks") >= 9, WAIT_S)
     assert js(chrome, "window.written") == 0, "what is read aloud is read once"
     assert not chrome.find_element(By.CLASS_NAME, "actions").is_displayed()
-    PostgresGroups(stage.scene.url).declare_group(Subscription.parse(ALL), GroupOptions())
+    PostgresGroupStore(stage.scene.url).declare_group(Subscription.parse(ALL), GroupOptions())
     eventually(lambda: chrome.find_element(By.CLASS_NAME, "actions").is_displayed(), WAIT_S)
     assert not chrome.find_element(By.ID, "trouble").is_displayed()
     chrome.find_element(By.TAG_NAME, "summary").click()

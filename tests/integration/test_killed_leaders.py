@@ -26,7 +26,7 @@ def stage(database: str, tmp_path: Path) -> Iterator[Stage]:
 def test_leaders_killed_in_turn_under_load_lose_and_repeat_nothing(stage: Stage) -> None:
     stage.serve("n1", "n2")
     stage.share("a", "b")
-    lent = stage.scene.grants()
+    granted = stage.scene.grants()
     with stage.scene.load():
         for life in range(ROUNDS):
             stage.more()
@@ -36,10 +36,10 @@ def test_leaders_killed_in_turn_under_load_lose_and_repeat_nothing(stage: Stage)
             stage.more()
             stage.serve(f"again-{life}")
     assert stage.verdict().explained == []
-    assert stage.scene.grants() == lent, "a stream has changed hands"
+    assert stage.scene.grants() == granted, "a stream has changed hands"
     takeovers = [line for line in stage.scene.history() if line.event == "takeover"]
     assert len(takeovers) > ROUNDS
-    assert not any(line.forced for line in stage.scene.history())
+    assert not any(line.is_forced for line in stage.scene.history())
 
 
 @pytest.mark.conforms("E16", "E28")
@@ -47,7 +47,7 @@ def test_a_running_call_goes_on_when_its_leader_is_killed_and_is_not_done_again(
     """The call lasts until its stream has been reclaimed from the next leader, and longer."""
     stage.serve("n1", "n2")
     stage.scene.publish(1)
-    stage.fleet.consumer("a", ALL, LEADER.lease_s + LEADER.reclaim_grace_s)
+    stage.fleet.consumer("a", ALL, LEADER.lease_duration_s + LEADER.reclaim_grace_s)
     (call,) = eventually(lambda: stage.fleet.delivered("a"), WAIT_S, stage.said)
     before, leader = stage.leader()
     leader.kill()
@@ -72,10 +72,10 @@ def test_one_that_leaves_while_its_leader_is_dead_hands_over_exactly_to_the_next
         stage.more()
         before, leader = stage.leader()
         leader.kill()
-        eventually(lambda: stage.scene.claim().remaining_s < LEADER.lease_s / 4, WAIT_S)
+        eventually(lambda: stage.scene.claim().remaining_s < LEADER.lease_duration_s / 4, WAIT_S)
         assert stage.scene.claim().term == before.term, "there is a leader again"
         assert stage.fleet.consumers["a"].stop() == 0
         stage.more(of="b")
     assert stage.verdict().explained == []
     assert stage.scene.shares() == [16]
-    assert not any(line.forced for line in stage.scene.history())
+    assert not any(line.is_forced for line in stage.scene.history())

@@ -14,19 +14,19 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from sublet_protocol.domain.errors import BeyondHead, Gone, NotFound, Unavailable, UnknownOutcome
+from sublet_protocol.domain.errors import NotFound, PositionBeyondHead, PositionGone, Unavailable, UnknownOutcome
 from sublet_protocol.domain.topics import Filter
 from sublet_storage.db.connect import connect
 from sublet_storage.log.log import (
-    Append,
-    Appended,
-    Outcome,
-    Stamp,
+    AppendOutcome,
+    AppendResult,
+    BlockAppend,
+    ProducerStamp,
     append,
-    heads,
-    position_at,
+    fetch,
+    offset_at_time,
+    read_heads,
     register_producer,
-    since,
 )
 from sublet_storage.spaces.catalogue import open_streams
 from sublet_storage.spaces.retention import drop_gone
@@ -56,19 +56,19 @@ def test_appends_get_contiguous_offsets(conn: psycopg.Connection[Any], stream: i
 def test_an_append_is_exactly_one_of_appended_duplicate_closed_fenced(
     conn: psycopg.Connection[Any], stream: int
 ) -> None:
-    def send(incarnation: int, sequence: int, value: bytes) -> Appended:
-        return append(conn, [stamped(stream, Stamp("p", incarnation, sequence), value)])[0]
+    def send(incarnation: int, sequence: int, value: bytes) -> AppendResult:
+        return append(conn, [stamped(stream, ProducerStamp("p", incarnation, sequence), value)])[0]
 
-    assert send(5, 1, b"a") == Appended(Outcome.APPENDED, 1)
-    assert send(5, 1, b"a") == Appended(Outcome.DUPLICATE, 1)
-    assert send(5, 2, b"b") == Appended(Outcome.APPENDED, 2)
-    assert send(5, 1, b"a") == Appended(Outcome.DUPLICATE, None)
-    assert send(4, 9, b"x") == Appended(Outcome.FENCED, None)
-    assert send(6, 1, b"c") == Appended(Outcome.APPENDED, 3)
+    assert send(5, 1, b"a") == AppendResult(AppendOutcome.APPENDED, 1)
+    assert send(5, 1, b"a") == AppendResult(AppendOutcome.DUPLICATE, 1)
+    assert send(5, 2, b"b") == AppendResult(AppendOutcome.APPENDED, 2)
+    assert send(5, 1, b"a") == AppendResult(AppendOutcome.DUPLICATE, None)
+    assert send(4, 9, b"x") == AppendResult(AppendOutcome.FENCED, None)
+    assert send(6, 1, b"c") == AppendResult(AppendOutcome.APPENDED, 3)
     rollover(conn, "default")
-    assert send(6, 1, b"c") == Appended(Outcome.DUPLICATE, 3), "duplicate wins over closed"
-    assert send(6, 2, b"d") == Appended(Outcome.CLOSED, None)
-    assert send(5, 3, b"x") == Appended(Outcome.FENCED, None)
+    assert send(6, 1, b"c") == AppendResult(AppendOutcome.DUPLICATE, 3), "duplicate wins over closed"
+    assert send(6, 2, b"d") == AppendResult(AppendOutcome.CLOSED, None)
+    assert send(5, 3, b"x") == AppendResult(AppendOutcome.FENCED, None)
     assert values(read(conn, stream)) == [b"a", b"b", b"c"]
 
 
@@ -78,8 +78,12 @@ def test_a_registered_incarnation_fences_older_ones_also_where_it_has_not_writte
     first = register_producer(conn, "p")
     second = register_producer(conn, "p")
     assert second > first
-    assert append(conn, [stamped(stream, Stamp("p", first, 1), b"a")]) == [Appended(Outcome.FENCED, None)]
-    assert append(conn, [stamped(stream, Stamp("p", second, 1), b"b")]) == [Appended(Outcome.APPENDED, 1)]
+    assert append(conn, [stamped(stream, ProducerStamp("p", first, 1), b"a")]) == [
+        AppendResult(AppendOutcome.FENCED, None)
+    ]
+    assert append(conn, [stamped(stream, ProducerStamp("p", second, 1), b"b")]) == [
+        AppendResult(AppendOutcome.APPENDED, 1)
+    ]
 
 
 @pytest.mark.conforms("W2")
@@ -90,17 +94,23 @@ def test_a_producer_registers_after_what_its_older_incarnation_is_writing_and_be
     older = register_producer(conn, "p")
     with connect(database) as second, connect(database) as third, ThreadPoolExecutor(2) as pool:
         with conn.transaction():
-            append(conn, [stamped(stream, Stamp("p", older, 1), b"a")])
-            registering = pool.submit(lambda: (register_producer(second, "p"), heads(second, [stream])[stream].head))
+            append(conn, [stamped(stream, ProducerStamp("p", older, 1), b"a")])
+            registering = pool.submit(
+                lambda: (register_producer(second, "p"), read_heads(second, [stream])[stream].head)
+            )
             eventually(lambda: _waiting(database))
-            late = pool.submit(append, third, [stamped(other_stream, Stamp("p", older, 1), b"x")])
+            late = pool.submit(append, third, [stamped(other_stream, ProducerStamp("p", older, 1), b"x")])
             eventually(lambda: _waiting(database) == 2)
-            assert append(conn, [stamped(stream, Stamp("p", older, 2), b"b")]) == [Appended(Outcome.APPENDED, 2)]
+            assert append(conn, [stamped(stream, ProducerStamp("p", older, 2), b"b")]) == [
+                AppendResult(AppendOutcome.APPENDED, 2)
+            ]
             assert not registering.done()
         newer, seen = registering.result(10)
         assert (newer > older, seen) == (True, 2)
-        assert late.result(10) == [Appended(Outcome.FENCED, None)]
-    assert append(conn, [stamped(stream, Stamp("p", older, 3), b"c")]) == [Appended(Outcome.FENCED, None)]
+        assert late.result(10) == [AppendResult(AppendOutcome.FENCED, None)]
+    assert append(conn, [stamped(stream, ProducerStamp("p", older, 3), b"c")]) == [
+        AppendResult(AppendOutcome.FENCED, None)
+    ]
     assert values(read(conn, stream)) == [b"a", b"b"]
 
 
@@ -108,31 +118,31 @@ def test_a_producer_whose_older_incarnation_does_not_end_its_writing_is_told_so_
     database: str, conn: psycopg.Connection[Any], stream: int
 ) -> None:
     with connect(database, lock_timeout_s=0.2) as second, conn.transaction():
-        append(conn, [stamped(stream, Stamp("p", 1, 1), b"a")])
+        append(conn, [stamped(stream, ProducerStamp("p", 1, 1), b"a")])
         with pytest.raises(Unavailable, match="producer 'p': an earlier incarnation of it is still writing"):
             register_producer(second, "p")
         assert register_producer(second, "q")
-    assert append(conn, [stamped(stream, Stamp("p", 1, 2), b"b")]) == [Appended(Outcome.APPENDED, 2)]
+    assert append(conn, [stamped(stream, ProducerStamp("p", 1, 2), b"b")]) == [AppendResult(AppendOutcome.APPENDED, 2)]
 
 
 def test_several_streams_in_one_transaction_answer_in_the_given_order(conn: psycopg.Connection[Any]) -> None:
     one, two = (each.stream_id for each in open_streams(conn))
-    answers = append(conn, [Append(two, block(b"x", b"y")), Append(one, block(b"z"))])
-    assert answers == [Appended(Outcome.APPENDED, 2), Appended(Outcome.APPENDED, 1)]
+    answers = append(conn, [BlockAppend(two, block(b"x", b"y")), BlockAppend(one, block(b"z"))])
+    assert answers == [AppendResult(AppendOutcome.APPENDED, 2), AppendResult(AppendOutcome.APPENDED, 1)]
 
 
 @pytest.mark.conforms("W1")
 def test_several_streams_are_all_or_nothing(conn: psycopg.Connection[Any]) -> None:
     one, two = (each.stream_id for each in open_streams(conn))
     with suppress(_Regret), conn.transaction():
-        append(conn, [Append(one, block(b"x")), Append(two, block(b"y"))])
+        append(conn, [BlockAppend(one, block(b"x")), BlockAppend(two, block(b"y"))])
         raise _Regret
-    assert {head.head for head in heads(conn, [one, two]).values()} == {0}
+    assert {head.head for head in read_heads(conn, [one, two]).values()} == {0}
 
 
 @pytest.mark.conforms("W2")
 def test_a_retry_waits_for_the_attempt_it_doubts(database: str, conn: psycopg.Connection[Any], stream: int) -> None:
-    stamp, answers = Stamp("p", 1, 1), []
+    stamp, answers = ProducerStamp("p", 1, 1), []
     with connect(database) as other, conn.transaction():
         append(conn, [stamped(stream, stamp, b"a")])
         retry = threading.Thread(target=lambda: answers.extend(append(other, [stamped(stream, stamp, b"a")])))
@@ -140,7 +150,7 @@ def test_a_retry_waits_for_the_attempt_it_doubts(database: str, conn: psycopg.Co
         eventually(lambda: _waiting(database))
         assert not answers
     retry.join(10)
-    assert answers == [Appended(Outcome.DUPLICATE, 1)]
+    assert answers == [AppendResult(AppendOutcome.DUPLICATE, 1)]
 
 
 def test_a_connection_that_dies_leaves_the_outcome_unknown(
@@ -149,7 +159,7 @@ def test_a_connection_that_dies_leaves_the_outcome_unknown(
     with connect(database) as other:
         other.execute("select pg_terminate_backend(%s)", (conn.info.backend_pid,))
     with pytest.raises(UnknownOutcome):
-        append(conn, [Append(stream, block(b"x"))])
+        append(conn, [BlockAppend(stream, block(b"x"))])
 
 
 # --- since ----------------------------------------------------------------------------------------------------------
@@ -175,25 +185,25 @@ def test_small_blocks_that_lie_alike_come_together_and_the_messages_are_the_same
         put(conn, stream, value)
     put(conn, stream, *other)
     for epoch in (1, 1, 2, 3):
-        append(conn, [Append(stream, in_epochs(*[(epoch,)] * 8))])
+        append(conn, [BlockAppend(stream, in_epochs(*[(epoch,)] * 8))])
     put(conn, stream, *some)
-    alone, together = since(conn, stream, 2, end=140), since(conn, stream, 2, end=140, few=50)
+    alone, together = fetch(conn, stream, 2, end=140), fetch(conn, stream, 2, end=140, few=50)
     assert (len(together.batches), together.position) == (len(alone.batches) - 2, alone.position)
     assert pa.Table.from_batches(together.batches).equals(pa.Table.from_batches(alone.batches))
-    few = since(conn, stream, 0, filter=Filter("t"), few=50).batches
-    assert len(few) == len(since(conn, stream, 0).batches)
+    few = fetch(conn, stream, 0, filter=Filter("t"), few=50).batches
+    assert len(few) == len(fetch(conn, stream, 0).batches)
 
 
 @pytest.mark.conforms("P3")
 def test_since_the_latest_is_empty_and_says_where_it_looked(conn: psycopg.Connection[Any], stream: int) -> None:
     put(conn, stream, b"a", b"b")
-    page = since(conn, stream, 2)
+    page = fetch(conn, stream, 2)
     assert (page.batches, page.start, page.position, page.head) == ((), 2, 2, 2)
-    assert not page.closed
-    assert not page.finished
+    assert not page.is_closed
+    assert not page.is_finished
     rollover(conn, "default")
-    assert since(conn, stream, 2).finished
-    assert since(conn, stream, 0, limit_blocks=0).position == 2, "at least one block is read"
+    assert fetch(conn, stream, 2).is_finished
+    assert fetch(conn, stream, 0, limit_blocks=0).position == 2, "at least one block is read"
 
 
 @pytest.mark.conforms("P3")
@@ -201,8 +211,8 @@ def test_since_before_the_oldest_is_gone_and_names_the_oldest(conn: psycopg.Conn
     for value in (b"a", b"b", b"c"):
         put(conn, stream, value)
     conn.execute("delete from block where end_offset <= 2")
-    with pytest.raises(Gone) as gone:
-        since(conn, stream, 1)
+    with pytest.raises(PositionGone) as gone:
+        fetch(conn, stream, 1)
     assert (gone.value.stream_id, gone.value.offset, gone.value.oldest) == (stream, 1, 2)
     assert values(read(conn, stream, 2)) == [b"c"]
 
@@ -215,11 +225,11 @@ def test_a_page_ends_before_a_hole_and_the_next_names_it(
     for value in (b"a", b"b", b"c", b"d"):
         put(conn, stream, value)
     conn.execute("delete from block where end_offset = 3")
-    page = since(conn, stream, 0, filter=Filter(filter))
+    page = fetch(conn, stream, 0, filter=Filter(filter))
     assert (page.start, page.position, page.head) == (0, 2, 4)
     assert [row for batch in page.batches for row in batch["value"].to_pylist()] == [b"a", b"b"] * (filter != "other")
-    with pytest.raises(Gone) as gone:
-        since(conn, stream, page.position, filter=Filter(filter))
+    with pytest.raises(PositionGone) as gone:
+        fetch(conn, stream, page.position, filter=Filter(filter))
     assert (gone.value.offset, gone.value.oldest) == (2, 3)
     assert values(read(conn, stream, 3)) == [b"d"]
 
@@ -232,18 +242,18 @@ def test_a_gone_generation_is_gone_before_and_after_its_partition_is_dropped(
     rollover(conn, "default")
     conn.execute("update generation set state = 'gone' where state = 'closed'")
     for _ in range(2):
-        with pytest.raises(Gone) as gone:
-            since(conn, stream, 0)
+        with pytest.raises(PositionGone) as gone:
+            fetch(conn, stream, 0)
         assert gone.value.oldest is None
         drop_gone(conn)
-    assert since(conn, stream, 1).finished, "who had read all of it lost nothing"
+    assert fetch(conn, stream, 1).is_finished, "who had read all of it lost nothing"
 
 
 def test_positions_beyond_the_head_and_unknown_streams_are_errors(conn: psycopg.Connection[Any], stream: int) -> None:
-    with pytest.raises(BeyondHead, match="offset 1 is beyond the head 0"):
-        since(conn, stream, 1)
+    with pytest.raises(PositionBeyondHead, match="offset 1 is beyond the head 0"):
+        fetch(conn, stream, 1)
     with pytest.raises(NotFound, match="stream 999"):
-        since(conn, 999, 0)
+        fetch(conn, 999, 0)
 
 
 def test_a_filter_skips_blocks_on_the_server_and_the_position_moves_on(
@@ -252,13 +262,15 @@ def test_a_filter_skips_blocks_on_the_server_and_the_position_moves_on(
     put(conn, stream, b"1", topic="a/x")
     put(conn, stream, b"2", topic="b")
     put(conn, stream, b"3", topic="a.x")
-    append(conn, [Append(stream, block(*[b"4"] * 20, topic=[*["z"] * 10, *(f"a/{index}" for index in range(10))]))])
+    append(
+        conn, [BlockAppend(stream, block(*[b"4"] * 20, topic=[*["z"] * 10, *(f"a/{index}" for index in range(10))]))]
+    )
     put(conn, stream, b"5", topic="b/c")
-    page = since(conn, stream, 0, filter=Filter("a/+"))
+    page = fetch(conn, stream, 0, filter=Filter("a/+"))
     found = [row for each in page.batches for row in each.to_pylist()]
     assert [row["offset"] for row in found] == [0, *range(13, 23)]
     assert page.position == page.head == 24
-    none = since(conn, stream, 0, filter=Filter("nothing/#"), limit_blocks=2)
+    none = fetch(conn, stream, 0, filter=Filter("nothing/#"), limit_blocks=2)
     assert (none.batches, none.position) == ((), 2)
 
 
@@ -267,20 +279,20 @@ def test_a_filter_too_complex_for_postgres_is_applied_all_the_same(
     conn: psycopg.Connection[Any], stream: int, text: str
 ) -> None:
     meant = text.replace("+", "a").replace("#", "b")
-    append(conn, [Append(stream, block(b"1", topic="other")), Append(stream, block(b"2", topic=meant))])
-    page = since(conn, stream, 0, filter=Filter(text))
+    append(conn, [BlockAppend(stream, block(b"1", topic="other")), BlockAppend(stream, block(b"2", topic=meant))])
+    page = fetch(conn, stream, 0, filter=Filter(text))
     assert [row["value"] for batch in page.batches for row in batch.to_pylist()] == [b"2"]
     assert page.position == 2
 
 
 def test_heads_tell_end_state_and_whether_it_is_gone(conn: psycopg.Connection[Any], stream: int) -> None:
     put(conn, stream, b"a", b"b")
-    assert heads(conn, [stream, 999]).keys() == {stream}
-    assert (heads(conn, [stream])[stream].head, heads(conn, [stream])[stream].closed) == (2, False)
+    assert read_heads(conn, [stream, 999]).keys() == {stream}
+    assert (read_heads(conn, [stream])[stream].head, read_heads(conn, [stream])[stream].is_closed) == (2, False)
     rollover(conn, "default")
     conn.execute("update generation set state = 'gone' where state = 'closed'")
-    assert heads(conn, [stream])[stream].gone
-    assert heads(conn, [stream])[stream].closed
+    assert read_heads(conn, [stream])[stream].is_gone
+    assert read_heads(conn, [stream])[stream].is_closed
 
 
 @pytest.mark.conforms("P9")
@@ -289,9 +301,9 @@ def test_a_time_is_a_position_by_the_time_of_appending(conn: psycopg.Connection[
     row = conn.execute("select clock_timestamp()").fetchone()
     assert row is not None
     put(conn, stream, b"c")
-    assert position_at(conn, stream, datetime(2000, 1, 1, tzinfo=UTC)) == 0
-    assert position_at(conn, stream, row[0]) == 2
-    assert position_at(conn, stream, datetime(2200, 1, 1, tzinfo=UTC)) == 3
+    assert offset_at_time(conn, stream, datetime(2000, 1, 1, tzinfo=UTC)) == 0
+    assert offset_at_time(conn, stream, row[0]) == 2
+    assert offset_at_time(conn, stream, datetime(2200, 1, 1, tzinfo=UTC)) == 3
 
 
 # --- together -------------------------------------------------------------------------------------------------------
@@ -326,10 +338,10 @@ class Ours:
     stream: int
 
     def write(self, conn: psycopg.Connection[Any], value: bytes) -> None:
-        append(conn, [Append(self.stream, block(value))])
+        append(conn, [BlockAppend(self.stream, block(value))])
 
     def read(self, conn: psycopg.Connection[Any], position: int) -> tuple[list[bytes], int]:
-        page = since(conn, self.stream, position)
+        page = fetch(conn, self.stream, position)
         return values([row for batch in page.batches for row in batch.to_pylist()]), page.position
 
 
@@ -378,7 +390,7 @@ def _write(database: str, stream: int, number: int, committed: list[bytes]) -> N
         for index in range(150):
             sent = [b"%d:%d:%d" % (number, index, each) for each in range(dice.randint(1, 4))]
             with suppress(_Regret), conn.transaction():
-                append(conn, [Append(stream, block(*sent), Stamp(f"w{number}", 1, index + 1))])
+                append(conn, [BlockAppend(stream, block(*sent), ProducerStamp(f"w{number}", 1, index + 1))])
                 if dice.random() < 0.2:
                     raise _Regret
                 conn.execute("select pg_sleep(%s)", (dice.random() / 500,))
@@ -393,7 +405,7 @@ def _tail(database: str, stream: int, finished: threading.Event, seen: list[dict
     with connect(database) as conn:
         while True:
             over = finished.is_set()
-            page = since(conn, stream, position)
+            page = fetch(conn, stream, position)
             seen += [row for each in page.batches for row in each.to_pylist()]
             if over and page.position == position:
                 return

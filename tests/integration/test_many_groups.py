@@ -43,6 +43,6 @@ def test_a_hundred_members_that_join_at_once_move_each_stream_at_most_once(datab
         eventually(lambda: stage.scene.ask(owners) == [(16,)], WAIT_S, stage.said)
         granted = Counter(line.stream_id for line in stage.scene.history() if line.event == "grant")
         assert sorted(granted.values()) == [1] + [2] * 15
-        assert not any(line.forced for line in stage.scene.history())
+        assert not any(line.is_forced for line in stage.scene.history())
     finally:
         stage.close()

@@ -48,8 +48,8 @@ def conn(database: str, tmp_path: Path) -> Iterator[psycopg.Connection[Any]]:
 
 def opened(database: str, max_poll_interval_s: float) -> tuple[Session, Batch]:
     settings = replace(FAST, max_poll_interval_s=max_poll_interval_s)
-    session = Session(GROUP, database, start="earliest", settings=settings)
-    batch = session.next_batch(WAIT_S)
+    session = Session(GROUP, database, starting_position="earliest", settings=settings)
+    batch = session.poll(WAIT_S)
     assert batch is not None
     return session, batch
 
@@ -64,22 +64,22 @@ def test_a_user_who_does_not_come_back_in_time_loses_the_streams_and_joins_again
 ) -> None:
     session, batch = opened(database, INTERVAL_S)
     with session, Session(GROUP, database, settings=FAST) as other, caplog.at_level(logging.WARNING):
-        again = other.next_batch(WAIT_S)
+        again = other.poll(WAIT_S)
         assert again is not None
         assert (again.stream_id, again.first) == (batch.stream_id, batch.first)
         ((reason, position, until),) = given_up(conn)
         assert "has not come back for 2 s (max_poll_interval_s is 2)" in reason
         assert (position, until) == (0, 1), "what may be seen twice is reported"
-        assert batch.lost
+        assert batch.is_lost
         with pytest.raises(GrantLost), batch.transaction():
             pass
         (said,) = [record.getMessage() for record in caplog.records if "max_poll_interval_s" in record.getMessage()]
         assert f"{GROUP}: its user has not come back" in said
         assert f"stream {batch.stream_id} from offset 0" in said
         other.close()
-        mine = session.next_batch(WAIT_S)
+        mine = session.poll(WAIT_S)
         assert mine is None or mine.first >= again.first
-        eventually(lambda: bool(session.held()) or session.next_batch(0.1), WAIT_S)
+        eventually(lambda: bool(session.assignment()) or session.poll(0.1), WAIT_S)
 
 
 @pytest.mark.conforms("E36", "E28")
@@ -90,8 +90,8 @@ def test_a_user_who_waits_or_works_for_less_than_the_interval_keeps_the_streams(
     with session:
         session.wait(1.5 * INTERVAL_S)
         batch.ack()
-        assert session.next_batch(1.5 * INTERVAL_S) is None, "it waits, which is not to be away"
-        assert session.held()
+        assert session.poll(1.5 * INTERVAL_S) is None, "it waits, which is not to be away"
+        assert session.assignment()
         assert given_up(conn) == []
 
 
@@ -108,5 +108,5 @@ def test_a_session_that_is_dropped_without_being_closed_leaves_at_once_and_says_
     assert GROUP in said
     assert f"{Path(__file__).name}:" in said
     with Session(GROUP, database, settings=FAST) as other:
-        assert other.next_batch(WAIT_S) is not None
+        assert other.poll(WAIT_S) is not None
     assert given_up(conn)[0] == ("its session was dropped without being closed", 0, 1)

@@ -17,7 +17,7 @@ import pytest
 from sublet_protocol.domain.errors import DatabaseUnreachable, InvalidSetting, SchemaMismatch
 from sublet_storage.bootstrap import migrate as module
 from sublet_storage.bootstrap.database import open_database
-from sublet_storage.bootstrap.migrate import current, downgrade, head, migrate
+from sublet_storage.bootstrap.migrate import current_version, downgrade, latest_version, migrate
 from sublet_storage.db.connect import SCHEMA_VERSION, check_schema, connect
 
 REPOSITORY = Path(__file__).parents[2]
@@ -33,8 +33,8 @@ def tables(url: str) -> set[str]:
 
 
 def test_an_empty_database_gets_the_tables_and_the_default_space(empty_database: str) -> None:
-    assert current(empty_database) is None
-    assert migrate(empty_database) == head() == SCHEMA_VERSION == current(empty_database)
+    assert current_version(empty_database) is None
+    assert migrate(empty_database) == latest_version() == SCHEMA_VERSION == current_version(empty_database)
     with connect(empty_database) as conn:
         assert conn.execute("select name, filter, shards from space").fetchall() == [("default", "#", 16)]
         assert conn.execute("select count(*), min(hash_from), max(hash_to) from stream").fetchone() == (16, 0, 1 << 64)
@@ -87,13 +87,13 @@ def test_migrations_of_one_schema_exclude_each_other(empty_database: str, monkey
 
 def test_schemas_of_one_database_are_strangers(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUBLET_SCHEMA", "second")
-    assert current(database) is None
+    assert current_version(database) is None
     migrate(database)
     with connect(database) as conn:
         conn.execute("update space set shards = 3")
         check_schema(conn)
     downgrade(database)
-    assert current(database) is None
+    assert current_version(database) is None
     with connect(database, schema="sublet") as conn:
         check_schema(conn)
         assert conn.execute("select shards from space").fetchall() == [(16,)]
@@ -211,7 +211,7 @@ def test_an_installed_wheel_finds_its_migrations(empty_database: str, tmp_path: 
     story = (
         "import sublet_storage.bootstrap.migrate as m; from pathlib import Path; import sys\n"
         "assert Path(m.__file__).is_relative_to(sys.prefix), m.__file__\n"
-        "assert m.scripts().name == '_migrations', m.scripts()\n"
+        "assert m.scripts_path().name == '_migrations', m.scripts_path()\n"
         f"assert m.migrate({empty_database!r}) == {SCHEMA_VERSION!r}"
     )
     bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

@@ -27,13 +27,13 @@ from sublet_borrower.settings import BorrowerSettings
 from sublet_leader.feed.service import FeedLimits
 from sublet_protocol.domain.errors import ProtocolMismatch, SubscriptionEnded, Unavailable, UsageError
 from sublet_protocol.domain.topics import Filter
-from sublet_protocol.messages.feed import ERROR, RETRY_AFTER
-from sublet_protocol.messages.feed_fetch import Wanted, encode_heads_wanted, encode_wanted
+from sublet_protocol.messages.feed import ERROR_METADATA, RETRY_AFTER_METADATA
+from sublet_protocol.messages.feed_fetch import FetchRequest, encode_fetch_request, encode_heads_request
 from sublet_protocol.messages.messages import PROTOCOL_VERSION
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_storage.db.connect import connect
 from sublet_storage.producer import Publisher
-from sublet_storage.spaces.retention import retain
+from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.spaces import rollover
 from tests.integration.feed_kit import address_of, serving, stub
 from tests.integration.log_kit import put, stream_of, with_a_short_lived_space
@@ -66,8 +66,8 @@ def addresses(stage: Stage) -> list[str]:
 
 
 def member(nodes: list[str], subscription: str = ALL, **settings: Any) -> Session:
-    wanted = {"start": "earliest", "settings": SETTINGS, **settings}
-    return Session(subscription, nodes=nodes, through_nodes=True, **wanted)
+    wanted = {"starting_position": "earliest", "settings": SETTINGS, **settings}
+    return Session(subscription, nodes=nodes, transport="nodes", **wanted)
 
 
 class Member:
@@ -131,13 +131,13 @@ def test_two_share_a_group_and_go_on_when_the_node_they_read_from_is_killed(stag
 def test_a_frozen_node_is_left_for_another_when_a_read_has_lasted_as_long_as_it_may(stage: Stage) -> None:
     stage.serve("n1", "n2")
     reader = NodeReader(addresses(stage), 1, 1.0)
-    reader.prepare()
+    reader.warm_up()
     stage.scene.publish(100)
     stage.fleet.nodes["n1"].signal(signal.SIGSTOP)
     (stream, head), *_ = [each for each in stage.scene.heads().items() if each[1]]
     began = time.monotonic()
-    assert reader.heads([stream]) == []
-    assert eventually(lambda: reader.heads([stream]), WAIT_S) == [(stream, head)]
+    assert reader.fetch_heads([stream]) == []
+    assert eventually(lambda: reader.fetch_heads([stream]), WAIT_S) == [(stream, head)]
     assert time.monotonic() - began < 10.0
     reader.close()
 
@@ -147,11 +147,11 @@ def test_only_what_matches_is_given(stage: Stage) -> None:
     stage.scene.publish(100)
     with member(addresses(stage), "$share/g/t/3") as session:
         found: list[bytes] = []
-        while len(found) < 20 and (batch := session.next_batch(WAIT_S)) is not None:
+        while len(found) < 20 and (batch := session.poll(WAIT_S)) is not None:
             assert set(batch.table.column("topic").to_pylist()) == {"t/3"}
             found += batch.table.column("value").to_pylist()
         assert sorted(map(int, found)) == list(range(3, 100, 5))
-        assert session.next_batch(0.3) is None
+        assert session.poll(0.3) is None
     assert stage.scene.ask("select sum(position)::int from lending where status = 'free'") == [(100,)], "passed over"
 
 
@@ -160,13 +160,13 @@ def test_of_a_name_the_newer_session_fences_the_older_without_a_database(stage: 
     stage.serve("n1")
     nodes = addresses(stage)
     with member(nodes, name="worker") as older:
-        assert older.next_batch(1.0) is None
+        assert older.poll(1.0) is None
         eventually(lambda: stage.scene.shares() == [16], WAIT_S, stage.said)
         with member(nodes, name="worker") as newer:
             with pytest.raises(SubscriptionEnded, match="fenced"):
-                eventually(lambda: older.next_batch(0.1), WAIT_S)
-            assert newer.next_batch(0.1) is None
-            assert not newer.closed
+                eventually(lambda: older.poll(0.1), WAIT_S)
+            assert newer.poll(0.1) is None
+            assert not newer.is_closed
 
 
 @pytest.mark.conforms("W4")
@@ -182,18 +182,18 @@ def test_a_stream_that_is_gone_is_said_once_and_the_others_go_on(
             seen: list[tuple[int, int]] = []
 
             def look() -> set[tuple[int, int]]:
-                if (batch := session.next_batch(0.1)) is not None:
+                if (batch := session.poll(0.1)) is not None:
                     seen.append((batch.stream_id, batch.first))
                 return set(seen)
 
-            eventually(lambda: look() or len(session.held()) == 2, WAIT_S, stage.said)
+            eventually(lambda: look() or len(session.assignment()) == 2, WAIT_S, stage.said)
             put(conn, doomed, b"0", topic="eu/1")
             eventually(lambda: (doomed, 0) in look(), WAIT_S, stage.said)
             node.signal(signal.SIGSTOP)
             put(conn, doomed, b"1", topic="eu/1")
             rollover(conn, "eu")
             conn.execute("update generation set closed_at = closed_at - interval '101 s' where state = 'closed'")
-            assert retain(conn)
+            assert apply_retention(conn)
             with caplog.at_level(logging.WARNING, "sublet_borrower.consumer.session"):
                 eventually(lambda: look() and "is gone" in caplog.text, WAIT_S)
             (said,) = [
@@ -208,7 +208,7 @@ def test_a_stream_that_is_gone_is_said_once_and_the_others_go_on(
 def test_an_async_session_goes_through_nodes_too(stage: Stage, nowhere: Path) -> None:
     stage.serve("n1")
     stage.scene.publish(10)
-    wanted: dict[str, Any] = {"nodes": addresses(stage), "through_nodes": True, "start": "earliest"}
+    wanted: dict[str, Any] = {"nodes": addresses(stage), "transport": "nodes", "starting_position": "earliest"}
 
     async def work() -> list[bytes]:
         found: list[bytes] = []
@@ -216,8 +216,8 @@ def test_an_async_session_goes_through_nodes_too(stage: Stage, nowhere: Path) ->
             async for batch in session:
                 found += batch.table.column("value").to_pylist()
                 if len(found) == 10:
-                    with pytest.raises(UsageError, match="without through_nodes"):
-                        await session.transact(lambda connection: None, batch)
+                    with pytest.raises(UsageError, match="transport='database'"):
+                        await session.run_in_transaction(lambda connection: None, batch)
                     return found
         return found
 
@@ -231,12 +231,12 @@ def test_a_transaction_takes_the_database_and_the_batch_stays_what_it_was(stage:
     stage.serve("n1")
     stage.scene.publish(1)
     with member(addresses(stage)) as session:
-        batch = session.next_batch(WAIT_S)
+        batch = session.poll(WAIT_S)
         assert batch is not None
         for transaction in (batch.transaction(), session.transaction(batch)):
-            with pytest.raises(UsageError, match=r"without through_nodes.*batch\.grant_id"), transaction:
+            with pytest.raises(UsageError, match=r"transport='database'.*batch\.grant_id"), transaction:
                 pytest.fail("there is no connection")
-        assert session.next_batch(0.1) is None, "asking has acknowledged the batch"
+        assert session.poll(0.1) is None, "asking has acknowledged the batch"
         eventually(stage.scene.consumed, WAIT_S, stage.said)
 
 
@@ -280,10 +280,10 @@ def test_malformed_requests_are_refused_by_name_and_disturb_nobody(database: str
         "limit_bytes": 1,
     }
     cases: list[tuple[str, Any, str, str]] = [
-        ("Read", pb.ReadRequest(**good | {"stream_id": -1}), "stream_id -1", "UsageError"),
-        ("Read", pb.ReadRequest(**good | {"filter": "a/#/b"}), "filter 'a/#/b'", "InvalidFilter"),
-        ("Read", pb.ReadRequest(**good | {"position": 5, "stream_id": 10**9}), "no such stream", "NotFound"),
-        ("Read", pb.ReadRequest(**good | {"position": 5}), "beyond the head", "BeyondHead"),
+        ("Read", pb.FetchRequest(**good | {"stream_id": -1}), "stream_id -1", "UsageError"),
+        ("Read", pb.FetchRequest(**good | {"filter": "a/#/b"}), "filter 'a/#/b'", "InvalidFilter"),
+        ("Read", pb.FetchRequest(**good | {"position": 5, "stream_id": 10**9}), "no such stream", "NotFound"),
+        ("Read", pb.FetchRequest(**good | {"position": 5}), "beyond the head", "PositionBeyondHead"),
         ("Heads", pb.HeadsRequest(protocol_version=9, stream_ids=[1]), "protocol version 9", "ProtocolMismatch"),
         ("SessionEpoch", pb.SessionEpochRequest(), "protocol version 0", "ProtocolMismatch"),
     ]
@@ -292,29 +292,29 @@ def test_malformed_requests_are_refused_by_name_and_disturb_nobody(database: str
             with pytest.raises(grpc.RpcError) as refused:
                 getattr(service, method)(request, timeout=20)
             assert story in refused.value.details()
-            assert dict(refused.value.trailing_metadata())[ERROR] == name
-        assert len(service.Heads(encode_heads_wanted(range(1, 17)), timeout=20).heads) == 16
+            assert dict(refused.value.trailing_metadata())[ERROR_METADATA] == name
+        assert len(service.Heads(encode_heads_request(range(1, 17)), timeout=20).heads) == 16
 
 
 @pytest.mark.conforms("X4")
 def test_reads_are_bounded_and_those_beyond_are_told_to_come_again(database: str) -> None:
     with connect(database) as conn:
         stream = stream_of(conn, "default")
-    request = encode_wanted(Wanted(stream, 0, Filter("#"), 1, 1))
+    request = encode_fetch_request(FetchRequest(stream, 0, Filter("#"), 1, 1))
     with contextlib.ExitStack() as stack:
         proxy = stack.enter_context(PostgresProxy(database))
-        server = stack.enter_context(serving(proxy.url, FeedLimits(reads=2)))
+        server = stack.enter_context(serving(proxy.url, FeedLimits(max_reads=2)))
         service = stack.enter_context(stub(server.address))
         assert service.Read(request, timeout=20).head == 0
         proxy.hold()
         under_way = [service.Read.future(request, timeout=20) for _ in range(2)]
         eventually(lambda: server.feed._reads.inside == 2)
         under_way[0].cancel()  # it counts until its work is over
-        for method, asked in [("Read", request), ("Heads", encode_heads_wanted([stream]))] * 20:
+        for method, asked in [("Read", request), ("Heads", encode_heads_request([stream]))] * 20:
             with pytest.raises(grpc.RpcError) as refused:
                 getattr(service, method)(asked, timeout=2)
             assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert int(dict(refused.value.trailing_metadata())[RETRY_AFTER]) > 0
+            assert int(dict(refused.value.trailing_metadata())[RETRY_AFTER_METADATA]) > 0
         proxy.resume()
         assert under_way[1].result().head == 0
         eventually(lambda: server.feed._reads.inside == 0)
@@ -338,12 +338,14 @@ FORKS = """
 import multiprocessing, os, sys, sublet
 from sublet_protocol.domain.errors import UsageError
 
-session = sublet.Session("$share/g/#", nodes=sys.argv[1:], through_nodes=True, start="earliest", auto_ack=False)
-batch = session.next_batch(30)
+session = sublet.Session(
+    "$share/g/#", nodes=sys.argv[1:], transport="nodes", starting_position="earliest", auto_ack=False
+)
+batch = session.poll(30)
 assert batch is not None
 
 def work():
-    for use in (lambda: session.next_batch(1), batch.ack, session.held):
+    for use in (lambda: session.poll(1), batch.ack, session.assignment):
         try:
             use()
         except UsageError as error:
@@ -357,7 +359,7 @@ print("child ended", child.exitcode)
 batch.ack()
 rest = len(batch)
 while rest < 40:
-    batch = session.next_batch(30)
+    batch = session.poll(30)
     batch.ack()
     rest += len(batch)
 session.close()

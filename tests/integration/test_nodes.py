@@ -11,7 +11,16 @@ import pytest
 
 from sublet_protocol.domain.errors import NodeNameTaken
 from sublet_storage.db.connect import connect
-from sublet_storage.nodes import NodeRef, collect, endpoints, list_nodes, live_nodes, register, remove, renew
+from sublet_storage.nodes import (
+    NodeRef,
+    delete_expired,
+    deregister,
+    list_nodes,
+    list_notify_endpoints,
+    live_nodes,
+    register,
+    renew,
+)
 
 OLD = NodeRef("a", "old", "127.0.0.1:1")
 NEW = NodeRef("a", "new", "127.0.0.1:2")
@@ -35,7 +44,7 @@ def test_a_registered_node_is_found_until_it_is_removed(conn: psycopg.Connection
     (entry, _) = list_nodes(conn)
     assert (entry.node, entry.http_address, entry.protocol_version) == (OLD, "127.0.0.1:8080", 1)
     assert 9 < entry.remaining_s <= 10
-    remove(conn, OLD)
+    deregister(conn, OLD)
     assert live_nodes(conn) == [other]
 
 
@@ -73,7 +82,7 @@ def test_a_replaced_incarnation_can_neither_renew_nor_remove_its_successor(conn:
     expire(conn, OLD)
     register(conn, NEW, 10, 1)
     assert not renew(conn, OLD, 10)
-    remove(conn, OLD)
+    deregister(conn, OLD)
     assert live_nodes(conn) == [NEW]
     assert renew(conn, NEW, 20)
     assert list_nodes(conn)[0].remaining_s > 19
@@ -102,13 +111,13 @@ def test_collect_takes_only_what_is_stale_at_that_instant(database: str, conn: p
     with connect(database, autocommit=False) as reviving:
         assert renew(reviving, OLD, 10)
         with ThreadPoolExecutor(1) as threads, connect(database) as collector:
-            collecting = threads.submit(collect, collector)
+            collecting = threads.submit(delete_expired, collector)
             while not conn.execute("select count(*) from pg_locks where not granted").fetchone()[0]:  # type: ignore[index]
                 assert not collecting.done()
             reviving.commit()
             assert collecting.result(10) == ["b"]
     assert live_nodes(conn) == [OLD]
-    assert collect(conn) == []
+    assert delete_expired(conn) == []
 
 
 @pytest.mark.conforms("D8")
@@ -116,8 +125,8 @@ def test_where_notifications_reach_the_living_is_told_once_each(conn: psycopg.Co
     for number, notify in enumerate(["postgres:", None, "postgres:", "zmq:tcp://127.0.0.1:7"]):
         register(conn, NodeRef(f"n{number}", "i", f"127.0.0.1:{number}"), 10, 1, notify=notify)
     register(conn, OLD, 10, 1, notify="zmq:tcp://127.0.0.1:9")
-    assert [entry.notify for entry in list_nodes(conn) if entry.node == OLD] == ["zmq:tcp://127.0.0.1:9"]
+    assert [entry.notify_endpoint for entry in list_nodes(conn) if entry.node == OLD] == ["zmq:tcp://127.0.0.1:9"]
     expire(conn, OLD)
-    assert endpoints(conn) == ["postgres:", "zmq:tcp://127.0.0.1:7"]
+    assert list_notify_endpoints(conn) == ["postgres:", "zmq:tcp://127.0.0.1:7"]
     register(conn, NEW, 10, 1)
-    assert [entry.notify for entry in list_nodes(conn) if entry.node == NEW] == [None]
+    assert [entry.notify_endpoint for entry in list_nodes(conn) if entry.node == NEW] == [None]

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sublet_storage.notify.drivers.registry import load
-from tests.contract.notify_conformance import Heard
+from sublet_storage.notify.drivers.registry import load_driver
+from tests.contract.notify_conformance import Received
 from tests.kit import eventually
 from tests.kit_nodes import Process
 
@@ -22,20 +22,20 @@ Start = Callable[..., Process]
 
 
 @pytest.fixture
-def heard(database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Heard]:
+def received(database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Received]:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    heard = Heard(load("zmq")(database))
-    yield heard
-    heard.inlet.close()
+    received = Received(load_driver("zmq")(database))
+    yield received
+    received.inlet.close()
 
 
 @pytest.fixture
-def start(database: str, heard: Heard, tmp_path: Path) -> Iterator[Start]:
-    """Starts a process that sends to `heard` under a name."""
+def start(database: str, received: Received, tmp_path: Path) -> Iterator[Start]:
+    """Starts a process that sends to `received` under a name."""
     running: list[Process] = []
 
     def begin(name: str, *how: str) -> Process:
-        arguments = ("zmq", database, heard.inlet.endpoint, name, *how)
+        arguments = ("zmq", database, received.inlet.endpoint, name, *how)
         running.append(Process("tests.processes.telling", *arguments, log=tmp_path / f"{name}.log"))
         return running[-1]
 
@@ -45,19 +45,19 @@ def start(database: str, heard: Heard, tmp_path: Path) -> Iterator[Start]:
         process.kill()
 
 
-def from_all(heard: Heard, names: str) -> None:
+def from_all(received: Received, names: str) -> None:
     """Wait until something that was not there before has come from each of them."""
-    known = len(heard.messages)
+    known = len(received.messages)
     eventually(
-        lambda: {message.split()[0].decode() for message in heard.messages[known:]} >= set(names),
+        lambda: {message.split()[0].decode() for message in received.messages[known:]} >= set(names),
         20,
-        lambda: f"only {heard.messages[known:][-9:]} from {names}",
+        lambda: f"only {received.messages[known:][-9:]} from {names}",
     )
 
 
-def connected(heard: Heard) -> set[int]:
+def connected(received: Received) -> set[int]:
     """The processes that have a connection to the inlet."""
-    found = re.search(r":(\d+)\?", heard.inlet.endpoint)
+    found = re.search(r":(\d+)\?", received.inlet.endpoint)
     assert found
     return {
         each.pid
@@ -66,67 +66,67 @@ def connected(heard: Heard) -> set[int]:
     }
 
 
-def the_publisher(heard: Heard, among: dict[str, Process]) -> str:
+def the_publisher(received: Received, among: dict[str, Process]) -> str:
     """The only one of them that is connected to the inlet."""
-    (pid,) = eventually(lambda: connected(heard), 10)
+    (pid,) = eventually(lambda: connected(received), 10)
     return next(name for name, process in among.items() if process.pid == pid)
 
 
 def test_many_processes_share_one_connection_and_another_takes_over_from_one_that_was_killed(
-    heard: Heard, start: Start
+    received: Received, start: Start
 ) -> None:
     processes = {name: start(name) for name in "abcd"}
-    from_all(heard, "abcd")
+    from_all(received, "abcd")
     seen: set[int] = set()
-    enough = len(heard.messages) + 2000
-    while len(heard.messages) < enough:
-        seen |= connected(heard)
+    enough = len(received.messages) + 2000
+    while len(received.messages) < enough:
+        seen |= connected(received)
     assert len(seen) == 1, "they pass the part of the publisher round"
     while len(processes) > 1:
-        publisher = the_publisher(heard, processes)
+        publisher = the_publisher(received, processes)
         processes.pop(publisher).kill()
-        from_all(heard, "".join(processes))
-    assert {"connected", "lost"} == set(heard.events)
-    eventually(lambda: heard.events[-1] == "connected")
+        from_all(received, "".join(processes))
+    assert {"connected", "lost"} == set(received.events)
+    eventually(lambda: received.events[-1] == "connected")
 
 
-def test_a_killed_publishers_fork_does_not_stand_in_its_successors_way(heard: Heard, start: Start) -> None:
+def test_a_killed_publishers_fork_does_not_stand_in_its_successors_way(received: Received, start: Start) -> None:
     forked = start("a", "fork")
-    from_all(heard, "a")
+    from_all(received, "a")
     other = start("b")
-    from_all(heard, "ab")
+    from_all(received, "ab")
     child = int(eventually(forked.output))
-    assert connected(heard) <= {forked.pid, child}
+    assert connected(received) <= {forked.pid, child}
     try:
         forked.kill()
-        from_all(heard, "b")
-        assert other.pid in connected(heard)
+        from_all(received, "b")
+        assert other.pid in connected(received)
         assert psutil.pid_exists(child)
     finally:
         os.kill(child, signal.SIGKILL)
 
 
-def test_one_that_ends_properly_hands_over_too(heard: Heard, start: Start, database: str) -> None:
-    mine = load("zmq")(database).outlet([heard.inlet.endpoint])
+def test_one_that_ends_properly_hands_over_too(received: Received, start: Start, database: str) -> None:
+    mine = load_driver("zmq")(database).open_sender([received.inlet.endpoint])
     mine.send(b"mine 0")
-    eventually(lambda: heard.messages)
+    eventually(lambda: received.messages)
     other = start("b")
-    from_all(heard, "b")
-    assert connected(heard) == {os.getpid()}
+    from_all(received, "b")
+    assert connected(received) == {os.getpid()}
     mine.close()
-    from_all(heard, "b")
-    eventually(lambda: connected(heard) == {other.pid})
+    from_all(received, "b")
+    eventually(lambda: connected(received) == {other.pid})
 
 
-def test_a_frozen_publisher_is_replaced_and_makes_way_when_it_wakes(heard: Heard, start: Start) -> None:
+def test_a_frozen_publisher_is_replaced_and_makes_way_when_it_wakes(received: Received, start: Start) -> None:
     processes = {name: start(name) for name in "abc"}
-    from_all(heard, "abc")
-    frozen = the_publisher(heard, processes)
+    from_all(received, "abc")
+    frozen = the_publisher(received, processes)
     processes[frozen].signal(signal.SIGSTOP)
     others = {name: process for name, process in processes.items() if name != frozen}
-    eventually(lambda: connected(heard) & {each.pid for each in others.values()}, 20)
-    from_all(heard, "".join(others))
+    eventually(lambda: connected(received) & {each.pid for each in others.values()}, 20)
+    from_all(received, "".join(others))
     processes[frozen].signal(signal.SIGCONT)
-    eventually(lambda: processes[frozen].pid not in connected(heard), 20)
-    from_all(heard, "abc")
-    assert len(connected(heard)) == 1
+    eventually(lambda: processes[frozen].pid not in connected(received), 20)
+    from_all(received, "abc")
+    assert len(connected(received)) == 1

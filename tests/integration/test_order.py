@@ -14,7 +14,7 @@ import pytest
 
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect
-from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.spaces import alter_space, create_space, drop_space, reshard, rollover
 from tests.deliveries import judge
@@ -96,7 +96,7 @@ def test_each_key_is_consumed_in_order_whatever_becomes_of_its_space(
             load.more(5)
     eventually(lambda: _unconsumed(conn) == [], WAIT_S, lambda: str(_unconsumed(conn)))
     heads = dict(conn.execute("select stream_id, head from stream").fetchall())
-    store = PostgresGroups(database)
+    store = PostgresGroupStore(database)
     history = store.history(store.open_group(Subscription.parse("$share/g/#")).group_id)
     store.close()
     verdict = judge(heads, fleet.delivered(), history)

@@ -18,28 +18,28 @@ import pytest
 from psycopg import sql
 
 from sublet_leader.jobs import maintenance
-from sublet_leader.jobs.maintenance import Housekeeper
-from sublet_protocol.domain.errors import Conflict, LostLeadership, PayloadDamaged, PayloadUnavailable
+from sublet_leader.jobs.maintenance import MaintenanceRunner
+from sublet_protocol.domain.errors import Conflict, PayloadDamaged, PayloadUnavailable, StaleTerm
 from sublet_protocol.domain.topics import Filter
 from sublet_storage.bootstrap.migrate import downgrade
 from sublet_storage.db.connect import connect
 from sublet_storage.doctor import location_checks
-from sublet_storage.doctor.checks import State
+from sublet_storage.doctor.checks import Severity
 from sublet_storage.groups.coordinator import leadership
 from sublet_storage.groups.model.records import MAINTENANCE
 from sublet_storage.log import epochs
-from sublet_storage.log.log import Append, Producer, Stamp, register_producer, since
+from sublet_storage.log.log import BlockAppend, Producer, ProducerStamp, fetch, register_producer
 from sublet_storage.nodes import NodeRef
 from sublet_storage.objects import registry
-from sublet_storage.objects.location import parse
-from sublet_storage.objects.object_stores import MARKER, WRITABLE, LocalBackend, Store
-from sublet_storage.objects.parallel_calls import together
-from sublet_storage.readers.epoch_tail import Data, EpochReading
+from sublet_storage.objects.location import parse_location
+from sublet_storage.objects.object_stores import MARKER, WRITABLE, LocalBackend, ObjectStore
+from sublet_storage.objects.parallel_calls import run_parallel
+from sublet_storage.readers.epoch_tail import EpochMessages, EpochTailReader
 from sublet_storage.readers.tail import Tail
 from sublet_storage.spaces import compaction, restore, retention, tiering
 from sublet_storage.spaces.compaction import compact_stream
 from sublet_storage.spaces.retention import drop_gone
-from sublet_storage.spaces.rollover import partition
+from sublet_storage.spaces.rollover import partition_table
 from sublet_storage.spaces.routing import Space
 from sublet_storage.spaces.spaces import alter_space, create_space, drop_space, rollover
 from tests.integration.log_kit import in_epochs, read, stream_of
@@ -110,7 +110,7 @@ def test_a_place_that_is_not_mounted_is_away_to_all_spaces_and_nothing_is_writte
     conn: psycopg.Connection[Any], world: LocalWorld, space: Space, stream: int
 ) -> None:
     move(conn, space)
-    before, kept = read(conn, stream), world.names()
+    before, retained = read(conn, stream), world.names()
     other = create_space(conn, "us", "us/#", shards=1, payloads=world.uri)
     theirs = stream_of(conn, "us")
     fill(conn, theirs, BLOCKS, size=70_000)
@@ -127,7 +127,7 @@ def test_a_place_that_is_not_mounted_is_away_to_all_spaces_and_nothing_is_writte
     world.come_back()
     assert eventually(lambda: again(conn, other), WAIT_S) == BLOCKS
     assert read(conn, stream) == before
-    assert kept <= world.names()
+    assert retained <= world.names()
 
 
 def test_what_is_doomed_at_a_place_that_is_not_mounted_stays_doomed(
@@ -135,7 +135,7 @@ def test_what_is_doomed_at_a_place_that_is_not_mounted_stays_doomed(
 ) -> None:
     move(conn, space)
     alter_space(conn, "eu", payloads=None)
-    restore.recall(conn, space.space_id)
+    restore.restore_payloads(conn, space.space_id)
     world.go_away()
     (world.root / MARKER).write_text("sublet keeps payloads of messages here, id " + "0" * 32)
     with pytest.raises(PayloadUnavailable, match="is not the one that it was"):
@@ -154,9 +154,9 @@ def test_what_is_doomed_at_a_place_that_is_not_mounted_stays_doomed(
 
 
 def test_a_place_that_has_an_id_keeps_it(tmp_path: Path) -> None:
-    place = Store(parse(f"file://{tmp_path}"))
-    first = place.mark("a" * 32)
-    assert (first, place.mark("b" * 32)) == ("a" * 32, "a" * 32)
+    place = ObjectStore(parse_location(f"file://{tmp_path}"))
+    first = place.write_marker("a" * 32)
+    assert (first, place.write_marker("b" * 32)) == ("a" * 32, "a" * 32)
 
 
 def test_a_place_that_goes_away_while_it_is_written_to_has_nothing_named(
@@ -193,8 +193,8 @@ def test_a_database_that_is_restored_finds_what_was_recalled_since(
         try:
             with connect(database) as original:
                 alter_space(original, "eu", payloads=None)
-                restore.recall(original, space.space_id)
-                assert registry.sweep(original) == 0, "the grace is days"
+                restore.restore_payloads(original, space.space_id)
+                assert registry.delete_expired_objects(original) == 0, "the grace is days"
                 with connect(urlunsplit(parts._replace(path=f"/{backup}"))) as restored:
                     assert read(restored, stream) == before
                 assert swept(original) == BLOCKS
@@ -206,7 +206,7 @@ def test_a_database_that_is_restored_finds_what_was_recalled_since(
 def test_an_older_schema_is_refused_also_to_who_asks_while_payloads_are_moved(
     database: str, conn: psycopg.Connection[Any], space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, claim = read(conn, stream), registry.claim
+    before, claim = read(conn, stream), registry.claim_objects
     said: list[str] = []
 
     def down() -> None:
@@ -223,7 +223,7 @@ def test_an_older_schema_is_refused_also_to_who_asks_while_payloads_are_moved(
         eventually(lambda: waiting(database), WAIT_S)
         return found
 
-    monkeypatch.setattr(registry, "claim", slow)
+    monkeypatch.setattr(registry, "claim_objects", slow)
     tiering.tier_space(conn, space)
     other.join()
     assert said
@@ -280,10 +280,10 @@ def test_who_appends_and_advances_is_not_killed_by_who_moves_payloads(
         return ask(*args)
 
     monkeypatch.setattr(epochs, "_ask_to_hold", late)
-    appends = [Append(stream, in_epochs((1,)), Stamp("p", who.incarnation, 1))]
-    done = epochs.append_and_hold(conn, appends, space.space_id, who, [(2,)], 60)
+    appends = [BlockAppend(stream, in_epochs((1,)), ProducerStamp("p", who.incarnation, 1))]
+    done = epochs.append_and_advance(conn, appends, space.space_id, who, [(2,)], 60)
     mover.join()
-    assert (done.refusal, moved) == (None, [BLOCKS])
+    assert (done.error, moved) == (None, [BLOCKS])
 
 
 def test_compaction_leaves_what_was_moved_since_it_looked(
@@ -313,35 +313,35 @@ def test_who_was_deposed_and_comes_late_leaves_no_object_that_is_forgotten(
 
     def guard(_: psycopg.Connection[Any]) -> None:
         if over:
-            raise LostLeadership("the term is over")
+            raise StaleTerm("the term is over")
 
     def frozen(*args: Any) -> Any:
         """An hour goes by before it writes."""
         with connect(database) as other:
-            assert registry.sweep(other, abandoned_s=0) == BLOCKS
+            assert registry.delete_expired_objects(other, abandoned_s=0) == BLOCKS
         over.append(True)
-        return together(*args)
+        return run_parallel(*args)
 
-    monkeypatch.setattr(tiering, "together", frozen)
-    with pytest.raises(LostLeadership):
+    monkeypatch.setattr(tiering, "run_parallel", frozen)
+    with pytest.raises(StaleTerm):
         tiering.tier_space(conn, space, guard)
     assert (len(world.names()), named(conn)) == (BLOCKS, set())
-    assert registry.sweep(conn) == BLOCKS
+    assert registry.delete_expired_objects(conn) == BLOCKS
     assert world.names() == set()
 
 
 def test_a_place_that_is_taken_away_meanwhile_gets_nothing(
     database: str, conn: psycopg.Connection[Any], world: LocalWorld, space: Space, stream: int, monkeypatch: Any
 ) -> None:
-    try_to_write = Store.try_to_write
+    try_to_write = ObjectStore.check_writable
 
-    def altered(self: Store) -> None:
+    def altered(self: ObjectStore) -> None:
         try_to_write(self)
         with connect(database) as other:
             alter_space(other, "eu", payloads=None)
 
-    monkeypatch.setattr(Store, "try_to_write", altered)
-    assert tiering.tier_space(conn, space) == tiering.Moved(0, 0, True)
+    monkeypatch.setattr(ObjectStore, "check_writable", altered)
+    assert tiering.tier_space(conn, space) == tiering.TieringResult(0, 0, True)
     assert (world.names(), rows(conn)) == (set(), 0)
 
 
@@ -390,21 +390,21 @@ def test_of_a_batch_of_which_one_object_cannot_be_written_the_others_are_moved(
 
 
 @pytest.mark.conforms("W4")
-@pytest.mark.parametrize("kept", [b"", b"10000\r\n", None], ids=["nothing", "another form", "not at all"])
+@pytest.mark.parametrize("retained", [b"", b"10000\r\n", None], ids=["nothing", "another form", "not at all"])
 def test_a_store_that_keeps_something_else_than_it_was_given_gets_nothing_named(
     conn: psycopg.Connection[Any],
     space: Space,
     stream: int,
     monkeypatch: pytest.MonkeyPatch,
-    kept: bytes | None,
+    retained: bytes | None,
 ) -> None:
     write, before = LocalBackend.write, read(conn, stream)
 
     def careless(self: LocalBackend, name: str, payload: bytes) -> None:
         if name in (MARKER, WRITABLE):
             write(self, name, payload)
-        elif kept is not None:
-            write(self, name, kept + payload if kept else b"")
+        elif retained is not None:
+            write(self, name, retained + payload if retained else b"")
 
     monkeypatch.setattr(LocalBackend, "write", careless)
     with pytest.raises(PayloadUnavailable, match=r"came back different|No such file"):
@@ -442,10 +442,10 @@ def test_what_lies_behind_an_object_that_cannot_be_written_is_moved_and_known_an
     assert len(named(conn)) == BLOCKS - 1
     assert compacted == [stream], "once"
     alter_space(conn, "eu", payloads=None)
-    assert [each.state for each in location_checks.examine(conn)] == [State.OK]
+    assert [each.state for each in location_checks.check_locations(conn)] == [Severity.OK]
     with pytest.raises(Conflict, match=rf"{BLOCKS - 1} blocks have their payload outside"):
         downgrade(database, to="0001")
-    assert restore.recall(conn, space.space_id) == BLOCKS - 1
+    assert restore.restore_payloads(conn, space.space_id) == BLOCKS - 1
     assert named(conn) == set()
     assert read(conn, stream) == before
 
@@ -462,14 +462,14 @@ def test_of_what_could_not_be_named_in_time_nothing_is_left_behind(
 
         def held(*args: Any) -> Any:
             other.execute("select from block for update")
-            return together(*args)
+            return run_parallel(*args)
 
-        patched.setattr(tiering, "together", held)
+        patched.setattr(tiering, "run_parallel", held)
         conn.execute("set lock_timeout = '200ms'")
         with pytest.raises(psycopg.errors.LockNotAvailable):
             tiering.tier_space(conn, space)
     assert (len(world.names()), named(conn)) == (BLOCKS, set())
-    assert registry.sweep(conn) == BLOCKS
+    assert registry.delete_expired_objects(conn) == BLOCKS
     assert world.names() == set()
     assert move(conn, space) == BLOCKS
 
@@ -498,14 +498,14 @@ def test_an_object_that_cannot_be_deleted_holds_up_no_other(
 ) -> None:
     move(conn, space)
     alter_space(conn, "eu", payloads=None)
-    restore.recall(conn, space.space_id)
+    restore.restore_payloads(conn, space.space_id)
     stuck = world.root / min(world.names())
     stuck.unlink()
     stuck.mkdir()
     with pytest.raises(PayloadUnavailable, match=stuck.name):
         swept(conn)
     assert (world.names(), rows(conn)) == (set(), 1)
-    assert [each.found for each in location_checks.examine(conn)][-1].startswith(
+    assert [each.detail for each in location_checks.check_locations(conn)][-1].startswith(
         "1 objects that no block names could not"
     )
     stuck.rmdir()
@@ -518,7 +518,7 @@ def test_objects_that_cannot_be_deleted_are_tried_after_all_others(
 ) -> None:
     move(conn, space)
     alter_space(conn, "eu", payloads=None)
-    restore.recall(conn, space.space_id)
+    restore.restore_payloads(conn, space.space_id)
     delete, stuck = LocalBackend.delete, min(world.names())
 
     def refused(self: LocalBackend, name: str) -> None:
@@ -527,7 +527,7 @@ def test_objects_that_cannot_be_deleted_are_tried_after_all_others(
         delete(self, name)
 
     monkeypatch.setattr(LocalBackend, "delete", refused)
-    monkeypatch.setattr(registry, "MOST", 1)
+    monkeypatch.setattr(registry, "MAX_OBJECTS", 1)
     for _ in range(BLOCKS):
         with contextlib.suppress(PayloadUnavailable):
             swept(conn)
@@ -563,7 +563,7 @@ def test_where_nothing_waits_a_sweep_asks_once_and_does_nothing(conn: psycopg.Co
     def guard(_: psycopg.Connection[Any]) -> None:
         raise AssertionError("a transaction")
 
-    assert registry.sweep(conn, guard) == 0
+    assert registry.delete_expired_objects(conn, guard) == 0
 
 
 def test_retention_reads_no_row_of_a_space_that_never_had_a_place(
@@ -581,7 +581,7 @@ def test_retention_reads_no_row_of_a_space_that_never_had_a_place(
 def reads_rows(conn: psycopg.Connection[Any], generation_id: int) -> bool:
     """Whether what retention does before it drops the generation looks at its blocks."""
     statement = sql.SQL("explain (analyze) " + retention._DOOM).format(
-        part=partition(generation_id), generation=sql.Literal(generation_id)
+        part=partition_table(generation_id), generation=sql.Literal(generation_id)
     )
     with conn.transaction(force_rollback=True):
         plan = [row[0] for row in conn.execute(statement)]
@@ -614,9 +614,9 @@ def test_an_object_that_cannot_be_read_is_damaged_and_its_place_is_not_away(
     (name,) = [each for each in world.names() if f"/{stream}-6-" in each]
     world.remove(name)
     (world.root / name).mkdir()
-    assert since(conn, stream, 0).position == 4
+    assert fetch(conn, stream, 0).position == 4
     with pytest.raises(PayloadDamaged, match=r"ends before offset 6 .*cannot be read"):
-        since(conn, stream, 4)
+        fetch(conn, stream, 4)
 
 
 # --- a place that hangs -----------------------------------------------------------------------------------------------
@@ -664,7 +664,7 @@ def test_while_a_place_hangs_housekeeping_goes_on(
         tried.set()
         return term
 
-    keeper = Housekeeper(database, term_of, 86_400.0, every_s=0.05)
+    keeper = MaintenanceRunner(database, term_of, 86_400.0, every_s=0.05)
     keeper.start()
     try:
         eventually(tried.is_set, WAIT_S)
@@ -689,21 +689,21 @@ def test_while_a_place_hangs_payloads_are_moved_to_others_and_deleted_there(
     other = LocalWorld(tmp_path / "other")
     move(conn, space)
     alter_space(conn, "eu", payloads=None)
-    restore.recall(conn, space.space_id)
+    restore.restore_payloads(conn, space.space_id)
     alter_space(conn, "eu", payloads=world.uri)
     us = create_space(conn, "us", "us/#", shards=1, payloads=other.uri)
     fill(conn, stream_of(conn, "us"), BLOCKS, size=70_000)
     rollover(conn, "us")
     hang(world)
-    monkeypatch.setattr("sublet_storage.objects.parallel_calls.SILENCE_S", 0.3)
+    monkeypatch.setattr("sublet_storage.objects.parallel_calls.RECEIVE_TIMEOUT_S", 0.3)
     term = leadership.claim(conn, MAINTENANCE, NodeRef("n1", "n1-1", "localhost:1"), 60, None).term
     assert [each.name for each in maintenance._with_a_place(conn)] == ["eu", "us"], "else the test shows nothing"
-    keeper = Housekeeper(database, lambda: term, 86_400.0, every_s=0.05, grace_s=0.0)
+    keeper = MaintenanceRunner(database, lambda: term, 86_400.0, every_s=0.05, grace_s=0.0)
     keeper.start()
     try:
         eventually(lambda: len(named(conn)) == BLOCKS, WAIT_S)
         alter_space(conn, "us", payloads=None)
-        assert restore.recall(conn, us.space_id) == BLOCKS
+        assert restore.restore_payloads(conn, us.space_id) == BLOCKS
         eventually(lambda: other.names() == set(), WAIT_S)
     finally:
         keeper.stop()
@@ -713,12 +713,12 @@ def test_a_process_ends_though_a_place_hangs(tmp_path: Path) -> None:
     hanging = """
 import sys, time
 from sublet_storage.objects import parallel_calls as together
-from sublet_storage.objects.location import parse
-from sublet_storage.objects.object_stores import LocalBackend, store
-together.SILENCE_S = 0.1
+from sublet_storage.objects.location import parse_location
+from sublet_storage.objects.object_stores import LocalBackend, get_store
+together.RECEIVE_TIMEOUT_S = 0.1
 LocalBackend.read = lambda *_: time.sleep(600)
-there = store(parse(sys.argv[1]))
-together.once(there, together.TO_READ, there.check)
+there = get_store(parse_location(sys.argv[1]))
+together.run_with_timeout(there, together.TO_READ, there.check_marker)
 """
     ended = subprocess.run(
         [sys.executable, "-c", hanging, f"file://{tmp_path}"], cwd=REPOSITORY, capture_output=True, timeout=60
@@ -734,10 +734,12 @@ def test_while_a_place_is_away_a_tail_shows_what_lies_elsewhere(
     well = stream_of(conn, "us")
     fill(conn, well, 1)
     world.go_away()
-    tail, reading = Tail(conn, Filter("#"), "earliest"), EpochReading(conn, Filter("#"), "earliest")
+    tail, reading = Tail(conn, Filter("#"), "earliest"), EpochTailReader(conn, Filter("#"), "earliest")
     for _ in range(2):
         assert streams_shown(tail.pages()) == [well, well]
-        assert streams_shown(each.table for each in reading.messages(conn) if isinstance(each, Data)) == [well, well]
+        assert streams_shown(
+            each.table for each in reading.read_available(conn) if isinstance(each, EpochMessages)
+        ) == [well, well]
         fill(conn, well, 1)
 
 
@@ -766,11 +768,11 @@ def test_while_a_place_hangs_others_are_read_and_it_counts_as_away(
     rollover(conn, "us")
     assert (move(conn, space), move(conn, theirs)) == (BLOCKS, BLOCKS)
     hang(world)
-    monkeypatch.setattr("sublet_storage.objects.parallel_calls.SILENCE_S", 0.5)
+    monkeypatch.setattr("sublet_storage.objects.parallel_calls.RECEIVE_TIMEOUT_S", 0.5)
     with pytest.raises(PayloadUnavailable, match=r"has not answered for 0\.5 s"):
-        since(conn, stream, 0)
-    monkeypatch.setattr("sublet_storage.objects.parallel_calls.SILENCE_S", 20.0)
-    assert since(conn, well, 0).position > 0
+        fetch(conn, stream, 0)
+    monkeypatch.setattr("sublet_storage.objects.parallel_calls.RECEIVE_TIMEOUT_S", 20.0)
+    assert fetch(conn, well, 0).position > 0
 
 
 def test_a_sweep_has_an_end(
@@ -778,9 +780,9 @@ def test_a_sweep_has_an_end(
 ) -> None:
     move(conn, space)
     alter_space(conn, "eu", payloads=None)
-    restore.recall(conn, space.space_id)
+    restore.restore_payloads(conn, space.space_id)
     monkeypatch.setattr(registry, "CHUNK", 1)
-    assert registry.sweep(conn, grace_s=0.0, most_s=0.0) == 0
+    assert registry.delete_expired_objects(conn, grace_s=0.0, most_s=0.0) == 0
     assert swept(conn) == BLOCKS
 
 
@@ -795,12 +797,12 @@ def test_of_what_is_young_nothing_is_fetched_and_nothing_written(
     fill(conn, stream, 4, size=70_000)
     looked: list[object] = []
     monkeypatch.setattr(tiering._Mover, "_prepare", lambda *_: looked.append("the place"))
-    assert tiering.tier_space(conn, space) == tiering.Moved(0, 0, True)
+    assert tiering.tier_space(conn, space) == tiering.TieringResult(0, 0, True)
     assert looked == []
     conn.execute("update block set appended_at = appended_at - interval '1 hour' where end_offset <= 4")
     monkeypatch.undo()
     parameters = {"generation": generation_of(conn, stream), "stream": stream, "offset": 0, "closed": False}
-    limits = {"after": 60, "least": tiering.LEAST_BYTES, "blocks": 10, "bytes": 1 << 20}
+    limits = {"after": 60, "least": tiering.MIN_BYTES, "blocks": 10, "bytes": 1 << 20}
     found = conn.execute(tiering._BLOCKS, {**parameters, **limits}).fetchall()
     assert [(row[0], row[3] is not None) for row in found] == [(2, True), (4, True), (6, False), (8, False)]
     assert move(conn, space) == 2
@@ -841,17 +843,17 @@ def test_nothing_is_written_or_deleted_through_a_link(tmp_path: Path) -> None:
     victim.write_text("precious")
     for name in (f"{MARKER}.part", MARKER, f"{WRITABLE}.part"):
         (root / name).symlink_to(victim)
-    there = LocalBackend(parse(f"file://{root}"))
+    there = LocalBackend(parse_location(f"file://{root}"))
     there.write(MARKER, b"a marker")
     there.write(WRITABLE, b"")
     assert victim.read_text() == "precious"
     (root / "5").symlink_to(elsewhere)
-    kept = elsewhere / NAME.partition("/")[2]
-    kept.write_text("precious")
+    retained = elsewhere / NAME.partition("/")[2]
+    retained.write_text("precious")
     for act in (lambda: there.write(NAME, b"x"), lambda: there.delete(NAME), lambda: there.read(NAME, 1)):
         with pytest.raises(OSError, match="leads out of"):
             act()
-    assert kept.read_text() == "precious"
+    assert retained.read_text() == "precious"
     assert len(list(elsewhere.iterdir())) == 1
 
 
@@ -863,17 +865,17 @@ def test_an_old_place_matters_to_the_doctor_as_long_as_something_lies_there(
 ) -> None:
     move(conn, space)
     alter_space(conn, "eu", payloads=None)
-    assert [each.state for each in location_checks.examine(conn)] == [State.OK]
+    assert [each.state for each in location_checks.check_locations(conn)] == [Severity.OK]
     world.go_away()
-    assert [each.state for each in location_checks.examine(conn)] == [State.ERROR]
+    assert [each.state for each in location_checks.check_locations(conn)] == [Severity.ERROR]
     world.come_back()
-    eventually(lambda: [each.state for each in location_checks.examine(conn)] == [State.OK], WAIT_S)
-    restore.recall(conn, space.space_id)
+    eventually(lambda: [each.state for each in location_checks.check_locations(conn)] == [Severity.OK], WAIT_S)
+    restore.restore_payloads(conn, space.space_id)
     shutil.rmtree(world.root)
-    (waits,) = location_checks.examine(conn)
-    assert (waits.state, f"{BLOCKS} objects wait" in waits.found) == (State.WARNING, True)
+    (waits,) = location_checks.check_locations(conn)
+    assert (waits.state, f"{BLOCKS} objects wait" in waits.detail) == (Severity.WARNING, True)
     conn.execute("delete from payload_object")
-    assert list(location_checks.examine(conn)) == []
+    assert list(location_checks.check_locations(conn)) == []
 
 
 def test_where_one_may_only_read_the_doctor_warns(
@@ -885,18 +887,18 @@ def test_where_one_may_only_read_the_doctor_warns(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(LocalBackend, "write", refused)
-    (found,) = location_checks.examine(conn)
-    assert (found.state, "can be read, and not written" in found.found) == (State.WARNING, True)
+    (found,) = location_checks.check_locations(conn)
+    assert (found.state, "can be read, and not written" in found.detail) == (Severity.WARNING, True)
 
 
 def test_where_a_place_is_not_mounted_the_doctor_makes_nothing(
     conn: psycopg.Connection[Any], world: LocalWorld, space: Space
 ) -> None:
     world.root.rmdir()
-    (found,) = location_checks.examine(conn)
-    assert found.state is State.ERROR
-    assert f"no directory {world.root}, and it must exist" in found.found
-    assert found.remedy is not None
-    assert found.remedy.startswith("See that the directory is there on this machine")
-    assert not any(word in found.remedy for word in ("doctor", "credentials"))
+    (found,) = location_checks.check_locations(conn)
+    assert found.state is Severity.ERROR
+    assert f"no directory {world.root}, and it must exist" in found.detail
+    assert found.hint is not None
+    assert found.hint.startswith("See that the directory is there on this machine")
+    assert not any(word in found.hint for word in ("doctor", "credentials"))
     assert not world.root.exists()

@@ -11,12 +11,12 @@ from typing import Any
 import psycopg
 import pytest
 
-from sublet_borrower.fetch.database import Reader
+from sublet_borrower.fetch.database import LogReader
 from sublet_borrower.fetch.nodes import NodeReader
 from sublet_borrower.remote.feed import Feed
 from sublet_borrower.spark.source import ranges
 from sublet_borrower.spark.source.ranges import RangePartition, read_task
-from sublet_borrower.streams.granted_stream import Lent
+from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.errors import (
     Conflict,
     InvalidSetting,
@@ -29,7 +29,7 @@ from sublet_protocol.domain.topics import Filter
 from sublet_storage.bootstrap.migrate import downgrade
 from sublet_storage.db.connect import connect
 from sublet_storage.log import log as messages
-from sublet_storage.objects.location import parse
+from sublet_storage.objects.location import parse_location
 from sublet_storage.objects.object_stores import LocalBackend
 from sublet_storage.spaces.catalogue import find_space
 from sublet_storage.spaces.spaces import alter_space, create_space, rollover
@@ -64,10 +64,10 @@ def stream(conn: psycopg.Connection[Any], world: LocalWorld) -> int:
     return stream
 
 
-def lent_of(conn: psycopg.Connection[Any], stream: int) -> Lent:
+def granted_of(conn: psycopg.Connection[Any], stream: int) -> GrantedStream:
     row = conn.execute("select generation_id from stream where stream_id = %s", (stream,)).fetchone()
     assert row is not None
-    return Lent(stream, 1, row[0], Filter("#"), 0)
+    return GrantedStream(stream, 1, row[0], Filter("#"), 0)
 
 
 def test_a_group_consumes_what_nodes_have_moved_each_message_once(
@@ -96,23 +96,23 @@ def test_a_group_consumes_what_nodes_have_moved_each_message_once(
 def test_a_consumers_reader_names_the_place_and_goes_on_when_it_is_back(
     database: str, conn: psycopg.Connection[Any], world: LocalWorld, stream: int
 ) -> None:
-    reader, lent = Reader(database, 1, 5.0), lent_of(conn, stream)
-    assert reader.page(lent, lambda _: True) is not None
+    reader, granted = LogReader(database, 1, 5.0), granted_of(conn, stream)
+    assert reader.fetch(granted, lambda _: True) is not None
     world.go_away()
     for _ in range(3):
         with pytest.raises(PayloadUnavailable, match="the place of payloads"):
-            reader.page(lent, lambda _: True)
-    assert lent.read == 2
+            reader.fetch(granted, lambda _: True)
+    assert granted.next_read_offset == 2
     world.come_back()
-    page = eventually(lambda: page_of(reader, lent), WAIT_S)
+    page = eventually(lambda: page_of(reader, granted), WAIT_S)
     assert (page.start, page.position) == (2, 4)
     reader.close()
 
 
-def page_of(reader: Reader | NodeReader, lent: Lent) -> Any:
+def page_of(reader: LogReader | NodeReader, granted: GrantedStream) -> Any:
     """None while the place is away."""
     try:
-        return reader.page(lent, lambda _: True)
+        return reader.fetch(granted, lambda _: True)
     except PayloadUnavailable:
         return None
 
@@ -128,15 +128,15 @@ def test_an_object_that_cannot_be_read_is_named_and_its_place_is_not_away(
             raise OSError(5, "Input/output error")
         return act(self, name, most)
 
-    reader, lent = Reader(database, 4 << 20, 5.0), lent_of(conn, stream)
+    reader, granted = LogReader(database, 4 << 20, 5.0), granted_of(conn, stream)
     with monkeypatch.context() as bad:
         bad.setattr(LocalBackend, "read", read_of_disk)
-        page = reader.page(lent, lambda _: True)
+        page = reader.fetch(granted, lambda _: True)
         assert page is not None
         assert page.position == 4, "what lies before it"
         with pytest.raises(PayloadUnreadable, match=r"begins at offset 4 and ends before .*Input/output error"):
-            reader.page(lent, lambda _: True)
-    page = reader.page(lent, lambda _: True)
+            reader.fetch(granted, lambda _: True)
+    page = reader.fetch(granted, lambda _: True)
     assert page is not None
     assert (page.start, page.position) == (4, 2 * BLOCKS)
     reader.close()
@@ -150,21 +150,21 @@ def test_through_a_node_it_is_the_same_and_all_other_streams_go_on(
     well = stream_of(conn, "us")
     fill(conn, well, 5)
     with serving(database) as server:
-        reader, lent, other = NodeReader([server.address], 1, 5.0), lent_of(conn, stream), lent_of(conn, well)
+        reader, granted, other = NodeReader([server.address], 1, 5.0), granted_of(conn, stream), granted_of(conn, well)
         world.go_away()
         for _ in range(5):
             with pytest.raises(PayloadUnavailable, match="the place of payloads"):
-                reader.page(lent, lambda _: True)
-            assert reader.page(other, lambda _: True) is not None, "no pause and no other connection in between"
+                reader.fetch(granted, lambda _: True)
+            assert reader.fetch(other, lambda _: True) is not None, "no pause and no other connection in between"
         assert [each for each in caplog.records if "node" in each.getMessage()] == []
         world.come_back()
-        page = eventually(lambda: page_of(reader, lent), WAIT_S)
+        page = eventually(lambda: page_of(reader, granted), WAIT_S)
         assert page.position == 2
         (third,) = [name for name in world.names() if f"/{stream}-6-" in name]
         world.write(third, b"something else")
-        assert reader.page(lent, lambda _: True) is not None
+        assert reader.fetch(granted, lambda _: True) is not None
         with pytest.raises(PayloadDamaged, match=rf"stream {stream}: .*ends before offset 6"):
-            reader.page(lent, lambda _: True)
+            reader.fetch(granted, lambda _: True)
         reader.close()
 
 
@@ -175,7 +175,7 @@ def test_a_feed_shows_what_lies_elsewhere_and_then_says_what_it_waits_for(
     well = stream_of(conn, "us")
     fill(conn, well, 5)
     world.go_away()
-    with serving(database) as server, Feed(server.address, patience_s=2.0) as feed:
+    with serving(database) as server, Feed(server.address, node_timeout_s=2.0) as feed:
         for read in (feed.history, feed.follow):
             with read("#", "earliest") as reader:
                 assert len(read_values(reader, 10)) == 10
@@ -183,9 +183,9 @@ def test_a_feed_shows_what_lies_elsewhere_and_then_says_what_it_waits_for(
                 with pytest.raises(Unavailable, match="the place of payloads"):
                     reader.read(WAIT_S)
                 assert server.feed.pages_written - before < 15, "the pauses grow"
-                assert reader.positions.offsets[well] == 10
+                assert reader.bookmark.offsets[well] == 10
         world.come_back()
-        eventually(lambda: page_of(Reader(database, 1, 5.0), lent_of(conn, stream)), WAIT_S)
+        eventually(lambda: page_of(LogReader(database, 1, 5.0), granted_of(conn, stream)), WAIT_S)
         with feed.history("#", "earliest") as reader:
             assert len(read_values(reader, 2 * BLOCKS + 10)) == 2 * BLOCKS + 10
 
@@ -193,26 +193,26 @@ def test_a_feed_shows_what_lies_elsewhere_and_then_says_what_it_waits_for(
 def test_a_spark_task_waits_for_the_place(
     database: str, conn: psycopg.Connection[Any], world: LocalWorld, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sublet_borrower.spark.common.columns import all_columns, arrow_schema
+    from sublet_borrower.spark.common.columns import all_columns, to_arrow_schema
 
-    place = (stream, lent_of(conn, stream).generation_id, 0, 2 * BLOCKS)
+    place = (stream, granted_of(conn, stream).generation_id, 0, 2 * BLOCKS)
     task = RangePartition(*place, "#", "eu", database, None, os.uname().nodename, fail_on_data_loss=True)
-    schema = arrow_schema(all_columns())
+    schema = to_arrow_schema(all_columns())
     world.go_away()
     with monkeypatch.context() as impatient:
-        impatient.setattr(ranges, "AWAY_S", 0.0)
+        impatient.setattr(ranges, "DATABASE_TIMEOUT_S", 0.0)
         with pytest.raises(PayloadUnavailable):
             list(read_task(task, schema))
-    since, asked = messages.since, 0
+    since, asked = messages.fetch, 0
 
-    def looked(*args: Any, **kwargs: Any) -> messages.Page:
+    def looked(*args: Any, **kwargs: Any) -> messages.LogPage:
         nonlocal asked
         asked += 1
         if asked == 2:
             world.come_back()
         return since(*args, **kwargs)
 
-    monkeypatch.setattr(messages, "since", looked)
+    monkeypatch.setattr(messages, "fetch", looked)
     assert sum(batch.num_rows for batch in read_task(task, schema)) == 2 * BLOCKS
 
 
@@ -220,7 +220,9 @@ def test_an_older_schema_is_refused_while_payloads_are_outside(
     database: str, conn: psycopg.Connection[Any], stream: int
 ) -> None:
     before = read(conn, stream)
-    with pytest.raises(Conflict, match=rf"{BLOCKS} blocks have their payload outside.*--no-payloads --recall"):
+    with pytest.raises(
+        Conflict, match=rf"{BLOCKS} blocks have their payload outside.*--no-payload-location --restore-payloads"
+    ):
         downgrade(database)
     assert read(conn, stream) == before
     conn.execute("delete from block where uri is not null")
@@ -243,7 +245,7 @@ def test_a_link_that_leads_out_of_the_directory_is_not_followed(tmp_path: Path) 
     (tmp_path / "secret").write_bytes(b"secret")
     (tmp_path / "place" / "1" / "link").symlink_to(tmp_path / "secret")
     (tmp_path / "place" / "2").symlink_to(tmp_path)
-    backend = LocalBackend(parse(f"file://{tmp_path}/place"))
+    backend = LocalBackend(parse_location(f"file://{tmp_path}/place"))
     for name in ("1/link", "2/secret"):
         with pytest.raises(OSError, match=r"leads out of|symbolic link"):
             backend.read(name, 10)
@@ -261,7 +263,7 @@ def shell(database: str) -> Iterator[Shell]:
 def test_places_are_given_altered_and_taken_away(
     shell: Shell, conn: psycopg.Connection[Any], world: LocalWorld
 ) -> None:
-    place = ("--payloads", world.uri, "--tier-after", "1d")
+    place = ("--payload-location", world.uri, "--tier-after", "1d")
     created = shell.run("spaces", "create", "eu", "eu/#", "--shards", "1", *place, "--json").object
     assert (created["payloads"], created["tier_after_s"]) == (world.uri, 86400)
     fill(conn, stream_of(conn, "eu"), BLOCKS, size=70_000)
@@ -269,16 +271,21 @@ def test_places_are_given_altered_and_taken_away(
     assert move(conn, find_space(conn, "eu")) == BLOCKS
     answer = shell.run("doctor", "--json").object
     assert [each["state"] for each in answer["findings"] if each["check"] == "payloads"] == ["ok"]
-    altered = shell.run("spaces", "alter", "eu", "--no-payloads", "--recall", "--json")
+    altered = shell.run("spaces", "alter", "eu", "--no-payload-location", "--restore-payloads", "--json")
     assert (altered.object["payloads"], altered.object["tier_after_s"]) == (None, None)
     assert f"{BLOCKS} payloads are back" in altered.err
     assert outside(conn) == set()
     said = shell.run("spaces", "alter", "eu", *place).err
     assert f"Payloads of closed streams, and what is older than 86400 s of open ones go to {world.uri}." in said
-    assert "Payloads" not in shell.run("spaces", "alter", "eu", "--no-payloads").err
-    said = shell.run("spaces", "create", "us", "us/#", "--payloads", world.uri).err
+    assert "Payloads" not in shell.run("spaces", "alter", "eu", "--no-payload-location").err
+    said = shell.run("spaces", "create", "us", "us/#", "--payload-location", world.uri).err
     assert f"in 16 streams. Payloads of closed streams go to {world.uri}." in said
-    for wrong in (["--recall"], [], ["--no-payloads", "--tier-after", "1d"], ["--payloads", "s3://k:secret@b"]):
+    for wrong in (
+        ["--restore-payloads"],
+        [],
+        ["--no-payload-location", "--tier-after", "1d"],
+        ["--payload-location", "s3://k:secret@b"],
+    ):
         refused = shell.run("spaces", "alter", "eu", *wrong)
         assert refused.code == 2, wrong
         assert "secret" not in refused.err

@@ -7,8 +7,8 @@ import signal
 import pytest
 
 from sublet_borrower.planner import micro_batch_planner as module
-from sublet_borrower.planner.micro_batch import Most
-from sublet_borrower.planner.micro_batch_planner import Planner
+from sublet_borrower.planner.micro_batch import BatchLimits
+from sublet_borrower.planner.micro_batch_planner import MicroBatchPlanner
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.errors import Unavailable
 from sublet_storage.producer import Publisher
@@ -23,24 +23,30 @@ def test_a_plan_that_nobody_writes_down_keeps_its_query_only_for_a_while_and_is_
 ) -> None:
     monkeypatch.setattr(module, "WRITTEN_S", 0.5)
     settings = BorrowerSettings().scaled(SPEED)
-    planner = Planner(
-        "$share/g/#", database, name="q", hold_s=60.0, start="earliest", lent_within_s=1.0, settings=settings
+    planner = MicroBatchPlanner(
+        "$share/g/#",
+        database,
+        name="q",
+        hold_s=60.0,
+        starting_position="earliest",
+        granted_within_s=1.0,
+        settings=settings,
     )
     with Publisher(database) as publisher:
         for value in (b"1", b"2"):
             publisher.publish("t", value).result()
-    (first,) = eventually(lambda: planner.plan(Most(1, None), 0.2), 60)
+    (first,) = eventually(lambda: planner.plan(BatchLimits(1, None), 0.2), 60)
     planner.acknowledge([first.planned])
     (node,) = fleet.nodes.values()
     node.signal(signal.SIGSTOP)
     try:
         if finite:
             with pytest.raises(Unavailable, match=r"no leader has written down .* within 1 s"):
-                planner.plan(Most(None, None), finite=True)
+                planner.plan(BatchLimits(None, None), finite=True)
         else:
-            assert planner.plan(Most(None, None), 0.1) == [], "nobody has written it down"
+            assert planner.plan(BatchLimits(None, None), 0.1) == [], "nobody has written it down"
     finally:
         node.signal(signal.SIGCONT)
-    (second,) = eventually(lambda: planner.plan(Most(None, None), 0.2), 60)
+    (second,) = eventually(lambda: planner.plan(BatchLimits(None, None), 0.2), 60)
     assert (second.planned.start, second.planned.end) == (1, 2)
     planner.close()

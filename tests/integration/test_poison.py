@@ -11,23 +11,23 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from sublet.cli.base.values import ranges
+from sublet.cli.base.values import format_ranges
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.remote.feed import Feed
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.errors import PoisonBlock
-from sublet_protocol.domain.subscriptions import Start, Subscription
+from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_protocol.domain.topics import Filter
 from sublet_protocol.messages.messages import PROTOCOL_VERSION
 from sublet_storage.db.connect import connect
-from sublet_storage.doctor.checks import examine
-from sublet_storage.groups.admin.admin import declare
+from sublet_storage.doctor.checks import run_checks
+from sublet_storage.groups.admin.admin import create_group
 from sublet_storage.groups.model.history import read_history
 from sublet_storage.groups.model.records import GroupOptions, OnPoison
 from sublet_storage.groups.status import diagnosis_queries
 from sublet_storage.log.block import pack
-from sublet_storage.log.log import Append, append, since
-from sublet_storage.readers.epoch_tail import EpochReading
+from sublet_storage.log.log import BlockAppend, append, fetch
+from sublet_storage.readers.epoch_tail import EpochTailReader
 from sublet_storage.readers.tail import Tail
 from sublet_storage.spaces.compaction import compact_stream
 from sublet_storage.spaces.spaces import create_space
@@ -93,7 +93,7 @@ def streams(conn: psycopg.Connection[Any]) -> list[int]:
     for stream in found:
         for first in range(0, 8, 2):
             values = [b"%04d-%02d" % (stream, first + place) for place in range(2)]
-            append(conn, [Append(stream, pack(batch(values, "eu")))])
+            append(conn, [BlockAppend(stream, pack(batch(values, "eu")))])
     where = "where stream_id = %s and end_offset = %s"
     for stream, damage in zip(found, DAMAGES, strict=False):
         ((payload,),) = conn.execute(f"select payload from block {where}", (stream, BAD)).fetchall()
@@ -107,7 +107,7 @@ def values_of(streams: list[int], offsets: range) -> list[bytes]:
 
 def take(session: Session, seen: list[bytes], until: Callable[[], bool], node: Any) -> None:
     def look() -> bool:
-        if (found := session.next_batch(0.05)) is not None:
+        if (found := session.poll(0.05)) is not None:
             seen.extend(found.table.column("value").to_pylist())
         return found is None and until()
 
@@ -125,24 +125,28 @@ def test_a_group_blocks_such_a_stream_and_says_why_and_goes_past_it_and_all_othe
     database: str, conn: psycopg.Connection[Any], fleet: Fleet, streams: list[int], through_nodes: bool
 ) -> None:
     node, bad = fleet.node("n1"), streams[:-1]
-    way: dict[str, Any] = {"nodes": [address_of(node)], "through_nodes": True} if through_nodes else {"url": database}
+    way: dict[str, Any] = {"nodes": [address_of(node)], "transport": "nodes"} if through_nodes else {"url": database}
     settings, seen = BorrowerSettings().scaled(SPEED), list[bytes]()
     blocked = dict.fromkeys(bad, ("blocked", 4, 0))
     for life in range(2):
-        with Session(GROUP, start="earliest", settings=settings, **way) as session:
+        with Session(GROUP, starting_position="earliest", settings=settings, **way) as session:
             take(session, seen, lambda: statuses(conn) == {**blocked, streams[-1]: ("held", 8, 0)}, node)
         assert sorted(seen) == sorted(values_of(bad, range(4)) + values_of(streams[-1:], range(8))), f"{life=}"
     with a_shell(SUBLET_DATABASE_URL=database) as shell:
-        answers = [each for each in diagnosis_queries.why(conn, SUBSCRIPTION)[1] if each.line.stream_id in bad]
-        (finding,) = [each for each in examine(conn, 0.0, PROTOCOL_VERSION) if each.check == "streams"]
-        assert f"stream {bad[0]}: the block that begins at offset 4" in finding.found
+        answers = [
+            each for each in diagnosis_queries.diagnose_group(conn, SUBSCRIPTION)[1] if each.stream.stream_id in bad
+        ]
+        (finding,) = [each for each in run_checks(conn, 0.0, PROTOCOL_VERSION) if each.check == "streams"]
+        assert f"stream {bad[0]}: the block that begins at offset 4" in finding.detail
         for answer in answers:
-            stream = answer.line.stream_id
-            told = f"stream {stream}: the block that begins at offset 4 and ends before offset 6 cannot be decoded: "
-            assert told in answer.ruling.because
-            assert told in shell.run("groups", "describe", GROUP).out
+            stream = answer.stream.stream_id
+            reported = (
+                f"stream {stream}: the block that begins at offset 4 and ends before offset 6 cannot be decoded: "
+            )
+            assert reported in answer.diagnosis.detail
+            assert reported in shell.run("groups", "describe", GROUP).out
             way_past = f"sublet groups reset '{GROUP}' --stream {stream} --to-offset 6"
-            assert str(answer.ruling.remedy).endswith(way_past)
+            assert str(answer.diagnosis.hint).endswith(way_past)
             assert shell.run("groups", "reset", GROUP, "--stream", str(stream), "--to-offset", "6", "--yes").code == 0
     with Session(GROUP, settings=settings, **way) as session:
         take(session, seen, lambda: set(statuses(conn).values()) == {("held", 8, 0)}, node)
@@ -154,33 +158,36 @@ def test_a_group_that_skips_goes_on_behind_it_and_history_has_what_it_lost(
     database: str, conn: psycopg.Connection[Any], fleet: Fleet, streams: list[int]
 ) -> None:
     node, bad, seen = fleet.node("n1"), streams[:-1], list[bytes]()
-    group, _ = declare(database, SUBSCRIPTION, GroupOptions(Start.EARLIEST, on_poison=OnPoison.SKIP))
+    group, _ = create_group(database, SUBSCRIPTION, GroupOptions(StartingPosition.EARLIEST, on_poison=OnPoison.SKIP))
     with Session(GROUP, database, settings=BorrowerSettings().scaled(SPEED)) as session:
         lost = {stream: ("held", 8, 2 if stream in bad else 0) for stream in streams}
         take(session, seen, lambda: statuses(conn) == lost, node)
     assert sorted(seen) == sorted(set(values_of(streams, range(8))) - set(values_of(bad, range(4, 6))))
-    skips = [line for line in read_history(conn, group.group_id).lines if line.event == "skip"]
+    skips = [line for line in read_history(conn, group.group_id).records if line.event == "skip"]
     assert sorted((line.stream_id, line.position) for line in skips) == [(stream, 4) for stream in bad]
     for line in skips:
         assert "Nothing of it is given out: put its payload back" in line.reason
         assert "Skipped: [4, 6), 2 messages" in line.reason
         assert "is skipped" not in line.reason
     with a_shell(SUBLET_DATABASE_URL=database) as shell:
-        told = f"lost     {2 * len(bad)} messages, which are gone or could not be decoded, of streams {ranges(bad)}\n"
-        assert told in shell.run("groups", "describe", GROUP).out
+        reported = (
+            f"lost     {2 * len(bad)} messages, which are gone or could not be decoded, of streams "
+            f"{format_ranges(bad)}\n"
+        )
+        assert reported in shell.run("groups", "describe", GROUP).out
 
 
 @pytest.mark.conforms("W10")
 def test_who_reads_without_a_group_sees_all_else_and_then_the_error_by_name(
     database: str, conn: psycopg.Connection[Any], streams: list[int]
 ) -> None:
-    whole = sorted(values_of(streams[:-1], range(4)) + values_of(streams[-1:], range(8)))
+    entire = sorted(values_of(streams[:-1], range(4)) + values_of(streams[-1:], range(8)))
     for stream in streams[:-1]:
-        assert since(conn, stream, 0).position == 4, "what lies before it"
+        assert fetch(conn, stream, 0).position == 4, "what lies before it"
         with pytest.raises(PoisonBlock, match=f"stream {stream}: .*offset 4 .*offset 6 ") as poison:
-            since(conn, stream, 5)
+            fetch(conn, stream, 5)
         assert (poison.value.stream_id, poison.value.offsets) == (stream, (4, 6))
-        assert since(conn, stream, 6).position == 8
+        assert fetch(conn, stream, 6).position == 8
 
     def drained(tables: Iterator[pa.Table]) -> list[bytes]:
         seen = list[bytes]()
@@ -189,11 +196,11 @@ def test_who_reads_without_a_group_sees_all_else_and_then_the_error_by_name(
         return sorted(seen)
 
     filter = Filter.parse("eu/#")
-    assert drained(Tail(conn, filter, "earliest").pages()) == whole
-    reading = EpochReading(conn, filter, "earliest")
-    assert drained(said.table for said in reading.messages(conn) if hasattr(said, "table")) == whole
+    assert drained(Tail(conn, filter, "earliest").pages()) == entire
+    reading = EpochTailReader(conn, filter, "earliest")
+    assert drained(said.table for said in reading.read_available(conn) if hasattr(said, "table")) == entire
     with serving(database) as server, Feed([server.address]) as feed:
-        assert drained(feed.history("eu/#", "earliest")) == whole
+        assert drained(feed.history("eu/#", "earliest")) == entire
     with pytest.raises(PoisonBlock, match=r"offset 4 .*offset 6 "):
         Plan(database, filter="eu/#").rows()
 
@@ -203,15 +210,17 @@ def test_a_streaming_query_fails_by_name_and_goes_on_when_its_group_is_past_it(
     database: str, conn: psycopg.Connection[Any], fleet: Fleet, streams: list[int]
 ) -> None:
     eventually(lambda: fleet.node("n1") if not fleet.nodes else fleet.state("n1"), WAIT_S)
-    checkpoint, options = Checkpoint(), {"subscription": GROUP, "inDoubtHold": "1 s"}
+    checkpoint, options = Checkpoint(), {"subscription": GROUP, "inDoubtTimeout": "1 s"}
     run = Run(checkpoint, database, **options)
     with pytest.raises(PoisonBlock, match=r"offset 4 .*offset 6 .*sublet groups reset"):
         run.until(40)
     run.stop()
     with a_shell(SUBLET_DATABASE_URL=database) as shell:
         for stream in streams[:-1]:
-            told = shell.run("groups", "reset", GROUP, "--stream", str(stream), "--to-offset", "6", "--yes", "--force")
-            assert told.code == 0, told.err
+            reported = shell.run(
+                "groups", "reset", GROUP, "--stream", str(stream), "--to-offset", "6", "--yes", "--force"
+            )
+            assert reported.code == 0, reported.err
     run = Run(checkpoint, database, **options)
     try:
         run.until(2 * len(streams) - 2 + 8)
@@ -226,12 +235,12 @@ def test_compaction_leaves_it_as_it_is_says_so_and_merges_all_others(
 ) -> None:
     before = dict(conn.execute("select stream_id, payload from block where end_offset = %s", (BAD,)).fetchall())
     for stream in streams[:-1]:
-        ahead, behind = since(conn, stream, 0).batches, read(conn, stream, 6)
+        ahead, behind = fetch(conn, stream, 0).batches, read(conn, stream, 6)
         with pytest.raises(PoisonBlock, match=r"offset 4 .*offset 6 "):
             compact_stream(conn, stream, older_than_s=0)
         rows = conn.execute("select end_offset, count from block where stream_id = %s order by 1", (stream,)).fetchall()
         assert rows == [(4, 4), (6, 2), (8, 2)]
-        assert pa.Table.from_batches(since(conn, stream, 0).batches) == pa.Table.from_batches(ahead)
+        assert pa.Table.from_batches(fetch(conn, stream, 0).batches) == pa.Table.from_batches(ahead)
         assert read(conn, stream, 6) == behind
     assert compact_stream(conn, streams[-1], older_than_s=0) == 3
     after = dict(conn.execute("select stream_id, payload from block where end_offset = %s", (BAD,)).fetchall())

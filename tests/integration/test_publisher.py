@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -30,11 +33,12 @@ from sublet_protocol.domain.errors import (
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres
 from sublet_storage.bootstrap.migrate import migrate
 from sublet_storage.db.connect import connect
-from sublet_storage.log.log import Append, Appended, Outcome, append
+from sublet_storage.log.log import AppendOutcome, AppendResult, BlockAppend, append
 from sublet_storage.producer import AsyncPublisher, Publisher
-from sublet_storage.producer.batches.pending_blocks import Load
+from sublet_storage.producer.batches.pending_blocks import PendingBlock
 from sublet_storage.spaces.catalogue import find_space, open_streams
 from sublet_storage.spaces.spaces import alter_space, create_space, drop_space, reshard, rollover
+from tests.broken_off import broken_off
 from tests.integration.log_kit import by_key, everything, kill_postgres
 from tests.kit import eventually, server_directory
 from tests.postgres_proxy import PostgresProxy
@@ -178,10 +182,42 @@ def test_blocks_committed_together_are_told_their_places_also_by_a_retry(
         finally:
             cutter.resume()
         places = [span.offset_of(row) for span in delivery.result(20) for row in span.rows]
-    retried = [Appended(Outcome.DUPLICATE, None)] * 2 + [Appended(Outcome.DUPLICATE, 13)]
+    retried = [AppendResult(AppendOutcome.DUPLICATE, None)] * 2 + [AppendResult(AppendOutcome.DUPLICATE, 13)]
     assert retried in answered, "the log remembers the end of the last block only"
     assert places == list(range(1, 31))
     assert [row["value"] for row in stored(conn)[1:]] == [b"%d" % row for row in range(30)]
+
+
+@pytest.mark.conforms("W1")
+def test_wherever_an_exception_breaks_off_a_call_a_flush_ends_and_nothing_else_is_lost(
+    database: str, conn: psycopg.Connection[Any]
+) -> None:
+    sure: list[bytes] = []
+    maybe: list[bytes] = []
+    where = Path(sys.modules[Publisher.__module__].__file__ or "").parent
+    with Publisher(database) as publisher:
+
+        def publish(value: bytes) -> None:
+            publisher.publish("t", value, key=value)
+            publisher.publish_batch({"topic": "t", "value": [value + b"+", value + b"-"], "key": [b"k", value]})
+            publisher.flush(30)
+
+        for place in itertools.count(1):
+            value = b"%d" % place
+            _, broken = broken_off(partial(publish, value), place, where)
+            publisher.publish("t", value + b"!", key=value).result(30)
+            sure.append(value + b"!")
+            (maybe if broken else sure).extend([value, value + b"+", value + b"-"])
+            if not broken:
+                break
+        publisher.flush(30)
+    there = values(conn)
+    assert len(set(there)) == len(there)
+    assert set(sure) <= set(there) <= {*sure, *maybe}
+    assert {value[:-1] for value in there if value.endswith(b"+")} == {
+        value[:-1] for value in there if value.endswith(b"-")
+    }, "a batch is there whole or not at all"
+    assert place > 100
 
 
 def test_lingering_gathers_and_a_flush_does_not_wait_for_it(database: str, conn: psycopg.Connection[Any]) -> None:
@@ -343,7 +379,7 @@ def test_an_append_whose_reply_was_lost_is_stored_once_also_when_its_stream_clos
 
 
 def test_a_database_that_stays_away_fails_the_deliveries_by_name(database: str, conn: psycopg.Connection[Any]) -> None:
-    publisher = Publisher(database, retry_timeout_s=0.3)
+    publisher = Publisher(database, delivery_timeout_s=0.3)
     publisher.publish("t", b"x").result(20)
     name = conn.info.dbname
     with psycopg.connect(database.replace(name, "postgres"), autocommit=True) as admin:
@@ -381,7 +417,7 @@ def test_a_fault_of_our_own_in_the_sender_reaches_everybody_who_waits(
     def broken(*_: object) -> None:
         raise ZeroDivisionError("our own fault")
 
-    monkeypatch.setattr(Load, "packed", broken)
+    monkeypatch.setattr(PendingBlock, "pack", broken)
     publisher = Publisher(database)
     deliveries = [publisher.publish(f"t/{index}", b"x") for index in range(3)]
     with pytest.raises(ZeroDivisionError):
@@ -525,16 +561,16 @@ def _reshard_twice(database: str) -> None:
         reshard(conn, "default", 2)
 
 
-def _answers(monkeypatch: pytest.MonkeyPatch) -> list[list[Appended]]:
+def _answers(monkeypatch: pytest.MonkeyPatch) -> list[list[AppendResult]]:
     """What the log answers to publishers of this process from now on, one list for each transaction."""
-    heard: list[list[Appended]] = []
+    received: list[list[AppendResult]] = []
 
-    def listening(conn: psycopg.Connection[Any], appends: Sequence[Append]) -> list[Appended]:
-        heard.append(append(conn, appends))
-        return heard[-1]
+    def listening(conn: psycopg.Connection[Any], appends: Sequence[BlockAppend]) -> list[AppendResult]:
+        received.append(append(conn, appends))
+        return received[-1]
 
     monkeypatch.setattr("sublet_storage.producer.sender.append", listening)
-    return heard
+    return received
 
 
 def _heads(conn: psycopg.Connection[Any]) -> int:

@@ -11,7 +11,7 @@ import pytest
 
 from sublet_storage.notify import snapshot
 from sublet_storage.notify.changes import GROUP, KINDS, NODE, SPACE, NotifySettings
-from sublet_storage.notify.subscriber import Ears
+from sublet_storage.notify.subscriber import NotificationSubscriber
 from tests.integration.sharing_kit import WAIT_S, Stage
 from tests.kit import eventually
 from tests.kit_nodes import ROOT, SPEED, environment
@@ -54,7 +54,7 @@ def run_sublet(stage: Stage, *arguments: str) -> None:
 @pytest.mark.conforms("P1", "P4", "R12")
 @pytest.mark.parametrize("driver", ["postgres", "zmq"])
 def test_consumers_hear_of_messages_by_push_and_get_each_once_in_order(staged: Staged, driver: str) -> None:
-    stage = staged({"SUBLET_NOTIFY": driver, "SUBLET_NOTIFY_PLACES": "0"})  # by the nodes' push alone
+    stage = staged({"SUBLET_NOTIFY": driver, "SUBLET_NOTIFY_DIRECT_LISTENERS": "0"})  # by the nodes' push alone
     stage.serve("n1", "n2")
     stage.share("a", "b")
     with stage.scene.load():
@@ -76,7 +76,7 @@ def test_without_push_consumers_find_all_by_looking(staged: Staged) -> None:
     assert stage.fleet.consumers["a"].stop() == 0
     news = stage.fleet.news("a")
     assert news["pushed"] == 0
-    assert news["found"] > 0
+    assert news["polled"] > 0
 
 
 @pytest.mark.conforms("D1", "D2", "D4", "D6", "P4", "P6", "R1", "R12", "E16")
@@ -85,7 +85,7 @@ def test_without_push_consumers_find_all_by_looking(staged: Staged) -> None:
 def test_leaders_die_and_news_are_lost_and_nothing_else_is(staged: Staged, loss: int) -> None:
     """Two leaders in turn. In the end the last node holds one poll of each agent and knows of the streams what is
     true, nothing was missing of what it sent, and its counters say how it came by what was lost."""
-    stage = staged({"SUBLET_NOTIFY": "lossy", "LOSS": str(loss), "SUBLET_NOTIFY_REVIEW_S": "2"})
+    stage = staged({"SUBLET_NOTIFY": "lossy", "LOSS": str(loss), "SUBLET_NOTIFY_CATCH_UP_INTERVAL_S": "2"})
     stage.serve("n1", "n2", "n3")
     stage.share("a", "b")
     with stage.scene.load():
@@ -96,34 +96,34 @@ def test_leaders_die_and_news_are_lost_and_nothing_else_is(staged: Staged, loss:
             stage.next_leader(before)
         stage.more()
     assert stage.verdict().explained == []
-    assert not any(line.forced for line in stage.scene.history())
+    assert not any(line.is_forced for line in stage.scene.history())
     last = stage.scene.claim().node
 
-    def is_whole() -> bool:
+    def is_complete() -> bool:
         state = stage.fleet.state(last.name)
         heads = {str(stream): head for stream, head in stage.scene.heads().items()}
         return (state["held_polls"], state["agents"], state["leaks"], state["heads"]) == (2, 2, [], heads)
 
-    eventually(is_whole, WAIT_S, lambda: f"{stage.fleet.state(last.name)} {stage.scene.heads()}")
+    eventually(is_complete, WAIT_S, lambda: f"{stage.fleet.state(last.name)} {stage.scene.heads()}")
     state = stage.fleet.state(last.name)
     assert (state["session"]["gaps"], state["session"]["dropped"]) == (0, 0)
-    told = state["news"]
+    reported = state["news"]
     if loss == 0:
-        assert (told["gaps"], told["unhealed"]) == (0, 0), told
+        assert (reported["gaps"], reported["expired_gaps"]) == (0, 0), reported
     elif loss == 50:
-        assert told["gaps"] >= told["unhealed"] > 0, told
-        assert told["catch_ups_gap"] > 0, told
+        assert reported["gaps"] >= reported["expired_gaps"] > 0, reported
+        assert reported["catch_ups_gap"] > 0, reported
     else:
-        assert told["received"] == 0, told
-        assert told["catch_ups_regular"] > 0, told
+        assert reported["received"] == 0, reported
+        assert reported["catch_ups_regular"] > 0, reported
     for name in ("a", "b"):
         assert stage.fleet.consumers[name].stop() == 0
         news = stage.fleet.news(name)
         # Where all is lost, a node still passes on what its own catch-ups find.
         assert news["pushed"] > 0 or loss == 100, news
-        assert news["found"] > 0 or loss == 0, news
+        assert news["polled"] > 0 or loss == 0, news
         between = stage.fleet.connections(name)[last.address]
-        assert (between["gaps"], between["lives_lost"].get("inconsistent")) == (0, None), between
+        assert (between["gaps"], between["connections_lost"].get("inconsistent")) == (0, None), between
 
 
 @pytest.mark.conforms("P4", "P5")
@@ -142,7 +142,7 @@ def test_push_that_stops_and_comes_back_under_load_is_healed_and_used_again(stag
     with stage.scene.load():
         grows("pushed")
         loss.write_text("100")
-        grows("misses")
+        grows("missed_pushes")
         loss.write_text("0")
         grows("pushed")
     assert stage.verdict().explained == []
@@ -153,7 +153,7 @@ def test_push_that_stops_and_comes_back_under_load_is_healed_and_used_again(stag
 @pytest.mark.parametrize("driver", ["postgres", "zmq"])
 def test_a_reshard_by_an_operator_is_announced_and_its_streams_are_lent_at_once(staged: Staged, driver: str) -> None:
     """Leaders look for new streams by themselves too seldom for this test."""
-    stage = staged({"SUBLET_NOTIFY": driver, "SUBLET_RENEW_STREAMS_S": str(20 * WAIT_S)})
+    stage = staged({"SUBLET_NOTIFY": driver, "SUBLET_STREAM_SYNC_INTERVAL_S": str(20 * WAIT_S)})
     stage.serve("n1")
     stage.share("a")
     run_sublet(stage, "spaces", "reshard", "default", "4")
@@ -165,32 +165,34 @@ def test_a_reshard_by_an_operator_is_announced_and_its_streams_are_lent_at_once(
 def test_what_is_known_is_what_is_in_the_database_though_half_of_the_news_is_lost(
     staged: Staged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sublet_storage.notify.drivers.registry import load
+    from sublet_storage.notify.drivers.registry import load_driver
 
     stage = staged({"SUBLET_NOTIFY": "lossy", "LOSS": "50"})
     monkeypatch.setenv("LOSS", "50")
     stage.serve("n1")
-    driver, url = load("lossy")(stage.fleet.url), stage.fleet.url
-    ears = Ears(url, driver, snapshot.reading(lambda: ()), lambda change: None, settings=NEWS)
+    driver, url = load_driver("lossy")(stage.fleet.url), stage.fleet.url
+    subscriber = NotificationSubscriber(
+        url, driver, snapshot.make_snapshot_reader(lambda: ()), lambda change: None, settings=NEWS
+    )
     try:
-        assert ears.wait_caught_up(WAIT_S)
+        assert subscriber.wait_caught_up(WAIT_S)
         for number in range(2):
             run_sublet(stage, "spaces", "create", f"s{number}", f"s{number}/#")
             run_sublet(stage, "groups", "create", f"$queue/q{number}/#")
         run_sublet(stage, "groups", "delete", "$queue/q1/#", "--yes")
         stage.serve("n2")
         assert stage.fleet.nodes["n1"].stop() == 0
-        eventually(lambda: _known(ears) == _stored(stage), WAIT_S, lambda: f"{ears.counters()}")
-        assert len(_known(ears)) == 3 + 1 + 1
+        eventually(lambda: _known(subscriber) == _stored(stage), WAIT_S, lambda: f"{subscriber.counters()}")
+        assert len(_known(subscriber)) == 3 + 1 + 1
     finally:
-        ears.close()
+        subscriber.close()
 
 
-def _known(ears: Ears) -> dict[tuple[str, str], int]:
-    return {(kind, key): change.version for kind in KINDS for key, change in ears.objects(kind).items()}
+def _known(subscriber: NotificationSubscriber) -> dict[tuple[str, str], int]:
+    return {(kind, key): change.version for kind in KINDS for key, change in subscriber.objects(kind).items()}
 
 
 def _stored(stage: Stage) -> dict[tuple[str, str], int]:
     connection = stage.scene.connection
-    readers = {SPACE: snapshot.spaces, GROUP: snapshot.groups, NODE: snapshot.nodes}
+    readers = {SPACE: snapshot.read_spaces, GROUP: snapshot.read_groups, NODE: snapshot.read_nodes}
     return {(kind, each.key): each.version for kind, read in readers.items() for each in read(connection)}

@@ -14,14 +14,14 @@ import pytest
 from sublet_borrower.spark.source import ranges
 from sublet_borrower.spark.source.ranges import RangePartition, poison_in
 from sublet_protocol.domain.errors import PoisonBlock
-from sublet_protocol.domain.subscriptions import Start, Subscription
+from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.db.connect import connect
-from sublet_storage.groups.admin.admin import declare
+from sublet_storage.groups.admin.admin import create_group
 from sublet_storage.groups.model.history import read_history
 from sublet_storage.groups.model.records import Group, GroupOptions, OnPoison
 from sublet_storage.groups.status import diagnosis_queries
 from sublet_storage.log.block import pack
-from sublet_storage.log.log import Append, append
+from sublet_storage.log.log import BlockAppend, append
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.spaces import create_space, rollover
 from tests.integration.log_kit import batch
@@ -53,7 +53,7 @@ def streams(request: pytest.FixtureRequest, conn: psycopg.Connection[Any], tmp_p
     for stream in found:
         for first in range(0, 8, 2):
             values = [label + os.urandom(70_000) for label in labels([stream], range(first, first + 2))]
-            append(conn, [Append(stream, pack(batch(values, "eu")))])
+            append(conn, [BlockAppend(stream, pack(batch(values, "eu")))])
     if world is None:
         conn.execute("update block set payload = '?' where stream_id = any(%s) and end_offset = %s", (found[:-1], BAD))
         return found
@@ -84,7 +84,7 @@ class Lives:
 
         def goes_on() -> bool:
             if self.run is None:
-                self.run = self.make(self.checkpoint, self.url, inDoubtHold="60 s", onLostRange="fail")
+                self.run = self.make(self.checkpoint, self.url, inDoubtTimeout="60 s", onRangeLost="fail")
             try:
                 self.run.step(die)
             except PoisonBlock as problem:
@@ -121,13 +121,13 @@ def wanted(streams: Sequence[int], policy: OnPoison) -> list[bytes]:
 
 
 def of_group(database: str, policy: OnPoison) -> Group:
-    return declare(database, GROUP, GroupOptions(Start.EARLIEST, on_poison=policy))[0]
+    return create_group(database, GROUP, GroupOptions(StartingPosition.EARLIEST, on_poison=policy))[0]
 
 
 def rows(conn: psycopg.Connection[Any], streams: Sequence[int]) -> list[tuple[str, int, int]]:
     """(status, position, lost messages) of each."""
-    told = "select status, position, lost_messages from lending where stream_id = any(%s) order by stream_id"
-    return conn.execute(told, (list(streams),)).fetchall()
+    reported = "select status, position, lost_messages from lending where stream_id = any(%s) order by stream_id"
+    return conn.execute(reported, (list(streams),)).fetchall()
 
 
 def is_past(conn: psycopg.Connection[Any], streams: Sequence[int], policy: OnPoison) -> bool:
@@ -148,11 +148,11 @@ def test_its_group_blocks_the_stream_or_skips_the_block_and_the_query_goes_on(
     assert lives.failures > 0
     assert lives.labels() == wanted(streams, policy)
     if policy is OnPoison.BLOCK:
-        answers = {each.line.stream_id: each.ruling for each in diagnosis_queries.why(conn, GROUP)[1]}
+        answers = {each.stream.stream_id: each.diagnosis for each in diagnosis_queries.diagnose_group(conn, GROUP)[1]}
         for stream in bad:
-            assert f"stream {stream}: the block that begins at offset 4 and ends before" in answers[stream].because
+            assert f"stream {stream}: the block that begins at offset 4 and ends before" in answers[stream].detail
     else:
-        skips = [line for line in read_history(conn, group.group_id).lines if line.event == "skip"]
+        skips = [line for line in read_history(conn, group.group_id).records if line.event == "skip"]
         assert sorted((line.stream_id, line.position) for line in skips) == [(stream, 4) for stream in bad]
         assert all("Skipped: [4, 6), 2 messages" in line.reason for line in skips)
     failures = lives.failures
@@ -197,13 +197,13 @@ def test_what_is_written_under_a_guard_is_written_once(
 def test_in_a_group_of_whole_epochs_it_has_all_epochs_before_that(
     database: str, conn: psycopg.Connection[Any], lives: Lives
 ) -> None:
-    declare(database, GROUP, GroupOptions(Start.EARLIEST, atomic=True))
+    create_group(database, GROUP, GroupOptions(StartingPosition.EARLIEST, atomic=True))
     create_space(conn, "eu", "eu/#", shards=2)
     epochs = [b"%07d" % epoch for epoch in range(6)]
     with Publisher(database, space="eu") as publisher:
         for epoch, value in enumerate(epochs):
             for number in range(16):
-                publisher.at(epoch).publish("eu", value, key=b"k%d" % number)
+                publisher.in_epoch(epoch).publish("eu", value, key=b"k%d" % number)
             publisher.advance(epoch + 1)
     found = "select end_offset - count from block where stream_id = %s and epochs->'least' = '[[3]]'"
     bad, well = (row[0] for row in conn.execute("select stream_id from block group by 1 order by 1").fetchall())
@@ -220,7 +220,7 @@ def test_in_a_group_of_whole_epochs_it_has_all_epochs_before_that(
 def test_what_is_away_or_gone_is_left_to_the_tasks(
     database: str, conn: psycopg.Connection[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranges, "AWAY_S", 0.0)
+    monkeypatch.setattr(ranges, "DATABASE_TIMEOUT_S", 0.0)
     world = LocalWorld(tmp_path)
     space = a_space(conn, world)
     stream = a_closed_stream(conn, 4)

@@ -8,24 +8,24 @@ from collections.abc import Callable
 
 import pytest
 
-from sublet_borrower.agent.event_queue import Inbox, News
+from sublet_borrower.agent.event_queue import EventQueue, SessionEvent
 from sublet_borrower.agent.thread import AgentThread
-from sublet_borrower.machine.agent import Closed
+from sublet_borrower.machine.agent import SubscriptionClosed
 from sublet_borrower.settings import BorrowerSettings
-from sublet_protocol.messages.messages import EndReason, LeaderWanted
+from sublet_protocol.messages.messages import InvalidateReason, LeaderWanted
 from tests.integration.session_kit import a_node, an_agent, run, until
 
 GROUP = "$queue/g/a"
 SETTINGS = BorrowerSettings().scaled(20)
 
 
-async def the_end(agent: AgentThread, subscribe: Callable[[Inbox], int]) -> list[News]:
+async def the_end(agent: AgentThread, subscribe: Callable[[EventQueue], int]) -> list[SessionEvent]:
     """All news of a subscription, up to its end."""
-    inbox, news = Inbox(), list[News]()
+    inbox, news = EventQueue(), list[SessionEvent]()
 
     def ended() -> bool:
         news.extend(inbox.take())
-        return any(isinstance(one, Closed) for one in news)
+        return any(isinstance(one, SubscriptionClosed) for one in news)
 
     subscribe(inbox)
     await until(ended)
@@ -41,14 +41,14 @@ def test_a_subscription_that_a_node_refuses_is_over_with_the_nodes_reason() -> N
                 malformed = await the_end(agent, lambda inbox: agent.subscribe(GROUP, inbox, session="n" * 600))
                 unknown = await the_end(agent, lambda inbox: agent.subscribe(GROUP, inbox))
                 asked = node.calls.count("Commands")
-                await asyncio.sleep(4 * SETTINGS.leader_wanted_s)
+                await asyncio.sleep(4 * SETTINGS.leader_lookup_interval_s)
                 assert node.calls.count("Commands") == asked, "it is asked no more"
             finally:
                 await asyncio.to_thread(agent.close, 0.0)
             (first,), (second,) = malformed, unknown
-            assert isinstance(first, Closed)
-            assert isinstance(second, Closed)
-            assert (first.reason, second.reason) == (EndReason.DENIED, EndReason.DENIED)
+            assert isinstance(first, SubscriptionClosed)
+            assert isinstance(second, SubscriptionClosed)
+            assert (first.reason, second.reason) == (InvalidateReason.DENIED, InvalidateReason.DENIED)
             assert first.detail.startswith(f"node {node.address} refuses: session 'nnn")
             assert first.detail.endswith("600 characters, and the limit is 512")
             assert "it is not declared" in second.detail

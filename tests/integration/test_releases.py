@@ -13,7 +13,7 @@ import pytest
 
 from sublet_protocol.domain.errors import InvalidSetting, SchemaMismatch, Unavailable
 from sublet_storage.bootstrap import migrate as migrations
-from sublet_storage.bootstrap.migrate import current, downgrade, migrate
+from sublet_storage.bootstrap.migrate import current_version, downgrade, migrate
 from sublet_storage.db import connect as module
 from sublet_storage.db.connect import SCHEMA_VERSION, check_schema, connect
 from sublet_storage.nodes import NodeRef, register
@@ -57,7 +57,7 @@ def newer(tmp_path: Path) -> Path:
 @pytest.fixture
 def knows_more(newer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """This process has the newer releases' scripts."""
-    monkeypatch.setattr(migrations, "scripts", lambda: newer)
+    monkeypatch.setattr(migrations, "scripts_path", lambda: newer)
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ class Releases:
 
     def __init__(self, stage: Stage, newer: Path, directory: Path) -> None:
         self.stage, self._directory = stage, directory
-        self._ways = {SCHEMA_VERSION: ROOT / "migrations", NEXT: newer}
+        self._codecs = {SCHEMA_VERSION: ROOT / "migrations", NEXT: newer}
         self._count = 0
 
     def run(self, version: str, *arguments: str) -> Process:
@@ -81,7 +81,7 @@ class Releases:
         self._count += 1
         log = self._directory / f"command-{self._count}.log"
         url = ("--database-url", self.stage.scene.url)
-        return Process("tests.processes.release", str(self._ways[version]), version, *arguments, *url, log=log)
+        return Process("tests.processes.release", str(self._codecs[version]), version, *arguments, *url, log=log)
 
     def does(self, version: str, *arguments: str) -> str:
         """What a command that ends well has said."""
@@ -121,12 +121,12 @@ def test_up_and_down_under_load_loses_and_repeats_nothing(stage: Stage, newer: P
         stage.more(of="b")
         releases.serve(SCHEMA_VERSION, "n2", "n1")
         stage.more()
-        told = releases.does(NEXT, "migrate", "--to", SCHEMA_VERSION, "--downgrade")
-        assert f"version {SCHEMA_VERSION} (before: {NEXT})" in told
+        reported = releases.does(NEXT, "migrate", "--to", SCHEMA_VERSION, "--downgrade")
+        assert f"version {SCHEMA_VERSION} (before: {NEXT})" in reported
         stage.more(40)
     assert stage.verdict().explained == []
-    assert not any(line.forced for line in stage.scene.history())
-    assert current(stage.scene.url) == SCHEMA_VERSION
+    assert not any(line.is_forced for line in stage.scene.history())
+    assert current_version(stage.scene.url) == SCHEMA_VERSION
 
 
 @pytest.mark.conforms("A10")
@@ -147,7 +147,7 @@ def test_a_schema_says_which_programs_work_with_it(database: str, monkeypatch: p
 @pytest.mark.conforms("A10")
 def test_a_release_leaves_a_newer_schema_alone_that_works_with_it(database: str, newer: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(migrations, "scripts", lambda: newer)
+        patch.setattr(migrations, "scripts_path", lambda: newer)
         migrate(database, to=NEXT)
     assert migrate(database) == NEXT, "as `sublet leader --migrate` of a node that is restarted"
     with pytest.raises(SchemaMismatch, match=f"{NEXT}, newer than the {SCHEMA_VERSION} this program knows"):
@@ -156,11 +156,11 @@ def test_a_release_leaves_a_newer_schema_alone_that_works_with_it(database: str,
 
 def test_the_command_line_says_where_an_upgrade_is(database: str, newer: Path) -> None:
     with pytest.MonkeyPatch.context() as patch, a_shell(SUBLET_DATABASE_URL=database) as shell:
-        patch.setattr(migrations, "scripts", lambda: newer)
+        patch.setattr(migrations, "scripts_path", lambda: newer)
         migrate(database, to=NEXT)
         found = shell.run("doctor", "--json").object["findings"][0]
         assert (found["check"], found["state"]) == ("database", "warning")
-        assert f"at {NEXT}, newer than this release's {SCHEMA_VERSION}" in found["found"]
+        assert f"at {NEXT}, newer than this release's {SCHEMA_VERSION}" in found["detail"]
         assert shell.run("migrate", "--json").object == {"schema": "sublet", "from": NEXT, "to": NEXT}
         answer = shell.run("migrate", "--downgrade")
         assert (answer.code, "it has to be said how far" in answer.err) == (2, True)
@@ -181,10 +181,10 @@ def test_what_would_break_programs_at_work_is_refused(database: str) -> None:
         register(conn, NodeRef("n1", "a life", "127.0.0.1:1"), 60, 1)
         with pytest.raises(SchemaMismatch, match=f"version {SCHEMA_VERSION}: .*present {LATER}.*Stop all nodes"):
             downgrade(database, to=SCHEMA_VERSION)
-        assert current(database) == LATER
+        assert current_version(database) == LATER
         downgrade(database, to=NEXT)
         downgrade(database, to=SCHEMA_VERSION)
-        assert current(database) == SCHEMA_VERSION
+        assert current_version(database) == SCHEMA_VERSION
 
 
 @pytest.mark.conforms("A10")
@@ -198,7 +198,7 @@ def test_a_node_that_starts_while_a_migration_waits_is_seen(database: str) -> No
         reader.rollback()
         with pytest.raises(SchemaMismatch, match="at work: n1"):
             migrating.result(WAIT_S)
-    assert current(database) == SCHEMA_VERSION
+    assert current_version(database) == SCHEMA_VERSION
 
 
 @pytest.mark.conforms("A10")
@@ -223,7 +223,7 @@ def test_the_wrong_direction_and_an_unknown_version_are_refused(database: str) -
     migrate(database, to=NEXT)
     with pytest.raises(SchemaMismatch, match=r"To go back, bring every node.*add --downgrade"):
         migrate(database, to=SCHEMA_VERSION)
-    assert current(database) == NEXT
+    assert current_version(database) == NEXT
 
 
 @pytest.mark.conforms("A10")
@@ -237,7 +237,7 @@ def test_a_migration_does_not_hold_up_everybody_behind_a_long_transaction(
         reader.execute("select count(*) from sublet.stream")  # as a dump does: the lock stays
         with pytest.raises(Unavailable, match=r"in use for all of 2 tries.*nothing was changed"):
             migrate(database, to=NEXT)
-        assert current(database) == SCHEMA_VERSION
+        assert current_version(database) == SCHEMA_VERSION
         other.execute("update stream set head = head")
         reader.rollback()
         assert migrate(database, to=NEXT) == NEXT

@@ -10,14 +10,14 @@ from typing import Any
 import psycopg
 import pytest
 
-from sublet_protocol.domain.errors import Gone, LostLeadership, SubletError
+from sublet_protocol.domain.errors import PositionGone, StaleTerm, SubletError
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.model.records import GroupOptions
-from sublet_storage.log.log import since
+from sublet_storage.log.log import fetch
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces import retention
 from sublet_storage.spaces.catalogue import find_space, open_streams
-from sublet_storage.spaces.retention import IdleProducers, declare_gone, drop_gone, retain
+from sublet_storage.spaces.retention import IdleProducers, apply_retention, drop_gone, mark_expired_gone
 from sublet_storage.spaces.spaces import alter_space, create_space, drop_space, reshard, rollover
 from tests.integration.log_kit import put, read
 
@@ -51,8 +51,8 @@ def age(conn: psycopg.Connection[Any]) -> None:
 
 def is_gone(conn: psycopg.Connection[Any], stream_id: int) -> bool:
     try:
-        since(conn, stream_id, 0)
-    except Gone:
+        fetch(conn, stream_id, 0)
+    except PositionGone:
         return True
     return False
 
@@ -87,48 +87,48 @@ def test_one_spaces_retention_takes_its_old_generations_and_no_others(conn: psyc
     rollover(conn, "default")
     age(conn)
     before = partitions(conn)
-    assert len(retain(conn)) == len(before - partitions(conn)) > 0
+    assert len(apply_retention(conn)) == len(before - partitions(conn)) > 0
     assert is_gone(conn, old)
     assert [message["value"] for message in read(conn, new)] == [b"new"]
     assert [message["value"] for message in read(conn, other)] == [b"kept for ever"]
-    assert retain(conn) == []
+    assert apply_retention(conn) == []
 
 
 @pytest.mark.conforms("W4")
 def test_what_is_young_or_open_stays(conn: psycopg.Connection[Any]) -> None:
     stream_id = stream_of(conn, "eu")
     put(conn, stream_id, b"x", topic="eu/1")
-    assert retain(conn) == []
+    assert apply_retention(conn) == []
     rollover(conn, "eu")
-    assert retain(conn) == []
+    assert apply_retention(conn) == []
     age(conn)
-    assert len(retain(conn)) >= 1
+    assert len(apply_retention(conn)) >= 1
     assert is_gone(conn, stream_id)
 
 
 @pytest.mark.conforms("W4")
 def test_a_dropped_space_keeps_its_retention(conn: psycopg.Connection[Any], old: int) -> None:
     drop_space(conn, "eu")
-    retain(conn)
+    apply_retention(conn)
     assert is_gone(conn, old)
 
 
 @pytest.mark.conforms("W4")
 @pytest.mark.parametrize(
-    ("kind", "options"), [("queue", "{}"), ("share", json.dumps(GroupOptions(holds_retention=True).to_store()))]
+    ("kind", "options"), [("queue", "{}"), ("share", json.dumps(GroupOptions(holds_retention=True).to_row()))]
 )
 def test_an_unfinished_queue_holds_its_messages_back_until_it_is_done(
     conn: psycopg.Connection[Any], old: int, kind: str, options: str
 ) -> None:
     holder = group(conn, kind, "eu/+", options)
     lend(conn, holder, old, "free", 0)
-    retain(conn)
+    apply_retention(conn)
     assert not is_gone(conn, old)
     lend(conn, holder, old, "held", 0)
-    retain(conn)
+    apply_retention(conn)
     assert not is_gone(conn, old)
     lend(conn, holder, old, "finished", 1)
-    retain(conn)
+    apply_retention(conn)
     assert is_gone(conn, old)
 
 
@@ -140,10 +140,10 @@ def test_a_queue_holds_also_what_it_has_not_been_told_of_yet(conn: psycopg.Conne
     put(conn, later, b"x", topic="eu/1")
     rollover(conn, "eu")
     age(conn)
-    retain(conn)
+    apply_retention(conn)
     assert not is_gone(conn, later)
     conn.execute("update consumer_group set deleted_at = clock_timestamp() where group_id = %s", (holder,))
-    retain(conn)
+    apply_retention(conn)
     assert is_gone(conn, later)
 
 
@@ -155,7 +155,7 @@ def test_a_queue_holds_what_its_filter_matched_when_it_was_published(conn: psyco
     put(conn, later, b"x", topic="eu/1")
     alter_space(conn, "eu", filter="us/#")
     age(conn)
-    retain(conn)
+    apply_retention(conn)
     assert not is_gone(conn, later)
 
 
@@ -163,7 +163,7 @@ def test_a_queue_holds_what_its_filter_matched_when_it_was_published(conn: psyco
 @pytest.mark.parametrize(("kind", "filter"), [("share", "eu/#"), ("queue", "us/#")])
 def test_other_groups_hold_nothing_back(conn: psycopg.Connection[Any], old: int, kind: str, filter: str) -> None:
     lend(conn, group(conn, kind, filter), old, "free", 0)
-    retain(conn)
+    apply_retention(conn)
     assert is_gone(conn, old)
 
 
@@ -174,7 +174,7 @@ def test_a_reader_in_the_way_leaves_the_partition_to_the_next_pass(
     before = partitions(conn)
     with connect(database) as reader, reader.transaction():
         reader.execute("select count(*) from block")
-        declared = declare_gone(conn)
+        declared = mark_expired_gone(conn)
         assert declared
         assert drop_gone(conn) == []
         assert is_gone(conn, old), "gone is committed before anything is dropped"
@@ -187,10 +187,10 @@ def test_a_reader_in_the_way_leaves_the_partition_to_the_next_pass(
 
 def test_a_deposed_maintainer_declares_nothing(conn: psycopg.Connection[Any], old: int) -> None:
     def deposed(_: psycopg.Connection[Any]) -> None:
-        raise LostLeadership("the term is over")
+        raise StaleTerm("the term is over")
 
-    with pytest.raises(LostLeadership):
-        retain(conn, deposed)
+    with pytest.raises(StaleTerm):
+        apply_retention(conn, deposed)
     assert not is_gone(conn, old)
 
 
@@ -204,13 +204,13 @@ def test_a_detach_left_pending_is_finished_first_and_holds_up_nothing_for_ever(
     rollover(conn, "default")
     with psycopg.connect(database, options="-c search_path=sublet") as reader:
         reader.execute("select from block")
-        retain(conn)
+        apply_retention(conn)
         assert is_pending(conn, "eu")
         alter_space(conn, "default", retention_s=100)
         conn.execute("update generation set closed_at = closed_at - interval '1 h' where state = 'closed'")
-        retain(conn)
+        apply_retention(conn)
         assert is_gone(conn, older)
-    retain(conn)
+    apply_retention(conn)
     gone = {f"block_{row[0]}" for row in conn.execute("select generation_id from generation where state = 'gone'")}
     assert len(gone) > 2
     assert not gone & partitions(conn), "one pass is enough"
@@ -229,7 +229,7 @@ def test_what_ails_one_partition_holds_up_no_other_and_is_told(conn: psycopg.Con
     alter_space(conn, "default", retention_s=1)
     rollover(conn, "default")
     conn.execute("update generation set closed_at = closed_at - interval '1 h' where state = 'closed'")
-    declared = declare_gone(conn)
+    declared = mark_expired_gone(conn)
     assert len(declared) > 1
     row = conn.execute("select generation_id from stream where stream_id = %s", (old,)).fetchone()
     assert row is not None
@@ -259,7 +259,7 @@ def test_retention_under_load_disturbs_no_publisher_and_no_reader(database: str,
     for _ in range(6):
         rollover(conn, "eu")
         age(conn)
-        gone += len(retain(conn))
+        gone += len(apply_retention(conn))
     stop.set()
     caller.join(60)
     assert not trouble

@@ -13,9 +13,9 @@ import pytest
 from sublet_protocol.messages.events import StreamHead
 from sublet_protocol.messages.messages import Ping
 from sublet_protocol.pubsub.mailbox import MailboxLimits
-from sublet_protocol.pubsub.model import Channel, Delivery, Gap
+from sublet_protocol.pubsub.model import Channel, DeliveredMessage, Gap
 from sublet_protocol.pubsub.subscriber import SubscriberSettings
-from sublet_protocol.pubsub.subscriber_events import Lost, LostReason, Status
+from sublet_protocol.pubsub.subscriber_events import ConnectionLost, ConnectionLostReason, ConnectionStatus
 from tests.integration.session_kit import FAST, Agent, a_node, an_agent, event, free_port, run, until
 from tests.integration.test_session_faults import KILLED_NODE
 
@@ -30,16 +30,16 @@ class Subscriptions:
         self.agent = agent
         self.seen: dict[str, list[object]] = {}
         self.failures: Counter[str] = Counter()
-        self.reasons: list[LostReason] = []
+        self.reasons: list[ConnectionLostReason] = []
 
     def add(self, channel: str, key: str | None) -> None:
         name = f"{channel}/{key or 'all'}"
         seen = self.seen.setdefault(name, [])
 
-        def on_message(delivery: Delivery) -> None:
+        def on_message(delivery: DeliveredMessage) -> None:
             seen.append(delivery.body)
 
-        def on_lost(lost: Lost) -> None:
+        def on_lost(lost: ConnectionLost) -> None:
             assert (channel, key) in lost.subscriptions
             self.failures[name] += 1
             self.reasons.append(lost.reason)
@@ -77,25 +77,25 @@ def test_a_killed_node_fails_every_subscription_once_and_its_next_life_serves_th
         victim = subprocess.Popen([sys.executable, "-c", textwrap.dedent(KILLED_NODE).format(port=port)], cwd=ROOT)
         try:
             async with an_agent(f"127.0.0.1:{port}", settings=FAST) as agent:
-                told = Subscriptions(agent)
-                agent.node.listen(True)
-                await until(lambda: agent.node.status is Status.CONNECTED, 30)
+                reported = Subscriptions(agent)
+                agent.node.set_listening(True)
+                await until(lambda: agent.node.status is ConnectionStatus.CONNECTED, 30)
                 agent.lost.clear()
-                told.add(Channel.GROUP, None)
+                reported.add(Channel.GROUP, None)
                 for key in KEYS:
-                    told.add(Channel.STREAM, key)
+                    reported.add(Channel.STREAM, key)
                 agent.node.send(Ping((), 1.0))
-                await until(lambda: not agent.node._machine.unsent_messages)
+                await until(lambda: not agent.node._machine.unacknowledged_count)
                 victim.kill()
                 victim.wait()
-                await until(lambda: agent.node.status is Status.DOWN)
-                told.add(Channel.GROUP, "late")  # no node to hear of it: it fails once as well
-                lives = agent.node.counters.lives_begun
-                await until(lambda: agent.node.counters.lives_begun > lives + 2)  # it tries again and again
-                assert set(told.failures.values()) == {1}
-                assert set(told.failures) == {"group/all", "group/late", *(f"stream/{key}" for key in KEYS)}
-                assert set(told.reasons) == {LostReason.UNREACHABLE}
-                assert [one.reason for one in agent.lost] == [LostReason.UNREACHABLE]
+                await until(lambda: agent.node.status is ConnectionStatus.DISCONNECTED)
+                reported.add(Channel.GROUP, "late")  # no node to hear of it: it fails once as well
+                lives = agent.node.counters.incarnations
+                await until(lambda: agent.node.counters.incarnations > lives + 2)  # it tries again and again
+                assert set(reported.failures.values()) == {1}
+                assert set(reported.failures) == {"group/all", "group/late", *(f"stream/{key}" for key in KEYS)}
+                assert set(reported.reasons) == {ConnectionLostReason.UNREACHABLE}
+                assert [one.reason for one in agent.lost] == [ConnectionLostReason.UNREACHABLE]
 
                 async with a_node("next", port=port) as node:
                     await until(lambda: len(node.subscriptions()) == 102)
@@ -103,12 +103,12 @@ def test_a_killed_node_fails_every_subscription_once_and_its_next_life_serves_th
                         node.sessions.publish(Channel.STREAM, key, StreamHead(int(key), 5), 10)
                     node.sessions.publish(Channel.GROUP, "late", event(1))
                     node.sessions.publish(Channel.GROUP, "k", event(2))
-                    await until(lambda: all(told.seen.values()))
-                    assert told.seen["group/late"] == [event(1)]
-                    assert told.seen["group/all"] == [event(2)]
-                    assert all(told.seen[f"stream/{key}"] == [StreamHead(int(key), 5)] for key in KEYS)
-                    assert set(told.failures.values()) == {1}
-                    agent.node.listen(False)
+                    await until(lambda: all(reported.seen.values()))
+                    assert reported.seen["group/late"] == [event(1)]
+                    assert reported.seen["group/all"] == [event(2)]
+                    assert all(reported.seen[f"stream/{key}"] == [StreamHead(int(key), 5)] for key in KEYS)
+                    assert set(reported.failures.values()) == {1}
+                    agent.node.set_listening(False)
                     await agent.node.close()
         finally:
             victim.kill()
@@ -122,14 +122,14 @@ def test_a_subscription_that_the_node_refuses_fails_once_and_alone() -> None:
     async def test() -> None:
         async with a_node() as node, an_agent(node.address) as agent:
             node.sessions.publisher.settings = type(node.sessions.publisher.settings)(subscriptions_each=2)
-            told = Subscriptions(agent)
+            reported = Subscriptions(agent)
             for key in ("a", "b", "c"):
-                told.add(Channel.GROUP, key)
+                reported.add(Channel.GROUP, key)
             await until(lambda: agent.refused)
-            assert told.failures == {"group/c": 1}
-            assert told.reasons == [LostReason.REFUSED]
+            assert reported.failures == {"group/c": 1}
+            assert reported.reasons == [ConnectionLostReason.REJECTED]
             node.sessions.publish(Channel.GROUP, "b", event(1))
-            await until(lambda: told.seen["group/b"] == [event(1)])
+            await until(lambda: reported.seen["group/b"] == [event(1)])
             assert not agent.lost
 
     run(test)
@@ -139,19 +139,19 @@ def test_a_subscription_that_the_node_refuses_fails_once_and_alone() -> None:
 def test_a_gap_is_told_to_who_reads_its_channel_and_to_nobody_else() -> None:
     async def test() -> None:
         async with a_node(mailbox=MailboxLimits(messages=50)) as node, an_agent(node.address) as agent:
-            told = Subscriptions(agent)
-            told.add(Channel.GROUP, "k")
-            told.add(Channel.GROUP, None)
-            told.add(Channel.STREAM, "7")
+            reported = Subscriptions(agent)
+            reported.add(Channel.GROUP, "k")
+            reported.add(Channel.GROUP, None)
+            reported.add(Channel.STREAM, "7")
             await until(lambda: len(node.subscriptions()) == 3 and node.sessions.held_polls)
             node.sessions.publish(Channel.STREAM, "7", StreamHead(7, 1), 2)
             for number in range(60):
                 node.sessions.publish(Channel.GROUP, "k", event(number))
-            await until(lambda: told.seen["group/k"] and told.seen["group/k"][-1] == event(59))
+            await until(lambda: reported.seen["group/k"] and reported.seen["group/k"][-1] == event(59))
             gap = Gap(50, (Channel.GROUP,))
-            assert told.seen["group/k"] == [gap, *(event(number) for number in range(50, 60))]
-            assert told.seen["group/all"] == [gap]
-            assert told.seen["stream/7"] == [StreamHead(7, 1)]
+            assert reported.seen["group/k"] == [gap, *(event(number) for number in range(50, 60))]
+            assert reported.seen["group/all"] == [gap]
+            assert reported.seen["stream/7"] == [StreamHead(7, 1)]
             assert agent.bodies() == [gap]
 
     run(test)
@@ -161,12 +161,14 @@ def test_a_gap_is_told_to_who_reads_its_channel_and_to_nobody_else() -> None:
 def test_subscribing_from_a_callback_at_any_time() -> None:
     async def test() -> None:
         async with a_node() as node, an_agent(node.address, settings=SubscriberSettings(hold_s=0.2)) as agent:
-            told = Subscriptions(agent)
-            agent.node.subscribe(Channel.GROUP, "first", on_message=lambda delivery: told.add(Channel.GROUP, "second"))
+            reported = Subscriptions(agent)
+            agent.node.subscribe(
+                Channel.GROUP, "first", on_message=lambda delivery: reported.add(Channel.GROUP, "second")
+            )
             await until(node.subscriptions)
             node.sessions.publish(Channel.GROUP, "first", event(1))
             await until(lambda: len(node.subscriptions()) == 2)
             node.sessions.publish(Channel.GROUP, "second", event(2))
-            await until(lambda: told.seen["group/second"] == [event(2)])
+            await until(lambda: reported.seen["group/second"] == [event(2)])
 
     run(test)

@@ -18,7 +18,7 @@ from sublet_protocol.pubsub.mailbox import MailboxLimits
 from sublet_protocol.pubsub.model import Channel, Gap
 from sublet_protocol.pubsub.server import new_publisher
 from sublet_protocol.pubsub.subscriber import SubscriberSettings
-from sublet_protocol.pubsub.subscriber_events import LostReason, Status
+from sublet_protocol.pubsub.subscriber_events import ConnectionLostReason, ConnectionStatus
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_protocol.v1 import sublet_pb2_grpc
 from tests.integration.session_kit import FAST, Agent, a_node, an_agent, event, free_port, run, until
@@ -91,7 +91,7 @@ def test_a_lost_reply_is_given_again_and_seen_once() -> None:
         async with a_node() as node, an_agent(node.address, settings=FAST) as agent:
             agent.node.subscribe(Channel.GROUP)
             await until(node.subscriptions)
-            await until(lambda: agent.node.status is Status.CONNECTED)
+            await until(lambda: agent.node.status is ConnectionStatus.CONNECTED)
             for number in range(10):
                 node.drop_replies = 1
                 node.sessions.publish(Channel.GROUP, "k", event(number))
@@ -111,14 +111,14 @@ def test_a_restarted_node_is_noticed_and_subscriptions_are_declared_again() -> N
             agent.node.subscribe(Channel.GROUP)
             agent.node.subscribe(Channel.STREAM, "7")
             await until(lambda: len(node.subscriptions()) == 2)
-            await until(lambda: agent.node.status is Status.CONNECTED)
+            await until(lambda: agent.node.status is ConnectionStatus.CONNECTED)
             # The same socket, another life: nothing but the incarnation tells.
             fresh = new_publisher("n2", node.sessions.publisher.settings)
             fresh.on_ready = node.sessions.publisher.on_ready
             polls = node.calls.count("Poll")
             node.sessions.publisher = fresh
             await until(lambda: len(node.subscriptions()) == 2)
-            assert [one.reason for one in agent.lost] == [LostReason.RESTARTED]
+            assert [one.reason for one in agent.lost] == [ConnectionLostReason.RESTARTED]
             assert set(agent.lost[0].subscriptions) == {(Channel.GROUP, None), (Channel.STREAM, "7")}
             assert node.calls.count("Poll") - polls <= 3  # the held one, the one that noticed, the new life's first
             node.sessions.publish(Channel.GROUP, "k", event(1))
@@ -190,10 +190,10 @@ def test_a_killed_agent_is_gone_within_three_holds_and_a_quiet_one_stays() -> No
 
 KILLED_NODE = """
     import asyncio, grpc.aio
-    from sublet_protocol.pubsub.server import SERVER_OPTIONS, SessionServer, new_publisher
+    from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, new_publisher
 
     async def main():
-        sessions = SessionServer(new_publisher("victim"), lambda subscriber_id, message: None)
+        sessions = PubSubServer(new_publisher("victim"), lambda subscriber_id, message: None)
         server = grpc.aio.server(options=SERVER_OPTIONS)
         sessions.register(server)
         server.add_insecure_port("127.0.0.1:{port}")
@@ -213,22 +213,22 @@ def test_a_killed_node_fails_every_subscription_once() -> None:
         try:
             patient = SubscriberSettings(retry_s=0.5, max_retry_s=1.0)
             async with an_agent(f"127.0.0.1:{port}", settings=patient) as agent:
-                agent.node.listen(True)
-                await until(lambda: agent.node.status is Status.CONNECTED, 30)
+                agent.node.set_listening(True)
+                await until(lambda: agent.node.status is ConnectionStatus.CONNECTED, 30)
                 agent.lost.clear()
                 agent.node.subscribe(Channel.GROUP, on_lost=lambda lost: failures.append("all"))
                 for number in range(100):
                     name = str(number)
                     agent.node.subscribe(Channel.STREAM, name, on_lost=lambda lost, name=name: failures.append(name))  # type: ignore[misc]
                 agent.node.send(Ping((), 1.0))
-                await until(lambda: not agent.node._machine.unsent_messages)
+                await until(lambda: not agent.node._machine.unacknowledged_count)
                 victim.kill()
                 victim.wait()
                 await until(lambda: failures)
                 lives = agent.node.subscriber_id
                 await until(lambda: agent.node.subscriber_id != lives)  # it tries again, and fails again
                 assert sorted(failures) == sorted(["all", *map(str, range(100))])
-                assert [one.reason for one in agent.lost] == [LostReason.UNREACHABLE]
+                assert [one.reason for one in agent.lost] == [ConnectionLostReason.UNREACHABLE]
         finally:
             victim.kill()
             victim.wait()
@@ -335,10 +335,10 @@ def test_another_protocol_version_is_refused_with_both_numbers(monkeypatch: pyte
             async with an_agent(node.address) as agent:
                 agent.node.subscribe(Channel.GROUP)
                 await until(lambda: agent.lost)
-                assert agent.lost[0].final
+                assert agent.lost[0].is_final
                 assert "99" in agent.lost[0].detail
                 assert f"speaks {PROTOCOL_VERSION}" in agent.lost[0].detail
-                assert agent.node.status is Status.REFUSED
+                assert agent.node.status is ConnectionStatus.REJECTED
             assert node.subscriptions() == []
 
     run(test)
@@ -355,6 +355,6 @@ def test_closing_delivers_what_was_sent_or_says_that_it_did_not() -> None:
         nobody = Agent(f"127.0.0.1:{free_port()}", settings=FAST)
         nobody.node.send(Ping((), 1.0))
         assert not await nobody.node.close(timeout_s=5)
-        assert [one.reason for one in nobody.lost] == [LostReason.UNREACHABLE]
+        assert [one.reason for one in nobody.lost] == [ConnectionLostReason.UNREACHABLE]
 
     run(test)

@@ -11,8 +11,8 @@ import pytest
 
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.messages.events import GroupEvent
-from sublet_protocol.pubsub.model import Channel, ChannelKind, Channels, Command, Delivery
-from sublet_protocol.pubsub.server import SERVER_OPTIONS, SessionServer, new_publisher
+from sublet_protocol.pubsub.model import Channel, ChannelKind, Channels, Command, DeliveredMessage
+from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, new_publisher
 from sublet_protocol.pubsub.subscriber import SubscriberSettings
 from tests.integration.session_kit import Agent, a_node, an_agent, run, until
 
@@ -41,14 +41,14 @@ class Station:
     def __init__(self) -> None:
         self.reports: list[Reading] = []
         self.watched: set[str | None] = set()
-        self.sessions = SessionServer(
+        self.sessions = PubSubServer(
             new_publisher("station-1", channels=WEATHER),
             lambda watcher, message: self.reports.append(Reading.of(message)),
-            on_interest=self.hear,
+            on_interest=self.receive,
             channels=WEATHER,
         )
 
-    def hear(self, channel: str, place: str | None, wanted: bool) -> None:
+    def receive(self, channel: str, place: str | None, wanted: bool) -> None:
         if channel == "temperature":
             self.watched = self.watched | {place} if wanted else self.watched - {place}
 
@@ -65,10 +65,10 @@ def test_a_station_and_its_watchers() -> None:
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         watcher = Agent(f"127.0.0.1:{port}", "watcher", SubscriberSettings(hold_s=1.0), channels=WEATHER)
-        storms: list[Delivery] = []
+        storms: list[DeliveredMessage] = []
         watcher.node.subscribe("temperature", "oslo")
         watcher.node.subscribe("storm", on_message=storms.append)
-        await until(lambda: station.watched == {"oslo"} and station.sessions.publisher.subscribed("storm").all)
+        await until(lambda: station.watched == {"oslo"} and station.sessions.publisher.subscribed_keys("storm").has_all)
         for version, value in enumerate((1.0, 2.5, -4.0)):
             station.measure("oslo", value, version)
             station.measure("rome", 30.0 + value, version)
@@ -87,7 +87,7 @@ def test_a_station_and_its_watchers() -> None:
         watcher.node.unsubscribe("temperature", "oslo")
         await until(lambda: station.watched == {"rome"})
         assert await watcher.node.close()
-        assert station.sessions.leaks() == watcher.node.leaks() == ()
+        assert station.sessions.find_leaks() == watcher.node.find_leaks() == ()
         await station.sessions.close()
         await server.stop(0)
 

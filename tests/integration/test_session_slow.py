@@ -106,6 +106,6 @@ def test_after_a_gap_the_agent_goes_on_in_the_same_life() -> None:
                 node.sessions.publish(Channel.GROUP, "k", event(100 + round_))
                 await until(lambda round_=round_: event(100 + round_) in agent.bodies())  # type: ignore[misc]
             assert not agent.lost
-            assert agent.node.counters.lives_begun == 1
+            assert agent.node.counters.incarnations == 1
 
     run(test)

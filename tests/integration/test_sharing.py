@@ -77,7 +77,7 @@ def test_a_killed_consumers_streams_move_on(stage: Stage, fleet: Fleet, scene: S
     eventually(scene.consumed, WAIT_S, lambda: str(scene.rows()))
     stage.verdict()
     assert scene.shares() == [16]
-    assert any(h.forced for h in scene.history())
+    assert any(h.is_forced for h in scene.history())
 
 
 @pytest.mark.conforms("E5", "E15", "E16")

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from sublet_leader.jobs.maintenance import Housekeeper
+from sublet_leader.jobs.maintenance import MaintenanceRunner
 from sublet_protocol.domain.errors import Conflict, InvalidFilter, InvalidSetting, Unavailable, UnknownSpace
 from sublet_protocol.domain.topics import Filter
 from sublet_storage.db.connect import connect
@@ -22,10 +22,10 @@ from sublet_storage.producer import Publisher
 from sublet_storage.readers.tail import Tail
 from sublet_storage.spaces import rollover as turnover
 from sublet_storage.spaces.catalogue import find_space, list_spaces, open_streams
-from sublet_storage.spaces.retention import declare_gone
+from sublet_storage.spaces.retention import mark_expired_gone
 from sublet_storage.spaces.routing import RING
 from sublet_storage.spaces.spaces import (
-    LONGEST_S,
+    MAX_S,
     alter_space,
     create_space,
     drop_space,
@@ -102,7 +102,7 @@ def test_bad_settings_are_refused_and_change_nothing(conn: psycopg.Connection[An
         create_space(conn, "x", "x/#", retention_s=-1)
     for what in ("retention_s", "rollover_s"):
         with pytest.raises(InvalidSetting, match=f"{what} 31536000001: must be at most 31536000000 seconds"):
-            create_space(conn, "x", "x/#", **{what: LONGEST_S + 1})  # type: ignore[arg-type]
+            create_space(conn, "x", "x/#", **{what: MAX_S + 1})  # type: ignore[arg-type]
         with pytest.raises(InvalidSetting, match=f"{what} 8639999999913600: .* Leave it out"):
             alter_space(conn, "default", **{what: 99999999999 * 86400})
     with pytest.raises(InvalidSetting, match="cannot be dropped"):
@@ -175,9 +175,9 @@ def test_what_was_filled_under_a_former_filter_is_found_and_held_by_it(conn: psy
     tail = Tail(conn, Filter("eu/1"), "earliest")
     assert [value for page in tail.pages() for value in page["value"].to_pylist()] == [b"old"]
     conn.execute("update generation set closed_at = closed_at - interval '101 s' where state = 'closed'")
-    assert held not in declare_gone(conn)
+    assert held not in mark_expired_gone(conn)
     conn.execute("update consumer_group set deleted_at = now()")
-    assert held in declare_gone(conn)
+    assert held in mark_expired_gone(conn)
 
 
 def test_altering_retention_moves_no_stream(conn: psycopg.Connection[Any]) -> None:
@@ -203,11 +203,11 @@ def test_a_space_rolls_over_when_due_and_not_while_it_is_empty(conn: psycopg.Con
 
 
 def test_the_longest_retention_and_rollover_keep_the_database_in_order(conn: psycopg.Connection[Any]) -> None:
-    create_space(conn, "eu", "eu/#", shards=1, retention_s=LONGEST_S, rollover_s=LONGEST_S)
+    create_space(conn, "eu", "eu/#", shards=1, retention_s=MAX_S, rollover_s=MAX_S)
     put(conn, streams(conn, "eu")[0], b"x", topic="eu/1")
     rollover(conn, "eu")
     assert rollover_due(conn) == []
-    assert declare_gone(conn) == []
+    assert mark_expired_gone(conn) == []
 
 
 def test_a_step_of_maintenance_that_fails_keeps_no_other_from_running(
@@ -229,7 +229,7 @@ def test_a_step_of_maintenance_that_fails_keeps_no_other_from_running(
     conn.execute("insert into sink_batch values ('write', 0, 1, true, clock_timestamp() - interval '2 d')")
     old = streams(conn, "default")
     term = leadership.claim(conn, MAINTENANCE, NodeRef("n1", "n1-1", "localhost:1"), 60, None).term
-    keeper = Housekeeper(database, lambda: term, 86_400.0, every_s=0.05)
+    keeper = MaintenanceRunner(database, lambda: term, 86_400.0, every_s=0.05)
     keeper.start()
     try:
         eventually(lambda: states(conn, old) == {"closed"}, message="the rollover before it")

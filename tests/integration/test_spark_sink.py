@@ -12,9 +12,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from sublet_protocol.domain.errors import BatchPassed, StagedBlocksLost
+from sublet_protocol.domain.errors import BatchOutOfSequence, StagedBlocksLost
 from sublet_storage.db.connect import connect
-from sublet_storage.producer.staging import KEPT_S, forget_staged
+from sublet_storage.producer.staging import RETENTION_S, delete_abandoned_blocks
 from sublet_storage.spaces.spaces import create_space, reshard, rollover
 from tests.integration.notify_kit import listening
 from tests.integration.sink_kit import Query, left_staged, numbered, one_write, stored
@@ -174,7 +174,7 @@ def test_a_driver_that_is_behind_is_refused_by_name(database: str, conn: Connect
     old = zombie.write(0, [numbered(0, 100)])
     batch(Query(database), 0)
     batch(Query(database), 1)
-    with pytest.raises(BatchPassed, match="query 1: batch 0 is not stored now, as batch 1 is stored already"):
+    with pytest.raises(BatchOutOfSequence, match="query 1: batch 0 is not stored now, as batch 1 is stored already"):
         zombie.commit(old, 0)
     assert stored(conn) == list(range(6000))
 
@@ -236,12 +236,12 @@ def test_what_nobody_publishes_is_forgotten_after_a_day(database: str, conn: Con
     query.write(0, [numbered(0, 100)])
     one_write(database, iter([numbered(0, 100)]), topic="t")
     one_write(database, iter([numbered(100, 100)]), topic="t", sinkName="daily", batchId="7")
-    assert forget_staged(conn) == 0
-    conn.execute("update sink_batch set at = at - make_interval(secs => %s)", (KEPT_S,))
-    conn.execute("update staged_block set staged_at = staged_at - make_interval(secs => %s)", (KEPT_S,))
+    assert delete_abandoned_blocks(conn) == 0
+    conn.execute("update sink_batch set at = at - make_interval(secs => %s)", (RETENTION_S,))
+    conn.execute("update staged_block set staged_at = staged_at - make_interval(secs => %s)", (RETENTION_S,))
     query.write(0, [numbered(0, 100)])
     there = left_staged(conn)
-    assert forget_staged(conn) == there // 2
+    assert delete_abandoned_blocks(conn) == there // 2
     assert left_staged(conn) == there // 2
     assert conn.execute("select sink, batch from sink_batch").fetchall() == [("sink daily", 7)]
 
@@ -250,18 +250,18 @@ def test_a_write_with_a_name_and_a_number_is_stored_once(database: str, conn: Co
     for first, number in ((0, 0), (0, 0), (10, 4)):
         one_write(database, iter([numbered(first, 10)]), topic="t", sinkName="daily", batchId=str(number))
     assert stored(conn) == list(range(20))
-    with pytest.raises(BatchPassed, match="sink daily: batch 3 is not stored now, as batch 4 is"):
+    with pytest.raises(BatchOutOfSequence, match="sink daily: batch 3 is not stored now, as batch 4 is"):
         one_write(database, iter([numbered(30, 10)]), topic="t", sinkName="daily", batchId="3")
     one_write(database, iter([numbered(20, 10)]), topic="t")
     assert stored(conn) == list(range(30))
 
 
 def test_whoever_listens_is_told(database: str, conn: Connection) -> None:
-    with listening(database) as heard:
+    with listening(database) as received:
         query = Query(database)
         query.commit(query.write(0, [numbered(0, 100)]), 0)
         heads = dict(conn.execute("select stream_id, head from stream where head > 0").fetchall())
-        eventually(lambda: all(heard.of("stream", str(stream)) for stream in heads), 10.0)
+        eventually(lambda: all(received.of("stream", str(stream)) for stream in heads), 10.0)
 
 
 def test_a_lock_that_somebody_keeps_for_a_while_is_waited_for(

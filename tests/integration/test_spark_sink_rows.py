@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import ArrayType, StructType
 
-from sublet_borrower.spark.sink.target import Place
+from sublet_borrower.spark.sink.target import SinkTarget
 from sublet_borrower.spark.sink.writer import batch_writer, stage_rows, stream_writer
 from sublet_protocol.domain.errors import DatabaseUnreachable, InvalidSetting, SchemaMismatch, SubletError
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres
@@ -134,9 +134,9 @@ def test_an_embedded_server_is_written_to_where_it_is(server_home: Path) -> None
         writer = batch_writer({"dataDir": str(directory), "topic": "t"}, SCHEMA, False)
         done = stage_rows(writer._place, writer._options, writer._write, 0, iter([numbered(0, 10)]))
         writer.commit([done])
-        with writer._place.connected() as (_, conn):
+        with writer._place.open_connection() as (_, conn):
             assert sum(map(len, everything(conn).values())) == 10
-        elsewhere = Place(None, directory, None, "another-machine")
+        elsewhere = SinkTarget(None, directory, None, "another-machine")
         with pytest.raises(InvalidSetting, match="was given a database that only another-machine can reach"):
             stage_rows(elsewhere, writer._options, writer._write, 0, iter([numbered(0, 10)]))
 

@@ -14,7 +14,7 @@ import pytest
 
 from sublet_storage.db.connect import connect
 from sublet_storage.producer import Publisher
-from sublet_storage.producer.outbox import Waiting, waiting
+from sublet_storage.producer.outbox import OutboxBacklog, read_backlog
 from sublet_storage.spaces.spaces import alter_space, create_space, drop_space, reshard, rollover
 from tests.integration.cli_kit import a_shell
 from tests.integration.log_kit import by_key, everything
@@ -100,9 +100,9 @@ def leader(conn: psycopg.Connection[Any]) -> str | None:
 
 def all_moved(conn: psycopg.Connection[Any], fleet: Fleet) -> None:
     def story() -> str:
-        return str(waiting(conn)) + "".join(node.output()[-1500:] for node in fleet.nodes.values())
+        return str(read_backlog(conn)) + "".join(node.output()[-1500:] for node in fleet.nodes.values())
 
-    eventually(lambda: waiting(conn) == Waiting(0, None, 0), WAIT_S, story, every_s=0.05)
+    eventually(lambda: read_backlog(conn) == OutboxBacklog(0, None, 0), WAIT_S, story, every_s=0.05)
 
 
 def exactly_once_in_order(conn: psycopg.Connection[Any], *writers: Writer) -> None:
@@ -207,14 +207,14 @@ def test_what_waits_and_what_was_set_aside_is_shown(database: str, conn: psycopg
     conn.execute("select publish('t', 'v') from generate_series(1, 3)")
     conn.execute("insert into outbox (topic) values ('t/#')")
     with a_shell(SUBLET_DATABASE_URL=database) as shell:
-        told = shell.run("spaces", "list")
-        assert "4 published by SQL wait for a leader node to move them, the oldest for " in told.err
+        reported = shell.run("spaces", "list")
+        assert "4 published by SQL wait for a leader node to move them, the oldest for " in reported.err
         answer = shell.run("spaces", "list", "--json").object["outbox"]
         assert (answer["messages"], answer["refused"]) == (4, 0)
-        assert answer["oldest_s"] > 0
+        assert answer["oldest_age_s"] > 0
         is_served(fleet, "n1")
-        eventually(lambda: waiting(conn) == Waiting(0, None, 1), WAIT_S)
-        told = shell.run("spaces", "list")
-        assert told.err == "1 published by SQL could not be moved: see `reason` in the table outbox_refused.\n"
+        eventually(lambda: read_backlog(conn) == OutboxBacklog(0, None, 1), WAIT_S)
+        reported = shell.run("spaces", "list")
+        assert reported.err == "1 published by SQL could not be moved: see `reason` in the table outbox_refused.\n"
     output = fleet.nodes["n1"].output()
     assert output.count("message 4 of the outbox cannot be published and is now in outbox_refused: topic 't/#'") == 1

@@ -21,12 +21,12 @@ from sublet_borrower.spark.source.offsets import Offset
 from sublet_borrower.spark.source.ranges import RangePartition
 from sublet_borrower.spark.source.stream_reader import SubletStreamReader
 from sublet_leader.settings import LeaderSettings
-from sublet_protocol.domain.errors import Gone, InvalidSetting, LostRange, SubscriptionEnded, Unavailable
-from sublet_protocol.domain.subscriptions import Start, Subscription
+from sublet_protocol.domain.errors import InvalidSetting, PositionGone, RangeLost, SubscriptionEnded, Unavailable
+from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin import admin
-from sublet_storage.groups.model.desired_state import Pause
-from sublet_storage.groups.model.records import LOSSES_BEFORE_BLOCKED, GroupOptions
+from sublet_storage.groups.model.desired_state import PauseGroup
+from sublet_storage.groups.model.records import MAX_LOSSES, GroupOptions
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.spaces import reshard
 from tests.integration.query_kit import POINTS, Checkpoint, Died, Run
@@ -122,10 +122,10 @@ def test_a_query_that_dies_at_any_point_goes_on_as_if_it_had_not(
     checkpoint = Checkpoint()
     values = publish(url, 0, 30)
     for _ in range(3):
-        run = Run(checkpoint, url, inDoubtHold=LONG, maxMessagesPerTrigger=7)
+        run = Run(checkpoint, url, inDoubtTimeout=LONG, maxOffsetsPerTrigger=7)
         with pytest.raises(Died):
             run.until(1_000, die=point)
-    runs.append(last := Run(checkpoint, url, inDoubtHold=LONG, maxMessagesPerTrigger=7))
+    runs.append(last := Run(checkpoint, url, inDoubtTimeout=LONG, maxOffsetsPerTrigger=7))
     last.until(30)
     assert checkpoint.values() == values
     seen: dict[int, Any] = {}
@@ -145,12 +145,12 @@ def test_what_was_done_is_not_done_again_by_the_process_after_next(
     checkpoint = Checkpoint()
     values = publish(url, 0, 30)
     with pytest.raises(Died):
-        Run(checkpoint, url, inDoubtHold=LONG).until(30, die="committed")
+        Run(checkpoint, url, inDoubtTimeout=LONG).until(30, die="committed")
     late, *_ = streams = sorted(checkpoint.offsets[0]["streams"])
     assert len(streams) > 1
     with connect(url) as user, user.transaction():
         user.execute("select from lending where stream_id = %s for update", (int(late),))
-        second = Run(checkpoint, url, inDoubtHold=LONG)
+        second = Run(checkpoint, url, inDoubtTimeout=LONG)
 
         def goes_on() -> bool:
             values.extend(publish(url, len(values), 10))
@@ -162,7 +162,7 @@ def test_what_was_done_is_not_done_again_by_the_process_after_next(
     for offset in checkpoint.offsets[1:]:
         assert late not in offset["streams"]
         assert offset["done"][late] == checkpoint.offsets[0]["streams"][late]
-    runs.append(third := Run(checkpoint, url, inDoubtHold=LONG))
+    runs.append(third := Run(checkpoint, url, inDoubtTimeout=LONG))
     third.until(len(values))
     assert checkpoint.values() == values
     eventually(lambda: not third.step(), 10.0)
@@ -178,12 +178,12 @@ def test_another_application_gets_everything_but_what_is_in_doubt(
 ) -> None:
     ours, theirs = Checkpoint(), Checkpoint()
     values = publish(url, 0, 30)
-    run = Run(ours, url, inDoubtHold=LONG, maxMessagesPerTrigger=8)
+    run = Run(ours, url, inDoubtTimeout=LONG, maxOffsetsPerTrigger=8)
     with pytest.raises(Died):
         run.until(1_000, die=point)
     runs.append(other := Run(theirs, url, sessionName="other"))
     eventually(lambda: [other.step(), "reserved" in {row[0] for row in lending(conn).values()}][1], 20.0)
-    runs.append(back := Run(ours, url, inDoubtHold=LONG))
+    runs.append(back := Run(ours, url, inDoubtTimeout=LONG))
     until_both_have(30, other, back)
     assert sorted(ours.values() + theirs.values()) == values
     assert ours.runs[0] == ours.runs[1]
@@ -196,16 +196,16 @@ def test_after_the_hold_another_application_has_it_and_it_is_never_read_again(
 ) -> None:
     ours, theirs = Checkpoint(), Checkpoint()
     values = publish(url, 0, 30)
-    run = Run(ours, url, inDoubtHold=SHORT, maxMessagesPerTrigger=8)
+    run = Run(ours, url, inDoubtTimeout=SHORT, maxOffsetsPerTrigger=8)
     with pytest.raises(Died):
         run.until(1_000, die="read")
     runs.append(other := Run(theirs, url, sessionName="other"))
     other.until(30)
     assert theirs.values() == values
     assert "unreserve" in events(conn)
-    runs.append(back := Run(ours, url, inDoubtHold=SHORT, onLostRange=policy))
+    runs.append(back := Run(ours, url, inDoubtTimeout=SHORT, onRangeLost=policy))
     if policy == "fail":
-        with pytest.raises(LostRange, match="had begun messages that others may have got meanwhile"):
+        with pytest.raises(RangeLost, match="had begun messages that others may have got meanwhile"):
             back.step()
     else:
         back.step()
@@ -219,10 +219,10 @@ def test_of_two_processes_of_one_name_the_newer_stays_and_goes_on_with_the_batch
 ) -> None:
     checkpoint = Checkpoint()
     values = publish(url, 0, 30)
-    runs.append(older := Run(checkpoint, url, inDoubtHold=LONG, maxMessagesPerTrigger=8))
+    runs.append(older := Run(checkpoint, url, inDoubtTimeout=LONG, maxOffsetsPerTrigger=8))
     older.until(8)
     copy = Checkpoint(list(checkpoint.offsets), checkpoint.committed, dict(checkpoint.sink))
-    runs.append(newer := Run(copy, url, inDoubtHold=LONG))
+    runs.append(newer := Run(copy, url, inDoubtTimeout=LONG))
     newer.until(30)
     assert copy.values() == values
     with pytest.raises(SubscriptionEnded, match="fenced"):
@@ -251,7 +251,7 @@ def test_a_query_that_stops_in_a_batch_leaves_it_reserved_and_the_rest_free(
 ) -> None:
     checkpoint = Checkpoint()
     publish(url, 0, 10)
-    run = Run(checkpoint, url, maxMessagesPerTrigger=1)
+    run = Run(checkpoint, url, maxOffsetsPerTrigger=1)
     planned: dict[str, Any] = {}
     while not planned:
         planned = run.reader.latestOffset({}, ReadMaxRows(1))
@@ -267,10 +267,12 @@ def test_a_batch_that_takes_longer_than_every_timeout_keeps_its_streams(
 ) -> None:
     checkpoint = Checkpoint()
     publish(url, 0, 20)
-    runs.append(run := Run(checkpoint, url, maxMessagesPerTrigger=5))
+    runs.append(run := Run(checkpoint, url, maxOffsetsPerTrigger=5))
     run.until(5)
     planned = run.reader.latestOffset(checkpoint.offsets[-1], ReadMaxRows(5))
-    longest_s = 2 * max(LeaderSettings().scaled(SPEED).eviction_s, BorrowerSettings().scaled(SPEED).ping_timeout_s)
+    longest_s = 2 * max(
+        LeaderSettings().scaled(SPEED).eviction_timeout_s, BorrowerSettings().scaled(SPEED).ping_timeout_s
+    )
     over_at = time.monotonic() + longest_s
     eventually(lambda: time.monotonic() > over_at, 2 * longest_s)
     assert not {"seize", "reserve", "unreserve", "release"} & set(events(conn))
@@ -282,7 +284,7 @@ def test_a_leader_that_is_killed_pauses_the_query_and_does_not_end_it(
 ) -> None:
     checkpoint = Checkpoint()
     values = publish(url, 0, 20)
-    runs.append(run := Run(checkpoint, url, maxMessagesPerTrigger=5, inDoubtHold=LONG))
+    runs.append(run := Run(checkpoint, url, maxOffsetsPerTrigger=5, inDoubtTimeout=LONG))
     run.until(5)
     fleet.nodes["n1"].kill()
     values += publish(url, 20, 20)
@@ -291,7 +293,7 @@ def test_a_leader_that_is_killed_pauses_the_query_and_does_not_end_it(
     assert checkpoint.values() == values
 
 
-@pytest.mark.parametrize(("option", "limit"), [("maxMessagesPerTrigger", 4), ("maxBytesPerTrigger", 1)])
+@pytest.mark.parametrize(("option", "limit"), [("maxOffsetsPerTrigger", 4), ("maxBytesPerTrigger", 1)])
 def test_a_batch_is_as_large_as_the_query_allows(
     url: str, runs: list[Run], conn: psycopg.Connection[Any], option: str, limit: int
 ) -> None:
@@ -301,7 +303,7 @@ def test_a_batch_is_as_large_as_the_query_allows(
     run.until(24)
     assert checkpoint.values() == values
     sizes = [len(rows) for rows in checkpoint.sink.values()]
-    if option == "maxMessagesPerTrigger":
+    if option == "maxOffsetsPerTrigger":
         assert isinstance(run.reader.getDefaultReadLimit(), ReadMaxRows)
         assert max(sizes) <= 4
     else:
@@ -329,11 +331,11 @@ def test_a_query_that_dies_of_one_batch_again_and_again_does_the_same_each_time(
 ) -> None:
     checkpoint = Checkpoint()
     values = publish(url, 0, 10)
-    for _ in range(LOSSES_BEFORE_BLOCKED + 2):
-        runs.append(run := Run(checkpoint, url, inDoubtHold=LONG))
+    for _ in range(MAX_LOSSES + 2):
+        runs.append(run := Run(checkpoint, url, inDoubtTimeout=LONG))
         with pytest.raises(Died):
             run.until(11, die="sunk")
-    runs.append(run := Run(checkpoint, url, inDoubtHold=LONG))
+    runs.append(run := Run(checkpoint, url, inDoubtTimeout=LONG))
     publish(url, 10, 5)
     run.until(15)
     assert checkpoint.values()[:10] == values
@@ -367,7 +369,7 @@ def test_available_now_takes_what_is_there_in_batches_and_ends(
 ) -> None:
     checkpoint = Checkpoint()
     values = publish(url, 0, 30)
-    runs.append(run := Run(checkpoint, url, maxMessagesPerTrigger=8))
+    runs.append(run := Run(checkpoint, url, maxOffsetsPerTrigger=8))
     run.reader.prepareForTriggerAvailableNow()
     assert run.step()
     publish(url, 30, 10)
@@ -389,9 +391,9 @@ def test_available_now_waits_for_what_another_member_gives_back(
 ) -> None:
     """Which takes longer than any leader needs to lend what is free."""
     values = publish(url, 0, 30)
-    other = Session("$share/g/#", url, start="earliest", settings=BorrowerSettings().scaled(SPEED))
+    other = Session("$share/g/#", url, starting_position="earliest", settings=BorrowerSettings().scaled(SPEED))
     try:
-        eventually(lambda: len(other.held()) == len(lending(conn)) > 0, 30.0)
+        eventually(lambda: len(other.assignment()) == len(lending(conn)) > 0, 30.0)
         gives_back = threading.Timer(4.0, other.close)
         gives_back.start()
         runs.append(run := Run(Checkpoint(), url))
@@ -408,8 +410,8 @@ def test_available_now_fails_where_what_was_there_is_not_lent_in_time(
     url: str, runs: list[Run], conn: psycopg.Connection[Any]
 ) -> None:
     publish(url, 0, 30)
-    group, _ = admin.declare(url, Subscription.parse("$share/g/#"), GroupOptions(Start.EARLIEST))
-    admin.instruct(url, group.subscription, Pause("repairs"))
+    group, _ = admin.create_group(url, Subscription.parse("$share/g/#"), GroupOptions(StartingPosition.EARLIEST))
+    admin.send_command(url, group.subscription, PauseGroup("repairs"))
     runs.append(run := Run(Checkpoint(), url, availableNowWait="500 ms"))
     run.reader.prepareForTriggerAvailableNow()
     eventually(lambda: run.reader._opened()._agent.group_id(run.reader._opened()._handle) is not None, 30.0)
@@ -422,7 +424,7 @@ def test_it_reads_on_in_the_children_of_streams_that_are_closed(
 ) -> None:
     checkpoint = Checkpoint()
     values = publish(url, 0, 20)
-    runs.append(run := Run(checkpoint, url, maxMessagesPerTrigger=6))
+    runs.append(run := Run(checkpoint, url, maxOffsetsPerTrigger=6))
     run.until(6)
     reshard(conn, "default", 3)
     values += publish(url, 20, 20)
@@ -435,7 +437,7 @@ def test_the_progress_says_how_far_behind_the_query_is(
 ) -> None:
     checkpoint = Checkpoint()
     publish(url, 0, 12)
-    runs.append(run := Run(checkpoint, url, maxMessagesPerTrigger=6))
+    runs.append(run := Run(checkpoint, url, maxOffsetsPerTrigger=6))
     assert run.reader.reportLatestOffset() is None
     run.until(6)
     report = run.reader.reportLatestOffset()
@@ -478,12 +480,12 @@ def test_what_retention_has_taken_fails_a_task_or_is_left_out(url: str, fails: b
         space="default",
         url=url,
         schema_name=None,
-        driver="here",
+        driver_host="here",
         fail_on_data_loss=fails,
     )
     schema = pa.schema([pa.field("offset", pa.int64())])
     if fails:
-        with pytest.raises(Gone):
+        with pytest.raises(PositionGone):
             list(read_task(partition, schema))
     else:
         offsets = [offset for batch in read_task(partition, schema) for offset in batch.column("offset").to_pylist()]

@@ -10,8 +10,8 @@ import psycopg
 import pytest
 
 from sublet_protocol.domain.errors import InvalidSetting
-from sublet_protocol.domain.subscriptions import Start, Subscription
-from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
+from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.spaces import reshard
@@ -24,8 +24,8 @@ OF_EACH = 12
 
 @pytest.fixture
 def url(database: str, fleet: Fleet, conn: psycopg.Connection[Any]) -> str:
-    store = PostgresGroups(database)
-    options = GroupOptions(start=Start.parse("earliest"), atomic=True)
+    store = PostgresGroupStore(database)
+    options = GroupOptions(starting_position=StartingPosition.parse("earliest"), atomic=True)
     store.declare_group(Subscription.parse("$share/g/#"), options)
     store.close()
     return database
@@ -49,7 +49,7 @@ def publisher(url: str) -> Iterator[Publisher]:
 def publish(publisher: Publisher, epoch: int, advance: bool = True) -> None:
     """An epoch's messages under many keys, and some without an epoch."""
     for number in range(OF_EACH):
-        publisher.at(epoch).publish("t", b"%d" % epoch, key=b"k%d" % number)
+        publisher.in_epoch(epoch).publish("t", b"%d" % epoch, key=b"k%d" % number)
     publisher.publish("t", b"-", key=b"k%d" % epoch)
     if advance:
         publisher.advance(epoch + 1)
@@ -66,7 +66,7 @@ def batches(checkpoint: Checkpoint) -> list[dict[bytes, int]]:
     return found
 
 
-def are_whole(checkpoint: Checkpoint, epochs: int) -> None:
+def are_complete(checkpoint: Checkpoint, epochs: int) -> None:
     """Each epoch is in one batch with all its messages."""
     seen = [epoch for batch in batches(checkpoint) for epoch in batch if epoch != b"-"]
     assert sorted(seen) == sorted(b"%d" % epoch for epoch in range(epochs))
@@ -89,16 +89,16 @@ def test_a_batch_has_whole_epochs_of_all_streams_and_none_that_is_open(
     run.until(OF_EACH + 1)
     for _ in range(5):
         run.step()
-    are_whole(checkpoint, 1)
+    are_complete(checkpoint, 1)
     publisher.advance(2)
     publish(publisher, 2)
     run.until(3 * OF_EACH + 3)
-    are_whole(checkpoint, 3)
+    are_complete(checkpoint, 3)
     eventually(lambda: [run.step(), consumed(conn) == ([[3]],)][1], 20.0, lambda: str(consumed(conn)))
 
 
 @pytest.mark.conforms("S11")
-@pytest.mark.parametrize(("option", "most"), [("maxMessagesPerTrigger", 30), ("maxBytesPerTrigger", 1)])
+@pytest.mark.parametrize(("option", "most"), [("maxOffsetsPerTrigger", 30), ("maxBytesPerTrigger", 1)])
 def test_a_limit_divides_between_epochs(
     url: str, runs: list[Run], publisher: Publisher, option: str, most: int
 ) -> None:
@@ -108,7 +108,7 @@ def test_a_limit_divides_between_epochs(
     publisher.flush()
     runs.append(run := Run(checkpoint, url, **{option: most}))
     run.until(8 * (OF_EACH + 1))
-    are_whole(checkpoint, 8)
+    are_complete(checkpoint, 8)
     per_batch = [sum(epoch != b"-" for epoch in batch) for batch in batches(checkpoint)]
     assert max(per_batch) <= 2
     assert sum(count > 0 for count in per_batch) >= 4
@@ -126,11 +126,11 @@ def test_a_batch_that_is_done_again_has_the_same_epochs(
             reshard(conn, "default", 3)
     publisher.flush()
     for life in range(3):
-        run = Run(checkpoint, url, inDoubtHold=60, maxMessagesPerTrigger=30)
+        run = Run(checkpoint, url, inDoubtTimeout=60, maxOffsetsPerTrigger=30)
         with pytest.raises(Died):
             run.until(1_000, die=point)
         publish(publisher, 6 + life)
-    runs.append(last := Run(checkpoint, url, inDoubtHold=60, maxMessagesPerTrigger=30))
+    runs.append(last := Run(checkpoint, url, inDoubtTimeout=60, maxOffsetsPerTrigger=30))
     last.until(9 * (OF_EACH + 1))
     seen: dict[int, Any] = {}
     for number, rows in checkpoint.runs:
@@ -154,7 +154,49 @@ def test_available_now_ends_though_an_epoch_is_open(url: str, runs: list[Run], p
     run.reader.prepareForTriggerAvailableNow()
     while run.step():
         publish(publisher, 1, advance=False)
-    are_whole(checkpoint, 1)
+    are_complete(checkpoint, 1)
+
+
+@pytest.mark.conforms("S11")
+def test_available_now_gives_out_no_more_than_was_there(url: str, runs: list[Run], publisher: Publisher) -> None:
+    checkpoint = Checkpoint()
+    for epoch in range(3):
+        publish(publisher, epoch)
+    publisher.flush()
+    runs.append(run := Run(checkpoint, url, maxOffsetsPerTrigger=1))
+    run.reader.prepareForTriggerAvailableNow()
+    while run.step():
+        publisher.publish("t", b"later", key=b"k0")
+        publish(publisher, 2 + len(checkpoint.offsets))
+        publisher.flush()
+    are_complete(checkpoint, 3)
+    assert b"later" not in checkpoint.values()
+
+
+@pytest.mark.conforms("S11", "S9")
+@pytest.mark.parametrize("query", ["goes on", "begins anew", "available now"])
+def test_an_epoch_is_given_out_though_another_stream_has_nothing_of_it(
+    url: str, runs: list[Run], publisher: Publisher, query: str
+) -> None:
+    checkpoint = Checkpoint()
+    publish(publisher, 0)
+    publisher.flush()
+    runs.append(run := Run(checkpoint, url))
+    run.until(OF_EACH + 1)
+    assert not run.step(), "all streams are consumed to their heads"
+    publisher.in_epoch(1).publish("t", b"late", key=b"k0")
+    publisher.advance(2)
+    publisher.flush()
+    if query != "goes on":
+        run.stop()
+        runs.append(run := Run(checkpoint, url))
+    if query == "available now":
+        run.reader.prepareForTriggerAvailableNow()
+        while run.step():
+            pass
+    else:
+        run.until(OF_EACH + 2)
+    assert checkpoint.values().count(b"late") == 1
 
 
 def test_a_group_that_is_not_atomic_is_refused(url: str, runs: list[Run], publisher: Publisher) -> None:

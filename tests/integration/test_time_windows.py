@@ -13,20 +13,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sublet_borrower.remote.feed import Feed
-from sublet_protocol.domain.subscriptions import Start, Subscription
+from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_protocol.domain.topics import Filter
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin import reset_plan
-from sublet_storage.groups.admin.reset_targets import Target
+from sublet_storage.groups.admin.reset_targets import ResetTarget
 from sublet_storage.groups.coordinator import lifecycle
 from sublet_storage.groups.model.records import GroupOptions
-from sublet_storage.groups.status.overview import describe
-from sublet_storage.log.log import position_at
+from sublet_storage.groups.status.overview import describe_group
+from sublet_storage.log.log import offset_at_time
 from sublet_storage.readers import offset_ranges
 from sublet_storage.readers.tail import Tail
 from sublet_storage.spaces.catalogue import list_spaces
 from sublet_storage.spaces.compaction import compact_stream
-from sublet_storage.spaces.restore import recall
+from sublet_storage.spaces.restore import restore_payloads
 from sublet_storage.spaces.spaces import alter_space, create_space, rollover
 from tests.integration.feed_kit import serving, values
 from tests.integration.log_kit import put, stream_of
@@ -62,20 +62,26 @@ def dated(conn: psycopg.Connection[Any], stream: int, seconds: int) -> None:
 def answers(conn: psycopg.Connection[Any], stream: int, seconds: int) -> set[int]:
     """Where each way to ask begins or ends at that time; one number, where they agree."""
     when = BEGUN + timedelta(seconds=seconds)
-    start, name = Start.parse(when.isoformat()), Subscription.parse("$share/at/eu/#")
+    start, name = StartingPosition.parse(when.isoformat()), Subscription.parse("$share/at/eu/#")
     (begun,) = [
-        each.start for each in offset_ranges.extents(conn, ALL, start, Start.LATEST) if each.stream_id == stream
+        each.start
+        for each in offset_ranges.list_offset_ranges(conn, ALL, start, StartingPosition.LATEST)
+        if each.stream_id == stream
     ]
     (ended,) = [
-        each.end for each in offset_ranges.extents(conn, ALL, Start.EARLIEST, start) if each.stream_id == stream
+        each.end
+        for each in offset_ranges.list_offset_ranges(conn, ALL, StartingPosition.EARLIEST, start)
+        if each.stream_id == stream
     ]
-    found = {position_at(conn, stream, when), begun, ended}
+    found = {offset_at_time(conn, stream, when), begun, ended}
     with conn.transaction(force_rollback=True):
         group = lifecycle.create(conn, name, GroupOptions(start), None)
         assert group is not None
         row = conn.execute("select position from lending where stream_id = %s", (stream,)).fetchone()
         found.add(-1 if row is None else row[0])
-        (move,) = [each for each in reset_plan.plan(conn, group, Target.time(when)) if each.stream_id == stream]
+        (move,) = [
+            each for each in reset_plan.plan_reset(conn, group, ResetTarget.time(when)) if each.stream_id == stream
+        ]
         return {*found, move.after}
 
 
@@ -132,7 +138,7 @@ def test_an_hour_that_is_read_again_is_the_same_after_compaction_when_moved_out_
     assert move(conn, space) > 0
     assert (read(), [answers(conn, stream, 300 * each) for each in range(23)]) == (before, places)
     alter_space(conn, "eu", payloads=None)
-    assert recall(conn, space.space_id) > 0
+    assert restore_payloads(conn, space.space_id) > 0
     assert (read(), [answers(conn, stream, 300 * each) for each in range(23)]) == (before, places)
 
 
@@ -144,11 +150,13 @@ def test_the_age_of_what_waits_is_that_of_the_first_message_that_waits(conn: psy
         put(conn, stream, b"v", topic="eu/t")
         dated(conn, stream, -86_400 * (6 - number))
     with conn.transaction():
-        group = lifecycle.create(conn, Subscription.parse("$share/g/eu/#"), GroupOptions(Start.offset(2)), None)
+        group = lifecycle.create(
+            conn, Subscription.parse("$share/g/eu/#"), GroupOptions(StartingPosition.at_offset(2)), None
+        )
     assert group is not None
 
     def age_s() -> float:
-        (line,) = [each for each in describe(conn, group.subscription).streams if each.stream_id == stream]
+        (line,) = [each for each in describe_group(conn, group.subscription).streams if each.stream_id == stream]
         assert line.age_s is not None
         return line.age_s
 

@@ -62,7 +62,7 @@ def consume(url: str, count: int, fn: Callable[[Batch], object]) -> None:
             session.drain()
 
     settings = BorrowerSettings().scaled(SPEED)
-    with Session(GROUP, url, settings=settings, start="earliest", auto_ack=False) as session:
+    with Session(GROUP, url, settings=settings, starting_position="earliest", auto_ack=False) as session:
         run(session, work)
 
 
@@ -72,9 +72,9 @@ def publish_in_spans(url: str, count: int) -> list[int]:
     with Publisher(url) as publisher:
         for number in range(count):
             with trace.get_tracer("test").start_as_current_span("order", kind=trace.SpanKind.PRODUCER) as span:
-                publisher.publish("t", str(number), key="k", headers=traces.headers({"colour": b"red"}))
+                publisher.publish("t", str(number), key="k", headers=traces.trace_headers({"colour": b"red"}))
                 ids.append(span.get_span_context().span_id)
-        publisher.publish("t", "none", key="k", headers=traces.headers())
+        publisher.publish("t", "none", key="k", headers=traces.trace_headers())
     return ids
 
 
@@ -116,7 +116,7 @@ def test_an_error_is_in_the_span_and_goes_on(url: str) -> None:
 
 
 def test_of_very_many_contexts_some_are_linked_and_all_are_counted(url: str) -> None:
-    count = traces.MOST_LINKS + 10
+    count = traces.MAX_LINKS + 10
     contexts = [f"00-{'a' * 32}-{number:016x}-01".encode() for number in range(1, count)] + [b"\xff no context"]
     with Publisher(url) as publisher:  # a block, and so a batch
         headers = [[("traceparent", context)] for context in contexts]
@@ -124,14 +124,14 @@ def test_of_very_many_contexts_some_are_linked_and_all_are_counted(url: str) -> 
     consume(url, count, traces.traced(lambda batch: None))
     (span,) = of_batches()
     assert (span.attributes or {})["sublet.contexts"] == count
-    assert [link.context.span_id for link in span.links] == list(range(1, traces.MOST_LINKS + 1))
+    assert [link.context.span_id for link in span.links] == list(range(1, traces.MAX_LINKS + 1))
 
 
 def test_headers_keep_what_they_are_given_and_are_nothing_new_outside_of_a_span() -> None:
-    assert traces.headers() == []
-    assert traces.headers({"a": b"1", "traceparent": b"theirs"}) == [("a", b"1"), ("traceparent", b"theirs")]
+    assert traces.trace_headers() == []
+    assert traces.trace_headers({"a": b"1", "traceparent": b"theirs"}) == [("a", b"1"), ("traceparent", b"theirs")]
     with trace.get_tracer("test").start_as_current_span("one") as span:
-        found = traces.headers([("a", b"1"), ("a", None), ("traceparent", b"theirs")])
+        found = traces.trace_headers([("a", b"1"), ("a", None), ("traceparent", b"theirs")])
     assert found[:2] == [("a", b"1"), ("a", None)]
     assert [name for name, _ in found].count("traceparent") == 1
     assert f"{span.get_span_context().span_id:016x}" in str(found[-1])

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from sublet_borrower.consumer.async_session import AsyncSession
-from sublet_borrower.consumer.runner import Policy, run
+from sublet_borrower.consumer.runner import RetryPolicy, run
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.streams.batch import Batch
@@ -44,7 +44,7 @@ class Place:
 
     def session(self, url: str | None = None, **settings: object) -> Session:
         """One of the group, on the way to the database that is given."""
-        return Session(ALL, url or self.url, settings=BORROWER, start="earliest", **settings)  # type: ignore[arg-type]
+        return Session(ALL, url or self.url, settings=BORROWER, starting_position="earliest", **settings)  # type: ignore[arg-type]
 
     def publish(self, count: int, key: str | None = None) -> None:
         """Messages `0` to `count`, each a block and so a batch of its own."""
@@ -98,7 +98,7 @@ def expected(count: int) -> list[bytes]:
 
 
 def first(session: Session) -> Batch:
-    batch = session.next_batch(WAIT_S)
+    batch = session.poll(WAIT_S)
     assert batch is not None
     return batch
 
@@ -125,7 +125,7 @@ def test_an_exception_rolls_back_both_and_the_batch_is_still_to_be_done(place: P
         with pytest.raises(ZeroDivisionError):
             in_vain(batch)
         assert (place.output(), place.progress()) == ([], 0)
-        assert session.next_batch(0.5) is None, "and to ask for more does not acknowledge it"
+        assert session.poll(0.5) is None, "and to ask for more does not acknowledge it"
         assert place.progress() == 0
         with batch.transaction() as connection:
             write(connection, batch)
@@ -170,7 +170,7 @@ def test_an_exception_out_of_a_signal_handler_within_a_statement_leaves_the_batc
 def test_a_block_that_ends_its_transaction_is_told_so_and_the_batch_is_still_to_be_done(place: Place, way: str) -> None:
     place.publish(3, key="k")
     with place.session() as session:
-        batch = session.next_batch(WAIT_S)
+        batch = session.poll(WAIT_S)
         assert batch is not None
 
         def work() -> None:
@@ -212,7 +212,7 @@ def test_a_stream_that_somebody_took_by_hand_is_given_up_and_lent_anew(place: Pl
     place.publish(3, key="taken")
     place.publish(2, key="kept")
     lost: list[Batch] = []
-    with place.session(batch_bytes=1) as session:
+    with place.session(max_batch_bytes=1) as session:
         for batch in session:
             if batch.table.column("key")[0].as_py() == b"taken" and not lost:
                 place.connection.execute(TAKEN, (batch.stream_id,))
@@ -221,8 +221,8 @@ def test_a_stream_that_somebody_took_by_hand_is_given_up_and_lent_anew(place: Pl
                     write(connection, batch)
             except GrantLost:
                 lost.append(batch)
-                assert batch.lost
-                assert batch.stream_id not in session.held()
+                assert batch.is_lost
+                assert batch.stream_id not in session.assignment()
             assert len(lost) <= 1, "what was taken is not given out under that grant again"
             if place.progress() == 5:
                 break
@@ -259,7 +259,7 @@ def test_a_commit_whose_answer_was_lost_is_not_done_twice(place: Place, away: bo
 
         draining = threading.Thread(target=drain_when_done)
         draining.start()
-        summary = run(session, work, policy=Policy(tries=3, pause_s=0.1, longest_pause_s=0.2))
+        summary = run(session, work, policy=RetryPolicy(max_attempts=3, backoff_s=0.1, max_backoff_s=0.2))
         draining.join()
         assert (calls, summary.failures) == (2 if away else 1, 0)
     assert place.output() == expected(3)
@@ -284,7 +284,7 @@ def test_whatever_follows_on_an_unknown_outcome_each_message_has_its_effect_once
     """Two streams of two batches each; of both the first is in the transaction that gets no answer."""
     for key in ("a", "b"):
         place.publish(2, key)
-    with PostgresProxy(place.url) as cutter, place.session(cutter.url, auto_ack=False, batch_bytes=1) as session:
+    with PostgresProxy(place.url) as cutter, place.session(cutter.url, auto_ack=False, max_batch_bytes=1) as session:
         batches = sorted((first(session) for _ in range(4)), key=lambda batch: batch.first)
         a, b = (
             [batch for batch in batches if batch.stream_id == stream_id]
@@ -305,7 +305,7 @@ def test_whatever_follows_on_an_unknown_outcome_each_message_has_its_effect_once
                 b[0].ack()
                 a[0].ack()
             elif again == "asked on":
-                assert session.next_batch(0.3) is None
+                assert session.poll(0.3) is None
             else:
                 commit(*AGAIN[again](a, b))
         for batch in (*a, *b):
@@ -316,7 +316,7 @@ def test_whatever_follows_on_an_unknown_outcome_each_message_has_its_effect_once
 
 def test_a_function_that_raises_after_its_commit_is_not_called_again_for_it(place: Place) -> None:
     place.publish(4, key="k")
-    with place.session(auto_ack=False, batch_bytes=1) as session:
+    with place.session(auto_ack=False, max_batch_bytes=1) as session:
 
         def work(batch: Batch) -> None:
             with batch.transaction() as connection:
@@ -332,7 +332,7 @@ def test_a_function_that_raises_after_its_commit_is_not_called_again_for_it(plac
 
 def test_several_batches_in_one_transaction_and_the_order_of_their_stream(place: Place) -> None:
     place.publish(3, key="k")
-    with place.session(auto_ack=False, batch_bytes=1) as session:
+    with place.session(auto_ack=False, max_batch_bytes=1) as session:
         batches = [first(session) for _ in range(3)]
         with pytest.raises(UsageError, match="begins at offset 0 is still to be done"), batches[1].transaction():
             pass
@@ -359,13 +359,13 @@ def test_parts_of_a_batch_are_committed_in_their_order_without_a_gap_and_none_tw
                     write(connection, part)
 
         with pytest.raises(UsageError, match="offset 0, which comes before it, is still to be done"):
-            commit(batch.part(2, 1))
-        commit(batch.part(0, 1), batch.part(1, 1))
-        for twice in (batch, batch.part(1, 2), batch.part(5, 0)):
+            commit(batch.slice(2, 1))
+        commit(batch.slice(0, 1), batch.slice(1, 1))
+        for twice in (batch, batch.slice(1, 2), batch.slice(5, 0)):
             with pytest.raises(UsageError):
                 commit(twice)
         assert (place.output(), place.progress()) == (expected(2), 2)
-        commit(batch.part(2, 3))
+        commit(batch.slice(2, 3))
     assert (place.output(), place.progress()) == (expected(5), 5)
 
 
@@ -395,7 +395,9 @@ def test_a_session_of_an_event_loop_commits_on_its_own_thread(place: Place) -> N
     threads: set[int] = set()
 
     async def main() -> None:
-        async with AsyncSession(ALL, place.url, settings=BORROWER, start="earliest", batch_bytes=1) as session:
+        async with AsyncSession(
+            ALL, place.url, settings=BORROWER, starting_position="earliest", max_batch_bytes=1
+        ) as session:
 
             def work(batch: Batch, connection: psycopg.Connection[object]) -> str:
                 threads.add(threading.get_ident())
@@ -403,12 +405,12 @@ def test_a_session_of_an_event_loop_commits_on_its_own_thread(place: Place) -> N
                 return "done"
 
             for number in range(5):
-                batch = await session.next_batch(WAIT_S)
+                batch = await session.poll(WAIT_S)
                 assert batch is not None
                 if number == 0:
                     with pytest.raises(UsageError, match=r"session\.transact"):
                         batch.transaction()
-                assert await session.transact(partial(work, batch), batch) == "done"
+                assert await session.run_in_transaction(partial(work, batch), batch) == "done"
                 assert place.progress() == number + 1
 
     asyncio.run(main())
@@ -425,5 +427,5 @@ def test_a_session_started_twice_under_one_name_ends_the_older_for_good(place: P
             first(new)
             with pytest.raises(SubscriptionEnded, match="fenced"):
                 list(old)
-            assert new.next_batch(0.2) is None
-            assert new.held()
+            assert new.poll(0.2) is None
+            assert new.assignment()

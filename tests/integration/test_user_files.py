@@ -16,7 +16,7 @@ from sublet import Publisher, Session
 
 with Publisher() as publisher:
     publisher.publish("orders/eu", b"mine")
-with Session("$share/billing/orders/#", start="earliest") as session:
+with Session("$share/billing/orders/#", starting_position="earliest") as session:
     for batch in session:
         print(batch.table.column("value").to_pylist())
         break

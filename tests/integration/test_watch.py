@@ -12,7 +12,7 @@ import pytest
 
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import Filter
-from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions
 from sublet_storage.producer import Publisher
 from tests.integration.cli_kit import TIMEOUT_S, Running, Shell, a_shell
@@ -20,7 +20,18 @@ from tests.kit import eventually
 from tests.kit_nodes import environment
 
 GROUP = "$share/billing/orders/#"
-OF_HISTORY = ("at", "event", "reason", "stream_id", "grant_id", "agent", "session", "position", "until", "term")
+OF_HISTORY = (
+    "at",
+    "event",
+    "reason",
+    "stream_id",
+    "grant_id",
+    "agent",
+    "session",
+    "position",
+    "redelivery_end",
+    "term",
+)
 
 
 @pytest.fixture
@@ -92,8 +103,8 @@ def test_a_watcher_sees_what_history_says_and_who_comes_and_goes(shell: Shell) -
     assert events[-1]["event"] == "leave", "after all that it had was written"
     assert {(event["node"], event["subscription"], event["group_id"]) for event in events} == {("n1", GROUP, 1)}
     assert {event["session"] for event in events if event["event"] in ("join", "leave")} == {"worker"}
-    told = [{name: event.get(name) for name in OF_HISTORY} for event in events if "stream_id" in event]
-    assert told == history(shell), "the very same lines"
+    reported = [{name: event.get(name) for name in OF_HISTORY} for event in events if "stream_id" in event]
+    assert reported == history(shell), "the very same lines"
     plain.says("leave      worker")
     assert watch.ask(signal.SIGINT).code == 0
     assert plain.ask(signal.SIGINT).code == 0
@@ -102,7 +113,7 @@ def test_a_watcher_sees_what_history_says_and_who_comes_and_goes(shell: Shell) -
 
 def test_a_killed_consumer_is_seen_to_be_evicted_with_what_may_be_seen_again(shell: Shell, database: str) -> None:
     shell.leader("n1")
-    consumer = shell.start("consume", GROUP, "--start", "earliest", "--max", "1000000")
+    consumer = shell.start("consume", GROUP, "--from", "earliest", "--max-messages", "1000000")
     eventually(lambda: "held" in shell.run("groups", "list", "--json").out, TIMEOUT_S)
     watch, plain = watching(shell, leader="n1"), shell.start("groups", "watch", GROUP)
     plain.says("n1 leads it")
@@ -113,7 +124,7 @@ def test_a_killed_consumer_is_seen_to_be_evicted_with_what_may_be_seen_again(she
     events = saw(watch, "evict", "seize", "seize")
     seized = [event for event in events if event["event"] == "seize"]
     assert all(event["forced"] and event["reason"] == "evicted: unheard of" for event in seized)
-    assert sorted((event["position"], event["until"]) for event in seized) == [(0, 0), (0, 50)]
+    assert sorted((event["position"], event["redelivery_end"]) for event in seized) == [(0, 0), (0, 50)]
     plain.says("[0, 50) may be seen again")
     consumer.kill()
 
@@ -174,7 +185,7 @@ def test_a_group_that_is_not_there_or_not_any_more_is_not_found(shell: Shell) ->
 @pytest.mark.conforms("A9")
 def test_a_group_is_watched_by_the_name_that_is_printed(shell: Shell, database: str) -> None:
     printed, literal = "$share/evil\\x1b\\u202ea/a", Subscription("share", "evil\\x1b\\u202ea", Filter("a"))
-    store = PostgresGroups(database)
+    store = PostgresGroupStore(database)
     store.declare_group(Subscription("share", "evil\x1b\u202ea", Filter("a")), GroupOptions())
     node = shell.leader("n1")
     for way in ((), ("--node", address(node))):

@@ -31,7 +31,7 @@ from tests.kit import eventually
 Connection = BoundedConnection
 Work = Callable[[Connection], Any]
 
-MOST_SCHEDULES = 3000
+MAX_SCHEDULES = 3000
 STUCK_S = 60.0
 
 _OPENS = re.compile(r"_enter_gen|begin|set |savepoint|select set_config|select current_setting", re.IGNORECASE)
@@ -71,8 +71,8 @@ class Run:
         return [place for place, step in enumerate(self.steps) if step.who == who]
 
     def __str__(self) -> str:
-        told = "\n".join(map(str, self.steps))
-        return f"the schedule:\n{told}\nthe answers: {self.answers}"
+        reported = "\n".join(map(str, self.steps))
+        return f"the schedule:\n{reported}\nthe answers: {self.answers}"
 
 
 class _Abandoned(BaseException):
@@ -154,14 +154,14 @@ class Interleavings:
     """All schedules of some participants over one database, whose state when this is made is where each begins."""
 
     def __init__(self, url: str) -> None:
-        self._url, self._kept = url, dict[str, Connection]()
+        self._url, self._retained = url, dict[str, Connection]()
         self._watcher = self._connect("watcher")
         self._state = State(self._watcher)
 
     def explore(self, participants: Mapping[str, Work], judge: Callable[[Run], None]) -> int:
         """Run them in every order, and `judge` what came of it; how many orders there are."""
         path: list[_Decision] = []
-        for tried in range(1, MOST_SCHEDULES + 1):
+        for tried in range(1, MAX_SCHEDULES + 1):
             run = self._once(participants, path)
             try:
                 judge(run)
@@ -173,13 +173,13 @@ class Interleavings:
             if not path:
                 return tried
             path[-1].chosen += 1
-        raise AssertionError(f"more than {MOST_SCHEDULES} orders: let the participants do less")
+        raise AssertionError(f"more than {MAX_SCHEDULES} orders: let the participants do less")
 
     def __enter__(self) -> Interleavings:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for conn in (*self._kept.values(), self._watcher):
+        for conn in (*self._retained.values(), self._watcher):
             conn.close()
 
     def _once(self, participants: Mapping[str, Work], path: list[_Decision]) -> Run:
@@ -229,10 +229,10 @@ class Interleavings:
         return waits
 
     def _connection(self, name: str) -> Connection:
-        kept = self._kept.get(name)
-        if kept is None or kept.closed or kept.info.transaction_status != TransactionStatus.IDLE:
-            self._kept[name] = kept = self._connect(name)
-        return kept
+        retained = self._retained.get(name)
+        if retained is None or retained.closed or retained.info.transaction_status != TransactionStatus.IDLE:
+            self._retained[name] = retained = self._connect(name)
+        return retained
 
     def _connect(self, name: str) -> Connection:
         conn = connect(self._url, application_name=name, idle_in_transaction_timeout_s=None)

@@ -11,7 +11,7 @@ import pytest
 from sublet_protocol.domain.epochs import LowerFrontier
 from sublet_protocol.domain.errors import CapabilityExpired, EpochCompleted, ProducerFenced
 from sublet_storage.log import epochs
-from sublet_storage.log.log import Append, Outcome, Producer, Stamp, append, register_producer
+from sublet_storage.log.log import AppendOutcome, BlockAppend, Producer, ProducerStamp, append, register_producer
 from sublet_storage.spaces import spaces
 from sublet_storage.spaces.catalogue import find_space
 from tests.integration.log_kit import in_epochs, stream_of
@@ -31,21 +31,21 @@ class Stage:
         self.append(1, 1)(conn)
 
     def append(self, sequence: int, epoch: int) -> Work:
-        block = Append(self.stream, in_epochs((epoch,)), Stamp(NAME, self.former.incarnation, sequence))
+        block = BlockAppend(self.stream, in_epochs((epoch,)), ProducerStamp(NAME, self.former.incarnation, sequence))
         return lambda conn: append(conn, [block])
 
-    def advance(self, conn: Connection) -> epochs.Moved:
+    def advance(self, conn: Connection) -> epochs.AdvanceResult:
         """Publish in epoch 2, and go on to 5."""
-        block = Append(self.stream, in_epochs((2,)), Stamp(NAME, self.former.incarnation, 2))
-        return epochs.append_and_hold(conn, [block], self.space, self.former, [(5,)], LONG_S)
+        block = BlockAppend(self.stream, in_epochs((2,)), ProducerStamp(NAME, self.former.incarnation, 2))
+        return epochs.append_and_advance(conn, [block], self.space, self.former, [(5,)], LONG_S)
 
     def go_on(self, conn: Connection) -> LowerFrontier:
         """To epoch 4."""
         return epochs.hold(conn, self.space, self.former, [(4,)], LONG_S)
 
-    def advance_only(self, conn: Connection) -> epochs.Moved:
+    def advance_only(self, conn: Connection) -> epochs.AdvanceResult:
         """Go on to epoch 5."""
-        return epochs.append_and_hold(conn, [], self.space, self.former, [(5,)], LONG_S)
+        return epochs.append_and_advance(conn, [], self.space, self.former, [(5,)], LONG_S)
 
     def renew(self, conn: Connection) -> frozenset[int]:
         return epochs.renew(conn, self.former, LONG_S)
@@ -102,10 +102,10 @@ def check_frontier(run: Run) -> None:
 
 def refused(answer: object) -> bool:
     """By name."""
-    if isinstance(answer, epochs.Moved):
-        return isinstance(answer.refusal, ProducerFenced) or any(refused([each]) for each in answer.answers)
+    if isinstance(answer, epochs.AdvanceResult):
+        return isinstance(answer.error, ProducerFenced) or any(refused([each]) for each in answer.results)
     if isinstance(answer, list):
-        return [each.outcome for each in answer] == [Outcome.FENCED]
+        return [each.outcome for each in answer] == [AppendOutcome.FENCED]
     return isinstance(answer, ProducerFenced)
 
 

@@ -12,22 +12,22 @@ from sublet_protocol.domain.errors import Conflict, GrantLost
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups import fencing
 from sublet_storage.groups.admin import reset_plan
-from sublet_storage.groups.admin.reset_targets import Target
+from sublet_storage.groups.admin.reset_targets import ResetTarget
 from sublet_storage.groups.coordinator import lifecycle
-from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
 from sublet_storage.groups.model.records import (
-    Entry,
-    Grant,
+    ChangeOutcome,
+    ForceRelease,
+    GrantStream,
     Group,
     GroupOptions,
     GroupResult,
     GroupWrites,
-    Seize,
-    Start,
-    Verdict,
+    LendingChange,
+    StartingPosition,
 )
 from sublet_storage.log import epochs
-from sublet_storage.log.log import Append, Producer, Stamp
+from sublet_storage.log.log import BlockAppend, Producer, ProducerStamp
 from sublet_storage.nodes import NodeRef
 from sublet_storage.spaces import spaces
 from sublet_storage.spaces.catalogue import find_space
@@ -46,26 +46,28 @@ class Stage:
         self.conn, self.space, self.stream = conn, find_space(conn, "eu").space_id, stream_of(conn, "eu")
         epochs.hold(conn, self.space, WHO, [(1,)], 600)
         put(conn, self.stream, b"x", topic="eu/1")
-        with closing(PostgresGroups(url)) as store:
+        with closing(PostgresGroupStore(url)) as store:
             self.atomic = store.declare_group(ATOMIC, GroupOptions(atomic=True))
-            self.plain = store.declare_group(SHARED, GroupOptions(Start.EARLIEST))
+            self.plain = store.declare_group(SHARED, GroupOptions(StartingPosition.EARLIEST))
             self.terms = {each: store.claim(each.group_id, NODE, 3600).term for each in (self.atomic, self.plain)}
             self._write(store, self.plain, renew=True)  # the stream's parents are empty, and over
-            lent = self._write(store, self.plain, Grant(self.stream, "b", "a", "s", "share"))
-        assert lent.results[0].lending is not None
-        self.grant = lent.results[0].lending.grant_id
-        assert lent.results[0].verdict is Verdict.APPLIED
+            granted = self._write(store, self.plain, GrantStream(self.stream, "b", "a", "s", "share"))
+        assert granted.results[0].lending is not None
+        self.grant = granted.results[0].lending.grant_id
+        assert granted.results[0].outcome is ChangeOutcome.APPLIED
 
     def renew(self, conn: Connection) -> GroupResult:
-        return self._write(PostgresGroups(lambda: conn), self.atomic, renew=True)
+        return self._write(PostgresGroupStore(lambda: conn), self.atomic, renew=True)
 
     def seize(self, conn: Connection) -> GroupResult:
-        return self._write(PostgresGroups(lambda: conn), self.plain, Seize(self.stream, self.grant, "gone"), renew=True)
+        return self._write(
+            PostgresGroupStore(lambda: conn), self.plain, ForceRelease(self.stream, self.grant, "gone"), renew=True
+        )
 
     def reset(self, conn: Connection) -> None:
         with conn.transaction():
-            group = lifecycle.live(conn, SHARED)
-            reset_plan.carry_out(conn, group, Target.earliest(), reason="x", force=True)
+            group = lifecycle.get_live(conn, SHARED)
+            reset_plan.execute_reset(conn, group, ResetTarget.earliest(), reason="x", force=True)
 
     def consume(self, conn: Connection) -> None:
         """In the consumer's own transaction."""
@@ -74,10 +76,10 @@ class Stage:
 
     def publish(self, conn: Connection) -> Any:
         """In epoch 2, and finish with that: all up to 4 is completed."""
-        stamp = Stamp(WHO.producer_id, WHO.incarnation, 1)
-        block = Append(stream_of(conn, "eu"), in_epochs((2,)), stamp)
-        moved = epochs.append_and_hold(conn, [block], self.space, WHO, [(5,)], 600)
-        assert moved.news is not None
+        stamp = ProducerStamp(WHO.producer_id, WHO.incarnation, 1)
+        block = BlockAppend(stream_of(conn, "eu"), in_epochs((2,)), stamp)
+        moved = epochs.append_and_advance(conn, [block], self.space, WHO, [(5,)], 600)
+        assert moved.change is not None
         return moved
 
     def roll_over(self, conn: Connection) -> int:
@@ -92,9 +94,11 @@ class Stage:
 
         return step
 
-    def _write(self, store: PostgresGroups, group: Group, *entries: Entry, renew: bool = False) -> GroupResult:
+    def _write(
+        self, store: PostgresGroupStore, group: Group, *entries: LendingChange, renew: bool = False
+    ) -> GroupResult:
         (result,) = store.commit([GroupWrites(group.group_id, self.terms[group], entries, renew)])
-        assert not result.deposed
+        assert not result.has_stale_term
         return result
 
 
@@ -138,7 +142,7 @@ def test_progress_that_was_committed_stays_and_none_is_committed_under_a_grant_t
         consumed = run.answers["consume"] is None
         assert consumed or isinstance(run.answers["consume"], GrantLost)
         if "seize" in run.answers:
-            ended = run.answers["seize"].results[0].verdict is Verdict.APPLIED
+            ended = run.answers["seize"].results[0].verdict is ChangeOutcome.APPLIED
             assert position == consumed
         else:
             ended = run.answers["reset"] is None

@@ -9,8 +9,8 @@ import pytest
 
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.coordinator import leadership, lifecycle
-from sublet_storage.groups.coordinator.postgres import PostgresGroups
-from sublet_storage.groups.model.desired_state import Pause
+from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.model.desired_state import PauseGroup
 from sublet_storage.groups.model.history import Behind, read_behind
 from sublet_storage.groups.model.records import GroupOptions
 from sublet_storage.nodes import NodeRef
@@ -23,16 +23,16 @@ ALL = 1000
 
 @pytest.fixture
 def orders(conn: Connection, database: str) -> Iterator[Interleavings]:
-    with closing(PostgresGroups(database)) as store:
+    with closing(PostgresGroupStore(database)) as store:
         store.declare_group(GROUP, GroupOptions())
     with Interleavings(database) as orders:
         yield orders
 
 
 def pause(conn: Connection) -> None:
-    group = lifecycle.live(conn, GROUP)
+    group = lifecycle.get_live(conn, GROUP)
     with conn.transaction():
-        lifecycle.instruct(conn, group, Pause("x"), None)
+        lifecycle.apply_command(conn, group, PauseGroup("x"), None)
 
 
 def lead(conn: Connection) -> None:

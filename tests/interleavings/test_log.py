@@ -9,7 +9,7 @@ import pytest
 
 from sublet_protocol.domain.epochs import LowerFrontier
 from sublet_storage.log import epochs
-from sublet_storage.log.log import Append, Appended, Outcome, Producer, Stamp, append
+from sublet_storage.log.log import AppendOutcome, AppendResult, BlockAppend, Producer, ProducerStamp, append
 from sublet_storage.spaces import compaction, spaces
 from sublet_storage.spaces.catalogue import find_space, open_streams
 from tests.integration.log_kit import block, everything, in_epochs, put, read, stamped, stream_of
@@ -28,15 +28,15 @@ def test_an_append_during_a_rollover_is_stored_once_or_told_that_its_stream_is_c
     conn: Connection, database: str
 ) -> None:
     streams = [stream.stream_id for stream in open_streams(conn)]
-    blocks = [stamped(stream, Stamp("p", 1, 1), b"%d" % stream) for stream in streams]
+    blocks = [stamped(stream, ProducerStamp("p", 1, 1), b"%d" % stream) for stream in streams]
 
     def judge(run: Run) -> None:
         assert not run.errors
         appended = {b"%d" % one for one, each in zip(streams, run.answers["append"], strict=True) if is_stored([each])}
         assert values(run) == sorted(appended)
         closed = dict(run.conn.execute("select stream_id, state = 'closed' from stream").fetchall())
-        told = zip(streams, run.answers["append"], strict=True)
-        assert all(closed[one] for one, each in told if each.outcome is Outcome.CLOSED)
+        reported = zip(streams, run.answers["append"], strict=True)
+        assert all(closed[one] for one, each in reported if each.outcome is AppendOutcome.CLOSED)
 
     participants: Mapping[str, Work] = {
         "append": lambda conn: append(conn, blocks),
@@ -46,8 +46,8 @@ def test_an_append_during_a_rollover_is_stored_once_or_told_that_its_stream_is_c
         assert orders.explore(participants, judge) > 1
 
 
-def is_stored(answers: list[Appended]) -> bool:
-    return {each.outcome for each in answers} <= {Outcome.APPENDED, Outcome.DUPLICATE}
+def is_stored(answers: list[AppendResult]) -> bool:
+    return {each.outcome for each in answers} <= {AppendOutcome.APPENDED, AppendOutcome.DUPLICATE}
 
 
 @pytest.mark.conforms("W2", "S9")
@@ -57,20 +57,20 @@ def test_an_append_and_its_retry_store_it_once_and_neither_waits_for_the_other_f
 ) -> None:
     space, stream = find_space(conn, "eu").space_id, stream_of(conn, "eu")
 
-    def attempt(conn: Connection) -> list[Appended]:
+    def attempt(conn: Connection) -> list[AppendResult]:
         if not advances:
-            blocks = [stamped(stream, Stamp("p", 1, number), b"%d" % number) for number in (1, 2)]
+            blocks = [stamped(stream, ProducerStamp("p", 1, number), b"%d" % number) for number in (1, 2)]
             return append(conn, blocks)
-        one = Append(stream, in_epochs((1,)), Stamp("p", 1, 1))
-        moved = epochs.append_and_hold(conn, [one], space, WHO, [(5,)], 60)
-        assert moved.news is not None
-        return moved.answers
+        one = BlockAppend(stream, in_epochs((1,)), ProducerStamp("p", 1, 1))
+        moved = epochs.append_and_advance(conn, [one], space, WHO, [(5,)], 60)
+        assert moved.change is not None
+        return moved.results
 
     def judge(run: Run) -> None:
         assert not run.errors
         assert all(is_stored(answers) for answers in run.answers.values())
         assert len(values(run)) == (1 if advances else 2)
-        assert not advances or epochs.lower_frontier(run.conn, space) == LowerFrontier(((5,),))
+        assert not advances or epochs.read_lower_frontier(run.conn, space) == LowerFrontier(((5,),))
 
     if advances:
         epochs.hold(conn, space, WHO, [(1,)], 60)
@@ -100,7 +100,7 @@ def test_compaction_changes_nothing_for_who_reads_appends_or_compacts_meanwhile(
 
     others: Mapping[str, Work] = {
         "read": found,
-        "append": lambda conn: append(conn, [Append(stream, block(b"new"))]),
+        "append": lambda conn: append(conn, [BlockAppend(stream, block(b"new"))]),
         "compact again": compact,
     }
     with Interleavings(database) as orders:

@@ -9,17 +9,17 @@ import pytest
 
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.admin import progress_transfer, reset_plan
-from sublet_storage.groups.admin.reset_targets import Target
+from sublet_storage.groups.admin.reset_targets import ResetTarget
 from sublet_storage.groups.coordinator import lifecycle
-from sublet_storage.groups.coordinator.postgres import PostgresGroups
-from sublet_storage.groups.model.records import Group, GroupOptions, Start
+from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.model.records import Group, GroupOptions, StartingPosition
 from sublet_storage.spaces import retention, spaces
-from sublet_storage.spaces.catalogue import filled
+from sublet_storage.spaces.catalogue import read_generation_filters
 from tests.integration.log_kit import put, stream_of
 from tests.interleavings.harness import Connection, Interleavings, Run, Work
 
 QUEUE, SHARED = Subscription.parse("$queue/q/eu/#"), Subscription.parse("$share/s/eu/#")
-EARLIEST = GroupOptions(Start.EARLIEST)
+EARLIEST = GroupOptions(StartingPosition.EARLIEST)
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def orders(conn: Connection, database: str) -> Iterator[Interleavings]:
     nothing back, has not."""
     old = stream_of(conn, "eu")
     put(conn, old, b"old", topic="eu/1")
-    with closing(PostgresGroups(database)) as store:
+    with closing(PostgresGroupStore(database)) as store:
         group = store.declare_group(QUEUE, EARLIEST)
         store.declare_group(SHARED, EARLIEST)
     spaces.rollover(conn, "eu")
@@ -39,12 +39,12 @@ def orders(conn: Connection, database: str) -> Iterator[Interleavings]:
 
 
 def declare(conn: Connection) -> Group:
-    return PostgresGroups(lambda: conn).declare_group(Subscription.parse("$queue/new/eu/#"), EARLIEST)
+    return PostgresGroupStore(lambda: conn).declare_group(Subscription.parse("$queue/new/eu/#"), EARLIEST)
 
 
 def reset(conn: Connection) -> None:
     with conn.transaction():
-        reset_plan.carry_out(conn, lifecycle.live(conn, QUEUE), Target.earliest(), reason="x")
+        reset_plan.execute_reset(conn, lifecycle.get_live(conn, QUEUE), ResetTarget.earliest(), reason="x")
 
 
 def clone(conn: Connection) -> Group:
@@ -65,7 +65,7 @@ def test_retention_takes_nothing_that_a_queue_is_promised_meanwhile(orders: Inte
         # a clone shows what its source shows, which may be that its messages were gone before
         assert not taken or (promise is clone and run.places("retention")[-1] < run.places("clone")[1])
 
-    assert orders.explore({"retention": retention.declare_gone, promise.__name__: promise}, judge) > 1
+    assert orders.explore({"retention": retention.mark_expired_gone, promise.__name__: promise}, judge) > 1
 
 
 @pytest.mark.conforms("W6")
@@ -73,7 +73,11 @@ def test_a_group_that_begins_while_a_space_is_dropped_misses_no_stream(orders: I
     def judge(run: Run) -> None:
         assert not run.errors
         group = run.answers["declare"]
-        wanted = [one.text for one, now in filled(run.conn).wanted(group.subscription.filter).items() if now]
+        wanted = [
+            one.text
+            for one, now in read_generation_filters(run.conn).matching(group.subscription.filter).items()
+            if now
+        ]
         missed = run.conn.execute(
             "select s.stream_id from stream s join generation n using (generation_id) join consumer_group g"
             " on g.group_id = %s where s.state = 'open' and n.generation_id <= g.after_generation"

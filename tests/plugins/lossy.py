@@ -10,7 +10,14 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from sublet_storage.notify.drivers.base import Capabilities, Inlet, OnConnected, OnLost, OnMessage, Outlet
+from sublet_storage.notify.drivers.base import (
+    DriverCapabilities,
+    NotificationReceiver,
+    NotificationSender,
+    OnConnected,
+    OnLost,
+    OnMessage,
+)
 from sublet_storage.notify.drivers.postgres import PostgresDriver
 
 
@@ -20,37 +27,37 @@ class LossyDriver:
     name = "lossy"
 
     def __init__(self, url: str, *, host: str = "127.0.0.1") -> None:
-        self._whole = PostgresDriver(url, host=host)
-        self.capabilities = Capabilities(
-            ordered=True, lossless=False, payload_limit=self._whole.capabilities.payload_limit, pushes=True
+        self._complete = PostgresDriver(url, host=host)
+        self.capabilities = DriverCapabilities(
+            is_ordered=True, is_lossless=False, payload_limit=self._complete.capabilities.payload_limit, is_push=True
         )
 
-    def outlet(self, endpoints: Sequence[str]) -> Outlet:
+    def open_sender(self, endpoints: Sequence[str]) -> NotificationSender:
         """As postgres."""
-        return self._whole.outlet([endpoint.replace("lossy:", "postgres:", 1) for endpoint in endpoints])
+        return self._complete.open_sender([endpoint.replace("lossy:", "postgres:", 1) for endpoint in endpoints])
 
-    def inlet(self, on_message: OnMessage, on_connected: OnConnected, on_lost: OnLost) -> Inlet:
+    def open_receiver(self, on_message: OnMessage, on_connected: OnConnected, on_lost: OnLost) -> NotificationReceiver:
         """As postgres, but for what is lost."""
 
         def perhaps(message: bytes) -> None:
             if random.random() * 100 >= _loss():
                 on_message(message)
 
-        return _Inlet(self._whole.inlet(perhaps, on_connected, on_lost))
+        return _Inlet(self._complete.open_receiver(perhaps, on_connected, on_lost))
 
 
 class _Inlet:
-    def __init__(self, whole: Inlet) -> None:
-        self._whole = whole
+    def __init__(self, entire: NotificationReceiver) -> None:
+        self._complete = entire
 
     @property
     def endpoint(self) -> str:
         """As postgres, under this driver's name."""
-        return self._whole.endpoint.replace("postgres:", "lossy:", 1)
+        return self._complete.endpoint.replace("postgres:", "lossy:", 1)
 
     def close(self) -> None:
         """As postgres."""
-        self._whole.close()
+        self._complete.close()
 
 
 def _loss() -> float:

@@ -15,11 +15,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sublet_borrower.consumer.runner import Policy
+from sublet_borrower.consumer.runner import RetryPolicy
 from sublet_borrower.settings import BorrowerSettings
-from sublet_borrower.spark.job.driver_endpoint import Control
+from sublet_borrower.spark.job.driver_endpoint import DriverEndpoint
 from sublet_borrower.spark.job.failures import unpack
-from sublet_borrower.spark.job.task import Attempt, Work, run_attempt
+from sublet_borrower.spark.job.task import Attempt, TaskSpec, run_attempt
 from sublet_borrower.streams.batch import Batch
 
 
@@ -58,8 +58,8 @@ class Function:
 def main(url: str, subscription: str, file: str, work: str, seconds: str) -> None:
     """Until it is told to end."""
     function = Function(file, work, float(seconds))
-    control = Control("127.0.0.1", "127.0.0.1", lambda: None)
-    task = Work(
+    control = DriverEndpoint("127.0.0.1", "127.0.0.1", lambda: None)
+    task = TaskSpec(
         subscription,
         function,
         url=url,
@@ -69,10 +69,10 @@ def main(url: str, subscription: str, file: str, work: str, seconds: str) -> Non
         name="attempt",
         nodes=None,
         weight=1.0,
-        start="earliest",
-        batch_bytes=1,
+        starting_position="earliest",
+        max_batch_bytes=1,
         whole_epochs=False,
-        policy=Policy(),
+        policy=RetryPolicy(),
         settings=BorrowerSettings.from_env(),
         schema=None,
         on_attempt=None,

@@ -1,8 +1,8 @@
 """A consumer that stops in its commit: `python -m tests.processes.committing URL GROUP STREAM GRANT SIGNAL`.
 
-Writes a row to the table `output` and moves progress to offset 3, says `advanced`, and sends itself SIGNAL before its
-COMMIT. Exit code 0 if it is told afterwards that nothing was written. The server gives it half a second there.
-"""
+Writes a row to the table `output` and moves progress to offset 3, says `complete_advance`, and sends itself SIGNAL
+before its COMMIT. Exit code 0 if it is told afterwards that nothing was written. The server gives it half a second
+there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from sublet_borrower.consumer.transaction import Transactions
+from sublet_borrower.consumer.transaction import ProgressTransactions
 from sublet_protocol.domain.errors import DatabaseUnreachable
 from sublet_storage.groups import fencing
 
@@ -24,10 +24,10 @@ class Work:
     stream_id: int
     grant_id: int
     ticket: int = 0
-    position: int = 3
-    consumed: None = None
+    next_offset: int = 3
+    consumed_frontier: None = None
 
-    def settle(self, *, found: bool) -> None:
+    def complete_transaction(self, *, found: bool) -> None:
         raise AssertionError("it is told that it was committed")
 
 
@@ -44,7 +44,7 @@ def main(url: str, group: str, stream: str, grant: str, number: str) -> int:
 
     fencing.advance = advance_and_stop
     try:
-        with Transactions(url, lambda: int(group), 60.0).over([Work(int(stream), int(grant))]) as connection:
+        with ProgressTransactions(url, lambda: int(group), 60.0).begin([Work(int(stream), int(grant))]) as connection:
             connection.execute("insert into output values (1)")
     except DatabaseUnreachable as error:
         return 0 if "nothing was written" in str(error) else 1

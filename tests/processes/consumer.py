@@ -34,7 +34,12 @@ def main(url: str, subscription: str, file: str, pause_s: str = "0", name: str =
             write({"consumed": found.consumed.least})
 
         with Session(
-            subscription, url, start="earliest", batch_bytes=1, name=name or None, on_epoch=announced
+            subscription,
+            url,
+            starting_position="earliest",
+            max_batch_bytes=1,
+            name=name or None,
+            on_epochs_consumed=announced,
         ) as session:
             signal.signal(signal.SIGTERM, lambda *_: session.drain())
             write({"ready": True})
@@ -52,7 +57,7 @@ def main(url: str, subscription: str, file: str, pause_s: str = "0", name: str =
 
 def _how(session: Session) -> dict[str, Any]:
     connections = {node: asdict(counters) for node, counters in session.connections.items()}
-    return {"news": asdict(session.news), "connections": connections}
+    return {"news": asdict(session.head_counters), "connections": connections}
 
 
 if __name__ == "__main__":

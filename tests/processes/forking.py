@@ -57,13 +57,15 @@ def every_use_in_a_child_is_refused(database: str) -> None:
         queued = publisher.publish("t", b"queued")
 
         def story() -> None:
-            told = rf"this publisher was made in process {os.getppid()}, .* Make one in this process, after the fork\."
+            reported = (
+                rf"this publisher was made in process {os.getppid()}, .* Make one in this process, after the fork\."
+            )
             for use in (
                 lambda: publisher.publish("t", b"child"),
                 lambda: publisher.publish_batch({"topic": "t", "value": [b"child"]}),
                 publisher.flush,
             ):
-                with pytest.raises(UsageError, match=told):
+                with pytest.raises(UsageError, match=reported):
                     use()
             with pytest.raises(UsageError, match="Wait for it in the process that published"):
                 queued.result()
@@ -82,7 +84,7 @@ def every_use_in_a_child_is_refused(database: str) -> None:
 def a_child_that_drops_it_touches_nothing(database: str) -> None:
     made = [Publisher(database)]
     made[0].publish("t", b"1").result(20)
-    backend = made[0]._sender._kept.current
+    backend = made[0]._sender._reconnecting.current
     assert backend is not None
     before = backend.info.backend_pid
 
@@ -94,7 +96,7 @@ def a_child_that_drops_it_touches_nothing(database: str) -> None:
 
     in_a_child(story)
     made[0].publish("t", b"2").result(20)
-    assert made[0]._sender._kept.current is backend, "the connection is still the first"
+    assert made[0]._sender._reconnecting.current is backend, "the connection is still the first"
     assert backend.info.backend_pid == before
     made[0].close()
 
@@ -102,7 +104,7 @@ def a_child_that_drops_it_touches_nothing(database: str) -> None:
 def a_childs_copies_of_connections_lead_nowhere(database: str) -> None:
     with connect(database) as plain, Publisher(database) as publisher:
         publisher.publish("t", b"1").result(20)
-        publishers = publisher._sender._kept.current
+        publishers = publisher._sender._reconnecting.current
         assert publishers is not None
 
         def story() -> None:
@@ -114,7 +116,7 @@ def a_childs_copies_of_connections_lead_nowhere(database: str) -> None:
         in_a_child(story)
         assert plain.execute("select 1").fetchone() == (1,)
         publisher.publish("t", b"2").result(20)
-        assert publisher._sender._kept.current is publishers
+        assert publisher._sender._reconnecting.current is publishers
 
 
 def the_async_twin_refuses_too(database: str) -> None:

@@ -13,15 +13,15 @@ import threading
 from pathlib import Path
 from typing import Any, TextIO
 
-from sublet_borrower.agent.event_queue import Inbox
+from sublet_borrower.agent.event_queue import EventQueue
 from sublet_borrower.agent.thread import AgentThread
-from sublet_borrower.machine.agent import Closed
-from sublet_borrower.machine.events import Install, Remove
+from sublet_borrower.machine.agent import SubscriptionClosed
+from sublet_borrower.machine.events import StreamGranted, StreamRemoved
 from sublet_borrower.settings import BorrowerSettings
 from sublet_storage.db.connect import connect
 from sublet_storage.nodes import live_nodes
 
-LOOK_S = 0.05
+POLL_INTERVAL_S = 0.05
 
 
 def main(url: str, file: str, pattern: str, count: str) -> None:
@@ -34,25 +34,25 @@ def main(url: str, file: str, pattern: str, count: str) -> None:
             return [node.address for node in live_nodes(connection)]
 
     agent = AgentThread(find, BorrowerSettings.from_env())
-    inboxes = [Inbox() for _ in range(int(count))]
+    inboxes = [EventQueue() for _ in range(int(count))]
     for number, inbox in enumerate(inboxes):
         agent.subscribe(pattern.replace("{}", str(number)), inbox)
     with Path(file).open("a") as record:
-        while not over.wait(LOOK_S):
+        while not over.wait(POLL_INTERVAL_S):
             for number, inbox in enumerate(inboxes):
                 _write(record, number, inbox)
             record.flush()
 
 
-def _write(record: TextIO, number: int, inbox: Inbox) -> None:
+def _write(record: TextIO, number: int, inbox: EventQueue) -> None:
     line: dict[str, Any]
     for news in inbox.take():
         match news:
-            case Install(grant):
+            case StreamGranted(grant):
                 line = {"group": number, "stream": grant.stream_id, "grant": grant.grant_id, "held": True}
-            case Remove(stream_id, grant_id):
+            case StreamRemoved(stream_id, grant_id):
                 line = {"group": number, "stream": stream_id, "grant": grant_id, "held": False}
-            case Closed(reason=reason):
+            case SubscriptionClosed(reason=reason):
                 line = {"group": number, "ended": reason.value}
             case _:
                 continue

@@ -17,26 +17,26 @@ from sublet_storage.db.connect import connect
 from sublet_storage.objects import registry
 from sublet_storage.spaces import tiering
 from sublet_storage.spaces.catalogue import find_space
-from sublet_storage.spaces.retention import retain
+from sublet_storage.spaces.retention import apply_retention
 
 
 def main(url: str, space: str, point: str) -> None:
     """A pass."""
     if point == "intended":
-        tiering.together = _dying(lambda *_: None)  # type: ignore[attr-defined]
+        tiering.run_parallel = _dying(lambda *_: None)  # type: ignore[attr-defined]
     if point == "written":
-        tiering.together = _dying(lambda _there, _what, work, blocks: work(blocks[0]))  # type: ignore[attr-defined]
+        tiering.run_parallel = _dying(lambda _there, _what, work, blocks: work(blocks[0]))  # type: ignore[attr-defined]
     if point == "deleted":
-        registry.together = _dying(registry.together)  # type: ignore[attr-defined]
+        registry.run_parallel = _dying(registry.run_parallel)  # type: ignore[attr-defined]
     with connect(url) as connection:
         found = find_space(connection, space)
         tiering.tier_space(connection, found)
         if point == "named":
             _die()
-        retain(connection)
+        apply_retention(connection)
         if point == "dropped":
             _die()
-        registry.sweep(connection, grace_s=0.0)
+        registry.delete_expired_objects(connection, grace_s=0.0)
 
 
 def _dying(work: Callable[..., Any]) -> Callable[..., Any]:

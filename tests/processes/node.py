@@ -14,12 +14,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from sublet_leader.http.settings import HttpOptions
-from sublet_leader.listen_address import Listen
+from sublet_leader.listen_address import ListenAddress
 from sublet_leader.observe.settings import HttpSettings
 from sublet_leader.server import NodeServer
 from sublet_leader.settings import LeaderSettings
 
-EVERY_S = 0.1
+INTERVAL_S = 0.1
 
 
 def main(url: str, name: str, file: str = "") -> None:
@@ -32,13 +32,13 @@ def main(url: str, name: str, file: str = "") -> None:
             asyncio.get_running_loop().call_soon(watch)
 
     def watch() -> None:
-        whole = Path(f"{file}.new")
-        whole.write_text(json.dumps(asdict(node.state())))
-        whole.replace(file)
-        asyncio.get_running_loop().call_later(EVERY_S, watch)
+        entire = Path(f"{file}.new")
+        entire.write_text(json.dumps(asdict(node.state())))
+        entire.replace(file)
+        asyncio.get_running_loop().call_later(INTERVAL_S, watch)
 
     notify = os.environ.get("SUBLET_NOTIFY", "poll")
-    listen = Listen.parse("127.0.0.1:0", insecure=False)
+    listen = ListenAddress.parse("127.0.0.1:0", insecure=False)
     port = HttpOptions(listen, HttpSettings.from_env(), os.environ.get("SUBLET_ADMIN_TOKEN"))
     http = port if "SUBLET_HTTP" in os.environ else None
     node = NodeServer(url, name, listen, LeaderSettings.from_env(), announce, notify, http)

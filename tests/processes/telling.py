@@ -10,15 +10,15 @@ import os
 import sys
 import time
 
-from sublet_storage.notify.drivers.registry import load
+from sublet_storage.notify.drivers.registry import load_driver
 
-EVERY_S = 0.005
+INTERVAL_S = 0.005
 CHILD_LIVES_S = 30
 
 
 def main(driver: str, url: str, endpoint: str, name: str, fork: str = "") -> None:
     """Send for ever."""
-    outlet = load(driver)(url).outlet([endpoint])
+    outlet = load_driver(driver)(url).open_sender([endpoint])
     number = 0
     while True:
         outlet.send(f"{name} {number}".encode())
@@ -30,7 +30,7 @@ def main(driver: str, url: str, endpoint: str, name: str, fork: str = "") -> Non
                 os._exit(0)
             sys.stdout.write(f"{child}\n")
             sys.stdout.flush()
-        time.sleep(EVERY_S)
+        time.sleep(INTERVAL_S)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Histories of publishers in epochs, and readers that join them at any point: the world that `Selection` is judged in.
+"""Histories of publishers in epochs, and readers that join them at any point: the world that `EpochSelection` is judged
+in.
 
 A world is drawn choice by choice, from dice or from hypothesis. After each step it remembers what one statement would
 show: the head and the greatest epochs of every stream, the lower frontier of every space. A reader joins after some
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from sublet_protocol.domain.epochs import Epoch, LowerFrontier, UpperFrontier, at_or_before
-from sublet_storage.log.epoch_selection import Begin, Selection
+from sublet_storage.log.epoch_selection import EpochSelection, EpochStart
 
 Choose = Callable[[int], int]
 """A number below the one that is given."""
@@ -93,9 +94,11 @@ class World:
     def _settle(self, space: int) -> None:
         held, lower = self._held[space], self._lowers[space]
         if held:
-            self._lowers[space] = LowerFrontier.of(held)
+            self._lowers[space] = LowerFrontier.from_epochs(held)
         elif lower is not None:
-            self._lowers[space] = lower.beyond(UpperFrontier.of(e for e, s in self._published() if s == space))
+            self._lowers[space] = lower.after_completing(
+                UpperFrontier.from_epochs(e for e, s in self._published() if s == space)
+            )
 
     def _published(self) -> list[tuple[Epoch, int]]:
         return [(epoch, space) for log, space in zip(self.logs, SPACES, strict=True) for epoch in log]
@@ -115,15 +118,15 @@ class Reader:
 
     world: World
     joined: int
-    begin: Begin
-    selection: Selection = field(init=False)
+    begin: EpochStart
+    selection: EpochSelection = field(init=False)
     given: list[list[int]] = field(default_factory=lambda: [[] for _ in SPACES])
     _position: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         view = self.world.views[self.joined]
-        self.selection = Selection.at(self.begin, view.lowers, view.begun)
-        self._position = list(view.heads) if self.begin is Begin.LATEST else [0] * len(SPACES)
+        self.selection = EpochSelection.starting_at(self.begin, view.lowers, view.begun)
+        self._position = list(view.heads) if self.begin is EpochStart.LATEST else [0] * len(SPACES)
 
     def read_all(self) -> Reader:
         """Look now and then until the history ends."""
@@ -139,20 +142,20 @@ class Reader:
         look = self.world.views[seen]
         for stream, space in enumerate(SPACES):
             head = self.world.views[seen if look.lowers[space] is None else reached].heads[stream]
-            left_out = self.selection.left_out(space)
+            left_out = self.selection.excluded_in(space)
             for offset in range(self._position[stream], head):
                 epoch = self.world.logs[stream][offset]
-                if left_out is None or not left_out.has(epoch):
+                if left_out is None or not left_out.contains(epoch):
                     self._give(stream, offset, epoch)
             self._position[stream] = max(self._position[stream], head)
-        before = self.selection.told
-        self.selection = self.selection.after(look.lowers)
-        told = self.selection.told
-        assert before is None or (told is not None and before.is_at_or_before(told)), "it has gone back"
+        before = self.selection.announced
+        self.selection = self.selection.advanced_to(look.lowers)
+        reported = self.selection.announced
+        assert before is None or (reported is not None and before.is_at_or_before(reported)), "it has gone back"
 
     def _give(self, stream: int, offset: int, epoch: Epoch) -> None:
-        told = self.selection.told
-        assert told is None or told.may_come(epoch), f"{epoch} was told to be completed"
+        reported = self.selection.announced
+        assert reported is None or reported.admits(epoch), f"{epoch} was told to be completed"
         self.given[stream].append(offset)
 
     def check(self) -> tuple[int, int]:
@@ -176,13 +179,13 @@ class Reader:
 
     def _due(self, epoch: Epoch) -> bool:
         """By the definitions, from the messages that were there and the frontiers when it joined."""
-        if self.begin is Begin.EARLIEST:
+        if self.begin is EpochStart.EARLIEST:
             return True
         view = self.world.views[self.joined]
         least = [each for lower in view.lowers.values() if lower is not None for each in lower.least]
         if not any(at_or_before(each, epoch) for each in least):
             return False
-        if self.begin is Begin.ACTIVE:
+        if self.begin is EpochStart.ACTIVE:
             return True
         there = {e for log, head in zip(self.world.logs, view.heads, strict=True) for e in log[:head]}
         return not any(at_or_before(epoch, e) for e in there if any(at_or_before(each, e) for each in least))

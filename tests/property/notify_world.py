@@ -8,17 +8,28 @@ import random
 from collections.abc import Callable, Iterable
 
 from sublet_storage.notify.catch_up_scheduler import CatchUp
-from sublet_storage.notify.change_cache import Cache, Verdict
-from sublet_storage.notify.changes import Change, NotifySettings, Snapshot
+from sublet_storage.notify.change_cache import ChangeCache, Freshness
+from sublet_storage.notify.changes import Change, NotifySettings, ObjectSnapshot
 from sublet_storage.notify.codec import decode
-from sublet_storage.notify.publisher_machine import Announcer, Leave, Open, Tell
+from sublet_storage.notify.publisher_machine import ChangesQueued, CloseRequested, EndpointsOpened, PublisherMachine
 from sublet_storage.notify.publisher_machine import Event as SaidEvent
 from sublet_storage.notify.publisher_machine import Tick as AnnouncerTick
-from sublet_storage.notify.subscriber_events import CaughtUp, Connected, Doubted, Event, Heard, Lost, Started, Tick
-from sublet_storage.notify.subscriber_machine import Listener
+from sublet_storage.notify.subscriber_events import (
+    CatchUpCompleted,
+    Connected,
+    Disconnected,
+    Event,
+    MessageReceived,
+    Started,
+    Tick,
+    VersionAmbiguous,
+)
+from sublet_storage.notify.subscriber_machine import SubscriberMachine
 
 CHANNELS = ("stream", "space")
-SETTINGS = NotifySettings(review_s=1e6, poll_s=1e6, forget_s=60.0, tombstone_s=1e6)
+SETTINGS = NotifySettings(
+    catch_up_interval_s=1e6, poll_interval_s=1e6, publisher_expiry_s=60.0, tombstone_retention_s=1e6
+)
 """Nothing is healed by reads that nobody asked for."""
 
 READ_S = 0.05
@@ -58,7 +69,7 @@ class World:
         return self.truth[place]
 
     def living(self, kind: str) -> dict[str, Change]:
-        return {key: change for (its, key), change in self.truth.items() if its == kind and not change.deleted}
+        return {key: change for (its, key), change in self.truth.items() if its == kind and not change.is_deleted}
 
     def send(self, message: bytes) -> None:
         """To every listener: lost, repeated, in any order."""
@@ -68,7 +79,7 @@ class World:
                 if self.random.random() >= self.loss:
                     self.at(
                         self.now + self.random.uniform(0, UNDER_WAY_S),
-                        lambda node=node, connection=node.connection: node.hear(message, connection),  # type: ignore[misc]
+                        lambda node=node, connection=node.connection: node.receive(message, connection),  # type: ignore[misc]
                     )
 
 
@@ -84,8 +95,8 @@ class Speaker:
     def start(self) -> None:
         self._lives += 1
         self.is_alive = True
-        self._machine = Announcer(self._name, f"i{self._lives}", self._world.settings, most_waiting=4)
-        self.do(Open(400))
+        self._machine = PublisherMachine(self._name, f"i{self._lives}", self._world.settings, most_waiting=4)
+        self.do(EndpointsOpened(400))
 
     def do(self, event: SaidEvent) -> None:
         if self.is_alive:
@@ -99,15 +110,15 @@ class Speaker:
         if life == self._lives:
             self.do(AnnouncerTick())
 
-    def tell(self, changes: Iterable[Change]) -> None:
-        self.do(Tell(tuple(changes)))
+    def notify(self, changes: Iterable[Change]) -> None:
+        self.do(ChangesQueued(tuple(changes)))
 
     def die(self) -> None:
         self.is_alive = False
         self._lives += 1
 
     def leave(self) -> None:
-        self.do(Leave())
+        self.do(CloseRequested())
         self.die()
 
 
@@ -116,8 +127,8 @@ class Node:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self.cache = Cache(world.settings.tombstone_s)
-        self.listener = Listener(world.settings, pushes=True, channels=CHANNELS)
+        self.cache = ChangeCache(world.settings.tombstone_retention_s)
+        self.listener = SubscriberMachine(world.settings, pushes=True, channels=CHANNELS)
         self.connection = 0
         self.is_connected = False
         self.news: list[Change] = []
@@ -135,21 +146,21 @@ class Node:
     def lose(self) -> None:
         if self.is_connected:
             self.is_connected = False
-            self.do(Lost())
+            self.do(Disconnected())
 
-    def hear(self, message: bytes, connection: int) -> None:
+    def receive(self, message: bytes, connection: int) -> None:
         """What was sent to another connection does not arrive."""
         if self.is_connected and connection == self.connection:
-            self.do(Heard(decode(message)))
+            self.do(MessageReceived(decode(message)))
 
     def do(self, event: Event) -> None:
         outcome = self.listener.decide(event, self._world.now, self._world.random.random())
         for change in outcome.changes:
             verdict = self.cache.apply(change, self._world.now)
-            if verdict is Verdict.NEWER:
+            if verdict is Freshness.NEWER:
                 self.news.append(change)
-            elif verdict is Verdict.DOUBTFUL:
-                self.do(Doubted(change.kind))
+            elif verdict is Freshness.AMBIGUOUS:
+                self.do(VersionAmbiguous(change.kind))
         for catch_up in outcome.catch_ups:
             self._begin(catch_up)
         if outcome.wake_at is not None:
@@ -157,19 +168,19 @@ class Node:
 
     def _begin(self, catch_up: CatchUp) -> None:
         self.caught_up_at.append((self._world.now, catch_up))
-        begun = self.cache.begin()
+        begun = self.cache.begin_snapshot()
         at = self._world.now + self._world.random.uniform(0, READ_S)
         self._world.at(at, lambda: self._read(catch_up.channel, begun))
 
     def _read(self, channel: str, begun: int) -> None:
         """The statement sees one instant; its answer comes a little later."""
-        snapshot = Snapshot(tuple(self._world.living(channel).values()))
+        snapshot = ObjectSnapshot(tuple(self._world.living(channel).values()))
         ok = self._world.random.random() >= self.reads_fail
         self._world.at(
             self._world.now + self._world.random.uniform(0, READ_S), lambda: self._merge(channel, snapshot, begun, ok)
         )
 
-    def _merge(self, channel: str, snapshot: Snapshot, begun: int, ok: bool) -> None:
+    def _merge(self, channel: str, snapshot: ObjectSnapshot, begun: int, ok: bool) -> None:
         if ok:
             self.news += self.cache.merge(channel, snapshot, begun, self._world.now)
-        self.do(CaughtUp(channel, ok))
+        self.do(CatchUpCompleted(channel, ok))

@@ -9,11 +9,18 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from sublet_leader.allocation import EvenStrategy, Load, Plan, Situation, Strategy, checked
+from sublet_leader.allocation import (
+    AllocationInput,
+    AllocationPlan,
+    AllocationStrategy,
+    EvenStrategy,
+    StreamLoad,
+    validate_plan,
+)
 
 Holdings = dict[int, str]
 Weights = dict[str, float]
-Loads = dict[int, Load]
+Loads = dict[int, StreamLoad]
 
 NAMES = [f"b{i}" for i in range(8)]
 WEIGHTS = st.sampled_from([1.0, 1.0, 1.0, 2.0, 0.1, 0.3, 7.5])
@@ -30,9 +37,9 @@ def allocate(
     weights: Mapping[str, float],
     movable: Collection[int] | None = None,
     moving: Collection[int] = (),
-) -> Plan:
+) -> AllocationPlan:
     """The plan of `even` where nothing is known of last holders and of loads."""
-    return EvenStrategy().plan(Situation(held, free, weights, movable, moving))
+    return EvenStrategy().plan(AllocationInput(held, free, weights, movable, moving))
 
 
 @st.composite
@@ -46,22 +53,22 @@ def groups(draw: st.DrawFn, streams: int = 40) -> tuple[Holdings, frozenset[int]
 
 
 @st.composite
-def situations(draw: st.DrawFn) -> Situation:
+def situations(draw: st.DrawFn) -> AllocationInput:
     """Everything a strategy may be asked: some streams may not move, some are moving, some loads are known."""
     held, free, weights = draw(groups())
     every = [*held, *free]
     subset = st.sets(st.sampled_from(every)) if every else st.just(set[int]())
-    loads = {s: Load(draw(st.sampled_from(_RATES)), draw(st.sampled_from(_LAGS))) for s in draw(subset)}
+    loads = {s: StreamLoad(draw(st.sampled_from(_RATES)), draw(st.sampled_from(_LAGS))) for s in draw(subset)}
     last = {s: draw(st.sampled_from(NAMES)) for s in draw(subset) if s in free}
     moving = draw(subset) - free
-    return Situation(held, free, weights, draw(st.one_of(st.none(), subset)), moving, last, loads)
+    return AllocationInput(held, free, weights, draw(st.one_of(st.none(), subset)), moving, last, loads)
 
 
 @dataclass
 class World:
     """Carries plans out: what is granted is held at once, what is revoked is free `delay` rounds later."""
 
-    strategy: Strategy
+    strategy: AllocationStrategy
     held: Holdings
     free: set[int]
     weights: Weights
@@ -75,15 +82,15 @@ class World:
         for stream_id, borrower in self.held.items():
             self.past[stream_id] = [borrower]
 
-    def situation(self, load: Loads | None = None) -> Situation:
+    def situation(self, load: Loads | None = None) -> AllocationInput:
         """As it is now."""
         moving, load = set(self.moving), self.load if load is None else load
-        return Situation(dict(self.held), set(self.free), self.weights, None, moving, dict(self.last), load)
+        return AllocationInput(dict(self.held), set(self.free), self.weights, None, moving, dict(self.last), load)
 
-    def round(self, load: Loads | None = None, delay: int = 0) -> Plan:
+    def round(self, load: Loads | None = None, delay: int = 0) -> AllocationPlan:
         """One plan, carried out."""
         situation = self.situation(load)
-        plan = checked(self.strategy.plan(situation), situation)
+        plan = validate_plan(self.strategy.plan(situation), situation)
         for stream_id, borrower in plan.grants:
             self.held[stream_id] = borrower
             self.free.discard(stream_id)
@@ -116,7 +123,7 @@ class World:
 
 def jittered(load: Loads, rng: random.Random) -> Loads:
     """As a measurement would show them: each up to a tenth too high or too low."""
-    return {s: Load(each.bytes_per_s * rng.uniform(0.9, 1.1), each.lag) for s, each in load.items()}
+    return {s: StreamLoad(each.bytes_per_s * rng.uniform(0.9, 1.1), each.lag) for s, each in load.items()}
 
 
 def counts(held: Mapping[int, str], weights: Collection[str]) -> dict[str, int]:

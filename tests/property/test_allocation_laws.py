@@ -14,11 +14,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sublet_leader.allocation import EvenStrategy, Plan, Situation
+from sublet_leader.allocation import AllocationInput, AllocationPlan, EvenStrategy
 from tests.property.sharing import NAMES, WEIGHTS, Holdings, Weights, allocate, counts, groups
 
 
-def apply(held: Mapping[int, str], plan: Plan) -> Holdings:
+def apply(held: Mapping[int, str], plan: AllocationPlan) -> Holdings:
     """The holdings once every grant is accepted and every revoke has ended."""
     stays = {stream: who for stream, who in held.items() if stream not in plan.revokes}
     return stays | dict(plan.grants)
@@ -32,15 +32,15 @@ def settle(held: Mapping[int, str], free: frozenset[int], weights: Weights) -> H
     first = allocate(held, free, weights)
     after = apply(held, first)
     last = {stream: held[stream] for stream in first.revokes}
-    second = EvenStrategy().plan(Situation(after, first.revokes, weights, last=last))
+    second = EvenStrategy().plan(AllocationInput(after, first.revokes, weights, last_holders=last))
     assert not second.revokes
     return apply(after, second)
 
 
 def quotas(total: int, weights: Weights) -> dict[str, Fraction]:
     """The exact shares, in fractions of a stream."""
-    whole = sum(Fraction(w) for w in weights.values())
-    return {name: total * Fraction(w) / whole for name, w in weights.items()}
+    entire = sum(Fraction(w) for w in weights.values())
+    return {name: total * Fraction(w) / entire for name, w in weights.items()}
 
 
 @pytest.mark.conforms("E18")
@@ -170,11 +170,14 @@ def test_going_home_costs_no_fairness_and_no_move(
     group: tuple[Holdings, frozenset[int], Weights], last: Holdings
 ) -> None:
     held, free, weights = group
-    plain, homing = allocate(held, free, weights), EvenStrategy().plan(Situation(held, free, weights, last=last))
+    plain, homing = (
+        allocate(held, free, weights),
+        EvenStrategy().plan(AllocationInput(held, free, weights, last_holders=last)),
+    )
     assert len(homing.revokes) == len(plain.revokes)
     home = [sum(last.get(stream) == who for stream, who in plan.grants) for plan in (plain, homing)]
     assert home[1] >= home[0]
-    later = Situation(apply(held, homing), (), weights, moving=homing.revokes)
+    later = AllocationInput(apply(held, homing), (), weights, moving_streams=homing.revokes)
     assert not EvenStrategy().plan(later).revokes, "somebody got more than its share"
     end = counts(settle(apply(held, homing), frozenset(homing.revokes), weights), weights)
     quota = quotas(sum(end.values()), weights)

@@ -19,7 +19,7 @@ from sublet_protocol.messages.events import GroupEvent, StreamHead
 from sublet_protocol.messages.messages import (
     Disconnect,
     Grant,
-    Held,
+    HeldGrant,
     Invalidate,
     LeaderConnectResponse,
     LeaderWanted,
@@ -35,7 +35,7 @@ from sublet_protocol.messages.messages import (
     UpdateProgress,
 )
 from sublet_protocol.pubsub import wire
-from sublet_protocol.pubsub.model import Channel, Delivery, Gap, Malformed, Send, Subscribe, Unsubscribe
+from sublet_protocol.pubsub.model import Channel, DeliveredMessage, Gap, MalformedCommand, Send, Subscribe, Unsubscribe
 from sublet_protocol.v1 import sublet_pb2 as pb
 
 NATURAL = st.integers(0, 2**63 - 1)
@@ -43,13 +43,13 @@ ID = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
 TIME = st.floats(allow_nan=False, allow_infinity=False)
 EPOCH = st.tuples(*[st.integers(-(2**63), 2**63 - 1)] * 2)
-FRONTIER = st.lists(EPOCH, max_size=4).map(LowerFrontier.of)
+FRONTIER = st.lists(EPOCH, max_size=4).map(LowerFrontier.from_epochs)
 CONSUMED = st.none() | st.builds(ConsumedFrontier, NATURAL, st.none() | FRONTIER)
 ENDS = st.tuples(NATURAL, NATURAL).map(sorted)
 IN_DOUBT = st.none() | st.tuples(NATURAL, ENDS, TIME, CONSUMED).map(
     lambda parts: InDoubt(parts[0], parts[1][0], parts[1][1], *parts[2:])
 )
-HELD = st.builds(Held, NATURAL, NATURAL, NATURAL, CONSUMED)
+HELD = st.builds(HeldGrant, NATURAL, NATURAL, NATURAL, CONSUMED)
 ONE_PROGRESS = st.builds(
     StreamProgress, NATURAL, NATURAL, NATURAL, st.booleans(), NATURAL, st.none() | NATURAL, NATURAL, CONSUMED, IN_DOUBT
 )
@@ -100,11 +100,11 @@ TO_BORROWER: st.SearchStrategy[ToBorrower] = st.one_of(
 CHANNEL = st.sampled_from(Channel)
 HEAD = st.builds(StreamHead, NATURAL, NATURAL, st.booleans())
 DELIVERY = st.one_of(
-    st.builds(Delivery, NATURAL, CHANNEL, ID, TO_BORROWER, NATURAL),
-    st.builds(Delivery, NATURAL, CHANNEL, ID, HEAD, version=NATURAL),
-    st.builds(Delivery, NATURAL, CHANNEL, ID, st.builds(GroupEvent, st.binary(max_size=50)), NATURAL),
+    st.builds(DeliveredMessage, NATURAL, CHANNEL, ID, TO_BORROWER, NATURAL),
+    st.builds(DeliveredMessage, NATURAL, CHANNEL, ID, HEAD, version=NATURAL),
+    st.builds(DeliveredMessage, NATURAL, CHANNEL, ID, st.builds(GroupEvent, st.binary(max_size=50)), NATURAL),
     st.builds(
-        Delivery,
+        DeliveredMessage,
         NATURAL,
         st.just(""),
         st.just(""),
@@ -141,7 +141,7 @@ def test_commands_survive_the_wire(command: Subscribe | Unsubscribe | Send) -> N
 
 
 @given(DELIVERY)
-def test_deliveries_survive_the_wire(delivery: Delivery) -> None:
+def test_deliveries_survive_the_wire(delivery: DeliveredMessage) -> None:
     encoded = wire.encode_delivery(delivery)
     assert wire.decode_delivery(pb.Delivery.FromString(encoded.SerializeToString())) == delivery
     assert wire.body_size(delivery.body) > 0
@@ -161,12 +161,12 @@ def test_every_message_of_the_protocol_is_tried() -> None:
 def test_a_frontier_that_cannot_be_is_refused(least: list[list[int]]) -> None:
     wire_form = codec.encode_to_leader(UpdateProgress("b", 1, (StreamProgress(1, 1, 1),)))
     for epoch in least:
-        wire_form.update_progress.streams[0].consumed.lower.least.add(numbers=epoch)
+        wire_form.update_progress.streams[0].consumed.lower.least.add(dimensions=epoch)
     with pytest.raises(MalformedMessage, match=r"frontier of epochs|least: "):
         codec.decode_to_leader(wire_form)
 
 
-@pytest.mark.parametrize("kind", [*typing.get_args(ToLeader), *typing.get_args(ToBorrower), Held, StreamProgress])
+@pytest.mark.parametrize("kind", [*typing.get_args(ToLeader), *typing.get_args(ToBorrower), HeldGrant, StreamProgress])
 def test_every_field_of_a_message_is_on_the_wire(kind: type) -> None:
     fields = {field.name for field in dataclasses.fields(kind)} - {"hash_to"}
     on_wire = {field.name for field in pb.DESCRIPTOR.message_types_by_name[kind.__name__].fields} - {"hash_last"}
@@ -181,10 +181,10 @@ def test_any_bytes_are_a_command_or_an_error(payload: bytes) -> None:
         parsed = pb.Command.FromString(payload)
     except DecodeError:
         return
-    assert isinstance(wire.decode_command(parsed), Subscribe | Unsubscribe | Send | Malformed)
+    assert isinstance(wire.decode_command(parsed), Subscribe | Unsubscribe | Send | MalformedCommand)
 
 
-MINIMAL = {"borrower_id": "b", "agent": "a", "subscription": "$share/g/a", "weight": 1.0, "start": "latest"}
+MINIMAL = {"borrower_id": "b", "agent": "a", "subscription": "$share/g/a", "weight": 1.0, "starting_position": "latest"}
 
 
 @pytest.mark.conforms("X4")
@@ -200,8 +200,8 @@ MINIMAL = {"borrower_id": "b", "agent": "a", "subscription": "$share/g/a", "weig
         ({"weight": float("nan")}, "weight"),
         ({"weight": float("inf")}, "weight"),
         ({"session": ""}, "session"),
-        ({"reclaim": [pb.Held()] * 100_001}, "limit is 100000"),
-        ({"reclaim": [pb.Held(position=-1)]}, "never negative"),
+        ({"reclaim": [pb.HeldGrant()] * 100_001}, "limit is 100000"),
+        ({"reclaim": [pb.HeldGrant(position=-1)]}, "never negative"),
     ],
 )
 def test_hostile_fields_are_refused(fields: dict[str, object], rule: str) -> None:
@@ -256,7 +256,7 @@ def test_what_a_node_must_not_say_is_refused(wrong: pb.ToBorrower) -> None:
     ],
 )
 def test_hostile_commands_are_malformed(hostile: pb.Command) -> None:
-    assert isinstance(wire.decode_command(hostile), Malformed)
+    assert isinstance(wire.decode_command(hostile), MalformedCommand)
 
 
 def _members(message: Any) -> set[str]:

@@ -16,22 +16,22 @@ from random import Random
 import pytest
 
 from sublet_leader.election import (
-    ClaimAnswered,
+    Campaign,
+    ClaimCompleted,
     Election,
     Event,
-    Led,
+    LeadershipAcquired,
     Outcome,
-    ReleaseAnswered,
-    RenewAnswered,
+    ReleaseCompleted,
+    RenewCompleted,
+    Resign,
+    ResignAll,
     Tick,
-    Unwant,
-    UnwantAll,
-    Want,
 )
 from sublet_leader.settings import LeaderSettings
 from sublet_storage.nodes import NodeRef
-from tests.support.memory_store.catalogue import MemoryStreams
-from tests.support.memory_store.groups import MemoryGroups
+from tests.support.memory_store.catalogue import MemoryCatalogue
+from tests.support.memory_store.groups import MemoryGroupStore
 
 SETTINGS = LeaderSettings()
 IDS = (1, 2)
@@ -68,7 +68,7 @@ class World:
         self.random = Random(seed)
         self.now_s = 1000.0
         self.end_s = self.now_s + TROUBLE_S
-        self.store = MemoryGroups(MemoryStreams(), lambda: round(self.now_s * 1e6))
+        self.store = MemoryGroupStore(MemoryCatalogue(), lambda: round(self.now_s * 1e6))
         self.nodes = [self._node("a"), self._node("b")]
         self.led: set[tuple[int, int]] = set()
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
@@ -100,45 +100,45 @@ class World:
 
     # --- nodes ------------------------------------------------------------------------------------------------------
 
-    def tell(self, node: Node, event: Event) -> None:
+    def notify(self, node: Node, event: Event) -> None:
         """One step of a node, when it is not paused: its attempts go on their way, its notices are checked."""
         if self.now_s < node.paused_until:
-            self.at(node.paused_until, lambda: self.tell(node, event))
+            self.at(node.paused_until, lambda: self.notify(node, event))
             return
         outcome = node.machine.decide(event, node.clock(self.now_s))
         self._attempt(node, outcome)
         for notice in outcome.notices:
-            if isinstance(notice, Led):
+            if isinstance(notice, LeadershipAcquired):
                 assert (notice.leadership_id, notice.term) not in self.led, "led twice under one term"
                 self.led.add((notice.leadership_id, notice.term))
         if outcome.wake_at is not None:
-            self.at(node.real(outcome.wake_at) + LATE_TICK_S, lambda: self.tell(node, Tick()))
+            self.at(node.real(outcome.wake_at) + LATE_TICK_S, lambda: self.notify(node, Tick()))
 
     def _attempt(self, node: Node, outcome: Outcome) -> None:
-        started, lease_s, jitter_s = node.clock(self.now_s), SETTINGS.lease_s, self.random.uniform(0, 0.2)
+        started, lease_s, jitter_s = node.clock(self.now_s), SETTINGS.lease_duration_s, self.random.uniform(0, 0.2)
         for i in outcome.claims:
             self._send(
                 node,
-                lambda i=i: ClaimAnswered(i, started, self.store.claim(i, node.ref, lease_s), jitter_s),  # type: ignore[misc]
-                ClaimAnswered(i, started, None, jitter_s),
+                lambda i=i: ClaimCompleted(i, started, self.store.claim(i, node.ref, lease_s), jitter_s),  # type: ignore[misc]
+                ClaimCompleted(i, started, None, jitter_s),
             )
         if outcome.renew:
             self._send(
                 node,
-                lambda: RenewAnswered(started, self.store.renew(node.ref, outcome.renew, lease_s)),
-                RenewAnswered(started, None),
+                lambda: RenewCompleted(started, self.store.renew(node.ref, outcome.renew, lease_s)),
+                RenewCompleted(started, None),
             )
         if outcome.release:
             self._send(
                 node,
                 lambda: self._release(node, outcome.release),
-                ReleaseAnswered(outcome.release, done=False),
+                ReleaseCompleted(outcome.release, is_done=False),
             )
 
     def _release(self, node: Node, terms: object) -> Event:
         assert isinstance(terms, dict)
         self.store.release(node.ref, terms)
-        return ReleaseAnswered(terms, done=True)
+        return ReleaseCompleted(terms, is_done=True)
 
     # --- the network ------------------------------------------------------------------------------------------------
 
@@ -154,14 +154,14 @@ class World:
         if fate in ("fine", "twice"):
             self.at(arrives, lambda: self._answer(node, run(), calm))
         else:
-            self.at(self.now_s + GIVEN_UP_AFTER_S, lambda: self.tell(node, failed))
+            self.at(self.now_s + GIVEN_UP_AFTER_S, lambda: self.notify(node, failed))
         if fate == "unheard":
             self.at(arrives, lambda: self._ignore(run()))
         if fate in ("late", "twice"):
             self.at(arrives + self.random.uniform(0, 12), lambda: self._ignore(run()))
 
     def _answer(self, node: Node, event: Event, calm: bool) -> None:
-        self.at(self.now_s + self._delay_s(calm), lambda: self.tell(node, event))
+        self.at(self.now_s + self._delay_s(calm), lambda: self.notify(node, event))
 
     def _ignore(self, event: Event) -> None:
         """The database did it; nobody hears of it."""
@@ -186,7 +186,7 @@ class World:
                 self.at(self.now_s + self.random.uniform(0, 0.1), lambda: self.want(node, leadership_id))
             case "drain":
                 node.wants.clear()
-                self.tell(node, UnwantAll())
+                self.notify(node, ResignAll())
             case "pause":
                 node.paused_until = self.now_s + self.random.uniform(0, 20)
             case _:
@@ -196,18 +196,18 @@ class World:
     def want(self, node: Node, leadership_id: int) -> None:
         """The node should lead."""
         node.wants.add(leadership_id)
-        self.tell(node, Want(leadership_id))
+        self.notify(node, Campaign(leadership_id))
 
     def unwant(self, node: Node, leadership_id: int) -> None:
         """The node should not lead."""
         node.wants.discard(leadership_id)
-        self.tell(node, Unwant(leadership_id))
+        self.notify(node, Resign(leadership_id))
 
     # --- what must be true ------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Nobody trusts itself wrongly."""
-        claims = self.store.look(IDS)
+        claims = self.store.read_leaderships(IDS)
         for leadership_id in IDS:
             trusting = self.trusting(leadership_id)
             assert len(trusting) <= 1, f"two leaders of {leadership_id}: {trusting}"
@@ -218,7 +218,7 @@ class World:
 
     def trusting(self, leadership_id: int) -> dict[str, int]:
         """Who would answer as the leader at this moment, and under which term."""
-        asked = {node.ref.name: node.machine.trusted(leadership_id, node.clock(self.now_s)) for node in self.nodes}
+        asked = {node.ref.name: node.machine.trusted_term(leadership_id, node.clock(self.now_s)) for node in self.nodes}
         return {name: term for name, term in asked.items() if term is not None}
 
 

@@ -45,13 +45,13 @@ def test_the_order_is_one(universe: list[Epoch]) -> None:
 @given(data=st.data())
 def test_frontiers_are_antichains_that_mean_what_they_were_made_of(universe: list[Epoch], data: st.DataObject) -> None:
     epochs = data.draw(sets(universe))
-    lower, upper = LowerFrontier.of(epochs), UpperFrontier.of(epochs)
+    lower, upper = LowerFrontier.from_epochs(epochs), UpperFrontier.from_epochs(epochs)
     for antichain in (lower.least, upper.greatest):
         assert set(antichain) <= epochs
         assert list(antichain) == sorted(set(antichain))
         assert not any(a != b and at_or_before(a, b) for a, b in product(antichain, repeat=2))
     for epoch in universe:
-        assert lower.may_come(epoch) == may_come(epochs, epoch)
+        assert lower.admits(epoch) == may_come(epochs, epoch)
         assert upper.covers(epoch) == has_begun(epochs, epoch)
 
 
@@ -60,16 +60,16 @@ def test_frontiers_are_antichains_that_mean_what_they_were_made_of(universe: lis
 def test_of_several_it_is_that_of_all_together(universe: list[Epoch], data: st.DataObject) -> None:
     parts = data.draw(st.lists(sets(universe), min_size=1, max_size=4))
     union = frozenset[Epoch]().union(*parts)
-    lowers, uppers = [LowerFrontier.of(p) for p in parts], [UpperFrontier.of(p) for p in parts]
-    assert lowers[0].meet(*lowers[1:]) == LowerFrontier.of(union)
-    assert uppers[0].join(*uppers[1:]) == UpperFrontier.of(union)
+    lowers, uppers = [LowerFrontier.from_epochs(p) for p in parts], [UpperFrontier.from_epochs(p) for p in parts]
+    assert lowers[0].meet(*lowers[1:]) == LowerFrontier.from_epochs(union)
+    assert uppers[0].join(*uppers[1:]) == UpperFrontier.from_epochs(union)
 
 
 @both
 @given(data=st.data())
 def test_a_frontier_moves_on_only_to_where_less_may_come(universe: list[Epoch], data: st.DataObject) -> None:
-    one, other = (LowerFrontier.of(data.draw(sets(universe))) for _ in range(2))
-    shrinks = all(one.may_come(epoch) for epoch in universe if other.may_come(epoch))
+    one, other = (LowerFrontier.from_epochs(data.draw(sets(universe))) for _ in range(2))
+    shrinks = all(one.admits(epoch) for epoch in universe if other.admits(epoch))
     assert one.is_at_or_before(other) == shrinks
     assert one.is_at_or_before(LowerFrontier())
 
@@ -79,10 +79,13 @@ def test_a_frontier_moves_on_only_to_where_less_may_come(universe: list[Epoch], 
 def test_what_is_taken_out_of_a_filter_filters_nothing_that_may_come(
     universe: list[Epoch], data: st.DataObject
 ) -> None:
-    upper, lower = UpperFrontier.of(data.draw(sets(universe))), LowerFrontier.of(data.draw(sets(universe)))
-    left = upper.without(lower)
+    upper, lower = (
+        UpperFrontier.from_epochs(data.draw(sets(universe))),
+        LowerFrontier.from_epochs(data.draw(sets(universe))),
+    )
+    left = upper.remove_completed(lower)
     for epoch in universe:
-        if lower.may_come(epoch):
+        if lower.admits(epoch):
             assert left.covers(epoch) == upper.covers(epoch)
     assert all(any(at_or_before(least, epoch) for least in lower.least) for epoch in left.greatest)
 
@@ -90,8 +93,11 @@ def test_what_is_taken_out_of_a_filter_filters_nothing_that_may_come(
 @both
 @given(data=st.data())
 def test_beyond_what_has_begun_lies_all_that_may_come_and_has_not(universe: list[Epoch], data: st.DataObject) -> None:
-    lower, upper = LowerFrontier.of(data.draw(sets(universe))), UpperFrontier.of(data.draw(sets(universe)))
-    beyond = lower.beyond(upper)
+    lower, upper = (
+        LowerFrontier.from_epochs(data.draw(sets(universe))),
+        UpperFrontier.from_epochs(data.draw(sets(universe))),
+    )
+    beyond = lower.after_completing(upper)
     assert lower.is_at_or_before(beyond)
     for epoch in universe:
-        assert beyond.may_come(epoch) == (lower.may_come(epoch) and not upper.covers(epoch))
+        assert beyond.admits(epoch) == (lower.admits(epoch) and not upper.covers(epoch))

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from sublet_protocol.domain.epochs import LowerFrontier, UpperFrontier
 from sublet_protocol.domain.errors import InvalidEpoch
-from sublet_storage.log.epoch_selection import Begin, Selection
+from sublet_storage.log.epoch_selection import EpochSelection, EpochStart
 from tests.property.epoch_world import STEPS, Reader, World
 
-BEGINS = [Begin.LATEST, Begin.LATEST, Begin.ACTIVE, Begin.EARLIEST]
+BEGINS = [EpochStart.LATEST, EpochStart.LATEST, EpochStart.ACTIVE, EpochStart.EARLIEST]
 JOINERS = int(os.environ.get("JOINERS", "6000"))
 """Of each order: so many points of random histories are joined. 52000 make a hundred thousand, in a minute."""
 PER_WORLD = 12
@@ -26,17 +26,17 @@ both = pytest.mark.parametrize("dimensions", [pytest.param(1, id="total"), pytes
 @both
 def test_over_many_histories_and_joining_points_every_epoch_is_whole_or_absent(dimensions: int) -> None:
     dice = random.Random(dimensions)
-    whole = absent = 0
+    entire = absent = 0
     for number in range(JOINERS // PER_WORLD):
         world = World(lambda n: int(dice.random() * n), dimensions)
         for joiner in range(PER_WORLD):
             reader = Reader(world, dice.randrange(STEPS), BEGINS[joiner % len(BEGINS)])
-            given_, not_given = _told(number, reader)
-            whole, absent = whole + given_, absent + not_given
-    assert min(whole, absent) > JOINERS, (whole, absent)
+            given_, not_given = _reported(number, reader)
+            entire, absent = entire + given_, absent + not_given
+    assert min(entire, absent) > JOINERS, (entire, absent)
 
 
-def _told(number: int, reader: Reader) -> tuple[int, int]:
+def _reported(number: int, reader: Reader) -> tuple[int, int]:
     try:
         return reader.read_all().check()
     except AssertionError as error:
@@ -50,7 +50,7 @@ def _told(number: int, reader: Reader) -> tuple[int, int]:
 @given(data=st.data())
 def test_of_one_that_is_not_the_smallest_history_is_found(dimensions: int, data: st.DataObject) -> None:
     world = World(lambda n: data.draw(st.integers(0, n - 1)), dimensions)
-    joined, begin = data.draw(st.integers(0, STEPS)), data.draw(st.sampled_from(Begin))
+    joined, begin = data.draw(st.integers(0, STEPS)), data.draw(st.sampled_from(EpochStart))
     Reader(world, joined, begin).read_all().check()
 
 
@@ -58,71 +58,75 @@ def test_of_one_that_is_not_the_smallest_history_is_found(dimensions: int, data:
 
 
 def lower(*epochs: int) -> LowerFrontier:
-    return LowerFrontier.of((epoch,) for epoch in epochs)
+    return LowerFrontier.from_epochs((epoch,) for epoch in epochs)
 
 
 def upper(*epochs: int) -> UpperFrontier:
-    return UpperFrontier.of((epoch,) for epoch in epochs)
+    return UpperFrontier.from_epochs((epoch,) for epoch in epochs)
 
 
-def out(selection: Selection, space: int = 1) -> list[int]:
-    left_out = selection.left_out(space)
-    return [] if left_out is None else [n for n in range(10) if left_out.has((n,))]
+def out(selection: EpochSelection, space: int = 1) -> list[int]:
+    left_out = selection.excluded_in(space)
+    return [] if left_out is None else [n for n in range(10) if left_out.contains((n,))]
 
 
 @pytest.mark.conforms("S2", "S5")
 def test_the_filter_is_of_all_streams_and_the_lower_frontier_of_all_spaces() -> None:
-    selection = Selection.at(Begin.LATEST, {1: lower(4), 2: lower(3), 3: None}, [upper(3), upper(5), upper()])
-    assert selection.told == lower(3)
+    selection = EpochSelection.starting_at(
+        EpochStart.LATEST, {1: lower(4), 2: lower(3), 3: None}, [upper(3), upper(5), upper()]
+    )
+    assert selection.announced == lower(3)
     assert out(selection) == out(selection, 2) == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.conforms("S3", "S6")
 def test_the_filter_stays_until_the_frontier_is_past_it_and_then_there_is_none() -> None:
-    selection = Selection.at(Begin.LATEST, {1: lower(3)}, [upper(5)])
-    assert out(selection.after({1: lower(5)})) == [0, 1, 2, 3, 4, 5]
-    assert selection.after({1: lower(6)}).left_out(1) is None
+    selection = EpochSelection.starting_at(EpochStart.LATEST, {1: lower(3)}, [upper(5)])
+    assert out(selection.advanced_to({1: lower(5)})) == [0, 1, 2, 3, 4, 5]
+    assert selection.advanced_to({1: lower(6)}).excluded_in(1) is None
 
 
 def test_what_was_completed_when_it_came_needs_no_filter() -> None:
-    assert Selection.at(Begin.LATEST, {1: lower(6)}, [upper(5)]).left_out(1) is None
+    assert EpochSelection.starting_at(EpochStart.LATEST, {1: lower(6)}, [upper(5)]).excluded_in(1) is None
 
 
 @pytest.mark.conforms("S7")
 def test_of_history_the_completed_epochs_are_left_out_until_it_is_read() -> None:
-    selection = Selection.at(Begin.ACTIVE, {1: lower(3)}, [upper(5)])
+    selection = EpochSelection.starting_at(EpochStart.ACTIVE, {1: lower(3)}, [upper(5)])
     assert out(selection) == [0, 1, 2]
-    assert selection.after({1: lower(3)}).left_out(1) is None
+    assert selection.advanced_to({1: lower(3)}).excluded_in(1) is None
 
 
-@pytest.mark.parametrize("begin", [Begin.ACTIVE, Begin.EARLIEST])
-def test_what_retention_has_taken_in_part_is_left_out(begin: Begin) -> None:
-    selection = Selection.at(begin, {1: lower(3)}, [upper(4), upper(6)], [upper(4)])
+@pytest.mark.parametrize("begin", [EpochStart.ACTIVE, EpochStart.EARLIEST])
+def test_what_retention_has_taken_in_part_is_left_out(begin: EpochStart) -> None:
+    selection = EpochSelection.starting_at(begin, {1: lower(3)}, [upper(4), upper(6)], [upper(4)])
     assert out(selection) == [0, 1, 2, 3, 4]
-    assert [n for n in range(8) if selection.wants(1, upper(n))] == [5, 6, 7]
-    assert selection.after({1: lower(5)}).left_out(1) is None
+    assert [n for n in range(8) if selection.may_need(1, upper(n))] == [5, 6, 7]
+    assert selection.advanced_to({1: lower(5)}).excluded_in(1) is None
 
 
 @pytest.mark.conforms("S4")
 def test_a_space_that_begins_late_completes_nothing_twice() -> None:
-    selection = Selection.at(Begin.LATEST, {1: lower(6), 2: None}, [upper(5)])
+    selection = EpochSelection.starting_at(EpochStart.LATEST, {1: lower(6), 2: None}, [upper(5)])
     assert (out(selection), out(selection, 2)) == ([], [0, 1, 2, 3, 4, 5])
-    selection = selection.after({1: lower(7), 2: lower(4)})
-    assert selection.told == lower(6)
+    selection = selection.advanced_to({1: lower(7), 2: lower(4)})
+    assert selection.announced == lower(6)
     assert (out(selection), out(selection, 2)) == ([], [0, 1, 2, 3, 4, 5])
-    selection = selection.after({1: lower(8), 2: lower(7)})
-    assert (selection.told, out(selection, 2)) == (lower(7), [])
+    selection = selection.advanced_to({1: lower(8), 2: lower(7)})
+    assert (selection.announced, out(selection, 2)) == (lower(7), [])
 
 
 def test_where_nothing_is_in_epochs_nothing_is_told() -> None:
-    selection = Selection.at(Begin.LATEST, {1: None}, [upper()])
-    assert (selection.told, selection.left_out(1)) == (None, None)
-    assert selection.after({1: None}) == selection
-    assert selection.after({}) == selection
+    selection = EpochSelection.starting_at(EpochStart.LATEST, {1: None}, [upper()])
+    assert (selection.announced, selection.excluded_in(1)) == (None, None)
+    assert selection.advanced_to({1: None}) == selection
+    assert selection.advanced_to({}) == selection
 
 
 def test_epochs_of_two_kinds_are_refused() -> None:
     with pytest.raises(InvalidEpoch, match=r"epochs of 1 and of 2 numbers .* Read each space by a filter of its own"):
-        Selection.at(Begin.LATEST, {1: lower(3), 2: LowerFrontier(((1, 2),))}, [])
+        EpochSelection.starting_at(EpochStart.LATEST, {1: lower(3), 2: LowerFrontier(((1, 2),))}, [])
     with pytest.raises(InvalidEpoch):
-        Selection.at(Begin.LATEST, {1: lower(3)}, [upper(5)]).after({2: LowerFrontier(((1, 2),))})
+        EpochSelection.starting_at(EpochStart.LATEST, {1: lower(3)}, [upper(5)]).advanced_to(
+            {2: LowerFrontier(((1, 2),))}
+        )

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sublet_borrower.remote.cursor import Cursor, Taken
+from sublet_borrower.remote.cursor import FeedCursor, PageOutcome
 from sublet_protocol.domain.subscriptions import MAX_OFFSET, Bookmark
 from sublet_protocol.messages.feed import (
-    Page,
-    Part,
-    Published,
+    FeedPage,
+    PublishResult,
+    StoredSpan,
     decode_page,
     decode_published,
     encode_page,
@@ -25,10 +25,10 @@ BOOKMARKS = st.builds(Bookmark, OFFSETS, st.dictionaries(st.integers(1, MAX_OFFS
 
 
 @st.composite
-def pages(draw: st.DrawFn) -> Page:
+def pages(draw: st.DrawFn) -> FeedPage:
     start, end = sorted((draw(OFFSETS), draw(OFFSETS)))
     gone = draw(st.booleans())
-    return Page(
+    return FeedPage(
         draw(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20)),
         draw(st.none() | BOOKMARKS),
         draw(OFFSETS),
@@ -45,14 +45,14 @@ def pages(draw: st.DrawFn) -> Page:
 def test_what_is_taken_of_a_stream_is_contiguous_from_its_start(
     arriving: list[tuple[int, int, int, bool]],
 ) -> None:
-    cursor = Cursor("r")
+    cursor = FeedCursor("r")
     old = cursor.subscription
-    cursor.renew()
-    cursor.take(Page(cursor.subscription, bookmark=Bookmark(3, {1: 0, 2: 0, 3: 0})))
+    cursor.new_subscription_id()
+    cursor.accept(FeedPage(cursor.subscription, bookmark=Bookmark(3, {1: 0, 2: 0, 3: 0})))
     seen: dict[int, list[int]] = {1: [], 2: [], 3: []}
     for stream, start, count, late in arriving:
-        page = Page(old if late else cursor.subscription, stream_id=stream, start=start, position=start + count)
-        if cursor.take(page) is Taken.STEP:
+        page = FeedPage(old if late else cursor.subscription, stream_id=stream, start=start, position=start + count)
+        if cursor.accept(page) is PageOutcome.ADVANCED:
             assert not late
             seen[stream] += range(start, start + count)
     for stream, offsets in seen.items():
@@ -62,16 +62,16 @@ def test_what_is_taken_of_a_stream_is_contiguous_from_its_start(
 
 
 @given(pages())
-def test_pages_are_the_same_after_the_wire(page: Page) -> None:
+def test_pages_are_the_same_after_the_wire(page: FeedPage) -> None:
     assert decode_page(pb.FeedPage.FromString(encode_page(page).SerializeToString())) == page
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=30), st.booleans())
 def test_answers_are_the_same_after_the_wire(streams: list[int], repeated: bool) -> None:
     by_stream = {s: tuple(row for row, at in enumerate(streams) if at == s) for s in sorted(set(streams))}
-    parts = tuple(Part(stream + 1, 10 * stream, rows) for stream, rows in by_stream.items())
-    answer = decode_published(encode_published(Published(parts, repeated), len(streams)), len(streams))
-    assert answer.repeated == repeated
-    assert [(p.stream_id, p.first_offset, tuple(p.rows)) for p in answer.parts or ()] == [
+    parts = tuple(StoredSpan(stream + 1, 10 * stream, rows) for stream, rows in by_stream.items())
+    answer = decode_published(encode_published(PublishResult(parts, repeated), len(streams)), len(streams))
+    assert answer.is_duplicate == repeated
+    assert [(p.stream_id, p.first_offset, tuple(p.rows)) for p in answer.spans or ()] == [
         (p.stream_id, p.first_offset, p.rows) for p in parts
     ]

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sublet_leader.allocation import Load, Situation, find_strategy, shares
+from sublet_leader.allocation import AllocationInput, StreamLoad, compute_quotas, load_strategy
 from tests.property.sharing import NAMES, ROUNDS, Loads, World, counts, jittered, situations
 
-LOAD = find_strategy("load")
+LOAD = load_strategy("load")
 TENTH = 10
 _RATES: list[Callable[[random.Random], float]] = [
     lambda _: 100.0,
@@ -30,7 +30,7 @@ def worlds(draw: st.DrawFn) -> World:
     rate = draw(st.sampled_from(_RATES))
     odd = draw(st.booleans())
     weights = {name: rng.choice([1.0, 1.0, 2.0, 0.1, 0.3, 7.5]) if odd else 1.0 for name in NAMES[:members]}
-    load = {i: Load(rate(rng), rng.choice([-1, 0, 0, 500, 50_000])) for i in range(streams) if rng.random() < 0.9}
+    load = {i: StreamLoad(rate(rng), rng.choice([-1, 0, 0, 500, 50_000])) for i in range(streams) if rng.random() < 0.9}
     start = draw(st.sampled_from([0.0, 0.8, 1.0]))
     held = {i: rng.choice(NAMES[:members]) for i in range(streams) if rng.random() < start}
     return World(LOAD, held, set(range(streams)) - held.keys(), weights, load)
@@ -62,9 +62,9 @@ def test_measurements_that_tremble_move_no_stream_back(world: World, delay: int,
 @pytest.mark.conforms("E18")
 @settings(max_examples=60)
 @given(situations())
-def test_few_streams_are_on_their_way_at_once(situation: Situation) -> None:
-    members = sum(who in situation.weights for s, who in situation.held.items() if s not in situation.moving)
-    on_their_way = len(set(situation.moving))
+def test_few_streams_are_on_their_way_at_once(situation: AllocationInput) -> None:
+    members = sum(who in situation.weights for s, who in situation.holders.items() if s not in situation.moving_streams)
+    on_their_way = len(set(situation.moving_streams))
     revokes = LOAD.plan(situation).revokes
     assert not revokes or len(revokes) + on_their_way <= max(1, (members + on_their_way) // TENTH)
 
@@ -76,12 +76,12 @@ def test_at_rest_nobody_starves_and_nobody_hoards(world: World) -> None:
     world.settle()
     total, held = len(world.held), counts(world.held, world.weights)
     assert total < len(held) or min(held.values()) > 0
-    bound = {name: 2 * share + 1 for name, share in shares(total, world.weights).items()}
+    bound = {name: 2 * share + 1 for name, share in compute_quotas(total, world.weights).items()}
     assert all(count <= bound[name] for name, count in held.items())
 
 
 def _ordinary(rng: random.Random, streams: int) -> Loads:
-    return {i: Load(rng.uniform(50, 150), 0) for i in range(streams)}
+    return {i: StreamLoad(rng.uniform(50, 150), 0) for i in range(streams)}
 
 
 @pytest.mark.conforms("E18")

@@ -7,18 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sublet_protocol.domain.topics import Filter
-from sublet_storage.log.block import COMPRESSIONS, decode, deliver, encode, matching
+from sublet_storage.log.block import COMPRESSIONS, add_position_columns, decode, encode, filter_by_topic
 from sublet_storage.log.column_layout import BLOCK_SCHEMA
-from sublet_storage.producer.batches.routing_table import Routes
+from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.spaces.routing import (
-    Ring,
+    HashRing,
     Space,
     StreamInfo,
     candidate_filters,
+    find_space_for,
     hash_key,
-    overlap,
-    ranges,
-    space_of,
+    ranges_overlap,
+    split_ring,
 )
 
 LEVEL = st.sampled_from(["a", "b", "c"])
@@ -52,8 +52,8 @@ def batch(messages: list[dict[str, object]]) -> pa.RecordBatch:
 
 @given(MESSAGES, st.sampled_from(COMPRESSIONS), st.integers(0, 39))
 def test_a_block_comes_back_from_any_slice(messages: list[dict[str, object]], compression: str, skip: int) -> None:
-    whole = batch(messages)
-    part = whole.slice(min(skip, whole.num_rows - 1))
+    entire = batch(messages)
+    part = entire.slice(min(skip, entire.num_rows - 1))
     codec, payload = encode(part, compression)
     assert decode(codec, payload.to_pybytes(), 1, part.num_rows, part.num_rows).equals(part)
 
@@ -63,7 +63,9 @@ def test_filtering_a_block_is_filtering_its_messages(
     messages: list[dict[str, object]], filter: Filter, indexed: bool
 ) -> None:
     topics = [str(each["topic"]) for each in messages]
-    found = matching(deliver(batch(messages), 1, 10), filter, sorted(set(topics)) if indexed else None)
+    found = filter_by_topic(
+        add_position_columns(batch(messages), 1, 10), filter, sorted(set(topics)) if indexed else None
+    )
     assert found.column("offset").to_pylist() == [10 + i for i, topic in enumerate(topics) if filter.matches(topic)]
 
 
@@ -71,7 +73,7 @@ def streams_of(spaces: list[Space]) -> list[StreamInfo]:
     return [
         StreamInfo(space.space_id * 100 + index, space.space_id, space.space_id, low, high, 0, False)
         for space in spaces
-        for index, (low, high) in enumerate(ranges(space.shards))
+        for index, (low, high) in enumerate(split_ring(space.shards))
     ]
 
 
@@ -88,9 +90,9 @@ SPACES = st.lists(st.tuples(FILTER, st.integers(1, 5)), max_size=4, unique_by=la
 def test_routing_by_columns_is_routing_one_by_one_and_keeps_the_order(
     spaces: list[Space], messages: list[dict[str, object]], start: int
 ) -> None:
-    routes, given_batch = Routes(spaces, streams_of(spaces), None), batch(messages)
+    routes, given_batch = RoutingTable(spaces, streams_of(spaces), None), batch(messages)
     seen: dict[int, int] = {}
-    for stream_id, part, rows in routes.split(given_batch, range(start, start + len(messages))):
+    for stream_id, part, rows in routes.partition_rows(given_batch, range(start, start + len(messages))):
         numbers = list(rows) if isinstance(rows, range) else rows.to_pylist()
         assert numbers == sorted(numbers)
         assert part.equals(given_batch.take([number - start for number in numbers]))
@@ -103,7 +105,7 @@ def test_routing_by_columns_is_routing_one_by_one_and_keeps_the_order(
 def test_a_topic_that_a_group_wants_lies_under_one_of_its_candidate_filters(
     spaces: list[Space], topic: str, filter: Filter
 ) -> None:
-    space = space_of(topic, spaces)
+    space = find_space_for(topic, spaces)
     if space is not None and filter.matches(topic):
         assert space.filter in candidate_filters(filter, [each.filter for each in spaces])
 
@@ -114,7 +116,7 @@ def test_wherever_a_key_goes_after_a_reshard_its_stream_overlaps_the_one_before(
 ) -> None:
     hashed = hash_key(key, topic)
     place = [
-        Ring([StreamInfo(i, 1, 1, *each, 0, False) for i, each in enumerate(ranges(shards))]).index(hashed)
+        HashRing([StreamInfo(i, 1, 1, *each, 0, False) for i, each in enumerate(split_ring(shards))]).index(hashed)
         for shards in (before, after)
     ]
-    assert overlap(ranges(before)[place[0]], ranges(after)[place[1]])
+    assert ranges_overlap(split_ring(before)[place[0]], split_ring(after)[place[1]])

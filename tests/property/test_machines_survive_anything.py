@@ -13,17 +13,33 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sublet_borrower.machine.agent import Agent, Consumed, FromNode, NodeLost, NodesKnown, Subscribe, Tick, Unsubscribe
-from sublet_borrower.machine.events import Progressed
+from sublet_borrower.machine.agent import (
+    Agent,
+    CloseSubscription,
+    NodeLost,
+    NodeMessageReceived,
+    NodesDiscovered,
+    OpenSubscription,
+    ProgressReported,
+    Tick,
+)
+from sublet_borrower.machine.events import SessionProgress
 from sublet_borrower.settings import BorrowerSettings
-from sublet_leader.node.events import Begin, Commit, Heard, NotWritten, RevokeWanted, Shutdown
+from sublet_leader.node.events import (
+    CommitFailed,
+    CommitWrites,
+    MessageReceived,
+    NodeStarted,
+    RevokeRequested,
+    ShutdownRequested,
+)
 from sublet_leader.node.events import Tick as NodeTick
 from sublet_protocol.messages.messages import (
     Disconnect,
-    EndReason,
     Grant,
-    Held,
+    HeldGrant,
     Invalidate,
+    InvalidateReason,
     LeaderConnectResponse,
     LeaderWanted,
     Ping,
@@ -80,7 +96,7 @@ class Ids:
             self.grant(draw),
             draw(st.one_of(ABSURD, st.integers(0, 100))),
             draw(st.booleans()),
-            until=draw(st.one_of(ABSURD, st.integers(0, 100))),
+            delivered_end=draw(st.one_of(ABSURD, st.integers(0, 100))),
         )
 
     def grant(self, draw: Draw) -> int:
@@ -98,7 +114,7 @@ class Ids:
         match draw(st.integers(0, 6)):
             case 0 | 1:
                 reclaim = tuple(
-                    Held(draw(STREAMS), self.grant(draw), draw(ABSURD)) for _ in range(draw(st.integers(0, 2)))
+                    HeldGrant(draw(STREAMS), self.grant(draw), draw(ABSURD)) for _ in range(draw(st.integers(0, 2)))
                 )
                 group_id = draw(st.sampled_from([None, None, 1, 2, -1, BIG]))
                 leaving, predecessor = draw(st.booleans()), draw(st.one_of(st.none(), BORROWERS))
@@ -143,7 +159,7 @@ class Ids:
             case 5:
                 return ProgressSaved(who, term, stream_id, grant_id, draw(ABSURD))
             case _:
-                return Invalidate(who, term, draw(st.sampled_from(EndReason)))
+                return Invalidate(who, term, draw(st.sampled_from(InvalidateReason)))
 
 
 @pytest.mark.conforms("E7", "E10", "X4")
@@ -167,7 +183,7 @@ def test_a_leader_survives_whatever_it_hears(data: st.DataObject) -> None:
             case 4:
                 bench.streams.rollover(1, 2)
             case _:
-                bench.hear(ids.to_leader(draw), draw(AGENTS))
+                bench.receive(ids.to_leader(draw), draw(AGENTS))
     assert bench.wake_at > bench.now, "or it would spin"
 
 
@@ -176,9 +192,9 @@ def test_a_leader_survives_whatever_it_hears(data: st.DataObject) -> None:
 @given(st.data())
 def test_a_node_survives_whatever_it_hears(data: st.DataObject) -> None:
     draw, play = data.draw, Play()
-    play.do(Begin())
+    play.do(NodeStarted())
     if draw(st.booleans()):
-        play.lent()
+        play.granted()
     for _ in range(draw(st.integers(1, 25))):
         grants = [row.grant_id for row in play.store.rows(1).values()]
         ids = Ids(grants, [leader.term for leader in play.machine.leaders.values()])
@@ -191,20 +207,20 @@ def test_a_node_survives_whatever_it_hears(data: st.DataObject) -> None:
                 if draw(st.integers(0, 9)) == 0 and play.requests and commit is not play.requests[0]:
                     fail_first(play)
             case 5:
-                play.do(RevokeWanted(draw(st.sampled_from([1, 2, BIG])), (draw(STREAMS),), "operator"))
+                play.do(RevokeRequested(draw(st.sampled_from([1, 2, BIG])), (draw(STREAMS),), "operator"))
             case 6 if draw(st.integers(0, 9)) == 0:
-                play.do(Shutdown(play.now + 5.0))
+                play.do(ShutdownRequested(play.now + 5.0))
             case _:
-                play.do(Heard(draw(AGENTS), ids.to_leader(draw)))
+                play.do(MessageReceived(draw(AGENTS), ids.to_leader(draw)))
     assert play.stories == []
-    assert play.last.wake_at is None or play.last.wake_at > play.now or play.last.stopped
+    assert play.last.wake_at is None or play.last.wake_at > play.now or play.last.is_stopped
 
 
 def fail_first(play: Play) -> None:
     """The next request, if it is a commit, fails."""
-    if isinstance(request := play.requests[0], Commit):
+    if isinstance(request := play.requests[0], CommitWrites):
         play.requests.pop(0)
-        play.do(NotWritten(request, unknown=True))
+        play.do(CommitFailed(request, is_outcome_unknown=True))
 
 
 @pytest.mark.conforms("E7", "E10")
@@ -213,7 +229,7 @@ def fail_first(play: Play) -> None:
 def test_an_agent_survives_whatever_it_hears(data: st.DataObject) -> None:
     draw, now = data.draw, 0.0
     agent = Agent("a", BorrowerSettings())
-    agent.decide(NodesKnown(("n1:1", "n2:1")), now)
+    agent.decide(NodesDiscovered(("n1:1", "n2:1")), now)
     handles = 0
     ids = Ids([50, 60], [100, 200])
     for _ in range(draw(st.integers(1, 40))):
@@ -221,22 +237,22 @@ def test_an_agent_survives_whatever_it_hears(data: st.DataObject) -> None:
         match draw(st.integers(0, 9)):
             case 0:
                 handles += 1
-                outcome = agent.decide(Subscribe(handles, draw(SUBSCRIPTIONS)), now)
+                outcome = agent.decide(OpenSubscription(handles, draw(SUBSCRIPTIONS)), now)
             case 1:
-                outcome = agent.decide(Unsubscribe(draw(st.integers(0, 3))), now)
+                outcome = agent.decide(CloseSubscription(draw(st.integers(0, 3))), now)
             case 2:
                 outcome = agent.decide(Tick(), now)
             case 3:
                 outcome = agent.decide(NodeLost(draw(st.sampled_from(["n1:1", "n2:1", "n9:1", ""]))), now)
             case 4:
                 nodes = draw(st.sampled_from([(), ("n1:1",), ("n1:1", "n2:1")]))
-                outcome = agent.decide(NodesKnown(nodes), now)
+                outcome = agent.decide(NodesDiscovered(nodes), now)
             case 5:
-                progress = Progressed(draw(STREAMS), ids.grant(draw), draw(ABSURD), draw(st.booleans()))
-                outcome = agent.decide(Consumed(draw(st.integers(0, 3)), progress), now)
+                progress = SessionProgress(draw(STREAMS), ids.grant(draw), draw(ABSURD), draw(st.booleans()))
+                outcome = agent.decide(ProgressReported(draw(st.integers(0, 3)), progress), now)
             case _:
                 node = draw(st.sampled_from(["n1:1", "n2:1", "n9:1"]))
-                outcome = agent.decide(FromNode(node, ids.to_borrower(draw)), now)  # type: ignore[arg-type]
+                outcome = agent.decide(NodeMessageReceived(node, ids.to_borrower(draw)), now)  # type: ignore[arg-type]
     agent.decide(Tick(), now)
     outcome = agent.decide(Tick(), now)
     assert outcome.wake_at is None or outcome.wake_at > now, "or it would spin"

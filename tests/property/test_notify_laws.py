@@ -10,26 +10,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sublet_storage.notify.catch_up_scheduler import Cause
-from sublet_storage.notify.change_cache import Cache
+from sublet_storage.notify.catch_up_scheduler import CatchUpCause
+from sublet_storage.notify.change_cache import ChangeCache
 from sublet_storage.notify.changes import (
     Change,
     Envelope,
     Hello,
-    MalformedMessage,
+    MalformedNotification,
     Message,
     NotifySettings,
     stream_change,
 )
 from sublet_storage.notify.codec import decode, encode
-from sublet_storage.notify.publisher_machine import MOST_WAITING, Announcer, Open, Tell
+from sublet_storage.notify.publisher_machine import MAX_WAITING, ChangesQueued, EndpointsOpened, PublisherMachine
 from sublet_storage.notify.publisher_machine import Tick as AnnouncerTick
-from sublet_storage.notify.subscriber_events import CaughtUp, Connected, Heard, Started, Tick
-from sublet_storage.notify.subscriber_machine import Listener
+from sublet_storage.notify.subscriber_events import CatchUpCompleted, Connected, MessageReceived, Started, Tick
+from sublet_storage.notify.subscriber_machine import SubscriberMachine
 from tests.property.notify_world import CHANNELS, READ_S, SETTINGS, UNDER_WAY_S, World
 
-QUIET_S = SETTINGS.max_idle_s + UNDER_WAY_S + 2 * SETTINGS.gap_window_s + SETTINGS.spread_s + 2 * READ_S
-QUIET_S += SETTINGS.catch_up_every_s
+QUIET_S = SETTINGS.hello_interval_s + UNDER_WAY_S + 2 * SETTINGS.gap_window_s + SETTINGS.catch_up_jitter_s + 2 * READ_S
+QUIET_S += SETTINGS.catch_up_min_interval_s
 
 
 def trouble(world: World, turmoil: bool = True) -> None:
@@ -49,7 +49,7 @@ def trouble(world: World, turmoil: bool = True) -> None:
                 world.change(chance.choice(CHANNELS), chance.choice("abcde"), chance.random() < 0.3)
                 for _ in range(chance.randrange(1, 7))
             ]
-            speaker.tell(changes)  # the dead one has committed, and dies before it can tell
+            speaker.notify(changes)  # the dead one has committed, and dies before it can tell
 
 
 def calm(world: World) -> None:
@@ -85,8 +85,8 @@ def test_soon_after_things_are_quiet_every_cache_is_the_truth(
         newest: dict[tuple[str, str], int] = {}
         for change in node.news:
             place = change.kind, change.key
-            assert change.rank > newest.get(place, -1), "an older version came after a newer one"
-            newest[place] = change.rank
+            assert change.order_key > newest.get(place, -1), "an older version came after a newer one"
+            newest[place] = change.order_key
 
 
 @pytest.mark.conforms("D1", "D10")
@@ -100,7 +100,7 @@ def test_with_every_message_lost_regular_catch_ups_make_every_cache_the_truth(se
         world.run(world.now + 0.1)
     for node in world.listeners:
         node.connect()
-    world.run(world.now + world.settings.review_s + 1)
+    world.run(world.now + world.settings.catch_up_interval_s + 1)
     for node in world.listeners:
         assert all(node.cache.objects(kind).keys() == world.living(kind).keys() for kind in CHANNELS)
 
@@ -111,37 +111,41 @@ def test_with_every_message_lost_regular_catch_ups_make_every_cache_the_truth(se
 def test_one_gap_is_one_catch_up_and_a_late_arrival_is_none(seed: int, missing: int, data: st.DataObject) -> None:
     """A steady publisher says `missing` messages that do not come, and one that does; some of them come late."""
     chance = random.Random(seed)
-    machine = Announcer("p", "i", SETTINGS)
-    hello = machine.decide(Open(None), 0.0).sends[0]
-    said = [machine.decide(Tell((stream_change(1, n, False),)), n * 0.1).sends[0] for n in range(1, missing + 3)]
+    machine = PublisherMachine("p", "i", SETTINGS)
+    hello = machine.decide(EndpointsOpened(None), 0.0).sends[0]
+    said = [
+        machine.decide(ChangesQueued((stream_change(1, n, False),)), n * 0.1).sends[0] for n in range(1, missing + 3)
+    ]
     late = data.draw(st.lists(st.integers(1, missing), unique=True))
-    listener = Listener(SETTINGS, pushes=True, channels=CHANNELS)
-    reads = settled(listener, [Started(), Connected(), Heard(decode(hello)), Heard(decode(said[0]))], 0.0)
+    listener = SubscriberMachine(SETTINGS, pushes=True, channels=CHANNELS)
+    reads = settled(
+        listener, [Started(), Connected(), MessageReceived(decode(hello)), MessageReceived(decode(said[0]))], 0.0
+    )
     began = 100.0
-    listener.decide(Heard(decode(hello)), began - 1, 0.0)  # it is not silent
-    found = [listener.decide(Heard(decode(said[-1])), began, 0.0).catch_ups]
+    listener.decide(MessageReceived(decode(hello)), began - 1, 0.0)  # it is not silent
+    found = [listener.decide(MessageReceived(decode(said[-1])), began, 0.0).catch_ups]
     for index in late:
         at = began + chance.uniform(0, SETTINGS.gap_window_s * 0.99)
-        found.append(listener.decide(Heard(decode(said[index])), at, 0.0).catch_ups)
+        found.append(listener.decide(MessageReceived(decode(said[index])), at, 0.0).catch_ups)
     assert not any(found), "nothing is read while the missing ones may still come"
     reads = [
         each.causes for step in range(1, 40) for each in listener.decide(Tick(), began + step * 0.1, 0.0).catch_ups
     ]
-    assert reads == ([] if len(late) == missing else [frozenset({Cause.GAP})])
-    assert (listener.counters.healed, listener.counters.unhealed) == (int(not reads), int(bool(reads)))
+    assert reads == ([] if len(late) == missing else [frozenset({CatchUpCause.GAP})])
+    assert (listener.counters.filled_gaps, listener.counters.expired_gaps) == (int(not reads), int(bool(reads)))
 
 
-def settled(listener: Listener, events: list[object], now: float) -> list[object]:
+def settled(listener: SubscriberMachine, events: list[object], now: float) -> list[object]:
     """Let it do all that these events ask for, until nothing is asked for any more."""
     reads: list[object] = []
     for event in events:
         reads += listener.decide(event, now, 0.0).catch_ups  # type: ignore[arg-type]
     for step in range(20):
         for channel in CHANNELS:
-            listener.decide(CaughtUp(channel, True), now + 0.3 * step, 0.0)
+            listener.decide(CatchUpCompleted(channel, True), now + 0.3 * step, 0.0)
         reads += listener.decide(Tick(), now + 0.3 * step, 0.0).catch_ups
     for channel in CHANNELS:
-        listener.decide(CaughtUp(channel, True), now + 6, 0.0)
+        listener.decide(CatchUpCompleted(channel, True), now + 6, 0.0)
     return reads
 
 
@@ -188,7 +192,7 @@ JSON = st.recursive(
 def test_what_is_no_message_is_refused_by_name(raw: bytes) -> None:
     try:
         decode(raw)
-    except MalformedMessage:
+    except MalformedNotification:
         return
     assert decode(raw) == decode(encode(decode(raw)))
 
@@ -196,7 +200,7 @@ def test_what_is_no_message_is_refused_by_name(raw: bytes) -> None:
 @given(st.binary(max_size=12), st.integers(0, 300), ENVELOPE)
 def test_a_damaged_message_is_refused_or_is_another(noise: bytes, place: int, envelope: Envelope) -> None:
     raw = encode(envelope)
-    with contextlib.suppress(MalformedMessage):
+    with contextlib.suppress(MalformedNotification):
         decode(raw[:place] + noise + raw[place + len(noise) :])
 
 
@@ -204,8 +208,8 @@ def test_a_damaged_message_is_refused_or_is_another(noise: bytes, place: int, en
 def test_what_the_announcer_says_fits_and_loses_nothing(seed: int, limit: int) -> None:
     """Every object that was told of is in some message at its newest version, or its channel shows a hole."""
     chance = random.Random(seed)
-    machine = Announcer("p", "i", SETTINGS)
-    machine.decide(Open(limit), 0.0)
+    machine = PublisherMachine("p", "i", SETTINGS)
+    machine.decide(EndpointsOpened(limit), 0.0)
     newest: dict[str, int] = {}
     sent: list[bytes] = []
     for step in range(30):
@@ -215,34 +219,34 @@ def test_what_the_announcer_says_fits_and_loses_nothing(seed: int, limit: int) -
             newest[key] = newest.get(key, 0) + 1
             data = {"long": "x" * chance.randrange(400)} if chance.random() < 0.3 else None
             changes.append(Change("stream", key, newest[key], data=data))
-        sent += machine.decide(Tell(tuple(changes)), step * 0.001).sends
+        sent += machine.decide(ChangesQueued(tuple(changes)), step * 0.001).sends
     sent += machine.decide(AnnouncerTick(), 1e3).sends
     assert all(len(message) <= limit for message in sent)
     envelopes = [each for each in map(decode, sent) if isinstance(each, Envelope)]
     assert [each.predecessor for each in envelopes] == [0, *(each.sequence for each in envelopes)][:-1]
-    told = {change.key: change.version for each in envelopes for change in each.changes}
-    assert told == newest
-    assert machine.left_out == 0
+    reported = {change.key: change.version for each in envelopes for change in each.changes}
+    assert reported == newest
+    assert machine.dropped_change_count == 0
 
 
 def test_the_bound_is_one_that_a_message_can_be_made_of_at_once() -> None:
-    machine = Announcer("p", "i", SETTINGS)
-    for number in range(2 * MOST_WAITING):
-        machine.decide(Tell((stream_change(number, 1, False),)), 0.0)
-    (_, *envelopes) = map(decode, machine.decide(Open(None), 0.0).sends)
+    machine = PublisherMachine("p", "i", SETTINGS)
+    for number in range(2 * MAX_WAITING):
+        machine.decide(ChangesQueued((stream_change(number, 1, False),)), 0.0)
+    (_, *envelopes) = map(decode, machine.decide(EndpointsOpened(None), 0.0).sends)
     keys = [change.key for each in envelopes if isinstance(each, Envelope) for change in each.changes]
-    assert keys == [str(number) for number in range(MOST_WAITING, 2 * MOST_WAITING)]
-    assert machine.left_out == MOST_WAITING
+    assert keys == [str(number) for number in range(MAX_WAITING, 2 * MAX_WAITING)]
+    assert machine.dropped_change_count == MAX_WAITING
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.booleans()), min_size=1, max_size=30), st.randoms())
 def test_any_order_of_the_same_changes_ends_in_the_same_state(
-    told: list[tuple[int, bool]], chance: random.Random
+    reported: list[tuple[int, bool]], chance: random.Random
 ) -> None:
-    changes = [Change("space", "a", version, deleted) for version, deleted in told]
-    newest = max(changes, key=lambda change: change.rank)
+    changes = [Change("space", "a", version, deleted) for version, deleted in reported]
+    newest = max(changes, key=lambda change: change.order_key)
     chance.shuffle(changes)
-    cache = Cache(1e9)
+    cache = ChangeCache(1e9)
     for change in [*changes, *changes]:
         cache.apply(change, 0.0)
-    assert cache.objects("space") == ({} if newest.deleted else {"a": newest})
+    assert cache.objects("space") == ({} if newest.is_deleted else {"a": newest})

@@ -32,7 +32,7 @@ def test_the_index_is_the_set_of_subscriptions(steps: list[tuple[bool, str, str,
             assert set(index.keys(one)) == {key for _, channel, key in model if channel == one and key is not None}
             assert index.has_all(one) == any(channel == one and key is None for _, channel, key in model)
             readers = {name for name, channel, key in model if channel == one and key in ("k", None)}
-            assert set(index.readers(one, "k")) == readers
+            assert set(index.subscribers(one, "k")) == readers
     for entry in model:
         index.remove(*entry)
     assert not index._channels

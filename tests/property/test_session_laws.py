@@ -14,24 +14,24 @@ from hypothesis import strategies as st
 
 from sublet_protocol.pubsub.mailbox import MailboxLimits
 from sublet_protocol.pubsub.model import ChannelKind, Gap, Send, Subscribe
-from sublet_protocol.pubsub.publisher import PublisherSettings, SessionPublisher
-from sublet_protocol.pubsub.publisher_replies import Hold, Messages, Received, Unknown
-from sublet_protocol.pubsub.subscriber import SessionSubscriber, SubscriberSettings
+from sublet_protocol.pubsub.publisher import PublisherSettings, PubSubPublisher
+from sublet_protocol.pubsub.publisher_replies import BatchAccepted, HoldPoll, PollDeliveries, UnknownSubscriber
+from sublet_protocol.pubsub.subscriber import PubSubSubscriber, SubscriberSettings
 from sublet_protocol.pubsub.subscriber_events import (
-    BatchAnswered,
     BatchFailed,
+    BatchReplied,
     CancelBatch,
     CancelPoll,
+    ConnectionLost,
+    ConnectionStatus,
     Deliver,
     Event,
     Instruction,
-    Listen,
-    Lost,
-    PollAnswered,
     PollFailed,
+    PollReplied,
     SendBatch,
+    SetListening,
     StartPoll,
-    Status,
     Tick,
 )
 
@@ -49,7 +49,7 @@ class World:
         self.node_number = 0
         self.node = self.new_node()
         settings = SubscriberSettings(hold_s=5, retry_s=0.5, batch_commands=3)
-        self.agent = SessionSubscriber("agent", settings, channels=CHANNELS)
+        self.agent = PubSubSubscriber("agent", settings, channels=CHANNELS)
         self.calls: dict[str, SendBatch | StartPoll] = {}
         self.wake_at: float | None = None
         self.executed: list[tuple[str, object]] = []
@@ -59,9 +59,9 @@ class World:
         self.newest: dict[str, int] = {}
         self.sent = self.delivered = self.gaps = self.losses = 0
 
-    def new_node(self) -> SessionPublisher:
+    def new_node(self) -> PubSubPublisher:
         self.node_number += 1
-        return SessionPublisher(f"n{self.node_number}", PublisherSettings(hold_s=5, mailbox=LIMITS), channels=CHANNELS)
+        return PubSubPublisher(f"n{self.node_number}", PublisherSettings(hold_s=5, mailbox=LIMITS), channels=CHANNELS)
 
     def decide(self, event: Event) -> None:
         outcome = self.agent.decide(event, self.now)
@@ -81,7 +81,7 @@ class World:
                 del self.calls["batch"]
             case CancelPoll():
                 del self.calls["poll"]
-            case Lost():
+            case ConnectionLost():
                 self.doubts += 1
                 self.losses += 1
                 self.seen.clear()
@@ -105,7 +105,11 @@ class World:
     def answer(self, kind: str) -> None:
         """The network decides what becomes of a call under way."""
         call = self.calls[kind]
-        fails = BatchFailed(call.life, "lost") if isinstance(call, SendBatch) else PollFailed(call.life, "lost")
+        fails = (
+            BatchFailed(call.subscriber_incarnation, "lost")
+            if isinstance(call, SendBatch)
+            else PollFailed(call.subscriber_incarnation, "lost")
+        )
         if self.random.random() < self.loss:
             del self.calls[kind]
             self.decide(fails)
@@ -116,16 +120,20 @@ class World:
 
     def execute(self, call: SendBatch) -> Event:
         answer = self.node.receive(call.subscriber_id, call.number, call.commands, self.now)
-        if isinstance(answer, Received):
+        if isinstance(answer, BatchAccepted):
             self.executed += [(call.subscriber_id, body) for _, body in answer.messages]
-        return BatchAnswered(call.life, call.number, self.node.incarnation, isinstance(answer, Unknown))
+        return BatchReplied(
+            call.subscriber_incarnation, call.number, self.node.incarnation, isinstance(answer, UnknownSubscriber)
+        )
 
     def poll(self, call: StartPoll) -> Event:
-        answer = self.node.poll(call.subscriber_id, call.acknowledged, call.incarnation, self.now, call.hold_s)
-        if isinstance(answer, Hold):
-            answer = self.node.collect(call.subscriber_id, self.now)
-        deliveries = answer.deliveries if isinstance(answer, Messages) else ()
-        return PollAnswered(call.life, self.node.incarnation, isinstance(answer, Unknown), deliveries)
+        answer = self.node.poll(call.subscriber_id, call.acknowledged, call.node_incarnation, self.now, call.hold_s)
+        if isinstance(answer, HoldPoll):
+            answer = self.node.end_poll(call.subscriber_id, self.now)
+        deliveries = answer.deliveries if isinstance(answer, PollDeliveries) else ()
+        return PollReplied(
+            call.subscriber_incarnation, self.node.incarnation, isinstance(answer, UnknownSubscriber), deliveries
+        )
 
     def step(self) -> None:
         self.now += self.random.random()
@@ -143,12 +151,12 @@ class World:
         if self.wake_at is not None and self.now >= self.wake_at:
             self.decide(Tick())
         if self.published % 8 == 0:
-            assert self.node.leaks() == self.agent.leaks() == ()
+            assert self.node.find_leaks() == self.agent.find_leaks() == ()
 
     def check_counters(self) -> None:
         agent, node = self.agent.counters, self.node.counters
         assert (agent.deliveries, agent.gaps) == (self.delivered, self.gaps)
-        assert sum(agent.lives_lost.values()) == agent.lives_begun - 1 >= self.losses
+        assert sum(agent.connections_lost.values()) == agent.incarnations - 1 >= self.losses
         assert agent.polls >= agent.empty_polls
         assert node.deliveries >= node.gaps
         assert node.polls >= node.empty_polls
@@ -168,14 +176,14 @@ def calm(world: World) -> None:
         for kind in sorted(world.calls):
             if kind in world.calls:
                 world.answer(kind)
-    assert world.agent.status is Status.CONNECTED
+    assert world.agent.status is ConnectionStatus.CONNECTED
 
 
 @settings(max_examples=150)
 @given(st.integers(0, 2**32), st.sampled_from([0.0, 0.1, 0.4]), st.sampled_from([0.0, 0.02]))
 def test_nothing_is_lost_or_seen_twice_without_a_word(seed: int, loss: float, restarts: float) -> None:
     world = World(seed, loss, restarts)
-    for event in (Subscribe("log", "k"), Subscribe("log", None), Subscribe("state", None), Listen(True)):
+    for event in (Subscribe("log", "k"), Subscribe("log", None), Subscribe("state", None), SetListening(True)):
         world.decide(event)
     for _ in range(300):
         world.step()
@@ -185,7 +193,7 @@ def test_nothing_is_lost_or_seen_twice_without_a_word(seed: int, loss: float, re
     assert messages == sorted(messages), "out of order"
     if loss == restarts == 0.0:
         assert messages == list(range(1, world.sent + 1))
-        assert world.agent.unsent_messages == 0
+        assert world.agent.unacknowledged_count == 0
 
     doubts, before = world.doubts, len(world.seen)
     for _ in range(5):

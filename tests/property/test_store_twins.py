@@ -24,30 +24,30 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from sublet_protocol.domain.errors import LostLeadership, SubletError
+from sublet_protocol.domain.errors import StaleTerm, SubletError
 from sublet_protocol.domain.in_doubt import InDoubt
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.coordinator.store import GroupStore
-from sublet_storage.groups.model.desired_state import Order, Pause, Resume, Weigh
+from sublet_storage.groups.model.desired_state import GroupCommand, PauseGroup, ResumeGroup, SetSessionWeight
 from sublet_storage.groups.model.records import (
-    Advance,
-    Entry,
-    Grant,
+    AdvancePosition,
+    ForceRelease,
+    GrantStream,
     GroupOptions,
     GroupWrites,
+    LendingChange,
     LendingStatus,
-    Mark,
-    Reclaim,
-    Release,
-    Seize,
-    Start,
-    Unreserve,
-    WhenGone,
+    OnDataLoss,
+    ReclaimStream,
+    RecordHistory,
+    ReleaseStream,
+    StartingPosition,
+    UnreserveStream,
 )
-from sublet_storage.groups.model.transitions import Row
+from sublet_storage.groups.model.transitions import LendingRow
 from sublet_storage.nodes import NodeRef
 from tests.contract.group_world import PostgresWorld, Ticker
-from tests.support.memory_store.groups import MemoryGroups
+from tests.support.memory_store.groups import MemoryGroupStore
 
 NODES = [NodeRef(name, f"incarnation of {name}", f"{name}:1") for name in ("one", "two")]
 SUBSCRIPTIONS = [Subscription.parse(text) for text in ("$share/g/#", "$share/h/orders/#", "$queue/q/users/+")]
@@ -67,17 +67,26 @@ WORDS = [
     "unreserve",
 ]
 BEGUN_US = Ticker().now_us
-ORDERS: list[Order] = [Pause("why"), Pause(), Resume(), Resume(), Weigh("s", 2.0), Weigh("s", None)]
+ORDERS: list[GroupCommand] = [
+    PauseGroup("why"),
+    PauseGroup(),
+    ResumeGroup(),
+    ResumeGroup(),
+    SetSessionWeight("s", 2.0),
+    SetSessionWeight("s", None),
+]
 small = st.integers(0, 63)
 starts = st.one_of(
-    st.sampled_from([Start.LATEST, Start.EARLIEST]),
-    st.integers(0, 4).map(Start.offset),
-    st.sampled_from([0, 1, 500_000, 3_000_000, 9_000_000, 20_000_000]).map(lambda us: Start.at(BEGUN_US + us)),
+    st.sampled_from([StartingPosition.LATEST, StartingPosition.EARLIEST]),
+    st.integers(0, 4).map(StartingPosition.at_offset),
+    st.sampled_from([0, 1, 500_000, 3_000_000, 9_000_000, 20_000_000]).map(
+        lambda us: StartingPosition.at_time(BEGUN_US + us)
+    ),
 )
 options = st.builds(
     GroupOptions,
-    start=starts,
-    when_gone=st.sampled_from(WhenGone),
+    starting_position=starts,
+    on_data_loss=st.sampled_from(OnDataLoss),
     strategy=st.sampled_from(["even", "even", "load"]),
     session_expiry_s=st.sampled_from([0, 0, 7.5]),
 )
@@ -118,7 +127,7 @@ class Twins(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.world = PostgresWorld(self.url)
-        self.twin = MemoryGroups(self.world.streams, self.world.clock)
+        self.twin = MemoryGroupStore(self.world.streams, self.world.clock)
         self.terms: dict[int, int] = {}
         self.seen: dict[tuple[int, int], tuple[int, int, bool]] = {}
         self.locks = ExitStack()
@@ -198,13 +207,13 @@ class Twins(RuleBasedStateMachine):
         self.retention(which)
 
     @rule(which=st.sampled_from(SUBSCRIPTIONS), order=st.sampled_from(ORDERS))
-    def order(self, which: Subscription, order: Order) -> None:
-        self.ask(lambda store: store.instruct(which, order))
+    def order(self, which: Subscription, order: GroupCommand) -> None:
+        self.ask(lambda store: store.apply_command(which, order))
 
     # --- groups and leaders -------------------------------------------------------------------------------------
 
     @rule(subscription=st.sampled_from(SUBSCRIPTIONS), start=starts)
-    def open_group(self, subscription: Subscription, start: Start) -> None:
+    def open_group(self, subscription: Subscription, start: StartingPosition) -> None:
         self.ask(lambda store: store.open_group(subscription, start))
 
     @rule(subscription=st.sampled_from(SUBSCRIPTIONS), options=options)
@@ -252,7 +261,7 @@ class Twins(RuleBasedStateMachine):
         self.commit(one)
         self.commit(other)
 
-    def entry(self, group: int, word: str, which: int, off: int, wanted: Wanted) -> Entry:
+    def entry(self, group: int, word: str, which: int, off: int, wanted: Wanted) -> LendingChange:
         """A word that is meant for the row as it is, give or take; seldom for one that nothing can happen to."""
         life = self.twin._lives.get(group)
         rows = life.rows if life else {}
@@ -265,24 +274,24 @@ class Twins(RuleBasedStateMachine):
         match word:
             case "grant":
                 session = (None, "etl")[which % 2]
-                return Grant(stream, f"b{which % 3}", agent, session, "share", which if session else None)
+                return GrantStream(stream, f"b{which % 3}", agent, session, "share", which if session else None)
             case "advance":
-                return Advance(stream, grant_id, position)
+                return AdvancePosition(stream, grant_id, position)
             case "plan":
                 doubt = InDoubt(grant_id, position, position + which % 3, (0.0, 4.5, 4.5)[which % 3])
-                return Advance(stream, grant_id, position, in_doubt=doubt)
+                return AdvancePosition(stream, grant_id, position, in_doubt=doubt)
             case "unreserve":
-                return Unreserve(stream, grant_id, "not back", force=which % 2 == 0)
+                return UnreserveStream(stream, grant_id, "not back", is_forced=which % 2 == 0)
             case "release":
-                return Release(stream, grant_id, position, "leave", keep_s, position + which % 3)
+                return ReleaseStream(stream, grant_id, position, "leave", keep_s, position + which % 3)
             case "seize":
-                return Seize(stream, grant_id, "silent", keep_s)
+                return ForceRelease(stream, grant_id, "silent", keep_s)
             case "mark":
-                return Mark(stream, grant_id, "revoke", "balance")
+                return RecordHistory(stream, grant_id, "revoke", "balance")
             case _:
-                return Reclaim(stream, grant_id, position, f"b{which % 3}", agent, (None, which)[which % 2])
+                return ReclaimStream(stream, grant_id, position, f"b{which % 3}", agent, (None, which)[which % 2])
 
-    def position(self, row: Row | None, shift: int) -> int:
+    def position(self, row: LendingRow | None, shift: int) -> int:
         """Near the row's; beyond the head only with the largest shift."""
         near = max(0, (row.position if row else 0) + shift)
         return near if row is None or shift == 3 else min(near, self.world.streams.streams[row.stream_id].head)
@@ -306,7 +315,7 @@ class Twins(RuleBasedStateMachine):
 
     @invariant()
     def they_hold_the_same(self) -> None:
-        self.ask(lambda store: store.look(range(6)))
+        self.ask(lambda store: store.read_leaderships(range(6)))
         for group in range(1, 5):
             self.ask(partial(self.all_about, group))
 
@@ -314,17 +323,19 @@ class Twins(RuleBasedStateMachine):
         found, history = store.find_group(group), store.history(group)
         try:
             return found, history, store.load(group, self.terms.get(group, 1))
-        except LostLeadership as error:
+        except StaleTerm as error:
             return found, history, str(error)
 
     @invariant()
     def they_count_alike_what_was_lost_and_wait_alike(self) -> None:
         """What no leader is shown: finished rows, and how long rows are kept to the microsecond."""
-        kept = "select group_id, stream_id, status, lost_messages, (extract(epoch from held_until) * 1000000)::bigint"
-        stored = self.world.connection.execute(f"{kept} from lending order by group_id, stream_id").fetchall()
+        retained = (
+            "select group_id, stream_id, status, lost_messages, (extract(epoch from held_until) * 1000000)::bigint"
+        )
+        stored = self.world.connection.execute(f"{retained} from lending order by group_id, stream_id").fetchall()
         rows = [row for _, life in sorted(self.twin._lives.items()) for _, row in sorted(life.rows.items())]
         assert stored == [
-            (row.group_id, row.stream_id, row.status.value, row.lost_messages, row.held_until_us) for row in rows
+            (row.group_id, row.stream_id, row.status.value, row.lost_message_count, row.held_until_us) for row in rows
         ]
 
     @invariant()

@@ -9,15 +9,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sublet_leader.allocation import EvenStrategy, Load, Situation, Strategy, checked, find_strategy
+from sublet_leader.allocation import (
+    AllocationInput,
+    AllocationStrategy,
+    EvenStrategy,
+    StreamLoad,
+    load_strategy,
+    validate_plan,
+)
 from tests.property.sharing import NAMES, WEIGHTS, World, counts, situations
 
-pytestmark = pytest.mark.parametrize("strategy", [find_strategy("even"), find_strategy("load")], ids=["even", "load"])
+pytestmark = pytest.mark.parametrize("strategy", [load_strategy("even"), load_strategy("load")], ids=["even", "load"])
 EXAMPLES = settings(max_examples=60)
-LOAD = Load(100.0, 0)
+LOAD = StreamLoad(100.0, 0)
 
 
-def settled(strategy: Strategy, streams: int, members: int) -> World:
+def settled(strategy: AllocationStrategy, streams: int, members: int) -> World:
     """So many streams that all cost the same, shared by so many equal members."""
     weights = dict.fromkeys(NAMES[:members], 1.0)
     world = World(strategy, {}, set(range(streams)), weights, dict.fromkeys(range(streams), LOAD))
@@ -29,20 +36,20 @@ def settled(strategy: Strategy, streams: int, members: int) -> World:
 @EXAMPLES
 @given(situation=situations())
 def test_every_free_stream_is_granted_and_only_what_may_move_is_revoked(
-    strategy: Strategy, situation: Situation
+    strategy: AllocationStrategy, situation: AllocationInput
 ) -> None:
-    plan = checked(strategy.plan(situation), situation)
-    assert [stream for stream, _ in plan.grants] == (sorted(situation.free) if situation.weights else [])
+    plan = validate_plan(strategy.plan(situation), situation)
+    assert [stream for stream, _ in plan.grants] == (sorted(situation.free_streams) if situation.weights else [])
     assert list(plan.revokes) == sorted(plan.revokes)
-    assert all(situation.held[stream] in situation.weights for stream in plan.revokes), "a stranger's stream"
+    assert all(situation.holders[stream] in situation.weights for stream in plan.revokes), "a stranger's stream"
 
 
 @pytest.mark.conforms("E18")
 @EXAMPLES
 @given(situation=situations(), rng=st.randoms(use_true_random=False))
 def test_the_order_of_the_arguments_does_not_matter(
-    strategy: Strategy,
-    situation: Situation,
+    strategy: AllocationStrategy,
+    situation: AllocationInput,
     rng: st.randoms,  # type: ignore[valid-type]
 ) -> None:
     def mixed(mapping: dict) -> dict:  # type: ignore[type-arg]
@@ -50,11 +57,11 @@ def test_the_order_of_the_arguments_does_not_matter(
 
     other = replace(
         situation,
-        held=mixed(dict(situation.held)),
-        free=sorted(situation.free, reverse=True),
+        holders=mixed(dict(situation.holders)),
+        free_streams=sorted(situation.free_streams, reverse=True),
         weights=mixed(dict(situation.weights)),
-        load=mixed(dict(situation.load)),
-        last=mixed(dict(situation.last)),
+        loads=mixed(dict(situation.loads)),
+        last_holders=mixed(dict(situation.last_holders)),
     )
     assert strategy.plan(other) == strategy.plan(situation)
 
@@ -62,9 +69,9 @@ def test_the_order_of_the_arguments_does_not_matter(
 @pytest.mark.conforms("E18")
 @EXAMPLES
 @given(situation=situations())
-def test_at_rest_nothing_moves(strategy: Strategy, situation: Situation) -> None:
-    members = {stream: who for stream, who in situation.held.items() if who in situation.weights}
-    world = World(strategy, members, set(situation.free), dict(situation.weights), dict(situation.load))
+def test_at_rest_nothing_moves(strategy: AllocationStrategy, situation: AllocationInput) -> None:
+    members = {stream: who for stream, who in situation.holders.items() if who in situation.weights}
+    world = World(strategy, members, set(situation.free_streams), dict(situation.weights), dict(situation.loads))
     world.settle()
     before = dict(world.held)
     assert not world.round()
@@ -74,7 +81,9 @@ def test_at_rest_nothing_moves(strategy: Strategy, situation: Situation) -> None
 @pytest.mark.conforms("E18")
 @EXAMPLES
 @given(streams=st.integers(0, 60), members=st.integers(1, 7))
-def test_one_join_moves_about_its_share_to_the_newcomer_alone(strategy: Strategy, streams: int, members: int) -> None:
+def test_one_join_moves_about_its_share_to_the_newcomer_alone(
+    strategy: AllocationStrategy, streams: int, members: int
+) -> None:
     world = settled(strategy, streams, members)
     newcomer, share = NAMES[members], streams / (members + 1)
     before = world.moves()
@@ -90,7 +99,9 @@ def test_one_join_moves_about_its_share_to_the_newcomer_alone(strategy: Strategy
 @pytest.mark.conforms("E18", "E20")
 @EXAMPLES
 @given(streams=st.integers(0, 60), members=st.integers(2, 8))
-def test_one_leave_moves_only_what_the_leaver_held_in_one_plan(strategy: Strategy, streams: int, members: int) -> None:
+def test_one_leave_moves_only_what_the_leaver_held_in_one_plan(
+    strategy: AllocationStrategy, streams: int, members: int
+) -> None:
     world = settled(strategy, streams, members)
     leaver = NAMES[0]
     for stream_id in [stream for stream, who in world.held.items() if who == leaver]:
@@ -105,7 +116,9 @@ def test_one_leave_moves_only_what_the_leaver_held_in_one_plan(strategy: Strateg
 @pytest.mark.conforms("E19")
 @settings(max_examples=20)
 @given(streams=st.integers(0, 60), members=st.integers(1, 3))
-def test_many_joins_at_once_move_each_stream_at_most_once(strategy: Strategy, streams: int, members: int) -> None:
+def test_many_joins_at_once_move_each_stream_at_most_once(
+    strategy: AllocationStrategy, streams: int, members: int
+) -> None:
     world = settled(strategy, streams, members)
     before = world.moves()
     world.weights = dict.fromkeys(NAMES, 1.0)
@@ -119,7 +132,7 @@ def test_many_joins_at_once_move_each_stream_at_most_once(strategy: Strategy, st
 @EXAMPLES
 @given(streams=st.integers(0, 8), weights=st.lists(WEIGHTS, min_size=8, max_size=8))
 def test_with_fewer_streams_than_members_the_others_stand_by(
-    strategy: Strategy, streams: int, weights: list[float]
+    strategy: AllocationStrategy, streams: int, weights: list[float]
 ) -> None:
     members = dict(zip(NAMES, weights, strict=True))
     world = World(strategy, {}, set(range(streams)), members)
@@ -138,7 +151,9 @@ def test_with_fewer_streams_than_members_the_others_stand_by(
 @pytest.mark.conforms("E18")
 @EXAMPLES
 @given(streams=st.integers(0, 60), members=st.integers(1, 8))
-def test_who_lost_its_streams_and_is_still_there_gets_them_back(strategy: Strategy, streams: int, members: int) -> None:
+def test_who_lost_its_streams_and_is_still_there_gets_them_back(
+    strategy: AllocationStrategy, streams: int, members: int
+) -> None:
     world = settled(strategy, streams, members)
     own = [stream for stream, who in world.held.items() if who == NAMES[0]]
     for stream_id in own:

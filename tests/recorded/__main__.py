@@ -19,7 +19,7 @@ from tests.recorded.history import History, Outcome, read
 from tests.recorded.plan import DEEDS, HABITS, ORDERS, draw
 from tests.recorded.stage import Stage
 
-SHOWN = 5
+MAX_SHOWN_CHARS = 5
 """Anomalies of a kind that are told with their stories."""
 
 
@@ -71,16 +71,16 @@ def _report(history: History) -> int:
         calls = history.of_group(group)
         given = [place for call in calls for place in call.messages]
         moves = Counter(line.event for line in history.lendings.get(group.name, ()))
-        told = ", ".join(f"{event} {count}" for event, count in sorted(moves.items()))
+        reported = ", ".join(f"{event} {count}" for event, count in sorted(moves.items()))
         counted = f"{len(calls)} calls, {len(given)} messages given out, {len(set(given))} of them once"
-        _say(f"{group.name}: {counted}; {told}")
+        _say(f"{group.name}: {counted}; {reported}")
     anomalies = check(history)
     by_kind: dict[tuple[str, str], list[Anomaly]] = {}
     for anomaly in anomalies:
         by_kind.setdefault((anomaly.group, anomaly.kind), []).append(anomaly)
     for found in by_kind.values():
         _say(f"\n{found[0].kind}{f' in {found[0].group}' if found[0].group else ''}: {len(found)}")
-        for anomaly in found[:SHOWN]:
+        for anomaly in found[:MAX_SHOWN_CHARS]:
             _say(f"  {anomaly.what}")
         _say("\n".join(story(history, found[0])))
     _say("no promise was broken" if not anomalies else f"\n{len(anomalies)} anomalies")

@@ -30,9 +30,9 @@ from tests.recorded.history import Outcome
 from tests.recorded.record import Record
 
 BATCH_BYTES = 2000
-LONGEST_WORK_S = 0.06
+MAX_WORK_S = 0.06
 LONG_WORK_S = 2.0
-AGAIN_S = 0.3
+RETRY_INTERVAL_S = 0.3
 
 LASTS = 0.01
 """Share of batches whose work takes long."""
@@ -99,7 +99,7 @@ class Worker:
                 self._consume()
             except (SubletError, psycopg.Error, WorkFailed) as error:
                 self._record.write("trouble", session=self._called, error=f"{type(error).__name__}: {error}")
-                self.over.wait(AGAIN_S)
+                self.over.wait(RETRY_INTERVAL_S)
 
     def _consume(self) -> None:
         role = self._role
@@ -107,9 +107,9 @@ class Worker:
         settings: dict[str, Any] = {
             "name": self._name if role.named else None,
             "start": role.start,
-            "batch_bytes": BATCH_BYTES,
+            "max_batch_bytes": BATCH_BYTES,
             "auto_ack": not role.exact,
-            **({"nodes": role.nodes, "through_nodes": True} if role.nodes else {"url": self._url}),
+            **({"nodes": role.nodes, "transport": "nodes"} if role.nodes else {"url": self._url}),
         }
         if role.in_asyncio:
             asyncio.run(self._asynchronous(AsyncSession(role.group, **settings)))
@@ -129,7 +129,7 @@ class Worker:
 
     def _in_loops(self, session: Session) -> None:
         """Loops over one session: one that ends with an exception is entered again, and a break ends the session."""
-        while not session.closed:
+        while not session.is_closed:
             try:
                 for batch in session:
                     with self._call(batch):
@@ -143,7 +143,7 @@ class Worker:
         """The same on an event loop."""
         async with opening as session:
             self._opened(session)
-            while not session.closed:
+            while not session.is_closed:
                 try:
                     async for batch in session:
                         with self._call(batch):
@@ -164,7 +164,7 @@ class Worker:
         self._end(call, Outcome.OK)
 
     def _work(self) -> None:
-        lasts_s = self._chance.uniform(0, LONGEST_WORK_S)
+        lasts_s = self._chance.uniform(0, MAX_WORK_S)
         time.sleep(lasts_s if self._chance.random() > LASTS else LONG_WORK_S)
         if self._chance.random() < self._role.fails:
             raise WorkFailed
@@ -172,9 +172,9 @@ class Worker:
     # --- exactly once -----------------------------------------------------------------------------------------------
 
     def _in_transactions(self, session: Session) -> None:
-        while (batch := session.next_batch()) is not None:
+        while (batch := session.poll()) is not None:
             batches = [batch]
-            while self._chance.random() < 0.3 and (more := session.next_batch(0.05)) is not None:
+            while self._chance.random() < 0.3 and (more := session.poll(0.05)) is not None:
                 batches.append(more)
             self._commit(session, {self._begin(each): each for each in batches})
 
@@ -208,7 +208,7 @@ class Worker:
             self._unknown = isinstance(error, UnknownOutcome)
             if self._unknown:
                 self._record.write("unknown", session=self._called, calls=list(batches), error=str(error))
-            session.wait(AGAIN_S)
+            session.wait(RETRY_INTERVAL_S)
             return False
         for call in batches:
             self._end(call, Outcome.OK)
@@ -217,7 +217,7 @@ class Worker:
     def _another_try(self, session: Session, batches: dict[str, Batch]) -> dict[str, Batch]:
         """The same, in another order, or with more; fewer, and then the others."""
         match self._chance.choice(("same", "more", "fewer", "reversed")):
-            case "more" if (more := session.next_batch(AGAIN_S)) is not None:
+            case "more" if (more := session.poll(RETRY_INTERVAL_S)) is not None:
                 return {**batches, self._begin(more): more}
             case "fewer" if len(batches) > 1:
                 first = next(iter(batches))

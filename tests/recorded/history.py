@@ -39,7 +39,7 @@ class Message:
     lane: str
     asked_at: float
     outcome: Outcome = Outcome.UNKNOWN
-    told_at: float | None = None
+    reported_at: float | None = None
     place: Place | None = None
     together: int | None = None
 
@@ -193,7 +193,7 @@ class _Reader:
             asked = self.history.messages[f"{line['origin']}:{number}"]
             where = (place[0], place[1]) if place else None
             self.history.messages[asked.id] = replace(
-                asked, outcome=Outcome(outcome), told_at=line["wall"], place=where
+                asked, outcome=Outcome(outcome), reported_at=line["wall"], place=where
             )
 
     def _begin(self, name: str, line: dict[str, Any]) -> None:

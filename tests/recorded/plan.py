@@ -68,8 +68,8 @@ class Plan:
 
     def __str__(self) -> str:
         every: list[Deed | Order] = [*self.deeds, *self.orders]
-        told = [str(each) for each in sorted(every, key=lambda each: each.at_s)]
-        return "\n".join([f"nodes hear of messages by {self.notify}", *told])
+        reported = [str(each) for each in sorted(every, key=lambda each: each.at_s)]
+        return "\n".join([f"nodes hear of messages by {self.notify}", *reported])
 
 
 def draw(seed: int, seconds: float, deed_every_s: float, order_every_s: float, without: Collection[str] = ()) -> Plan:

@@ -23,7 +23,7 @@ from sublet_storage.producer import Publisher
 from tests.recorded.history import Outcome
 from tests.recorded.record import Record
 
-EVERY_S = 0.5
+INTERVAL_S = 0.5
 LONGEST = 6
 """Messages that are published at once."""
 
@@ -33,7 +33,7 @@ ANSWER_S = 90.0
 Ask = tuple[int, str, str | None]
 """(number, topic, key)."""
 
-Told = tuple[int, Outcome, tuple[int, int] | None]
+Notified = tuple[int, Outcome, tuple[int, int] | None]
 """(number, outcome, place)."""
 
 
@@ -54,9 +54,9 @@ class Origin:
         self._record.write("publish", origin=self.name, together=number, messages=asked)
         return asked
 
-    def told(self, told: list[Told]) -> None:
+    def reported(self, reported: list[Notified]) -> None:
         """What became of them."""
-        self._record.write("published", origin=self.name, messages=told)
+        self._record.write("published", origin=self.name, messages=reported)
 
     def value(self, number: int) -> str:
         """By which a message is known again."""
@@ -76,15 +76,15 @@ class Origin:
 def one_by_one(publisher: Publisher, origin: Origin) -> None:
     """Publish some messages, each with a fate of its own."""
     waiting = [(number, publisher.publish(topic, origin.value(number), key)) for number, topic, key in origin.ask()]
-    told: list[Told] = []
+    reported: list[Notified] = []
     for number, delivery in waiting:
         try:
             place = delivery.result(ANSWER_S)
-            told.append((number, Outcome.OK, (place.stream, place.offset)))
+            reported.append((number, Outcome.OK, (place.stream, place.offset)))
         except (SubletError, TimeoutError):
-            told.append((number, Outcome.UNKNOWN, None))
-    origin.told(told)
-    if any(outcome is not Outcome.OK for _, outcome, _ in told):
+            reported.append((number, Outcome.UNKNOWN, None))
+    origin.reported(reported)
+    if any(outcome is not Outcome.OK for _, outcome, _ in reported):
         raise ConnectionError("what follows has no order with what is unknown: begin anew")
 
 
@@ -100,7 +100,7 @@ def by_columns(publisher: Publisher, origin: Origin) -> None:
         publisher.publish_batch(columns).result(ANSWER_S)
     except (SubletError, TimeoutError):
         outcome = Outcome.UNKNOWN
-    origin.told([(number, outcome, None) for number in numbers])
+    origin.reported([(number, outcome, None) for number in numbers])
     if outcome is not Outcome.OK:
         raise ConnectionError("what follows has no order with what is unknown: begin anew")
 
@@ -116,7 +116,7 @@ def by_sql(connection: psycopg.Connection[Any], origin: Origin) -> None:
                 )
         outcome = Outcome.FAILED if transaction.force_rollback else Outcome.OK
     finally:
-        origin.told([(number, outcome, None) for number, _, _ in asked])
+        origin.reported([(number, outcome, None) for number, _, _ in asked])
 
 
 class Publishing:
@@ -149,7 +149,7 @@ class Publishing:
     def _repeat(self, publish: Callable[[Any, Origin], None], through: Any, origin: Origin) -> None:
         while not self.over.is_set():
             publish(through, origin)
-            self.over.wait(EVERY_S * random.uniform(0.2, 1.8))
+            self.over.wait(INTERVAL_S * random.uniform(0.2, 1.8))
 
 
 def main(url: str, file: str, name: str, life: str, *kinds: str) -> None:

@@ -28,8 +28,8 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres
 from sublet_storage.bootstrap.migrate import migrate
 from sublet_storage.db.connect import connect
-from sublet_storage.groups.coordinator.postgres import PostgresGroups
-from sublet_storage.groups.status.overview import Overview, describe
+from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.status.overview import GroupOverview, describe_group
 from sublet_storage.log import log
 from sublet_storage.spaces.spaces import create_space, reshard
 from tests.kit import eventually
@@ -56,7 +56,7 @@ LATER_AT, SINCE_AT = 0.4, 0.2
 
 WAIT_S = 60.0
 REST_S = 240.0
-LOOK_S = 1.0
+POLL_INTERVAL_S = 1.0
 SETTLED = 3
 """Looks in a row in which nothing is left to consume."""
 
@@ -165,7 +165,7 @@ class Stage:
             return rested >= SETTLED
 
         try:
-            eventually(look, REST_S, lambda: f"these groups have not consumed all: {left}", LOOK_S)
+            eventually(look, REST_S, lambda: f"these groups have not consumed all: {left}", POLL_INTERVAL_S)
         except AssertionError:
             for group in left:
                 self._say(self._command("groups", "why", group, check=False))
@@ -182,7 +182,7 @@ class Stage:
                 if waiting[0]:
                     found[PLAIN] = f"{waiting[0]} messages in the outbox"
                 for group in self._groups:
-                    overview = describe(connection, Subscription.parse(group))
+                    overview = describe_group(connection, Subscription.parse(group))
                     if lagging := [(one.stream_id, one.status, one.lag) for one in overview.streams if one.lag != 0]:
                         found[group] = f"{_lag(overview)} messages, {lagging[:5]}"
         except (psycopg.Error, SubletError) as error:
@@ -391,7 +391,7 @@ class Stage:
             for row in connection.execute(f"select {columns} from public.effect order by number").fetchall():
                 record.write("effect", row=row)
             groups = connection.execute("select group_id, kind, name, filter from consumer_group").fetchall()
-        store = PostgresGroups(self.url)
+        store = PostgresGroupStore(self.url)
         try:
             for group_id, kind, name, topics in groups:
                 for line in store.history(group_id):
@@ -406,7 +406,7 @@ def _stored(connection: psycopg.Connection[Any]) -> Iterator[tuple[int, list[tup
     for stream, head in heads:
         position = 0
         while position < head:
-            page = log.since(connection, stream, position)
+            page = log.fetch(connection, stream, position)
             for batch in page.batches:
                 columns = (batch.column(name).to_pylist() for name in ("offset", "value"))
                 yield stream, [(offset, value.decode()) for offset, value in zip(*columns, strict=True)]
@@ -433,5 +433,5 @@ def _is_backend(process: psutil.Process) -> bool:
     return False
 
 
-def _lag(overview: Overview) -> int:
+def _lag(overview: GroupOverview) -> int:
     return sum(one.lag or 0 for one in overview.streams)

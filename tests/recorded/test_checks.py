@@ -31,7 +31,7 @@ def call(group: Group, stream: int, grant: int, offset: int, found: str, at: flo
 
 
 def line(stream: int, event: str, grant: int, position: int, at: float, **facts: object) -> HistoryRecord:
-    made = HistoryRecord(int(at * SECOND), 1, stream, event, "", grant, "b", "agent", position, 1, forced=False)
+    made = HistoryRecord(int(at * SECOND), 1, stream, event, "", grant, "b", "agent", position, 1, is_forced=False)
     return replace(made, **facts)  # type: ignore[arg-type]
 
 
@@ -51,7 +51,7 @@ def sound() -> History:
         call(LOOPS, CHILD, 12, 0, "p:3", 40),
         call(LOOPS, CHILD, 12, 1, "p:4", 41),
     ]
-    lent = [
+    granted = [
         line(PARENT, "grant", 10, 0, 19),
         line(PARENT, "seize", 10, 1, 28, forced=True, until=2),
         line(PARENT, "grant", 11, 1, 29),
@@ -64,7 +64,7 @@ def sound() -> History:
         [*loops, *exact],
         [effect(number, each) for number, each in enumerate(exact, 1)],
         [LOOPS, EXACT],
-        {LOOPS.name: lent, EXACT.name: [line(PARENT, "grant", 1, 0, 49), line(CHILD, "grant", 2, 0, 49)]},
+        {LOOPS.name: granted, EXACT.name: [line(PARENT, "grant", 1, 0, 49), line(CHILD, "grant", 2, 0, 49)]},
     )
 
 
@@ -135,7 +135,7 @@ def _repeated_under_one_grant(history: History) -> None:
     history.calls.append(call(LOOPS, CHILD, 12, 0, "p:3", 42))
 
 
-def _called_after_it_was_lent_away(history: History) -> None:
+def _called_after_it_was_granted_away(history: History) -> None:
     _change(history, LOOPS, 1, begun=30.5, wall=30.5)
 
 
@@ -237,7 +237,7 @@ BROKEN: list[tuple[Callable[[History], None], set[Kind]]] = [
     (_child_while_parent_is_worked_on, {Kind.EARLY}),
     (_repeated_before_the_window, {Kind.REPEATED}),
     (_repeated_under_one_grant, {Kind.REPEATED}),
-    (_called_after_it_was_lent_away, {Kind.LATE}),
+    (_called_after_it_was_granted_away, {Kind.LATE}),
     (_two_sessions_under_one_grant, {Kind.CROSSED}),
     (_under_a_grant_of_nobody, {Kind.PHANTOM}),
     (_another_message_than_is_stored, {Kind.PHANTOM}),

@@ -23,7 +23,7 @@ def test_half_a_minute_under_kills_breaks_no_promise(server_home: Path) -> None:
     stage = Stage(server_home, draw(SEED, SECONDS, DEED_EVERY_S, ORDER_EVERY_S), SPEED, said.append)
     stage.run()
     history = read(stage.records)
-    told = [f"{anomaly}\n" + "\n".join(story(history, anomaly)) for anomaly in check(history)]
-    assert not told, "\n".join([*said, *told[:5]])
+    reported = [f"{anomaly}\n" + "\n".join(story(history, anomaly)) for anomaly in check(history)]
+    assert not reported, "\n".join([*said, *reported[:5]])
     assert sum(stage.befell.values()) > SECONDS / DEED_EVERY_S / 3, said
     assert all(history.of_group(group) for group in history.groups)

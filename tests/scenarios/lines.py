@@ -10,12 +10,12 @@ import re
 from collections.abc import Callable, Iterable
 from typing import assert_never
 
-from sublet_borrower.machine.agent import Closed, Told
-from sublet_borrower.machine.events import Announced, Install, Remove, Saved, Stop
+from sublet_borrower.machine.agent import HandleUpdate, SubscriptionClosed
+from sublet_borrower.machine.events import FrontierAdvanced, RevokeStarted, SavedProgress, StreamGranted, StreamRemoved
 from sublet_protocol.messages.messages import (
     Disconnect,
     Grant,
-    Held,
+    HeldGrant,
     Invalidate,
     LeaderConnectResponse,
     LeaderWanted,
@@ -89,31 +89,31 @@ class Lines:
         keeping = f" keeping{self._list(wanted.reclaim)}" if wanted.reclaim else ""
         return f"{group}{after}{' leaving' if wanted.leaving else ''}{keeping}"
 
-    def _list(self, streams: Iterable[StreamProgress | Held]) -> str:
+    def _list(self, streams: Iterable[StreamProgress | HeldGrant]) -> str:
         return ",".join(
             f" {self.grant(s.stream_id, s.grant_id)} at {s.position}"
             + (" final" if isinstance(s, StreamProgress) and s.final else "")
             for s in streams
         )
 
-    def told(self, told: Told | Closed) -> str:
+    def reported(self, reported: HandleUpdate | SubscriptionClosed) -> str:
         """What an agent tells the session of one of its subscriptions."""
-        if isinstance(told, Closed):
-            return f"subscription {told.handle}: closed {told.reason}"
-        match told.tell:
-            case Install(grant):
+        if isinstance(reported, SubscriptionClosed):
+            return f"subscription {reported.handle}: closed {reported.reason}"
+        match reported.update:
+            case StreamGranted(grant):
                 text = f"install {self.grant(grant.stream_id, grant.grant_id)} from {grant.position}"
-            case Stop(stream_id, grant_id):
+            case RevokeStarted(stream_id, grant_id):
                 text = f"stop {self.grant(stream_id, grant_id)}"
-            case Remove(stream_id, grant_id, reason):
+            case StreamRemoved(stream_id, grant_id, reason):
                 text = f"remove {self.grant(stream_id, grant_id)} {reason}"
-            case Saved(stream_id, grant_id, position):
+            case SavedProgress(stream_id, grant_id, position):
                 text = f"saved {self.grant(stream_id, grant_id)} at {position}"
-            case Announced(epochs):
+            case FrontierAdvanced(epochs):
                 text = f"announced {epochs}"
             case _:
-                assert_never(told.tell)
-        return f"subscription {told.handle}: {text}"
+                assert_never(reported.update)
+        return f"subscription {reported.handle}: {text}"
 
     def grant(self, stream_id: int, grant_id: int) -> str:
         """A stream under a grant."""

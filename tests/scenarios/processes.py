@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from sublet_borrower.machine.agent import Agent, AgentEvent, Closed, Consumed, NodesKnown, Subscribe, Told, Unsubscribe
+from sublet_borrower.machine.agent import (
+    Agent,
+    AgentEvent,
+    CloseSubscription,
+    HandleUpdate,
+    NodesDiscovered,
+    OpenSubscription,
+    ProgressReported,
+    SubscriptionClosed,
+)
 from sublet_borrower.machine.agent import Tick as AgentTick
-from sublet_borrower.machine.events import Install, Progressed, Remove
+from sublet_borrower.machine.events import SessionProgress, StreamGranted, StreamRemoved
 from sublet_borrower.machine.table import StreamStatus
 from sublet_borrower.settings import BorrowerSettings
 from sublet_leader.node.events import NodeEvent, Request
@@ -74,18 +83,18 @@ class NodeProcess(Process):
     def handle(self, event: NodeEvent) -> None:
         """Give the machine one event and do what it says."""
         stage, outcome = self.stage, self.machine.decide(event, self.stage.now)
-        assert not outcome.stories, outcome.stories[0]
+        assert not outcome.invariant_violations, outcome.invariant_violations[0]
         for request in outcome.requests:
             stage.queue.append(lambda request=request: stage.ask_database(self, request))  # type: ignore[misc]
         for agent, message in outcome.sends:
             stage.send(self.name, agent, message)
         self._wake(outcome.wake_at)
-        if outcome.stopped:
+        if outcome.is_stopped:
             stage.end(self)
 
     def answer(self, request: Request) -> None:
         """The database executes the request; the answer comes back."""
-        answer = execute(request, self.stage.store, self.machine.ref, self.stage.settings.lease_s)
+        answer = execute(request, self.stage.store, self.machine.ref, self.stage.settings.lease_duration_s)
         self.soon(lambda: self.handle(answer))
 
 
@@ -104,30 +113,30 @@ class AgentProcess(Process):
     def handle(self, event: AgentEvent) -> None:
         """Give the machine one event and do what it says."""
         stage, outcome = self.stage, self.machine.decide(event, self.stage.now)
-        for told in outcome.tells:
-            stage.said.append(f"{self.name} tells {stage.lines.told(told)}")
-            self._take(told)
+        for reported in outcome.updates:
+            stage.said.append(f"{self.name} tells {stage.lines.reported(reported)}")
+            self._take(reported)
         for node, message in outcome.sends:
             stage.send(self.name, node, message)
-        if outcome.nodes_wanted:
-            self.soon(lambda: self.handle(NodesKnown(stage.live_nodes())))
+        if outcome.needs_discovery:
+            self.soon(lambda: self.handle(NodesDiscovered(stage.live_nodes())))
         self._wake(outcome.wake_at)
 
     def subscribe(self) -> None:
         """The next subscription."""
         self.subscriptions += 1
-        self.handle(Subscribe(self.subscriptions, str(SUBSCRIPTION), start="earliest"))
+        self.handle(OpenSubscription(self.subscriptions, str(SUBSCRIPTION), starting_position="earliest"))
 
     def unsubscribe(self, handle: int) -> None:
         """End a subscription."""
-        self.handle(Unsubscribe(handle))
+        self.handle(CloseSubscription(handle))
 
     def consume(self, stream_id: int, position: int, *, final: bool) -> None:
         """The session that has the stream has consumed it so far."""
         if stream_id not in self._installed:
             raise BadLine(f"no session of {self.name} has stream {stream_id}")
         handle, grant_id = self._installed[stream_id]
-        self.handle(Consumed(handle, Progressed(stream_id, grant_id, position, final)))
+        self.handle(ProgressReported(handle, SessionProgress(stream_id, grant_id, position, final)))
 
     def borrowers(self) -> list[str]:
         """Each borrower with its status and its streams."""
@@ -137,19 +146,19 @@ class AgentProcess(Process):
         borrower, now = self.machine.borrowers[handle], self.stage.now
         texts = [f"{borrower.borrower_id} {borrower.status.value}"]
         for stream in sorted(borrower.streams, key=lambda s: s.stream_id):
-            may_start = self.machine.may_start(handle, stream.stream_id, stream.grant_id, now)
+            may_start = self.machine.may_start_call(handle, stream.stream_id, stream.grant_id, now)
             held_up = stream.status is StreamStatus.GRANTED and not may_start
             texts.append(f"stream {stream.stream_id} {stream.status.value}" + (" (no new call)" if held_up else ""))
         return ", ".join(texts)
 
-    def _take(self, told: Told | Closed) -> None:
-        if not isinstance(told, Told):
+    def _take(self, reported: HandleUpdate | SubscriptionClosed) -> None:
+        if not isinstance(reported, HandleUpdate):
             return
-        match told.tell:
-            case Install(grant):
-                self._installed[grant.stream_id] = (told.handle, grant.grant_id)
-            case Remove(stream_id, grant_id):
-                if self._installed.get(stream_id) == (told.handle, grant_id):
+        match reported.update:
+            case StreamGranted(grant):
+                self._installed[grant.stream_id] = (reported.handle, grant.grant_id)
+            case StreamRemoved(stream_id, grant_id):
+                if self._installed.get(stream_id) == (reported.handle, grant_id):
                     del self._installed[stream_id]
             case _:
                 pass

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from sublet_borrower.machine.agent import FromNode, NodeLost, NodesKnown
-from sublet_leader.node.events import Begin, Heard, Request, RevokeWanted, Shutdown
+from sublet_borrower.machine.agent import NodeLost, NodeMessageReceived, NodesDiscovered
+from sublet_leader.node.events import MessageReceived, NodeStarted, Request, RevokeRequested, ShutdownRequested
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.messages.messages import ToBorrower, ToLeader
 from sublet_storage.groups.model.records import LendingStatus
-from sublet_storage.groups.model.transitions import Row
+from sublet_storage.groups.model.transitions import LendingRow
 from tests.scenarios.lines import PINGS, BadLine, Lines, Message
 from tests.scenarios.processes import SUBSCRIPTION, AgentProcess, NodeProcess, Process
-from tests.support.memory_store.catalogue import MemoryStreams
-from tests.support.memory_store.groups import MemoryGroups
+from tests.support.memory_store.catalogue import MemoryCatalogue
+from tests.support.memory_store.groups import MemoryGroupStore
 
 EPOCH_US = 1_700_000_000_000_000
 ENDLESS = 10_000
@@ -31,11 +31,11 @@ class Stage:
     def __init__(self, nodes: tuple[str, ...], streams: int, messages: int) -> None:
         self.now = 0.0
         self.settings = LeaderSettings()
-        self.streams = MemoryStreams()
+        self.streams = MemoryCatalogue()
         self.streams.add_space(shards=streams)
         for stream_id in self.streams.streams:
             self.streams.append(stream_id, messages)
-        self.store = MemoryGroups(self.streams, lambda: EPOCH_US + round(self.now * 1_000_000))
+        self.store = MemoryGroupStore(self.streams, lambda: EPOCH_US + round(self.now * 1_000_000))
         self.lines = Lines()
         self.said: list[str] = []
         self.queue: deque[Callable[[], None]] = deque()
@@ -96,9 +96,9 @@ class Stage:
         """A message arrives."""
         target = self.find(receiver)
         if isinstance(target, NodeProcess) and isinstance(message, ToLeader):
-            target.soon(lambda: target.handle(Heard(sender, message)))
+            target.soon(lambda: target.handle(MessageReceived(sender, message)))
         elif isinstance(target, AgentProcess) and isinstance(message, ToBorrower):
-            target.soon(lambda: target.handle(FromNode(sender, message)))
+            target.soon(lambda: target.handle(NodeMessageReceived(sender, message)))
         else:
             raise BadLine(f"{receiver} cannot be told {self.lines.message(message)!r}")
 
@@ -121,13 +121,13 @@ class Stage:
         """A node's first or next life."""
         before = self.nodes.get(name)
         node = self.nodes[name] = NodeProcess(self, name, before.life + 1 if before else 1)
-        node.soon(lambda: node.handle(Begin()))
+        node.soon(lambda: node.handle(NodeStarted()))
 
     def agent(self, name: str) -> AgentProcess:
         """The agent of that name, which begins with its first subscription."""
         if name not in self.agents:
             agent = self.agents[name] = AgentProcess(self, name)
-            agent.soon(lambda: agent.handle(NodesKnown(self.live_nodes())))
+            agent.soon(lambda: agent.handle(NodesDiscovered(self.live_nodes())))
         return self.agents[name]
 
     def end(self, process: Process) -> None:
@@ -140,12 +140,12 @@ class Stage:
     def shut_down(self, name: str) -> None:
         """A node leaves gracefully."""
         node = self.nodes[name]
-        node.soon(lambda: node.handle(Shutdown(self.now + 5.0)))
+        node.soon(lambda: node.handle(ShutdownRequested(self.now + 5.0)))
 
     def operator_takes(self, stream_id: int) -> None:
         """Whoever leads is told to take a stream back."""
         for node in self.nodes.values():
-            node.soon(lambda node=node: node.handle(RevokeWanted(self._group_id, (stream_id,), "operator")))  # type: ignore[misc]
+            node.soon(lambda node=node: node.handle(RevokeRequested(self._group_id, (stream_id,), "operator")))  # type: ignore[misc]
 
     def delete_group(self) -> None:
         """An operator does; whoever subscribes next begins another life, under the next id."""
@@ -185,7 +185,7 @@ class Stage:
 
     def take_forced(self) -> list[str]:
         """Grants that ended without their holder's last word since the last time: from there on, a second delivery."""
-        forced = [h for h in self.store.history(self._group_id) if h.forced]
+        forced = [h for h in self.store.history(self._group_id) if h.is_forced]
         new, self._forced_seen = forced[self._forced_seen :], len(forced)
         return [f"stream {h.stream_id} from {h.borrower_id} at {h.position}: {h.event}, {h.reason}" for h in new]
 
@@ -197,7 +197,7 @@ class Stage:
         """The rows as the database has them."""
         return [self._lending(row) for _, row in sorted(self.store.rows(self._group_id).items())]
 
-    def _lending(self, row: Row) -> str:
+    def _lending(self, row: LendingRow) -> str:
         if row.status is not LendingStatus.HELD:
             return f"stream {row.stream_id} {row.status} at {row.position}"
         return f"{self.lines.grant(row.stream_id, row.grant_id)} held by {row.borrower_id} at {row.position}"

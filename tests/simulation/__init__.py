@@ -21,7 +21,7 @@ paused, reset, exported and imported at work, and begin at a time or an offset o
 Some users write output and progress in one transaction, whose commit may get no answer (`transactions`), and now and
 then the database fails over to a standby that is behind (`failover`). Publishers (`publishers`) publish in epochs,
 in some runs in pairs of numbers, skip some, run ahead, leave and die; a third of the groups are atomic, and their
-streams are consumed in whole epochs (`whole`) by the product's own plan of them. Some runs have a streaming query
+streams are consumed in whole epochs (`entire`) by the product's own plan of them. Some runs have a streaming query
 (`queries`), which plans ahead, dies between any two steps and comes back to its checkpoint. Each run has its own
 mixture.
 **Then the liveness phase**: the faults end, and everything must come to rest: all consumed, durable, shared out,

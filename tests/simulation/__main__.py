@@ -31,11 +31,11 @@ def main() -> int:
     parser.add_argument("--lines", type=int, default=SHOWN_LINES, help="with --seed: so many, 0: all (default: 400)")
     options = parser.parse_args()
     if options.seed is not None:
-        return tell(options.seed, options.about, options.lines)
+        return notify(options.seed, options.about, options.lines)
     return _run_many(options)
 
 
-def tell(seed: int, about: str = "", lines: int = SHOWN_LINES) -> int:
+def notify(seed: int, about: str = "", lines: int = SHOWN_LINES) -> int:
     """Run one seed and print its trace: who, when, what."""
     simulation = Simulation(seed, trace=True)
     wrong = ""
@@ -45,8 +45,8 @@ def tell(seed: int, about: str = "", lines: int = SHOWN_LINES) -> int:
         wrong = str(violation)
     except Exception:  # noqa: BLE001 what the product raised, told with the trace that led to it
         wrong = traceback.format_exc()
-    told = [line for line in simulation.world.lines or () if about in line]
-    _say("\n".join(told[-lines:] if lines else told))
+    reported = [line for line in simulation.world.lines or () if about in line]
+    _say("\n".join(reported[-lines:] if lines else reported))
     _say(f"\nSEED={seed}: {wrong or 'nothing is wrong'}\n")
     return 1 if wrong else 0
 

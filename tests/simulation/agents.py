@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 from sublet_borrower.machine.agent import (
     Agent,
     AgentEvent,
-    Closed,
-    Consumed,
-    FromNode,
+    CloseSubscription,
+    HandleUpdate,
     NodeLost,
-    NodesKnown,
-    Subscribe,
+    NodeMessageReceived,
+    NodesDiscovered,
+    OpenSubscription,
+    ProgressReported,
+    SubscriptionClosed,
     Tick,
-    Told,
-    Unsubscribe,
 )
-from sublet_borrower.machine.events import Progressed
+from sublet_borrower.machine.events import SessionProgress
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_protocol.messages.messages import EndReason, PingResponse, ProgressSaved, RevokeFinished, ToBorrower
+from sublet_protocol.messages.messages import InvalidateReason, PingResponse, ProgressSaved, RevokeFinished, ToBorrower
 from tests.simulation.process import Process
 from tests.simulation.queries import Checkpoint, Query
 from tests.simulation.sessions import CountedWork, Session
@@ -78,7 +78,7 @@ class SimulatedAgent(Process):
         query = self.checkpoint
         self.sessions[handle] = self._session(handle) if query is None else Query(self, handle, query)
         start = str(self.simulation.groups.start_of(subscription))
-        self._happens(Subscribe(handle, str(subscription), self.weight, self.session, start, epoch))
+        self._happens(OpenSubscription(handle, str(subscription), self.weight, self.session, start, epoch))
 
     def _session(self, handle: int) -> Session:
         return (WritingSession if self.simulation.users.is_used_by(self) else Session)(self, handle)
@@ -89,9 +89,9 @@ class SimulatedAgent(Process):
             self._leaving[handle] = self.wishes.pop(handle)
             self.world.say(self.name, f"leaves {handle}")
             self.sessions[handle].leave()
-            self._happens(Unsubscribe(handle))
+            self._happens(CloseSubscription(handle))
             if self.world.chance(0.3):
-                self.world.after(self.world.random.uniform(0.0, 0.5), lambda: self._happens(Unsubscribe(handle)))
+                self.world.after(self.world.random.uniform(0.0, 0.5), lambda: self._happens(CloseSubscription(handle)))
 
     def crash(self) -> None:
         """Gone, in the middle of whatever it did."""
@@ -100,21 +100,21 @@ class SimulatedAgent(Process):
             self.wishes.clear()
             self.world.say(self.name, "CRASHES")
 
-    def hear(self, node: str, message: ToBorrower) -> None:
+    def receive(self, node: str, message: ToBorrower) -> None:
         """A message has come over the network."""
-        self._happens(FromNode(node, message))
+        self._happens(NodeMessageReceived(node, message))
 
-    def hear_strays(self, node: str) -> None:
+    def receive_strays(self, node: str) -> None:
         """Words out of turn, under a term that nobody leads by, as only a node with a fault would say them."""
         for borrower in tuple(self.machine.borrowers.values()):
-            self.hear(node, PingResponse(borrower.borrower_id, 1, self.now, 60.0))
-            self.hear(node, ProgressSaved(borrower.borrower_id, 1, stream_id=1, grant_id=1, position=1))
+            self.receive(node, PingResponse(borrower.borrower_id, 1, self.now, 60.0))
+            self.receive(node, ProgressSaved(borrower.borrower_id, 1, stream_id=1, grant_id=1, position=1))
 
     def deny(self, node: str) -> None:
         """Say that it never had what it has and nobody works on, as only a process with a fault would."""
         for handle, borrower in self.machine.borrowers.items():
             for stream in borrower.streams:
-                if borrower.node == node and stream.settled and self.sessions[handle].is_idle(stream.stream_id):
+                if borrower.node == node and stream.is_settled and self.sessions[handle].is_idle(stream.stream_id):
                     denial = RevokeFinished(borrower.borrower_id, borrower.term, stream.stream_id, stream.grant_id)
                     self.simulation.network.to_node(self, node, denial)
 
@@ -126,13 +126,15 @@ class SimulatedAgent(Process):
         """The session says how far it is, and up to where it gives up what its user had in hand."""
         lag = self.simulation.streams.streams[work.stream_id].head - work.position
         size = 100 * (1 + work.stream_id % 3) * (work.position - work.begun)  # the messages of some streams are larger
-        told = Progressed(work.stream_id, work.grant_id, work.position, final=final, size=size, lag=lag, until=until)
-        self.say(handle, work, told)
+        reported = SessionProgress(
+            work.stream_id, work.grant_id, work.position, is_final=final, size=size, lag=lag, delivered_end=until
+        )
+        self.say(handle, work, reported)
 
-    def say(self, handle: int, work: Work, told: Progressed) -> None:
+    def say(self, handle: int, work: Work, reported: SessionProgress) -> None:
         """The session has progressed."""
-        self.simulation.checkers.reported(work, told)
-        self.handle(Consumed(handle, told))
+        self.simulation.checkers.reported(work, reported)
+        self.handle(ProgressReported(handle, reported))
 
     def _happens(self, event: AgentEvent) -> None:
         """Unless it is dead, once it is awake."""
@@ -147,13 +149,13 @@ class SimulatedAgent(Process):
         """Give one event to the machine and do what it says."""
         outcome = self.machine.decide(event, self.now)
         self.world.say(self.name, event)
-        if isinstance(event, FromNode):
+        if isinstance(event, NodeMessageReceived):
             self._note_groups()
         for node, message in outcome.sends:
             self.simulation.network.to_node(self, node, message)
-        for tell in outcome.tells:
-            self._told(tell)
-        if outcome.nodes_wanted:
+        for notify in outcome.updates:
+            self._reported(notify)
+        if outcome.needs_discovery:
             self.world.after(0.05, lambda: self.awake(self._look_nodes_up))
         if outcome.wake_at is not None:
             self.tick_at(outcome.wake_at)
@@ -169,18 +171,18 @@ class SimulatedAgent(Process):
 
     def _look_nodes_up(self) -> None:
         if self.alive:
-            self.handle(NodesKnown(self.simulation.live_addresses()))
+            self.handle(NodesDiscovered(self.simulation.live_addresses()))
 
     # --- its user ---------------------------------------------------------------------------------------------------
 
-    def _told(self, told: Told | Closed) -> None:
-        wish = self.wishes.get(told.handle) or self._leaving.get(told.handle)
-        if isinstance(told, Closed):
-            self._closed(told, wish)
+    def _reported(self, reported: HandleUpdate | SubscriptionClosed) -> None:
+        wish = self.wishes.get(reported.handle) or self._leaving.get(reported.handle)
+        if isinstance(reported, SubscriptionClosed):
+            self._closed(reported, wish)
             return
-        self.sessions[told.handle].told(told.tell, wish.group_id if wish is not None else None)
+        self.sessions[reported.handle].reported(reported.update, wish.group_id if wish is not None else None)
 
-    def _closed(self, closed: Closed, wish: Wish | None) -> None:
+    def _closed(self, closed: SubscriptionClosed, wish: Wish | None) -> None:
         """Over for good. A user whose group was deleted under it mostly asks for the new one; a query
         fails."""
         self.world.say(self.name, closed)
@@ -188,7 +190,7 @@ class SimulatedAgent(Process):
         self.sessions.pop(closed.handle).close()
         self._leaving.pop(closed.handle, None)
         wanted = self.wishes.pop(closed.handle, None)
-        again = closed.reason in (EndReason.DELETED, EndReason.DENIED) and self.checkpoint is None
+        again = closed.reason in (InvalidateReason.DELETED, InvalidateReason.DENIED) and self.checkpoint is None
         if wanted is not None and again and self.world.chance(0.8):
             self.world.after(self.world.random.uniform(0.01, 2.0), lambda: self._again(wanted.subscription))
 

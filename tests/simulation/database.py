@@ -8,39 +8,39 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from sublet_leader.node.events import NodeEvent, Request
-from sublet_leader.node.requests import execute, failed
+from sublet_leader.node.requests import execute, failure_answer
 from sublet_protocol.domain.epochs import ConsumedFrontier
-from sublet_protocol.domain.subscriptions import Start, Subscription
-from sublet_storage.groups.admin.progress_transfer import Place, Progress
+from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
+from sublet_storage.groups.admin.progress_transfer import GroupProgress, StreamPosition
 from sublet_storage.groups.model.options import DEFAULTS
 from sublet_storage.groups.model.records import (
-    Claim,
+    ForceRelease,
     Group,
     GroupOptions,
     GroupResult,
     GroupWrites,
     HistoryRecord,
+    Leadership,
     LendingStatus,
-    Seize,
 )
-from sublet_storage.groups.model.transitions import Row, judge, reset
+from sublet_storage.groups.model.transitions import LendingRow, apply_change, apply_reset
 from sublet_storage.nodes import NodeRef
 from tests.simulation.world import World
-from tests.support.memory_store.catalogue import MemoryStreams
-from tests.support.memory_store.groups import MemoryGroups, _Life
+from tests.support.memory_store.catalogue import MemoryCatalogue
+from tests.support.memory_store.groups import MemoryGroupStore, _Life
 
 if TYPE_CHECKING:
     from tests.simulation.checkers import Checkers
 
 NO_ANSWER_S = 0.8
 """After which a statement without an answer is given up: the defaults' timeouts."""
-_LENT = (LendingStatus.HELD, LendingStatus.RESERVED)
+_GRANTED = (LendingStatus.HELD, LendingStatus.RESERVED)
 
 
-class WatchedGroups(MemoryGroups):
+class WatchedGroups(MemoryGroupStore):
     """The twin, which tells the checkers what it was asked and what it answered."""
 
-    def __init__(self, streams: MemoryStreams, world: World) -> None:
+    def __init__(self, streams: MemoryCatalogue, world: World) -> None:
         super().__init__(streams, world.clock_us)
         self._world = world
         self.checkers: Checkers | None = None
@@ -57,7 +57,7 @@ class WatchedGroups(MemoryGroups):
         in_force = held.node.incarnation == incarnation and held.term == term
         return in_force and held.expires_us > self._world.clock_us()
 
-    def open_group(self, subscription: Subscription, start: Start = Start.LATEST) -> Group:
+    def open_group(self, subscription: Subscription, start: StartingPosition = StartingPosition.LATEST) -> Group:
         """As the twin."""
         return self._opened(super().open_group(subscription, start))
 
@@ -72,9 +72,9 @@ class WatchedGroups(MemoryGroups):
             self.checkers.deleted(group_id)
         return group_id
 
-    def claim(self, leadership_id: int, node: NodeRef, lease_s: float) -> Claim:
+    def claim(self, leadership_id: int, node: NodeRef, lease_s: float) -> Leadership:
         """As the twin."""
-        before = self.look([leadership_id]).get(leadership_id)
+        before = self.read_leaderships([leadership_id]).get(leadership_id)
         older = self.is_older(leadership_id)
         if before is not None and older:
             self._leaderships[leadership_id].expires_us = 0
@@ -129,9 +129,11 @@ class WatchedGroups(MemoryGroups):
             if not row.grant_id and row.status is not LendingStatus.FINISHED:
                 rows[row.stream_id] = replace(row, grant_id=1)
             if row.status is LendingStatus.HELD:
-                entry = Seize(row.stream_id, row.grant_id, "the database has gone over to another timeline")
+                entry = ForceRelease(row.stream_id, row.grant_id, "the database has gone over to another timeline")
                 self._keep(
-                    judge(entry, row, self._facts(row.stream_id), held_back=False, term=term, now_us=now), term, now
+                    apply_change(entry, row, self._facts(row.stream_id), held_back=False, term=term, now_us=now),
+                    term,
+                    now,
                 )
                 if self.checkers is not None:
                     self.checkers.authority.was_seized((group_id, row.stream_id))
@@ -145,19 +147,20 @@ class WatchedGroups(MemoryGroups):
         life, now = self._lives[group_id], self._clock()
         leader = self._leaderships.get(group_id)
         nothing = ConsumedFrontier(0, None) if life.group.options.atomic else None
-        before = {s: Row(group_id, s, LendingStatus.FREE, 0, consumed=nothing) for s in moves} | life.rows
-        rulings = {s: reset(before[s], self._facts(s), moves[s], f"reset to {target}", now) for s in moves}
+        new = {s: LendingRow(group_id, s, LendingStatus.FREE, 0, consumed=nothing) for s in moves if s not in life.rows}
+        before = self._heed_former(life, new) | life.rows
+        rulings = {s: apply_reset(before[s], self._facts(s), moves[s], f"reset to {target}", now) for s in moves}
         after = before | {stream_id: ruling.row for stream_id, ruling in rulings.items()}
-        for row in [row for row in after.values() if row.status in _LENT]:
+        for row in [row for row in after.values() if row.status in _GRANTED]:
             if above := self._ancestors(row.stream_id, after):
                 why = f"reset to {target}; waits for {above}"
-                rulings[row.stream_id] = reset(row, self._facts(row.stream_id), row.position, why, now)
-        if not force and any(before[stream_id].status in _LENT for stream_id in rulings):
+                rulings[row.stream_id] = apply_reset(row, self._facts(row.stream_id), row.position, why, now)
+        if not force and any(before[stream_id].status in _GRANTED for stream_id in rulings):
             return False
         for ruling in rulings.values():
             self._keep(ruling, leader.term if leader is not None else 0, now)
         if life.group.options.atomic:
-            life.group = replace(life.group, options=replace(life.group.options, start=_start_of(target)))
+            life.group = replace(life.group, options=replace(life.group.options, starting_position=_start_of(target)))
             life.frontiers.clear()
             self._begin_epochs(life)
         if leader is not None:
@@ -173,22 +176,22 @@ class WatchedGroups(MemoryGroups):
         rows = self._lives[group_id].rows
         rows[stream_id] = replace(rows[stream_id], position=position, lost_position=None)
 
-    def export(self, group_id: int) -> Progress:
+    def export(self, group_id: int) -> GroupProgress:
         """Where the group is, as `sublet_storage.groups.admin.progress_transfer.take` says it."""
         life = self._lives[group_id]
-        places = [Place(r.stream_id, r.position, r.status, r.consumed) for r in life.rows.values()]
+        places = [StreamPosition(r.stream_id, r.position, r.status, r.consumed) for r in life.rows.values()]
         frontiers = tuple(life.frontiers.items())
-        return Progress(life.after_generation, tuple(sorted(places, key=lambda place: place.stream_id)), frontiers)
+        return GroupProgress(life.after_generation, tuple(sorted(places, key=lambda place: place.stream_id)), frontiers)
 
-    def begin_with(self, before: Group, progress: Progress) -> Group:
+    def begin_with(self, before: Group, progress: GroupProgress) -> Group:
         """A new group that goes on from where that one was, as `sublet_storage.groups.admin.progress_transfer.begin`
         makes it."""
         group = Group(len(self._lives) + 1, before.subscription, before.options)
         life = _Life(group, progress.after_generation)
-        for place in progress.settled.places:
-            row = Row(group.group_id, place.stream_id, place.status, place.position, consumed=place.consumed)
+        for place in progress.to_initial.positions:
+            row = LendingRow(group.group_id, place.stream_id, place.status, place.position, consumed=place.consumed)
             life.rows[place.stream_id] = row
-        self._heed_former(life)
+        life.rows = self._heed_former(life, life.rows)
         life.frontiers = dict(progress.frontiers)
         self._lives[group.group_id] = life
         if self.checkers is not None:
@@ -288,9 +291,9 @@ class Way:
     def _execute(self, request: Request, ref: NodeRef, lease_s: float, fate: Fate) -> NodeEvent:
         jitter_s = self._world.random.uniform(0, 0.3)
         if fate in (Fate.REFUSED, Fate.LOST):
-            return failed(request, unknown=fate is Fate.LOST, jitter_s=jitter_s)
+            return failure_answer(request, unknown=fate is Fate.LOST, jitter_s=jitter_s)
         answer = execute(request, self._store, ref, lease_s, jitter_s)
-        return answer if fate is Fate.ANSWERED else failed(request, unknown=True, jitter_s=jitter_s)
+        return answer if fate is Fate.ANSWERED else failure_answer(request, unknown=True, jitter_s=jitter_s)
 
 
 def _copied(life: _Life) -> _Life:
@@ -298,6 +301,6 @@ def _copied(life: _Life) -> _Life:
     return replace(life, rows=dict(life.rows), frontiers=dict(life.frontiers))
 
 
-def _start_of(target: str) -> Start:
+def _start_of(target: str) -> StartingPosition:
     """For the epochs of a group that goes on from there, as `reset_plan` has it."""
-    return Start.LATEST if target == "latest" else Start.EARLIEST
+    return StartingPosition.LATEST if target == "latest" else StartingPosition.EARLIEST

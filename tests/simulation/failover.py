@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 FENCED = True
 """Whether a term ends with its timeline."""
 _RUNS = 0.1
-_AGAIN_S = 1.5
+_RETRY_INTERVAL_S = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Failover:
         streams, journal = simulation.streams, simulation.journal
         return Standby(
             simulation.store.saved(),
-            {i: (s.head, s.closed, s.blocks[:], s.marks[:]) for i, s in streams.streams.items()},
+            {i: (s.head, s.closed, s.blocks[:], s.block_summaries[:]) for i, s in streams.streams.items()},
             frozenset(g.generation_id for g in streams.generations.values() if g.gone),
             (deepcopy(journal.parts), deepcopy(journal.appended), dict(streams.lowers)),
             simulation.checkers.saved(),
@@ -74,13 +74,13 @@ class Failover:
         simulation, streams = self._simulation, self._simulation.streams
         gone = frozenset(g.generation_id for g in streams.generations.values() if g.gone)
         if standby.streams.keys() != streams.streams.keys() or standby.gone != gone:
-            self._world.after(_AGAIN_S, self._fall_behind)
+            self._world.after(_RETRY_INTERVAL_S, self._fall_behind)
             return
         lost = sum(s.head - standby.streams[i][0] for i, s in streams.streams.items())
         self._world.say("database", f"fails over to a standby: {lost} messages are lost")
         self.happened += 1
         for stream_id, stream in streams.streams.items():
-            stream.head, stream.closed, stream.blocks, stream.marks = standby.streams[stream_id]
+            stream.head, stream.closed, stream.blocks, stream.block_summaries = standby.streams[stream_id]
             del simulation.journal.keys[stream_id][stream.head :]
         simulation.publishing.failed_over(standby.holding)
         simulation.users.committed = set(standby.committed)

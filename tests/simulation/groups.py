@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
-from sublet_protocol.domain.subscriptions import Start, Subscription
-from sublet_storage.groups.model.records import Group, GroupOptions, WhenGone
+from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
+from sublet_storage.groups.model.records import Group, GroupOptions, OnDataLoss
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
@@ -43,9 +43,9 @@ class Groups:
         """All of them."""
         return tuple(self._wanted)
 
-    def start_of(self, subscription: Subscription) -> Start:
+    def start_of(self, subscription: Subscription) -> StartingPosition:
         """What a subscriber asks for; it counts where the group is not declared."""
-        return self._wanted[subscription].options.start
+        return self._wanted[subscription].options.starting_position
 
     def live(self, subscription: Subscription) -> Group | None:
         """Its present life."""
@@ -93,24 +93,24 @@ class Groups:
 
     def _options(self) -> GroupOptions:
         rnd = self._world.random
-        start = rnd.choice((Start.EARLIEST, Start.EARLIEST, Start.LATEST))
+        start = rnd.choice((StartingPosition.EARLIEST, StartingPosition.EARLIEST, StartingPosition.LATEST))
         atomic = self._whims.random() < 1 / 3
         if atomic and self._whims.random() < 0.4:
-            start = Start.LATEST
+            start = StartingPosition.LATEST
         start = self._another_start(start)
-        when_gone = rnd.choice((WhenGone.FAIL, WhenGone.SKIP))
+        on_data_loss = rnd.choice((OnDataLoss.FAIL, OnDataLoss.SKIP))
         return GroupOptions(
-            start=start,
-            when_gone=WhenGone.FAIL if atomic else when_gone,
+            starting_position=start,
+            on_data_loss=OnDataLoss.FAIL if atomic else on_data_loss,
             strategy=rnd.choice(("even", "even", "load")),
             session_expiry_s=rnd.choice((0.0, EXPIRY_S)),
             atomic=atomic,
         )
 
-    def _another_start(self, start: Start) -> Start:
+    def _another_start(self, start: StartingPosition) -> StartingPosition:
         """Some begin at a time, or at an offset."""
         kind, since_s = self._starts.random(), self._starts.uniform(0.0, self._simulation.publishing.past_s + 20.0)
         since_s += self._starts.choice((0.0, self._world.hours_s))
         if kind < 0.2:
-            return Start("time", max(self._world.wall_us() - round(since_s * 1_000_000), 0))
-        return Start("offset", self._starts.randint(0, 20)) if kind < 0.27 else start
+            return StartingPosition("time", max(self._world.wall_us() - round(since_s * 1_000_000), 0))
+        return StartingPosition("offset", self._starts.randint(0, 20)) if kind < 0.27 else start

@@ -10,16 +10,16 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-from sublet_storage.readers.epoch_steps import Mark
+from sublet_storage.readers.epoch_steps import BlockSummary
 from sublet_storage.spaces.compaction import Row, pieces, runs
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
 _RUNS = 0.6
-_EVERY_S = 3.0
+_INTERVAL_S = 3.0
 _HOUR_S = 3_600.0
-_MOST_STREAMS = 28
+_MAX_STREAMS = 28
 
 
 class Housekeeping:
@@ -29,7 +29,7 @@ class Housekeeping:
         self._simulation, self._world, self._streams = simulation, simulation.world, simulation.streams
         self._random = Random(f"the housekeeping of {simulation.seed}")
         self._hours = self._random.choice((0.0, 1.0, 3.0))
-        self._kept_s = self._random.choice((None, 2 * _HOUR_S, 12 * _HOUR_S)) if self._hours else None
+        self._retention_s = self._random.choice((None, 2 * _HOUR_S, 12 * _HOUR_S)) if self._hours else None
         self._since: dict[tuple[int, bool], int] = {}
         self.merged = self.taken = 0
 
@@ -42,7 +42,7 @@ class Housekeeping:
     def _befall(self) -> None:
         if self._world.now >= self._until:
             return
-        self._world.after(self._random.expovariate(1 / _EVERY_S), self._befall)
+        self._world.after(self._random.expovariate(1 / _INTERVAL_S), self._befall)
         self._world.let_hours_pass(self._random.uniform(0.0, self._hours))
         self._roll_over()
         self._retain()
@@ -58,7 +58,7 @@ class Housekeeping:
     def _roll_over(self) -> None:
         """Every hour, where there are messages."""
         for generation in tuple(self._streams.generations.values()):
-            if generation.closed or len(self._streams.streams) >= _MOST_STREAMS:
+            if generation.closed or len(self._streams.streams) >= _MAX_STREAMS:
                 continue
             has_messages = any(self._streams.streams[stream_id].head for stream_id in generation.stream_ids)
             if self._age_s(generation.generation_id, closed=False) >= _HOUR_S and has_messages:
@@ -67,11 +67,15 @@ class Housekeeping:
 
     def _retain(self) -> None:
         closed = [g.generation_id for g in self._streams.generations.values() if g.closed and not g.gone]
-        old = [each for each in closed if self._kept_s is not None and self._age_s(each, closed=True) >= self._kept_s]
+        old = [
+            each
+            for each in closed
+            if self._retention_s is not None and self._age_s(each, closed=True) >= self._retention_s
+        ]
         for generation_id in old:
             if not self._simulation.store.holds_back(generation_id) and not self._is_atomic_behind(generation_id):
                 self._world.say("maintenance", f"takes generation {generation_id}")
-                self._streams.retire(generation_id)
+                self._streams.expire_generation(generation_id)
                 self._simulation.checkers.retired(generation_id)
                 self.taken += 1
 
@@ -85,15 +89,15 @@ class Housekeeping:
         stream, most = self._streams.streams[stream_id], self._random.choice((8, 30, 1_000))
         if stream.generation.gone:
             return
-        rows = [Row(m.end, m.end - m.first, m.size, f"{m.lower}|{m.epochs}") for m in stream.marks]
+        rows = [Row(m.end, m.end - m.first, m.size, f"{m.lower}|{m.epochs}") for m in stream.block_summaries]
         for run in runs(rows, most, most):
             begin, end = run[0].end_offset - run[0].count, run[-1].end_offset
-            old = [mark for mark in stream.marks if begin <= mark.first < end]
+            old = [mark for mark in stream.block_summaries if begin <= mark.first < end]
             starts, times = pieces([(m.end - m.first, *self._appended(stream.blocks, m)) for m in old])
             ends = [*(begin + start for start in starts[1:]), end]
-            place = stream.marks.index(old[0])
-            whole = Mark(begin, end, sum(mark.size for mark in old), old[0].lower, old[0].epochs)
-            stream.marks[place : place + len(old)] = [whole]
+            place = stream.block_summaries.index(old[0])
+            entire = BlockSummary(begin, end, sum(mark.size for mark in old), old[0].lower, old[0].epochs)
+            stream.block_summaries[place : place + len(old)] = [entire]
             outside = [[b for b in stream.blocks if b[0] <= begin], [b for b in stream.blocks if b[0] > end]]
             stream.blocks = [*outside[0], *zip(ends, times, strict=True), *outside[1]]
             self.merged += len(run) - 1
@@ -101,7 +105,7 @@ class Housekeeping:
         self._simulation.checkers.compacted(stream_id)
 
     @staticmethod
-    def _appended(blocks: list[tuple[int, int]], mark: Mark) -> tuple[int, list[int], list[int]]:
+    def _appended(blocks: list[tuple[int, int]], mark: BlockSummary) -> tuple[int, list[int], list[int]]:
         """When it was, and of a merged one where its pieces begin and when they were."""
         own = [(end, at_us) for end, at_us in blocks if mark.first < end <= mark.end]
         starts = [0, *(end - mark.first for end, _ in own[:-1])]

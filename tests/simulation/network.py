@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.simulation.agents import SimulatedAgent
     from tests.simulation.nodes import SimulatedNode
 
-BOTH_WAYS = ("there", "back")
+BOTH_DIRECTIONS = ("there", "back")
 
 
 class Network:
@@ -36,7 +36,7 @@ class Network:
 
         def deliver() -> None:
             if node.alive:
-                node.hear(agent.name, message)
+                node.receive(agent.name, message)
             elif (broken := (agent.name, address, node.lives)) not in self._broken:
                 self._broken.add(broken)
                 self._world.after(0.001, lambda: agent.lose(address))
@@ -48,12 +48,12 @@ class Network:
         self._world.say(address, "->", message)
         agent = self._agents.get(agent_id)
         if agent is not None and not self._is_parted(agent_id, address, "back"):
-            self._transmit(lambda: agent.hear(address, message))
+            self._transmit(lambda: agent.receive(address, message))
 
-    def part(self, agent_id: str, address: str, ways: tuple[str, ...], duration_s: float) -> None:
+    def part(self, agent_id: str, address: str, paths: tuple[str, ...], duration_s: float) -> None:
         """For so long nothing gets from the agent (`there`) to the node, or from it (`back`)."""
-        self._world.say("network", f"{agent_id} and {address} are parted ({', '.join(ways)}) for {duration_s:.1f} s")
-        for way in ways:
+        self._world.say("network", f"{agent_id} and {address} are parted ({', '.join(paths)}) for {duration_s:.1f} s")
+        for way in paths:
             self._parted[agent_id, address, way] = self._world.now + duration_s
 
     def heal(self) -> None:

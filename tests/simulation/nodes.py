@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from sublet_leader.node.events import Begin, Heard, NodeEvent, Ordered, RevokeWanted, Shutdown, StreamsChanged, Tick
+from sublet_leader.node.events import (
+    DesiredStateRead,
+    MessageReceived,
+    NodeEvent,
+    NodeStarted,
+    RevokeRequested,
+    ShutdownRequested,
+    StreamsChanged,
+    Tick,
+)
 from sublet_leader.node.machine import Node
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.messages.messages import ToLeader
@@ -40,7 +49,7 @@ class SimulatedNode(Process):
             self.machine, self.alive, self.stopping = self._new_machine(), True, False
             self.way.begin_life()
             self.world.say(self.name, "starts")
-            self.handle(Begin())
+            self.handle(NodeStarted())
 
     def crash(self) -> None:
         """Gone, with everything it remembered."""
@@ -55,7 +64,7 @@ class SimulatedNode(Process):
         if self.alive and not self.stopping:
             self.stopping = True
             self.world.say(self.name, "shuts down")
-            self._in_this_life(lambda: self.handle(Shutdown(self.now + 5.0)))()
+            self._in_this_life(lambda: self.handle(ShutdownRequested(self.now + 5.0)))()
 
     def restart(self) -> None:
         """Leave gracefully and come back."""
@@ -64,23 +73,23 @@ class SimulatedNode(Process):
 
     def revoke(self, group_id: int, streams: tuple[int, ...]) -> None:
         """An operator takes streams back."""
-        self._in_this_life(lambda: self.handle(RevokeWanted(group_id, streams, "operator")))()
+        self._in_this_life(lambda: self.handle(RevokeRequested(group_id, streams, "operator")))()
 
     def order(self, *, draining: bool, step_down: Mapping[int, int]) -> None:
         """An operator wants it to lead nothing any more, or no longer under these terms."""
-        self._in_this_life(lambda: self.handle(Ordered(draining, step_down)))()
+        self._in_this_life(lambda: self.handle(DesiredStateRead(draining, step_down)))()
 
-    def hear_of_streams(self) -> None:
+    def learn_of_streams(self) -> None:
         """Somebody announced that streams were opened or closed."""
         self._in_this_life(lambda: self.handle(StreamsChanged()))()
 
-    def hear_of_orders(self, group_id: int) -> None:
+    def learn_of_desired_state(self, group_id: int) -> None:
         """Somebody announced that an operator wants something else of a group."""
         self._in_this_life(lambda: self.handle(StreamsChanged(group_id=group_id)))()
 
-    def hear(self, agent: str, message: ToLeader) -> None:
+    def receive(self, agent: str, message: ToLeader) -> None:
         """A message has come over the network."""
-        self._in_this_life(lambda: self.handle(Heard(agent, message)))()
+        self._in_this_life(lambda: self.handle(MessageReceived(agent, message)))()
 
     def handle(self, event: NodeEvent) -> None:
         """Give one event to the machine and do what it says."""
@@ -88,11 +97,11 @@ class SimulatedNode(Process):
         self.world.say(self.name, event)
         self.simulation.checkers.node_acted(self, outcome)
         for request in outcome.requests:
-            self.way.ask(request, self.machine.ref, self.settings.lease_s, self._answers())
+            self.way.ask(request, self.machine.ref, self.settings.lease_duration_s, self._answers())
             self.simulation.troubles.asked(self, request)
         for agent, message in outcome.sends:
             self.simulation.network.to_agent(self.address, agent, message)
-        if outcome.stopped:
+        if outcome.is_stopped:
             self.alive = False
             self.world.say(self.name, "has stopped")
             self.simulation.network.node_gone(self.address)
@@ -110,11 +119,11 @@ class SimulatedNode(Process):
         """What takes the database's answer: in this life, or nobody."""
         life = self.lives
 
-        def hear(answer: NodeEvent) -> None:
+        def receive(answer: NodeEvent) -> None:
             if self.alive and self.lives == life:
                 self.handle(answer)
 
-        return lambda answer: self.awake(lambda: hear(answer))
+        return lambda answer: self.awake(lambda: receive(answer))
 
     def _in_this_life(self, happening: Callable[[], object]) -> Callable[[], None]:
         life = self.lives

@@ -12,21 +12,21 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
-from sublet_storage.groups.model.desired_state import Pause, Resume
+from sublet_storage.groups.model.desired_state import PauseGroup, ResumeGroup
 from sublet_storage.groups.model.records import Group, LendingStatus
-from tests.simulation.network import BOTH_WAYS
+from tests.simulation.network import BOTH_DIRECTIONS
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
 _RUNS = 0.5
-_EVERY_S = 9.0
-_LOOK_S = 0.2
-_MOST_AGENTS = 6
+_INTERVAL_S = 9.0
+_POLL_INTERVAL_S = 0.2
+_MAX_AGENTS = 6
 _KINDS = ("pause", "reset", "reset", "reset", "one", "one", "import", "silence", "silence", "twin", "retire", "anew")
 _TARGETS = ("earliest", "latest", "current", "shift", "offset", "time")
-_WHOLE = ("earliest", "latest", "offset", "time")
-_LENT = (LendingStatus.HELD, LendingStatus.RESERVED)
+_ATOMIC = ("earliest", "latest", "offset", "time")
+_GRANTED = (LendingStatus.HELD, LendingStatus.RESERVED)
 
 
 class Operators:
@@ -55,7 +55,7 @@ class Operators:
         self._unblock()
 
     def _later(self) -> None:
-        self._world.after(self._random.expovariate(1 / _EVERY_S), self._befall)
+        self._world.after(self._random.expovariate(1 / _INTERVAL_S), self._befall)
 
     def _befall(self) -> None:
         if self._world.now >= self._until:
@@ -70,7 +70,7 @@ class Operators:
             case "pause":
                 self._pause(group)
             case "reset":
-                self.reset(group, self._random.choice(_WHOLE if group.options.atomic else _TARGETS))
+                self.reset(group, self._random.choice(_ATOMIC if group.options.atomic else _TARGETS))
             case "one" if not group.options.atomic:
                 self._reset_one(group)
             case "import":
@@ -88,23 +88,23 @@ class Operators:
 
     def _pause(self, group: Group) -> None:
         self._say(f"pauses {group.subscription}")
-        self._store.instruct(group.subscription, Pause("for a while"))
+        self._store.apply_command(group.subscription, PauseGroup("for a while"))
         self._paused.add(group.group_id)
-        self._tell(group)
+        self._notify(group)
         self._world.after(self._random.uniform(0.5, 15.0), lambda: self._resume(group))
 
     def _resume(self, group: Group) -> None:
         self._paused.discard(group.group_id)
         if self._store.find_group(group.group_id) is not None and group.group_id not in self._resetting:
             self._say(f"resumes {group.subscription}")
-            self._store.instruct(group.subscription, Resume())
-            self._tell(group)
+            self._store.apply_command(group.subscription, ResumeGroup())
+            self._notify(group)
 
-    def _tell(self, group: Group) -> None:
+    def _notify(self, group: Group) -> None:
         for node in self._simulation.nodes:
             if self._random.random() < 0.7:
                 later_s = self._random.uniform(0.0, 0.3)
-                self._world.after(later_s, partial(node.hear_of_orders, group.group_id))
+                self._world.after(later_s, partial(node.learn_of_desired_state, group.group_id))
 
     # --- resets -----------------------------------------------------------------------------------------------------
 
@@ -138,8 +138,8 @@ class Operators:
         is_ours = group.group_id not in self._paused
         self._say(f"resets {group.subscription} to {target} {value}, {streams or 'all'}, {force=}")
         if is_ours:
-            self._store.instruct(group.subscription, Pause("to be reset"))
-            self._tell(group)
+            self._store.apply_command(group.subscription, PauseGroup("to be reset"))
+            self._notify(group)
 
         def carry_out() -> None:
             if self._store.find_group(group.group_id) is not None:
@@ -155,7 +155,7 @@ class Operators:
     def _wait(self, group: Group, patience_s: float, then: Callable[[], None]) -> None:
         held = any(row.status is LendingStatus.HELD for row in self._store.rows(group.group_id).values())
         if held and patience_s > 0:
-            self._world.after(_LOOK_S, lambda: self._wait(group, patience_s - _LOOK_S, then))
+            self._world.after(_POLL_INTERVAL_S, lambda: self._wait(group, patience_s - _POLL_INTERVAL_S, then))
         else:
             then()
 
@@ -222,7 +222,7 @@ class Operators:
         if not rows:
             return
         row = self._random.choice(sorted(rows, key=lambda row: row.stream_id))
-        ways = self._random.choice((BOTH_WAYS, ("back",)))
+        paths = self._random.choice((BOTH_DIRECTIONS, ("back",)))
         self._say(f"wants stream {row.stream_id} of group {group.group_id} back")
         holder = self._simulation.agents[row.agent or ""]
         slow_s = self._random.choice((0.0, 2.0, 6.0))
@@ -236,7 +236,7 @@ class Operators:
 
         def fall_silent() -> None:
             for node in self._simulation.nodes if self._world.now < self._until else ():
-                self._simulation.network.part(holder.name, node.address, ways, 15.0)
+                self._simulation.network.part(holder.name, node.address, paths, 15.0)
 
         due_s = self._simulation.revoke_deadline_s
         later_s = self._random.choice((0.0, self._random.uniform(0.0, due_s), due_s - 0.2))
@@ -248,16 +248,18 @@ class Operators:
         if rows:
             holder = self._random.choice(sorted(rows, key=lambda row: row.stream_id)).agent or ""
             for node in self._simulation.nodes:
-                self._simulation.network.part(holder, node.address, self._random.choice((BOTH_WAYS, ("back",))), 12.0)
+                self._simulation.network.part(
+                    holder, node.address, self._random.choice((BOTH_DIRECTIONS, ("back",))), 12.0
+                )
             self._simulation.groups.delete(group.subscription)
 
     def _start_twin(self) -> None:
         """A process is started anew under its name while the one before hears of nobody, and is at work."""
         named = [one for one in self._simulation.living() if one.session is not None and one.checkpoint is None]
-        if named and len(self._simulation.living()) < _MOST_AGENTS:
-            before, ways = self._random.choice(named), self._random.choice((BOTH_WAYS, ("back",)))
+        if named and len(self._simulation.living()) < _MAX_AGENTS:
+            before, paths = self._random.choice(named), self._random.choice((BOTH_DIRECTIONS, ("back",)))
             for node in self._simulation.nodes:
-                self._simulation.network.part(before.name, node.address, ways, 12.0)
+                self._simulation.network.part(before.name, node.address, paths, 12.0)
             later_s = self._random.uniform(0.0, 2.0)
             self._world.after(later_s, partial(self._simulation.join, before))
 
@@ -275,7 +277,7 @@ class Operators:
             if holds and not all(deliveries.is_consumed(group_id, s) for s in wanted):
                 return
         self._world.say("retention", f"takes generation {oldest.generation_id}, read or not")
-        self._streams.retire(oldest.generation_id)
+        self._streams.expire_generation(oldest.generation_id)
         self._world.after(self._random.uniform(6.0, 12.0), self._unblock)
 
     def _say(self, what: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from tests.simulation.world import World
 
-MOST_DRIFT = 0.08
+MAX_DRIFT = 0.08
 """How far a clock's rate may be off: a margin of 1 s in a lease of 10 s bears a little less than a tenth."""
 
 

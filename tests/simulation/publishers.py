@@ -9,7 +9,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from sublet_protocol.domain.epochs import Epoch, LowerFrontier, UpperFrontier
-from sublet_storage.log.block import Epochs
+from sublet_storage.log.block import EpochBounds
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
@@ -100,7 +100,9 @@ class Publishers:
 
     def _append(self, stream_id: int, epochs: Sequence[Epoch | None]) -> None:
         some = {epoch for epoch in epochs if epoch is not None}
-        bounds = Epochs(LowerFrontier.of(some).least, UpperFrontier.of(some).greatest, None in epochs)
+        bounds = EpochBounds(
+            LowerFrontier.from_epochs(some).least, UpperFrontier.from_epochs(some).greatest, None in epochs
+        )
         at_us = self._world.wall_us()
         self._streams.append(stream_id, len(epochs), at_us, bounds if some else None)
         self._journal.append(stream_id, len(epochs), at_us)
@@ -136,12 +138,12 @@ class Publishers:
             return
         skipped = 0 if rnd.random() < 0.8 else rnd.randint(1, 3)
         done = tuple(number + skipped for number in rnd.choice(one.held.least))
-        beyond = one.held.beyond(UpperFrontier((done,))).least
-        one.held = LowerFrontier.of(rnd.sample(beyond, min(len(beyond), rnd.randint(1, 3))))
+        beyond = one.held.after_completing(UpperFrontier((done,))).least
+        one.held = LowerFrontier.from_epochs(rnd.sample(beyond, min(len(beyond), rnd.randint(1, 3))))
 
     def _join(self) -> None:
         """A new one begins with anything that may still come."""
-        lower = self._streams.lowers.get(self._space_id) or LowerFrontier.of([(0,) * self._numbers])
+        lower = self._streams.lowers.get(self._space_id) or LowerFrontier.from_epochs([(0,) * self._numbers])
         self._holding.append(one := Publisher(lower))
         if self._random.random() < 0.2:
             self._advance(one)
@@ -158,7 +160,7 @@ class Publishers:
             lower = LowerFrontier().meet(*(one.held for one in self._holding))
         elif before is not None:
             begun = self._begun()
-            lower = before.beyond(UpperFrontier.of(begun))
+            lower = before.after_completing(UpperFrontier.from_epochs(begun))
         else:
             return
         if lower != before:

@@ -46,7 +46,7 @@ class Publishing:
                 self._streams.rollover(1)
                 self._live_through(self._random.randint(0, 3))
                 if self._random.random() < 0.6:
-                    self._streams.retire(1)
+                    self._streams.expire_generation(1)
 
     def created(self, space_id: int) -> None:
         """There is a new space."""

@@ -14,11 +14,18 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING
 
-from sublet_borrower.machine.events import Install, Progressed, Remove, Saved, Stop, Tell
-from sublet_borrower.planner.micro_batch import Begun, Fate, Lent, Planned, fate
-from sublet_borrower.planner.plan_ledger import Planning
+from sublet_borrower.machine.events import (
+    AssignmentUpdate,
+    RevokeStarted,
+    SavedProgress,
+    SessionProgress,
+    StreamGranted,
+    StreamRemoved,
+)
+from sublet_borrower.planner.micro_batch import PlannedRange, PlannedStream, RangeOutcome, StartedRange, resolve_outcome
+from sublet_borrower.planner.plan_ledger import PlanLedger
 from sublet_protocol.messages.messages import RevokedReason
-from sublet_storage.groups.fencing import LastPlan
+from sublet_storage.groups.fencing import LastPlannedRange
 from sublet_storage.groups.model.records import LendingStatus
 from tests.simulation.sessions import Session
 from tests.simulation.work import Work
@@ -38,8 +45,8 @@ class Batch:
     """What the log of offsets says of one: its ranges, and what was done before and may not be written down yet."""
 
     group_id: int
-    ranges: tuple[Planned, ...]
-    done: tuple[Planned, ...]
+    ranges: tuple[PlannedRange, ...]
+    done: tuple[PlannedRange, ...]
 
 
 @dataclass(slots=True)
@@ -59,29 +66,29 @@ class Query(Session):
     def __init__(self, agent: SimulatedAgent, handle: int, checkpoint: Checkpoint) -> None:
         super().__init__(agent, handle)
         self._checkpoint = checkpoint
-        self._planning = Planning(self._said, checkpoint.hold_s)
+        self._planning = PlanLedger(self._said, checkpoint.hold_s)
         self._streams: dict[int, Work] = {}
         self._group_id = 0
         self._over = False
         self._soon(self._begin)
 
-    def told(self, tell: Tell, group_id: int | None) -> None:
+    def reported(self, notify: AssignmentUpdate, group_id: int | None) -> None:
         """By the borrower, in order."""
-        match tell:
-            case Install(grant) if grant.consumed is None:
+        match notify:
+            case StreamGranted(grant) if grant.consumed is None:
                 assert group_id is not None
                 self._group_id = group_id
                 work = Work(group_id, grant.stream_id, grant.grant_id, grant.position)
                 self._streams[grant.stream_id] = work
                 self._simulation.checkers.installed(work)
-                self._planning.take(tell)
-            case Remove(reason=reason) if tell.stream_id in self._streams:
-                self._simulation.checkers.removed(self._streams.pop(tell.stream_id), reason is RevokedReason.LOST)
-                self._planning.take(tell)
-            case Stop() | Saved() if tell.stream_id in self._streams:
-                self._planning.take(tell)
+                self._planning.apply_update(notify)
+            case StreamRemoved(reason=reason) if notify.stream_id in self._streams:
+                self._simulation.checkers.removed(self._streams.pop(notify.stream_id), reason is RevokedReason.LOST)
+                self._planning.apply_update(notify)
+            case RevokeStarted() | SavedProgress() if notify.stream_id in self._streams:
+                self._planning.apply_update(notify)
             case _:
-                super().told(tell, group_id)
+                super().reported(notify, group_id)
 
     def is_idle(self, stream_id: int) -> bool:
         """Nothing is being done on the stream."""
@@ -90,7 +97,7 @@ class Query(Session):
     def leave(self) -> None:
         """The query is stopped, in the middle of whatever it did."""
         self._over = True
-        self._planning.leave()
+        self._planning.abandon()
 
     def close(self) -> None:
         """The subscription is over."""
@@ -104,43 +111,43 @@ class Query(Session):
         batches, committed = self._checkpoint.batches, self._checkpoint.committed
         if len(batches) == committed:
             done = (*batches[-1].done, *batches[-1].ranges) if batches else ()
-            self._planning.recall(done, ())
+            self._planning.restore(done, ())
             self._plan()
             return
         batch = batches[-1]
         before = batches[-2].ranges if len(batches) > 1 else ()
-        self._planning.recall((*before, *batch.done), batch.ranges)
+        self._planning.restore((*before, *batch.done), batch.ranges)
         self._resume(set(batch.ranges), [])
 
-    def _resume(self, open: set[Planned], again: list[Begun]) -> None:
+    def _resume(self, open: set[PlannedRange], again: list[StartedRange]) -> None:
         """Find out what of the batch is to be done again; what is lost is left out of it."""
         for planned in tuple(open):
-            if (found := self._planning.again(planned)) is not None:
+            if (found := self._planning.restart(planned)) is not None:
                 again.append(found)
                 open.discard(planned)
-            elif (became := self._fate(self._checkpoint.batches[-1].group_id, planned)) is not Fate.OPEN:
+            elif (became := self._fate(self._checkpoint.batches[-1].group_id, planned)) is not RangeOutcome.OPEN:
                 self._world.say(self._agent.name, f"in batch {len(self._checkpoint.batches)}, {became}:", planned)
-                self._planning.forget(planned)
+                self._planning.drop_started(planned)
                 open.discard(planned)
         if open:
             self._soon(lambda: self._resume(open, again))
         else:
             self._run(again)
 
-    def _fate(self, group_id: int, planned: Planned) -> Fate:
+    def _fate(self, group_id: int, planned: PlannedRange) -> RangeOutcome:
         """By what the function `planned` of the database would say."""
         row = self._simulation.store.rows(group_id).get(planned.stream_id)
         if row is None or row.in_doubt is None:
-            return fate(planned, None, self._checkpoint.name)
+            return resolve_outcome(planned, None, self._checkpoint.name)
         held = row.grant_id if row.status is LendingStatus.HELD else None
-        last = LastPlan(row.in_doubt, row.open_doubt is not None, row.session, held)
-        return fate(planned, last, self._checkpoint.name)
+        last = LastPlannedRange(row.in_doubt, row.pending_in_doubt is not None, row.session, held)
+        return resolve_outcome(planned, last, self._checkpoint.name)
 
-    def _unsaved(self) -> tuple[Planned, ...]:
-        for planned in self._planning.unsaved():
-            if self._fate(self._group_id, planned) is not Fate.OPEN:
-                self._planning.forget_done(planned)
-        return self._planning.unsaved()
+    def _unsaved(self) -> tuple[PlannedRange, ...]:
+        for planned in self._planning.unsaved_ranges():
+            if self._fate(self._group_id, planned) is not RangeOutcome.OPEN:
+                self._planning.drop_done(planned)
+        return self._planning.unsaved_ranges()
 
     def _plan(self) -> None:
         """What the last batch had is done; the next has something of each stream that goes on."""
@@ -148,40 +155,40 @@ class Query(Session):
         if batches:
             planning.acknowledge(batches[-1].ranges)
         streams = self._simulation.streams.streams
-        planning.note_heads([(stream_id, streams[stream_id].head) for stream_id in self._streams])
-        planning.plan(dict(self._ends(planning.idle(self._may_start))))
-        planning.tell()
+        planning.update_heads([(stream_id, streams[stream_id].head) for stream_id in self._streams])
+        planning.plan(dict(self._ends(planning.plannable_streams(self._may_start))))
+        planning.report_progress()
         self._await_written()
 
-    def _ends(self, waiting: Sequence[Lent]) -> Iterator[tuple[int, int]]:
+    def _ends(self, waiting: Sequence[PlannedStream]) -> Iterator[tuple[int, int]]:
         """Of some of the streams that go on a part; in the end, of all of them all."""
-        for lent in waiting:
+        for granted in waiting:
             if self._world.calm:
-                yield lent.grant.stream_id, lent.reach
+                yield granted.grant.stream_id, granted.plannable_end
             elif self._whims.random() < 0.6:
-                yield lent.grant.stream_id, self._whims.randint(lent.position + 1, lent.reach)
+                yield granted.grant.stream_id, self._whims.randint(granted.position + 1, granted.plannable_end)
 
     def _await_written(self) -> None:
-        if self._planning.unwritten():
+        if self._planning.has_unsaved_plan():
             self._soon(self._await_written)
             return
-        begun = self._planning.begin()
+        begun = self._planning.take_saved_plans()
         if not begun:
             self._soon(self._plan)
         else:
             self._soon(lambda: self._write_down(begun))
 
-    def _write_down(self, begun: Sequence[Begun]) -> None:
+    def _write_down(self, begun: Sequence[StartedRange]) -> None:
         batch = Batch(self._group_id, tuple(one.planned for one in begun), self._unsaved())
         self._checkpoint.batches.append(batch)
         self._world.say(self._agent.name, f"begins batch {len(self._checkpoint.batches)}:", batch)
         self._run(begun)
 
-    def _run(self, begun: Sequence[Begun]) -> None:
+    def _run(self, begun: Sequence[StartedRange]) -> None:
         slow = self._whims.uniform(5, 18) if self._whims.random() < 0.05 else self._whims.uniform(0.05, 1.0)
         self._later(slow, self._if_alive(lambda: self._put_into_sink(begun)))
 
-    def _put_into_sink(self, begun: Sequence[Begun]) -> None:
+    def _put_into_sink(self, begun: Sequence[StartedRange]) -> None:
         checkpoint = self._checkpoint
         number, group_id = len(checkpoint.batches), checkpoint.batches[-1].group_id
         if checkpoint.in_sink < number:
@@ -196,14 +203,16 @@ class Query(Session):
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
-    def _said(self, told: Progressed) -> None:
-        work = self._streams.get(told.stream_id)
-        if work is not None and work.grant_id == told.grant_id:
-            work.position = told.position
-            self._agent.say(self._handle, work, told)
+    def _said(self, reported: SessionProgress) -> None:
+        work = self._streams.get(reported.stream_id)
+        if work is not None and work.grant_id == reported.grant_id:
+            work.position = reported.position
+            self._agent.say(self._handle, work, reported)
 
-    def _may_start(self, lent: Lent) -> bool:
-        return self._agent.machine.may_start(self._handle, lent.grant.stream_id, lent.grant.grant_id, self._agent.now)
+    def _may_start(self, granted: PlannedStream) -> bool:
+        return self._agent.machine.may_start_call(
+            self._handle, granted.grant.stream_id, granted.grant.grant_id, self._agent.now
+        )
 
     def _soon(self, happening: Callable[[], None]) -> None:
         self._later(self._whims.uniform(0.01, 0.4), self._if_alive(happening))

@@ -1,6 +1,6 @@
 """What consumes: a session that works on all its streams at once, call by call, and reports how far it is.
 
-Streams of atomic groups are consumed in whole epochs (`whole`), all others message by message.
+Streams of atomic groups are consumed in whole epochs (`entire`), all others message by message.
 """
 
 from __future__ import annotations
@@ -10,9 +10,16 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
-from sublet_borrower.machine.events import Announced, Install, Remove, Saved, Stop, Tell
+from sublet_borrower.machine.events import (
+    AssignmentUpdate,
+    FrontierAdvanced,
+    RevokeStarted,
+    SavedProgress,
+    StreamGranted,
+    StreamRemoved,
+)
 from sublet_protocol.messages.messages import Grant, RevokedReason
-from tests.simulation.whole import WholeReading, WholeWork
+from tests.simulation.atomic import AtomicReading, AtomicWork
 from tests.simulation.work import Work
 
 if TYPE_CHECKING:
@@ -34,36 +41,36 @@ class Session:
     def __init__(self, agent: SimulatedAgent, handle: int) -> None:
         self._agent, self._handle = agent, handle
         self._simulation, self._world = agent.simulation, agent.world
-        self._work: dict[int, CountedWork | WholeWork] = {}
+        self._work: dict[int, CountedWork | AtomicWork] = {}
         # Chances of its own, so that all else is as if no user gave anything up.
         self._whims = Random(f"{agent.simulation.seed} {agent.name} {handle}")
-        self._whole = WholeReading(agent, handle, self._whims, self._later)
+        self._complete = AtomicReading(agent, handle, self._whims, self._later)
 
-    def told(self, tell: Tell, group_id: int | None) -> None:
+    def reported(self, notify: AssignmentUpdate, group_id: int | None) -> None:
         """By the borrower, in order."""
-        match tell:
-            case Install(grant):
+        match notify:
+            case StreamGranted(grant):
                 assert group_id is not None
                 self._install(group_id, grant)
-            case Stop():
-                self._stop(self._work[tell.stream_id])
-            case Remove(reason=reason):
-                work = self._work.pop(tell.stream_id)
+            case RevokeStarted():
+                self._stop(self._work[notify.stream_id])
+            case StreamRemoved(reason=reason):
+                work = self._work.pop(notify.stream_id)
                 work.over = True
                 self._simulation.checkers.removed(work, reason is RevokedReason.LOST)
-            case Announced(epochs):
+            case FrontierAdvanced(epochs):
                 assert group_id is not None
                 self._simulation.checkers.announced(group_id, epochs)
                 for work in self._work.values():
-                    if isinstance(work, WholeWork):
-                        self._whole.note(work, epochs)
-            case Saved():
+                    if isinstance(work, AtomicWork):
+                        self._complete.note(work, epochs)
+            case SavedProgress():
                 pass
 
     def is_idle(self, stream_id: int) -> bool:
         """Nothing is being done on the stream."""
         work = self._work[stream_id]
-        return not (work.busy or (isinstance(work, WholeWork) and work.lent.is_within_a_step))
+        return not (work.busy or (isinstance(work, AtomicWork) and work.granted.is_mid_step))
 
     def leave(self) -> None:
         """Its user leaves: whatever it does is finished, as it is told to stop."""
@@ -74,18 +81,18 @@ class Session:
             work.over = True
 
     def _install(self, group_id: int, grant: Grant) -> None:
-        work = WholeWork.of(group_id, grant) if grant.consumed is not None else None
+        work = AtomicWork.of(group_id, grant) if grant.consumed is not None else None
         counted = CountedWork(group_id, grant.stream_id, grant.grant_id, grant.position, grant.position)
         self._work[grant.stream_id] = work or counted
         self._simulation.checkers.installed(work or counted)
         if work is not None:
-            self._whole.go_on(work)
+            self._complete.go_on(work)
         else:
             self._next(counted)
 
-    def _stop(self, work: CountedWork | WholeWork) -> None:
-        if isinstance(work, WholeWork):
-            self._whole.stop(work)
+    def _stop(self, work: CountedWork | AtomicWork) -> None:
+        if isinstance(work, AtomicWork):
+            self._complete.stop(work)
             return
         work.stopping = True
         if not work.busy:
@@ -104,7 +111,7 @@ class Session:
         agent, rnd = self._agent, self._world.random
         if not agent.alive or work.over or work.stopping:
             return
-        allowed = agent.machine.may_start(self._handle, work.stream_id, work.grant_id, agent.now)
+        allowed = agent.machine.may_start_call(self._handle, work.stream_id, work.grant_id, agent.now)
         ready = self._simulation.streams.streams[work.stream_id].head - work.position
         if not allowed or ready <= 0:
             self._later(rnd.uniform(0.2, 0.8), lambda: self._next(work))

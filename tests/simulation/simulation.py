@@ -17,14 +17,14 @@ from tests.simulation.journal import Journal
 from tests.simulation.network import Network
 from tests.simulation.nodes import SimulatedNode
 from tests.simulation.operators import Operators
-from tests.simulation.process import MOST_DRIFT
+from tests.simulation.process import MAX_DRIFT
 from tests.simulation.publishing import Publishing
 from tests.simulation.queries import Checkpoint, Queries
+from tests.simulation.rollover import Turnover
 from tests.simulation.transactions import UsersDatabase
 from tests.simulation.troubles import Troubles
-from tests.simulation.turnover import Turnover
 from tests.simulation.world import Weather, World
-from tests.support.memory_store.catalogue import MemoryStreams
+from tests.support.memory_store.catalogue import MemoryCatalogue
 
 SAFETY_S = 48.0
 LIVENESS_S = 150.0
@@ -44,12 +44,16 @@ class Simulation:
         self.world = World(seed, trace)
         self.crashes = 0
         self._epochs = self._made = 0
-        leader = replace(LeaderSettings(), revoke_deadline_s=8.0, idle_stop_s=11.0).check()
+        leader = replace(LeaderSettings(), revoke_deadline_s=8.0, leader_idle_timeout_s=11.0).check()
         self._borrower = BorrowerSettings().check()
         self.revoke_deadline_s = leader.revoke_deadline_s
-        self.lease_s, self.fence_s, self.trust_s = leader.lease_s, leader.eviction_s, leader.good_for_s
-        self._drift = self.world.random.choice((0.0, 0.001, MOST_DRIFT))
-        self.streams = MemoryStreams()
+        self.lease_s, self.fence_s, self.trust_s = (
+            leader.lease_duration_s,
+            leader.eviction_timeout_s,
+            leader.ping_valid_for_s,
+        )
+        self._drift = self.world.random.choice((0.0, 0.001, MAX_DRIFT))
+        self.streams = MemoryCatalogue()
         self.store = WatchedGroups(self.streams, self.world)
         self.journal = Journal(self)
         self.publishing = Publishing(self)
@@ -115,7 +119,7 @@ class Simulation:
 
     # --- the run ----------------------------------------------------------------------------------------------------
 
-    @mock.patch("sublet_storage.groups.model.transitions.LOSSES_BEFORE_BLOCKED", LOSSES_HERE)
+    @mock.patch("sublet_storage.groups.model.transitions.MAX_LOSSES", LOSSES_HERE)
     def run(self) -> None:
         """Safety phase, then liveness phase, then the final checks."""
         with self.users.in_place():

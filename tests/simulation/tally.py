@@ -9,9 +9,9 @@ from enum import Enum
 from typing import Any
 from unittest import mock
 
-from sublet_borrower.machine.table import TABLE as BORROWER
-from sublet_leader.election.table import TABLE as ELECTION
-from sublet_leader.group.table import TABLE as ASSIGNMENT
+from sublet_borrower.machine.table import ACTIONS as BORROWER
+from sublet_leader.election.table import TRANSITIONS as ELECTION
+from sublet_leader.group.table import TRANSITIONS as ASSIGNMENT
 
 Pair = tuple[str, Enum, Enum]
 """(the machine's name, status, kind of event)."""
@@ -22,9 +22,9 @@ TABLES: dict[str, Mapping[Any, Mapping[Any, Any]]] = {
     "assignment": ASSIGNMENT,
 }
 _READ_BY = {
-    "borrower": "sublet_borrower.machine.borrower.TABLE",
-    "election": "sublet_leader.election.machine.TABLE",
-    "assignment": "sublet_leader.group.assignments.TABLE",
+    "borrower": "sublet_borrower.machine.borrower.ACTIONS",
+    "election": "sublet_leader.election.machine.TRANSITIONS",
+    "assignment": "sublet_leader.group.assignments.TRANSITIONS",
 }
 """Where each machine looks its table up."""
 

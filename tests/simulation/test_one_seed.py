@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from tests.simulation.__main__ import tell
+from tests.simulation.__main__ import notify
 
 
 def test_one_seed() -> None:
-    assert tell(int(os.environ["SEED"])) == 0, "its trace is above"
+    assert notify(int(os.environ["SEED"])) == 0, "its trace is above"

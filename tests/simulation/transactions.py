@@ -22,10 +22,10 @@ import pyarrow as pa
 from psycopg.pq import TransactionStatus
 
 import sublet_borrower.consumer.session
-from sublet_borrower.consumer.transaction import Transactions
-from sublet_borrower.machine.events import Install, Remove, Stop, Tell
+from sublet_borrower.consumer.transaction import ProgressTransactions
+from sublet_borrower.machine.events import AssignmentUpdate, RevokeStarted, StreamGranted, StreamRemoved
 from sublet_borrower.streams.batch import Batch
-from sublet_borrower.streams.granted_stream import Lent
+from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.errors import DatabaseUnreachable, GrantLost, UnknownOutcome, UsageError
 from sublet_protocol.domain.topics import Filter
 from sublet_protocol.messages.messages import Grant, RevokedReason
@@ -215,21 +215,21 @@ class _Connection:
 class _Shell(sublet_borrower.consumer.session.Session):
     """A session's part in transactions without the rest of it."""
 
-    def __init__(self, group_id: int, acknowledged: Callable[[Lent, int], None]) -> None:
+    def __init__(self, group_id: int, acknowledged: Callable[[GrantedStream, int], None]) -> None:
         self._group, self.subscription = group_id, "its subscription"
         self._home, self._attendance = mock.Mock(), mock.Mock()
         self._handler = mock.Mock(acknowledged=acknowledged)
-        self._transactions = Transactions("", lambda: group_id, 60.0)
+        self._transactions = ProgressTransactions("", lambda: group_id, 60.0)
 
     def __del__(self) -> None:
         """There is nothing to end."""
 
 
 @dataclass(slots=True)
-class LentWork(Work):
+class GrantedWork(Work):
     """A stream installed in such a session."""
 
-    lent: Lent
+    granted: GrantedStream
 
 
 class WritingSession(Session):
@@ -237,34 +237,34 @@ class WritingSession(Session):
 
     def __init__(self, agent: SimulatedAgent, handle: int) -> None:
         super().__init__(agent, handle)
-        self._lent: dict[int, LentWork] = {}
+        self._granted: dict[int, GrantedWork] = {}
         self._shell: _Shell | None = None
         self._in_hand: list[Batch] = []
         self._closed = False
         self._soon(self._turn)
 
-    def told(self, tell: Tell, group_id: int | None) -> None:
+    def reported(self, notify: AssignmentUpdate, group_id: int | None) -> None:
         """By the borrower, in order."""
-        match tell:
-            case Install(grant) if grant.consumed is None:
+        match notify:
+            case StreamGranted(grant) if grant.consumed is None:
                 assert group_id is not None
                 self._take(group_id, grant)
-            case Stop() if tell.stream_id in self._lent:
-                work = self._lent[tell.stream_id]
-                work.lent.stopping = True
+            case RevokeStarted() if notify.stream_id in self._granted:
+                work = self._granted[notify.stream_id]
+                work.granted.is_stopping = True
                 self._say(work)
-            case Remove(reason=reason) if tell.stream_id in self._lent:
-                work = self._lent.pop(tell.stream_id)
-                work.over = work.lent.over = True
-                work.lent.lost = reason is RevokedReason.LOST
-                self._simulation.checkers.removed(work, work.lent.lost)
+            case StreamRemoved(reason=reason) if notify.stream_id in self._granted:
+                work = self._granted.pop(notify.stream_id)
+                work.over = work.granted.is_ended = True
+                work.granted.is_lost = reason is RevokedReason.LOST
+                self._simulation.checkers.removed(work, work.granted.is_lost)
             case _:
-                super().told(tell, group_id)
+                super().reported(notify, group_id)
 
     def is_idle(self, stream_id: int) -> bool:
         """Nothing is being done on the stream."""
-        work = self._lent.get(stream_id)
-        return not work.lent.outstanding if work is not None else super().is_idle(stream_id)
+        work = self._granted.get(stream_id)
+        return not work.granted.outstanding if work is not None else super().is_idle(stream_id)
 
     def close(self) -> None:
         """The subscription is over."""
@@ -275,15 +275,17 @@ class WritingSession(Session):
         if self._shell is None:
             self._shell = _Shell(group_id, self._acknowledged)
         assert self._shell._group == group_id, "a subscription is to one life of a group"
-        lent = Lent(grant.stream_id, grant.grant_id, grant.generation_id, Filter.parse(grant.filter), grant.position)
-        self._lent[grant.stream_id] = LentWork(group_id, grant.stream_id, grant.grant_id, grant.position, lent)
-        self._simulation.checkers.installed(self._lent[grant.stream_id])
+        granted = GrantedStream(
+            grant.stream_id, grant.grant_id, grant.generation_id, Filter.parse(grant.filter), grant.position
+        )
+        self._granted[grant.stream_id] = GrantedWork(group_id, grant.stream_id, grant.grant_id, grant.position, granted)
+        self._simulation.checkers.installed(self._granted[grant.stream_id])
 
     # --- transaction by transaction -----------------------------------------------------------------------------------
 
     def _turn(self) -> None:
         """What is lost is somebody else's; with what is left, and perhaps more, it is tried."""
-        self._in_hand = [one for one in self._in_hand if not one._lent.over and not self._is_done(one)]
+        self._in_hand = [one for one in self._in_hand if not one._granted.is_ended and not self._is_done(one)]
         if not self._in_hand or self._whims.random() < 0.4:
             self._take_more()
         if self._in_hand:
@@ -291,7 +293,7 @@ class WritingSession(Session):
         self._soon(self._turn)
 
     def _is_done(self, batch: Batch) -> bool:
-        return batch.ticket not in batch._lent.outstanding
+        return batch.ticket not in batch._granted.outstanding
 
     def _some(self) -> list[Batch]:
         """All of them, or only the first ones of each stream."""
@@ -302,48 +304,50 @@ class WritingSession(Session):
         return some
 
     def _take_more(self) -> None:
-        for work in list(self._lent.values()):
-            if self._whims.random() < 0.6 and not work.lent.stopping:
+        for work in list(self._granted.values()):
+            if self._whims.random() < 0.6 and not work.granted.is_stopping:
                 self._take_batch(work)
 
-    def _take_batch(self, work: LentWork) -> None:
-        agent, lent = self._agent, work.lent
+    def _take_batch(self, work: GrantedWork) -> None:
+        agent, granted = self._agent, work.granted
         head = self._simulation.streams.streams[work.stream_id].head
-        if head <= lent.read or not agent.machine.may_start(self._handle, lent.stream_id, lent.grant_id, agent.now):
+        if head <= granted.next_read_offset or not agent.machine.may_start_call(
+            self._handle, granted.stream_id, granted.grant_id, agent.now
+        ):
             return
-        first, end = lent.read, self._whims.randint(lent.read + 1, head)
-        work.since = lent.acknowledged
+        first, end = granted.next_read_offset, self._whims.randint(granted.next_read_offset + 1, head)
+        work.since = granted.acknowledged_offset
         counts = self._simulation.checkers.call_started(agent.name, work, range(first, end))
         if not counts:
             return
-        lent.take(first, end, head)
+        granted.advance_read(first, end, head)
         assert self._shell is not None
         table = pa.table({"offset": pa.array(range(first, end), pa.int64())})
-        self._in_hand.append(Batch(table, first, end, lent, self._acknowledged, None, self._shell.transaction))
+        self._in_hand.append(Batch(table, first, end, granted, self._acknowledged, None, self._shell.transaction))
 
     def _try(self, batches: Sequence[Batch]) -> None:
         assert self._shell is not None
         self._world.say(self._agent.name, "writes", batches)
         try:
             with self._shell.transaction(*batches) as connection:
-                told: Any = connection
+                reported: Any = connection
                 for batch in batches:
-                    told.store(self._shell._group, batch.stream_id, range(batch.first, batch.end))
+                    reported.store(self._shell._group, batch.stream_id, range(batch.first, batch.end))
         except (UnknownOutcome, DatabaseUnreachable, GrantLost, UsageError, psycopg.Error) as error:
             self._world.say(self._agent.name, f"{type(error).__name__}: {error}")
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
-    def _acknowledged(self, lent: Lent, ticket: int) -> None:
-        work = self._lent.get(lent.stream_id)
-        if lent.done(ticket) and work is not None and work.lent is lent:
+    def _acknowledged(self, granted: GrantedStream, ticket: int) -> None:
+        work = self._granted.get(granted.stream_id)
+        if granted.mark_done(ticket) and work is not None and work.granted is granted:
             self._say(work)
 
-    def _say(self, work: LentWork) -> None:
-        told = work.lent.progress()
-        work.position = told.position
+    def _say(self, work: GrantedWork) -> None:
+        reported = work.granted.to_progress()
+        work.position = reported.position
         self._simulation.checkers.transactions.reported(work)
-        self._agent.say(self._handle, work, replace(told, size=0))
+        self._agent.say(self._handle, work, replace(reported, size=0))
 
     def _soon(self, happening: Callable[[], None]) -> None:
         def unless_over() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-from sublet_leader.node.events import Commit
+from sublet_leader.node.events import CommitWrites
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.groups.model.records import Grant, GroupWrites, LendingStatus, Seize, Verdict
-from sublet_storage.groups.model.transitions import Row
+from sublet_storage.groups.model.records import ChangeOutcome, ForceRelease, GrantStream, GroupWrites, LendingStatus
+from sublet_storage.groups.model.transitions import LendingRow
 from tests.simulation.database import Fate
-from tests.simulation.network import BOTH_WAYS
+from tests.simulation.network import BOTH_DIRECTIONS
 
 if TYPE_CHECKING:
     from tests.simulation.agents import SimulatedAgent
@@ -23,12 +23,12 @@ _ALL = ("hang", "down", "rolling")
 _AGENT = ("crash", "crash", "pause", "part", "part", "blip", "blip", "stray", "deny")
 _USER = ("leave", "again", "again", "return", "twin")
 _ALWAYS = {"join", "start", "crash"}
-_MOST_STREAMS = 16
-_MOST_BACK_S = 4.0
+_MAX_STREAMS = 16
+_MAX_BACK_S = 4.0
 """How far the database's clock is set back at once."""
 _BACK_EVERY_S = 8.0
 _ORDER_EVERY_S = 6.0
-_MOST_AGENTS = 5
+_MAX_AGENTS = 5
 
 
 class Troubles:
@@ -63,7 +63,7 @@ class Troubles:
                 node.order(draining=False, step_down={})
             return
         node = operator.choice(nodes)
-        led = node.machine.election.led()
+        led = node.machine.election.leaderships()
         draining = operator.random() < 0.4
         some = {group_id: term for group_id, term in led.items() if operator.random() < 0.5 and group_id}
         self._world.say("operator", f"{'drains' if draining else 'orders'} {node.name}, which leads {led}: {some}")
@@ -73,17 +73,21 @@ class Troubles:
     def _set_clock_back(self, clock: Random) -> None:
         """By chances of its own, so that all else befalls a run as if its clock was right."""
         if self._world.now < self._until:
-            self._world.set_clock_back(clock.uniform(0.0, _MOST_BACK_S))
+            self._world.set_clock_back(clock.uniform(0.0, _MAX_BACK_S))
             self._world.after(clock.expovariate(1 / _BACK_EVERY_S), lambda: self._set_clock_back(clock))
 
     def asked(self, node: SimulatedNode, request: object) -> None:
         """A node has asked its database for something, which is on its way there."""
-        if not self._snatching or not isinstance(request, Commit):
+        if not self._snatching or not isinstance(request, CommitWrites):
             return
         streams = self._simulation.streams.streams
         for writes in request.batch:
-            for entry in writes.entries:
-                if isinstance(entry, Grant) and (stream := streams[entry.stream_id]).head == 0 and not stream.closed:
+            for entry in writes.changes:
+                if (
+                    isinstance(entry, GrantStream)
+                    and (stream := streams[entry.stream_id]).head == 0
+                    and not stream.closed
+                ):
                     self._snatching = False
                     self._world.say("operator", f"rolls over and revokes stream {entry.stream_id} while it is granted")
                     self._simulation.streams.rollover(stream.generation.space_id)
@@ -173,7 +177,7 @@ class Troubles:
         group = simulation.groups.live(subscription)
         rows = sorted(simulation.store.rows(group.group_id)) if group is not None else []
         if kind == "join" or group is None or not rows:
-            if len(simulation.living()) < _MOST_AGENTS:
+            if len(simulation.living()) < _MAX_AGENTS:
                 simulation.join()
             return
         match kind:
@@ -196,8 +200,8 @@ class Troubles:
             case "retire":
                 self._retire()
             case "snatch":
-                self._snatching = len(streams.streams) < _MOST_STREAMS
-            case "roll" if len(streams.streams) < _MOST_STREAMS:
+                self._snatching = len(streams.streams) < _MAX_STREAMS
+            case "roll" if len(streams.streams) < _MAX_STREAMS:
                 self._world.say("operator", "rolls the streams over")
                 streams.rollover(self._simulation.publishing.any_space(), self._random.choice([None, 2, 3, 5]))
                 if self._world.chance(0.5):
@@ -207,7 +211,7 @@ class Troubles:
         """Those whom the news reach, hear that streams have changed."""
         for node in self._simulation.nodes:
             if self._world.chance(0.7):
-                self._world.after(self._random.uniform(0.0, 0.3), node.hear_of_streams)
+                self._world.after(self._random.uniform(0.0, 0.3), node.learn_of_streams)
 
     def _retire(self) -> None:
         """Retention takes the oldest closed generation, if it costs nobody anything, or only groups that skip it."""
@@ -218,10 +222,10 @@ class Troubles:
         for life in self._simulation.checkers.lives.live():
             rows = self._simulation.store.rows(life.group.group_id)
             unread = [s for s in oldest.stream_ids if s in rows and rows[s].status is not LendingStatus.FINISHED]
-            if unread and life.group.options.when_gone != "skip":
+            if unread and life.group.options.on_data_loss != "skip":
                 return
         self._world.say("retention", f"takes generation {oldest.generation_id}")
-        self._simulation.streams.retire(oldest.generation_id)
+        self._simulation.streams.expire_generation(oldest.generation_id)
 
     def _lock_row(self, group_id: int, stream_id: int) -> float:
         """A user's transaction holds a lending row for a while."""
@@ -245,8 +249,8 @@ class Troubles:
 
     def _seize(self, group_id: int, stream_id: int) -> None:
         """Only a stream that somebody reads and reports: a leader finds out at the next progress."""
-        row: Row | None = self._simulation.store.rows(group_id).get(stream_id)
-        claim = self._simulation.store.look([group_id]).get(group_id)
+        row: LendingRow | None = self._simulation.store.rows(group_id).get(stream_id)
+        claim = self._simulation.store.read_leaderships([group_id]).get(group_id)
         if claim is None or row is None or row.status is not LendingStatus.HELD:
             return
         done = row.position if row.consumed is None else row.consumed.upto
@@ -254,9 +258,9 @@ class Troubles:
         writes = holder is not None and self._simulation.users.is_used_by(holder)
         if done == self._simulation.streams.streams[stream_id].head or writes:
             return
-        entry = Seize(stream_id, row.grant_id, "by hand")
-        result = self._simulation.store.commit([GroupWrites(group_id, claim.term, (entry,), renew=False)])[0]
-        if not result.deposed and result.results[0].verdict is Verdict.APPLIED:
+        entry = ForceRelease(stream_id, row.grant_id, "by hand")
+        result = self._simulation.store.commit([GroupWrites(group_id, claim.term, (entry,), sync_streams=False)])[0]
+        if not result.has_stale_term and result.results[0].outcome is ChangeOutcome.APPLIED:
             self._world.say("operator", f"takes stream {stream_id} of group {group_id} by hand")
             self._simulation.checkers.taken(group_id, stream_id, row.grant_id)
 
@@ -272,12 +276,12 @@ class Troubles:
             case "pause":
                 agent.pause(self._pause_s())
             case "part":
-                ways = rnd.choice((BOTH_WAYS, BOTH_WAYS, *((way,) for way in BOTH_WAYS)))
+                paths = rnd.choice((BOTH_DIRECTIONS, BOTH_DIRECTIONS, *((way,) for way in BOTH_DIRECTIONS)))
                 every = self._world.chance(0.3)
                 for one in simulation.nodes if every else [node]:
-                    simulation.network.part(agent.name, one.address, ways, rnd.uniform(1.0, 15.0))
+                    simulation.network.part(agent.name, one.address, paths, rnd.uniform(1.0, 15.0))
             case "stray":
-                agent.hear_strays(node.address)
+                agent.receive_strays(node.address)
             case "deny" if agent.session is None:
                 agent.deny(node.address)
                 simulation.crashes += 1
@@ -302,5 +306,5 @@ class Troubles:
             later_s = self._random.choice((0.3, 2.0, 6.0, 20.0))
             if agent.checkpoint is None:
                 self._world.after(later_s, lambda: simulation.join(like=agent))
-        elif len(simulation.living()) < _MOST_AGENTS and agent.checkpoint is None:
+        elif len(simulation.living()) < _MAX_AGENTS and agent.checkpoint is None:
             simulation.join(like=agent)

@@ -66,13 +66,13 @@ def resident(spark: Any, url: str, place: Path, wanted: int) -> dict[str, Any]:
     (place / "records").mkdir()
     settings = BorrowerSettings().scaled(SPEED)
     with consume(
-        spark, "$share/resident/t/#", recorder, tasks=2, url=url, start="earliest", settings=settings,
+        spark, "$share/resident/t/#", recorder, tasks=2, url=url, starting_position="earliest", settings=settings,
         on_attempt=recorder.begin,
     ) as running:  # fmt: skip
-        eventually(lambda: running.status().messages == wanted, WAIT_S, lambda: str(running.status()))
+        eventually(lambda: running.status().message_count == wanted, WAIT_S, lambda: str(running.status()))
         status = running.status()
     done = sum(len(line["offsets"]) for attempt in attempts(place / "records") for line in attempt.lines)
-    return {"messages": done, "alive": status.alive, "lag": status.lag, "tasks": len(running.result())}
+    return {"messages": done, "alive": status.alive_count, "lag": status.lag, "tasks": len(running.result())}
 
 
 if __name__ == "__main__":

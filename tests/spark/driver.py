@@ -30,7 +30,13 @@ def main(
     spark = spark_session(master, json.loads(conf))
     recorder = Recorder(records, float(pause_s))
     running = consume(
-        spark, subscription, recorder, tasks=int(tasks), url=url, start="earliest", on_attempt=recorder.begin
+        spark,
+        subscription,
+        recorder,
+        tasks=int(tasks),
+        url=url,
+        starting_position="earliest",
+        on_attempt=recorder.begin,
     )
     say("consuming")
     while running.running and not leave.wait(0.1):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect
-from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
 from sublet_storage.groups.model.records import HistoryRecord
 from sublet_storage.producer import Publisher
 from tests.deliveries import Verdict, judge
@@ -31,7 +31,7 @@ class Stage:
         self.records = directory / "records"
         self.records.mkdir()
         self.fleet = Fleet(url, directory, SPEED)
-        self.store = PostgresGroups(url)
+        self.store = PostgresGroupStore(url)
         self.connection = connect(url)
 
     def serve(self, *names: str) -> None:

@@ -22,7 +22,7 @@ from tests.spark.work import Recorder
 
 pytestmark = pytest.mark.spark
 
-EVICTION_S = LeaderSettings().scaled(SPEED).eviction_s
+EVICTION_S = LeaderSettings().scaled(SPEED).eviction_timeout_s
 
 
 def application(stage: Stage, tasks: int, *more: str, pause_s: float = 0.02) -> Process:
@@ -77,7 +77,7 @@ def test_of_two_applications_one_stops_or_loses_its_driver_and_the_other_takes_a
         stage.publish(2_000, 2_000)
         other.kill()
         eventually(lambda: shares(stage) == (16, 0), WAIT_S, lambda: str(stage.holders()))
-        assert not any(line.forced for line in stage.history()), "it was evicted instead of handing over"
+        assert not any(line.is_forced for line in stage.history()), "it was evicted instead of handing over"
         eventually(stage.consumed, WAIT_S, lambda: str(stage.rows()))
     stage.verdict()
 
@@ -96,8 +96,8 @@ def test_an_application_that_vanishes_is_evicted_and_nothing_is_lost(spark: Any,
         eventually(lambda: shares(stage) == (16, 0), WAIT_S, lambda: str(stage.holders()))
         eventually(stage.consumed, WAIT_S, lambda: str(stage.rows()))
     stage.verdict()
-    assert len([line for line in stage.history() if line.forced]) == 8
-    assert {line.reason for line in stage.history() if line.forced} == {"evicted: unheard of"}
+    assert len([line for line in stage.history() if line.is_forced]) == 8
+    assert {line.reason for line in stage.history() if line.is_forced} == {"evicted: unheard of"}
 
 
 @pytest.mark.long

@@ -67,7 +67,7 @@ def test_with_and_without_push_down_the_rows_are_the_same(
     spark: Any, stage: Stage, pushdown: None, condition: str
 ) -> None:
     publish_by_minute(stage, 60)
-    ours = history(spark, stage, pushFilters="true").where(condition)
+    ours = history(spark, stage, pushDownPredicate="true").where(condition)
     assert ours.collect() == history(spark, stage).where(condition).collect() != []
     assert ") Filter " not in ours._jdf.queryExecution().executedPlan().toString()
 
@@ -80,7 +80,7 @@ def test_a_time_is_pushed_down_to_blocks_and_decided_by_spark(spark: Any, stage:
         " where last_timestamp < '2026-11-22 10:30Z' or first_timestamp > '2026-11-22 10:50Z'"
     )
     assert before.rowcount >= 35
-    assert numbers(history(spark, stage, pushFilters="true").where(late)) == list(range(33, 48))
+    assert numbers(history(spark, stage, pushDownPredicate="true").where(late)) == list(range(33, 48))
 
 
 def test_filters_are_not_pushed_unless_the_query_says_so(spark: Any, stage: Stage, pushdown: None) -> None:
@@ -95,7 +95,7 @@ def test_filters_are_not_pushed_unless_the_query_says_so(spark: Any, stage: Stag
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"pushFilters": "true"}, PUSHDOWN),
+        ({"pushDownPredicate": "true"}, PUSHDOWN),
         ({"subscription": "$share/g/#"}, "option subscription: it is readStream's"),
         ({"startingPosition": "latest"}, "option startingPosition is 'latest': it is earliest"),
     ],

@@ -140,7 +140,7 @@ def test_workers_that_have_only_what_the_job_brings_and_lose_an_executor(stage: 
 @pytest.mark.conforms("E25", "E27")
 def test_on_a_local_cluster_a_killed_executor_costs_nothing(stage: Stage, tmp_path: Path) -> None:
     stage.serve("n1")
-    query = Query(stage, tmp_path / "query", maxMessagesPerTrigger=50)
+    query = Query(stage, tmp_path / "query", maxOffsetsPerTrigger=50)
     driver = query.start(master="local-cluster[2,1,1024]")
     stage.publish(100)
     eventually(lambda: query.values() == list(range(100)), 4 * WAIT_S, driver.output)

@@ -12,7 +12,7 @@ import pytest
 
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.spark.job.executors import Consumption, consume
-from sublet_protocol.domain.subscriptions import Start, Subscription
+from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.groups.model.records import CONSUMED, GroupOptions
 from sublet_storage.producer import Publisher
 from tests.kit import eventually
@@ -27,7 +27,7 @@ EPOCHS, OF_EACH = 12, 200
 @pytest.fixture
 def running(spark: Any, stage: Stage) -> Iterator[Consumption]:
     """Two tasks that consume an atomic group, in calls of whole epochs; small steps, and pages of one block."""
-    options = GroupOptions(start=Start.parse("earliest"), atomic=True)
+    options = GroupOptions(starting_position=StartingPosition.parse("earliest"), atomic=True)
     stage.store.declare_group(Subscription.parse(ALL), options)
     stage.serve("n1")
     recorder = Recorder(str(stage.records), pause_s=0.05)
@@ -39,7 +39,7 @@ def running(spark: Any, stage: Stage) -> Iterator[Consumption]:
         tasks=2,
         url=stage.url,
         settings=settings,
-        batch_bytes=1,
+        max_batch_bytes=1,
         whole_epochs=True,
         on_attempt=recorder.begin,
     )
@@ -57,7 +57,7 @@ def test_a_call_is_bounded_to_whole_epochs_also_when_a_worker_is_killed(stage: S
     parts: Counter[tuple[int, int]] = Counter()
     with Publisher(stage.url, space="default", block_messages=5) as publisher:
         for epoch in range(EPOCHS):
-            sent = [publisher.at(epoch).publish("t", b"%d" % n, key=b"k%d" % (n % 97)) for n in range(OF_EACH)]
+            sent = [publisher.in_epoch(epoch).publish("t", b"%d" % n, key=b"k%d" % (n % 97)) for n in range(OF_EACH)]
             for delivery in sent:
                 parts[delivery.result().stream, epoch] += 1
             publisher.advance(epoch + 1)

@@ -22,7 +22,7 @@ from tests.spark.work import AttemptRecord, Recorder
 
 pytestmark = pytest.mark.spark
 
-EVICTION_S = LeaderSettings().scaled(SPEED).eviction_s
+EVICTION_S = LeaderSettings().scaled(SPEED).eviction_timeout_s
 Start = Callable[..., Consumption]
 
 
@@ -32,7 +32,7 @@ def start(spark: Any, stage: Stage) -> Iterator[Start]:
     begun: list[Consumption] = []
 
     def begin(recorder: Recorder, tasks: int = 2, **options: Any) -> Consumption:
-        options = {"start": "earliest", "settings": BorrowerSettings().scaled(SPEED), **options}
+        options = {"starting_position": "earliest", "settings": BorrowerSettings().scaled(SPEED), **options}
         options.setdefault("on_attempt", recorder.begin)
         begun.append(consume(spark, ALL, recorder, tasks=tasks, url=stage.url, **options))
         return begun[-1]
@@ -57,8 +57,8 @@ def test_tasks_share_the_streams_each_message_goes_to_one_and_a_drain_hands_all_
     eventually(lambda: shared(stage, 8, 8), WAIT_S, lambda: str(stage.holders()))
     stage.publish(2_000, 2_000)
     eventually(stage.consumed, WAIT_S, lambda: str(stage.rows()))
-    eventually(lambda: running.status().messages == 4_000, WAIT_S, lambda: str(running.status()))
-    assert (running.status().alive, running.status().streams) == (2, 16)
+    eventually(lambda: running.status().message_count == 4_000, WAIT_S, lambda: str(running.status()))
+    assert (running.status().alive_count, running.status().stream_count) == (2, 16)
     eventually(lambda: running.status().lag == 0, WAIT_S)
 
     summaries = running.drain()
@@ -69,7 +69,7 @@ def test_tasks_share_the_streams_each_message_goes_to_one_and_a_drain_hands_all_
     assert stage.holders() == {}
     assert stage.consumed()
     assert stage.verdict().explained == []
-    assert not any(line.forced for line in stage.history())
+    assert not any(line.is_forced for line in stage.history())
 
 
 @pytest.mark.conforms("E10", "E25")
@@ -78,7 +78,7 @@ def test_a_killed_worker_is_tried_again_and_only_the_living_attempts_progress_co
 ) -> None:
     stage.serve("n1")
     stage.publish(6_000)
-    running = start(Recorder(str(stage.records), pause_s=0.1), tasks=2, batch_bytes=20_000)
+    running = start(Recorder(str(stage.records), pause_s=0.1), tasks=2, max_batch_bytes=20_000)
     eventually(lambda: shared(stage, 8, 8), WAIT_S, lambda: str(stage.holders()))
     victim = eventually(lambda: [a for a in stage.attempts() if a.lines], WAIT_S)[0]
     taken = {s: row for s, row in stage.rows().items() if row[3] == victim.session}
@@ -99,7 +99,7 @@ def test_a_killed_worker_is_tried_again_and_only_the_living_attempts_progress_co
     running.drain()
 
     stage.verdict()
-    forced_us = {(h.stream_id, h.grant_id): h.at_us for h in stage.history() if h.forced}
+    forced_us = {(h.stream_id, h.grant_id): h.at_us for h in stage.history() if h.is_forced}
     assert taken
     for stream, (_, _, grant_id, _) in taken.items():
         assert forced_us[stream, grant_id] / 1e6 >= killed_at + EVICTION_S / 2, "moved before its eviction"
@@ -111,7 +111,9 @@ def test_a_killed_worker_is_tried_again_and_only_the_living_attempts_progress_co
 def test_a_batch_longer_than_every_timeout_costs_its_task_nothing(stage: Stage, start: Start) -> None:
     stage.serve("n1")
     longest = max(
-        EVICTION_S, LeaderSettings().scaled(SPEED).reclaim_grace_s, BorrowerSettings().scaled(SPEED).farewell_s
+        EVICTION_S,
+        LeaderSettings().scaled(SPEED).reclaim_grace_s,
+        BorrowerSettings().scaled(SPEED).disconnect_timeout_s,
     )
     stage.publish(200)
     running = start(Recorder(str(stage.records), slow_value=b"0", slow_s=1.5 * longest), tasks=1)
@@ -123,7 +125,7 @@ def test_a_batch_longer_than_every_timeout_costs_its_task_nothing(stage: Stage, 
     assert {stream: row[2] for stream, row in stage.rows().items()} == grants, "a stream changed hands"
     running.drain()
     assert stage.verdict().explained == []
-    assert not any(line.forced for line in stage.history())
+    assert not any(line.is_forced for line in stage.history())
 
 
 @pytest.mark.conforms("E25")
@@ -190,14 +192,14 @@ def test_what_can_never_work_stops_the_job_instead_of_being_tried_again(stage: S
     running = start(Recorder(str(stage.records)), tasks=1, on_attempt=refuse)
     with pytest.raises(InvalidSetting, match="no such model"):
         running.result(WAIT_S)
-    assert not running.status().running
+    assert not running.status().is_running
 
 
 def test_more_tasks_than_slots_is_warned_of_and_they_start_as_others_end(stage: Stage, start: Start) -> None:
     stage.serve("n1")
     with pytest.warns(SparkSettingsWarning, match="4 tasks and 3 slots"):
         running = start(Recorder(str(stage.records)), tasks=4)
-    eventually(lambda: running.status().alive == 3, WAIT_S)
+    eventually(lambda: running.status().alive_count == 3, WAIT_S)
     assert len(running.drain()) == 4
 
 

@@ -24,7 +24,7 @@ Connection = psycopg.Connection[Any]
 
 KILLS = ("jvm:1", "driver:-", "jvm:3", "jvm:-", "driver:5", "jvm:7")
 """Which process gets kill -9: when the sink has stored that batch, or while a task has staged what is not stored."""
-MOST_KILLS = int(os.environ.get("QUERY_KILLS", "2"))
+MAX_KILLS = int(os.environ.get("QUERY_KILLS", "2"))
 
 
 @pytest.fixture
@@ -135,12 +135,12 @@ def is_in_doubt(conn: Connection, place: Path) -> bool:
 
 @pytest.mark.long
 @pytest.mark.conforms("W2")
-@pytest.mark.timeout(90 * (2 + MOST_KILLS))
+@pytest.mark.timeout(90 * (2 + MAX_KILLS))
 def test_a_query_that_is_killed_at_any_point_has_stored_each_batch_once(
     database: str, conn: Connection, tmp_path: Path
 ) -> None:
     in_doubt = 0
-    for number, die in enumerate(KILLS[:MOST_KILLS]):
+    for number, die in enumerate(KILLS[:MAX_KILLS]):
         driver = start(database, tmp_path, f"driver-{number}", die)
         wait_until_dead(driver)
         in_doubt += is_in_doubt(conn, tmp_path)

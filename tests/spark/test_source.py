@@ -15,10 +15,10 @@ import psutil
 import pytest
 
 from sublet.spark import Guard
-from sublet_protocol.domain.subscriptions import Start, Subscription
+from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.groups.model.records import GroupOptions, OnPoison
 from sublet_storage.log.block import pack
-from sublet_storage.log.log import Append, append
+from sublet_storage.log.log import BlockAppend, append
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.spaces import create_space
 from tests.integration.log_kit import batch as batch_of
@@ -42,7 +42,7 @@ KILLS = (
 )
 """Which process gets kill -9, before or behind the sink of which batch: behind it is the window of doubt. All of them
 take some minutes: QUERY_KILLS says how many."""
-MOST_KILLS = int(os.environ.get("QUERY_KILLS", "2"))
+MAX_KILLS = int(os.environ.get("QUERY_KILLS", "2"))
 
 
 def stream(spark: Any, stage: Stage, schema: str | None = None, **options: str) -> Any:
@@ -76,7 +76,7 @@ def test_a_row_is_what_was_published(spark: Any, stage: Stage, tmp_path: Path) -
     with Publisher(stage.url, space="default") as publisher:
         publisher.publish("a/b", b"one", key=b"k", headers=[("h", b"1"), ("h", b"2")], timestamp=when)
         publisher.publish("a/c", b"two")
-        publisher.at(7).publish("a/d", b"three")
+        publisher.in_epoch(7).publish("a/d", b"three")
     rows = sorted(collected(stream(spark, stage), tmp_path), key=lambda row: row.topic)
     one, two, three = rows
     assert (one.key, one.value, one.topic, one.space) == (b"k", b"one", "a/b", "default")
@@ -99,7 +99,7 @@ def test_a_query_takes_the_columns_it_wants(spark: Any, stage: Stage, tmp_path: 
     ("schema", "options", "said"),
     [
         (None, {"maxOffsetsPerTrigger": "5"}, "option 'maxoffsetspertrigger': readStream has none of that name"),
-        (None, {"onLostRange": "read"}, "option onLostRange is 'read': it is drop or fail"),
+        (None, {"onRangeLost": "read"}, "option onRangeLost is 'read': it is drop or fail"),
         ("value string", {}, "column 'value' as string: it is binary. Take it as that, and cast it"),
         ("partition int", {}, "column 'partition': there is none"),
     ],
@@ -115,13 +115,13 @@ def test_what_cannot_be_is_said_by_name(
 @pytest.mark.conforms("W10")
 @pytest.mark.timeout(600)
 def test_a_block_that_cannot_be_decoded_fails_a_query_once_and_the_group_decides(stage: Stage, tmp_path: Path) -> None:
-    options = GroupOptions(start=Start.parse("earliest"), on_poison=OnPoison.SKIP)
+    options = GroupOptions(starting_position=StartingPosition.parse("earliest"), on_poison=OnPoison.SKIP)
     stage.store.declare_group(Subscription.parse(ALL), options)
     create_space(stage.connection, "eu", "eu/#", shards=2)
     found = "select stream_id from stream join space using (space_id) where name = 'eu' order by 1"
     bad, well = (row[0] for row in stage.connection.execute(found).fetchall())
     for one in (bad, well) * 3:
-        append(stage.connection, [Append(one, pack(batch_of([b"1", b"2"], "eu")))])
+        append(stage.connection, [BlockAppend(one, pack(batch_of([b"1", b"2"], "eu")))])
     stage.connection.execute("update block set payload = '?' where (stream_id, end_offset) = (%s, 4)", (bad,))
     stage.serve("n1")
     query = Query(stage, tmp_path / "query")
@@ -154,7 +154,7 @@ def test_a_guard_is_for_the_query_of_its_checkpoint(spark: Any, stage: Stage, tm
         return write
 
     started = [
-        stream(spark, stage, sessionName=name, subscription=f"$share/{name}/#", maxMessagesPerTrigger="50")
+        stream(spark, stage, sessionName=name, subscription=f"$share/{name}/#", maxOffsetsPerTrigger="50")
         .writeStream.foreachBatch(store(name))
         .option("checkpointLocation", places[name])
         .trigger(availableNow=True)
@@ -253,22 +253,22 @@ class Trickle:
 
 
 @pytest.mark.conforms("E26", "E27")
-@pytest.mark.timeout(200 * (2 + MOST_KILLS))
+@pytest.mark.timeout(200 * (2 + MAX_KILLS))
 def test_a_query_that_is_killed_at_any_point_has_everything_in_its_sink_once(stage: Stage, tmp_path: Path) -> None:
     stage.serve("n1")
     query, messages = (
-        Query(stage, tmp_path / "query", maxMessagesPerTrigger=60, inDoubtHold="5 minutes"),
+        Query(stage, tmp_path / "query", maxOffsetsPerTrigger=60, inDoubtTimeout="5 minutes"),
         Trickle(stage),
     )
     messages.go_on()
-    for die in KILLS[:MOST_KILLS]:
+    for die in KILLS[:MAX_KILLS]:
         messages.until_dead(query, query.start(die), int(die.rpartition(":")[2]))
     messages.go_on()
     driver = query.start()
     eventually(lambda: len(query.values()) >= messages.sent, 3 * WAIT_S, driver.output)
     assert query.values() == list(range(messages.sent))
     again = [runs for runs in query.runs().values() if len(runs) > 1]
-    assert len(again) >= MOST_KILLS // 2
+    assert len(again) >= MAX_KILLS // 2
     assert all(rows == runs[0] for runs in again for rows in runs), "a batch done again has the same rows"
     assert not any(line.event == "unreserve" for line in stage.history())
     assert driver.stop() == 0
@@ -276,17 +276,17 @@ def test_a_query_that_is_killed_at_any_point_has_everything_in_its_sink_once(sta
 
 @pytest.mark.long
 @pytest.mark.conforms("E26", "E27")
-@pytest.mark.timeout(200 * (2 + MOST_KILLS))
+@pytest.mark.timeout(200 * (2 + MAX_KILLS))
 def test_two_applications_write_each_message_once_to_a_table_without_a_key_while_one_of_them_is_killed(
     stage: Stage, tmp_path: Path
 ) -> None:
     stage.serve("n1")
     stage.connection.execute("create table public.sunk (query text, batch int, stream bigint, at bigint, value int)")
-    query = TableQuery(stage, tmp_path / "query", maxMessagesPerTrigger=60, inDoubtHold="5 minutes")
-    other = TableQuery(stage, tmp_path / "other", maxMessagesPerTrigger=60, sessionName="other")
+    query = TableQuery(stage, tmp_path / "query", maxOffsetsPerTrigger=60, inDoubtTimeout="5 minutes")
+    other = TableQuery(stage, tmp_path / "other", maxOffsetsPerTrigger=60, sessionName="other")
     messages, others = Trickle(stage), other.start()
     messages.go_on()
-    for die in KILLS[:MOST_KILLS][::-1]:
+    for die in KILLS[:MAX_KILLS][::-1]:
         batch = max(query.batches(), default=0) + 2
         messages.until_dead(query, query.start(f"{die.rpartition(':')[0]}:{batch}"), batch)
     messages.go_on()
@@ -324,7 +324,7 @@ def test_a_frozen_driver_that_wakes_beside_one_on_a_copy_of_its_checkpoint_write
 ) -> None:
     stage.serve("n1")
     stage.connection.execute("create table public.sunk (query text, batch int, stream bigint, at bigint, value int)")
-    older = TableQuery(stage, tmp_path / "older", maxMessagesPerTrigger=20, inDoubtHold="5 minutes")
+    older = TableQuery(stage, tmp_path / "older", maxOffsetsPerTrigger=20, inDoubtTimeout="5 minutes")
     stage.publish(400)
     frozen = older.start()
     eventually(lambda: len(older.values()) >= 60, 3 * WAIT_S, frozen.output)
@@ -333,7 +333,7 @@ def test_a_frozen_driver_that_wakes_beside_one_on_a_copy_of_its_checkpoint_write
         with contextlib.suppress(psutil.NoSuchProcess):  # a Python worker may have ended meanwhile
             one.suspend()
     assert len(older.values()) < 400
-    newer = TableQuery(stage, tmp_path / "newer", maxMessagesPerTrigger=20, inDoubtHold="5 minutes")
+    newer = TableQuery(stage, tmp_path / "newer", maxOffsetsPerTrigger=20, inDoubtTimeout="5 minutes")
     shutil.copytree(tmp_path / "older" / "checkpoint", tmp_path / "newer" / "checkpoint")
     driver = newer.start()
     before = len(older.values())

@@ -5,14 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar
 
-from sublet_leader.group.events import Committed, Event, Heard, NotWritten, Outcome, RevokeWanted, Tick
+from sublet_leader.group.events import (
+    CommitFailed,
+    Event,
+    MessageReceived,
+    Outcome,
+    RevokeRequested,
+    Tick,
+    WritesCommitted,
+)
 from sublet_leader.group.machine import GroupLeader
 from sublet_leader.group.stream_table import Assignment
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.messages import (
     Disconnect,
-    Held,
+    HeldGrant,
     LeaderWanted,
     RevokeFinished,
     StreamProgress,
@@ -20,11 +28,18 @@ from sublet_protocol.messages.messages import (
     ToLeader,
     UpdateProgress,
 )
-from sublet_storage.groups.model.records import Entry, GroupOptions, GroupWrites, HistoryRecord, LendingStatus, Start
-from sublet_storage.groups.model.transitions import Row
+from sublet_storage.groups.model.records import (
+    GroupOptions,
+    GroupWrites,
+    HistoryRecord,
+    LendingChange,
+    LendingStatus,
+    StartingPosition,
+)
+from sublet_storage.groups.model.transitions import LendingRow
 from sublet_storage.nodes import NodeRef
-from tests.support.memory_store.catalogue import MemoryStreams
-from tests.support.memory_store.groups import MemoryGroups
+from tests.support.memory_store.catalogue import MemoryCatalogue
+from tests.support.memory_store.groups import MemoryGroupStore
 
 EPOCH_US = 1_700_000_000_000_000
 SUBSCRIPTION = Subscription.parse("$share/bench/#")
@@ -42,12 +57,12 @@ class Bench:
     ) -> None:
         self.now = 0.0
         self.settings = settings or LeaderSettings()
-        self.streams = MemoryStreams()
+        self.streams = MemoryCatalogue()
         self.streams.add_space(shards=shards)
-        self.store = MemoryGroups(self.streams, lambda: EPOCH_US + round(self.now * 1_000_000))
+        self.store = MemoryGroupStore(self.streams, lambda: EPOCH_US + round(self.now * 1_000_000))
         for stream_id in self.streams.streams:
             self.streams.append(stream_id, HEAD)
-        self.group = self.store.declare_group(SUBSCRIPTION, options or GroupOptions(Start.EARLIEST))
+        self.group = self.store.declare_group(SUBSCRIPTION, options or GroupOptions(StartingPosition.EARLIEST))
         self._lives, self.term = 0, 0
         self._ref = NodeRef("n", "n#0", "n:1")
         self.lead()
@@ -61,13 +76,13 @@ class Bench:
         self.term = self.store.claim(self.group.group_id, self._ref, 1e6).term
         rows = self.store.load(self.group.group_id, self.term)
         self.leader = GroupLeader(self.group, self.term, rows, self.settings, self.now)
-        self.entries: list[Entry] = []
+        self.entries: list[LendingChange] = []
         self.renew = False
         self.sent: list[tuple[str, ToBorrower]] = []
         self.wake_at = self.now
         self.stopped: str | None = None
         self.stories: list[str] = []
-        self.told: list[HistoryRecord] = []
+        self.reported: list[HistoryRecord] = []
         self.give(Tick())
         self.settle()
 
@@ -76,29 +91,29 @@ class Bench:
     def give(self, event: Event) -> Outcome:
         """One event; what comes of it is kept."""
         outcome = self.leader.decide(event, self.now)
-        self.entries += outcome.entries
-        self.renew = self.renew or outcome.renew
+        self.entries += outcome.changes
+        self.renew = self.renew or outcome.sync_streams
         self.sent += outcome.sends
-        self.stopped = self.stopped or outcome.stop
-        self.stories += outcome.stories
-        self.told += outcome.happened
+        self.stopped = self.stopped or outcome.stop_reason
+        self.stories += outcome.invariant_violations
+        self.reported += outcome.history
         self.wake_at = self.now + 1.0 if outcome.wake_at is None else outcome.wake_at
         return outcome
 
-    def hear(self, message: ToLeader, agent: str = AGENT) -> None:
+    def receive(self, message: ToLeader, agent: str = AGENT) -> None:
         """A message comes in."""
-        self.give(Heard(agent, message))
+        self.give(MessageReceived(agent, message))
 
     def commit(self) -> None:
         """Write what waits, in one transaction, and bring the answer."""
         writes = GroupWrites(self.group.group_id, self.term, tuple(self.entries), self.renew)
         self.entries, self.renew = [], False
-        self.give(Committed(self.store.commit([writes])[0]))
+        self.give(WritesCommitted(self.store.commit([writes])[0]))
 
     def fail(self) -> None:
         """The transaction did not happen."""
         lost, self.entries, self.renew = tuple(self.entries), [], False
-        self.give(NotWritten(lost))
+        self.give(CommitFailed(lost))
 
     def settle(self) -> None:
         """Commit until nothing waits."""
@@ -118,7 +133,7 @@ class Bench:
             for borrower_id in pinging:
                 member = self.leader.members.get(borrower_id)
                 if member is not None:
-                    member.heard_at = self.now
+                    member.last_heard_at = self.now
             self.give(Tick())
             self.settle()
 
@@ -128,18 +143,18 @@ class Bench:
         """Ask for the leader; nobody waits for the streams yet."""
         asker = agent or borrower_id.partition("/")[0]
         message = LeaderWanted(borrower_id, asker, str(SUBSCRIPTION))
-        self.hear(replace(message, **wanted), asker)  # type: ignore[arg-type]
+        self.receive(replace(message, **wanted), asker)  # type: ignore[arg-type]
 
     def joined(self, *borrower_ids: str) -> None:
         """Join and get streams, which are written but not yet confirmed."""
         for borrower_id in borrower_ids or (BORROWER,):
             self.join(borrower_id)
-        self.pass_time(self.settings.debounce_s + 0.001)
+        self.pass_time(self.settings.rebalance_debounce_s + 0.001)
 
     def progress(self, position: int, stream_id: int = 1, *, final: bool = False, borrower_id: str = BORROWER) -> None:
         """Progress under the grant in force."""
-        told = StreamProgress(stream_id, self.grant_id(stream_id), position, final)
-        self.hear(UpdateProgress(borrower_id, self.term, (told,)), borrower_id.partition("/")[0])
+        reported = StreamProgress(stream_id, self.grant_id(stream_id), position, final)
+        self.receive(UpdateProgress(borrower_id, self.term, (reported,)), borrower_id.partition("/")[0])
 
     def confirm(self) -> None:
         """Every lent stream's borrower says that it has it."""
@@ -152,19 +167,19 @@ class Bench:
     def finished(self, stream_id: int = 1, grant_id: int | None = None, borrower_id: str = BORROWER) -> None:
         """`revoke_finished`."""
         grant = self.grant_id(stream_id) if grant_id is None else grant_id
-        self.hear(RevokeFinished(borrower_id, self.term, stream_id, grant), borrower_id.partition("/")[0])
+        self.receive(RevokeFinished(borrower_id, self.term, stream_id, grant), borrower_id.partition("/")[0])
 
     def leave(self, *positions: StreamProgress, borrower_id: str = BORROWER) -> None:
         """`disconnect`."""
-        self.hear(Disconnect(borrower_id, self.term, positions), borrower_id.partition("/")[0])
+        self.receive(Disconnect(borrower_id, self.term, positions), borrower_id.partition("/")[0])
 
     def revoke(self, *stream_ids: int) -> None:
         """An operator takes streams back."""
-        self.give(RevokeWanted(stream_ids or (1,), "operator"))
+        self.give(RevokeRequested(stream_ids or (1,), "operator"))
 
     # --- what is seen -----------------------------------------------------------------------------------------------
 
-    def row(self, stream_id: int = 1) -> Row:
+    def row(self, stream_id: int = 1) -> LendingRow:
         """The row as the database has it."""
         return self.store.rows(self.group.group_id)[stream_id]
 
@@ -182,7 +197,7 @@ class Bench:
         slot = self.leader.slots.get(stream_id)
         return slot.assignment if slot else None
 
-    def heard(self, kind: type[M], agent: str | None = None) -> list[M]:
+    def received(self, kind: type[M], agent: str | None = None) -> list[M]:
         """Messages of one type sent (to that agent) since the last look at any."""
         said: list[object] = [m for to, m in self.sent if agent in (None, to)]
         self.sent.clear()
@@ -193,9 +208,9 @@ class Bench:
         rows = self.store.rows(self.group.group_id).values()
         return {row.stream_id: row.borrower_id for row in rows if row.status is LendingStatus.HELD}
 
-    def held(self, stream_id: int = 1, position: int = 0) -> Held:
+    def held(self, stream_id: int = 1, position: int = 0) -> HeldGrant:
         """What a successor would reclaim."""
-        return Held(stream_id, self.grant_id(stream_id), position)
+        return HeldGrant(stream_id, self.grant_id(stream_id), position)
 
     def said(self, position: int, stream_id: int = 1, *, final: bool = True) -> StreamProgress:
         """A last word, for `leave`."""

@@ -9,25 +9,25 @@ from sublet_borrower.machine.agent import (
     Agent,
     AgentEvent,
     AgentOutcome,
-    Closed,
-    Consumed,
-    FromNode,
+    CloseSubscription,
+    HandleUpdate,
     NodeLost,
-    NodesKnown,
-    Subscribe,
+    NodeMessageReceived,
+    NodesDiscovered,
+    OpenSubscription,
+    ProgressReported,
+    SubscriptionClosed,
     Tick,
-    Told,
-    Unsubscribe,
 )
-from sublet_borrower.machine.events import Install, Progressed, Remove, Stop
-from sublet_borrower.machine.table import Status
+from sublet_borrower.machine.events import RevokeStarted, SessionProgress, StreamGranted, StreamRemoved
+from sublet_borrower.machine.table import BorrowerStatus
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.messages.messages import (
     Disconnect,
-    EndReason,
     Grant,
-    Held,
+    HeldGrant,
     Invalidate,
+    InvalidateReason,
     LeaderConnectResponse,
     LeaderWanted,
     Ping,
@@ -51,7 +51,7 @@ class Play:
         self.now = 0.0
         self.last = AgentOutcome()
         if nodes:
-            self.do(NodesKnown(nodes))
+            self.do(NodesDiscovered(nodes))
 
     def do(self, event: AgentEvent, at: float | None = None) -> AgentOutcome:
         """One event."""
@@ -66,20 +66,20 @@ class Play:
     def connect(self, handle: int, at: float | None = None) -> str:
         """Let a leader answer; the borrower's id."""
         borrower_id = self.machine.borrowers[handle].borrower_id
-        self.do(FromNode("n1:1", LeaderConnectResponse(borrower_id, TERM, GROUP)), at)
-        self.do(FromNode("n1:1", PingResponse(borrower_id, TERM, self.now, 8.5)))
+        self.do(NodeMessageReceived("n1:1", LeaderConnectResponse(borrower_id, TERM, GROUP)), at)
+        self.do(NodeMessageReceived("n1:1", PingResponse(borrower_id, TERM, self.now, 8.5)))
         return borrower_id
 
     def grant(self, handle: int, stream_id: int, grant_id: int = 50) -> None:
         """Let the leader lend it a stream."""
         borrower_id = self.machine.borrowers[handle].borrower_id
-        self.do(FromNode("n1:1", Grant(borrower_id, TERM, stream_id, grant_id, 10, 1, 0, 9, "#")))
+        self.do(NodeMessageReceived("n1:1", Grant(borrower_id, TERM, stream_id, grant_id, 10, 1, 0, 9, "#")))
 
 
 def subscribed(*handles: int) -> Play:
     play = Play()
     for handle in handles:
-        play.do(Subscribe(handle, SUBSCRIPTION))
+        play.do(OpenSubscription(handle, SUBSCRIPTION))
         play.connect(handle)
     return play
 
@@ -94,8 +94,8 @@ def test_every_agent_asks_the_same_node_for_a_subscription_and_not_one_node_for_
         found = set()
         for agent_id in ("a", "b"):
             agent = Agent(agent_id, SETTINGS)
-            agent.decide(NodesKnown(NODES[::-1] if agent_id == "b" else NODES), 0.0)
-            found |= {node for node, _ in agent.decide(Subscribe(1, text), 0.0).sends}
+            agent.decide(NodesDiscovered(NODES[::-1] if agent_id == "b" else NODES), 0.0)
+            found |= {node for node, _ in agent.decide(OpenSubscription(1, text), 0.0).sends}
         assert len(found) == 1
         asked[text] = found.pop()
     assert set(asked.values()) == set(NODES)
@@ -104,7 +104,7 @@ def test_every_agent_asks_the_same_node_for_a_subscription_and_not_one_node_for_
 def test_a_node_that_is_gone_moves_only_what_preferred_it() -> None:
     def preferred(nodes: tuple[str, ...], text: str) -> str:
         play = Play(nodes)
-        play.do(Subscribe(1, text))
+        play.do(OpenSubscription(1, text))
         return play.wanted()[0][0]
 
     texts = [f"$share/g{number}/#" for number in range(50)]
@@ -115,10 +115,10 @@ def test_a_node_that_is_gone_moves_only_what_preferred_it() -> None:
 
 def test_a_node_whose_connection_died_is_asked_last_for_a_while() -> None:
     play = Play()
-    play.do(Subscribe(1, SUBSCRIPTION))
+    play.do(OpenSubscription(1, SUBSCRIPTION))
     [(first, _)] = play.wanted()
     play.do(NodeLost(first), 0.1)
-    assert play.last.nodes_wanted
+    assert play.last.needs_discovery
     play.do(Tick(), 1.0)
     [(second, _)] = play.wanted()
     assert second != first
@@ -128,7 +128,7 @@ def test_a_node_whose_connection_died_is_asked_last_for_a_while() -> None:
 
 def test_a_suspect_node_is_asked_if_there_is_no_other() -> None:
     play = Play(("n1:1",))
-    play.do(Subscribe(1, SUBSCRIPTION))
+    play.do(OpenSubscription(1, SUBSCRIPTION))
     play.do(NodeLost("n1:1"), 0.1)
     play.do(Tick(), 1.0)
     assert [node for node, _ in play.wanted()] == ["n1:1"]
@@ -138,19 +138,19 @@ def test_it_remembers_no_more_suspects_than_there_are() -> None:
     play = Play()
     for number in range(100):
         play.do(NodeLost(f"n{number}:1"), float(number))
-        assert play.last.nodes_wanted
-        play.do(NodesKnown(NODES))
+        assert play.last.needs_discovery
+        play.do(NodesDiscovered(NODES))
     assert len(play.machine._failed_at) <= len(NODES)
 
 
 def test_without_nodes_it_asks_for_them_and_goes_on_as_soon_as_there_are_some() -> None:
     play = Play(())
-    play.do(Subscribe(1, SUBSCRIPTION))
-    assert (play.last.sends, play.last.nodes_wanted) == ((), True)
-    play.do(NodesKnown(("n1:1",)), 0.4)
+    play.do(OpenSubscription(1, SUBSCRIPTION))
+    assert (play.last.sends, play.last.needs_discovery) == ((), True)
+    play.do(NodesDiscovered(("n1:1",)), 0.4)
     play.do(Tick(), play.last.wake_at)
     assert [node for node, _ in play.wanted()] == ["n1:1"]
-    assert play.now < SETTINGS.leader_wanted_s
+    assert play.now < SETTINGS.leader_lookup_interval_s
 
 
 # --- pings ------------------------------------------------------------------------------------------------------------
@@ -158,13 +158,15 @@ def test_without_nodes_it_asks_for_them_and_goes_on_as_soon_as_there_are_some() 
 
 def test_pings_to_one_node_are_one_command() -> None:
     play = subscribed(1, 2, 3)
-    play.do(Tick(), SETTINGS.ping_s)
-    assert [m for _, m in play.last.sends if isinstance(m, Ping)] == [Ping(("a/1", "a/2", "a/3"), SETTINGS.ping_s)]
+    play.do(Tick(), SETTINGS.ping_interval_s)
+    assert [m for _, m in play.last.sends if isinstance(m, Ping)] == [
+        Ping(("a/1", "a/2", "a/3"), SETTINGS.ping_interval_s)
+    ]
 
 
 def test_it_wants_to_be_woken_for_whichever_borrower_is_due_first() -> None:
     play = subscribed(1)
-    play.do(Subscribe(2, "$share/h/#"), 0.3)
+    play.do(OpenSubscription(2, "$share/h/#"), 0.3)
     assert play.last.wake_at == 1.0
     play.do(Tick(), 1.0)
     assert play.last.wake_at == pytest.approx(1.3)
@@ -177,20 +179,20 @@ def test_it_wants_to_be_woken_for_whichever_borrower_is_due_first() -> None:
 def test_one_leaving_and_one_connecting_never_mix_streams_or_progress() -> None:
     play = subscribed(1)
     play.grant(1, 5, 50)
-    play.do(Unsubscribe(1))
-    assert [t for t in play.last.tells if isinstance(t, Told)] == [Told(1, Stop(5, 50))]
-    play.do(Subscribe(2, SUBSCRIPTION))
+    play.do(CloseSubscription(1))
+    assert [t for t in play.last.updates if isinstance(t, HandleUpdate)] == [HandleUpdate(1, RevokeStarted(5, 50))]
+    play.do(OpenSubscription(2, SUBSCRIPTION))
     [(_, wanted)] = play.wanted()
     assert (wanted.borrower_id, wanted.reclaim, wanted.predecessor) == ("a/2", (), None)
     play.connect(2)
     play.grant(2, 6, 60)
-    assert [t.handle for t in play.last.tells] == [2]
-    assert play.do(Consumed(2, Progressed(5, 50, 99, final=True))).sends == ()
-    play.do(Consumed(1, Progressed(5, 50, 13, final=True)))
+    assert [t.handle for t in play.last.updates] == [2]
+    assert play.do(ProgressReported(2, SessionProgress(5, 50, 99, is_final=True))).sends == ()
+    play.do(ProgressReported(1, SessionProgress(5, 50, 13, is_final=True)))
     assert [m for _, m in play.last.sends] == [Disconnect("a/1", TERM, (StreamProgress(5, 50, 13, True),))]
-    play.do(FromNode("n1:1", Invalidate("a/1", TERM, EndReason.DONE)))
-    assert play.last.tells == (Closed(1, EndReason.DONE, ""),)
-    assert play.machine.borrowers[2].status is Status.CONNECTED
+    play.do(NodeMessageReceived("n1:1", Invalidate("a/1", TERM, InvalidateReason.DONE)))
+    assert play.last.updates == (SubscriptionClosed(1, InvalidateReason.DONE, ""),)
+    assert play.machine.borrowers[2].status is BorrowerStatus.CONNECTED
     assert [s.stream_id for s in play.machine.borrowers[2].streams] == [6]
 
 
@@ -199,10 +201,10 @@ def test_ten_rounds_of_leaving_and_subscribing_within_50_ms() -> None:
     play = Play()
     closed, asked = [], set()
     for handle in range(1, 11):
-        play.do(Subscribe(handle, SUBSCRIPTION), handle * 0.005)
+        play.do(OpenSubscription(handle, SUBSCRIPTION), handle * 0.005)
         asked |= {m.borrower_id for _, m in play.wanted()}
-        play.do(Unsubscribe(handle))
-        closed += [t.handle for t in play.last.tells if isinstance(t, Closed)]
+        play.do(CloseSubscription(handle))
+        closed += [t.handle for t in play.last.updates if isinstance(t, SubscriptionClosed)]
     assert asked == {f"a/{n}" for n in range(1, 11)}
     assert closed == list(range(1, 11))
     assert play.machine.borrowers == {}
@@ -211,11 +213,11 @@ def test_ten_rounds_of_leaving_and_subscribing_within_50_ms() -> None:
 
 def test_messages_for_borrowers_of_the_past_reach_nobody() -> None:
     play = subscribed(1)
-    play.do(FromNode("n1:1", Invalidate("a/1", TERM, EndReason.RETRY)))
-    outcome = play.do(FromNode("n1:1", Grant("a/1", TERM, 5, 50, 0, 1, 0, 9, "#")))
-    assert (outcome.sends, outcome.tells) == ((), ())
-    assert play.do(Consumed(77, Progressed(5, 50, 1))).sends == ()
-    assert play.do(Unsubscribe(77)).tells == ()
+    play.do(NodeMessageReceived("n1:1", Invalidate("a/1", TERM, InvalidateReason.RETRY)))
+    outcome = play.do(NodeMessageReceived("n1:1", Grant("a/1", TERM, 5, 50, 0, 1, 0, 9, "#")))
+    assert (outcome.sends, outcome.updates) == ((), ())
+    assert play.do(ProgressReported(77, SessionProgress(5, 50, 1))).sends == ()
+    assert play.do(CloseSubscription(77)).updates == ()
 
 
 # --- successors -------------------------------------------------------------------------------------------------------
@@ -225,16 +227,20 @@ def test_messages_for_borrowers_of_the_past_reach_nobody() -> None:
 def test_after_a_doubt_a_successor_with_a_new_id_inherits_at_once() -> None:
     play = subscribed(1)
     play.grant(1, 5)
-    play.do(Consumed(1, Progressed(5, 50, 30)), 0.5)
-    play.do(FromNode("n1:1", Invalidate("a/1", TERM, EndReason.RETRY)), 0.6)
+    play.do(ProgressReported(1, SessionProgress(5, 50, 30)), 0.5)
+    play.do(NodeMessageReceived("n1:1", Invalidate("a/1", TERM, InvalidateReason.RETRY)), 0.6)
     [(_, wanted)] = play.wanted()
-    assert (wanted.borrower_id, wanted.predecessor, wanted.group_id, wanted.number) == ("a/2", "a/1", GROUP, 2)
-    assert wanted.reclaim == (Held(5, 50, 30),)
-    assert not play.last.tells, "the session's running call goes on"
-    assert play.machine.may_start(1, 5, 50, 1.0)
+    assert (wanted.borrower_id, wanted.predecessor, wanted.group_id, wanted.borrower_number) == ("a/2", "a/1", GROUP, 2)
+    assert wanted.reclaim == (HeldGrant(5, 50, 30),)
+    assert not play.last.updates, "the session's running call goes on"
+    assert play.machine.may_start_call(1, 5, 50, 1.0)
     play.connect(1, 0.7)
     play.grant(1, 5)
-    assert not [told for told in play.last.tells if isinstance(told, Told) and isinstance(told.tell, Install | Remove)]
+    assert not [
+        reported
+        for reported in play.last.updates
+        if isinstance(reported, HandleUpdate) and isinstance(reported.update, StreamGranted | StreamRemoved)
+    ]
     assert next(m for _, m in play.last.sends if isinstance(m, UpdateProgress)).streams[0].position == 30
 
 
@@ -247,29 +253,31 @@ def test_a_dead_connection_makes_successors_of_all_that_were_connected_there() -
 
 
 @pytest.mark.conforms("E30", "E23")
-@pytest.mark.parametrize("reason", [EndReason.DELETED, EndReason.FENCED, EndReason.DENIED, EndReason.DONE])
-def test_after_a_final_word_none_is_made(reason: EndReason) -> None:
+@pytest.mark.parametrize(
+    "reason", [InvalidateReason.DELETED, InvalidateReason.FENCED, InvalidateReason.DENIED, InvalidateReason.DONE]
+)
+def test_after_a_final_word_none_is_made(reason: InvalidateReason) -> None:
     play = subscribed(1)
     play.grant(1, 5)
-    play.do(FromNode("n1:1", Invalidate("a/1", TERM, reason, "why")))
-    assert play.last.tells == (Closed(1, reason, "why"),)
+    play.do(NodeMessageReceived("n1:1", Invalidate("a/1", TERM, reason, "why")))
+    assert play.last.updates == (SubscriptionClosed(1, reason, "why"),)
     assert play.wanted() == []
     assert play.machine.borrowers == {}
     for seconds in range(1, 20):
         assert play.do(Tick(), float(seconds)).sends == ()
-    assert not play.machine.may_start(1, 5, 50, 20.0)
+    assert not play.machine.may_start_call(1, 5, 50, 20.0)
 
 
 @pytest.mark.conforms("E31")
 def test_one_that_leaves_is_succeeded_by_one_born_leaving() -> None:
     play = subscribed(1)
     play.grant(1, 5)
-    play.do(Unsubscribe(1), 0.1)
+    play.do(CloseSubscription(1), 0.1)
     play.do(NodeLost("n1:1"), 0.2)
     [(_, wanted)] = play.wanted()
     assert (wanted.borrower_id, wanted.leaving) == ("a/2", True)
-    play.do(Consumed(1, Progressed(5, 50, 13, final=True)), 0.3)
-    play.do(FromNode("n2:1", LeaderConnectResponse("a/2", 200, GROUP)), 0.4)
+    play.do(ProgressReported(1, SessionProgress(5, 50, 13, is_final=True)), 0.3)
+    play.do(NodeMessageReceived("n2:1", LeaderConnectResponse("a/2", 200, GROUP)), 0.4)
     assert Disconnect("a/2", 200, (StreamProgress(5, 50, 13, True),)) in [m for _, m in play.last.sends]
 
 
@@ -277,5 +285,8 @@ def test_a_stream_taken_by_a_newer_grant_is_told_to_its_own_session() -> None:
     play = subscribed(1, 2)
     play.grant(2, 5, 50)
     play.grant(2, 5, 60)
-    assert [(t.handle, type(t.tell)) for t in play.last.tells if isinstance(t, Told)] == [(2, Remove), (2, Install)]
-    assert Told(2, Remove(5, 50, RevokedReason.LOST)) in play.last.tells
+    assert [(t.handle, type(t.update)) for t in play.last.updates if isinstance(t, HandleUpdate)] == [
+        (2, StreamRemoved),
+        (2, StreamGranted),
+    ]
+    assert HandleUpdate(2, StreamRemoved(5, 50, RevokedReason.LOST)) in play.last.updates

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from sublet_leader.allocation import EvenStrategy, Plan, Situation, shares
+from sublet_leader.allocation import AllocationInput, AllocationPlan, EvenStrategy, compute_quotas
 from sublet_protocol.domain.errors import UsageError
 from tests.property.sharing import allocate
 
@@ -14,7 +14,7 @@ EVEN = {"a": 1.0, "b": 1.0}
 
 
 def test_the_first_borrower_gets_everything() -> None:
-    assert allocate({}, [3, 1, 2], {"a": 1.0}) == Plan(grants=((1, "a"), (2, "a"), (3, "a")))
+    assert allocate({}, [3, 1, 2], {"a": 1.0}) == AllocationPlan(grants=((1, "a"), (2, "a"), (3, "a")))
 
 
 def test_nobody_to_lend_to_is_an_empty_plan() -> None:
@@ -28,20 +28,20 @@ def test_free_streams_are_dealt_in_turn() -> None:
 @pytest.mark.conforms("E18")
 def test_free_streams_go_to_the_most_under_full() -> None:
     plan = allocate({1: "a", 2: "a", 3: "b"}, [4, 5, 6], {"a": 1.0, "b": 1.0, "c": 1.0})
-    assert plan == Plan(grants=((4, "c"), (5, "b"), (6, "c")))
+    assert plan == AllocationPlan(grants=((4, "c"), (5, "b"), (6, "c")))
 
 
 @pytest.mark.conforms("E18")
 def test_a_join_revokes_only_the_surplus() -> None:
     plan = allocate(dict.fromkeys(range(6), "a") | dict.fromkeys(range(6, 12), "b"), [], {**EVEN, "c": 1.0})
-    assert plan == Plan(revokes=(4, 5, 10, 11))
+    assert plan == AllocationPlan(revokes=(4, 5, 10, 11))
 
 
 @pytest.mark.conforms("E18")
 def test_a_leave_moves_nothing_of_those_who_stay() -> None:
     held = {1: "a", 2: "a", 3: "b"}
     plan = allocate(held, [4, 5], EVEN)
-    assert plan == Plan(grants=((4, "b"), (5, "a")))
+    assert plan == AllocationPlan(grants=((4, "b"), (5, "a")))
 
 
 @pytest.mark.conforms("E18")
@@ -52,8 +52,8 @@ def test_weights_set_the_proportions() -> None:
 
 
 def test_largest_remainders_get_the_spare_streams() -> None:
-    assert shares(4, {"a": 1.0, "b": 2.0}) == {"a": 1, "b": 3}
-    assert shares(10, {"a": 0.1, "b": 0.1, "c": 0.1}) == {"a": 4, "b": 3, "c": 3}
+    assert compute_quotas(4, {"a": 1.0, "b": 2.0}) == {"a": 1, "b": 3}
+    assert compute_quotas(10, {"a": 0.1, "b": 0.1, "c": 0.1}) == {"a": 4, "b": 3, "c": 3}
 
 
 @pytest.mark.conforms("E18")
@@ -73,13 +73,13 @@ def test_more_borrowers_than_streams_leaves_the_surplus_on_standby() -> None:
     weights = {f"b{i}": 1.0 for i in range(5)}
     held = {1: "b3", 2: "b4"}
     assert not allocate(held, [], weights)
-    assert shares(2, weights, {"b3": 1, "b4": 1}) == {"b0": 0, "b1": 0, "b2": 0, "b3": 1, "b4": 1}
+    assert compute_quotas(2, weights, {"b3": 1, "b4": 1}) == {"b0": 0, "b1": 0, "b2": 0, "b3": 1, "b4": 1}
 
 
 @pytest.mark.conforms("E20")
 def test_a_standby_takes_over_in_the_plan_after_an_owner_left() -> None:
     weights = {"b0": 1.0, "b4": 1.0}
-    assert allocate({2: "b4"}, [1], weights) == Plan(grants=((1, "b0"),))
+    assert allocate({2: "b4"}, [1], weights) == AllocationPlan(grants=((1, "b0"),))
 
 
 @pytest.mark.conforms("E18", "E19")
@@ -130,8 +130,8 @@ def test_contradictions_are_refused_by_name() -> None:
 
 @pytest.mark.conforms("E18")
 def test_a_free_stream_goes_home_if_there_is_room_below_the_share() -> None:
-    def plan(last: dict[int, str]) -> Plan:
-        return EvenStrategy().plan(Situation({1: "a"}, [2, 3, 4], EVEN, last=last))
+    def plan(last: dict[int, str]) -> AllocationPlan:
+        return EvenStrategy().plan(AllocationInput({1: "a"}, [2, 3, 4], EVEN, last_holders=last))
 
     assert plan({}).grants == ((2, "b"), (3, "a"), (4, "b"))
     assert plan({2: "a", 3: "b"}).grants == ((2, "a"), (3, "b"), (4, "b"))
@@ -139,7 +139,7 @@ def test_a_free_stream_goes_home_if_there_is_room_below_the_share() -> None:
 
 
 def test_where_shares_tie_the_spare_stream_goes_home() -> None:
-    assert EvenStrategy().plan(Situation({}, [1], EVEN, last={1: "b"})).grants == ((1, "b"),)
-    assert shares(1, EVEN, homing={"b": 1}) == {"a": 0, "b": 1}
+    assert EvenStrategy().plan(AllocationInput({}, [1], EVEN, last_holders={1: "b"})).grants == ((1, "b"),)
+    assert compute_quotas(1, EVEN, homing={"b": 1}) == {"a": 0, "b": 1}
     # Who holds one already keeps it all the same.
-    assert shares(1, EVEN, {"a": 1}, {"b": 1}) == {"a": 1, "b": 0}
+    assert compute_quotas(1, EVEN, {"a": 1}, {"b": 1}) == {"a": 1, "b": 0}

@@ -15,7 +15,7 @@ from tests.kit_nodes import Delivered
 
 
 def line(at_us: int, event: str, grant_id: int, stream: int = 1) -> HistoryRecord:
-    return HistoryRecord(at_us, 1, stream, event, "", grant_id, None, None, 0, 1, forced=False)
+    return HistoryRecord(at_us, 1, stream, event, "", grant_id, None, None, 0, 1, is_forced=False)
 
 
 def batch(at: float) -> Delivered:

@@ -13,13 +13,13 @@ from sublet_protocol.domain.topics import Filter
 from sublet_storage.log.block import (
     DELIVERED_SCHEMA,
     MAX_INDEXED_TOPICS,
+    add_position_columns,
+    build_topic_index,
     decode,
-    deliver,
+    drop_before,
     encode,
-    from_offset,
-    matching,
+    filter_by_topic,
     pack,
-    topics_index,
 )
 from sublet_storage.log.column_layout import BLOCK_SCHEMA
 
@@ -90,25 +90,25 @@ def test_an_unknown_compression_is_refused() -> None:
 
 
 def test_delivered_batches_carry_stream_and_offset() -> None:
-    found = deliver(batch(["a", "b", "c"]), 7, 40)
+    found = add_position_columns(batch(["a", "b", "c"]), 7, 40)
     assert found.schema == DELIVERED_SCHEMA
     assert found.column("stream").to_pylist() == [7, 7, 7]
     assert found.column("offset").to_pylist() == [40, 41, 42]
-    assert from_offset(found, 40, 42).column("topic").to_pylist() == ["c"]
-    assert from_offset(found, 40, 40).num_rows == 3
+    assert drop_before(found, 40, 42).column("topic").to_pylist() == ["c"]
+    assert drop_before(found, 40, 40).num_rows == 3
 
 
 def test_the_skip_index_has_few_topics_or_none() -> None:
-    assert topics_index(batch(["a", "b", "a"])) == ["a", "b"]
-    assert topics_index(batch([f"t{index}" for index in range(MAX_INDEXED_TOPICS + 1)])) is None
+    assert build_topic_index(batch(["a", "b", "a"])) == ["a", "b"]
+    assert build_topic_index(batch([f"t{index}" for index in range(MAX_INDEXED_TOPICS + 1)])) is None
 
 
 @pytest.mark.parametrize("topics", [None, ["orders/eu", "orders/us", "a.c"]])
 def test_filtering_keeps_what_matches(topics: list[str] | None) -> None:
     given = batch(["orders/eu", "orders/us", "a.c", "orders/eu"])
-    assert matching(given, Filter("orders/eu"), topics).column("value").to_pylist() == [b"value 0", b"value 3"]
-    assert matching(given, Filter("abc"), topics).num_rows == 0
-    assert matching(given, Filter("#"), topics).num_rows == 4
+    assert filter_by_topic(given, Filter("orders/eu"), topics).column("value").to_pylist() == [b"value 0", b"value 3"]
+    assert filter_by_topic(given, Filter("abc"), topics).num_rows == 0
+    assert filter_by_topic(given, Filter("#"), topics).num_rows == 4
 
 
 def test_a_packed_block_knows_the_span_of_its_timestamps() -> None:
@@ -163,8 +163,8 @@ def test_what_cannot_be_decoded_is_named_by_its_stream_and_offsets(
     assert "stream 7: the block that begins at offset 1000 and ends before offset 1300 cannot be decoded" in str(
         poison.value
     )
-    told = PoisonBlock.told(str(poison.value))
-    assert (str(told), told.__dict__) == (str(poison.value), poison.value.__dict__), "a node tells it on"
+    reported = PoisonBlock.reported(str(poison.value))
+    assert (str(reported), reported.__dict__) == (str(poison.value), poison.value.__dict__), "a node tells it on"
 
 
 @pytest.mark.conforms("W10")

@@ -17,9 +17,9 @@ def test_the_defaults_are_valid_and_those_of_the_leader_where_both_have_one() ->
     defaults = BorrowerSettings()
     assert defaults.check() is defaults
     leader = asdict(LeaderSettings())
-    for name in ("ping_s", "ping_timeout_s", "resend_s", "unsubscribe_timeout_s"):
+    for name in ("ping_interval_s", "ping_timeout_s", "resend_interval_s", "unsubscribe_timeout_s"):
         assert getattr(defaults, name) == leader[name]
-    assert defaults.farewell_s == leader["lease_s"]
+    assert defaults.disconnect_timeout_s == leader["lease_duration_s"]
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
@@ -32,10 +32,10 @@ def test_each_is_a_positive_finite_time(name: str, value: float) -> None:
 @pytest.mark.parametrize("timeout_s", [2.9, 3.0])
 def test_a_single_lost_ping_must_not_cost_the_leader(timeout_s: float) -> None:
     with pytest.raises(InvalidSetting) as refused:
-        BorrowerSettings(ping_s=2.0, resend_s=1.0, ping_timeout_s=timeout_s).check()
-    assert f"ping_timeout_s is {timeout_s} and ping_s + resend_s is 3.0" in str(refused.value)
+        BorrowerSettings(ping_interval_s=2.0, resend_interval_s=1.0, ping_timeout_s=timeout_s).check()
+    assert f"ping_timeout_s is {timeout_s} and ping_interval_s + resend_interval_s is 3.0" in str(refused.value)
     assert "Raise ping_timeout_s" in str(refused.value)
-    BorrowerSettings(ping_s=2.0, resend_s=1.0, ping_timeout_s=3.1).check()
+    BorrowerSettings(ping_interval_s=2.0, resend_interval_s=1.0, ping_timeout_s=3.1).check()
 
 
 def test_scaling_keeps_the_proportions() -> None:
@@ -54,13 +54,14 @@ def test_each_can_be_set_in_the_environment_and_nothing_else_changes(monkeypatch
 
 @pytest.mark.parametrize("text", ["", "soon", "2s", "1,5"])
 def test_what_is_no_number_in_the_environment_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setenv("SUBLET_PING_S", text)
+    monkeypatch.setenv("SUBLET_PING_INTERVAL_S", text)
     with pytest.raises(InvalidSetting, match="must be a number of seconds"):
         BorrowerSettings.from_env()
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("SUBLET_PING_S", "-2"), ("SUBLET_RESEND_S", "nan"), ("SUBLET_PING_S", "7")]
+    ("name", "text"),
+    [("SUBLET_PING_INTERVAL_S", "-2"), ("SUBLET_RESEND_INTERVAL_S", "nan"), ("SUBLET_PING_INTERVAL_S", "7")],
 )
 def test_what_the_environment_says_is_checked(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
     monkeypatch.setenv(name, text)

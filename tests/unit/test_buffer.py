@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
 import pytest
 
 from sublet_protocol.domain.errors import SubletError
 from sublet_protocol.domain.topics import Filter
 from sublet_storage.producer import buffer as module
-from sublet_storage.producer.batches.pending_blocks import Load
-from sublet_storage.producer.batches.routing_table import Routes
-from sublet_storage.producer.buffer import Buffer, Limits
-from sublet_storage.spaces.routing import Space, StreamInfo, ranges
+from sublet_storage.producer.batches.columns import to_record_batches
+from sublet_storage.producer.batches.pending_blocks import PendingBlock
+from sublet_storage.producer.batches.routing_table import RoutingTable
+from sublet_storage.producer.buffer import Buffer, BufferLimits
+from sublet_storage.producer.delivery import Delivery
+from sublet_storage.spaces.routing import Space, StreamInfo, split_ring
+from tests.broken_off import broken_off
 
-ONE_MESSAGE = Limits(block_messages=1, block_bytes=1 << 20, blocks_per_commit=1, buffered_bytes=1 << 20, linger_s=0.0)
+ONE_MESSAGE = BufferLimits(
+    block_messages=1, block_bytes=1 << 20, blocks_per_commit=1, buffered_bytes=1 << 20, linger_s=0.0
+)
 
 
 @pytest.fixture
@@ -22,10 +34,10 @@ def buffer(monkeypatch: pytest.MonkeyPatch) -> Buffer:
     return a_buffer(ONE_MESSAGE)
 
 
-def a_buffer(limits: Limits) -> Buffer:
-    ((low, high),) = ranges(1)
+def a_buffer(limits: BufferLimits) -> Buffer:
+    ((low, high),) = split_ring(1)
     streams = [StreamInfo(1, 1, 1, low, high, 0, False)]
-    return Buffer(Routes([Space(1, "default", Filter("#"), 1)], streams, None), limits)
+    return Buffer(RoutingTable([Space(1, "default", Filter("#"), 1)], streams, None), limits)
 
 
 def publish_in(buffer: Buffer, *epochs: int) -> None:
@@ -39,18 +51,18 @@ def send(buffer: Buffer) -> int | None:
     """As the sender does: the epoch that is advanced to with the next load, if one is."""
     loads = buffer.take()
     assert loads is not None
-    least = buffer.due(loads)
+    least = buffer.due_advance(loads)
     settle(buffer, loads)
     if least is None:
         return None
-    buffer.advanced(least)
+    buffer.complete_advance(least)
     return least[0][0]
 
 
-def settle(buffer: Buffer, loads: list[Load]) -> None:
+def settle(buffer: Buffer, loads: list[PendingBlock]) -> None:
     for load in loads:
-        load.stored(0)
-    buffer.settled(loads)
+        load.complete(0)
+    buffer.release_batches(loads)
 
 
 def test_under_load_an_advance_that_nobody_waits_for_waits_for_the_next(buffer: Buffer) -> None:
@@ -70,7 +82,7 @@ def test_an_advance_comes_alone_if_what_came_before_it_is_stored(buffer: Buffer)
 
 def test_an_advance_waits_for_no_message_that_lingers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ADVANCE_PAUSE_S", 86_400.0)
-    buffer = a_buffer(Limits(2, 1 << 20, blocks_per_commit=1, buffered_bytes=1 << 20, linger_s=86_400.0))
+    buffer = a_buffer(BufferLimits(2, 1 << 20, blocks_per_commit=1, buffered_bytes=1 << 20, linger_s=86_400.0))
     publish_in(buffer, 1)
     buffer.add("t", None, b"", None, 0, (2,))
     assert send(buffer) == 2
@@ -86,11 +98,11 @@ def test_an_advance_that_was_put_off_is_made_though_something_later_fails(buffer
     lost = SubletError("it is lost")
     loads = buffer.take()
     assert loads is not None
-    buffer.failed(loads, lost)
+    buffer.fail_batches(loads, lost)
     assert buffer.take() == []
-    least = buffer.due([])
+    least = buffer.due_advance([])
     assert least == [(3,)], "the advance behind what was lost is given up"
-    buffer.advanced(least)
+    buffer.complete_advance(least)
     assert not buffer._advances
     assert buffer.pop_error() is lost
 
@@ -100,7 +112,7 @@ def test_an_advance_that_cannot_be_made_takes_all_with_it(buffer: Buffer) -> Non
     assert send(buffer) == 2
     buffer.advance([(3,)])
     publish_in(buffer, 3)
-    buffer.failed([], SubletError("refused"))
+    buffer.fail_batches([], SubletError("refused"))
     assert not buffer._advances
 
 
@@ -112,12 +124,98 @@ def test_the_first_failure_is_known_before_anybody_is_woken_by_it(
     loads, lost = buffer.take(), SubletError("it is lost")
     assert loads is not None
     known: list[Exception | None] = []
-    monkeypatch.setattr(Load, "failed", lambda load, error: known.append(buffer.pop_error()))
-    buffer.failed(loads, lost)
+    monkeypatch.setattr(PendingBlock, "fail", lambda load, error: known.append(buffer.pop_error()))
+    buffer.fail_batches(loads, lost)
     assert known == [lost]
 
 
 def test_whoever_flushes_waits_for_no_other_advance(buffer: Buffer) -> None:
     publish_in(buffer, 1, 2, 3)
-    buffer._flushing += 1
+    with pytest.raises(TimeoutError):
+        buffer.flush(0.0)
     assert [send(buffer) for _ in range(3)] == [2, 3, 4]
+
+
+# --- exceptions of signal handlers ------------------------------------------------------------------------------------
+
+WHERE = Path(module.__file__).parent, Path(threading.__file__)
+ROOMY = BufferLimits(block_messages=4, block_bytes=1 << 20, blocks_per_commit=8, buffered_bytes=2000, linger_s=0.0)
+
+
+def publish(buffer: Buffer, value: bytes, topic: str = "t") -> Delivery | None:
+    return buffer.add(topic, None, value, None, 0, wait=False)
+
+
+def publish_all(buffer: Buffer) -> None:
+    values = [b"b%d" % number for number in range(10)]
+    buffer.add_batches(to_record_batches({"topic": ["t"] * 5 + ["u"] * 5, "value": values}))
+
+
+def flush(buffer: Buffer) -> None:
+    with contextlib.suppress(TimeoutError):
+        buffer.flush(0.0)
+
+
+def log_of(buffer: Buffer) -> dict[int, list[bytes]]:
+    """What the sender gets of the buffer, by stream; all of it is stored."""
+    log: dict[int, list[bytes]] = {}
+    while buffer._queued:
+        loads = buffer.take()
+        assert loads is not None
+        for load in loads:
+            stream = log.setdefault(load.stream_id, [])
+            batch = pa.RecordBatch.from_pydict(load.to_batch().to_pydict())
+            assert set(batch.column("topic").to_pylist()) <= {"t", "u"}
+            load.complete(len(stream))
+            stream += batch.column("value").to_pylist()
+        buffer.release_batches(loads)
+    return log
+
+
+def room(buffer: Buffer) -> int:
+    """So many messages fit in."""
+    return next(number for number in itertools.count() if publish(buffer, b"") is None)
+
+
+@pytest.mark.parametrize("before", [0, 1, 4])
+@pytest.mark.parametrize(
+    ("call", "entire"),
+    [
+        (lambda buffer: publish(buffer, b"b0"), [{b"b0"}]),
+        (publish_all, [{b"b0", b"b1", b"b2"}, {b"b3", b"b4", b"b5"}, {b"b6", b"b7", b"b8"}, {b"b9"}]),
+        (lambda buffer: buffer.advance([(1,)]), []),
+        (flush, []),
+    ],
+    ids=["publish", "publish_batch", "advance", "flush"],
+)
+def test_wherever_an_exception_breaks_off_a_call_it_is_done_or_not_and_all_else_goes_on(
+    monkeypatch: pytest.MonkeyPatch, call: Callable[[Buffer], object], entire: list[set[bytes]], before: int
+) -> None:
+    monkeypatch.setattr(module, "ROUTED_AT_ONCE", 3)
+    monkeypatch.setattr(module, "ADVANCE_PAUSE_S", 0.0)
+    ((low, middle), (after, high)) = split_ring(2)
+    streams = [StreamInfo(1, 1, 1, low, middle, 0, False), StreamInfo(2, 1, 1, after, high, 0, False)]
+    routes = RoutingTable([Space(1, "default", Filter("#"), 2)], streams, None)
+    fits = room(Buffer(routes, ROOMY))
+    for place in itertools.count(1):
+        buffer = Buffer(routes, ROOMY)
+        deliveries = {b"m%d" % number: publish(buffer, b"m%d" % number) for number in range(before)}
+        _, broken = broken_off(lambda buffer=buffer: call(buffer), place, *WHERE)  # type: ignore[misc]
+        deliveries[b"last"] = publish(buffer, b"last")
+        log = log_of(buffer)
+        if (least := buffer.due_advance([])) is not None:
+            buffer.complete_advance(least)
+        buffer.flush(0.0)
+        there = [value for stream in log.values() for value in stream]
+        assert len(set(there)) == len(there), broken
+        others = set(there) - deliveries.keys()
+        assert others == set().union(*[part for part in entire if part <= others]), broken
+        assert broken or others == set().union(*entire)
+        for value, delivery in deliveries.items():
+            assert delivery is not None, broken
+            place_of = delivery.result(0.0)
+            assert log[place_of.stream][place_of.offset] == value, broken
+        assert room(buffer) == fits, broken
+        if not broken:
+            break
+    assert place > 10

@@ -23,10 +23,10 @@ def test_numbers_and_times_are_read_whole_however_narrow_the_terminal_is(
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", str(width))
-    Output(json=False).table(COLUMNS, [ROW])
+    Output(json=False).print_table(COLUMNS, [ROW])
     shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
-    for whole in map(str, ROW[:3]):
-        assert whole in shown, shown
+    for entire in map(str, ROW[:3]):
+        assert entire in shown, shown
     assert (ROW[4] in shown) is (width != 80), "it is broken where it has room at all"
 
 
@@ -35,15 +35,15 @@ def test_what_moves_a_cursor_or_turns_a_line_around_is_escaped_in_json_and_table
     odd: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = f"ü☃{odd}"
-    Output(json=True).emit({"subscription": text})
-    Output(json=False).table(("GROUP",), [(text,)])
-    Output(json=False).tell([text])
-    Output(json=False).say(text)
-    told = capsys.readouterr()
-    shown = told.out.replace("\n", "") + told.err.replace("\n", "")
+    Output(json=True).print_json({"subscription": text})
+    Output(json=False).print_table(("GROUP",), [(text,)])
+    Output(json=False).print_lines([text])
+    Output(json=False).print_info(text)
+    reported = capsys.readouterr()
+    shown = reported.out.replace("\n", "") + reported.err.replace("\n", "")
     assert shown.isprintable(), shown
     assert "ü☃" in shown
-    assert json.loads(told.out.splitlines()[0]) == {"subscription": text}
+    assert json.loads(reported.out.splitlines()[0]) == {"subscription": text}
 
 
 def test_a_log_for_people_turns_no_line_around() -> None:

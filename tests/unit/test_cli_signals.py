@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sublet.cli.base.command import Terminated, held_back
+from sublet.cli.base.command import SignalReceived, defer_signals
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -21,40 +21,40 @@ def _no_handler_is_left_behind() -> Iterator[None]:
     signal.signal(signal.SIGHUP, outside)
 
 
-def told(*numbers: signal.Signals, then: Exception | None = None) -> tuple[list[signal.Signals], int]:
+def reported(*numbers: signal.Signals, then: Exception | None = None) -> tuple[list[signal.Signals], int]:
     """Which of these signals found the work going on, one after the other, and which of them ended it."""
     done: list[signal.Signals] = []
 
     def work() -> None:
-        with held_back():
+        with defer_signals():
             for number in numbers:
                 signal.raise_signal(number)
                 done.append(number)
             if then is not None:
                 raise then
 
-    with pytest.raises(Terminated) as ended:
+    with pytest.raises(SignalReceived) as ended:
         work()
     return done, ended.value.number
 
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_comes_when_what_must_not_be_broken_into_is_over(number: signal.Signals) -> None:
-    assert told(number) == ([number], number)
+    assert reported(number) == ([number], number)
 
 
 def test_a_second_one_breaks_in() -> None:
-    assert told(signal.SIGINT, signal.SIGTERM) == ([signal.SIGINT], signal.SIGINT)
+    assert reported(signal.SIGINT, signal.SIGTERM) == ([signal.SIGINT], signal.SIGINT)
 
 
 def test_a_command_that_is_told_to_end_ends_by_that_and_by_no_error_that_follows_from_it() -> None:
-    assert told(signal.SIGTERM, then=ConnectionError("the server was told to end too"))[1] == signal.SIGTERM
+    assert reported(signal.SIGTERM, then=ConnectionError("the server was told to end too"))[1] == signal.SIGTERM
 
 
 def test_an_ignored_signal_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with held_back():
+        with defer_signals():
             signal.raise_signal(signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)

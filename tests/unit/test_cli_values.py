@@ -10,10 +10,19 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sublet.cli.base.output import printable
-from sublet.cli.base.values import begin, fine_seconds, json_file, lines, messages, moment, seconds, whole
-from sublet.cli.groups.names import as_stored
-from sublet.cli.messages.input_records import Records
+from sublet.cli.base.output import escape_control_characters
+from sublet.cli.base.values import (
+    format_messages,
+    messages_to_json,
+    parse_fractional_seconds,
+    parse_int,
+    parse_seconds,
+    parse_starting_position,
+    parse_time,
+    read_json_file,
+)
+from sublet.cli.groups.names import unescape
+from sublet.cli.messages.input_records import NdjsonParser
 from sublet_protocol.domain.errors import UsageError
 from sublet_storage.log.block import DELIVERED_SCHEMA
 
@@ -32,58 +41,58 @@ def test_a_stored_header_without_a_name_is_shown_and_breaks_nothing() -> None:
         "offset": [0, 1],
     }
     batch = pa.record_batch([pa.array(columns[field.name], field.type) for field in DELIVERED_SCHEMA], DELIVERED_SCHEMA)
-    first, second = json.loads(json.dumps(list(messages(batch))))
+    first, second = json.loads(json.dumps(list(messages_to_json(batch))))
     assert first["headers"] == [[None, None], [None, "x"], ["a", None]]
     assert second["headers"] is None
-    assert len(list(lines(batch, coloured=False))) == 2
+    assert len(list(format_messages(batch, coloured=False))) == 2
 
 
 @pytest.mark.conforms("A9")
 def test_numbers_and_times_out_of_range_are_refused() -> None:
-    assert whole("--limit", str(2**63 - 1), least=1) == 2**63 - 1
+    assert parse_int("--limit", str(2**63 - 1), least=1) == 2**63 - 1
     for text in (str(2**63), "9" * 20, "9" * 5000, "-1", "x"):
         with pytest.raises(UsageError, match="give a whole number of at least 0, and at most 9223372036854775807"):
-            whole("--limit", text)
-    assert begin(str(2**63 - 1)) == 2**63 - 1
+            parse_int("--limit", text)
+    assert parse_starting_position(str(2**63 - 1)) == 2**63 - 1
     with pytest.raises(
         UsageError, match="--from '9223372036854775808': give a whole number of at least 0, and at most"
     ):
-        begin(str(2**63))
-    assert moment("--at", "2026-01-31T12:00:00+01:00") == datetime(2026, 1, 31, 11, tzinfo=UTC)
-    for text, told in (
+        parse_starting_position(str(2**63))
+    assert parse_time("--at", "2026-01-31T12:00:00+01:00") == datetime(2026, 1, 31, 11, tzinfo=UTC)
+    for text, reported in (
         ("9999-12-31T23:59:59-14:00", "In UTC this one is before the year 1 or after 9999"),
         ("0001-01-01T00:00:00+14:00", "In UTC this one is before the year 1 or after 9999"),
         ("2026-01-31T12:00:00", "Add the time zone"),
         ("noon", "Correct it"),
     ):
-        with pytest.raises(UsageError, match=told):
-            moment("--at", text)
+        with pytest.raises(UsageError, match=reported):
+            parse_time("--at", text)
 
 
 @pytest.mark.conforms("A9")
 def test_a_duration_has_a_unit_and_only_zero_does_without() -> None:
-    assert [seconds(text) for text in ("90s", " 15 m", "6h", "7d", "2w", "1.5h", "1.1h", "0")] == [
+    assert [parse_seconds(text) for text in ("90s", " 15 m", "6h", "7d", "2w", "1.5h", "1.1h", "0")] == [
         90, 900, 21_600, 604_800, 1_209_600, 5400, 3960, 0,
     ]  # fmt: skip
-    assert fine_seconds("0.5s") == 0.5
+    assert parse_fractional_seconds("0.5s") == 0.5
     for text in ("7", "90", "00", "9" * 500):
         with pytest.raises(UsageError, match=f"it has no unit. Say of what: {text}s, {text}m, {text}h, {text}d or"):
-            fine_seconds(text)
+            parse_fractional_seconds(text)
     for text in ("soon", "", "d", "-7d", "0.5", "nan", "infs", "7x", "7d3h", "\u0667d"):
         with pytest.raises(UsageError, match="give a number and s, m, h, d or w, such as 90s or 7d"):
-            seconds(text)
+            parse_seconds(text)
     for text in ("0.5s", "9" * 500 + "d"):
         with pytest.raises(UsageError, match="it is no whole number of seconds"):
-            seconds(text)
+            parse_seconds(text)
     with pytest.raises(UsageError, match=r"longer than time is\. Use earliest"):
-        begin("99999999999w")
+        parse_starting_position("99999999999w")
 
 
 def test_what_is_printed_escaped_is_read_as_what_was_stored() -> None:
     for stored in ("evil\x1b]0;P\a", "a\nb\tc\r", "\x9b", "\u202eright", "\U000e0001", "plain", "ü☃"):
-        assert as_stored(printable(stored)) == stored
+        assert unescape(escape_control_characters(stored)) == stored
     for literal in (r"a\x41", r"a\q", r"\u00e9", r"\U0001f600", r"\ud800", r"\x1", "a\\"):
-        assert as_stored(literal) == literal
+        assert unescape(literal) == literal
 
 
 @pytest.mark.conforms("A9")
@@ -91,13 +100,13 @@ def test_a_file_that_is_not_json_is_refused(tmp_path: Path) -> None:
     for text in ("[" * 200_000, "{", "1" * 5000, "\ud800"):
         (tmp_path / "odd.json").write_bytes(text.encode(errors="surrogatepass"))
         with pytest.raises(UsageError, match="it is not JSON"):
-            json_file("--from-file odd.json", tmp_path / "odd.json")
+            read_json_file("--from-file odd.json", tmp_path / "odd.json")
     with pytest.raises(UsageError, match="No such file"):
-        json_file("--from-file none.json", tmp_path / "none.json")
+        read_json_file("--from-file none.json", tmp_path / "none.json")
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "reported"),
     [
         (b'{"value": NaN}', "line 1 is not JSON (NaN is no number of JSON)"),
         (b'{"value": {"a": [1, -Infinity]}}', "line 1 is not JSON (-Infinity is no number of JSON)"),
@@ -107,8 +116,8 @@ def test_a_file_that_is_not_json_is_refused(tmp_path: Path) -> None:
         (b'{"value": "x", "epoch": [7]}', "line 1: epoch [7]: this command publishes in no epoch."),
     ],
 )
-def test_what_cannot_be_published_as_it_is_is_refused(line: bytes, told: str) -> None:
-    columns, problem = Records("t", None, 1000).columns([line], 1)
+def test_what_cannot_be_published_as_it_is_is_refused(line: bytes, reported: str) -> None:
+    columns, problem = NdjsonParser("t", None, 1000).columns([line], 1)
     assert columns["value"] == []
     assert isinstance(problem, UsageError)
-    assert told in str(problem)
+    assert reported in str(problem)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from sublet_leader.observe.event_counters import kind_of
+from sublet_leader.observe.event_counters import reason_category
 from sublet_leader.observe.metric_definitions import FAMILIES
 from tools import metrics_doc
 
 DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana" / "sublet.json"
-LABELS = {name: {*family.labels, "le", "instance", "job"} for family in FAMILIES for name in family.exported}
+LABELS = {name: {*family.labels, "le", "instance", "job"} for family in FAMILIES for name in family.exported_names}
 _METRIC = re.compile(r"\b(sublet_\w+)(?:\{([^}]*)\})?")
 _BY = re.compile(r"by \(([^)]*)\) \(")
 
@@ -52,13 +52,13 @@ def test_the_page_of_metrics_is_current(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_reasons_of_history_become_few_labels() -> None:
-    assert kind_of("allocated") == "allocated"
-    assert kind_of("evicted: unheard of") == "evicted: unheard of"
-    assert kind_of("deadline: balance") == "deadline: balance"
-    assert kind_of("paused: the sink's down, call 12345") == "paused"
-    assert kind_of("not reclaimed; lost 5 times at offset 77") == "not reclaimed"
-    assert kind_of("session 'a b' has not come back to what it left in doubt") == (
+    assert reason_category("allocated") == "allocated"
+    assert reason_category("evicted: unheard of") == "evicted: unheard of"
+    assert reason_category("deadline: balance") == "deadline: balance"
+    assert reason_category("paused: the sink's down, call 12345") == "paused"
+    assert reason_category("not reclaimed; lost 5 times at offset 77") == "not reclaimed"
+    assert reason_category("session 'a b' has not come back to what it left in doubt") == (
         "session N has not come back to what it left in doubt"
     )
-    assert len(kind_of("x" * 1000)) <= 60
-    assert kind_of("") == "none"
+    assert len(reason_category("x" * 1000)) <= 60
+    assert reason_category("") == "none"

@@ -9,11 +9,17 @@ from collections.abc import Iterator
 import pytest
 
 from sublet_leader.node.database_worker import DatabaseWorker
-from sublet_leader.node.events import Claimed, ClaimLeadership, NodeEvent, Renewed, RenewLeaderships
+from sublet_leader.node.events import (
+    ClaimLeadership,
+    LeadershipClaimed,
+    LeadershipsRenewed,
+    NodeEvent,
+    RenewLeaderships,
+)
 from sublet_leader.settings import LeaderSettings
-from sublet_storage.groups.coordinator.postgres import PostgresGroups
+from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
 from sublet_storage.nodes import NodeRef
-from sublet_storage.util.log_throttle import Quiet
+from sublet_storage.util.log_throttle import LogThrottle
 
 NOBODY = "postgresql://me@127.0.0.1:1/x"
 RENEW, CLAIM = RenewLeaderships({1: 1}, 0.0), ClaimLeadership(1, 0.0)
@@ -25,9 +31,9 @@ class Away:
     def __init__(self) -> None:
         self.now = 0.0
         self.answers: queue.SimpleQueue[NodeEvent] = queue.SimpleQueue()
-        self.store = PostgresGroups(NOBODY)
+        self.store = PostgresGroupStore(NOBODY)
         self.worker = DatabaseWorker(self.store, NodeRef("n", "i", "a:1"), LeaderSettings(), self.answers.put)
-        self.worker._quiet = Quiet(10.0, lambda: self.now)
+        self.worker._quiet = LogThrottle(10.0, lambda: self.now)
         self.worker.start()
 
     def ask(self, *requests: RenewLeaderships | ClaimLeadership) -> list[NodeEvent]:
@@ -51,11 +57,11 @@ def test_a_database_that_is_away_is_told_once_in_a_while_for_each_kind_of_reques
 ) -> None:
     caplog.set_level(logging.WARNING, "sublet_leader.node.database_worker")
     answers = away.ask(*[RENEW] * 30, *[CLAIM] * 20)
-    assert answers.count(Renewed(RENEW, None)) == 30
-    assert sum(isinstance(answer, Claimed) and answer.claim is None for answer in answers) == 20
-    told = [record.getMessage() for record in caplog.records]
-    assert [text.split(":")[0] for text in told] == ["RenewLeaderships failed", "ClaimLeadership failed"]
-    assert all("cannot connect to postgresql://me@127.0.0.1:1/x" in text for text in told)
+    assert answers.count(LeadershipsRenewed(RENEW, None)) == 30
+    assert sum(isinstance(answer, LeadershipClaimed) and answer.leadership is None for answer in answers) == 20
+    reported = [record.getMessage() for record in caplog.records]
+    assert [text.split(":")[0] for text in reported] == ["RenewLeaderships failed", "ClaimLeadership failed"]
+    assert all("cannot connect to postgresql://me@127.0.0.1:1/x" in text for text in reported)
     caplog.clear()
     away.now += 10.0
     away.ask(RENEW, RENEW)
@@ -70,7 +76,7 @@ def test_what_nobody_foresaw_is_told_with_its_traceback_and_the_worker_goes_on(
         raise LookupError("a surprise")
 
     monkeypatch.setattr(away.store, "renew", surprise)
-    assert away.ask(*[RENEW] * 5) == [Renewed(RENEW, None)] * 5
+    assert away.ask(*[RENEW] * 5) == [LeadershipsRenewed(RENEW, None)] * 5
     (record,) = caplog.records
     assert (record.levelno, record.getMessage()) == (logging.ERROR, "RenewLeaderships failed: a surprise")
     assert record.exc_info

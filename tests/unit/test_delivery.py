@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sublet_storage.producer.delivery import Span, Ticket
+from sublet_storage.producer.delivery import DeliveryState, Span
 
 
 class Turn:
@@ -29,19 +29,19 @@ class Turn:
 
 
 def test_a_ticket_abandoned_while_others_tell_its_fate_settles() -> None:
-    ticket = Ticket(5)
-    ticket._lock = Turn(lambda: ticket.failed(2, ValueError("first")))  # type: ignore[assignment]
+    ticket = DeliveryState(5)
+    ticket._lock = Turn(lambda: ticket.fail(2, ValueError("first")))  # type: ignore[assignment]
     ticket.abandon(ValueError("the rest"))
-    assert ticket.settled
+    assert ticket.is_done
     with pytest.raises(ValueError, match="first"):
         ticket.wait(5)
 
 
 def test_what_becomes_known_after_the_abandoning_changes_nothing() -> None:
-    ticket = Ticket(2)
+    ticket = DeliveryState(2)
     ticket.abandon(ValueError("abandoned"))
-    ticket.stored(Span(1, 0, range(2)))
-    ticket.failed(2, ValueError("later"))
-    assert ticket.settled
+    ticket.complete_span(Span(1, 0, range(2)))
+    ticket.fail(2, ValueError("later"))
+    assert ticket.is_done
     with pytest.raises(ValueError, match="abandoned"):
         ticket.wait(5)

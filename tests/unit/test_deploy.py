@@ -28,7 +28,7 @@ FILES = sorted(path for path in DEPLOY.rglob("*") if path.is_file() and "__pycac
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 UNIT = DEPLOY / "systemd" / "sublet-leader@.service"
 KUBERNETES = "1.31"
-PAGES = [ROOT / "docs" / name for name in ("deploy.md", "backup.md", "operations.md", "growing.md")]
+PAGES = [ROOT / "docs" / name for name in ("deploy.md", "backup.md", "operations.md", "scaling.md")]
 
 
 def documents(path: Path) -> list[dict[str, Any]]:
@@ -133,7 +133,7 @@ def test_the_kustomization_names_what_is_there() -> None:
 
 
 def test_whoever_stops_a_node_gives_it_time_to_hand_over() -> None:
-    needed_s = SHUTDOWN_S + LeaderSettings().margin_s + 5
+    needed_s = SHUTDOWN_S + LeaderSettings().lease_margin_s + 5
     (leader,) = [pod for pod, container in pods() if container["name"] == "leader"]
     assert leader["terminationGracePeriodSeconds"] >= needed_s
     (stop,) = re.findall(r"^TimeoutStopSec=(\d+)$", UNIT.read_text(), re.MULTILINE)
@@ -170,8 +170,8 @@ def test_on_kubernetes_prometheus_finds_the_port_and_is_let_in_and_nobody_is_res
     (container,) = template["spec"]["containers"]
     ports = {each["name"]: each["containerPort"] for each in container["ports"]}
     assert ports == {"sublet": 7411, "http": 7480}
-    told = template["metadata"]["annotations"]
-    assert (told["prometheus.io/scrape"], told["prometheus.io/port"]) == ("true", str(ports["http"]))
+    reported = template["metadata"]["annotations"]
+    assert (reported["prometheus.io/scrape"], reported["prometheus.io/port"]) == ("true", str(ports["http"]))
     (service,) = documents(DEPLOY / "kubernetes" / "service.yaml")
     assert {each["targetPort"]: each["port"] for each in service["spec"]["ports"]} == ports
     (policy,) = documents(DEPLOY / "kubernetes" / "network.yaml")

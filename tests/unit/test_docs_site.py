@@ -18,9 +18,9 @@ def test_links_lead_to_the_pages_of_the_site() -> None:
 
 
 def test_what_the_site_has_not_keeps_its_words() -> None:
-    assert rewritten("see [`x.py`](../protocol/x.py).", "session.md") == "see `x.py`."
-    for kept in ("[a](https://example.org/x)", "[a](#b)", "```\n[a](../README.md)\n```"):
-        assert rewritten(kept, "session.md") == kept
+    assert rewritten("see [`x.py`](../protocol/x.py).", "pubsub.md") == "see `x.py`."
+    for retained in ("[a](https://example.org/x)", "[a](#b)", "```\n[a](../README.md)\n```"):
+        assert rewritten(retained, "pubsub.md") == retained
 
 
 def test_the_navigation_has_every_page() -> None:

@@ -65,5 +65,5 @@ def test_every_story_is_drawn_with_all_who_speak_in_it() -> None:
 
 def test_every_move_of_a_machine_is_drawn() -> None:
     drawn = protocol_doc.pictures()["assignment"]
-    moves = sum(len(row) for row in protocol_doc.labels(assignments.TABLE).values())
+    moves = sum(len(row) for row in protocol_doc.labels(assignments.TRANSITIONS).values())
     assert len(paths(drawn)) == moves

@@ -5,23 +5,23 @@ from __future__ import annotations
 import pytest
 
 from sublet_leader.election import (
-    ClaimAnswered,
+    Campaign,
+    ClaimCompleted,
     Election,
+    ElectionStatus,
     Event,
-    Led,
-    LedElsewhere,
-    Lost,
+    LeadershipAcquired,
+    LeadershipHeldElsewhere,
+    LeadershipLost,
     Outcome,
-    ReleaseAnswered,
-    RenewAnswered,
-    Status,
+    ReleaseCompleted,
+    RenewCompleted,
+    Resign,
+    ResignAll,
     Tick,
-    Unwant,
-    UnwantAll,
-    Want,
 )
 from sublet_leader.settings import LeaderSettings
-from sublet_storage.groups.model.records import Claim
+from sublet_storage.groups.model.records import Leadership
 from sublet_storage.nodes import NodeRef
 
 ME = NodeRef("me", "me-1", "here:1")
@@ -33,14 +33,14 @@ def election() -> Election:
     return Election(LeaderSettings(), ME.incarnation)
 
 
-def won(leadership_id: int, started: float, term: int = 100, remaining_s: float = 10.0) -> ClaimAnswered:
+def won(leadership_id: int, started: float, term: int = 100, remaining_s: float = 10.0) -> ClaimCompleted:
     """The claim was ours."""
-    return ClaimAnswered(leadership_id, started, Claim(leadership_id, ME, term, remaining_s))
+    return ClaimCompleted(leadership_id, started, Leadership(leadership_id, ME, term, remaining_s))
 
 
-def beaten(leadership_id: int, started: float, remaining_s: float, jitter_s: float = 0.0) -> ClaimAnswered:
+def beaten(leadership_id: int, started: float, remaining_s: float, jitter_s: float = 0.0) -> ClaimCompleted:
     """The claim was the other's."""
-    return ClaimAnswered(leadership_id, started, Claim(leadership_id, OTHER, 7, remaining_s), jitter_s)
+    return ClaimCompleted(leadership_id, started, Leadership(leadership_id, OTHER, 7, remaining_s), jitter_s)
 
 
 def play(machine: Election, *steps: tuple[float, Event]) -> Outcome:
@@ -55,49 +55,49 @@ def leading(*leadership_ids: int) -> Election:
     """A node that claimed these at 0 and got them at 0.1, under term 100."""
     machine = election()
     for leadership_id in leadership_ids:
-        play(machine, (0.0, Want(leadership_id)), (0.1, won(leadership_id, 0.0)))
+        play(machine, (0.0, Campaign(leadership_id)), (0.1, won(leadership_id, 0.0)))
     return machine
 
 
 def test_wanting_claims_once() -> None:
     machine = election()
-    assert machine.decide(Want(5), 0.0) == Outcome(claims=(5,))
-    assert machine.decide(Want(5), 0.5) == Outcome()
+    assert machine.decide(Campaign(5), 0.0) == Outcome(claims=(5,))
+    assert machine.decide(Campaign(5), 0.5) == Outcome()
 
 
 def test_a_claim_that_is_ours_leads_and_is_renewed_in_time() -> None:
-    outcome = play(election(), (0.0, Want(5)), (0.1, won(5, 0.0)))
-    assert outcome == Outcome(notices=(Led(5, 100),), wake_at=3.0)
+    outcome = play(election(), (0.0, Campaign(5)), (0.1, won(5, 0.0)))
+    assert outcome == Outcome(notices=(LeadershipAcquired(5, 100),), wake_at=3.0)
 
 
 @pytest.mark.conforms("E14")
 def test_trust_counts_from_the_start_of_the_claim_not_from_its_answer() -> None:
     machine = election()
-    play(machine, (0.0, Want(5)), (8.0, won(5, 0.0)))
-    assert machine.trusted(5, 8.9) == 100
-    assert machine.trusted(5, 9.0) is None
+    play(machine, (0.0, Campaign(5)), (8.0, won(5, 0.0)))
+    assert machine.trusted_term(5, 8.9) == 100
+    assert machine.trusted_term(5, 9.0) is None
 
 
 @pytest.mark.conforms("E14")
 def test_trust_counts_from_the_start_of_the_renewal_not_from_its_answer() -> None:
     machine = leading(5)
-    play(machine, (3.0, Tick()), (8.0, RenewAnswered(3.0, frozenset({5}))))
-    assert machine.trusted(5, 11.9) == 100
-    assert machine.trusted(5, 12.0) is None
+    play(machine, (3.0, Tick()), (8.0, RenewCompleted(3.0, frozenset({5}))))
+    assert machine.trusted_term(5, 11.9) == 100
+    assert machine.trusted_term(5, 12.0) is None
 
 
 @pytest.mark.conforms("E14")
 def test_an_old_claim_of_our_own_is_trusted_only_for_what_is_left_of_it() -> None:
     machine = election()
-    play(machine, (0.0, Want(5)), (0.1, ClaimAnswered(5, 0.0, None)), (1.1, Tick()))
+    play(machine, (0.0, Campaign(5)), (0.1, ClaimCompleted(5, 0.0, None)), (1.1, Tick()))
     outcome = machine.decide(won(5, 1.1, remaining_s=4.0), 1.2)
-    assert machine.trusted(5, 4.0) == 100
-    assert machine.trusted(5, 4.1) is None
+    assert machine.trusted_term(5, 4.0) == 100
+    assert machine.trusted_term(5, 4.1) is None
     assert outcome.renew == {5: 100}, "a third of the lease has gone: renew now"
 
 
 def test_a_claim_answered_too_late_is_released_and_claimed_anew() -> None:
-    outcome = play(election(), (0.0, Want(5)), (9.5, won(5, 0.0)))
+    outcome = play(election(), (0.0, Campaign(5)), (9.5, won(5, 0.0)))
     assert outcome == Outcome(release={5: 100})
 
 
@@ -106,61 +106,61 @@ def test_all_leaderships_renew_in_one_batch_one_at_a_time() -> None:
     assert machine.decide(Tick(), 2.9).renew == {}
     assert machine.decide(Tick(), 3.0).renew == {5: 100, 6: 100}
     assert machine.decide(Tick(), 7.0).renew == {}
-    assert machine.decide(RenewAnswered(3.0, frozenset({5, 6})), 7.1).renew == {5: 100, 6: 100}
+    assert machine.decide(RenewCompleted(3.0, frozenset({5, 6})), 7.1).renew == {5: 100, 6: 100}
 
 
 def test_a_failed_renewal_is_tried_again_after_the_retry_time() -> None:
     machine = leading(5)
-    outcome = play(machine, (3.0, Tick()), (3.5, RenewAnswered(3.0, None)))
+    outcome = play(machine, (3.0, Tick()), (3.5, RenewCompleted(3.0, None)))
     assert outcome == Outcome(wake_at=4.5)
     assert machine.decide(Tick(), 4.5).renew == {5: 100}
-    assert machine.trusted(5, 8.9) == 100
+    assert machine.trusted_term(5, 8.9) == 100
 
 
 @pytest.mark.conforms("E13")
 def test_a_refused_renewal_is_a_notice_and_a_release_never_an_error() -> None:
     machine = leading(5, 6)
-    outcome = play(machine, (3.0, Tick()), (3.1, RenewAnswered(3.0, frozenset({6}))))
-    assert outcome.notices == (Lost(5),)
+    outcome = play(machine, (3.0, Tick()), (3.1, RenewCompleted(3.0, frozenset({6}))))
+    assert outcome.notices == (LeadershipLost(5),)
     assert outcome.release == {5: 100}
-    assert machine.trusted(5, 3.1) is None
-    assert machine.trusted(6, 3.1) == 100
+    assert machine.trusted_term(5, 3.1) is None
+    assert machine.trusted_term(6, 3.1) == 100
 
 
 @pytest.mark.conforms("E13")
 def test_a_pause_past_the_lease_steps_down_and_leads_again_only_under_a_new_term() -> None:
     machine = leading(5)
-    assert machine.trusted(5, 60.0) is None
+    assert machine.trusted_term(5, 60.0) is None
     outcome = machine.decide(Tick(), 60.0)
-    assert (outcome.notices, outcome.release, outcome.claims, outcome.renew) == ((Lost(5),), {5: 100}, (), {})
-    assert machine.decide(ReleaseAnswered({5: 100}, done=True), 60.1).claims == (5,)
-    assert machine.decide(won(5, 60.1, term=101), 60.2).notices == (Led(5, 101),)
+    assert (outcome.notices, outcome.release, outcome.claims, outcome.renew) == ((LeadershipLost(5),), {5: 100}, (), {})
+    assert machine.decide(ReleaseCompleted({5: 100}, is_done=True), 60.1).claims == (5,)
+    assert machine.decide(won(5, 60.1, term=101), 60.2).notices == (LeadershipAcquired(5, 101),)
 
 
 def test_an_answer_that_comes_just_before_the_lapse_is_noticed_keeps_the_leadership() -> None:
     machine = leading(5)
-    outcome = play(machine, (3.0, Tick()), (9.5, RenewAnswered(3.0, frozenset({5}))))
+    outcome = play(machine, (3.0, Tick()), (9.5, RenewCompleted(3.0, frozenset({5}))))
     assert outcome.notices == ()
-    assert machine.trusted(5, 9.5) == 100
+    assert machine.trusted_term(5, 9.5) == 100
 
 
 @pytest.mark.conforms("E13")
 def test_an_answer_about_an_earlier_term_says_nothing_about_a_later_one() -> None:
     machine = leading(5)
-    play(machine, (8.9, Tick()), (9.0, Tick()), (9.1, ReleaseAnswered({5: 100}, done=True)))
+    play(machine, (8.9, Tick()), (9.0, Tick()), (9.1, ReleaseCompleted({5: 100}, is_done=True)))
     play(machine, (9.2, won(5, 9.1, term=101)))
-    outcome = machine.decide(RenewAnswered(8.9, frozenset()), 9.3)
+    outcome = machine.decide(RenewCompleted(8.9, frozenset()), 9.3)
     assert outcome.notices == ()
-    assert machine.trusted(5, 9.3) == 101
-    assert machine.decide(ReleaseAnswered({5: 100}, done=True), 9.4).notices == ()
-    assert machine.status(5) is Status.LED
+    assert machine.trusted_term(5, 9.3) == 101
+    assert machine.decide(ReleaseCompleted({5: 100}, is_done=True), 9.4).notices == ()
+    assert machine.status(5) is ElectionStatus.LEADING
 
 
 @pytest.mark.conforms("E12")
 def test_the_loser_learns_who_won_and_asks_again_when_that_lease_ends() -> None:
     machine = election()
-    outcome = play(machine, (0.0, Want(5)), (0.5, beaten(5, 0.0, remaining_s=8.0, jitter_s=0.25)))
-    assert outcome == Outcome(notices=(LedElsewhere(5, "there:1", "other", 8.75),), wake_at=8.75)
+    outcome = play(machine, (0.0, Campaign(5)), (0.5, beaten(5, 0.0, remaining_s=8.0, jitter_s=0.25)))
+    assert outcome == Outcome(notices=(LeadershipHeldElsewhere(5, "there:1", "other", 8.75),), wake_at=8.75)
     assert machine.decide(Tick(), 8.7).claims == ()
     assert machine.decide(Tick(), 8.75).claims == (5,)
 
@@ -168,22 +168,22 @@ def test_the_loser_learns_who_won_and_asks_again_when_that_lease_ends() -> None:
 @pytest.mark.conforms("E15")
 def test_wanted_again_the_claim_comes_sooner_but_not_more_often_than_the_retry_time() -> None:
     machine = election()
-    play(machine, (0.0, Want(5)), (0.1, beaten(5, 0.0, remaining_s=8.0)))
-    assert machine.decide(Want(5), 0.2) == Outcome(wake_at=1.0)
+    play(machine, (0.0, Campaign(5)), (0.1, beaten(5, 0.0, remaining_s=8.0)))
+    assert machine.decide(Campaign(5), 0.2) == Outcome(wake_at=1.0)
     assert machine.decide(Tick(), 1.0).claims == (5,)
     play(machine, (1.1, beaten(5, 1.0, remaining_s=7.0)))
-    assert machine.decide(Want(5), 5.0).claims == (5,)
+    assert machine.decide(Campaign(5), 5.0).claims == (5,)
 
 
 def test_a_lease_that_has_just_run_out_does_not_make_it_spin() -> None:
-    outcome = play(election(), (0.0, Want(5)), (0.1, beaten(5, 0.0, remaining_s=-3.0)))
+    outcome = play(election(), (0.0, Campaign(5)), (0.1, beaten(5, 0.0, remaining_s=-3.0)))
     assert outcome.claims == ()
     assert outcome.wake_at == 1.0
 
 
 def test_a_failed_claim_is_tried_again() -> None:
     machine = election()
-    outcome = play(machine, (0.0, Want(5)), (0.4, ClaimAnswered(5, 0.0, None, jitter_s=0.1)))
+    outcome = play(machine, (0.0, Campaign(5)), (0.4, ClaimCompleted(5, 0.0, None, jitter_s=0.1)))
     assert outcome == Outcome(wake_at=1.5)
     assert machine.decide(Tick(), 1.5).claims == (5,)
 
@@ -191,24 +191,24 @@ def test_a_failed_claim_is_tried_again() -> None:
 @pytest.mark.conforms("E22")
 def test_giving_up_releases_and_forgets() -> None:
     machine = leading(5)
-    assert machine.decide(Unwant(5), 1.0).release == {5: 100}
-    assert machine.trusted(5, 1.0) is None
-    machine.decide(ReleaseAnswered({5: 100}, done=True), 1.1)
-    assert machine.status(5) is Status.ABSENT
+    assert machine.decide(Resign(5), 1.0).release == {5: 100}
+    assert machine.trusted_term(5, 1.0) is None
+    machine.decide(ReleaseCompleted({5: 100}, is_done=True), 1.1)
+    assert machine.status(5) is ElectionStatus.ABSENT
     assert machine.decide(Tick(), 3.0) == Outcome(), "nothing is renewed any more"
 
 
 @pytest.mark.conforms("E22")
 def test_wanted_again_while_giving_up_is_claimed_when_the_release_is_done() -> None:
     machine = leading(5)
-    machine.decide(Unwant(5), 1.0)
-    assert machine.decide(Want(5), 1.05).claims == ()
-    assert machine.decide(ReleaseAnswered({5: 100}, done=True), 1.1).claims == (5,)
+    machine.decide(Resign(5), 1.0)
+    assert machine.decide(Campaign(5), 1.05).claims == ()
+    assert machine.decide(ReleaseCompleted({5: 100}, is_done=True), 1.1).claims == (5,)
 
 
 def test_a_failed_release_is_tried_again() -> None:
     machine = leading(5)
-    outcome = play(machine, (1.0, Unwant(5)), (1.5, ReleaseAnswered({5: 100}, done=False)))
+    outcome = play(machine, (1.0, Resign(5)), (1.5, ReleaseCompleted({5: 100}, is_done=False)))
     assert outcome.wake_at == 2.5
     assert machine.decide(Tick(), 2.5).release == {5: 100}
 
@@ -216,28 +216,28 @@ def test_a_failed_release_is_tried_again() -> None:
 @pytest.mark.conforms("E15")
 def test_a_drain_releases_everything_in_one_batch() -> None:
     machine = leading(5, 6)
-    play(machine, (0.2, Want(7)), (0.3, Want(8)), (0.4, beaten(8, 0.3, 5.0)))
-    assert machine.decide(UnwantAll(), 1.0).release == {5: 100, 6: 100}
-    assert machine.status(8) is Status.ABSENT
+    play(machine, (0.2, Campaign(7)), (0.3, Campaign(8)), (0.4, beaten(8, 0.3, 5.0)))
+    assert machine.decide(ResignAll(), 1.0).release == {5: 100, 6: 100}
+    assert machine.status(8) is ElectionStatus.ABSENT
     assert machine.decide(won(7, 0.2), 1.1).release == {7: 100}, "a claim under way is released when it arrives"
 
 
 def test_a_claim_nobody_wants_any_more_never_leads() -> None:
     machine = election()
-    outcome = play(machine, (0.0, Want(5)), (0.1, Unwant(5)), (0.2, won(5, 0.0)))
+    outcome = play(machine, (0.0, Campaign(5)), (0.1, Resign(5)), (0.2, won(5, 0.0)))
     assert outcome == Outcome(release={5: 100})
-    assert machine.trusted(5, 0.2) is None
+    assert machine.trusted_term(5, 0.2) is None
 
 
 def test_a_claim_wanted_again_before_its_answer_is_one_claim() -> None:
     machine = election()
-    assert play(machine, (0.0, Want(5)), (0.1, Unwant(5)), (0.2, Want(5))).claims == ()
-    assert machine.decide(won(5, 0.0), 0.3).notices == (Led(5, 100),)
+    assert play(machine, (0.0, Campaign(5)), (0.1, Resign(5)), (0.2, Campaign(5))).claims == ()
+    assert machine.decide(won(5, 0.0), 0.3).notices == (LeadershipAcquired(5, 100),)
 
 
 def test_answers_to_nothing_are_ignored() -> None:
     machine = election()
-    for event in (won(5, 0.0), RenewAnswered(0.0, frozenset({5})), ReleaseAnswered({5: 1}, done=True), Unwant(5)):
+    for event in (won(5, 0.0), RenewCompleted(0.0, frozenset({5})), ReleaseCompleted({5: 1}, is_done=True), Resign(5)):
         assert machine.decide(event, 1.0) == Outcome()
 
 
@@ -245,15 +245,15 @@ def test_the_machine_forgets_what_it_does_not_need() -> None:
     machine = election()
     for round_ in range(200):
         now = round_ * 1.0
-        play(machine, (now, Want(5)), (now, won(5, now, term=round_)), (now, Unwant(5)))
-        machine.decide(ReleaseAnswered({5: round_}, done=True), now)
+        play(machine, (now, Campaign(5)), (now, won(5, now, term=round_)), (now, Resign(5)))
+        machine.decide(ReleaseCompleted({5: round_}, is_done=True), now)
     assert not machine._entries
     assert len(machine._timers) < 20
 
 
 def test_wanting_again_and_again_does_not_pile_up_timers() -> None:
     machine = election()
-    play(machine, (0.0, Want(5)), (0.1, beaten(5, 0.0, 8.0)))
+    play(machine, (0.0, Campaign(5)), (0.1, beaten(5, 0.0, 8.0)))
     for _ in range(100):
-        machine.decide(Want(5), 0.2)
+        machine.decide(Campaign(5), 0.2)
     assert len(machine._timers) <= 2

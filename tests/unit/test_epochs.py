@@ -51,11 +51,11 @@ def test_a_value_without_end_is_shown_in_part() -> None:
 
 def test_of_the_pages_example_the_fourth_epoch_is_hidden_with_those_that_have_begun() -> None:
     """Completed 0, 1, 2; active 3 and 5; 4 would leave a hole."""
-    upper, lower = UpperFrontier.of([(3,), (5,)]), LowerFrontier.of([(3,)])
+    upper, lower = UpperFrontier.from_epochs([(3,), (5,)]), LowerFrontier.from_epochs([(3,)])
     assert [n for n in range(9) if not upper.covers((n,))] == [6, 7, 8]
-    assert upper.without(lower) == upper
-    assert upper.without(LowerFrontier.of([(5,)])) == upper, "5 itself may still come"
-    assert upper.without(LowerFrontier.of([(6,)])) == UpperFrontier()
+    assert upper.remove_completed(lower) == upper
+    assert upper.remove_completed(LowerFrontier.from_epochs([(5,)])) == upper, "5 itself may still come"
+    assert upper.remove_completed(LowerFrontier.from_epochs([(6,)])) == UpperFrontier()
 
 
 def test_an_epoch_of_two_numbers_is_before_another_only_in_both() -> None:
@@ -66,10 +66,10 @@ def test_an_epoch_of_two_numbers_is_before_another_only_in_both() -> None:
 
 def test_an_epoch_beside_the_frontier_does_not_retire_what_may_still_come() -> None:
     """(0, 9) has left (0, 5) behind; (1, 0) has not."""
-    upper, lower = UpperFrontier.of([(1, 5)]), LowerFrontier.of([(0, 9), (1, 0)])
-    assert upper.without(lower) == upper
+    upper, lower = UpperFrontier.from_epochs([(1, 5)]), LowerFrontier.from_epochs([(0, 9), (1, 0)])
+    assert upper.remove_completed(lower) == upper
 
 
 def test_with_an_empty_frontier_all_is_completed() -> None:
-    assert not LowerFrontier().may_come((0,))
-    assert UpperFrontier.of([(9,)]).without(LowerFrontier()) == UpperFrontier()
+    assert not LowerFrontier().admits((0,))
+    assert UpperFrontier.from_epochs([(9,)]).remove_completed(LowerFrontier()) == UpperFrontier()

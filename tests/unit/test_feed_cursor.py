@@ -4,68 +4,72 @@ from __future__ import annotations
 
 import pytest
 
-from sublet_borrower.remote.cursor import Cursor, Taken
+from sublet_borrower.remote.cursor import FeedCursor, PageOutcome
 from sublet_protocol.domain.subscriptions import MAX_OFFSET, Bookmark
-from sublet_protocol.messages.feed import Page
+from sublet_protocol.messages.feed import FeedPage
 
 
 @pytest.fixture
-def cursor() -> Cursor:
-    cursor = Cursor("r")
+def cursor() -> FeedCursor:
+    cursor = FeedCursor("r")
     assert cursor.bookmark is None
-    assert cursor.take(Page(cursor.subscription, bookmark=Bookmark(2, {1: 5, 2: 0}))) is Taken.NOTHING
+    assert cursor.accept(FeedPage(cursor.subscription, bookmark=Bookmark(2, {1: 5, 2: 0}))) is PageOutcome.HEARTBEAT
     return cursor
 
 
-def step(cursor: Cursor, stream: int, start: int, position: int) -> Taken:
-    return cursor.take(Page(cursor.subscription, stream_id=stream, start=start, position=position))
+def step(cursor: FeedCursor, stream: int, start: int, position: int) -> PageOutcome:
+    return cursor.accept(FeedPage(cursor.subscription, stream_id=stream, start=start, position=position))
 
 
 @pytest.mark.conforms("P2")
-def test_only_the_direct_successor_is_taken(cursor: Cursor) -> None:
-    assert step(cursor, 1, 5, 8) is Taken.STEP
+def test_only_the_direct_successor_is_taken(cursor: FeedCursor) -> None:
+    assert step(cursor, 1, 5, 8) is PageOutcome.ADVANCED
     before = cursor.bookmark
-    assert step(cursor, 1, 5, 8) is Taken.DISCARDED
-    assert step(cursor, 1, 0, 8) is Taken.DISCARDED
-    assert step(cursor, 1, 9, 12) is Taken.DOUBT
-    assert step(cursor, 1, 7, 12) is Taken.DOUBT
-    assert step(cursor, 3, 0, 1) is Taken.DOUBT
+    assert step(cursor, 1, 5, 8) is PageOutcome.STALE
+    assert step(cursor, 1, 0, 8) is PageOutcome.STALE
+    assert step(cursor, 1, 9, 12) is PageOutcome.GAP
+    assert step(cursor, 1, 7, 12) is PageOutcome.GAP
+    assert step(cursor, 3, 0, 1) is PageOutcome.GAP
     assert cursor.bookmark == before == Bookmark(2, {1: 8, 2: 0})
-    assert step(cursor, 1, 8, 12) is Taken.STEP
-    assert step(cursor, 2, 0, 0) is Taken.STEP
+    assert step(cursor, 1, 8, 12) is PageOutcome.ADVANCED
+    assert step(cursor, 2, 0, 0) is PageOutcome.ADVANCED
 
 
 @pytest.mark.conforms("P2", "P5")
-def test_a_page_of_an_older_call_is_discarded(cursor: Cursor) -> None:
+def test_a_page_of_an_older_call_is_discarded(cursor: FeedCursor) -> None:
     old = cursor.subscription
-    assert cursor.renew() != old
-    for page in (Page(old, stream_id=1, start=5, position=6), Page(old, bookmark=Bookmark(9, {1: 7})), Page(old)):
-        assert cursor.take(page) is Taken.DISCARDED
+    assert cursor.new_subscription_id() != old
+    for page in (
+        FeedPage(old, stream_id=1, start=5, position=6),
+        FeedPage(old, bookmark=Bookmark(9, {1: 7})),
+        FeedPage(old),
+    ):
+        assert cursor.accept(page) is PageOutcome.STALE
     assert cursor.bookmark == Bookmark(2, {1: 5, 2: 0})
-    assert step(cursor, 1, 5, 6) is Taken.STEP
+    assert step(cursor, 1, 5, 6) is PageOutcome.ADVANCED
 
 
-def test_a_bookmark_brings_streams_and_says_of_the_others_what_is_known(cursor: Cursor) -> None:
-    assert step(cursor, 1, 5, 8) is Taken.STEP
-    assert cursor.take(Page(cursor.subscription, bookmark=Bookmark(4, {1: 9, 3: 0}))) is Taken.DOUBT
-    assert cursor.take(Page(cursor.subscription, bookmark=Bookmark(1, {1: 8}))) is Taken.DOUBT
-    assert cursor.take(Page(cursor.subscription, bookmark=Bookmark(4, {1: 8, 3: 0}))) is Taken.NOTHING
+def test_a_bookmark_brings_streams_and_says_of_the_others_what_is_known(cursor: FeedCursor) -> None:
+    assert step(cursor, 1, 5, 8) is PageOutcome.ADVANCED
+    assert cursor.accept(FeedPage(cursor.subscription, bookmark=Bookmark(4, {1: 9, 3: 0}))) is PageOutcome.GAP
+    assert cursor.accept(FeedPage(cursor.subscription, bookmark=Bookmark(1, {1: 8}))) is PageOutcome.GAP
+    assert cursor.accept(FeedPage(cursor.subscription, bookmark=Bookmark(4, {1: 8, 3: 0}))) is PageOutcome.HEARTBEAT
     assert cursor.bookmark == Bookmark(4, {1: 8, 3: 0})
-    assert step(cursor, 3, 0, 1) is Taken.STEP
+    assert step(cursor, 3, 0, 1) is PageOutcome.ADVANCED
 
 
 def test_a_step_before_any_beginning_is_doubted() -> None:
-    cursor = Cursor("r")
-    assert step(cursor, 1, 0, 1) is Taken.DOUBT
-    assert cursor.take(Page(cursor.subscription)) is Taken.NOTHING
+    cursor = FeedCursor("r")
+    assert step(cursor, 1, 0, 1) is PageOutcome.GAP
+    assert cursor.accept(FeedPage(cursor.subscription)) is PageOutcome.HEARTBEAT
     assert cursor.bookmark is None
 
 
 @pytest.mark.conforms("P10")
-def test_a_bookmark_bears_the_timeline_of_its_database(cursor: Cursor) -> None:
+def test_a_bookmark_bears_the_timeline_of_its_database(cursor: FeedCursor) -> None:
     at = Bookmark(2, {1: 5, 2: 0}, "7312/00000001")
-    assert cursor.take(Page(cursor.subscription, bookmark=at)) is Taken.NOTHING
-    assert step(cursor, 1, 5, 8) is Taken.STEP
+    assert cursor.accept(FeedPage(cursor.subscription, bookmark=at)) is PageOutcome.HEARTBEAT
+    assert step(cursor, 1, 5, 8) is PageOutcome.ADVANCED
     assert cursor.bookmark == Bookmark(2, {1: 8, 2: 0}, "7312/00000001")
 
 

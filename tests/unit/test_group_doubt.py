@@ -6,7 +6,7 @@ import pytest
 
 from sublet_protocol.domain.in_doubt import InDoubt
 from sublet_protocol.messages.messages import Grant, Invalidate, ProgressSaved, Revoke, StreamProgress, UpdateProgress
-from sublet_storage.groups.model.records import Advance, LendingStatus
+from sublet_storage.groups.model.records import AdvancePosition, LendingStatus
 from tests.unit.leader_bench import Bench
 
 HOLD_S = 60.0
@@ -15,7 +15,7 @@ HOLD_S = 60.0
 def named(bench: Bench, borrower_id: str, name: str = "etl", epoch: int = 1) -> None:
     """A process of that name joins and gets what there is for it."""
     bench.join(borrower_id, session=name, session_epoch=epoch)
-    bench.pass_time(bench.settings.debounce_s + 0.01, borrower_id)
+    bench.pass_time(bench.settings.rebalance_debounce_s + 0.01, borrower_id)
     bench.confirm()
 
 
@@ -23,7 +23,7 @@ def plan(bench: Bench, start: int = 2, end: int = 5, borrower_id: str = "a/1", s
     """It plans a part of its stream."""
     doubt = InDoubt(bench.grant_id(stream_id), start, end, HOLD_S)
     said = StreamProgress(stream_id, bench.grant_id(stream_id), start, in_doubt=doubt)
-    bench.hear(UpdateProgress(borrower_id, bench.term, (said,)), borrower_id.partition("/")[0])
+    bench.receive(UpdateProgress(borrower_id, bench.term, (said,)), borrower_id.partition("/")[0])
     return doubt
 
 
@@ -42,9 +42,9 @@ def test_a_plan_is_confirmed_when_it_is_written_and_not_before() -> None:
     named(bench, "a/1")
     bench.sent.clear()
     doubt = plan(bench)
-    assert bench.heard(ProgressSaved) == []
+    assert bench.received(ProgressSaved) == []
     bench.settle()
-    assert [(saved.position, saved.in_doubt) for saved in bench.heard(ProgressSaved)] == [(2, doubt)]
+    assert [(saved.position, saved.in_doubt) for saved in bench.received(ProgressSaved)] == [(2, doubt)]
     assert bench.row().in_doubt == doubt
 
 
@@ -61,14 +61,14 @@ def test_a_plan_is_not_lost_among_reports_that_wait_to_be_written() -> None:
 @pytest.mark.conforms("E26", "E27")
 def test_a_session_that_comes_back_gets_what_it_planned_and_nobody_else_does() -> None:
     bench, doubt = planned()
-    bench.pass_time(bench.settings.eviction_s + 1)
+    bench.pass_time(bench.settings.eviction_timeout_s + 1)
     assert bench.row().status is LendingStatus.RESERVED
     named(bench, "b/1", "other")
     bench.pass_time(HOLD_S / 2, "b/1")
     assert bench.holders() == {}
     bench.sent.clear()
     named(bench, "c/1", "etl", 2)
-    (grant,) = bench.heard(Grant, "c")
+    (grant,) = bench.received(Grant, "c")
     assert (grant.position, grant.in_doubt) == (2, doubt)
     assert grant.grant_id > doubt.grant_id
 
@@ -76,17 +76,21 @@ def test_a_session_that_comes_back_gets_what_it_planned_and_nobody_else_does() -
 @pytest.mark.conforms("E26")
 def test_after_its_time_another_gets_it_and_history_says_why() -> None:
     bench, _ = planned()
-    bench.pass_time(bench.settings.eviction_s + 1)
+    bench.pass_time(bench.settings.eviction_timeout_s + 1)
     named(bench, "b/1", "other")
     bench.sent.clear()
     bench.pass_time(HOLD_S, "b/1")
     assert bench.holders() == {1: "b/1"}
-    (grant,) = bench.heard(Grant)
+    (grant,) = bench.received(Grant)
     assert (grant.position, grant.in_doubt) == (2, None)
     lines = {line.event: line for line in bench.store.history(bench.group.group_id)}
     assert "[2, 5) is in doubt: kept for 60 s for session 'etl'" in lines["reserve"].reason
     assert "session 'etl' has not come back" in lines["unreserve"].reason
-    assert (lines["unreserve"].forced, lines["unreserve"].position, lines["unreserve"].until) == (True, 2, 5)
+    assert (lines["unreserve"].is_forced, lines["unreserve"].position, lines["unreserve"].redelivery_end) == (
+        True,
+        2,
+        5,
+    )
 
 
 @pytest.mark.conforms("E26", "E27")
@@ -107,27 +111,27 @@ def test_a_plan_outlives_its_leader() -> None:
     bench.lead()
     bench.sent.clear()
     named(bench, "a/2", "etl", 2)
-    assert [grant.in_doubt for grant in bench.heard(Grant)] == [doubt]
+    assert [grant.in_doubt for grant in bench.received(Grant)] == [doubt]
 
 
 def test_the_time_of_a_reserved_stream_is_over_also_under_a_new_leader() -> None:
     bench, _ = planned()
-    bench.pass_time(bench.settings.eviction_s + 1)
+    bench.pass_time(bench.settings.eviction_timeout_s + 1)
     bench.pass_time(HOLD_S / 2)
     bench.lead()
     bench.pass_time(HOLD_S / 2)
     named(bench, "b/1", "other", 2)
-    bench.pass_time(bench.settings.debounce_s + 1, "b/1")
+    bench.pass_time(bench.settings.rebalance_debounce_s + 1, "b/1")
     assert bench.holders() == {1: "b/1"}
 
 
 def test_what_was_granted_to_a_session_that_is_lost_meanwhile_is_reserved_again() -> None:
     bench, doubt = planned()
-    bench.pass_time(bench.settings.eviction_s + 1)
+    bench.pass_time(bench.settings.eviction_timeout_s + 1)
     bench.join("a/2", session="etl", session_epoch=2)
-    bench.tick(bench.settings.debounce_s + 0.01)
-    assert [type(entry).__name__ for entry in bench.entries] == ["Grant"]
-    bench.tick(bench.settings.eviction_s + 1)
+    bench.tick(bench.settings.rebalance_debounce_s + 0.01)
+    assert [type(entry).__name__ for entry in bench.entries] == ["GrantStream"]
+    bench.tick(bench.settings.eviction_timeout_s + 1)
     bench.settle()
     assert (bench.row().status, bench.row().in_doubt) == (LendingStatus.RESERVED, doubt)
 
@@ -139,14 +143,14 @@ def test_a_plan_said_again_is_confirmed_again_and_written_once() -> None:
     plan(bench)
     bench.settle()
     assert bench.row() == before
-    assert [saved.in_doubt for saved in bench.heard(ProgressSaved)] == [doubt]
+    assert [saved.in_doubt for saved in bench.received(ProgressSaved)] == [doubt]
 
 
 def test_a_revoke_waits_for_what_is_planned() -> None:
     bench, doubt = planned()
     bench.sent.clear()
     bench.revoke()
-    assert len(bench.heard(Revoke)) == 1
+    assert len(bench.received(Revoke)) == 1
     bench.progress(doubt.end, borrower_id="a/1", final=True)
     bench.settle()
     ended = [(line.event, line.position) for line in bench.store.history(bench.group.group_id)]
@@ -161,4 +165,4 @@ def test_an_advance_that_waits_keeps_its_plan_when_a_last_word_replaces_it() -> 
     doubt = plan(bench)
     slot = bench.leader.slots.get(1)
     assert slot is not None
-    assert slot.queue == [Advance(1, bench.grant_id(), 2, in_doubt=doubt)]
+    assert slot.queue == [AdvancePosition(1, bench.grant_id(), 2, in_doubt=doubt)]

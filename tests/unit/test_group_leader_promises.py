@@ -8,14 +8,14 @@ from functools import partial
 
 import pytest
 
-from sublet_borrower.machine.borrower import Borrower, Wants
-from sublet_borrower.machine.events import FromLeader, Outcome, Tick
+from sublet_borrower.machine.borrower import Borrower, SubscriptionRequest
+from sublet_borrower.machine.events import LeaderMessageReceived, Outcome, Tick
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.messages.messages import (
     Disconnect,
-    EndReason,
     Grant,
     Invalidate,
+    InvalidateReason,
     LeaderConnectResponse,
     PingResponse,
     ProgressSaved,
@@ -24,8 +24,8 @@ from sublet_protocol.messages.messages import (
     StreamProgress,
     UpdateProgress,
 )
-from sublet_storage.groups.model.records import GroupOptions, LendingStatus, Start
-from sublet_storage.groups.model.transitions import StreamFacts, reset
+from sublet_storage.groups.model.records import GroupOptions, GroupWrites, LendingStatus, StartingPosition
+from sublet_storage.groups.model.transitions import StreamFacts, apply_reset
 from tests.unit.leader_bench import AGENT, BORROWER, EPOCH_US, HEAD, SUBSCRIPTION, Bench
 
 NODE, OTHER = "n:1", "b/1"
@@ -38,17 +38,17 @@ class Talk:
     """A leader and the product's own borrower, which hears no more than it is let; another waits for its turn."""
 
     def __init__(self) -> None:
-        self.bench = Bench(1, options=GroupOptions(Start.EARLIEST))
-        wants = Wants(AGENT, str(SUBSCRIPTION), session="worker", session_epoch=1)
+        self.bench = Bench(1, options=GroupOptions(StartingPosition.EARLIEST))
+        wants = SubscriptionRequest(AGENT, str(SUBSCRIPTION), session="worker", session_epoch=1)
         self.holder = Borrower(BORROWER, wants, BorrowerSettings())
-        self.hears: tuple[type, ...] = EVERYTHING
-        self._say(self.holder.begin(self.bench.now))
+        self.receives: tuple[type, ...] = EVERYTHING
+        self._say(self.holder.start(self.bench.now))
         self.pass_time(3.0)
         self.grant_id = self.bench.grant_id()
         assert self.may_begin()
 
     def may_begin(self) -> bool:
-        return self.holder.may_go_on(1, self.grant_id, self.bench.now)
+        return self.holder.may_continue(1, self.grant_id, self.bench.now)
 
     def pass_time(self, seconds: float) -> None:
         for _ in range(round(seconds / STEP_S)):
@@ -59,17 +59,17 @@ class Talk:
 
     def _say(self, outcome: Outcome) -> None:
         for send in outcome.sends:
-            self.bench.hear(send.message, AGENT)
+            self.bench.receive(send.message, AGENT)
         self.bench.settle()
         self._exchange()
 
     def _exchange(self) -> None:
         sent, self.bench.sent = self.bench.sent, []
         for agent, message in sent:
-            if agent == AGENT and isinstance(message, self.hears):
-                self._say(self.holder.decide(FromLeader(NODE, message), self.bench.now))
+            if agent == AGENT and isinstance(message, self.receives):
+                self._say(self.holder.decide(LeaderMessageReceived(NODE, message), self.bench.now))
 
-    def is_lent_anew(self) -> float:
+    def is_granted_anew(self) -> float:
         """How long that takes, be it to the same; then, and ever after, nothing may begin under the grant before."""
         began = self.bench.now
         while not self.look():
@@ -85,9 +85,9 @@ class Talk:
 
     def look(self) -> bool:
         """Whether it is lent anew; then nothing may begin."""
-        is_lent = 1 in self.bench.holders() and self.bench.grant_id() > self.grant_id
-        assert not (is_lent and self.may_begin()), f"at {self.bench.now} two may begin calls"
-        return is_lent
+        is_granted = 1 in self.bench.holders() and self.bench.grant_id() > self.grant_id
+        assert not (is_granted and self.may_begin()), f"at {self.bench.now} two may begin calls"
+        return is_granted
 
 
 def operator(talk: Talk) -> None:
@@ -110,7 +110,7 @@ def taken_by_the_database(talk: Talk) -> None:
     talk.bench.change_row(
         grant_id=talk.grant_id + 1, status=LendingStatus.FREE, borrower_id=None, agent=None, session=None
     )
-    talk.bench.hear(UpdateProgress(BORROWER, talk.bench.term, (StreamProgress(1, talk.grant_id, 1),)), AGENT)
+    talk.bench.receive(UpdateProgress(BORROWER, talk.bench.term, (StreamProgress(1, talk.grant_id, 1),)), AGENT)
     talk.bench.settle()
 
 
@@ -118,8 +118,8 @@ def forced_reset(talk: Talk, set_back_s: float = 0.0) -> None:
     """It changes the rows and ends the lease, which the leader before trusts, and answers pings, as long as it may.
     The database's clock is set back then."""
     bench, row = talk.bench, talk.bench.row()
-    facts = StreamFacts(1, 1, 0, 9, HEAD, closed=False, gone=False)
-    after = reset(row, facts, 0, "reset", EPOCH_US + round((bench.now + set_back_s) * 1_000_000)).row
+    facts = StreamFacts(1, 1, 0, 9, HEAD, is_closed=False, is_gone=False)
+    after = apply_reset(row, facts, 0, "reset", EPOCH_US + round((bench.now + set_back_s) * 1_000_000)).row
     bench.change_row(**{field.name: getattr(after, field.name) for field in fields(after)})
     lead_beside_the_leader_before(talk)
 
@@ -135,10 +135,10 @@ def lead_beside_the_leader_before(talk: Talk) -> None:
     bench, term = talk.bench, talk.bench.term
     bench.now += 0.01
     bench.lead()
-    for _ in range(round((bench.settings.lease_s - bench.settings.margin_s) / STEP_S)):
-        if PingResponse in talk.hears:
-            answer = PingResponse(BORROWER, term, bench.now, bench.settings.good_for_s)
-            talk.holder.decide(FromLeader(NODE, answer), bench.now)
+    for _ in range(round((bench.settings.lease_duration_s - bench.settings.lease_margin_s) / STEP_S)):
+        if PingResponse in talk.receives:
+            answer = PingResponse(BORROWER, term, bench.now, bench.settings.ping_valid_for_s)
+            talk.holder.decide(LeaderMessageReceived(NODE, answer), bench.now)
         bench.join(OTHER)
         bench.tick(STEP_S)
         bench.settle()
@@ -151,7 +151,7 @@ def new_leader(talk: Talk) -> None:
 
 
 @pytest.mark.conforms("E34")
-@pytest.mark.parametrize("hears", [PINGS, ()], ids=["pings", "silent"])
+@pytest.mark.parametrize("receives", [PINGS, ()], ids=["pings", "silent"])
 @pytest.mark.parametrize(
     "force",
     [
@@ -166,20 +166,20 @@ def new_leader(talk: Talk) -> None:
     ],
 )
 def test_who_hears_of_no_revoke_may_begin_nothing_once_another_is_lent_the_stream(
-    force: Callable[[Talk], None], hears: tuple[type, ...]
+    force: Callable[[Talk], None], receives: tuple[type, ...]
 ) -> None:
     talk = Talk()
-    talk.hears = hears
+    talk.receives = receives
     force(talk)
     deadline_s = talk.bench.settings.revoke_deadline_s
-    assert talk.is_lent_anew() <= deadline_s + 2, "and it moves within a stated bound"
+    assert talk.is_granted_anew() <= deadline_s + 2, "and it moves within a stated bound"
 
 
 @pytest.mark.conforms("E34", "E30")
 def test_a_fenced_process_that_answers_is_not_waited_for() -> None:
     talk = Talk()
     takeover(talk)
-    assert talk.is_lent_anew() <= 2
+    assert talk.is_granted_anew() <= 2
 
 
 @pytest.mark.conforms("E34")
@@ -189,23 +189,41 @@ def test_what_is_taken_by_force_costs_its_holder_no_other_stream() -> None:
     bench.confirm()
     bench.revoke(1)
     grants = {stream: bench.grant_id(stream) for stream in (1, 2)}
-    borrower = Borrower(BORROWER, Wants(AGENT, str(SUBSCRIPTION)), BorrowerSettings())
-    borrower.begin(0.0)
-    borrower.decide(FromLeader(NODE, LeaderConnectResponse(BORROWER, bench.term, 1)), 0.0)
+    borrower = Borrower(BORROWER, SubscriptionRequest(AGENT, str(SUBSCRIPTION)), BorrowerSettings())
+    borrower.start(0.0)
+    borrower.decide(LeaderMessageReceived(NODE, LeaderConnectResponse(BORROWER, bench.term, 1)), 0.0)
     for stream, grant_id in grants.items():
-        borrower.decide(FromLeader(NODE, Grant(BORROWER, bench.term, stream, grant_id, 0, 1, 0, 9, "#")), 0.0)
+        borrower.decide(
+            LeaderMessageReceived(NODE, Grant(BORROWER, bench.term, stream, grant_id, 0, 1, 0, 9, "#")), 0.0
+        )
     for answered_at in (1.0, 20.5, 29.0):
         answer = PingResponse(BORROWER, bench.term, answered_at, 8.5, without=((1, grants[1]),) * (answered_at > 20))
-        borrower.decide(FromLeader(NODE, answer), answered_at)
-        assert borrower.may_start(2, grants[2], answered_at)
-        assert borrower.may_go_on(1, grants[1], answered_at) == (answered_at < 9.5)
+        borrower.decide(LeaderMessageReceived(NODE, answer), answered_at)
+        assert borrower.may_start_call(2, grants[2], answered_at)
+        assert borrower.may_continue(1, grants[1], answered_at) == (answered_at < 9.5)
 
 
 @pytest.mark.conforms("E34")
 def test_who_was_fenced_says_that_it_begins_no_more() -> None:
     talk = Talk()
-    talk.hears = ()
-    end = Invalidate(BORROWER, talk.bench.term, EndReason.FENCED)
-    outcome = talk.holder.decide(FromLeader(NODE, end), talk.bench.now)
+    talk.receives = ()
+    end = Invalidate(BORROWER, talk.bench.term, InvalidateReason.FENCED)
+    outcome = talk.holder.decide(LeaderMessageReceived(NODE, end), talk.bench.now)
     assert [send.message for send in outcome.sends] == [Disconnect(BORROWER, talk.bench.term, ())]
     assert not talk.may_begin()
+
+
+@pytest.mark.conforms("E34")
+def test_what_a_renewal_brings_that_a_member_of_a_former_group_had_waits_as_what_was_there_before() -> None:
+    bench = Bench()
+    bench.joined()
+    bench.confirm()
+    (stream,) = bench.streams.add_space("eu", "eu/#", 1)
+    bench.store.commit([GroupWrites(bench.group.group_id, bench.term, (), sync_streams=True)])
+    bench.change_row(stream, held_until_us=EPOCH_US + round(bench.now * 1_000_000))
+    bench.streams.append(stream, HEAD)
+    bench.streams.rollover(2)  # a renewal reports what has ended
+    bench.pass_time(bench.settings.lease_duration_s + bench.settings.promise_s - 0.1, BORROWER)
+    assert stream not in bench.holders()
+    bench.pass_time(bench.settings.stream_sync_interval_s, BORROWER)
+    assert stream in bench.holders()

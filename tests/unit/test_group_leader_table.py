@@ -8,7 +8,7 @@ import pytest
 
 from sublet_leader.group.assignments import Assignments
 from sublet_leader.group.stream_table import Assignment
-from sublet_leader.group.table import TABLE, Action, Kind, Status
+from sublet_leader.group.table import TRANSITIONS, Action, AssignmentStatus, EventKind
 from sublet_protocol.messages.messages import (
     Grant,
     LeaderConnectResponse,
@@ -23,17 +23,19 @@ from sublet_protocol.messages.messages import (
 from sublet_storage.groups.model.records import LendingStatus
 from tests.unit.leader_bench import AGENT, BORROWER, HEAD, Bench
 
-Pair = tuple[Status, Kind]
+Pair = tuple[AssignmentStatus, EventKind]
 Story = Callable[[Bench], None]
 STORIES: dict[Pair, tuple[Story, Story, type[ToBorrower] | None]] = {}
 """(how to get to the status, what happens then, what the borrower is told)."""
 
 
-def story(status: Status, kind: Kind, before: Story, told: type[ToBorrower] | None = None) -> Callable[[Story], Story]:
+def story(
+    status: AssignmentStatus, kind: EventKind, before: Story, reported: type[ToBorrower] | None = None
+) -> Callable[[Story], Story]:
     """Register what happens."""
 
     def register(happening: Story) -> Story:
-        STORIES[status, kind] = (before, happening, told)
+        STORIES[status, kind] = (before, happening, reported)
         return happening
 
     return register
@@ -45,7 +47,7 @@ def story(status: Status, kind: Kind, before: Story, told: type[ToBorrower] | No
 def unwritten(bench: Bench) -> None:
     """The grant is decided and not written."""
     bench.join()
-    bench.tick(bench.settings.debounce_s)
+    bench.tick(bench.settings.rebalance_debounce_s)
 
 
 def granting(bench: Bench) -> None:
@@ -103,61 +105,61 @@ def absent(bench: Bench) -> None:
 # --- what happens -----------------------------------------------------------------------------------------------------
 
 
-@story(Status.GRANTING, Kind.GRANT_WRITTEN, unwritten, Grant)
-@story(Status.REVOKING, Kind.GRANT_WRITTEN, revoking_unwritten, Revoke)
+@story(AssignmentStatus.GRANTING, EventKind.GRANT_WRITTEN, unwritten, Grant)
+@story(AssignmentStatus.REVOKING, EventKind.GRANT_WRITTEN, revoking_unwritten, Revoke)
 def write(bench: Bench) -> None:
     bench.commit()
 
 
-@story(Status.GRANTED, Kind.GRANT_WRITTEN, reclaiming)
+@story(AssignmentStatus.GRANTED, EventKind.GRANT_WRITTEN, reclaiming)
 def use_before_it_is_written(bench: Bench) -> None:
     bench.progress(5, borrower_id="a/2")
     bench.sent.clear()
     bench.commit()
 
 
-@story(Status.GRANTING, Kind.GRANT_REFUSED, unwritten)
-@story(Status.REVOKING, Kind.GRANT_REFUSED, revoking_unwritten)
+@story(AssignmentStatus.GRANTING, EventKind.GRANT_REFUSED, unwritten)
+@story(AssignmentStatus.REVOKING, EventKind.GRANT_REFUSED, revoking_unwritten)
 def refuse(bench: Bench) -> None:
     bench.change_row(status=LendingStatus.BLOCKED)
     bench.commit()
 
 
-@story(Status.GRANTING, Kind.PROGRESS, granting)
-@story(Status.GRANTED, Kind.PROGRESS, granted)
-@story(Status.REVOKING, Kind.PROGRESS, revoking)
+@story(AssignmentStatus.GRANTING, EventKind.PROGRESS, granting)
+@story(AssignmentStatus.GRANTED, EventKind.PROGRESS, granted)
+@story(AssignmentStatus.REVOKING, EventKind.PROGRESS, revoking)
 def progress(bench: Bench) -> None:
     bench.progress(5)
 
 
-@story(Status.GRANTING, Kind.FINAL, granting)
-@story(Status.GRANTED, Kind.FINAL, granted)
-@story(Status.REVOKING, Kind.FINAL, revoking)
+@story(AssignmentStatus.GRANTING, EventKind.FINAL, granting)
+@story(AssignmentStatus.GRANTED, EventKind.FINAL, granted)
+@story(AssignmentStatus.REVOKING, EventKind.FINAL, revoking)
 def final(bench: Bench) -> None:
     bench.progress(5, final=True)
 
 
-@story(Status.GRANTING, Kind.BROKEN_OFF, granting)
-@story(Status.GRANTED, Kind.BROKEN_OFF, granted)
-@story(Status.REVOKING, Kind.BROKEN_OFF, revoking)
+@story(AssignmentStatus.GRANTING, EventKind.ABORTED, granting)
+@story(AssignmentStatus.GRANTED, EventKind.ABORTED, granted)
+@story(AssignmentStatus.REVOKING, EventKind.ABORTED, revoking)
 def break_off(bench: Bench) -> None:
     bench.leave(bench.said(5, final=False))
 
 
-@story(Status.GRANTING, Kind.SAVED, reclaiming_behind_progress)
+@story(AssignmentStatus.GRANTING, EventKind.SAVED, reclaiming_behind_progress)
 def the_predecessors_progress_is_saved(bench: Bench) -> None:
     bench.commit()
 
 
-@story(Status.GRANTED, Kind.SAVED, granted, ProgressSaved)
-@story(Status.REVOKING, Kind.SAVED, revoking, ProgressSaved)
+@story(AssignmentStatus.GRANTED, EventKind.SAVED, granted, ProgressSaved)
+@story(AssignmentStatus.REVOKING, EventKind.SAVED, revoking, ProgressSaved)
 def progress_is_saved(bench: Bench) -> None:
     bench.progress(5)
     bench.commit()
 
 
-@story(Status.GRANTING, Kind.ENDED, reclaiming_behind_progress, Revoked)
-@story(Status.GRANTED, Kind.ENDED, granted, Revoked)
+@story(AssignmentStatus.GRANTING, EventKind.ENDED, reclaiming_behind_progress, Revoked)
+@story(AssignmentStatus.GRANTED, EventKind.ENDED, granted, Revoked)
 def read_to_the_end(bench: Bench) -> None:
     bench.streams.rollover(1)
     if not bench.entries:
@@ -166,52 +168,52 @@ def read_to_the_end(bench: Bench) -> None:
     bench.commit()
 
 
-@story(Status.REVOKING, Kind.ENDED, revoking, Revoked)
+@story(AssignmentStatus.REVOKING, EventKind.ENDED, revoking, Revoked)
 def the_last_word_is_saved(bench: Bench) -> None:
     bench.progress(5, final=True)
     bench.commit()
 
 
-@story(Status.GRANTING, Kind.LOST, reclaiming, Revoked)
+@story(AssignmentStatus.GRANTING, EventKind.LOST, reclaiming, Revoked)
 def somebody_reset_it_before_the_reclaim(bench: Bench) -> None:
     bench.change_row(status=LendingStatus.FREE, grant_id=bench.grant_id() + 1)
     bench.commit()
 
 
-@story(Status.GRANTED, Kind.LOST, granted, Revoked)
-@story(Status.REVOKING, Kind.LOST, revoking, Revoked)
+@story(AssignmentStatus.GRANTED, EventKind.LOST, granted, Revoked)
+@story(AssignmentStatus.REVOKING, EventKind.LOST, revoking, Revoked)
 def somebody_reset_it(bench: Bench) -> None:
     bench.progress(5)
     bench.change_row(status=LendingStatus.FREE, grant_id=bench.grant_id() + 1)
     bench.commit()
 
 
-@story(Status.GRANTING, Kind.REVOKE, granting, Revoke)
-@story(Status.GRANTED, Kind.REVOKE, granted, Revoke)
-@story(Status.REVOKING, Kind.REVOKE, revoking)
+@story(AssignmentStatus.GRANTING, EventKind.REVOKE, granting, Revoke)
+@story(AssignmentStatus.GRANTED, EventKind.REVOKE, granted, Revoke)
+@story(AssignmentStatus.REVOKING, EventKind.REVOKE, revoking)
 def revoke(bench: Bench) -> None:
     bench.revoke()
 
 
-@story(Status.GRANTING, Kind.REVOKE_FINISHED, granting)
-@story(Status.GRANTED, Kind.REVOKE_FINISHED, granted)
-@story(Status.REVOKING, Kind.REVOKE_FINISHED, revoking)
+@story(AssignmentStatus.GRANTING, EventKind.REVOKE_FINISHED, granting)
+@story(AssignmentStatus.GRANTED, EventKind.REVOKE_FINISHED, granted)
+@story(AssignmentStatus.REVOKING, EventKind.REVOKE_FINISHED, revoking)
 def never_had_it(bench: Bench) -> None:
     bench.finished()
 
 
-@story(Status.GRANTING, Kind.RESEND, granting, Grant)
-@story(Status.REVOKING, Kind.RESEND, revoking, Revoke)
-@story(Status.REVOKED, Kind.RESEND, revoked, Revoked)
+@story(AssignmentStatus.GRANTING, EventKind.RESEND, granting, Grant)
+@story(AssignmentStatus.REVOKING, EventKind.RESEND, revoking, Revoke)
+@story(AssignmentStatus.REVOKED, EventKind.RESEND, revoked, Revoked)
 def wait(bench: Bench) -> None:
-    bench.tick(bench.settings.resend_s)
+    bench.tick(bench.settings.resend_interval_s)
 
 
-@story(Status.REVOKING, Kind.DEADLINE, revoking)
+@story(AssignmentStatus.REVOKING, EventKind.DEADLINE, revoking)
 def wait_too_long(bench: Bench) -> None:
-    while (assignment := bench.assignment()) is not None and not assignment.final_queued:
+    while (assignment := bench.assignment()) is not None and not assignment.is_final_queued:
         bench.sent.clear()
-        bench.leader.members.get(BORROWER).heard_at = bench.now  # type: ignore[union-attr]
+        bench.leader.members.get(BORROWER).last_heard_at = bench.now  # type: ignore[union-attr]
         bench.tick(2.0)
 
 
@@ -220,71 +222,79 @@ def old_grant(bench: Bench) -> int:
     return next((g for _, g in bench.leader.members.farewells), 77)
 
 
-@story(Status.REVOKED, Kind.PROGRESS, revoked, Revoked)
-@story(Status.ABSENT, Kind.PROGRESS, absent, Revoked)
+@story(AssignmentStatus.REVOKED, EventKind.PROGRESS, revoked, Revoked)
+@story(AssignmentStatus.ABSENT, EventKind.PROGRESS, absent, Revoked)
 def progress_of_the_past(bench: Bench) -> None:
-    bench.hear(UpdateProgress(BORROWER, bench.term, (StreamProgress(1, old_grant(bench), 5),)))
+    bench.receive(UpdateProgress(BORROWER, bench.term, (StreamProgress(1, old_grant(bench), 5),)))
 
 
-@story(Status.REVOKED, Kind.FINAL, revoked, Revoked)
-@story(Status.ABSENT, Kind.FINAL, absent, Revoked)
+@story(AssignmentStatus.REVOKED, EventKind.FINAL, revoked, Revoked)
+@story(AssignmentStatus.ABSENT, EventKind.FINAL, absent, Revoked)
 def final_word_of_the_past(bench: Bench) -> None:
-    bench.hear(UpdateProgress(BORROWER, bench.term, (StreamProgress(1, old_grant(bench), 5, final=True),)))
+    bench.receive(UpdateProgress(BORROWER, bench.term, (StreamProgress(1, old_grant(bench), 5, final=True),)))
 
 
-@story(Status.REVOKED, Kind.REVOKE_FINISHED, revoked)
-@story(Status.ABSENT, Kind.REVOKE_FINISHED, absent)
+@story(AssignmentStatus.REVOKED, EventKind.REVOKE_FINISHED, revoked)
+@story(AssignmentStatus.ABSENT, EventKind.REVOKE_FINISHED, absent)
 def forgotten(bench: Bench) -> None:
     bench.finished(grant_id=old_grant(bench))
 
 
 # --- the tests --------------------------------------------------------------------------------------------------------
 
-POSSIBLE = {(status, kind) for status, row in TABLE.items() for kind in row}
+POSSIBLE = {(status, kind) for status, row in TRANSITIONS.items() for kind in row}
 
 
 @pytest.mark.conforms("E7")
 def test_every_pair_of_the_table_has_a_story() -> None:
-    assert set(TABLE) == set(Status)
+    assert set(TRANSITIONS) == set(AssignmentStatus)
     assert set(STORIES) == POSSIBLE
 
 
 @pytest.mark.conforms("E7")
 @pytest.mark.parametrize(("status", "kind"), sorted(STORIES, key=str), ids=lambda part: part.name.lower())
-def test_each_pair_leads_where_the_table_says(status: Status, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    before, happening, told = STORIES[status, kind]
+def test_each_pair_leads_where_the_table_says(
+    status: AssignmentStatus, kind: EventKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, happening, reported = STORIES[status, kind]
     bench = Bench()
     before(bench)
     bench.sent.clear()
-    seen: list[tuple[Pair, Status]] = []
-    happen = Assignments.happen
+    seen: list[tuple[Pair, AssignmentStatus]] = []
+    happen = Assignments.apply_event
 
-    def watch(self: Assignments, assignment: Assignment, what: Kind, now: float, position: int = 0) -> None:
+    def watch(self: Assignments, assignment: Assignment, what: EventKind, now: float, position: int = 0) -> None:
         was = assignment.status
         happen(self, assignment, what, now, position)
         seen.append(((was, what), assignment.status))
 
-    monkeypatch.setattr(Assignments, "happen", watch)
+    monkeypatch.setattr(Assignments, "apply_event", watch)
     happening(bench)
-    assert ((status, kind), TABLE[status][kind][0]) in seen
+    assert ((status, kind), TRANSITIONS[status][kind][0]) in seen
     answers = [m for to, m in bench.sent if to == AGENT and not isinstance(m, LeaderConnectResponse)]
-    assert [type(m) for m in answers] == ([told] if told else [])
+    assert [type(m) for m in answers] == ([reported] if reported else [])
 
 
 def test_statuses_go_only_forward() -> None:
-    rank = {Status.GRANTING: 0, Status.GRANTED: 1, Status.REVOKING: 2, Status.REVOKED: 3, Status.ABSENT: 4}
-    for status, row in TABLE.items():
+    rank = {
+        AssignmentStatus.GRANTING: 0,
+        AssignmentStatus.GRANTED: 1,
+        AssignmentStatus.REVOKING: 2,
+        AssignmentStatus.REVOKED: 3,
+        AssignmentStatus.ABSENT: 4,
+    }
+    for status, row in TRANSITIONS.items():
         for kind, (after, _) in row.items():
             assert rank[after] >= rank[status], (status, kind)
 
 
 def test_every_status_is_reached() -> None:
-    reached = {Status.GRANTING} | {after for row in TABLE.values() for after, _ in row.values()}
-    assert reached == set(Status)
+    reached = {AssignmentStatus.GRANTING} | {after for row in TRANSITIONS.values() for after, _ in row.values()}
+    assert reached == set(AssignmentStatus)
 
 
 def test_every_action_is_used_and_is_a_method() -> None:
-    assert {action for row in TABLE.values() for _, action in row.values()} == set(Action)
+    assert {action for row in TRANSITIONS.values() for _, action in row.values()} == set(Action)
     for action in Action:
         assert callable(getattr(Assignments, action.value))
 
@@ -292,20 +302,23 @@ def test_every_action_is_used_and_is_a_method() -> None:
 @pytest.mark.conforms("E7")
 def test_whatever_a_borrower_may_say_has_an_answer_in_every_status() -> None:
     """Where a message finds its assignment; last words are of streams that it has, so neither revoked nor absent."""
-    at_any_time = {Kind.PROGRESS, Kind.FINAL, Kind.REVOKE_FINISHED}
-    assert all(at_any_time <= set(row) for row in TABLE.values())
-    assert all(Kind.BROKEN_OFF in TABLE[s] for s in (Status.GRANTING, Status.GRANTED, Status.REVOKING))
+    at_any_time = {EventKind.PROGRESS, EventKind.FINAL, EventKind.REVOKE_FINISHED}
+    assert all(at_any_time <= set(row) for row in TRANSITIONS.values())
+    assert all(
+        EventKind.ABORTED in TRANSITIONS[s]
+        for s in (AssignmentStatus.GRANTING, AssignmentStatus.GRANTED, AssignmentStatus.REVOKING)
+    )
 
 
-NEVER = sorted({(s, k) for s in Status for k in Kind} - POSSIBLE, key=str)
+NEVER = sorted({(s, k) for s in AssignmentStatus for k in EventKind} - POSSIBLE, key=str)
 
 
 @pytest.mark.parametrize(("status", "kind"), NEVER, ids=lambda part: part.name.lower())
-def test_what_cannot_happen_tells_its_story(status: Status, kind: Kind) -> None:
+def test_what_cannot_happen_tells_its_story(status: AssignmentStatus, kind: EventKind) -> None:
     bench = Bench()
     assignment = Assignment(1, BORROWER, AGENT, 0.0, status, 5)
     with pytest.raises(AssertionError, match=rf"the table says that this cannot happen.*stream_id=1.*{kind.value}"):
-        bench.leader._assignments.happen(assignment, kind, 1.0)
+        bench.leader._assignments.apply_event(assignment, kind, 1.0)
     assert assignment.status is status
 
 
@@ -316,6 +329,6 @@ def test_reasons_of_an_end_say_whether_work_may_be_done_twice() -> None:
         granted(bench)
         bench.leave(bench.said(5, final=last))
         bench.settle()
-        assert [m.reason for m in bench.heard(Revoked)] == [reason]
+        assert [m.reason for m in bench.received(Revoked)] == [reason]
         assert bench.row().position == 5
-        assert [h.forced for h in bench.store.history(1) if h.event not in ("takeover", "grant")] == [forced]
+        assert [h.is_forced for h in bench.store.history(1) if h.event not in ("takeover", "grant")] == [forced]

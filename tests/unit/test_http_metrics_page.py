@@ -14,15 +14,15 @@ def test_what_is_made_is_kept_for_a_second_and_not_for_every_version_that_was_ev
     gauge = Gauge("one", "One.", registry=registry)
     page = MetricsPage(registry, lambda: now)
 
-    def told(version: str) -> bytes:
+    def reported(version: str) -> bytes:
         accept = f"application/openmetrics-text;version={version}"
         return page(Request("GET", "/metrics", accept=accept)).body
 
     gauge.set(1)
-    first = told("1.0.0")
+    first = reported("1.0.0")
     gauge.set(2)
-    assert told("1.0.0") == first
+    assert reported("1.0.0") == first
     for minor in range(50):
         now += FRESH_S
-        assert b"one 2.0" in told(f"1.0.{minor}")
+        assert b"one 2.0" in reported(f"1.0.{minor}")
     assert len(page._made) == 1

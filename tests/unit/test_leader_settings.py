@@ -14,20 +14,20 @@ from sublet_leader.settings import RULES, LeaderSettings
 from sublet_protocol.domain.errors import InvalidSetting
 
 BREAKS: dict[str, dict[str, float]] = {
-    "history_s must be at least 60 times lease_s": {"history_s": 599.0},
-    "statement_timeout_s must be less than margin_s": {"statement_timeout_s": 1.0},
-    "tcp_timeout_s must be less than margin_s": {"tcp_timeout_s": 1.0},
+    "history_retention_s must be at least 60 times lease_duration_s": {"history_retention_s": 599.0},
+    "statement_timeout_s must be less than lease_margin_s": {"statement_timeout_s": 1.0},
+    "tcp_timeout_s must be less than lease_margin_s": {"tcp_timeout_s": 1.0},
     "lock_timeout_s must be less than statement_timeout_s": {"lock_timeout_s": 0.8},
-    "margin_s must be less than lease_s - renew_s": {"margin_s": 7.0},
-    "renew_s must be at most a third of lease_s": {"renew_s": 3.4},
-    "eviction_s must be more than ping_timeout_s + resend_s": {"eviction_s": 7.0},
-    "reclaim_grace_s must be more than ping_timeout_s + resend_s": {"reclaim_grace_s": 7.0},
-    "ping_s must be at most half of ping_timeout_s": {"ping_s": 3.1},
-    "poll_hold_s must be at most half of lease_s": {"poll_hold_s": 5.1},
-    "revoke_deadline_s must be more than ping_timeout_s + resend_s": {"revoke_deadline_s": 7.0},
-    "unsubscribe_timeout_s must be more than resend_s": {"unsubscribe_timeout_s": 1.0},
-    "debounce_s must be at most debounce_cap_s": {"debounce_s": 2.1},
-    "idle_stop_s must be more than reclaim_grace_s": {"idle_stop_s": 10.0},
+    "lease_margin_s must be less than lease_duration_s - lease_renew_interval_s": {"lease_margin_s": 7.0},
+    "lease_renew_interval_s must be at most a third of lease_duration_s": {"lease_renew_interval_s": 3.4},
+    "eviction_timeout_s must be more than ping_timeout_s + resend_interval_s": {"eviction_timeout_s": 7.0},
+    "reclaim_grace_s must be more than ping_timeout_s + resend_interval_s": {"reclaim_grace_s": 7.0},
+    "ping_interval_s must be at most half of ping_timeout_s": {"ping_interval_s": 3.1},
+    "poll_hold_s must be at most half of lease_duration_s": {"poll_hold_s": 5.1},
+    "revoke_deadline_s must be more than ping_timeout_s + resend_interval_s": {"revoke_deadline_s": 7.0},
+    "unsubscribe_timeout_s must be more than resend_interval_s": {"unsubscribe_timeout_s": 1.0},
+    "rebalance_debounce_s must be at most rebalance_debounce_max_s": {"rebalance_debounce_s": 2.1},
+    "leader_idle_timeout_s must be more than reclaim_grace_s": {"leader_idle_timeout_s": 10.0},
 }
 
 
@@ -40,22 +40,22 @@ def test_every_rule_has_a_counterexample_here() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.names[0])
-def test_breaking_a_rule_names_values_rule_and_remedy(rule: module.Rule) -> None:
+def test_breaking_a_rule_names_values_rule_and_remedy(rule: module.SettingsRule) -> None:
     broken = replace(LeaderSettings(), **BREAKS[rule.text])
     with pytest.raises(InvalidSetting) as caught:
         broken.check()
     message = str(caught.value)
     assert rule.text in message
-    assert rule.remedy in message
+    assert rule.hint in message
     for name in rule.names:
         assert f"{name} is {getattr(broken, name)}" in message
 
 
 @pytest.mark.conforms("E10", "E11", "E16")
-@pytest.mark.parametrize("name", ["eviction_s", "reclaim_grace_s", "revoke_deadline_s"])
+@pytest.mark.parametrize("name", ["eviction_timeout_s", "reclaim_grace_s", "revoke_deadline_s"])
 def test_a_leaders_word_is_good_for_less_than_whatever_gives_a_stream_to_others_by_force(name: str) -> None:
     settings = replace(LeaderSettings(), **{name: 7.5}).check()
-    assert settings.ping_timeout_s < settings.good_for_s < 7.5 * 0.9
+    assert settings.ping_timeout_s < settings.ping_valid_for_s < 7.5 * 0.9
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
@@ -73,20 +73,24 @@ def test_scaled_settings_keep_their_proportions_and_stay_valid(factor: float) ->
 
 
 def test_the_environment_overrides_and_is_checked() -> None:
-    found = LeaderSettings.from_env({"SUBLET_LEASE_S": "20", "SUBLET_POLL_HOLD_S": "7.5", "SUBLET_OTHER": "x"})
-    assert found == replace(LeaderSettings(), lease_s=20.0, poll_hold_s=7.5)
-    with pytest.raises(InvalidSetting, match=r"renew_s is 9.0 and lease_s is 10.0|lease_s is 10.0 and renew_s is 9.0"):
-        LeaderSettings.from_env({"SUBLET_RENEW_S": "9"})
+    found = LeaderSettings.from_env({"SUBLET_LEASE_DURATION_S": "20", "SUBLET_POLL_HOLD_S": "7.5", "SUBLET_OTHER": "x"})
+    assert found == replace(LeaderSettings(), lease_duration_s=20.0, poll_hold_s=7.5)
+    with pytest.raises(
+        InvalidSetting,
+        match=r"lease_renew_interval_s is 9.0 and lease_duration_s is 10.0|lease_duration_s is 10.0 and "
+        "lease_renew_interval_s is 9.0",
+    ):
+        LeaderSettings.from_env({"SUBLET_LEASE_RENEW_INTERVAL_S": "9"})
 
 
 def test_the_environment_is_the_process_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SUBLET_IDLE_STOP_S", "90")
-    assert LeaderSettings.from_env().idle_stop_s == 90.0
+    monkeypatch.setenv("SUBLET_LEADER_IDLE_TIMEOUT_S", "90")
+    assert LeaderSettings.from_env().leader_idle_timeout_s == 90.0
 
 
 def test_a_word_for_a_number_is_refused_by_the_variables_name() -> None:
-    with pytest.raises(InvalidSetting, match="SUBLET_LEASE_S is 'ten': it must be a number of seconds"):
-        LeaderSettings.from_env({"SUBLET_LEASE_S": "ten"})
+    with pytest.raises(InvalidSetting, match="SUBLET_LEASE_DURATION_S is 'ten': it must be a number of seconds"):
+        LeaderSettings.from_env({"SUBLET_LEASE_DURATION_S": "ten"})
 
 
 def test_every_setting_says_what_it_is() -> None:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from sublet_leader.allocation import Load, LoadStrategy, Plan, Situation
+from sublet_leader.allocation import AllocationInput, AllocationPlan, LoadStrategy, StreamLoad
 
 PAIR = {"a": 1.0, "b": 1.0}
 
@@ -19,10 +19,10 @@ def plan(
     movable: list[int] | None = None,
     moving: tuple[int, ...] = (),
     last: dict[int, str] | None = None,
-) -> Plan:
+) -> AllocationPlan:
     """The plan where streams have these bytes per second, and are not behind."""
-    load = {stream: Load(rate, 0) for stream, rate in rates.items()}
-    return LoadStrategy().plan(Situation(held, free, weights or PAIR, movable, moving, last or {}, load))
+    load = {stream: StreamLoad(rate, 0) for stream, rate in rates.items()}
+    return LoadStrategy().plan(AllocationInput(held, free, weights or PAIR, movable, moving, last or {}, load))
 
 
 def test_the_heaviest_streams_are_dealt_first() -> None:
@@ -39,7 +39,7 @@ def test_a_heavier_member_gets_more() -> None:
 def test_the_full_give_to_the_roomy_until_all_are_about_even() -> None:
     held = dict.fromkeys(range(4), "a") | {4: "b"}
     rates = {0: 100.0, 1: 100.0, 2: 100.0, 3: 300.0, 4: 20.0}
-    assert plan(held, [], rates) == Plan(revokes=(3,))
+    assert plan(held, [], rates) == AllocationPlan(revokes=(3,))
 
 
 @pytest.mark.conforms("E18")
@@ -93,8 +93,8 @@ def test_nobody_holds_nothing_while_another_holds_two() -> None:
 
 
 def test_one_that_is_behind_counts_for_more() -> None:
-    load = {0: Load(100.0, 1_000_000), 1: Load(100.0, 0), 2: Load(100.0, 0)}
-    grants = LoadStrategy().plan(Situation({}, [0, 1, 2], PAIR, load=load)).grants
+    load = {0: StreamLoad(100.0, 1_000_000), 1: StreamLoad(100.0, 0), 2: StreamLoad(100.0, 0)}
+    grants = LoadStrategy().plan(AllocationInput({}, [0, 1, 2], PAIR, loads=load)).grants
     assert grants == ((0, "a"), (1, "b"), (2, "b"))
 
 
@@ -123,4 +123,4 @@ def test_extreme_weights_are_only_weights() -> None:
 
 
 def test_nobody_to_lend_to_is_an_empty_plan() -> None:
-    assert not LoadStrategy().plan(Situation({1: "gone"}, [2], {}))
+    assert not LoadStrategy().plan(AllocationInput({1: "gone"}, [2], {}))

@@ -7,23 +7,23 @@ from typing import TypeVar
 
 import pytest
 
-from sublet_leader.group.history import Happened
+from sublet_leader.group.history import GroupHistoryEvent
 from sublet_leader.node.events import (
     ClaimLeadership,
-    Commit,
-    Heard,
-    Load,
-    Loaded,
+    CommitFailed,
+    CommitWrites,
+    GroupLoaded,
+    GroupOpened,
+    LoadGroup,
+    MessageReceived,
     NodeEvent,
     NodeOutcome,
-    NotWritten,
-    Open,
-    Opened,
+    OpenGroup,
     ReleaseLeaderships,
     RenewLeaderships,
     Request,
-    RevokeWanted,
-    Shutdown,
+    RevokeRequested,
+    ShutdownRequested,
     Tick,
 )
 from sublet_leader.node.machine import Node
@@ -32,9 +32,9 @@ from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.messages import (
     Disconnect,
-    EndReason,
     Grant,
     Invalidate,
+    InvalidateReason,
     LeaderConnectResponse,
     LeaderWanted,
     Ping,
@@ -45,10 +45,10 @@ from sublet_protocol.messages.messages import (
     ToLeader,
     UpdateProgress,
 )
-from sublet_storage.groups.model.records import Start
+from sublet_storage.groups.model.records import StartingPosition
 from sublet_storage.nodes import NodeRef
-from tests.support.memory_store.catalogue import MemoryStreams
-from tests.support.memory_store.groups import MemoryGroups
+from tests.support.memory_store.catalogue import MemoryCatalogue
+from tests.support.memory_store.groups import MemoryGroupStore
 
 SUBSCRIPTION = "$share/g/#"
 SETTINGS = LeaderSettings()
@@ -59,21 +59,21 @@ R = TypeVar("R")
 class Play:
     """A node and the memory twin; requests wait until `answer` executes the first of them."""
 
-    def __init__(self, name: str = "n1", store: MemoryGroups | None = None) -> None:
+    def __init__(self, name: str = "n1", store: MemoryGroupStore | None = None) -> None:
         self.now = 0.0
         if store is None:
-            streams = MemoryStreams()
+            streams = MemoryCatalogue()
             streams.add_space(shards=2)
             for stream_id in streams.streams:
                 streams.append(stream_id, 100)
-            store = MemoryGroups(streams, lambda: 1_700_000_000_000_000 + round(self.now * 1_000_000))
+            store = MemoryGroupStore(streams, lambda: 1_700_000_000_000_000 + round(self.now * 1_000_000))
         self.store = store
         self.ref = NodeRef(name, f"{name}#1", f"{name}:1")
         self.machine = Node(self.ref, SETTINGS)
         self.requests: list[Request] = []
         self.sent: list[tuple[str, ToBorrower]] = []
         self.stories: list[str] = []
-        self.told: list[Happened] = []
+        self.reported: list[GroupHistoryEvent] = []
         self.last = NodeOutcome()
 
     def do(self, event: NodeEvent, at: float | None = None) -> NodeOutcome:
@@ -82,19 +82,19 @@ class Play:
         self.last = self.machine.decide(event, self.now)
         self.requests += self.last.requests
         self.sent += self.last.sends
-        self.stories += self.last.stories
-        self.told += self.last.happened
+        self.stories += self.last.invariant_violations
+        self.reported += self.last.history
         return self.last
 
-    def hear(self, message: ToLeader, agent: str = "a") -> None:
+    def receive(self, message: ToLeader, agent: str = "a") -> None:
         """A message from an agent."""
-        self.do(Heard(agent, message))
+        self.do(MessageReceived(agent, message))
 
     def want(self, borrower_id: str = "a/1", **wanted: object) -> None:
         """Somebody asks for the leader."""
         agent = borrower_id.partition("/")[0]
-        message = LeaderWanted(borrower_id, agent, SUBSCRIPTION, start="earliest")
-        self.hear(replace(message, **wanted), agent)  # type: ignore[arg-type]
+        message = LeaderWanted(borrower_id, agent, SUBSCRIPTION, starting_position="earliest")
+        self.receive(replace(message, **wanted), agent)  # type: ignore[arg-type]
 
     def answer(self) -> NodeOutcome:
         """Execute the first request that waits."""
@@ -102,7 +102,7 @@ class Play:
 
     def execute(self, request: Request) -> NodeEvent:
         """What the database says."""
-        return execute(request, self.store, self.ref, SETTINGS.lease_s)
+        return execute(request, self.store, self.ref, SETTINGS.lease_duration_s)
 
     def settle(self) -> None:
         """Execute until nothing waits."""
@@ -117,7 +117,7 @@ class Play:
             self.do(Tick(), min(end, max(wake, self.now + 0.0005)))
             self.settle()
 
-    def lent(self) -> None:
+    def granted(self) -> None:
         """A first subscriber has its streams."""
         self.want()
         self.settle()
@@ -131,9 +131,9 @@ class Play:
         """The first subscriber reports."""
         grant = self.store.rows(1)[stream_id].grant_id if grant_id is None else grant_id
         term = self.machine.leaders[1].term if 1 in self.machine.leaders else 0
-        self.hear(UpdateProgress("a/1", term, (StreamProgress(stream_id, grant, position, final),)))
+        self.receive(UpdateProgress("a/1", term, (StreamProgress(stream_id, grant, position, final),)))
 
-    def heard(self, kind: type[M]) -> list[M]:
+    def received(self, kind: type[M]) -> list[M]:
         """Messages of one type sent since the last look at any."""
         said: list[object] = [m for _, m in self.sent]
         self.sent.clear()
@@ -151,38 +151,38 @@ class Play:
 def test_a_first_subscriber_makes_a_leader_appear() -> None:
     play = Play()
     play.want()
-    assert play.requests == [Open(Subscription.parse(SUBSCRIPTION), Start.EARLIEST)]
+    assert play.requests == [OpenGroup(Subscription.parse(SUBSCRIPTION), StartingPosition.EARLIEST)]
     play.answer()
     assert play.requests == [ClaimLeadership(1, 0.0)]
     play.answer()
-    assert [type(r) for r in play.requests] == [Load]
+    assert [type(r) for r in play.requests] == [LoadGroup]
     assert play.sent == []
     play.answer()
     assert [type(m) for _, m in play.sent] == [LeaderConnectResponse]
     play.settle()
     play.pass_time(0.3)
-    assert {g.stream_id for g in play.heard(Grant)} == {1, 2}
+    assert {g.stream_id for g in play.received(Grant)} == {1, 2}
 
 
 def test_whoever_asks_meanwhile_waits_and_is_admitted_once() -> None:
     play = Play()
     for borrower_id in ("a/1", "b/1", "a/1"):
         play.want(borrower_id)
-    assert len(play.waiting(Open)) == 1
+    assert len(play.waiting(OpenGroup)) == 1
     play.settle()
-    assert [m.borrower_id for m in play.heard(LeaderConnectResponse)] == ["a/1", "b/1"]
+    assert [m.borrower_id for m in play.received(LeaderConnectResponse)] == ["a/1", "b/1"]
     play.want("c/1")
-    assert [m.borrower_id for m in play.heard(LeaderConnectResponse)] == ["c/1"], "at once: the leader is here"
+    assert [m.borrower_id for m in play.received(LeaderConnectResponse)] == ["c/1"], "at once: the leader is here"
 
 
 def test_one_that_left_before_a_leader_was_found_is_not_admitted() -> None:
     play = Play()
     play.want("a/1")
     play.want("b/1")
-    play.hear(Disconnect("a/1", 0, ()))
+    play.receive(Disconnect("a/1", 0, ()))
     play.sent.clear()
     play.settle()
-    assert [m.borrower_id for m in play.heard(LeaderConnectResponse)] == ["b/1"]
+    assert [m.borrower_id for m in play.received(LeaderConnectResponse)] == ["b/1"]
 
 
 def test_one_that_has_fallen_silent_before_a_leader_was_found_is_not_admitted() -> None:
@@ -191,7 +191,7 @@ def test_one_that_has_fallen_silent_before_a_leader_was_found_is_not_admitted() 
     play.do(Tick(), SETTINGS.ping_timeout_s + 0.1)
     play.want("b/1")
     play.settle()
-    assert [m.borrower_id for m in play.heard(LeaderConnectResponse)] == ["b/1"], "the other is dead, or asks again"
+    assert [m.borrower_id for m in play.received(LeaderConnectResponse)] == ["b/1"], "the other is dead, or asks again"
 
 
 @pytest.mark.conforms("E12")
@@ -209,13 +209,13 @@ def test_where_another_node_leads_the_answer_is_its_address() -> None:
 def test_a_database_that_does_not_answer_leaves_them_waiting_until_they_ask_again() -> None:
     play = Play()
     play.want()
-    [request] = play.waiting(Open)
+    [request] = play.waiting(OpenGroup)
     play.requests.clear()
-    play.do(Opened(request, None, "the database did not answer"))
+    play.do(GroupOpened(request, None, "the database did not answer"))
     assert play.sent == []
     play.want()
     play.settle()
-    assert len(play.heard(LeaderConnectResponse)) == 1
+    assert len(play.received(LeaderConnectResponse)) == 1
 
 
 def test_rows_that_could_not_be_loaded_give_the_claim_back() -> None:
@@ -223,15 +223,15 @@ def test_rows_that_could_not_be_loaded_give_the_claim_back() -> None:
     play.want()
     play.answer()
     play.answer()
-    [request] = play.waiting(Load)
+    [request] = play.waiting(LoadGroup)
     play.requests.clear()
-    play.do(Loaded(request, None))
+    play.do(GroupLoaded(request, None))
     assert len(play.waiting(ReleaseLeaderships)) == 1
     play.settle()
     play.want()
     play.now = 1.0
     play.settle()
-    assert len(play.heard(LeaderConnectResponse)) == 1
+    assert len(play.received(LeaderConnectResponse)) == 1
 
 
 @pytest.mark.conforms("E2")
@@ -239,13 +239,13 @@ def test_an_undeclared_queue_is_refused_by_name_and_a_declared_one_is_not() -> N
     play = Play()
     play.want(subscription="$queue/g/#")
     play.settle()
-    [told] = play.heard(Invalidate)
-    assert told.reason is EndReason.DENIED
-    assert "declared before it is used" in told.detail
+    [reported] = play.received(Invalidate)
+    assert reported.reason is InvalidateReason.DENIED
+    assert "declared before it is used" in reported.detail
     play.store.declare_group(Subscription.parse("$queue/g/#"))
     play.want("b/1", subscription="$queue/g/#")
     play.settle()
-    assert len(play.heard(LeaderConnectResponse)) == 1
+    assert len(play.received(LeaderConnectResponse)) == 1
 
 
 @pytest.mark.conforms("E24", "R11")
@@ -255,39 +255,41 @@ def test_an_undeclared_queue_is_refused_by_name_and_a_declared_one_is_not() -> N
 def test_a_malformed_subscription_is_denied_with_the_reason(subscription: str) -> None:
     play = Play()
     play.want(subscription=subscription)
-    [told] = play.heard(Invalidate)
-    assert told.reason is EndReason.DENIED
-    assert told.detail
+    [reported] = play.received(Invalidate)
+    assert reported.reason is InvalidateReason.DENIED
+    assert reported.detail
     assert play.requests == []
 
 
 def test_an_unknown_start_is_denied() -> None:
     play = Play()
-    play.want(start="yesterday")
-    assert [m.reason for m in play.heard(Invalidate)] == [EndReason.DENIED]
+    play.want(starting_position="yesterday")
+    assert [m.reason for m in play.received(Invalidate)] == [InvalidateReason.DENIED]
 
 
 @pytest.mark.conforms("E10")
 def test_a_borrower_that_no_leader_here_knows_is_told_so() -> None:
     play = Play()
-    play.hear(Ping(("a/1", "a/2"), 1.0))
-    play.hear(UpdateProgress("a/3", 5, (StreamProgress(1, 1, 1),)))
-    play.hear(Disconnect("a/4", 5, (StreamProgress(1, 1, 1),)))
-    told = play.heard(Invalidate)
-    assert [(m.borrower_id, m.term, m.reason) for m in told] == [(f"a/{n}", 0, EndReason.RETRY) for n in range(1, 5)]
+    play.receive(Ping(("a/1", "a/2"), 1.0))
+    play.receive(UpdateProgress("a/3", 5, (StreamProgress(1, 1, 1),)))
+    play.receive(Disconnect("a/4", 5, (StreamProgress(1, 1, 1),)))
+    reported = play.received(Invalidate)
+    assert [(m.borrower_id, m.term, m.reason) for m in reported] == [
+        (f"a/{n}", 0, InvalidateReason.RETRY) for n in range(1, 5)
+    ]
 
 
 @pytest.mark.conforms("E10", "X4")
 def test_agents_that_use_each_others_borrower_ids_do_not_meet() -> None:
     play = Play()
-    play.lent()
+    play.granted()
     evil = LeaderWanted("a/1", "evil", "$share/other/#")
-    play.hear(evil, "evil")
+    play.receive(evil, "evil")
     play.settle()
     play.sent.clear()
-    play.hear(Ping(("a/1",), 1.0), "a")
-    assert [m.term for m in play.heard(PingResponse)] == [play.machine.leaders[1].term]
-    play.hear(Ping(("a/1",), 1.0), "third")
+    play.receive(Ping(("a/1",), 1.0), "a")
+    assert [m.term for m in play.received(PingResponse)] == [play.machine.leaders[1].term]
+    play.receive(Ping(("a/1",), 1.0), "third")
     assert [type(m) for to, m in play.sent if to == "third"] == [Invalidate]
 
 
@@ -298,19 +300,19 @@ def test_agents_that_use_each_others_borrower_ids_do_not_meet() -> None:
 def test_a_member_of_a_deleted_group_does_not_create_it_again() -> None:
     play = Play()
     play.want(group_id=9)
-    assert play.requests == [Open(Subscription.parse(SUBSCRIPTION), Start.EARLIEST, 9)]
+    assert play.requests == [OpenGroup(Subscription.parse(SUBSCRIPTION), StartingPosition.EARLIEST, 9)]
     play.settle()
-    assert [m.reason for m in play.heard(Invalidate)] == [EndReason.DELETED]
+    assert [m.reason for m in play.received(Invalidate)] == [InvalidateReason.DELETED]
     assert play.store.find_group(1) is None
     play.want("b/1")
     play.settle()
-    assert len(play.heard(LeaderConnectResponse)) == 1
+    assert len(play.received(LeaderConnectResponse)) == 1
 
 
 @pytest.mark.conforms("E23")
 def test_members_of_a_deleted_group_and_new_subscribers_are_told_apart() -> None:
     play = Play()
-    play.lent()
+    play.granted()
     play.store.delete_group(Subscription.parse(SUBSCRIPTION))
     play.progress(1, 5, 1)
     play.pass_time(4.0)
@@ -319,18 +321,22 @@ def test_members_of_a_deleted_group_and_new_subscribers_are_told_apart() -> None
     play.want("a/2", group_id=1, predecessor="a/1")
     play.want("b/1")
     play.pass_time(2.0)
-    assert [(m.borrower_id, m.reason) for m in play.heard(Invalidate)] == [("a/2", EndReason.DELETED)]
+    assert [(m.borrower_id, m.reason) for m in play.received(Invalidate)] == [("a/2", InvalidateReason.DELETED)]
     assert set(play.machine.leaders) == {2}
     play.want("c/1", group_id=1)
-    assert [m.reason for m in play.heard(Invalidate)] == [EndReason.DELETED]
+    assert [m.reason for m in play.received(Invalidate)] == [InvalidateReason.DELETED]
 
 
 @pytest.mark.conforms("E23")
 def test_one_that_knows_a_newer_life_of_the_group_is_not_told_deleted() -> None:
     play = Play()
-    play.lent()
+    play.granted()
+    play.store.delete_group(Subscription.parse(SUBSCRIPTION))
+    assert play.store.open_group(Subscription.parse(SUBSCRIPTION)).group_id == 2
     play.want("b/1", group_id=2)
     assert play.sent == []
+    play.settle()
+    assert admissions(play) == [("b/1", 2)]
 
 
 @pytest.mark.conforms("X4")
@@ -339,17 +345,17 @@ def test_a_group_id_of_another_subscription_leads_nowhere() -> None:
     play.store.open_group(Subscription.parse("$share/secret/#"))
     play.want(group_id=1)
     play.settle()
-    assert [m.reason for m in play.heard(Invalidate)] == [EndReason.DELETED]
+    assert [m.reason for m in play.received(Invalidate)] == [InvalidateReason.DELETED]
     assert play.machine.leaders == {}
 
 
 def failed_over(play: Play) -> str:
     """To a server that had not got the group yet: another has its id there, of the subscription returned."""
     secret = "$share/secret/#"
-    play.store = MemoryGroups(play.store.streams, lambda: 1_700_000_000_000_000 + round(play.now * 1_000_000))
+    play.store = MemoryGroupStore(play.store.streams, lambda: 1_700_000_000_000_000 + round(play.now * 1_000_000))
     play.store.timeline = 1
     assert play.store.open_group(Subscription.parse(secret)).group_id == 1
-    play.pass_time(SETTINGS.lease_s)
+    play.pass_time(SETTINGS.lease_duration_s)
     play.sent.clear()
     return secret
 
@@ -363,18 +369,43 @@ def admissions(play: Play) -> list[tuple[str, object]]:
 @pytest.mark.conforms("E23")
 def test_a_group_that_a_failover_has_lost_is_over_though_another_has_its_id() -> None:
     play = Play()
-    play.lent()
+    play.granted()
     failed_over(play)
     play.want("a/2", group_id=1, predecessor="a/1")
     play.want("b/1")
     play.pass_time(1.0)
-    assert admissions(play) == [("a/2", EndReason.DELETED), ("b/1", 2)]
+    assert admissions(play) == [("a/2", InvalidateReason.DELETED), ("b/1", 2)]
+
+
+@pytest.mark.conforms("E23")
+def test_a_lost_group_is_over_though_its_id_is_above_that_of_the_one_that_has_its_name_now() -> None:
+    play = Play()
+    play.store.open_group(Subscription.parse("$share/other/#"))
+    play.want()
+    play.settle()
+    assert admissions(play) == [("a/1", 2)]
+    play.store = MemoryGroupStore(play.store.streams, lambda: 1_700_000_000_000_000 + round(play.now * 1_000_000))
+    play.store.timeline = 1
+    assert play.store.open_group(Subscription.parse(SUBSCRIPTION)).group_id == 1
+    play.pass_time(SETTINGS.lease_duration_s)
+    play.want("b/1")
+    play.pass_time(1.0)
+    play.sent.clear()
+    play.want("a/2", group_id=2, predecessor="a/1")
+    play.want("a/3", group_id=3)
+    play.want("c/1")
+    play.pass_time(1.0)
+    assert sorted(admissions(play)) == [
+        ("a/2", InvalidateReason.DELETED),
+        ("a/3", InvalidateReason.DELETED),
+        ("c/1", 1),
+    ]
 
 
 @pytest.mark.conforms("E23")
 def test_a_leader_admits_nobody_who_wants_a_lost_group_that_had_its_groups_id() -> None:
     play = Play()
-    group = play.store.open_group(Subscription.parse(SUBSCRIPTION), Start.EARLIEST)
+    group = play.store.open_group(Subscription.parse(SUBSCRIPTION), StartingPosition.EARLIEST)
     play.store.claim(group.group_id, NodeRef("n2", "n2#1", "n2:1"), 60.0)
     play.want()
     play.settle()
@@ -383,7 +414,7 @@ def test_a_leader_admits_nobody_who_wants_a_lost_group_that_had_its_groups_id() 
     play.pass_time(1.0)
     play.want("a/2", group_id=1, predecessor="a/1")
     play.pass_time(1.0)
-    assert admissions(play) == [("b/1", 1), ("a/2", EndReason.DELETED)]
+    assert admissions(play) == [("b/1", 1), ("a/2", InvalidateReason.DELETED)]
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -391,27 +422,27 @@ def test_a_leader_admits_nobody_who_wants_a_lost_group_that_had_its_groups_id() 
 
 def test_writes_leave_one_commit_at_a_time_and_what_comes_meanwhile_is_the_next() -> None:
     play = Play()
-    play.lent()
+    play.granted()
     play.progress(1, 5)
     for position in (6, 7):
         play.progress(1, position)
     play.progress(2, 9)
-    [first] = play.waiting(Commit)
-    assert [e.stream_id for w in first.batch for e in w.entries] == [1]
+    [first] = play.waiting(CommitWrites)
+    assert [e.stream_id for w in first.batch for e in w.changes] == [1]
     play.answer()
-    [second] = play.waiting(Commit)
-    assert sorted((e.stream_id, e.position) for w in second.batch for e in w.entries) == [(1, 7), (2, 9)]  # type: ignore[union-attr]
+    [second] = play.waiting(CommitWrites)
+    assert sorted((e.stream_id, e.position) for w in second.batch for e in w.changes) == [(1, 7), (2, 9)]  # type: ignore[union-attr]
 
 
 def test_writes_of_all_groups_leave_in_one_commit() -> None:
     play = Play()
-    play.lent()
+    play.granted()
     play.want("b/1", subscription="$share/other/#")
     play.settle()
     play.progress(1, 5)
-    play.do(Tick(), play.now + SETTINGS.debounce_s)
+    play.do(Tick(), play.now + SETTINGS.rebalance_debounce_s)
     play.answer()
-    [commit] = play.waiting(Commit)
+    [commit] = play.waiting(CommitWrites)
     assert {w.group_id for w in commit.batch} <= {1, 2}
     play.settle()
     assert set(play.machine.leaders) == {1, 2}
@@ -419,12 +450,12 @@ def test_writes_of_all_groups_leave_in_one_commit() -> None:
 
 def test_a_commit_that_certainly_failed_is_written_again() -> None:
     play = Play()
-    play.lent()
+    play.granted()
     play.progress(1, 5)
-    [commit] = play.waiting(Commit)
+    [commit] = play.waiting(CommitWrites)
     play.requests.clear()
-    play.do(NotWritten(commit, unknown=False))
-    play.pass_time(SETTINGS.resend_s + 0.1)
+    play.do(CommitFailed(commit, is_outcome_unknown=False))
+    play.pass_time(SETTINGS.resend_interval_s + 0.1)
     assert play.store.rows(1)[1].position == 5
     assert 1 in play.machine.leaders
 
@@ -432,13 +463,13 @@ def test_a_commit_that_certainly_failed_is_written_again() -> None:
 @pytest.mark.conforms("E13")
 def test_after_a_commit_whose_outcome_is_unknown_it_steps_down() -> None:
     play = Play()
-    play.lent()
+    play.granted()
     play.progress(1, 5)
-    [commit] = play.waiting(Commit)
+    [commit] = play.waiting(CommitWrites)
     play.requests.clear()
-    play.do(NotWritten(commit, unknown=True))
+    play.do(CommitFailed(commit, is_outcome_unknown=True))
     assert play.machine.leaders == {}
-    assert [m.reason for m in play.heard(Invalidate)] == [EndReason.RETRY]
+    assert [m.reason for m in play.received(Invalidate)] == [InvalidateReason.RETRY]
     assert len(play.waiting(ReleaseLeaderships)) == 1
     play.settle()
     play.want("a/2", group_id=1, predecessor="a/1")
@@ -449,12 +480,12 @@ def test_after_a_commit_whose_outcome_is_unknown_it_steps_down() -> None:
 @pytest.mark.conforms("E13")
 def test_an_answer_to_a_leader_of_the_past_is_not_given_to_its_successor() -> None:
     play = Play()
-    play.lent()
+    play.granted()
     play.progress(1, 5)
-    [commit] = play.waiting(Commit)
+    [commit] = play.waiting(CommitWrites)
     play.requests.clear()
     answer = play.execute(commit)
-    play.do(Tick(), SETTINGS.lease_s + 1)
+    play.do(Tick(), SETTINGS.lease_duration_s + 1)
     play.settle()
     play.want("b/1")
     play.settle()
@@ -467,48 +498,48 @@ def test_an_answer_to_a_leader_of_the_past_is_not_given_to_its_successor() -> No
 @pytest.mark.conforms("E13")
 def test_a_deposed_leader_steps_down_and_says_so() -> None:
     play = Play()
-    play.lent()
+    play.granted()
     first = play.machine.leaders[1].term
     play.store.release(play.ref, {1: first})
     play.store.claim(1, NodeRef("n2", "n2#1", "n2:1"), 10.0)
     play.progress(1, 5)
     play.settle()
     assert play.machine.leaders == {}
-    assert [(m.borrower_id, m.reason) for m in play.heard(Invalidate)][:1] == [("a/1", EndReason.RETRY)]
-    assert play.store.look([1])[1].node.name == "n2", "its successor's claim is untouched"
+    assert [(m.borrower_id, m.reason) for m in play.received(Invalidate)][:1] == [("a/1", InvalidateReason.RETRY)]
+    assert play.store.read_leaderships([1])[1].node.name == "n2", "its successor's claim is untouched"
 
 
 @pytest.mark.conforms("E13")
 def test_a_leader_outside_its_trust_window_answers_nothing() -> None:
     play = Play()
-    play.lent()
-    play.now = SETTINGS.lease_s
-    play.hear(Ping(("a/1",), play.now))
-    assert play.heard(PingResponse) == []
+    play.granted()
+    play.now = SETTINGS.lease_duration_s
+    play.receive(Ping(("a/1",), play.now))
+    assert play.received(PingResponse) == []
 
 
 @pytest.mark.conforms("E13")
 def test_an_answer_that_comes_when_the_trust_is_over_is_not_lost_on_a_leader_that_goes_on() -> None:
     """The process slept; the commit's answer is handled first, then a renewal that would have kept the trust."""
     play = Play()
-    play.lent()
+    play.granted()
     play.do(Tick(), 3.0)
     [renewal] = play.waiting(RenewLeaderships)
     renewed = play.execute(renewal)
     play.requests.clear()
     play.progress(1, 5)
-    [commit] = play.waiting(Commit)
+    [commit] = play.waiting(CommitWrites)
     play.requests.clear()
     written = play.execute(commit)
     play.do(written, 9.5)
     play.do(renewed, 9.5)
     leader = play.machine.leaders.get(1)
-    assert leader is None or not leader.pending()
+    assert leader is None or not leader.pending_changes()
 
 
 def test_a_rule_of_its_own_that_a_leader_breaks_costs_only_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
     play = Play()
-    play.lent()
+    play.granted()
     play.want("b/1", subscription="$share/other/#")
     play.settle()
 
@@ -519,15 +550,15 @@ def test_a_rule_of_its_own_that_a_leader_breaks_costs_only_its_group(monkeypatch
     play.progress(1, 5)
     assert "the story" in play.stories[0]
     assert set(play.machine.leaders) == {2}
-    assert [m.borrower_id for m in play.heard(Invalidate)] == ["a/1"]
+    assert [m.borrower_id for m in play.received(Invalidate)] == ["a/1"]
 
 
 def test_a_revoke_is_given_to_the_leader_and_elsewhere_ignored() -> None:
     play = Play()
-    play.lent()
-    play.do(RevokeWanted(1, (1,), "operator"))
-    play.do(RevokeWanted(9, (1,), "operator"))
-    assert [m.stream_id for m in play.heard(Revoke)] == [1]
+    play.granted()
+    play.do(RevokeRequested(1, (1,), "operator"))
+    play.do(RevokeRequested(9, (1,), "operator"))
+    assert [m.stream_id for m in play.received(Revoke)] == [1]
 
 
 # --- letting go -------------------------------------------------------------------------------------------------------
@@ -536,29 +567,29 @@ def test_a_revoke_is_given_to_the_leader_and_elsewhere_ignored() -> None:
 @pytest.mark.conforms("E15")
 def test_a_shutdown_writes_what_is_under_way_then_releases_then_lets_the_borrowers_go() -> None:
     play = Play()
-    play.lent()
+    play.granted()
     play.progress(1, 5, final=True)
-    play.do(Shutdown(play.now + 5.0))
+    play.do(ShutdownRequested(play.now + 5.0))
     assert play.waiting(ReleaseLeaderships) == []
-    assert play.heard(Invalidate) == []
+    assert play.received(Invalidate) == []
     play.answer()
-    while play.waiting(Commit):
+    while play.waiting(CommitWrites):
         play.answer()
     assert len(play.waiting(ReleaseLeaderships)) == 1
-    assert [m.borrower_id for m in play.heard(Invalidate)] == ["a/1"]
-    assert not play.last.stopped
-    assert play.answer().stopped
+    assert [m.borrower_id for m in play.received(Invalidate)] == ["a/1"]
+    assert not play.last.is_stopped
+    assert play.answer().is_stopped
     assert play.store.rows(1)[1].position == 5
-    assert play.store.look([1])[1].remaining_s <= 0
+    assert play.store.read_leaderships([1])[1].remaining_s <= 0
 
 
 @pytest.mark.conforms("E15")
 def test_a_shutdown_under_steady_progress_does_not_wait_until_its_last_moment() -> None:
     play = Play()
-    play.lent()
-    play.do(Shutdown(play.now + 5.0))
+    play.granted()
+    play.do(ShutdownRequested(play.now + 5.0))
     position, began = 0, play.now
-    while not play.last.stopped:
+    while not play.last.is_stopped:
         position += 1
         play.now += 0.01
         for _ in range(2):
@@ -566,64 +597,64 @@ def test_a_shutdown_under_steady_progress_does_not_wait_until_its_last_moment() 
         if play.requests:
             play.answer()
         assert play.now < began + 1.0
-    assert play.store.look([1])[1].remaining_s <= 0
+    assert play.store.read_leaderships([1])[1].remaining_s <= 0
 
 
 @pytest.mark.conforms("E8", "E15")
 def test_last_words_are_still_written_during_a_shutdown() -> None:
     play = Play()
-    play.lent()
+    play.granted()
     play.progress(1, 3)
-    play.do(Shutdown(play.now + 5.0))
+    play.do(ShutdownRequested(play.now + 5.0))
     play.progress(2, 7, final=True)
     play.settle()
     assert play.store.rows(1)[2].position == 7
-    assert ("release", 7, False) in [(h.event, h.position, h.forced) for h in play.store.history(1)]
+    assert ("release", 7, False) in [(h.event, h.position, h.is_forced) for h in play.store.history(1)]
 
 
 @pytest.mark.conforms("E15")
 def test_a_stopping_node_begins_nothing_new() -> None:
     play = Play()
     play.want("a/1")
-    [request] = play.waiting(Open)
+    [request] = play.waiting(OpenGroup)
     play.requests.clear()
-    play.do(Shutdown(play.now + 5.0))
+    play.do(ShutdownRequested(play.now + 5.0))
     play.do(play.execute(request))
     play.want("b/1")
     assert play.requests == []
-    assert play.last.stopped
+    assert play.last.is_stopped
 
 
 @pytest.mark.conforms("E15")
 def test_a_shutdown_does_not_wait_for_a_database_that_is_not_there() -> None:
     play = Play()
-    play.lent()
+    play.granted()
     play.progress(1, 5)
-    play.do(Shutdown(play.now + 5.0))
+    play.do(ShutdownRequested(play.now + 5.0))
     play.requests.clear()
     end = play.now + 5.0
     play.do(Tick(), end)
     assert len(play.waiting(ReleaseLeaderships)) == 1
-    assert not play.last.stopped
-    play.do(Tick(), end + SETTINGS.margin_s)
-    assert play.last.stopped
+    assert not play.last.is_stopped
+    play.do(Tick(), end + SETTINGS.lease_margin_s)
+    assert play.last.is_stopped
 
 
 @pytest.mark.conforms("E22")
 def test_an_idle_groups_leader_frees_its_claim_and_one_that_comes_in_that_moment_is_served() -> None:
     play = Play()
-    play.lent()
-    play.hear(Disconnect("a/1", play.machine.leaders[1].term, ()))
+    play.granted()
+    play.receive(Disconnect("a/1", play.machine.leaders[1].term, ()))
     play.settle()
     while 1 in play.machine.leaders:
         play.do(Tick(), play.last.wake_at)
         if not play.waiting(ReleaseLeaderships):
             play.settle()
-    assert play.now >= SETTINGS.idle_stop_s
+    assert play.now >= SETTINGS.leader_idle_timeout_s
     play.want("b/1")
     play.sent.clear()
     play.settle()
-    assert [m.borrower_id for m in play.heard(LeaderConnectResponse)] == ["b/1"]
+    assert [m.borrower_id for m in play.received(LeaderConnectResponse)] == ["b/1"]
 
 
 def test_what_nobody_asks_for_any_more_is_forgotten() -> None:
@@ -636,9 +667,9 @@ def test_what_nobody_asks_for_any_more_is_forgotten() -> None:
     second.want("b/1")
     second.settle()
     first.now = second.now
-    second.do(Tick(), SETTINGS.idle_stop_s + 1)
+    second.do(Tick(), SETTINGS.leader_idle_timeout_s + 1)
     second.settle()
     second.do(Tick(), second.now + 1.0)
     registry = second.machine.registry
     assert (registry._known, registry._by_id, registry._home) == ({}, {}, {})
-    assert not second.machine.election.busy()
+    assert not second.machine.election.is_busy()

@@ -11,13 +11,18 @@ import pytest
 
 from sublet_borrower.fetch import nodes as module
 from sublet_borrower.fetch.nodes import NodeReader
-from sublet_borrower.remote.node_calls import Again
-from sublet_borrower.streams.granted_stream import Lent
-from sublet_protocol.domain.errors import BeyondHead, ProtocolMismatch, SubletError, Unavailable, UsageError
+from sublet_borrower.remote.node_calls import RetryableError
+from sublet_borrower.streams.granted_stream import GrantedStream
+from sublet_protocol.domain.errors import PositionBeyondHead, ProtocolMismatch, SubletError, Unavailable, UsageError
 from sublet_protocol.domain.topics import Filter
-from sublet_protocol.messages.feed_fetch import Found, encode_epoch, encode_found, encode_heads
+from sublet_protocol.messages.feed_fetch import (
+    FetchedPage,
+    encode_fetch_reply,
+    encode_heads_reply,
+    encode_session_epoch_reply,
+)
 from sublet_protocol.v1 import sublet_pb2 as pb
-from sublet_storage.log.log import Page
+from sublet_storage.log.log import LogPage
 
 
 class Calls:
@@ -34,11 +39,11 @@ class Calls:
     def address(self) -> str:
         return self.nodes[0]
 
-    def turn(self) -> None:
+    def use_next_node(self) -> None:
         self.turned += 1
         self.nodes.append(self.nodes.pop(0))
 
-    def ask(self, method: str, request: Any, timeout_s: float) -> Any:
+    def call(self, method: str, request: Any, timeout_s: float) -> Any:
         self.asked.append((self.address, method))
         self.timeouts.append(timeout_s)
         answer = self.script[self.address].pop(0)
@@ -72,30 +77,30 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def reader_of(monkeypatch: pytest.MonkeyPatch, *nodes: str) -> tuple[NodeReader, Calls]:
-    monkeypatch.setattr(module, "Calls", Calls)
+    monkeypatch.setattr(module, "NodeCalls", Calls)
     reader = NodeReader(nodes, 100, 30.0)
     calls: Any = reader._calls
     return reader, calls
 
 
-def lost(node: str, after_s: float = 0.0) -> Again:
-    return Again(node, "connection refused", after_s)
+def lost(node: str, after_s: float = 0.0) -> RetryableError:
+    return RetryableError(node, "connection refused", after_s)
 
 
 def found(start: int, end: int) -> Any:
-    return encode_found(Found(start, end, 100, closed=False))
+    return encode_fetch_reply(FetchedPage(start, end, 100, is_closed=False))
 
 
-def lent(position: int = 5) -> Lent:
-    return Lent(7, 1, 3, Filter("a/#"), position)
+def granted(position: int = 5) -> GrantedStream:
+    return GrantedStream(7, 1, 3, Filter("a/#"), position)
 
 
-def always(_: Lent) -> bool:
+def always(_: GrantedStream) -> bool:
     return True
 
 
 def heads(head: int) -> Any:
-    return encode_heads({7: (head, False)})
+    return encode_heads_reply({7: (head, False)})
 
 
 # --- the next node ----------------------------------------------------------------------------------------------------
@@ -107,10 +112,10 @@ def test_a_node_that_is_lost_is_left_for_the_next_in_the_same_call(
 ) -> None:
     reader, calls = reader_of(monkeypatch, "a", "b")
     calls.script = {"a": [heads(9), lost("a")], "b": [found(5, 8), heads(10)]}
-    stream = lent()
-    assert reader.heads([7]) == [(7, 9)]
-    assert reader.page(stream, always) == Page((), 5, 8, 100, False)
-    assert reader.heads([7]) == [(7, 10)]
+    stream = granted()
+    assert reader.fetch_heads([7]) == [(7, 9)]
+    assert reader.fetch(stream, always) == LogPage((), 5, 8, 100, False)
+    assert reader.fetch_heads([7]) == [(7, 10)]
     assert calls.asked == [("a", "Heads"), ("a", "Read"), ("b", "Read"), ("b", "Heads")], "it stays with the next"
     assert caplog.records == []
 
@@ -121,9 +126,9 @@ def test_a_node_that_refuses_is_left_for_the_next_and_where_all_do_it_is_said(
 ) -> None:
     reader, calls = reader_of(monkeypatch, "a", "b")
     calls.script = {"a": [refusal, refusal], "b": [heads(9), refusal]}
-    assert reader.heads([7]) == [(7, 9)]
+    assert reader.fetch_heads([7]) == [(7, 9)]
     with pytest.raises(type(refusal), match=str(refusal)):
-        reader.heads([7])
+        reader.fetch_heads([7])
 
 
 def test_where_one_refuses_and_the_other_is_away_it_waits_for_that(
@@ -131,38 +136,38 @@ def test_where_one_refuses_and_the_other_is_away_it_waits_for_that(
 ) -> None:
     reader, calls = reader_of(monkeypatch, "a", "b")
     calls.script = {"a": [ProtocolMismatch("versions")] * 2, "b": [lost("b"), heads(9)]}
-    assert reader.heads([7]) == []
+    assert reader.fetch_heads([7]) == []
     clock.sleep(1.0)
-    assert reader.heads([7]) == [(7, 9)]
+    assert reader.fetch_heads([7]) == [(7, 9)]
 
 
-@pytest.mark.parametrize("error", [BeyondHead("beyond"), UsageError("no such filter")])
+@pytest.mark.parametrize("error", [PositionBeyondHead("beyond"), UsageError("no such filter")])
 def test_what_is_wrong_with_the_request_is_asked_of_nobody_else(
     monkeypatch: pytest.MonkeyPatch, error: SubletError
 ) -> None:
     reader, calls = reader_of(monkeypatch, "a", "b")
     calls.script["a"] = [error]
     with pytest.raises(type(error)):
-        reader.page(lent(), always)
+        reader.fetch(granted(), always)
     assert calls.asked == [("a", "Read")]
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        pb.ReadReply(start=5, position=4, head=9),
-        pb.ReadReply(start=5, position=9, head=8),
-        pb.ReadReply(start=5, position=6, head=9, messages=b"no arrow"),
-        pb.ReadReply(start=-1, position=6, head=9),
+        pb.FetchReply(start=5, position=4, head=9),
+        pb.FetchReply(start=5, position=9, head=8),
+        pb.FetchReply(start=5, position=6, head=9, messages=b"no arrow"),
+        pb.FetchReply(start=-1, position=6, head=9),
     ],
 )
 @pytest.mark.conforms("X4")
 def test_an_answer_that_cannot_be_is_a_node_lost(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
     reader, calls = reader_of(monkeypatch, "a", "b")
     calls.script = {"a": [answer], "b": [found(5, 8)]}
-    stream = lent()
-    assert reader.page(stream, always) is not None
-    assert stream.read == 8
+    stream = granted()
+    assert reader.fetch(stream, always) is not None
+    assert stream.next_read_offset == 8
 
 
 @pytest.mark.conforms("P2")
@@ -172,10 +177,10 @@ def test_a_repeat_and_a_page_of_the_future_are_discarded(
 ) -> None:
     reader, calls = reader_of(monkeypatch, "a")
     calls.script["a"] = [found(*answer), found(5, 8)]
-    stream = lent()
-    assert reader.page(stream, always) is None
-    assert (stream.read, stream.head) == (5, None)
-    assert reader.page(stream, always) is not None
+    stream = granted()
+    assert reader.fetch(stream, always) is None
+    assert (stream.next_read_offset, stream.head) == (5, None)
+    assert reader.fetch(stream, always) is not None
 
 
 # --- waiting ----------------------------------------------------------------------------------------------------------
@@ -187,17 +192,17 @@ def test_waiting_is_said_once_and_so_is_going_on(
     caplog.set_level("INFO")
     reader, calls = reader_of(monkeypatch, "a", "b")
     calls.script = {"a": [lost("a")] * 3 + [found(5, 6), lost("a")], "b": [lost("b")] * 4}
-    stream = lent()
+    stream = granted()
     for _ in range(3):
-        assert reader.page(stream, always) is None
+        assert reader.fetch(stream, always) is None
         clock.sleep(5.0)
-    assert reader.page(stream, always) is not None
+    assert reader.fetch(stream, always) is not None
     said = [record.getMessage() for record in caplog.records]
     assert said == [
         "reading waits for a node, and goes on when one answers: node b: connection refused",
         "a node answers again, reading goes on",
     ]
-    assert reader.page(stream, always) is None
+    assert reader.fetch(stream, always) is None
     assert len(caplog.records) == 3, "it waits again"
 
 
@@ -207,12 +212,12 @@ def test_nodes_are_not_asked_again_before_the_time_that_they_have_said(
 ) -> None:
     reader, calls = reader_of(monkeypatch, "a")
     calls.script["a"] = [lost("a", after_s=2.0), heads(9)]
-    assert reader.heads([7]) == []
+    assert reader.fetch_heads([7]) == []
     clock.sleep(1.9)
-    assert reader.heads([7]) == []
+    assert reader.fetch_heads([7]) == []
     assert len(calls.asked) == 1
     clock.sleep(0.2)
-    assert reader.heads([7]) == [(7, 9)]
+    assert reader.fetch_heads([7]) == [(7, 9)]
     assert calls.turned == 0, "over the same connection"
 
 
@@ -225,7 +230,7 @@ def test_the_pauses_grow_and_begin_again_when_a_node_has_answered(
     for _ in range(10):
         began, before = clock.now, len(calls.asked)
         while len(calls.asked) == before:
-            reader.heads([7])
+            reader.fetch_heads([7])
             clock.sleep(0.01)
         waited.append(clock.now - 0.01 - began)
     assert waited == pytest.approx([0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 0, 0.05], abs=0.025)
@@ -237,18 +242,18 @@ def test_a_round_takes_no_longer_than_a_read_may_and_the_next_begins_with_the_ne
 ) -> None:
     reader, calls = reader_of(monkeypatch, "frozen", "good")
     calls.script = {"frozen": [lost("frozen")], "good": [heads(9)]}
-    ask = calls.ask
+    ask = calls.call
 
     def slowly(method: str, request: Any, timeout_s: float) -> Any:
         clock.sleep(timeout_s if calls.address == "frozen" else 0.0)
         return ask(method, request, timeout_s)
 
-    monkeypatch.setattr(calls, "ask", slowly)
+    monkeypatch.setattr(calls, "call", slowly)
     began = clock.now
-    assert reader.heads([7]) == []
+    assert reader.fetch_heads([7]) == []
     assert clock.now == began + 30.0
     clock.sleep(0.1)
-    assert reader.heads([7]) == [(7, 9)]
+    assert reader.fetch_heads([7]) == [(7, 9)]
     assert calls.timeouts == [30.0, 30.0]
 
 
@@ -260,26 +265,26 @@ def test_a_session_that_begins_waits_for_a_node_and_then_says_whom_it_asked(
 ) -> None:
     reader, calls = reader_of(monkeypatch, "a:1", "b:2")
     calls.script = {"a:1": [lost("a:1")] * 100, "b:2": [lost("b:2")] * 2 + [heads(1), *[lost("b:2")] * 100]}
-    reader.prepare()
-    assert max(calls.timeouts) <= module.PATIENCE_S / 2, "one that is silent must not take the other's time"
+    reader.warm_up()
+    assert max(calls.timeouts) <= module.FIRST_NODE_TIMEOUT_S / 2, "one that is silent must not take the other's time"
     began = clock.now
     with pytest.raises(Unavailable, match=r"no node answers at a:1, b:2\. .* connection refused\. Given up after 10 s"):
-        reader.prepare()
-    assert clock.now - began == pytest.approx(module.PATIENCE_S, abs=1.1)
+        reader.warm_up()
+    assert clock.now - began == pytest.approx(module.FIRST_NODE_TIMEOUT_S, abs=1.1)
 
 
 def test_a_cluster_of_another_release_is_told_at_once(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     reader, calls = reader_of(monkeypatch, "a", "b")
     calls.script = {"a": [ProtocolMismatch("versions 1 and 2")], "b": [ProtocolMismatch("versions 1 and 2")]}
     with pytest.raises(ProtocolMismatch, match="versions 1 and 2"):
-        reader.prepare()
+        reader.warm_up()
     assert clock.now == 1000.0
 
 
 def test_an_epoch_is_drawn_from_whoever_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, calls = reader_of(monkeypatch, "a", "b")
-    calls.script = {"a": [lost("a")], "b": [encode_epoch(17)]}
-    assert reader.session_epoch() == 17
+    calls.script = {"a": [lost("a")], "b": [encode_session_epoch_reply(17)]}
+    assert reader.next_session_epoch() == 17
 
 
 # --- processes --------------------------------------------------------------------------------------------------------
@@ -288,7 +293,12 @@ def test_an_epoch_is_drawn_from_whoever_answers(monkeypatch: pytest.MonkeyPatch)
 def test_in_another_process_it_asks_nobody_and_closes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, calls = reader_of(monkeypatch, "a")
     monkeypatch.setattr(os, "getpid", lambda: -1)
-    for use in (lambda: reader.page(lent(), always), lambda: reader.heads([7]), reader.prepare, reader.session_epoch):
+    for use in (
+        lambda: reader.fetch(granted(), always),
+        lambda: reader.fetch_heads([7]),
+        reader.warm_up,
+        reader.next_session_epoch,
+    ):
         with pytest.raises(UsageError, match="a session does not survive a fork"):
             use()
     reader.close()

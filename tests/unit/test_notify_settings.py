@@ -10,30 +10,35 @@ import pytest
 
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_storage.notify.changes import (
-    MalformedMessage,
+    MalformedNotification,
     NotifySettings,
     group_change,
     node_change,
     space_change,
     stream_change,
 )
-from sublet_storage.notify.codec import LARGEST_MESSAGE, decode
+from sublet_storage.notify.codec import MAX_MESSAGE, decode
 
 
 @pytest.mark.parametrize("value", [0, -1, math.nan, math.inf])
 def test_a_time_is_positive_and_finite(value: float) -> None:
-    with pytest.raises(InvalidSetting, match=f"^spread_s is {value}: it must be a positive number. Leave it out"):
-        replace(NotifySettings(), spread_s=value).check()
+    with pytest.raises(
+        InvalidSetting, match=f"^catch_up_jitter_s is {value}: it must be a positive number. Leave it out"
+    ):
+        replace(NotifySettings(), catch_up_jitter_s=value).check()
 
 
 @pytest.mark.parametrize(
     ("changes", "story"),
     [
-        ({"gap_window_s": 6.0}, "max_idle_s is 5.0 and gap_window_s is 6: it must not be less. Raise max_idle_s."),
-        ({"forget_s": 5.0}, "forget_s is 5.0 and max_idle_s"),
-        ({"tombstone_s": 1.0}, "tombstone_s is 1.0 and max_idle_s"),
-        ({"poll_s": 0.1}, "poll_s is 0.1 and catch_up_every_s is 0.5"),
-        ({"review_s": 0.9}, "review_s is 0.9 and poll_s is 1"),
+        (
+            {"gap_window_s": 6.0},
+            "hello_interval_s is 5.0 and gap_window_s is 6: it must not be less. Raise hello_interval_s.",
+        ),
+        ({"publisher_expiry_s": 5.0}, "publisher_expiry_s is 5.0 and hello_interval_s"),
+        ({"tombstone_retention_s": 1.0}, "tombstone_retention_s is 1.0 and hello_interval_s"),
+        ({"poll_interval_s": 0.1}, "poll_interval_s is 0.1 and catch_up_min_interval_s is 0.5"),
+        ({"catch_up_interval_s": 0.9}, "catch_up_interval_s is 0.9 and poll_interval_s is 1"),
     ],
 )
 def test_times_fit_each_other(changes: dict[str, Any], story: str) -> None:
@@ -43,16 +48,16 @@ def test_times_fit_each_other(changes: dict[str, Any], story: str) -> None:
 
 
 def test_they_come_from_the_environment() -> None:
-    assert NotifySettings.from_env({"SUBLET_NOTIFY_POLL_S": "2.5"}) == NotifySettings(poll_s=2.5)
-    with pytest.raises(InvalidSetting, match="SUBLET_NOTIFY_POLL_S is 'often': it must be a number"):
-        NotifySettings.from_env({"SUBLET_NOTIFY_POLL_S": "often"})
-    with pytest.raises(InvalidSetting, match=r"poll_s is -1\.0"):
-        NotifySettings.from_env({"SUBLET_NOTIFY_POLL_S": "-1"})
+    assert NotifySettings.from_env({"SUBLET_NOTIFY_POLL_INTERVAL_S": "2.5"}) == NotifySettings(poll_interval_s=2.5)
+    with pytest.raises(InvalidSetting, match="SUBLET_NOTIFY_POLL_INTERVAL_S is 'often': it must be a number"):
+        NotifySettings.from_env({"SUBLET_NOTIFY_POLL_INTERVAL_S": "often"})
+    with pytest.raises(InvalidSetting, match=r"poll_interval_s is -1\.0"):
+        NotifySettings.from_env({"SUBLET_NOTIFY_POLL_INTERVAL_S": "-1"})
 
 
 def test_they_can_be_scaled() -> None:
     scaled = NotifySettings().scaled(10).check()
-    assert (scaled.max_idle_s, scaled.sends_per_s) == (0.5, 2000)
+    assert (scaled.hello_interval_s, scaled.max_sends_per_s) == (0.5, 2000)
 
 
 def test_versions_only_grow_also_when_something_is_deleted_and_made_again() -> None:
@@ -64,7 +69,7 @@ def test_versions_only_grow_also_when_something_is_deleted_and_made_again() -> N
         [node_change("n", 100), node_change("n", 100, deleted=True), node_change("n", 101)],
     ]
     for life in lives:
-        ranks = [change.rank for change in life]
+        ranks = [change.order_key for change in life]
         assert ranks == sorted(set(ranks))
 
 
@@ -88,10 +93,10 @@ def test_versions_only_grow_also_when_something_is_deleted_and_made_again() -> N
         b'{"p":"p","i":"i","h":[],"l":false}',
         b"[" * 100_000,
         b'{"p":"p","i":"i","h":{"a":' + b"9" * 5000 + b'},"l":false}',
-        b" " * (LARGEST_MESSAGE + 1),
+        b" " * (MAX_MESSAGE + 1),
     ],
     ids=lambda raw: ascii(raw[:70]),
 )
 def test_what_is_no_message_is_refused(raw: bytes) -> None:
-    with pytest.raises(MalformedMessage):
+    with pytest.raises(MalformedNotification):
         decode(raw)

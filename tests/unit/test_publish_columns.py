@@ -11,7 +11,7 @@ import pytest
 
 from sublet_protocol.domain.errors import InvalidTopic, UsageError
 from sublet_storage.log.column_layout import BLOCK_SCHEMA
-from sublet_storage.producer.batches.columns import as_bytes, as_headers, as_timestamp_us, normalise, size_of
+from sublet_storage.producer.batches.columns import as_bytes, as_headers, as_timestamp_us, size_of, to_record_batches
 from tests.kit import same_name
 
 WEST = timezone(timedelta(hours=-12))
@@ -49,7 +49,7 @@ def test_a_timestamp_is_any_whole_number_or_an_aware_datetime(given: Any, micros
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "reported"),
     [
         (True, "timestamp True of type bool: neither a datetime nor a whole number. Give"),
         (np.True_, "neither a datetime nor a whole number"),
@@ -64,10 +64,10 @@ def test_a_timestamp_is_any_whole_number_or_an_aware_datetime(given: Any, micros
     ],
     ids=same_name,
 )
-def test_what_is_no_timestamp_is_refused(given: Any, told: str) -> None:
+def test_what_is_no_timestamp_is_refused(given: Any, reported: str) -> None:
     with pytest.raises(UsageError) as refusal:
         as_timestamp_us(given)
-    assert told in str(refusal.value)
+    assert reported in str(refusal.value)
 
 
 @pytest.mark.parametrize("given", [{"a": b"x"}, [("a", "x")], (("a", b"x"),), iter([["a", b"x"]])])
@@ -81,7 +81,7 @@ def test_no_headers_are_none(given: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "reported"),
     [
         (5, "headers 5: headers are names with bytes, text or None each. Give a mapping"),
         (0, "headers 0:"),
@@ -96,10 +96,10 @@ def test_no_headers_are_none(given: Any) -> None:
     ],
     ids=same_name,
 )
-def test_what_are_no_headers_is_refused(given: Any, told: str) -> None:
+def test_what_are_no_headers_is_refused(given: Any, reported: str) -> None:
     with pytest.raises(UsageError) as refusal:
         as_headers(given)
-    assert told in str(refusal.value)
+    assert reported in str(refusal.value)
 
 
 @pytest.mark.parametrize("topic", [None, 5, b"a", ["a"]])
@@ -116,7 +116,7 @@ def test_a_key_or_value_that_is_neither_bytes_nor_text_is_refused(given: Any) ->
 
 @pytest.mark.parametrize("headers", [[{"a": b"x"}, [("a", "x")]], {"a": b"x"}])
 def test_columns_become_batches_of_one_schema(headers: Any) -> None:
-    (batch,) = normalise({"topic": "a", "key": "k", "value": [b"x", "y"], "headers": headers, "timestamp": 5})
+    (batch,) = to_record_batches({"topic": "a", "key": "k", "value": [b"x", "y"], "headers": headers, "timestamp": 5})
     assert batch.schema == BLOCK_SCHEMA
     assert batch.column("key").to_pylist() == [b"k", b"k"]
     assert batch.column("headers").to_pylist() == [[{"key": "a", "value": b"x"}]] * 2
@@ -126,7 +126,7 @@ GOOD: dict[str, Any] = {"topic": "a", "value": [b"x"]}
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "told"),
+    ("changes", "error", "reported"),
     [
         ({"topic": text_of(b"\xff")}, InvalidTopic, "column topic of type string: In chunk 0: Invalid: Invalid UTF8"),
         ({"topic": pa.array([b"\xff"])}, InvalidTopic, "column topic of type binary"),
@@ -168,23 +168,23 @@ GOOD: dict[str, Any] = {"topic": "a", "value": [b"x"]}
     ],
     ids=same_name,
 )
-def test_what_is_no_column_is_refused(changes: dict[Any, Any], error: type[UsageError], told: str) -> None:
+def test_what_is_no_column_is_refused(changes: dict[Any, Any], error: type[UsageError], reported: str) -> None:
     with pytest.raises(UsageError) as refusal:
-        normalise({**GOOD, **changes})
+        to_record_batches({**GOOD, **changes})
     assert type(refusal.value) is error
-    assert told in str(refusal.value)
+    assert reported in str(refusal.value)
 
 
 def test_a_table_with_a_column_twice_is_refused() -> None:
     table = pa.Table.from_arrays([pa.array(["a"]), pa.array([b"x"]), pa.array([b"y"])], ["topic", "value", "value"])
     with pytest.raises(UsageError, match="columns topic, value, value: a name stands twice"):
-        normalise(table)
+        to_record_batches(table)
 
 
 def test_one_message_is_no_batch() -> None:
     with pytest.raises(UsageError, match=r"give the values as a list, or call publish\(\) for one"):
-        normalise({"topic": "a", "value": b"x"})
-    assert normalise({"topic": "a", "value": []}) == []
+        to_record_batches({"topic": "a", "value": b"x"})
+    assert to_record_batches({"topic": "a", "value": []}) == []
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_one_message_is_no_batch() -> None:
 )
 def test_times_of_every_unit_are_taken(unit: str, given: int, micros: int) -> None:
     times = pa.array([given, None], pa.timestamp(unit, "Europe/Berlin"))
-    (batch,) = normalise(pa.table({"topic": ["a", "a"], "value": [b"x", b"y"], "timestamp": times}))
+    (batch,) = to_record_batches(pa.table({"topic": ["a", "a"], "value": [b"x", b"y"], "timestamp": times}))
     first, second = batch.column("timestamp").cast(pa.int64()).to_pylist()
     assert first == micros
     assert second > 1_700_000_000_000_000
@@ -201,5 +201,5 @@ def test_times_of_every_unit_are_taken(unit: str, given: int, micros: int) -> No
 
 def test_headers_without_values_and_messages_without_headers_are_taken() -> None:
     given = [None, [], [{"key": "a", "value": None}, {"key": "", "value": b"x"}]]
-    (batch,) = normalise({"topic": "a", "value": [b"x"] * 3, "headers": pa.array(given, HEADERS)})
+    (batch,) = to_record_batches({"topic": "a", "value": [b"x"] * 3, "headers": pa.array(given, HEADERS)})
     assert batch.column("headers").to_pylist() == given

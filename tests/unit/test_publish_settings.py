@@ -10,12 +10,12 @@ import pytest
 
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_storage.producer import Publisher
-from sublet_storage.producer.arguments import duration, producer_name, whole
+from sublet_storage.producer.arguments import check_duration, check_int, check_producer_name
 
-WHOLE = ["block_messages", "block_bytes", "blocks_per_commit", "max_buffered_bytes", "max_message_bytes"]
+COMPLETE = ["block_messages", "block_bytes", "blocks_per_commit", "max_buffered_bytes", "max_message_bytes"]
 
 
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", COMPLETE)
 @pytest.mark.parametrize(
     ("value", "rule"),
     [
@@ -38,7 +38,7 @@ def test_counts_and_sizes(name: str, value: Any, rule: str) -> None:
     assert shown.endswith("Leave it out for the default.")
 
 
-@pytest.mark.parametrize("name", ["linger_ms", "retry_timeout_s"])
+@pytest.mark.parametrize("name", ["linger_ms", "delivery_timeout_s"])
 @pytest.mark.parametrize("value", [-1, math.nan, -math.inf, None, "5", True, [5]], ids=repr)
 def test_durations(name: str, value: Any) -> None:
     with pytest.raises(
@@ -50,7 +50,7 @@ def test_durations(name: str, value: Any) -> None:
 def test_a_linger_for_ever_is_refused_and_retrying_for_ever_is_not() -> None:
     with pytest.raises(InvalidSetting, match="linger_ms inf: must be a number from 0 to 86400000"):
         Publisher("postgresql://nowhere", linger_ms=math.inf)
-    assert duration("retry_timeout_s", math.inf, math.inf) == math.inf
+    assert check_duration("delivery_timeout_s", math.inf, math.inf) == math.inf
 
 
 @pytest.mark.parametrize("value", ["", "a\0", "a\n", "\ud800", "x" * 201, 5, b"a"], ids=ascii)
@@ -67,7 +67,7 @@ def test_what_is_no_text(changes: dict[str, Any]) -> None:
 
 
 def test_what_is_fit_is_taken() -> None:
-    assert whole("block_messages", np.int64(5)) == 5
-    assert duration("linger_ms", 0, 10.0) == 0
-    assert producer_name("Zähler 1") == "Zähler 1"
-    assert producer_name(None) is None
+    assert check_int("block_messages", np.int64(5)) == 5
+    assert check_duration("linger_ms", 0, 10.0) == 0
+    assert check_producer_name("Zähler 1") == "Zähler 1"
+    assert check_producer_name(None) is None

@@ -10,15 +10,15 @@ from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.domain.topics import Filter
 from sublet_storage.spaces.routing import (
     RING,
-    Filled,
-    Ring,
+    GenerationFilters,
+    HashRing,
     Space,
     StreamInfo,
     candidate_filters,
+    find_space_for,
     hash_key,
-    overlap,
-    ranges,
-    space_of,
+    ranges_overlap,
+    split_ring,
 )
 
 
@@ -34,7 +34,7 @@ def test_the_hash_is_xxh3_64_of_the_key_and_of_the_topic_without_one() -> None:
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 16, 4096])
 def test_ranges_tile_the_ring(shards: int) -> None:
-    cut = ranges(shards)
+    cut = split_ring(shards)
     assert cut[0][0] == 0
     assert cut[-1][1] == RING
     assert all(one[1] == two[0] for one, two in pairwise(cut))
@@ -45,12 +45,12 @@ def test_ranges_tile_the_ring(shards: int) -> None:
 @pytest.mark.parametrize("shards", [0, -1, 4097])
 def test_a_silly_number_of_shards_is_refused_with_the_limits(shards: int) -> None:
     with pytest.raises(InvalidSetting, match=f"shards {shards}: must be from 1 to 4096"):
-        ranges(shards)
+        split_ring(shards)
 
 
 def test_ranges_that_only_touch_do_not_overlap() -> None:
-    assert not overlap((0, 5), (5, 9))
-    assert overlap((0, 6), (5, 9))
+    assert not ranges_overlap((0, 5), (5, 9))
+    assert ranges_overlap((0, 6), (5, 9))
 
 
 @pytest.mark.parametrize(
@@ -58,13 +58,13 @@ def test_ranges_that_only_touch_do_not_overlap() -> None:
     [("a", "a"), ("a/b", "a/b"), ("a/c", "a/+"), ("a/c/d", "a/#"), ("b/b", "+/b"), ("x", "#")],
 )
 def test_the_most_specific_space_wins_level_by_level_from_the_left(topic: str, expected: str) -> None:
-    found = space_of(topic, spaces("#", "+/b", "a/#", "a/+", "a/b", "a"))
+    found = find_space_for(topic, spaces("#", "+/b", "a/#", "a/+", "a/b", "a"))
     assert found is not None
     assert found.name == expected
 
 
 def test_without_a_catch_all_a_topic_may_have_no_space() -> None:
-    assert space_of("b", spaces("a/#")) is None
+    assert find_space_for("b", spaces("a/#")) is None
 
 
 @pytest.mark.parametrize(
@@ -85,15 +85,15 @@ def test_candidates_are_those_that_intersect_and_are_not_in_the_shadow_of_a_cove
 
 def test_a_generation_is_judged_by_the_filter_it_was_filled_under() -> None:
     every = tuple(Filter(text) for text in ("#", "a/#", "a/b/#", "c"))
-    filled = Filled(every, open=frozenset(every) - {Filter("a/b/#")}, newest=9)
-    assert filled.wanted(Filter("a/b")) == {Filter("#"): False, Filter("a/#"): True, Filter("a/b/#"): False}
-    assert filled.wanted(Filter("d")) == {Filter("#"): True}
+    filled = GenerationFilters(every, open=frozenset(every) - {Filter("a/b/#")}, newest_generation_id=9)
+    assert filled.matching(Filter("a/b")) == {Filter("#"): False, Filter("a/#"): True, Filter("a/b/#"): False}
+    assert filled.matching(Filter("d")) == {Filter("#"): True}
 
 
 @pytest.mark.parametrize("shards", [1, 3, 4, 4096])
 def test_a_ring_finds_the_stream_at_the_edges_of_its_ranges(shards: int) -> None:
-    cut = ranges(shards)
-    ring = Ring([StreamInfo(index, 1, 1, low, high, 0, False) for index, (low, high) in enumerate(cut)][::-1])
+    cut = split_ring(shards)
+    ring = HashRing([StreamInfo(index, 1, 1, low, high, 0, False) for index, (low, high) in enumerate(cut)][::-1])
     edges = {edge: index for index, (low, high) in enumerate(cut) for edge in (low, high - 1)}
     assert [ring.stream_id(edge) for edge in edges] == list(edges.values())
     assert ring.stream_ids(edges) == list(edges.values())
@@ -101,4 +101,4 @@ def test_a_ring_finds_the_stream_at_the_edges_of_its_ranges(shards: int) -> None
 
 def test_a_ring_with_a_hole_is_our_own_broken_rule() -> None:
     with pytest.raises(ValueError, match="do not tile"):
-        Ring([StreamInfo(1, 1, 1, 0, RING - 1, 0, False)])
+        HashRing([StreamInfo(1, 1, 1, 0, RING - 1, 0, False)])

@@ -7,15 +7,15 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from sublet_borrower.consumer.runner import Policy, Summary, run
-from sublet_borrower.machine.events import Install, Progressed, Remove
-from sublet_borrower.streams.assignment import Handler
+from sublet_borrower.consumer.runner import RetryPolicy, RunSummary, run
+from sublet_borrower.machine.events import SessionProgress, StreamGranted, StreamRemoved
+from sublet_borrower.streams.assignment import SessionAssignment
 from sublet_borrower.streams.batch import Batch
-from sublet_borrower.streams.granted_stream import Lent
+from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.errors import DatabaseUnreachable, InvalidSetting, UserFunctionFailed
 from sublet_protocol.messages.messages import Grant, RevokedReason
 
-AT_ONCE = Policy(tries=3, pause_s=0.0, longest_pause_s=0.0)
+AT_ONCE = RetryPolicy(max_attempts=3, backoff_s=0.0, max_backoff_s=0.0)
 FIRST = 100
 
 
@@ -23,39 +23,39 @@ class Source:
     """A session with these many messages in each of its batches, all of one stream that begins at `FIRST`."""
 
     def __init__(self, *sizes: int, key: bytes | None = b"k") -> None:
-        self.reports: list[Progressed] = []
-        self.handler = Handler(self.reports.append)
-        self.handler.take(Install(Grant("b", 1, 7, 1, FIRST, 1, 0, 1 << 64, "#")))
-        lent = self.handler.next_to_read(lambda _: True)
-        assert lent is not None
-        self.lent: Lent = lent
+        self.reports: list[SessionProgress] = []
+        self.handler = SessionAssignment(self.reports.append)
+        self.handler.apply_update(StreamGranted(Grant("b", 1, 7, 1, FIRST, 1, 0, 1 << 64, "#")))
+        granted = self.handler.next_readable(lambda _: True)
+        assert granted is not None
+        self.granted: GrantedStream = granted
         self.sizes, self.key = list(sizes), key
         self.waits: list[float] = []
         self.trusted = True
-        self.closed = False
+        self.is_closed = False
         self.on_wait: Callable[[], None] = lambda: None
 
-    def next_batch(self, timeout_s: float | None = None) -> Batch | None:
-        if not self.sizes or self.closed:
+    def poll(self, timeout_s: float | None = None) -> Batch | None:
+        if not self.sizes or self.is_closed:
             return None
-        first = self.lent.read
+        first = self.granted.next_read_offset
         end = first + self.sizes.pop(0)
-        assert self.lent.take(first, end, end)
-        self.handler.given(self.lent, first)
+        assert self.granted.advance_read(first, end, end)
+        self.handler.mark_delivered(self.granted, first)
         offsets = list(range(first, end))
         table = pa.table({"offset": offsets, "topic": ["t"] * len(offsets), "key": [self.key] * len(offsets)})
-        return Batch(table, first, end, self.lent, self.handler.acknowledged, self.handler.progressed)
+        return Batch(table, first, end, self.granted, self.handler.mark_acknowledged, self.handler.mark_progress)
 
     def wait(self, timeout_s: float) -> None:
         self.waits.append(timeout_s)
         self.on_wait()
 
-    def may_go_on(self, batch: Batch) -> bool:
+    def may_continue(self, batch: Batch) -> bool:
         return self.trusted
 
     def take_away(self) -> None:
         """Somebody else has the stream now."""
-        self.handler.take(Remove(7, 1, RevokedReason.LOST))
+        self.handler.apply_update(StreamRemoved(7, 1, RevokedReason.LOST))
 
     @property
     def acknowledged(self) -> int:
@@ -86,14 +86,14 @@ def test_a_batch_counts_when_the_function_has_returned_and_not_before() -> None:
     summary = run(source, lambda batch: seen.append(source.acknowledged))
     assert seen == [FIRST, FIRST + 3]
     assert source.acknowledged == FIRST + 5
-    assert summary == Summary(batches=2, messages=5)
+    assert summary == RunSummary(batches=2, messages=5)
 
 
 def test_a_failed_batch_is_tried_again_whole_and_counts_once() -> None:
     source, function = Source(4), Function(1, calls=2)
     summary = run(source, function, policy=AT_ONCE)
     assert function.done == [FIRST, FIRST + 1, FIRST + 2, FIRST + 3]
-    assert summary == Summary(batches=1, messages=4, failures=2)
+    assert summary == RunSummary(batches=1, messages=4, failures=2)
     assert len(source.waits) == 2
 
 
@@ -129,11 +129,11 @@ def test_a_record_that_is_bad_only_in_company_is_nobodys_fault() -> None:
 
 
 def test_a_single_record_has_all_its_tries() -> None:
-    with_its_batch = AT_ONCE.tries
+    with_its_batch = AT_ONCE.max_attempts
     with pytest.raises(UserFunctionFailed):
-        run(Source(2), Function(1, calls=with_its_batch + AT_ONCE.tries), policy=AT_ONCE)
+        run(Source(2), Function(1, calls=with_its_batch + AT_ONCE.max_attempts), policy=AT_ONCE)
     source = Source(2)
-    run(source, Function(1, calls=with_its_batch + AT_ONCE.tries - 1), policy=AT_ONCE)
+    run(source, Function(1, calls=with_its_batch + AT_ONCE.max_attempts - 1), policy=AT_ONCE)
     assert source.acknowledged == FIRST + 2
 
 
@@ -142,19 +142,19 @@ def test_a_database_that_is_away_is_nobodys_fault_and_the_very_same_part_is_trie
 
     def work(batch: Batch) -> None:
         parts.append((batch.first, len(batch)))
-        if len(parts) < 3 * AT_ONCE.tries:
+        if len(parts) < 3 * AT_ONCE.max_attempts:
             raise DatabaseUnreachable("away")
 
     summary = run(source, work, policy=AT_ONCE)
-    assert parts == [(FIRST, 4)] * 3 * AT_ONCE.tries
-    assert summary == Summary(batches=1, messages=4)
+    assert parts == [(FIRST, 4)] * 3 * AT_ONCE.max_attempts
+    assert summary == RunSummary(batches=1, messages=4)
 
 
 def test_what_is_taken_away_between_two_tries_is_dropped_and_the_run_goes_on() -> None:
     source, function = Source(2), Function(0)
     source.on_wait = source.take_away
     summary = run(source, function, policy=AT_ONCE)
-    assert summary == Summary(failures=1, lost=1)
+    assert summary == RunSummary(failures=1, lost_batches=1)
     assert function.called == 1, "no call begins on what somebody else has"
     assert source.acknowledged == FIRST
 
@@ -183,10 +183,10 @@ def test_a_session_that_ends_between_two_tries_ends_the_run() -> None:
     source, function = Source(2, 2), Function(0)
 
     def end() -> None:
-        source.trusted, source.closed = False, True
+        source.trusted, source.is_closed = False, True
 
     source.on_wait = end
-    assert run(source, function, policy=AT_ONCE) == Summary(failures=1, lost=1)
+    assert run(source, function, policy=AT_ONCE) == RunSummary(failures=1, lost_batches=1)
     assert source.acknowledged == FIRST, "what was not done does not count"
 
 
@@ -221,27 +221,27 @@ def test_a_key_is_shown_as_text_if_it_is_and_never_at_length(key: bytes | None, 
 
 
 def test_pauses_double_up_to_the_longest_and_are_shortened_at_random() -> None:
-    policy = Policy(pause_s=0.2, longest_pause_s=1.0)
+    policy = RetryPolicy(backoff_s=0.2, max_backoff_s=1.0)
     for tried, longest in ((1, 0.2), (2, 0.4), (3, 0.8), (4, 1.0), (5_000, 1.0)):
-        pauses = {policy.pause(tried) for _ in range(50)}
+        pauses = {policy.backoff_after(tried) for _ in range(50)}
         assert longest / 2 <= min(pauses) < max(pauses) <= longest
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "reported"),
     [
-        ({"tries": 0}, "tries is 0: a batch must be tried at least once"),
-        ({"pause_s": -1.0}, "pause_s is -1.0 and longest_pause_s is 5.0: neither may be negative"),
-        ({"pause_s": 9.0}, "pause_s is 9.0 and longest_pause_s is 5.0: .* the first must be at most the second"),
+        ({"max_attempts": 0}, "max_attempts is 0: a batch must be tried at least once"),
+        ({"backoff_s": -1.0}, "backoff_s is -1.0 and max_backoff_s is 5.0: neither may be negative"),
+        ({"backoff_s": 9.0}, "backoff_s is 9.0 and max_backoff_s is 5.0: .* the first must be at most the second"),
     ],
 )
-def test_a_policy_that_makes_no_sense_is_refused(wrong: dict[str, float], told: str) -> None:
-    with pytest.raises(InvalidSetting, match=told):
-        Policy(**wrong)  # type: ignore[arg-type]
+def test_a_policy_that_makes_no_sense_is_refused(wrong: dict[str, float], reported: str) -> None:
+    with pytest.raises(InvalidSetting, match=reported):
+        RetryPolicy(**wrong)  # type: ignore[arg-type]
 
 
 def test_the_summary_can_be_read_while_the_run_goes_on() -> None:
-    summary, seen = Summary(), []
+    summary, seen = RunSummary(), []
     run(Source(2, 3), lambda batch: seen.append(summary.messages), summary=summary)
     assert seen == [0, 2]
     assert summary.messages == 5

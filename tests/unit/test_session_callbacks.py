@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sublet_protocol.pubsub.callbacks import Callbacks
-from sublet_protocol.pubsub.model import Delivery, Gap
-from sublet_protocol.pubsub.subscriber_events import Lost, LostReason
+from sublet_protocol.pubsub.callbacks import CallbackRegistry
+from sublet_protocol.pubsub.model import DeliveredMessage, Gap
+from sublet_protocol.pubsub.subscriber_events import ConnectionLost, ConnectionLostReason
 
 ALL, KEY = ("news", None), ("news", "k")
 
@@ -16,35 +16,39 @@ class Calls:
 
     def __init__(self) -> None:
         self.calls: list[str] = []
-        self.callbacks = Callbacks(lambda delivery: self.calls.append("own"), lambda lost: self.calls.append("own"))
+        self.callbacks = CallbackRegistry(
+            lambda delivery: self.calls.append("own"), lambda lost: self.calls.append("own")
+        )
 
     def put(self, subject: tuple[str, str | None], name: str) -> None:
-        self.callbacks.put(subject, lambda delivery: self.calls.append(name), lambda lost: self.calls.append(name))
+        self.callbacks.register(subject, lambda delivery: self.calls.append(name), lambda lost: self.calls.append(name))
 
     def said(self) -> list[str]:
         calls, self.calls = self.calls, []
         return calls
 
 
-def lost(*subjects: tuple[str, str | None], reason: LostReason = LostReason.UNREACHABLE) -> Lost:
-    return Lost(reason, "why", subjects)
+def lost(
+    *subjects: tuple[str, str | None], reason: ConnectionLostReason = ConnectionLostReason.UNREACHABLE
+) -> ConnectionLost:
+    return ConnectionLost(reason, "why", subjects)
 
 
 @pytest.mark.conforms("R3")
 def test_each_delivery_is_one_call_of_the_nearest_callback() -> None:
     calls = Calls()
-    news = Delivery(1, "news", "k", "m")
+    news = DeliveredMessage(1, "news", "k", "m")
     for subject, name in ((None, "own"), (ALL, "all"), (KEY, "key")):
         if subject is not None:
             calls.put(subject, name)
         calls.callbacks.deliver([news])
         assert calls.said() == [name]
-    calls.callbacks.deliver([Delivery(2, "news", "other", "m"), Delivery(3, "price", "k", "m")])
+    calls.callbacks.deliver([DeliveredMessage(2, "news", "other", "m"), DeliveredMessage(3, "price", "k", "m")])
     assert calls.said() == ["all", "own"]
-    calls.callbacks.put(KEY, None, lambda lost: None)  # a failure callback alone takes no messages
+    calls.callbacks.register(KEY, None, lambda lost: None)  # a failure callback alone takes no messages
     calls.callbacks.deliver([news])
     assert calls.said() == ["all"]
-    calls.callbacks.drop(ALL)
+    calls.callbacks.unregister(ALL)
     calls.callbacks.deliver([news])
     assert calls.said() == ["own"]
 
@@ -56,12 +60,12 @@ def test_a_gap_is_told_to_all_who_read_its_channels_each_callback_once() -> None
     calls.put(KEY, "key")
     calls.put(("price", None), "price")
 
-    def shared(delivery: Delivery) -> None:
+    def shared(delivery: DeliveredMessage) -> None:
         calls.calls.append("shared")
 
     for number in range(5):
-        calls.callbacks.put(("news", str(number)), shared, None)
-    calls.callbacks.deliver([Delivery(1, "", "", Gap(3, ("news", "chat")))])
+        calls.callbacks.register(("news", str(number)), shared, None)
+    calls.callbacks.deliver([DeliveredMessage(1, "", "", Gap(3, ("news", "chat")))])
     assert calls.said() == ["own", "all", "key", "shared"]
 
 
@@ -71,9 +75,9 @@ def test_a_loss_is_told_to_each_subscription_it_names_once() -> None:
     calls.put(ALL, "all")
     calls.put(KEY, "key")
     calls.put(("news", "not in it"), "none")
-    calls.callbacks.lose(lost(KEY, ALL, ("news", "without a callback")))
+    calls.callbacks.notify_lost(lost(KEY, ALL, ("news", "without a callback")))
     assert calls.said() == ["own", "key", "all"]
-    calls.callbacks.fail(lost(ALL))
+    calls.callbacks.notify_failed(lost(ALL))
     assert calls.said() == ["all"]
 
 
@@ -82,10 +86,10 @@ def test_after_a_final_word_a_subscription_is_forgotten() -> None:
     calls = Calls()
     calls.put(KEY, "key")
     calls.put(ALL, "all")
-    calls.callbacks.refuse(KEY, "no")
+    calls.callbacks.notify_rejected(KEY, "no")
     assert calls.said() == ["key"]
     assert calls.callbacks.subjects() == (ALL,)
-    calls.callbacks.lose(lost(KEY, ALL, reason=LostReason.REFUSED))
+    calls.callbacks.notify_lost(lost(KEY, ALL, reason=ConnectionLostReason.REJECTED))
     assert calls.said() == ["own", "all"]
     assert calls.callbacks.subjects() == ()
 
@@ -93,12 +97,12 @@ def test_after_a_final_word_a_subscription_is_forgotten() -> None:
 def test_a_callback_that_raises_or_unsubscribes_others_harms_nobody() -> None:
     calls = Calls()
 
-    def raising(lost: Lost) -> None:
-        calls.callbacks.drop(KEY)
+    def raising(lost: ConnectionLost) -> None:
+        calls.callbacks.unregister(KEY)
         raise RuntimeError("mine")
 
-    calls.callbacks.put(("news", "bad"), None, raising)
+    calls.callbacks.register(("news", "bad"), None, raising)
     calls.put(KEY, "key")
     calls.put(ALL, "all")
-    calls.callbacks.lose(lost(("news", "bad"), KEY, ALL))
+    calls.callbacks.notify_lost(lost(("news", "bad"), KEY, ALL))
     assert calls.said() == ["own", "all"]

@@ -7,20 +7,20 @@ from sublet_protocol.pubsub.mailbox import MailboxLimits
 from sublet_protocol.pubsub.model import (
     ChannelKind,
     CommandError,
-    Delivery,
+    DeliveredMessage,
     Gap,
-    Malformed,
+    MalformedCommand,
     ReceivedCommand,
     Send,
     Subscribe,
 )
-from sublet_protocol.pubsub.publisher import PublisherSettings, SessionPublisher
-from sublet_protocol.pubsub.subscriber import SessionSubscriber, SubscriberSettings
+from sublet_protocol.pubsub.publisher import PublisherSettings, PubSubPublisher
+from sublet_protocol.pubsub.subscriber import PubSubSubscriber, SubscriberSettings
 from sublet_protocol.pubsub.subscriber_events import (
-    BatchAnswered,
     BatchFailed,
-    LostReason,
-    PollAnswered,
+    BatchReplied,
+    ConnectionLostReason,
+    PollReplied,
     SendBatch,
     StartPoll,
     Tick,
@@ -31,13 +31,13 @@ CHANNELS = {"news": ChannelKind.LOG}
 
 def test_the_nodes_side() -> None:
     settings = PublisherSettings(hold_s=5, mailbox=MailboxLimits(messages=2))
-    node = SessionPublisher("n1", settings, channels=CHANNELS)
-    batch: list[ReceivedCommand] = [Subscribe("news", None), Malformed("broken"), Send("owner refuses it")]
+    node = PubSubPublisher("n1", settings, channels=CHANNELS)
+    batch: list[ReceivedCommand] = [Subscribe("news", None), MalformedCommand("broken"), Send("owner refuses it")]
     node.receive("a", 1, batch, 0)
     node.add_errors("a", 1, [CommandError(2, "no")])
     node.receive("a", 1, batch, 0)
     node.poll("a", 0, "n1", 0, 5)
-    node.collect("a", 5)  # the hold is over, and nothing came
+    node.end_poll("a", 5)  # the hold is over, and nothing came
     for _ in range(4):
         node.publish("news", "k", "m")
     node.poll("a", 0, "n1", 5, 5)  # a gap of 3 and a message
@@ -50,48 +50,48 @@ def test_the_nodes_side() -> None:
     node.expire(100)
     assert node.counters == PublisherCounters(
         batches=1,
-        repeated_batches=1,
+        duplicate_batches=1,
         commands=3,
-        refused_commands=2,
+        rejected_commands=2,
         polls=8,
         empty_polls=1,
         deliveries=2,
-        repeated_deliveries=3,
+        redeliveries=3,
         gaps=1,
         dropped=3,
-        lives_begun=2,
+        incarnations=2,
         expired=1,
         expelled=1,
-        unknown_answers=3,
+        unknown_subscriber_replies=3,
     )
 
 
 def test_the_agents_side() -> None:
-    agent = SessionSubscriber("agent", SubscriberSettings(batch_commands=2), channels=CHANNELS)
+    agent = PubSubSubscriber("agent", SubscriberSettings(batch_commands=2), channels=CHANNELS)
     assert agent.counters == SubscriberCounters(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {})
     for number in range(3):
         agent.decide(Subscribe("news", str(number)), 0)
-    agent.decide(BatchAnswered(1, 1, "n1", errors=(CommandError(0, "no"),)), 0)
+    agent.decide(BatchReplied(1, 1, "n1", errors=(CommandError(0, "no"),)), 0)
     agent.decide(BatchFailed(1, "lost"), 0)
     outcome = agent.decide(Tick(), 1)
     assert [one.number for one in outcome.sends if isinstance(one, SendBatch)] == [2]
-    agent.decide(PollAnswered(1, "n1"), 1)
-    one, gap = Delivery(1, "news", "1", "m"), Delivery(2, "", "", Gap(7, ("news",)))
-    agent.decide(PollAnswered(1, "n1", deliveries=(one,)), 1)
-    agent.decide(PollAnswered(1, "n1", deliveries=(one, gap)), 1)
-    outcome = agent.decide(PollAnswered(1, "n2", unknown=True), 1)
-    assert [one.life for one in outcome.sends if isinstance(one, StartPoll)] == [2]
-    agent.decide(PollAnswered(2, "n2", unknown=True), 1)
+    agent.decide(PollReplied(1, "n1"), 1)
+    one, gap = DeliveredMessage(1, "news", "1", "m"), DeliveredMessage(2, "", "", Gap(7, ("news",)))
+    agent.decide(PollReplied(1, "n1", deliveries=(one,)), 1)
+    agent.decide(PollReplied(1, "n1", deliveries=(one, gap)), 1)
+    outcome = agent.decide(PollReplied(1, "n2", unknown=True), 1)
+    assert [one.subscriber_incarnation for one in outcome.sends if isinstance(one, StartPoll)] == [2]
+    agent.decide(PollReplied(2, "n2", unknown=True), 1)
     assert agent.counters == SubscriberCounters(
         batches=3,
-        repeated_batches=1,
+        duplicate_batches=1,
         commands=5,
-        refused_commands=1,
+        rejected_commands=1,
         polls=5,
         empty_polls=1,
         deliveries=2,
-        repeated_deliveries=1,
+        redeliveries=1,
         gaps=1,
-        lives_begun=3,
-        lives_lost={LostReason.RESTARTED: 1, LostReason.FORGOTTEN: 1},
+        incarnations=3,
+        connections_lost={ConnectionLostReason.RESTARTED: 1, ConnectionLostReason.EXPIRED: 1},
     )

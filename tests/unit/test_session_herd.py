@@ -9,13 +9,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from sublet_protocol.pubsub.model import Subscribe
-from sublet_protocol.pubsub.subscriber import SessionSubscriber, SubscriberSettings
+from sublet_protocol.pubsub.subscriber import PubSubSubscriber, SubscriberSettings
 from sublet_protocol.pubsub.subscriber_events import (
-    BatchAnswered,
     BatchFailed,
+    BatchReplied,
     Event,
-    PollAnswered,
     PollFailed,
+    PollReplied,
     SendBatch,
     StartPoll,
     Tick,
@@ -33,7 +33,7 @@ class Herd:
         self.random = random.Random(7)
         self.spread = spread
         self.now = 0.0
-        self.agents = [SessionSubscriber(f"agent-{number}", SubscriberSettings()) for number in range(AGENTS)]
+        self.agents = [PubSubSubscriber(f"agent-{number}", SubscriberSettings()) for number in range(AGENTS)]
         self.calls: list[tuple[float, StartPoll | SendBatch]] = []
         self.polls: dict[int, StartPoll] = {}
         self.batches: dict[int, SendBatch] = {}
@@ -59,7 +59,9 @@ class Herd:
     def answer_batches(self, incarnation: str) -> None:
         for number, batch in tuple(self.batches.items()):
             del self.batches[number]
-            self.decide(number, BatchAnswered(batch.life, batch.number, incarnation, jitter=self.jitter()))
+            self.decide(
+                number, BatchReplied(batch.subscriber_incarnation, batch.number, incarnation, jitter=self.jitter())
+            )
 
     def end_polls(self, answer: Callable[[StartPoll, float], Event]) -> None:
         """At one instant."""
@@ -80,9 +82,9 @@ class Herd:
             self.now, _, number = heapq.heappop(self.wakes)
             self.decide(number, Tick())
             if (batch := self.batches.pop(number, None)) is not None:
-                self.decide(number, BatchFailed(batch.life, "refused", self.jitter()))
+                self.decide(number, BatchFailed(batch.subscriber_incarnation, "refused", self.jitter()))
             if (poll := self.polls.pop(number, None)) is not None:
-                self.decide(number, PollFailed(poll.life, "refused", self.jitter()))
+                self.decide(number, PollFailed(poll.subscriber_incarnation, "refused", self.jitter()))
 
     def woken(self) -> None:
         while self.wakes:
@@ -99,7 +101,7 @@ def test_agents_that_lose_a_node_do_not_come_back_in_one_instant() -> None:
     most = {}
     for spread in (True, False):
         herd = Herd(spread).connected()
-        herd.end_polls(lambda poll, jitter: PollFailed(poll.life, "killed", jitter))
+        herd.end_polls(lambda poll, jitter: PollFailed(poll.subscriber_incarnation, "killed", jitter))
         herd.dead_until(6.0)
         late = [at for at, _ in herd.calls if at > 3.0]  # when a node that was restarted may be back
         assert len(late) >= AGENTS
@@ -111,7 +113,7 @@ def test_agents_that_a_node_forgot_do_not_declare_themselves_in_one_instant() ->
     most = {}
     for spread in (True, False):
         herd = Herd(spread).connected()
-        herd.end_polls(lambda poll, jitter: PollAnswered(poll.life, "n2", unknown=True, jitter=jitter))
+        herd.end_polls(lambda poll, jitter: PollReplied(poll.subscriber_incarnation, "n2", unknown=True, jitter=jitter))
         herd.woken()
         declared = [at for at, call in herd.calls if isinstance(call, SendBatch)]
         assert len(declared) == AGENTS
@@ -123,7 +125,7 @@ def test_agents_that_one_message_woke_do_not_poll_in_step_for_ever() -> None:
     most = {}
     for spread in (True, False):
         herd = Herd(spread).connected()
-        herd.end_polls(lambda poll, jitter: PollAnswered(poll.life, "n1", jitter=jitter))
+        herd.end_polls(lambda poll, jitter: PollReplied(poll.subscriber_incarnation, "n1", jitter=jitter))
         polls = [(at, call) for at, call in herd.calls if isinstance(call, StartPoll)]
         assert [at for at, _ in polls] == [0.0] * AGENTS  # nobody waits with the next poll: more may be there
         most[spread] = most_at_once(at + call.hold_s for at, call in polls)

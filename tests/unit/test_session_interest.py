@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sublet_protocol.pubsub.model import ChannelKind, Subscribe, Unsubscribe
-from sublet_protocol.pubsub.publisher import PublisherSettings, SessionPublisher
-from sublet_protocol.pubsub.publisher_replies import Subscribed
+from sublet_protocol.pubsub.publisher import PublisherSettings, PubSubPublisher
+from sublet_protocol.pubsub.publisher_replies import SubscribedKeys
 
 CHANNELS = {"news": ChannelKind.LOG, "price": ChannelKind.STATE}
 
@@ -15,13 +15,13 @@ class Owner:
     """A publisher whose owner keeps book of the interest that it is told of."""
 
     def __init__(self) -> None:
-        self.node = SessionPublisher("n1", PublisherSettings(hold_s=5), channels=CHANNELS)
-        self.node.on_interest = self.hear
-        self.heard: list[tuple[str, str | None, bool]] = []
+        self.node = PubSubPublisher("n1", PublisherSettings(hold_s=5), channels=CHANNELS)
+        self.node.on_interest = self.receive
+        self.received: list[tuple[str, str | None, bool]] = []
         self._batches: dict[str, int] = {}
 
-    def hear(self, channel: str, key: str | None, wanted: bool) -> None:
-        self.heard.append((channel, key, wanted))
+    def receive(self, channel: str, key: str | None, wanted: bool) -> None:
+        self.received.append((channel, key, wanted))
 
     def do(self, name: str, *commands: Subscribe | Unsubscribe, now: float = 0.0) -> None:
         self._batches[name] = number = self._batches.get(name, 0) + 1
@@ -34,23 +34,23 @@ def test_the_first_and_the_last_subscriber_of_a_key_are_told_and_nobody_between(
     for name in ("a", "b", "c"):
         owner.do(name, Subscribe("price", "gold"))
         owner.do(name, Subscribe("price", "gold"))
-    assert owner.heard == [("price", "gold", True)]
+    assert owner.received == [("price", "gold", True)]
     for name in ("b", "a", "c"):
-        assert owner.node.subscribed("price") == Subscribed(frozenset({"gold"}), False)
+        assert owner.node.subscribed_keys("price") == SubscribedKeys(frozenset({"gold"}), False)
         owner.do(name, Unsubscribe("price", "gold"))
         owner.do(name, Unsubscribe("price", "gold"))
-    assert owner.heard == [("price", "gold", True), ("price", "gold", False)]
-    assert owner.node.subscribed("price") == Subscribed(frozenset(), False)
+    assert owner.received == [("price", "gold", True), ("price", "gold", False)]
+    assert owner.node.subscribed_keys("price") == SubscribedKeys(frozenset(), False)
 
 
 def test_all_keys_and_other_channels_are_kept_apart() -> None:
     owner = Owner()
     owner.do("a", Subscribe("price", None), Subscribe("news", "gold"), Subscribe("price", "tin"))
-    assert owner.node.subscribed("price") == Subscribed(frozenset({"tin"}), True)
-    assert owner.node.subscribed("news") == Subscribed(frozenset({"gold"}), False)
+    assert owner.node.subscribed_keys("price") == SubscribedKeys(frozenset({"tin"}), True)
+    assert owner.node.subscribed_keys("news") == SubscribedKeys(frozenset({"gold"}), False)
     owner.do("a", Unsubscribe("price", None))
-    assert owner.node.subscribed("price") == Subscribed(frozenset({"tin"}), False)
-    assert owner.heard[-1] == ("price", None, False)
+    assert owner.node.subscribed_keys("price") == SubscribedKeys(frozenset({"tin"}), False)
+    assert owner.received[-1] == ("price", None, False)
 
 
 @pytest.mark.conforms("R8")
@@ -59,8 +59,8 @@ def test_the_interest_of_the_silent_ends_with_them() -> None:
     owner.do("dead", Subscribe("price", "gold"), Subscribe("price", "tin"))
     owner.do("alive", Subscribe("price", "tin"), now=10.0)
     assert owner.node.expire(16.0) == ("dead",)
-    assert owner.heard[-1] == ("price", "gold", False)
-    assert owner.node.subscribed("price") == Subscribed(frozenset({"tin"}), False)
+    assert owner.received[-1] == ("price", "gold", False)
+    assert owner.node.subscribed_keys("price") == SubscribedKeys(frozenset({"tin"}), False)
 
 
 def test_what_is_published_on_being_told_is_in_the_answer_to_the_subscribe() -> None:
@@ -71,13 +71,13 @@ def test_what_is_published_on_being_told_is_in_the_answer_to_the_subscribe() -> 
         if wanted:
             owner.node.publish(channel, key, "fetched", 1)
         else:
-            owner.node.retract(channel, key)
+            owner.node.clear_state(channel, key)
 
     owner.node.on_interest = publish
     owner.do("a", Subscribe("price", "gold"))
-    answer = owner.node.collect("a", 0.0)
+    answer = owner.node.end_poll("a", 0.0)
     assert [one.body for one in getattr(answer, "deliveries", ())] == ["fetched"]
     owner.do("a", Unsubscribe("price", "gold"))
-    owner.node.on_interest = owner.hear
+    owner.node.on_interest = owner.receive
     owner.do("b", Subscribe("price", "gold"))
-    assert getattr(owner.node.collect("b", 0.0), "deliveries", None) == ()
+    assert getattr(owner.node.end_poll("b", 0.0), "deliveries", None) == ()

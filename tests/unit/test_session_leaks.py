@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from sublet_protocol.pubsub.model import ChannelKind, Send, Subscribe, Unsubscribe
-from sublet_protocol.pubsub.publisher import SessionPublisher
-from sublet_protocol.pubsub.subscriber import SessionSubscriber
-from sublet_protocol.pubsub.subscriber_events import BatchAnswered, PeerRefused
+from sublet_protocol.pubsub.publisher import PubSubPublisher
+from sublet_protocol.pubsub.subscriber import PubSubSubscriber
+from sublet_protocol.pubsub.subscriber_events import BatchReplied, ConnectionRejected
 
 CHANNELS = {"news": ChannelKind.LOG, "price": ChannelKind.STATE}
 
 
-def publisher() -> SessionPublisher:
-    node = SessionPublisher("n1", channels=CHANNELS)
+def publisher() -> PubSubPublisher:
+    node = PubSubPublisher("n1", channels=CHANNELS)
     for name in ("a", "b"):
         node.receive(name, 1, [Subscribe("news", "k"), Subscribe("news", None), Subscribe("price", "gold")], 0.0)
     node.publish("news", "k", "m")
@@ -25,46 +25,46 @@ def publisher() -> SessionPublisher:
 @pytest.mark.conforms("R8")
 def test_a_publisher_whose_subscribers_come_and_go_keeps_nothing_of_them() -> None:
     node = publisher()
-    assert node.leaks() == ()
+    assert node.find_leaks() == ()
     node.receive("a", 2, [Unsubscribe("news", "k"), Unsubscribe("news", "never")], 0.0)
     node.poll("a", 0, "n1", 0.0, 5.0)
-    assert node.leaks() == ()
+    assert node.find_leaks() == ()
     node.poll("a", 99, "n1", 0.0, 5.0)  # breaks a rule
-    assert node.leaks() == ()
+    assert node.find_leaks() == ()
     assert node.expire(1e9) == ("b", "a"), "whoever keeps names of them hears of both"
     assert node.expire(1e9) == ()
-    assert node.leaks() == ()
+    assert node.find_leaks() == ()
     assert not node._index._channels
 
 
 def test_a_publisher_tells_what_is_left_behind() -> None:
     node = publisher()
     del node._subscribers["a"]
-    assert len(node.leaks()) == 3
+    assert len(node.find_leaks()) == 3
     node = publisher()
     node._index.remove("b", "news", None)
-    assert [leak.split(":")[1] for leak in node.leaks()] == [" messages pass it by"]
+    assert [leak.split(":")[1] for leak in node.find_leaks()] == [" messages pass it by"]
     node = publisher()
     node._subscribers["a"].mailbox._waiting.clear()
-    assert all(leak.startswith("mailbox of a") for leak in node.leaks())
-    assert len(node.leaks()) == 2
+    assert all(leak.startswith("mailbox of a") for leak in node.find_leaks())
+    assert len(node.find_leaks()) == 2
 
 
 def test_a_subscriber_that_rests_or_is_refused_keeps_nothing() -> None:
-    agent = SessionSubscriber("agent", channels=CHANNELS)
+    agent = PubSubSubscriber("agent", channels=CHANNELS)
     agent.decide(Subscribe("news", "k"), 0)
     agent.decide(Send("m"), 0)
-    assert agent.leaks() == ()
+    assert agent.find_leaks() == ()
     agent.decide(Unsubscribe("news", "k"), 0)
-    agent.decide(BatchAnswered(1, 1, "n1"), 0)
-    agent.decide(BatchAnswered(1, 2, "n1"), 0)
-    assert agent.leaks() == ()
+    agent.decide(BatchReplied(1, 1, "n1"), 0)
+    agent.decide(BatchReplied(1, 2, "n1"), 0)
+    assert agent.find_leaks() == ()
     agent._queue.append(Send("forgotten"))
-    assert agent.leaks() == ("commands: kept while idle",)
+    assert agent.find_leaks() == ("commands: kept while idle",)
     agent._queue.clear()
     agent.decide(Subscribe("news", "k"), 0)
-    agent.decide(PeerRefused(2, "version"), 0)
-    assert agent.leaks() == ()
+    agent.decide(ConnectionRejected(2, "version"), 0)
+    assert agent.find_leaks() == ()
     agent._wanted["news", "k"] = None
     agent._untold["news", "x"] = None
-    assert len(agent.leaks()) == 2
+    assert len(agent.find_leaks()) == 2

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sublet_protocol.pubsub.mailbox import Letter, Mailbox, MailboxLimits
-from sublet_protocol.pubsub.model import Delivery, Gap
+from sublet_protocol.pubsub.mailbox import Mailbox, MailboxLimits, QueuedMessage
+from sublet_protocol.pubsub.model import DeliveredMessage, Gap
 
 
 def mailbox(**limits: int) -> Mailbox:
@@ -13,15 +13,15 @@ def mailbox(**limits: int) -> Mailbox:
     return Mailbox(MailboxLimits(**limits))
 
 
-def log(channel: str, body: str) -> Letter:
-    return Letter(channel, "", body, len(body))
+def log(channel: str, body: str) -> QueuedMessage:
+    return QueuedMessage(channel, "", body, len(body))
 
 
-def state(key: str, body: str, version: int = 1) -> Letter:
-    return Letter("price", key, body, len(body) + len(key), is_state=True, version=version)
+def state(key: str, body: str, version: int = 1) -> QueuedMessage:
+    return QueuedMessage("price", key, body, len(body) + len(key), is_state=True, version=version)
 
 
-def bodies(deliveries: tuple[Delivery, ...]) -> list[object]:
+def bodies(deliveries: tuple[DeliveredMessage, ...]) -> list[object]:
     return [delivery.body for delivery in deliveries]
 
 
@@ -32,7 +32,7 @@ def emptied(box: Mailbox) -> list[object]:
         deliveries = box.take()
         seen += bodies(deliveries)
         box.acknowledge(deliveries[-1].sequence)
-    assert not list(box.leaks())
+    assert not list(box.find_leaks())
     return seen
 
 
@@ -100,10 +100,10 @@ def test_one_message_above_the_bound_is_a_gap_and_what_follows_is_not() -> None:
 
 def test_the_leak_check_sees_what_was_left_behind() -> None:
     box = mailbox()
-    letter = Letter("news", "k", "once", 4, once=True)
+    letter = QueuedMessage("news", "k", "once", 4, is_deduplicated=True)
     box.put(letter)
-    assert not list(box.leaks())
+    assert not list(box.find_leaks())
     box._waiting.clear()
-    assert len(list(box.leaks())) == 2
+    assert len(list(box.find_leaks())) == 2
     box._out_bytes = 7
-    assert len(list(box.leaks())) == 3
+    assert len(list(box.find_leaks())) == 3

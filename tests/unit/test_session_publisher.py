@@ -7,38 +7,44 @@ import pytest
 from sublet_protocol.pubsub.mailbox import MailboxLimits
 from sublet_protocol.pubsub.model import (
     ChannelKind,
-    Delivery,
+    DeliveredMessage,
     Gap,
-    Malformed,
+    MalformedCommand,
     ReceivedCommand,
     Send,
     Subscribe,
     Unsubscribe,
 )
-from sublet_protocol.pubsub.publisher import PublisherSettings, SessionPublisher
-from sublet_protocol.pubsub.publisher_replies import Hold, Messages, Received, Repeated, Unknown
+from sublet_protocol.pubsub.publisher import PublisherSettings, PubSubPublisher
+from sublet_protocol.pubsub.publisher_replies import (
+    BatchAccepted,
+    DuplicateBatch,
+    HoldPoll,
+    PollDeliveries,
+    UnknownSubscriber,
+)
 
 CHANNELS = {"news": ChannelKind.LOG, "chat": ChannelKind.LOG, "price": ChannelKind.STATE}
 INCARNATION = "node-1"
 
 
-def publisher(**limits: int) -> SessionPublisher:
+def publisher(**limits: int) -> PubSubPublisher:
     settings = PublisherSettings(hold_s=5, mailbox=MailboxLimits(**limits), subscribers=3, subscriptions_each=5)
-    return SessionPublisher(INCARNATION, settings, channels=CHANNELS, size_of=lambda body: len(str(body)))
+    return PubSubPublisher(INCARNATION, settings, channels=CHANNELS, size_of=lambda body: len(str(body)))
 
 
-def subscribed(node: SessionPublisher, name: str, *subjects: tuple[str, str | None]) -> None:
+def subscribed(node: PubSubPublisher, name: str, *subjects: tuple[str, str | None]) -> None:
     received = node.receive(name, 1, [Subscribe(*subject) for subject in subjects], now=0)
-    assert received == Received((), ())
+    assert received == BatchAccepted((), ())
 
 
-def taken(node: SessionPublisher, name: str, acknowledged: int = 0, now: float = 0) -> tuple[Delivery, ...]:
+def taken(node: PubSubPublisher, name: str, acknowledged: int = 0, now: float = 0) -> tuple[DeliveredMessage, ...]:
     answer = node.poll(name, acknowledged, "", now, 5) if acknowledged == 0 else None
     answer = answer or node.poll(name, acknowledged, INCARNATION, now, 5)
-    return answer.deliveries if isinstance(answer, Messages) else ()
+    return answer.deliveries if isinstance(answer, PollDeliveries) else ()
 
 
-def bodies(deliveries: tuple[Delivery, ...]) -> list[object]:
+def bodies(deliveries: tuple[DeliveredMessage, ...]) -> list[object]:
     return [delivery.body for delivery in deliveries]
 
 
@@ -69,7 +75,7 @@ def test_what_is_not_acknowledged_is_given_again_and_then_forgotten() -> None:
     assert again[0] == first[0]
     assert bodies(again) == ["one", "two"]
     assert bodies(taken(node, "a", acknowledged=first[-1].sequence)) == ["two"]
-    assert isinstance(node.poll("a", again[-1].sequence, INCARNATION, 0, 5), Hold)
+    assert isinstance(node.poll("a", again[-1].sequence, INCARNATION, 0, 5), HoldPoll)
 
 
 @pytest.mark.conforms("R3")
@@ -102,7 +108,7 @@ def test_subscribing_to_a_state_is_answered_with_its_current_value() -> None:
     node.publish("price", "gold", "g1", 1)
     node.publish("price", "tin", "t1", 1)
     node.publish("price", "lead", "l1", 1)
-    node.retract("price", "lead")
+    node.clear_state("price", "lead")
     subscribed(node, "one", ("price", "gold"))
     subscribed(node, "all", ("price", None))
     subscribed(node, "none", ("price", "lead"))
@@ -117,7 +123,7 @@ def test_a_state_that_was_handed_out_is_not_changed_afterwards() -> None:
     node.publish("price", "gold", "g1", 1)
     first = taken(node, "a")
     node.publish("price", "gold", "g2", 2)
-    assert taken(node, "a") == (*first, Delivery(2, "price", "gold", "g2", version=2))
+    assert taken(node, "a") == (*first, DeliveredMessage(2, "price", "gold", "g2", version=2))
 
 
 @pytest.mark.conforms("R10")
@@ -193,16 +199,16 @@ def test_a_directed_message_lost_in_a_gap_can_be_sent_again() -> None:
 @pytest.mark.conforms("R2")
 def test_a_repeated_batch_is_answered_again_and_not_executed_again() -> None:
     node = publisher()
-    batch: list[ReceivedCommand] = [Send("hello"), Subscribe("news", "k"), Malformed("it is broken")]
+    batch: list[ReceivedCommand] = [Send("hello"), Subscribe("news", "k"), MalformedCommand("it is broken")]
     first = node.receive("a", 1, batch, now=0)
-    assert isinstance(first, Received)
+    assert isinstance(first, BatchAccepted)
     assert first.messages == ((0, "hello"),)
-    assert node.receive("a", 2, [Unsubscribe("news", "k")], now=0) == Received((), ())
+    assert node.receive("a", 2, [Unsubscribe("news", "k")], now=0) == BatchAccepted((), ())
     assert node.subscriptions("a") == ()
-    assert node.receive("a", 2, [Unsubscribe("news", "k")], now=0) == Repeated(())
+    assert node.receive("a", 2, [Unsubscribe("news", "k")], now=0) == DuplicateBatch(())
     node = publisher()
     node.receive("a", 1, batch, now=0)
-    assert node.receive("a", 1, batch, now=0) == Repeated(first.errors)
+    assert node.receive("a", 1, batch, now=0) == DuplicateBatch(first.errors)
 
 
 @pytest.mark.conforms("R2")
@@ -218,18 +224,23 @@ def test_the_last_command_wins() -> None:
 @pytest.mark.parametrize("number", [2, 3, 10])
 def test_a_batch_that_does_not_follow_is_unknown(number: int) -> None:
     node = publisher()
-    assert isinstance(node.receive("a", number, [Subscribe("news", "k")], now=0), Unknown)
+    assert isinstance(node.receive("a", number, [Subscribe("news", "k")], now=0), UnknownSubscriber)
     subscribed(node, "b", ("news", "k"))
-    assert isinstance(node.receive("b", number + 1, [], now=0), Unknown)
+    assert isinstance(node.receive("b", number + 1, [], now=0), UnknownSubscriber)
     assert node.subscriber_ids == ()
 
 
 @pytest.mark.conforms("R11")
 def test_a_bad_command_gets_an_error_for_itself() -> None:
     node = publisher()
-    batch: list[ReceivedCommand] = [Subscribe("nonsense", "k"), Malformed("broken"), Subscribe("news", "k"), Send("m")]
+    batch: list[ReceivedCommand] = [
+        Subscribe("nonsense", "k"),
+        MalformedCommand("broken"),
+        Subscribe("news", "k"),
+        Send("m"),
+    ]
     answer = node.receive("a", 1, batch, now=0)
-    assert isinstance(answer, Received)
+    assert isinstance(answer, BatchAccepted)
     assert [error.index for error in answer.errors] == [0, 1]
     assert "nonsense" in answer.errors[0].text
     assert "price" in answer.errors[0].text
@@ -242,34 +253,34 @@ def test_a_bad_command_gets_an_error_for_itself() -> None:
 def test_subscriptions_and_subscribers_are_bounded() -> None:
     node = publisher()
     answer = node.receive("a", 1, [Subscribe("news", str(number)) for number in range(7)], now=0)
-    assert isinstance(answer, Received)
+    assert isinstance(answer, BatchAccepted)
     assert [error.index for error in answer.errors] == [5, 6]
     subscribed(node, "b")
     subscribed(node, "c")
-    assert isinstance(node.receive("d", 1, [], now=0), Unknown)
-    assert isinstance(node.poll("d", 0, "", 0, 5), Unknown)
+    assert isinstance(node.receive("d", 1, [], now=0), UnknownSubscriber)
+    assert isinstance(node.poll("d", 0, "", 0, 5), UnknownSubscriber)
     assert node.expire(now=100) == ("a", "b", "c")
-    assert isinstance(node.receive("d", 1, [], now=100), Received)
+    assert isinstance(node.receive("d", 1, [], now=100), BatchAccepted)
 
 
 @pytest.mark.conforms("R4")
 def test_poll_before_command_and_command_before_poll() -> None:
     node = publisher()
-    assert node.poll("early", 0, "", now=10, hold_s=60) == Hold(until=15)
+    assert node.poll("early", 0, "", now=10, hold_s=60) == HoldPoll(hold_until=15)
     subscribed(node, "early", ("news", None))
     subscribed(node, "late", ("news", None))
     ready: list[str] = []
     node.on_ready = ready.append
     node.publish("news", "k", "x")
     assert ready == ["early", "late"]
-    assert node.collect("early", now=11) == node.poll("late", 0, "", now=11, hold_s=5)
+    assert node.end_poll("early", now=11) == node.poll("late", 0, "", now=11, hold_s=5)
 
 
 @pytest.mark.conforms("R6")
 def test_another_incarnation_is_unknown_at_once() -> None:
     node = publisher()
     subscribed(node, "a", ("news", None))
-    assert isinstance(node.poll("a", 0, "node-0", now=0, hold_s=5), Unknown)
+    assert isinstance(node.poll("a", 0, "node-0", now=0, hold_s=5), UnknownSubscriber)
 
 
 @pytest.mark.conforms("R7", "R8")
@@ -280,11 +291,11 @@ def test_the_forgotten_are_told_so_and_never_revived() -> None:
     assert node.wake_at == 16
     assert node.expire(now=15.9) == ()
     assert node.expire(now=16) == ("a",)
-    assert isinstance(node.poll("a", 0, INCARNATION, now=17, hold_s=5), Unknown)
-    assert isinstance(node.poll("a", 0, "", now=17, hold_s=5), Unknown)
-    assert isinstance(node.receive("a", 1, [], now=17), Unknown)
-    assert isinstance(node.collect("a", now=17), Unknown)
-    assert isinstance(node.poll("b", 7, "", now=17, hold_s=5), Unknown)
+    assert isinstance(node.poll("a", 0, INCARNATION, now=17, hold_s=5), UnknownSubscriber)
+    assert isinstance(node.poll("a", 0, "", now=17, hold_s=5), UnknownSubscriber)
+    assert isinstance(node.receive("a", 1, [], now=17), UnknownSubscriber)
+    assert isinstance(node.end_poll("a", now=17), UnknownSubscriber)
+    assert isinstance(node.poll("b", 7, "", now=17, hold_s=5), UnknownSubscriber)
 
 
 @pytest.mark.conforms("R8")
@@ -294,7 +305,7 @@ def test_the_silent_leave_nothing_behind_and_the_quiet_stay() -> None:
     subscribed(node, "quiet", ("news", "k"))
     for now in range(0, 100, 5):
         node.poll("quiet", 0, INCARNATION, now, hold_s=5)
-        node.collect("quiet", now + 5)
+        node.end_poll("quiet", now + 5)
         node.expire(now + 5)
     assert node.subscriber_ids == ("quiet",)
     assert len(node._index) == 1
@@ -304,5 +315,5 @@ def test_the_silent_leave_nothing_behind_and_the_quiet_stay() -> None:
 def test_acknowledging_what_was_never_sent_ends_the_life() -> None:
     node = publisher()
     subscribed(node, "a", ("news", None))
-    assert isinstance(node.poll("a", 5, INCARNATION, now=0, hold_s=5), Unknown)
+    assert isinstance(node.poll("a", 5, INCARNATION, now=0, hold_s=5), UnknownSubscriber)
     assert node.subscriber_ids == ()

@@ -11,23 +11,23 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sublet_borrower.agent.event_queue import Inbox
+from sublet_borrower.agent.event_queue import EventQueue
 from sublet_borrower.consumer import session as module
 from sublet_borrower.consumer import transport
 from sublet_borrower.consumer.session import Session
-from sublet_borrower.machine.agent import Closed
-from sublet_borrower.machine.events import Install, Progressed, Stop
-from sublet_borrower.streams.granted_stream import Lent
+from sublet_borrower.machine.agent import SubscriptionClosed
+from sublet_borrower.machine.events import RevokeStarted, SessionProgress, StreamGranted
+from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.errors import (
-    BeyondHead,
-    Gone,
     PayloadDamaged,
     PayloadUnavailable,
     PayloadUnreadable,
     PoisonBlock,
+    PositionBeyondHead,
+    PositionGone,
 )
-from sublet_protocol.messages.messages import EndReason, Grant
-from sublet_storage.log.log import Page
+from sublet_protocol.messages.messages import Grant, InvalidateReason
+from sublet_storage.log.log import LogPage
 
 STREAM, OTHER, HEAD = 7, 8, 1_000
 
@@ -36,26 +36,26 @@ class Agent:
     """In the agent's place: lends two streams for ever, and confirms the end at once."""
 
     def __init__(self, find_nodes: Callable[[], object], settings: object) -> None:
-        self.reports: list[Progressed] = []
-        self.inbox = Inbox()
+        self.reports: list[SessionProgress] = []
+        self.inbox = EventQueue()
         self.trusts: Callable[[], bool] = lambda: True
 
-    def subscribe(self, subscription: str, inbox: Inbox, **wanted: object) -> int:
+    def subscribe(self, subscription: str, inbox: EventQueue, **wanted: object) -> int:
         self.inbox = inbox
         for stream_id in (STREAM, OTHER):
-            inbox.put(Install(Grant("b", 1, stream_id, 1, 0, 3, 0, 1 << 64, "none/#")))
+            inbox.put(StreamGranted(Grant("b", 1, stream_id, 1, 0, 3, 0, 1 << 64, "none/#")))
         return 1
 
     def unsubscribe(self, handle: int) -> None:
-        self.inbox.put(Closed(handle, EndReason.DONE, ""))
+        self.inbox.put(SubscriptionClosed(handle, InvalidateReason.DONE, ""))
 
-    def progress(self, handle: int, progress: Progressed) -> None:
+    def report_progress(self, handle: int, progress: SessionProgress) -> None:
         self.reports.append(progress)
 
-    def may_start(self, handle: int, stream_id: int, grant_id: int) -> bool:
+    def may_start_call(self, handle: int, stream_id: int, grant_id: int) -> bool:
         return True
 
-    def may_go_on(self, handle: int, stream_id: int, grant_id: int) -> bool:
+    def may_continue(self, handle: int, stream_id: int, grant_id: int) -> bool:
         return self.trusts()
 
     def group_id(self, handle: int) -> int:
@@ -74,18 +74,18 @@ class Reader:
         self.gone: dict[int, Exception] = {}
         self.messages: tuple[pa.RecordBatch, ...] = ()
 
-    def prepare(self) -> None:
+    def warm_up(self) -> None:
         """Nothing to prepare."""
 
-    def page(self, lent: Lent, allowed: Callable[[Lent], bool]) -> Page | None:
-        self.read.append(lent.stream_id)
+    def fetch(self, granted: GrantedStream, allowed: Callable[[GrantedStream], bool]) -> LogPage | None:
+        self.read.append(granted.stream_id)
         self.before_page(len(self.read))
-        if lent.stream_id in self.gone:
-            raise self.gone[lent.stream_id]
-        page = Page(self.messages, lent.read, lent.read + 1, HEAD, False)
-        return page if allowed(lent) and lent.take(page.start, page.position, page.head) else None
+        if granted.stream_id in self.gone:
+            raise self.gone[granted.stream_id]
+        page = LogPage(self.messages, granted.next_read_offset, granted.next_read_offset + 1, HEAD, False)
+        return page if allowed(granted) and granted.advance_read(page.start, page.position, page.head) else None
 
-    def heads(self, stream_ids: object) -> list[tuple[int, int]]:
+    def fetch_heads(self, stream_ids: object) -> list[tuple[int, int]]:
         return []
 
     def close(self) -> None:
@@ -96,7 +96,7 @@ class Reader:
 def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
     monkeypatch.setattr(transport, "open_database", lambda *_: contextlib.nullcontext(SimpleNamespace(url="")))
     monkeypatch.setattr(module, "AgentThread", Agent)
-    monkeypatch.setattr(transport, "Reader", Reader)
+    monkeypatch.setattr(transport, "LogReader", Reader)
     with Session("$share/g/none/#") as session:
         yield session
 
@@ -112,8 +112,8 @@ def agent_of(session: Session) -> Any:
 def test_a_drain_ends_the_skipping_after_the_page_under_way(session: Session) -> None:
     reader = reader_of(session)
     reader.before_page = lambda number: session.drain() if number == 5 else None
-    assert session.next_batch() is None
-    assert session.closed
+    assert session.poll() is None
+    assert session.is_closed
     assert len(reader.read) == 5
 
 
@@ -121,17 +121,17 @@ def test_a_drain_ends_the_skipping_after_the_page_under_way(session: Session) ->
 def test_a_stream_that_is_to_be_handed_over_is_read_no_more_and_its_last_word_is_given(session: Session) -> None:
     reader, agent = reader_of(session), agent_of(session)
 
-    def tell(number: int) -> None:
+    def notify(number: int) -> None:
         if number == 5:
-            agent.inbox.put(Stop(STREAM, 1))
+            agent.inbox.put(RevokeStarted(STREAM, 1))
         elif number == 25:
             session.drain()
 
-    reader.before_page = tell
-    assert session.next_batch() is None
+    reader.before_page = notify
+    assert session.poll() is None
     assert STREAM not in reader.read[5:]
     assert reader.read[5:] == [OTHER] * 20
-    assert next(said for said in agent.reports if said.final) == Progressed(STREAM, 1, 3, True, 0, 997)
+    assert next(said for said in agent.reports if said.is_final) == SessionProgress(STREAM, 1, 3, True, 0, 997)
 
 
 @pytest.mark.conforms("E34")
@@ -141,12 +141,12 @@ def test_a_batch_that_came_when_the_right_to_begin_was_over_is_not_given_out_and
     reader, agent = reader_of(session), agent_of(session)
     reader.messages = (pa.record_batch({"value": [b"x"]}),)
     agent.trusts = lambda: False
-    assert session.next_batch(0.2) is None, "the page took longer than the leader's word is good, say"
-    assert session.held() == {STREAM: 0, OTHER: 0}
-    agent.inbox.put(Stop(OTHER, 1))
-    assert agent.reports[-1] == Progressed(OTHER, 1, 0, True, 0, HEAD), "it is in nobody's hand"
+    assert session.poll(0.2) is None, "the page took longer than the leader's word is good, say"
+    assert session.assignment() == {STREAM: 0, OTHER: 0}
+    agent.inbox.put(RevokeStarted(OTHER, 1))
+    assert agent.reports[-1] == SessionProgress(OTHER, 1, 0, True, 0, HEAD), "it is in nobody's hand"
     agent.trusts = lambda: True
-    batch = session.next_batch(5.0)
+    batch = session.poll(5.0)
     assert batch is not None
     assert (batch.stream_id, batch.first) == (STREAM, 0)
 
@@ -166,7 +166,7 @@ def test_a_stream_whose_payload_is_damaged_is_left_and_tried_again_and_all_other
             session.drain()
 
     reader.before_page = pass_time
-    assert session.next_batch() is None
+    assert session.poll() is None
     assert [number for number, read in enumerate(reader.read[:40], 1) if read == STREAM][:4] == [1, 12, 23, 34]
     assert reader.read[44:].count(STREAM) >= 2, "it goes on"
     said = [record.getMessage() for record in caplog.records if "is damaged" in record.getMessage()]
@@ -188,10 +188,10 @@ def test_a_stream_with_a_block_that_cannot_be_decoded_is_handed_back_once_and_al
             session.drain()
 
     reader.before_page = go_on
-    assert session.next_batch() is None
+    assert session.poll() is None
     assert (reader.read[6], STREAM in reader.read[7:]) == (STREAM, False)
-    (said,) = [each for each in agent.reports if each.final and each.stream_id == STREAM]
-    assert (said.position, said.trouble, said.poison) == (3, str(poison), 5)
+    (said,) = [each for each in agent.reports if each.is_final and each.stream_id == STREAM]
+    assert (said.position, said.read_error, said.poison) == (3, str(poison), 5)
     assert [record.getMessage().count(str(poison)) for record in caplog.records] == [1]
 
 
@@ -200,7 +200,7 @@ def test_each_outage_of_a_place_is_said_once_however_many_streams_wait_and_so_is
 ) -> None:
     caplog.set_level("INFO")
     reader, away = reader_of(session), PayloadUnavailable("the place is away.")
-    monkeypatch.setattr(module, "PLACE_AGAIN_S", 0.0)
+    monkeypatch.setattr(module, "SLOT_RETRY_INTERVAL_S", 0.0)
 
     def come_and_go(number: int) -> None:
         outages = [range(10, 40), range(60, 90)]
@@ -209,7 +209,7 @@ def test_each_outage_of_a_place_is_said_once_however_many_streams_wait_and_so_is
             session.drain()
 
     reader.before_page = come_and_go
-    assert session.next_batch() is None
+    assert session.poll() is None
     said = [record.getMessage().partition(": ")[2] for record in caplog.records]
     assert [each for each in said if "away" in each] == ["the place is away. All other streams go on."] * 2
     assert sorted(each for each in said if "again" in each) == sorted(
@@ -222,30 +222,32 @@ def test_the_time_is_looked_at_between_two_pages(session: Session, monkeypatch: 
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     reader.before_page = lambda number: now.__setitem__(0, float(number))
-    assert session.next_batch(10.0) is None
+    assert session.poll(10.0) is None
     assert len(reader.read) == 10
-    assert session.next_batch(0.0) is None
+    assert session.poll(0.0) is None
     assert len(reader.read) == 11, "each call gets on, however short"
 
 
 def test_an_interruption_ends_the_skipping_and_the_next_call_goes_on(session: Session) -> None:
     reader = reader_of(session)
-    reader.before_page = lambda number: session.interrupt() if number in (3, 7) else None
-    assert session.next_batch() is None
+    reader.before_page = lambda number: session.wakeup() if number in (3, 7) else None
+    assert session.poll() is None
     assert len(reader.read) == 3
-    assert session.next_batch() is None
+    assert session.poll() is None
     assert len(reader.read) == 7
 
 
 @pytest.mark.conforms("W4")
-@pytest.mark.parametrize("problem", [Gone(STREAM, 0, 5), BeyondHead("stream 7: offset 9 is beyond the head 5.")])
+@pytest.mark.parametrize(
+    "problem", [PositionGone(STREAM, 0, 5), PositionBeyondHead("stream 7: offset 9 is beyond the head 5.")]
+)
 def test_a_stream_that_cannot_be_read_on_is_named_once_and_all_others_go_on(
     session: Session, caplog: pytest.LogCaptureFixture, problem: Exception
 ) -> None:
     reader, agent = reader_of(session), agent_of(session)
     reader.gone = {STREAM: problem}
     reader.before_page = lambda number: session.drain() if number == 20 else None
-    assert session.next_batch() is None
+    assert session.poll() is None
     assert reader.read.count(STREAM) == 1
     assert len(reader.read) == 20
     (said,) = [record.getMessage() for record in caplog.records]
@@ -256,16 +258,16 @@ def test_a_stream_that_cannot_be_read_on_is_named_once_and_all_others_go_on(
 @pytest.mark.conforms("W4")
 def test_a_stream_that_is_lent_again_is_read_again(session: Session) -> None:
     reader, agent = reader_of(session), agent_of(session)
-    reader.gone = {STREAM: Gone(STREAM, 0, 5)}
+    reader.gone = {STREAM: PositionGone(STREAM, 0, 5)}
 
     def lend(number: int) -> None:
         if number == 10:
             reader.gone = {}
-            agent.inbox.put(Install(Grant("b", 1, STREAM, 2, 5, 3, 0, 1 << 64, "none/#")))
+            agent.inbox.put(StreamGranted(Grant("b", 1, STREAM, 2, 5, 3, 0, 1 << 64, "none/#")))
         elif number == 20:
             session.drain()
 
     reader.before_page = lend
-    assert session.next_batch() is None
+    assert session.poll() is None
     assert reader.read[:10].count(STREAM) == 1
     assert reader.read[10:].count(STREAM) == 5

@@ -6,27 +6,27 @@ from typing import TypeVar
 
 import pytest
 
-from sublet_protocol.pubsub.model import ChannelKind, CommandError, Delivery, Gap, Send, Subscribe, Unsubscribe
-from sublet_protocol.pubsub.subscriber import SessionSubscriber, SubscriberSettings
+from sublet_protocol.pubsub.model import ChannelKind, CommandError, DeliveredMessage, Gap, Send, Subscribe, Unsubscribe
+from sublet_protocol.pubsub.subscriber import PubSubSubscriber, SubscriberSettings
 from sublet_protocol.pubsub.subscriber_events import (
-    BatchAnswered,
     BatchFailed,
+    BatchReplied,
     CancelBatch,
     CancelPoll,
+    CommandsRejected,
+    ConnectionLost,
+    ConnectionLostReason,
+    ConnectionRejected,
+    ConnectionStatus,
+    ConnectionStillLost,
     Deliver,
     Event,
     Instruction,
-    Listen,
-    Lost,
-    LostReason,
-    PeerRefused,
-    PollAnswered,
     PollFailed,
-    Refusals,
+    PollReplied,
     SendBatch,
+    SetListening,
     StartPoll,
-    Status,
-    StillLost,
     Tick,
 )
 
@@ -40,7 +40,7 @@ class Harness:
     """A machine with its clock, and all it ever said."""
 
     def __init__(self) -> None:
-        self.machine = SessionSubscriber("agent", SETTINGS, channels=CHANNELS, size_of=lambda command: 10)
+        self.machine = PubSubSubscriber("agent", SETTINGS, channels=CHANNELS, size_of=lambda command: 10)
         self.now = 0.0
         self.wake_at: float | None = None
         self.said: list[Instruction] = []
@@ -65,18 +65,20 @@ class Harness:
     def all(self, kind: type[I]) -> list[I]:
         return [one for one in self.said if isinstance(one, kind)]
 
-    def batch_ok(self, **fields: object) -> list[Instruction]:
+    def batch_ok(self, incarnation: str = "n1", errors: tuple[CommandError, ...] = ()) -> list[Instruction]:
         batch = self.last(SendBatch)
-        return self.do(BatchAnswered(batch.life, batch.number, **({"incarnation": "n1"} | fields)))  # type: ignore[arg-type]
+        return self.do(BatchReplied(batch.subscriber_incarnation, batch.number, incarnation, errors=errors))
 
-    def poll_ok(self, *deliveries: Delivery, incarnation: str = "n1", unknown: bool = False) -> list[Instruction]:
-        return self.do(PollAnswered(self.last(StartPoll).life, incarnation, unknown, deliveries))
+    def poll_ok(
+        self, *deliveries: DeliveredMessage, incarnation: str = "n1", unknown: bool = False
+    ) -> list[Instruction]:
+        return self.do(PollReplied(self.last(StartPoll).subscriber_incarnation, incarnation, unknown, deliveries))
 
     def poll_fails(self) -> list[Instruction]:
-        return self.do(PollFailed(self.last(StartPoll).life, "refused"))
+        return self.do(PollFailed(self.last(StartPoll).subscriber_incarnation, "refused"))
 
     def batch_fails(self) -> list[Instruction]:
-        return self.do(BatchFailed(self.last(SendBatch).life, "refused"))
+        return self.do(BatchFailed(self.last(SendBatch).subscriber_incarnation, "refused"))
 
 
 def connected(*subjects: tuple[str, str | None]) -> Harness:
@@ -84,12 +86,12 @@ def connected(*subjects: tuple[str, str | None]) -> Harness:
     harness.do(*(Subscribe(*subject) for subject in subjects or (("news", "k"),)))
     while harness.machine._life.flight:
         harness.batch_ok()
-    assert harness.machine.status is Status.CONNECTED
+    assert harness.machine.status is ConnectionStatus.CONNECTED
     return harness
 
 
-def news(sequence: int, predecessor: int) -> Delivery:
-    return Delivery(sequence, "news", "k", f"m{sequence}", predecessor)
+def news(sequence: int, predecessor: int) -> DeliveredMessage:
+    return DeliveredMessage(sequence, "news", "k", f"m{sequence}", predecessor)
 
 
 @pytest.mark.conforms("R1")
@@ -119,7 +121,7 @@ def test_one_batch_in_flight_and_commands_in_order() -> None:
     batches = harness.all(SendBatch)
     assert [batch.number for batch in batches] == [1, 2, 3]
     assert [command for batch in batches for command in batch.commands] == commands
-    assert harness.machine.unsent_messages == 0
+    assert harness.machine.unacknowledged_count == 0
 
 
 @pytest.mark.conforms("R2")
@@ -137,10 +139,10 @@ def test_a_poll_is_held_only_while_something_is_wanted() -> None:
     harness = Harness()
     assert [type(one) for one in harness.do(Send("m"))] == [SendBatch]
     harness.batch_ok()
-    assert harness.machine.status is Status.IDLE
-    assert [type(one) for one in harness.do(Listen(True))] == [StartPoll]
-    assert harness.do(Listen(False)) == [CancelPoll()]
-    assert harness.machine.status is Status.IDLE
+    assert harness.machine.status is ConnectionStatus.IDLE
+    assert [type(one) for one in harness.do(SetListening(True))] == [StartPoll]
+    assert harness.do(SetListening(False)) == [CancelPoll()]
+    assert harness.machine.status is ConnectionStatus.IDLE
 
 
 def test_a_life_ends_in_peace_when_nothing_is_wanted() -> None:
@@ -148,11 +150,11 @@ def test_a_life_ends_in_peace_when_nothing_is_wanted() -> None:
     old = harness.machine.subscriber_id
     assert CancelPoll() in harness.do(Unsubscribe("news", "k"))
     harness.batch_ok()
-    assert harness.machine.status is Status.IDLE
+    assert harness.machine.status is ConnectionStatus.IDLE
     harness.do(Subscribe("news", "k"))
     assert harness.last(SendBatch).number == 1
     assert harness.last(SendBatch).subscriber_id != old
-    assert not harness.all(Lost)
+    assert not harness.all(ConnectionLost)
 
 
 @pytest.mark.conforms("R5")
@@ -162,7 +164,7 @@ def test_deliveries_are_seen_once_and_acknowledged() -> None:
     sends = harness.poll_ok(one)
     assert sends[0] == Deliver((one,))
     assert isinstance(sends[1], StartPoll)
-    assert (sends[1].acknowledged, sends[1].incarnation) == (1, "n1")
+    assert (sends[1].acknowledged, sends[1].node_incarnation) == (1, "n1")
     assert harness.poll_ok(one, two)[0] == Deliver((two,))
     assert [type(one) for one in harness.poll_ok(one, two)] == [StartPoll]
     assert harness.last(StartPoll).acknowledged == 2
@@ -175,22 +177,22 @@ def test_another_incarnation_ends_the_life_at_once_and_subscriptions_are_declare
     old = harness.machine.subscriber_id
     sends = harness.poll_ok(incarnation="n2", unknown=True)
     lost, batch, poll = sends
-    assert isinstance(lost, Lost)
-    assert (lost.reason, lost.subscriptions) == (LostReason.RESTARTED, (("news", "k"), ("price", None)))
+    assert isinstance(lost, ConnectionLost)
+    assert (lost.reason, lost.subscriptions) == (ConnectionLostReason.RESTARTED, (("news", "k"), ("price", None)))
     assert isinstance(batch, SendBatch)
     assert batch.subscriber_id != old
     assert batch.commands == (Subscribe("news", "k"), Subscribe("price", None))
     assert isinstance(poll, StartPoll)
-    assert (poll.acknowledged, poll.incarnation) == (0, "")
+    assert (poll.acknowledged, poll.node_incarnation) == (0, "")
     harness.batch_ok(incarnation="n2")
-    assert harness.machine.status is Status.CONNECTED
+    assert harness.machine.status is ConnectionStatus.CONNECTED
 
 
 @pytest.mark.conforms("R7")
 def test_unknown_subscriber_ends_the_life() -> None:
     harness = connected()
-    assert harness.poll_ok(unknown=True)[0] == Lost(
-        LostReason.FORGOTTEN, "the node does not know agent.1", (("news", "k"),)
+    assert harness.poll_ok(unknown=True)[0] == ConnectionLost(
+        ConnectionLostReason.EXPIRED, "the node does not know agent.1", (("news", "k"),)
     )
     assert harness.last(SendBatch).subscriber_id == "agent.2"
 
@@ -207,7 +209,7 @@ def test_unknown_again_and_again_is_said_once_and_slowed_down() -> None:
         waits.append(harness.now - before)
         harness.poll_ok(unknown=True)
     assert waits == [1, 2, 4, 4]
-    assert len(harness.all(Lost)) == 2  # the life that was good, and the first that never was
+    assert len(harness.all(ConnectionLost)) == 2  # the life that was good, and the first that never was
 
 
 @pytest.mark.conforms("R9")
@@ -217,17 +219,17 @@ def test_a_killed_node_is_reported_once() -> None:
     harness.wait()
     assert harness.last(StartPoll).hold_s == 0  # in doubt: ask, do not wait
     lost = harness.poll_fails()[0]
-    assert isinstance(lost, Lost)
-    assert (lost.reason, lost.subscriptions) == (LostReason.UNREACHABLE, (("news", "k"), ("news", None)))
+    assert isinstance(lost, ConnectionLost)
+    assert (lost.reason, lost.subscriptions) == (ConnectionLostReason.UNREACHABLE, (("news", "k"), ("news", None)))
     for _ in range(5):
         harness.wait()
         harness.poll_fails()
-    assert len(harness.all(Lost)) == 1
+    assert len(harness.all(ConnectionLost)) == 1
     harness.wait()
     harness.poll_ok(incarnation="n2")
     harness.batch_ok(incarnation="n2")
-    assert harness.machine.status is Status.CONNECTED
-    assert len(harness.all(Lost)) == 1
+    assert harness.machine.status is ConnectionStatus.CONNECTED
+    assert len(harness.all(ConnectionLost)) == 1
     assert harness.last(SendBatch).commands == (Subscribe("news", "k"), Subscribe("news", None))
 
 
@@ -237,7 +239,7 @@ def test_one_failed_poll_is_no_loss() -> None:
         harness.poll_fails()
         harness.wait()
         harness.poll_ok()
-    assert not harness.all(Lost)
+    assert not harness.all(ConnectionLost)
 
 
 def test_a_lost_connection_drops_messages_and_gives_up_calls() -> None:
@@ -245,7 +247,7 @@ def test_a_lost_connection_drops_messages_and_gives_up_calls() -> None:
     harness.do(Send("in flight"), Send("queued"))
     sends = harness.poll_ok(unknown=True)
     assert sends[0] == CancelBatch()
-    assert harness.machine.unsent_messages == 0
+    assert harness.machine.unacknowledged_count == 0
     assert harness.last(SendBatch).commands == (Subscribe("news", "k"),)
 
 
@@ -255,11 +257,11 @@ def test_answers_of_a_former_life_do_nothing() -> None:
     poll, batch = harness.last(StartPoll), harness.last(SendBatch)
     harness.poll_ok(unknown=True)
     for late in (
-        PollAnswered(poll.life, "n1", False, (news(1, 0),)),
-        PollFailed(poll.life, "late"),
-        BatchAnswered(batch.life, batch.number, "n1"),
-        BatchFailed(batch.life, "late"),
-        PeerRefused(poll.life, "late"),
+        PollReplied(poll.subscriber_incarnation, "n1", False, (news(1, 0),)),
+        PollFailed(poll.subscriber_incarnation, "late"),
+        BatchReplied(batch.subscriber_incarnation, batch.number, "n1"),
+        BatchFailed(batch.subscriber_incarnation, "late"),
+        ConnectionRejected(poll.subscriber_incarnation, "late"),
     ):
         assert harness.do(late) == []
 
@@ -267,7 +269,7 @@ def test_answers_of_a_former_life_do_nothing() -> None:
 @pytest.mark.conforms("R10")
 def test_a_gap_is_delivered_and_followed() -> None:
     harness = connected()
-    gap = Delivery(2, "", "", Gap(5, ("news",)))
+    gap = DeliveredMessage(2, "", "", Gap(5, ("news",)))
     assert harness.poll_ok(news(1, 0), gap, news(3, 2))[0] == Deliver((news(1, 0), gap, news(3, 2)))
 
 
@@ -275,14 +277,14 @@ def test_a_gap_is_delivered_and_followed() -> None:
 def test_a_message_missing_without_a_gap_ends_the_life() -> None:
     harness = connected()
     lost = harness.poll_ok(news(3, 2))[0]
-    assert isinstance(lost, Lost)
-    assert lost.reason is LostReason.INCONSISTENT
+    assert isinstance(lost, ConnectionLost)
+    assert lost.reason is ConnectionLostReason.INCONSISTENT
     assert not harness.all(Deliver)
 
 
 def test_states_need_no_predecessor() -> None:
     harness = connected(("price", "gold"))
-    state = Delivery(7, "price", "gold", "g", version=3)
+    state = DeliveredMessage(7, "price", "gold", "g", version=3)
     assert harness.poll_ok(state)[0] == Deliver((state,))
 
 
@@ -291,17 +293,17 @@ def test_refusals_name_their_commands_and_a_refused_subscription_is_not_declared
     harness = connected()
     bad = Subscribe("news", "bad")
     harness.do(bad)
-    assert harness.batch_ok(errors=(CommandError(0, "no such key"),))[0] == Refusals(((bad, "no such key"),))
+    assert harness.batch_ok(errors=(CommandError(0, "no such key"),))[0] == CommandsRejected(((bad, "no such key"),))
     harness.poll_ok(unknown=True)
     assert harness.last(SendBatch).commands == (Subscribe("news", "k"),)
 
 
 def test_a_peer_that_refuses_us_is_not_asked_again() -> None:
     harness = connected()
-    sends = harness.do(PeerRefused(harness.last(StartPoll).life, "version 2"))
+    sends = harness.do(ConnectionRejected(harness.last(StartPoll).subscriber_incarnation, "version 2"))
     lost = sends[-1]
-    assert isinstance(lost, Lost)
-    assert lost.final
+    assert isinstance(lost, ConnectionLost)
+    assert lost.is_final
     assert harness.do(Subscribe("news", "x"), Send("y"), Tick()) == []
     assert harness.wake_at is None
 
@@ -310,23 +312,23 @@ def test_a_peer_that_refuses_us_is_not_asked_again() -> None:
 def test_the_queue_is_bounded() -> None:
     harness = connected()
     harness.do(*(Send(number) for number in range(40)))
-    lost = harness.all(Lost)
-    assert [one.reason for one in lost] == [LostReason.OVERFLOW]
+    lost = harness.all(ConnectionLost)
+    assert [one.reason for one in lost] == [ConnectionLostReason.OVERFLOW]
 
 
 def test_a_batch_is_bounded_by_bytes() -> None:
     settings = SubscriberSettings(batch_bytes=100)
-    machine = SessionSubscriber("agent", settings, size_of=lambda command: 40)
+    machine = PubSubSubscriber("agent", settings, size_of=lambda command: 40)
     machine.decide(Send(0), 0)
     for number in range(1, 6):
         machine.decide(Send(number), 0)
-    outcome = machine.decide(BatchAnswered(1, 1, "n1"), 0)
+    outcome = machine.decide(BatchReplied(1, 1, "n1"), 0)
     assert outcome.sends == (SendBatch("agent.1", 1, 2, (Send(1), Send(2))),)
 
 
 def test_jitter_spreads_the_retries() -> None:
     harness = connected()
-    harness.do(PollFailed(harness.last(StartPoll).life, "x", jitter=0.5))
+    harness.do(PollFailed(harness.last(StartPoll).subscriber_incarnation, "x", jitter=0.5))
     assert harness.wake_at == 1.5
 
 
@@ -336,23 +338,23 @@ def test_what_is_subscribed_while_the_node_is_down_hears_of_it_once_too() -> Non
     harness.poll_fails()
     harness.wait()
     harness.poll_fails()
-    assert harness.machine.status is Status.DOWN
+    assert harness.machine.status is ConnectionStatus.DISCONNECTED
     harness.do(Subscribe("news", "late"), Subscribe("news", None), Subscribe("news", "k"), Unsubscribe("news", None))
     for _ in range(3):
         harness.wait()
         harness.poll_fails()
-    assert [one.lost.subscriptions for one in harness.all(StillLost)] == [(("news", "late"),)]
-    assert len(harness.all(Lost)) == 1
+    assert [one.lost.subscriptions for one in harness.all(ConnectionStillLost)] == [(("news", "late"),)]
+    assert len(harness.all(ConnectionLost)) == 1
     harness.do(Subscribe("news", "in time"))
     harness.wait()
     harness.poll_ok()
-    assert harness.machine.leaks() == ()
+    assert harness.machine.find_leaks() == ()
     harness.poll_fails()
     harness.wait()
     harness.poll_fails()
     everything = {("news", "k"), ("news", "late"), ("news", "in time")}
-    assert set(harness.all(Lost)[-1].subscriptions) == everything
-    assert len(harness.all(StillLost)) == 1
+    assert set(harness.all(ConnectionLost)[-1].subscriptions) == everything
+    assert len(harness.all(ConnectionStillLost)) == 1
 
 
 @pytest.mark.conforms("R9")
@@ -362,14 +364,14 @@ def test_that_a_lost_node_will_never_serve_us_is_said_though_the_loss_was() -> N
     harness.wait()
     harness.poll_fails()
     harness.wait()
-    harness.do(PeerRefused(harness.last(StartPoll).life, "version 2"))
-    assert [(one.reason, one.final) for one in harness.all(Lost)] == [
-        (LostReason.UNREACHABLE, False),
-        (LostReason.REFUSED, True),
+    harness.do(ConnectionRejected(harness.last(StartPoll).subscriber_incarnation, "version 2"))
+    assert [(one.reason, one.is_final) for one in harness.all(ConnectionLost)] == [
+        (ConnectionLostReason.UNREACHABLE, False),
+        (ConnectionLostReason.REJECTED, True),
     ]
-    assert harness.machine.leaks() == ()
+    assert harness.machine.find_leaks() == ()
     still = harness.do(Subscribe("news", "x"))
-    assert still == [StillLost(Lost(LostReason.REFUSED, "version 2", (("news", "x"),)))]
+    assert still == [ConnectionStillLost(ConnectionLost(ConnectionLostReason.REJECTED, "version 2", (("news", "x"),)))]
 
 
 @pytest.mark.conforms("R2")
@@ -379,8 +381,8 @@ def test_a_refused_subscription_that_was_asked_for_again_is_still_wanted() -> No
     harness.batch_ok()
     harness.do(Unsubscribe("news", "x"), Subscribe("news", "x"))
     harness.batch_ok(errors=(CommandError(0, "too many"), CommandError(2, "too many")))
-    assert harness.machine.wants("news", "x")
-    assert not harness.machine.wants("news", "z")
+    assert harness.machine.is_subscribed("news", "x")
+    assert not harness.machine.is_subscribed("news", "z")
     harness.batch_ok()
     harness.poll_ok(unknown=True)
     assert harness.last(SendBatch).commands == (Subscribe("news", "k"), Subscribe("news", "x"))
@@ -388,15 +390,17 @@ def test_a_refused_subscription_that_was_asked_for_again_is_still_wanted() -> No
 
 def test_jitter_spreads_the_return_to_a_node_that_has_begun_anew() -> None:
     harness = connected()
-    answer = PollAnswered(harness.last(StartPoll).life, "n2", unknown=True, jitter=0.5)
-    assert [type(one) for one in harness.do(answer)] == [Lost]
+    answer = PollReplied(harness.last(StartPoll).subscriber_incarnation, "n2", unknown=True, jitter=0.5)
+    assert [type(one) for one in harness.do(answer)] == [ConnectionLost]
     assert harness.wake_at == SETTINGS.spread_s / 2
     assert [type(one) for one in harness.wait()] == [SendBatch, StartPoll]
 
 
 def test_jitter_spreads_the_ends_of_holds_but_never_the_next_poll() -> None:
     harness = connected()
-    sends = harness.do(PollAnswered(harness.last(StartPoll).life, "n1", jitter=0.5))
+    sends = harness.do(PollReplied(harness.last(StartPoll).subscriber_incarnation, "n1", jitter=0.5))
     assert [one.hold_s for one in sends if isinstance(one, StartPoll)] == [4.5]
-    sends = harness.do(PollAnswered(harness.last(StartPoll).life, "n1", deliveries=(news(1, 0),), jitter=0.25))
+    sends = harness.do(
+        PollReplied(harness.last(StartPoll).subscriber_incarnation, "n1", deliveries=(news(1, 0),), jitter=0.25)
+    )
     assert [one.hold_s for one in sends if isinstance(one, StartPoll)] == [4.75]

@@ -7,7 +7,7 @@ import pytest
 from sublet_borrower.spark.source.batch_options import BatchOptions, batch_options
 from sublet_protocol.domain.epochs import LARGEST, SMALLEST
 from sublet_protocol.domain.errors import InvalidFilter, InvalidSetting
-from sublet_protocol.domain.subscriptions import Start
+from sublet_protocol.domain.subscriptions import StartingPosition
 
 TIME = "2026-11-21T10:00:00Z"
 
@@ -15,7 +15,7 @@ TIME = "2026-11-21T10:00:00Z"
 def test_nothing_needs_to_be_said() -> None:
     options = batch_options({})
     assert options == BatchOptions()
-    assert (options.start, options.end, options.epochs) == (Start.EARLIEST, Start.LATEST, None)
+    assert (options.start, options.end, options.epochs) == (StartingPosition.EARLIEST, StartingPosition.LATEST, None)
 
 
 def test_everything_and_in_any_case() -> None:
@@ -30,12 +30,12 @@ def test_everything_and_in_any_case() -> None:
         "minpartitions": "4",
         "maxPartitions": "8",
         "failOnDataLoss": "False",
-        "pushFilters": "true",
+        "pushDownPredicate": "true",
     }
     options = batch_options(given)
     expected = BatchOptions("orders/#", "postgresql://here/db", None, "eu", TIME, "offset:7", -3, 12, 4, 8, False, True)
     assert options == expected
-    assert (str(options.start), options.end, options.epochs) == (TIME, Start.offset(7), (-3, 12))
+    assert (str(options.start), options.end, options.epochs) == (TIME, StartingPosition.at_offset(7), (-3, 12))
 
 
 def test_epochs_without_one_end_go_on() -> None:
@@ -52,7 +52,7 @@ def test_epochs_without_one_end_go_on() -> None:
             "option subscription: it is readStream's. History is read without a group. Gi",
         ),
         ({"SessionName": "a"}, "option sessionName: it is readStream's. History is read without a group. Leave it out"),
-        ({"maxmessagespertrigger": "5"}, "endingPosition says how far to read"),
+        ({"maxoffsetspertrigger": "5"}, "endingPosition says how far to read"),
         ({"nodes": "here:1"}, "option nodes: it is readStream's"),
         ({"startingPosition": "latest"}, "option startingPosition is 'latest': it is earliest, a time with its zone"),
         ({"startingPosition": "2026-11-21"}, "option startingPosition is '2026-11-21'"),
@@ -68,7 +68,7 @@ def test_epochs_without_one_end_go_on() -> None:
             {"minPartitions": "4", "maxPartitions": "3"},
             "minPartitions 4 and maxPartitions 3: no number",
         ),
-        ({"pushFilters": "all"}, "option pushFilters is 'all': it is true or false"),
+        ({"pushDownPredicate": "all"}, "option pushDownPredicate is 'all': it is true or false"),
         ({"space": ""}, "option space is empty"),
         ({"url": "postgresql://x/y", "dataDir": "/z"}, "options url and dataDir: they are two databases"),
     ],

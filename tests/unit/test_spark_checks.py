@@ -10,10 +10,10 @@ import pytest
 
 from sublet.demo.local_spark import local_session
 from sublet_borrower.consumer.arguments import check_arguments
-from sublet_borrower.consumer.runner import Policy
+from sublet_borrower.consumer.runner import RetryPolicy
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.spark.job import cluster_checks
-from sublet_borrower.spark.job.cluster_checks import SparkSettingsWarning, check
+from sublet_borrower.spark.job.cluster_checks import SparkSettingsWarning, check_cluster
 from sublet_borrower.spark.job.executors import consume
 from sublet_protocol.domain.errors import (
     InvalidFilter,
@@ -59,7 +59,7 @@ def said(spark: Spark, tasks: int = 1) -> list[str]:
     """The warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        check(spark, work, tasks)
+        check_cluster(spark, work, tasks)
     assert all(warning.category is SparkSettingsWarning for warning in caught)
     return [str(warning.message) for warning in caught]
 
@@ -92,11 +92,11 @@ def test_an_idle_limit_that_kills_is_refused() -> None:
     idle = {"spark_task_maxFailures": "1000", f"{IDLE}.idleTimeoutSeconds": "60"}
     assert said(Spark("yarn", 8, **idle)) == []
     with pytest.raises(InvalidSetting, match=r"idleTimeoutSeconds is 60 and .* Turn one of them off"):
-        check(Spark("yarn", 8, **idle, **{f"{IDLE}.killOnIdleTimeout": "true"}), work, 1)
+        check_cluster(Spark("yarn", 8, **idle, **{f"{IDLE}.killOnIdleTimeout": "true"}), work, 1)
 
 
 @pytest.mark.parametrize(
-    ("spark", "fn", "tasks", "told"),
+    ("spark", "fn", "tasks", "reported"),
     [
         (None, work, 1, r"spark is None: a SparkSession is needed\. SparkSession\.builder"),
         ("local", work, 1, "spark is a str: a SparkSession is needed"),
@@ -105,32 +105,32 @@ def test_an_idle_limit_that_kills_is_refused() -> None:
         (Spark("local"), work, "4", "tasks is '4': it must be a whole number"),
     ],
 )
-def test_what_cannot_be_is_refused(spark: Any, fn: Any, tasks: Any, told: str) -> None:
-    with pytest.raises(InvalidSetting, match=told):
+def test_what_cannot_be_is_refused(spark: Any, fn: Any, tasks: Any, reported: str) -> None:
+    with pytest.raises(InvalidSetting, match=reported):
         consume(spark, "$share/g/#", fn, tasks=tasks)
 
 
 @pytest.mark.parametrize(
-    ("setting", "told"),
+    ("setting", "reported"),
     [
         ({"name": ""}, "name is '': a session's name is not empty"),
         ({"name": 5}, "name is 5: a session's name is a text"),
         ({"name": "a\0"}, "NUL"),
         ({"name": "n" * 401}, "it has 401 characters, and at most 400"),
         ({"weight": "1"}, "weight is '1': it is a number"),
-        ({"batch_bytes": 1.5}, "batch_bytes is 1.5: it is a whole number"),
+        ({"max_batch_bytes": 1.5}, "max_batch_bytes is 1.5: it is a whole number"),
         ({"nodes": [5]}, "node 5: a leader node's address is HOST:PORT"),
     ],
     ids=str,
 )
-def test_a_setting_that_no_node_would_take_is_refused_before_anything_begins(setting: Any, told: str) -> None:
-    with pytest.raises(InvalidSetting, match=told):
+def test_a_setting_that_no_node_would_take_is_refused_before_anything_begins(setting: Any, reported: str) -> None:
+    with pytest.raises(InvalidSetting, match=reported):
         consume(Spark("local[2,1000]"), "$share/g/#", work, tasks=1, **setting)
 
 
 @pytest.mark.conforms("E24")
 @pytest.mark.parametrize(
-    ("subscription", "error", "told"),
+    ("subscription", "error", "reported"),
     [
         ("orders/#", InvalidSubscription, r"\$share/GROUP/FILTER"),
         ("$share/a+b/x", InvalidSubscription, r"group 'a\+b': a group's name has no /, \+ or #"),
@@ -139,44 +139,47 @@ def test_a_setting_that_no_node_would_take_is_refused_before_anything_begins(set
     ],
 )
 def test_a_malformed_group_or_filter_is_refused_before_anything_begins(
-    subscription: str, error: type[SubletError], told: str
+    subscription: str, error: type[SubletError], reported: str
 ) -> None:
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=reported):
         consume(Spark("local[2,1000]"), subscription, work, tasks=1)
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=reported):
         Session(subscription)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "reported"),
     [
         ({"weight": 0.0}, "weight is 0.0: it must be above 0 and at most 1e"),
         ({"weight": float("nan")}, "weight is nan"),
         ({"weight": float("inf")}, "weight is inf"),
-        ({"start": "yesterday"}, "start 'yesterday': a group starts at latest, earliest, offset:N, or a time"),
-        ({"batch_bytes": 0}, "batch_bytes is 0: it must be positive"),
+        (
+            {"starting_position": "yesterday"},
+            "starting_position 'yesterday': a group starts at latest, earliest, offset:N, or a time",
+        ),
+        ({"max_batch_bytes": 0}, "max_batch_bytes is 0: it must be positive"),
     ],
 )
-def test_arguments_that_no_node_would_take_are_refused_at_once(wrong: dict[str, Any], told: str) -> None:
-    with pytest.raises(InvalidSetting, match=told):
-        check_arguments(**{"weight": 1.0, "start": "latest", "batch_bytes": 1, **wrong})
-    with pytest.raises(InvalidSetting, match=told):
+def test_arguments_that_no_node_would_take_are_refused_at_once(wrong: dict[str, Any], reported: str) -> None:
+    with pytest.raises(InvalidSetting, match=reported):
+        check_arguments(**{"weight": 1.0, "starting_position": "latest", "max_batch_bytes": 1, **wrong})
+    with pytest.raises(InvalidSetting, match=reported):
         Session("$share/g/#", **wrong)
-    with pytest.raises(InvalidSetting, match=told):
+    with pytest.raises(InvalidSetting, match=reported):
         consume(Spark("local[2,1000]"), "$share/g/#", work, tasks=1, **wrong)
 
 
 def test_records_are_not_kept_where_they_would_be_consumed_again() -> None:
     spark = Spark("local[2,1000]")
     with pytest.raises(InvalidSetting, match=r"kept in topic 'orders/bad', which \$share/g/orders/# matches"):
-        consume(spark, "$share/g/orders/#", work, tasks=1, policy=Policy(keep="orders/bad"))
+        consume(spark, "$share/g/orders/#", work, tasks=1, retry_policy=RetryPolicy(dead_letter_topic="orders/bad"))
     with pytest.raises(InvalidTopic, match=r"no wildcards"):
-        Policy(keep="failed/#")
+        RetryPolicy(dead_letter_topic="failed/#")
 
 
 def test_what_is_not_installed_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(Unavailable, match=r"pandas is not installed.*pip install 'sublet\[spark\]'"):
-        cluster_checks.check(Spark("local[2,1000]"), work, 1)
+        cluster_checks.check_cluster(Spark("local[2,1000]"), work, 1)
     with pytest.raises(Unavailable, match=r"pyspark is not installed.*pip install 'sublet\[spark\]'"):
         local_session("x", 1)

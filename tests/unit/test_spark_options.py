@@ -22,13 +22,13 @@ def test_everything_and_in_any_case() -> None:
         "Nodes": "a:1, b:2",
         "startingposition": "offset:3",
         "weight": "2.5",
-        "maxMessagesPerTrigger": "10",
+        "maxOffsetsPerTrigger": "10",
         "maxBytesPerTrigger": "20",
         "minPartitions": "4",
         "maxPartitions": "8",
         "wholeEpochs": "true",
-        "inDoubtHold": "5 minutes",
-        "onLostRange": "fail",
+        "inDoubtTimeout": "5 minutes",
+        "onRangeLost": "fail",
         "failOnDataLoss": "FALSE",
         "availableNowWait": "1m",
     }
@@ -57,7 +57,7 @@ def test_everything_and_in_any_case() -> None:
     [("90", 90.0), ("90 s", 90.0), ("1.5 minutes", 90.0), ("2m", 120.0), ("1 hour", 3600.0), ("250ms", 0.25), ("0", 0)],
 )
 def test_times(text: str, seconds: float) -> None:
-    assert stream_options({**LEAST, "inDoubtHold": text}).in_doubt_hold == seconds
+    assert stream_options({**LEAST, "inDoubtTimeout": text}).in_doubt_timeout == seconds
 
 
 @pytest.mark.parametrize("missing", LEAST)
@@ -70,9 +70,9 @@ def test_what_must_be_there_is_asked_for(missing: str) -> None:
     ("given", "said"),
     [
         ({"kafka.bootstrap.servers": "x"}, "option 'kafka.bootstrap.servers': readStream has none of that name. It ha"),
-        ({"maxMessagesPerTrigger": "0"}, "option maxMessagesPerTrigger is '0': it is a whole number from 1 to 46"),
-        ({"maxMessagesPerTrigger": "9" * 5000}, "9999': it is a whole number from 1 to 46"),
-        ({"maxMessagesPerTrigger": "ten"}, "option maxMessagesPerTrigger is 'ten'"),
+        ({"maxOffsetsPerTrigger": "0"}, "option maxOffsetsPerTrigger is '0': it is a whole number from 1 to 46"),
+        ({"maxOffsetsPerTrigger": "9" * 5000}, "9999': it is a whole number from 1 to 46"),
+        ({"maxOffsetsPerTrigger": "ten"}, "option maxOffsetsPerTrigger is 'ten'"),
         ({"maxBytesPerTrigger": "-1"}, "option maxBytesPerTrigger is '-1'"),
         ({"minPartitions": "1.5"}, "option minPartitions is '1.5'"),
         ({"maxPartitions": "0"}, "option maxPartitions is '0': it is a whole number from 1 to 46"),
@@ -80,10 +80,10 @@ def test_what_must_be_there_is_asked_for(missing: str) -> None:
             {"minPartitions": "4", "maxPartitions": "3"},
             "minPartitions 4 and maxPartitions 3: no number",
         ),
-        ({"inDoubtHold": "soon"}, "option inDoubtHold is 'soon': it is a time, such as 90"),
-        ({"inDoubtHold": "5 fortnights"}, "option inDoubtHold is '5 fortnights'"),
-        ({"inDoubtHold": "-5"}, "option inDoubtHold is '-5'"),
-        ({"onLostRange": "read"}, "option onLostRange is 'read': it is drop or fail"),
+        ({"inDoubtTimeout": "soon"}, "option inDoubtTimeout is 'soon': it is a time, such as 90"),
+        ({"inDoubtTimeout": "5 fortnights"}, "option inDoubtTimeout is '5 fortnights'"),
+        ({"inDoubtTimeout": "-5"}, "option inDoubtTimeout is '-5'"),
+        ({"onRangeLost": "read"}, "option onRangeLost is 'read': it is drop or fail"),
         ({"failOnDataLoss": "maybe"}, "option failOnDataLoss is 'maybe': it is true or false"),
         ({"weight": "heavy"}, "option weight is 'heavy'"),
         ({"weight": "0"}, "weight is 0.0: it must be above 0"),

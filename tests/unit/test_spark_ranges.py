@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sublet_borrower.spark.source.ranges import RangePartition, RangesPartition, tasks_of
+from sublet_borrower.spark.source.ranges import MultiRangePartition, RangePartition, plan_tasks
 
 
 def ranges(*sizes: int) -> list[RangePartition]:
@@ -17,9 +17,11 @@ def ranges(*sizes: int) -> list[RangePartition]:
 
 def shape(sizes: list[int], least: int | None, most: int | None) -> list[list[tuple[int, int]]]:
     """(stream, messages) of each task."""
-    tasks = tasks_of(ranges(*sizes), least, most)
-    parts = [task.ranges if isinstance(task, RangesPartition) else (task,) for task in tasks]
-    return [[(part.stream_id, part.messages) for part in each if isinstance(part, RangePartition)] for each in parts]
+    tasks = plan_tasks(ranges(*sizes), least, most)
+    parts = [task.ranges if isinstance(task, MultiRangePartition) else (task,) for task in tasks]
+    return [
+        [(part.stream_id, part.max_messages) for part in each if isinstance(part, RangePartition)] for each in parts
+    ]
 
 
 def test_a_task_for_each_stream_if_nothing_is_asked_for() -> None:

@@ -12,13 +12,13 @@ import pytest
 
 from sublet_leader.allocation import (
     ENTRY_POINTS,
+    AllocationInput,
+    AllocationPlan,
     EvenStrategy,
-    Load,
     LoadStrategy,
-    Plan,
-    Situation,
-    checked,
-    find_strategy,
+    StreamLoad,
+    load_strategy,
+    validate_plan,
 )
 from sublet_protocol.domain.errors import InvalidSetting, UsageError
 
@@ -49,38 +49,38 @@ def block(language: str) -> str:
 
 
 def test_the_built_in_ones_are_found_by_name() -> None:
-    assert isinstance(find_strategy("even"), EvenStrategy)
-    assert isinstance(find_strategy("load"), LoadStrategy)
+    assert isinstance(load_strategy("even"), EvenStrategy)
+    assert isinstance(load_strategy("load"), LoadStrategy)
 
 
 def test_the_one_on_the_page_is_found_once_it_is_installed_and_does_what_it_says(install: Install) -> None:
     ((name, value),) = tomllib.loads(block("toml"))["project"]["entry-points"][ENTRY_POINTS].items()
     module, _, _ = value.partition(":")
     with pytest.raises(InvalidSetting, match=name):
-        find_strategy(name)
+        load_strategy(name)
     install(module, block("python"), f"{name} = {value}")
-    situation = Situation({1: "b"}, [2, 3, 4, 5, 6], {"b": 1.0, "a": 1.0})
-    plan = checked(find_strategy(name).plan(situation), situation)
-    assert plan == Plan(grants=((2, "a"), (3, "a"), (4, "a"), (5, "b"), (6, "b")))
-    assert find_strategy(name).plan(Situation({1: "b"}, [2], {})) == Plan()
+    situation = AllocationInput({1: "b"}, [2, 3, 4, 5, 6], {"b": 1.0, "a": 1.0})
+    plan = validate_plan(load_strategy(name).plan(situation), situation)
+    assert plan == AllocationPlan(grants=((2, "a"), (3, "a"), (4, "a"), (5, "b"), (6, "b")))
+    assert load_strategy(name).plan(AllocationInput({1: "b"}, [2], {})) == AllocationPlan()
 
 
 def test_an_unknown_name_is_answered_with_those_there_are(install: Install) -> None:
     install("acme_known", "class A: plan = print", "acme = acme_known:A")
     with pytest.raises(InvalidSetting, match=r"'eevn' is not known: there are acme, even, load\..*sublet.allocation"):
-        find_strategy("eevn")
+        load_strategy("eevn")
 
 
 def test_the_built_in_names_cannot_be_taken(install: Install) -> None:
     install("acme_thief", "class A: plan = print", "even = acme_thief:A")
-    assert isinstance(find_strategy("even"), EvenStrategy)
+    assert isinstance(load_strategy("even"), EvenStrategy)
 
 
 def test_two_that_claim_one_name_are_both_named(install: Install) -> None:
     install("acme_one", "class A: plan = print", "acme = acme_one:A")
     install("acme_two", "class A: plan = print", "acme = acme_two:A")
     with pytest.raises(InvalidSetting, match=r"acme_one 1\.2, acme_two 1\.2: uninstall all but one"):
-        find_strategy("acme")
+        load_strategy("acme")
 
 
 @pytest.mark.parametrize(
@@ -98,40 +98,46 @@ def test_one_that_cannot_be_used_is_refused_with_its_origin(
     monkeypatch.delitem(sys.modules, "acme_broken", raising=False)
     install("acme_broken", source, "broken = acme_broken:A")
     with pytest.raises(InvalidSetting, match=rf"'broken' \(acme_broken:A, brought by acme_broken 1\.2\) .*{said}"):
-        find_strategy("broken")
+        load_strategy("broken")
 
 
-SITUATION = Situation({1: "a", 2: "a", 3: "a", 4: "away"}, [5, 6], {"a": 1.0, "b": 1.0}, [1, 2], [2])
+SITUATION = AllocationInput({1: "a", 2: "a", 3: "a", 4: "away"}, [5, 6], {"a": 1.0, "b": 1.0}, [1, 2], [2])
 
 
 @pytest.mark.parametrize(
-    "plan", [Plan(), Plan(grants=((6, "b"), (5, "b"))), Plan(revokes=(1,)), Plan(grants=((5, "a"),), revokes=(1,))]
+    "plan",
+    [
+        AllocationPlan(),
+        AllocationPlan(grants=((6, "b"), (5, "b"))),
+        AllocationPlan(revokes=(1,)),
+        AllocationPlan(grants=((5, "a"),), revokes=(1,)),
+    ],
 )
-def test_a_plan_that_can_be_carried_out_is_let_through(plan: Plan) -> None:
-    assert checked(plan, SITUATION) is plan
+def test_a_plan_that_can_be_carried_out_is_let_through(plan: AllocationPlan) -> None:
+    assert validate_plan(plan, SITUATION) is plan
 
 
 @pytest.mark.parametrize(
     ("plan", "said"),
     [
-        (Plan(grants=((1, "b"),)), "grants stream 1, which is not free"),
-        (Plan(grants=((7, "b"),)), "grants stream 7, which is not free"),
-        (Plan(grants=((5, "away"),)), "grants stream 5 to 'away', who is no member"),
-        (Plan(grants=((5, "a"), (5, "b"))), "stream 5 is granted twice"),
-        (Plan(revokes=(5,)), "revokes stream 5, which is not held"),
-        (Plan(revokes=(2,)), "revokes stream 2, which is not held, or is being revoked already"),
-        (Plan(revokes=(3,)), "revokes stream 3, which may not move yet"),
-        (Plan(revokes=(1, 1)), "stream 1 is revoked twice"),
+        (AllocationPlan(grants=((1, "b"),)), "grants stream 1, which is not free"),
+        (AllocationPlan(grants=((7, "b"),)), "grants stream 7, which is not free"),
+        (AllocationPlan(grants=((5, "away"),)), "grants stream 5 to 'away', who is no member"),
+        (AllocationPlan(grants=((5, "a"), (5, "b"))), "stream 5 is granted twice"),
+        (AllocationPlan(revokes=(5,)), "revokes stream 5, which is not held"),
+        (AllocationPlan(revokes=(2,)), "revokes stream 2, which is not held, or is being revoked already"),
+        (AllocationPlan(revokes=(3,)), "revokes stream 3, which may not move yet"),
+        (AllocationPlan(revokes=(1, 1)), "stream 1 is revoked twice"),
         (None, "answered None: it must answer a Plan"),
     ],
 )
-def test_a_plan_that_cannot_be_carried_out_is_refused_by_name(plan: Plan, said: str) -> None:
+def test_a_plan_that_cannot_be_carried_out_is_refused_by_name(plan: AllocationPlan, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        checked(plan, SITUATION)
+        validate_plan(plan, SITUATION)
 
 
 def test_what_a_strategy_learns_of_the_holders() -> None:
-    assert SITUATION.holdings() == {"a": [1, 3], "b": []}
-    assert [stream for stream in (1, 2, 3, 4) if stream in SITUATION.revocable()] == [1, 2]
-    assert 3 in Situation({3: "a"}, (), {"a": 1.0}).revocable()
-    assert Load(1.0).lag < 0
+    assert SITUATION.streams_by_member() == {"a": [1, 3], "b": []}
+    assert [stream for stream in (1, 2, 3, 4) if stream in SITUATION.revocable_streams()] == [1, 2]
+    assert 3 in AllocationInput({3: "a"}, (), {"a": 1.0}).revocable_streams()
+    assert StreamLoad(1.0).lag < 0

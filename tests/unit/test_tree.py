@@ -22,9 +22,9 @@ PACKAGES = {
         "sublet",
     )
 }
-MOST_ENTRIES = 12
-MOST_LINES = 500
-MOST_FLOORS = {
+MAX_ENTRIES = 12
+MAX_LINES = 500
+MAX_FLOORS = {
     "sublet_protocol": 3,
     "sublet_storage": 7,
     "sublet_leader": 6,
@@ -77,9 +77,9 @@ def imported(name: str) -> Iterator[str]:
             yield from (alias.name for alias in node.names if alias.name in modules())
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             for alias in node.names:
-                whole = f"{node.module}.{alias.name}"
-                if whole in modules():
-                    yield whole
+                entire = f"{node.module}.{alias.name}"
+                if entire in modules():
+                    yield entire
                 elif node.module in modules():
                     yield node.module
 
@@ -147,7 +147,7 @@ def counted(folder: Path) -> list[str]:
 
 
 def test_no_folder_has_more_than_a_dozen_entries() -> None:
-    many = {name: found for name, path in folders().items() if len(found := counted(path)) > MOST_ENTRIES}
+    many = {name: found for name, path in folders().items() if len(found := counted(path)) > MAX_ENTRIES}
     assert not many
 
 
@@ -165,9 +165,9 @@ def test_no_circle_between_the_entries_of_a_folder(folder: str) -> None:
     assert circle(entries(folder)) == []
 
 
-@pytest.mark.parametrize("folder", sorted(MOST_FLOORS))
+@pytest.mark.parametrize("folder", sorted(MAX_FLOORS))
 def test_few_floors(folder: str) -> None:
-    assert floors(entries(folder)) <= MOST_FLOORS[folder]
+    assert floors(entries(folder)) <= MAX_FLOORS[folder]
 
 
 def test_no_circle_between_packages() -> None:
@@ -180,7 +180,7 @@ def test_no_circle_between_packages() -> None:
 
 
 def test_no_file_is_too_long_to_read() -> None:
-    long = {name for name, path in modules().items() if len(path.read_text().splitlines()) > MOST_LINES}
+    long = {name for name, path in modules().items() if len(path.read_text().splitlines()) > MAX_LINES}
     assert long == LONG
 
 

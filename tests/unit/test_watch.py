@@ -9,61 +9,61 @@ import pytest
 
 from sublet.cli.base.command import Cli
 from sublet.cli.groups.watch import _line, _Show
-from sublet_borrower.remote.group_watcher import Answer, Missed, Seen, Sight, Watch
+from sublet_borrower.remote.group_watcher import EventReceived, EventsDropped, GroupWatcher, LeaderInfo, WatchEvent
 from sublet_protocol.domain.errors import NotFound, Unavailable
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.events import GroupEvent
-from sublet_protocol.pubsub.model import Channel, Delivery, Gap
+from sublet_protocol.pubsub.model import Channel, DeliveredMessage, Gap
 
 GROUP = "$share/g/#"
 
 
-def delivered(watch: Watch, body: object, address: str = "n1:1") -> None:
-    watch._delivered(address, Delivery(1, Channel.GROUP, GROUP, body))
+def delivered(watch: GroupWatcher, body: object, address: str = "n1:1") -> None:
+    watch._delivered(address, DeliveredMessage(1, Channel.GROUP, GROUP, body))
 
 
 def event(number: int) -> GroupEvent:
     return GroupEvent(json.dumps({"event": "grant", "stream_id": number}).encode())
 
 
-def taken(watch: Watch) -> list[Any]:
+def taken(watch: GroupWatcher) -> list[Any]:
     """Numbers of events, and what was missed between them."""
-    sights: list[Sight] = []
-    while (sight := watch.take(0)) is not None:
+    sights: list[WatchEvent] = []
+    while (sight := watch.next_event(0)) is not None:
         sights.append(sight)
-    return [sight.event["stream_id"] if isinstance(sight, Seen) else sight for sight in sights]
+    return [sight.event["stream_id"] if isinstance(sight, EventReceived) else sight for sight in sights]
 
 
 def test_events_are_taken_in_their_order_with_the_gaps_between_them() -> None:
-    watch = Watch(GROUP)
+    watch = GroupWatcher(GROUP)
     for body in (event(1), Gap(7, (Channel.GROUP,)), event(2)):
         delivered(watch, body)
-    assert taken(watch) == [1, Missed(7), 2]
+    assert taken(watch) == [1, EventsDropped(7), 2]
 
 
 def test_a_watcher_that_takes_nothing_loses_what_is_too_much_and_is_told_how_much() -> None:
-    watch = Watch(GROUP, waiting=3)
+    watch = GroupWatcher(GROUP, waiting=3)
     for number in range(8):
         delivered(watch, event(number))
     delivered(watch, Gap(10, (Channel.GROUP,)))
-    assert taken(watch) == [0, 1, 2, Missed(15)]
+    assert taken(watch) == [0, 1, 2, EventsDropped(15)]
     delivered(watch, event(9))
     assert taken(watch) == [9]
 
 
 def test_what_comes_while_the_rest_is_taken_is_part_of_the_gap_so_that_the_order_holds() -> None:
-    watch = Watch(GROUP, waiting=2)
+    watch = GroupWatcher(GROUP, waiting=2)
     for number in range(3):
         delivered(watch, event(number))
-    assert watch.take(0) == Seen({"event": "grant", "stream_id": 0})
+    assert watch.next_event(0) == EventReceived({"event": "grant", "stream_id": 0})
     delivered(watch, event(3))
-    assert taken(watch) == [1, Missed(2)]
+    assert taken(watch) == [1, EventsDropped(2)]
 
 
 # --- where the leader is ----------------------------------------------------------------------------------------------
 
 
-class Followed(Watch):
+class Followed(GroupWatcher):
     """A watch that only notes whom it would follow."""
 
     def __init__(self, *addresses: str) -> None:
@@ -78,38 +78,38 @@ class Followed(Watch):
     def _let_go(self, address: str) -> None:
         del self._connections[address]
 
-    def hears(self, address: str, by: str, leader: str | None, at: str | None = None) -> list[str]:
+    def receives(self, address: str, by: str, leader: str | None, at: str | None = None) -> list[str]:
         """That node says who leads; whom it follows then."""
-        told = {"event": "leader", "group_id": 1, "node": leader, "term": 7, "address": at, "answered_by": by}
-        delivered(self, GroupEvent(json.dumps(told).encode()), address)
+        reported = {"event": "leader", "group_id": 1, "node": leader, "term": 7, "address": at, "answered_by": by}
+        delivered(self, GroupEvent(json.dumps(reported).encode()), address)
         return list(self._connections)
 
 
 def test_a_leader_that_is_not_known_is_followed_once_all_that_are_have_said_who_they_are() -> None:
     watch = Followed("localhost:1", "localhost:2", "localhost:3")
-    assert watch.hears("localhost:2", "n2", "n1", "127.0.0.1:1") == ["localhost:1", "localhost:2", "localhost:3"]
+    assert watch.receives("localhost:2", "n2", "n1", "127.0.0.1:1") == ["localhost:1", "localhost:2", "localhost:3"]
     watch._lost("localhost:3", "silent")
-    assert len(watch.hears("localhost:1", "n1", "n1", "127.0.0.1:1")) == 3, "it is known, by another address"
-    assert watch.hears("localhost:2", "n2", "n4", "127.0.0.1:4")[3:] == ["127.0.0.1:4"]
-    assert watch.hears("localhost:2", "n2", None)[3:] == ["127.0.0.1:4"]
+    assert len(watch.receives("localhost:1", "n1", "n1", "127.0.0.1:1")) == 3, "it is known, by another address"
+    assert watch.receives("localhost:2", "n2", "n4", "127.0.0.1:4")[3:] == ["127.0.0.1:4"]
+    assert watch.receives("localhost:2", "n2", None)[3:] == ["127.0.0.1:4"]
 
 
 def test_a_leader_is_not_followed_over_two_addresses() -> None:
     watch = Followed("localhost:1", "localhost:2")
     watch._lost("localhost:1", "silent")
-    assert watch.hears("localhost:2", "n2", "n1", "127.0.0.1:1")[2:] == ["127.0.0.1:1"]
-    assert watch.hears("127.0.0.1:1", "n1", "n1", "127.0.0.1:1")[2:] == ["127.0.0.1:1"]
-    assert watch.hears("localhost:1", "n1", "n1", "127.0.0.1:1") == ["localhost:1", "localhost:2"]
+    assert watch.receives("localhost:2", "n2", "n1", "127.0.0.1:1")[2:] == ["127.0.0.1:1"]
+    assert watch.receives("127.0.0.1:1", "n1", "n1", "127.0.0.1:1")[2:] == ["127.0.0.1:1"]
+    assert watch.receives("localhost:1", "n1", "n1", "127.0.0.1:1") == ["localhost:1", "localhost:2"]
 
 
 def test_who_leads_is_told_with_whether_it_is_that_node_itself() -> None:
     watch = Followed("a:1")
     for leader in ("n1", "n2", None):
-        watch.hears("a:1", "n1", leader, "b:1")
-    assert [watch.take(0) for _ in range(3)] == [
-        Answer(1, "n1", 7, here=True),
-        Answer(1, "n2", 7, here=False),
-        Answer(1, None, 7, here=False),
+        watch.receives("a:1", "n1", leader, "b:1")
+    assert [watch.next_event(0) for _ in range(3)] == [
+        LeaderInfo(1, "n1", 7, is_led_here=True),
+        LeaderInfo(1, "n2", 7, is_led_here=False),
+        LeaderInfo(1, None, 7, is_led_here=False),
     ]
 
 
@@ -117,17 +117,17 @@ def test_who_leads_is_told_with_whether_it_is_that_node_itself() -> None:
 
 
 def test_a_line_for_people_says_what_may_be_seen_again_and_moves_no_cursor() -> None:
-    of_stream = {"stream_id": 3, "position": 5, "until": 8}
+    of_stream = {"stream_id": 3, "position": 5, "redelivery_end": 8}
     seized = {"at": "T", "event": "seize", "agent": "a", "reason": "x\x1b[2J", **of_stream}
     assert _line(seized) == "T  seize      stream 3 at 5  [5, 8) may be seen again  a  x\\x1b[2J"
-    assert "seen again" not in _line(seized | {"until": 5})
+    assert "seen again" not in _line(seized | {"redelivery_end": 5})
     assert _line({"at": "T", "event": "step_down", "node": "n1", "reason": "idle"}) == "T  step_down  n1  idle"
 
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_a_gap_says_how_much_was_lost_and_where_to_look(as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
     cli = Cli(None, None, json=as_json, debug=False)
-    with Watch(GROUP) as watch:
+    with GroupWatcher(GROUP) as watch:
         _Show(cli, Subscription.parse(GROUP), watch, list)._miss(7)
     said = capsys.readouterr()
     assert "7 events were lost; `sublet groups history '$share/g/#'` has all that is durable." in said.err
@@ -136,13 +136,13 @@ def test_a_gap_says_how_much_was_lost_and_where_to_look(as_json: bool, capsys: p
 
 def test_a_watch_gives_up_where_no_node_answers_and_not_where_one_does_that_does_not_lead() -> None:
     cli = Cli(None, None, json=False, debug=False)
-    with Watch(GROUP) as watch:
+    with GroupWatcher(GROUP) as watch:
         show = _Show(cli, Subscription.parse(GROUP), watch, list)
         show._look()
         show._give_up_at = 0.0
         with pytest.raises(Unavailable):
             show._look()
-        show._answered(Answer(1, "n2", 7, here=False))
+        show._answered(LeaderInfo(1, "n2", 7, is_led_here=False))
         show._look()
         with pytest.raises(NotFound, match="was deleted"):
-            show._answered(Answer(None, None, None, here=False))
+            show._answered(LeaderInfo(None, None, None, is_led_here=False))

@@ -7,8 +7,8 @@ once, what to put in its place, and the tests that must turn red:
     name = "trust counts from the answer"
     ids = ["E14"]
     file = "leader/sublet_leader/election/machine.py"
-    find = "event.attempt_started + lease_s"
-    replace = "now + lease_s"
+    find = "event.attempt_started + lease_duration_s"
+    replace = "now + lease_duration_s"
     tests = ["tests/unit/test_election.py"]
 
 `python -m tools.mutations` copies the tree, checks that the tests are green there as it is, plants one fault at a time

@@ -1,8 +1,7 @@
 """The agent on the network: the process's event loop around the pure `Agent`, one connection per node.
 
-Sessions call it from their own threads; what it has to tell them arrives in their `Inbox`. It goes on pinging while a
-session's user function runs, as long as that lets go of the interpreter now and then.
-"""
+Sessions call it from their own threads; what it has to tell them arrives in their `EventQueue`. It goes on pinging
+while a session's user function runs, as long as that lets go of the interpreter now and then."""
 
 from __future__ import annotations
 
@@ -12,38 +11,38 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 
-from sublet_borrower.agent.event_queue import Inbox
+from sublet_borrower.agent.event_queue import EventQueue
 from sublet_borrower.machine.agent import (
     Agent,
     AgentEvent,
     AgentOutcome,
-    Closed,
-    Consumed,
-    FromNode,
+    CloseSubscription,
+    HandleUpdate,
     NodeLost,
-    NodesKnown,
-    Subscribe,
+    NodeMessageReceived,
+    NodesDiscovered,
+    OpenSubscription,
+    ProgressReported,
+    SubscriptionClosed,
     Tick,
-    Told,
-    Unsubscribe,
 )
-from sublet_borrower.machine.events import Progressed
-from sublet_borrower.new_data.head_subscriptions import Newsroom
-from sublet_borrower.new_data.head_tracker import FollowId
+from sublet_borrower.machine.events import SessionProgress
+from sublet_borrower.new_data.head_subscriptions import HeadSubscriptions
+from sublet_borrower.new_data.head_tracker import HeadSubscription
 from sublet_borrower.settings import BorrowerSettings
-from sublet_borrower.util.clock import clock
+from sublet_borrower.util.clock import boottime_clock
 from sublet_borrower.util.network_loop import network_loop
 from sublet_borrower.util.owner_process import new_agent_id
 from sublet_protocol.messages.events import StreamHead
-from sublet_protocol.messages.messages import EndReason, Invalidate, LeaderWanted, ToLeader
+from sublet_protocol.messages.messages import Invalidate, InvalidateReason, LeaderWanted, ToLeader
 from sublet_protocol.pubsub.counters import SubscriberCounters
-from sublet_protocol.pubsub.model import Channel, Command, Delivery, Gap, Send
-from sublet_protocol.pubsub.node_connection import NodeConnection, shortened
-from sublet_protocol.pubsub.subscriber_events import Lost, LostReason, Status
+from sublet_protocol.pubsub.model import Channel, Command, DeliveredMessage, Gap, Send
+from sublet_protocol.pubsub.node_connection import NodeConnection, truncate
+from sublet_protocol.pubsub.subscriber_events import ConnectionLost, ConnectionLostReason, ConnectionStatus
 
 log = logging.getLogger(__name__)
 
-LOOK_UP_S = 0.5
+LOOKUP_INTERVAL_S = 0.5
 """Least time between two look-ups of the live nodes."""
 
 REFUSAL_S = 10.0
@@ -61,8 +60,8 @@ class AgentThread:
         self._connections: dict[str, NodeConnection] = {}
         self._refusals: dict[str, tuple[float, str]] = {}
         self._listed: tuple[str, ...] = ()
-        self._inboxes: dict[int, Inbox] = {}
-        self._newsroom = Newsroom(self._subscribe_to, self._unsubscribe_from)
+        self._inboxes: dict[int, EventQueue] = {}
+        self._head_subscriptions = HeadSubscriptions(self._subscribe_to, self._unsubscribe_from)
         self._timer: asyncio.TimerHandle | None = None
         self._handles = 0
         self._looking = False
@@ -74,7 +73,7 @@ class AgentThread:
     def subscribe(
         self,
         subscription: str,
-        inbox: Inbox,
+        inbox: EventQueue,
         *,
         weight: float = 1.0,
         session: str | None = None,
@@ -85,42 +84,43 @@ class AgentThread:
         self._handles += 1
         handle = self._handles
         self._inboxes[handle] = inbox
-        self._post(Subscribe(handle, subscription, weight, session, start, session_epoch))
+        self._post(OpenSubscription(handle, subscription, weight, session, start, session_epoch))
         return handle
 
     def unsubscribe(self, handle: int) -> None:
-        """Hand everything over; `Closed` arrives in the inbox when that is durable, or cannot be made so in time."""
-        self._post(Unsubscribe(handle))
+        """Hand everything over; `SubscriptionClosed` arrives in the inbox when that is durable, or cannot be made so in
+        time."""
+        self._post(CloseSubscription(handle))
 
     def give_up(self, handle: int, why: str) -> None:
         """The same, for a session that cannot say so itself; on the network's thread."""
-        self._handle(Unsubscribe(handle, why))
+        self._handle(CloseSubscription(handle, why))
 
-    def progress(self, handle: int, progress: Progressed) -> None:
+    def report_progress(self, handle: int, progress: SessionProgress) -> None:
         """Report how far a stream is consumed."""
-        self._post(Consumed(handle, progress))
+        self._post(ProgressReported(handle, progress))
 
-    def follow(self, handle: int, follow: FollowId) -> None:
+    def subscribe_head(self, handle: int, follow: HeadSubscription) -> None:
         """Ask for news of the stream by push: what comes arrives as `Pushed` in the inbox."""
-        self._loop.call_soon_threadsafe(self._newsroom.follow, handle, follow)
+        self._loop.call_soon_threadsafe(self._head_subscriptions.add, handle, follow)
 
-    def unfollow(self, handle: int, follow: FollowId) -> None:
+    def unsubscribe_head(self, handle: int, follow: HeadSubscription) -> None:
         """Ask for no more of them."""
-        self._loop.call_soon_threadsafe(self._newsroom.unfollow, handle, follow)
+        self._loop.call_soon_threadsafe(self._head_subscriptions.remove, handle, follow)
 
-    def may_start(self, handle: int, stream_id: int, grant_id: int) -> bool:
+    def may_start_call(self, handle: int, stream_id: int, grant_id: int) -> bool:
         """Whether a user call on this stream may begin now."""
-        return self._machine.may_start(handle, stream_id, grant_id, clock())
+        return self._machine.may_start_call(handle, stream_id, grant_id, boottime_clock())
 
-    def may_go_on(self, handle: int, stream_id: int, grant_id: int) -> bool:
+    def may_continue(self, handle: int, stream_id: int, grant_id: int) -> bool:
         """Whether another user call may begin on messages given out already."""
-        return self._machine.may_go_on(handle, stream_id, grant_id, clock())
+        return self._machine.may_continue(handle, stream_id, grant_id, boottime_clock())
 
     def group_id(self, handle: int) -> int | None:
         """The group that lends to this subscription; None before a leader has answered."""
         return self._machine.group_id(handle)
 
-    def connections(self) -> dict[str, SubscriberCounters]:
+    def connection_counters(self) -> dict[str, SubscriberCounters]:
         """{node address: what has happened between it and this agent}."""
         return {address: connection.counters for address, connection in self._connections.copy().items()}
 
@@ -148,33 +148,35 @@ class AgentThread:
             self._over = True
             self._machine = Agent(self.agent_id, self._machine.settings)
             for handle, inbox in tuple(self._inboxes.items()):
-                inbox.put(Closed(handle, EndReason.DENIED, f"its agent broke a rule of its own: {error!r}"))
+                inbox.put(
+                    SubscriptionClosed(handle, InvalidateReason.DENIED, f"its agent broke a rule of its own: {error!r}")
+                )
             self._inboxes.clear()
             self._loop.create_task(self._end_connections(0.0))
 
     def _carry_out(self, event: AgentEvent) -> None:
-        outcome = self._machine.decide(event, clock())
+        outcome = self._machine.decide(event, boottime_clock())
         for address, message in outcome.sends:
             self._send(address, message)
-        self._tell(outcome)
+        self._notify(outcome)
         for handle in tuple(self._inboxes):  # others may begin or end meanwhile
-            self._newsroom.moved(handle, self._machine.node(handle))
-        if outcome.nodes_wanted:
+            self._head_subscriptions.set_leader_node(handle, self._machine.leader_node(handle))
+        if outcome.needs_discovery:
             self._look_up()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if outcome.wake_at is not None:
-            self._timer = self._loop.call_later(max(outcome.wake_at - clock(), 0.001), self._handle, Tick())
+            self._timer = self._loop.call_later(max(outcome.wake_at - boottime_clock(), 0.001), self._handle, Tick())
 
-    def _tell(self, outcome: AgentOutcome) -> None:
-        for told in outcome.tells:
-            inbox = self._inboxes.get(told.handle)
+    def _notify(self, outcome: AgentOutcome) -> None:
+        for reported in outcome.updates:
+            inbox = self._inboxes.get(reported.handle)
             if inbox is not None:
-                inbox.put(told if isinstance(told, Closed) else told.tell)
-            if isinstance(told, Closed):
-                self._inboxes.pop(told.handle, None)
-                self._newsroom.closed(told.handle)
+                inbox.put(reported if isinstance(reported, SubscriptionClosed) else reported.update)
+            if isinstance(reported, SubscriptionClosed):
+                self._inboxes.pop(reported.handle, None)
+                self._head_subscriptions.remove_session(reported.handle)
 
     def _send(self, address: str, message: ToLeader) -> None:
         if address in self._refusals:
@@ -199,10 +201,10 @@ class AgentThread:
         if (connection := self._connections.get(address)) is not None:
             connection.unsubscribe(Channel.STREAM, str(stream_id))
 
-    def _delivered(self, address: str, delivery: Delivery) -> None:
+    def _delivered(self, address: str, delivery: DeliveredMessage) -> None:
         match delivery.body:
             case StreamHead() as head:
-                for handle, news in self._newsroom.heard(address, head):
+                for handle, news in self._head_subscriptions.route_head(address, head):
                     self._inboxes[handle].put(news)
             case Gap(channels=channels):
                 # Something for one of our borrowers is missing: they all begin again, and reclaim what they hold. Of
@@ -210,25 +212,25 @@ class AgentThread:
                 if Channel.BORROWER in channels:
                     self._handle(NodeLost(address))
             case message:
-                self._handle(FromNode(address, message))  # type: ignore[arg-type]
+                self._handle(NodeMessageReceived(address, message))  # type: ignore[arg-type]
 
     def _refused(self, address: str, command: Command, text: str) -> None:
         """To ask for a leader in the same words again would be refused again: that subscription is over."""
         wanted = command.body if isinstance(command, Send) else None
         if isinstance(wanted, LeaderWanted):
-            why = f"node {address} refuses: {shortened(text)}"
-            self._handle(FromNode(address, Invalidate(wanted.borrower_id, 0, EndReason.DENIED, why)))
+            why = f"node {address} refuses: {truncate(text)}"
+            self._handle(NodeMessageReceived(address, Invalidate(wanted.borrower_id, 0, InvalidateReason.DENIED, why)))
 
-    def _lost(self, address: str, lost: Lost) -> None:
+    def _lost(self, address: str, lost: ConnectionLost) -> None:
         log.info("connection to node %s lost: %s", address, lost.detail)
-        if lost.reason is LostReason.REFUSED:
+        if lost.reason is ConnectionLostReason.REJECTED:
             self._refuse(address, lost.detail)
         self._handle(NodeLost(address))
 
     def _refuse(self, address: str, why: str) -> None:
         """A node of another protocol version, say, will never serve us; others may."""
         log.error("node %s refuses this agent: %s", address, why)
-        self._refusals[address] = (clock(), why)
+        self._refusals[address] = (boottime_clock(), why)
         connection = self._connections.pop(address, None)
         if connection is not None:
             self._loop.create_task(connection.close(0.0))
@@ -238,27 +240,27 @@ class AgentThread:
         """The machine knows the nodes that do not refuse us. Where all do, whoever subscribes should know."""
         self._listed = addresses
         if all(address in self._refusals for address in addresses):
-            believed = clock() - REFUSAL_S
+            believed = boottime_clock() - REFUSAL_S
             self._refusals = {address: refusal for address, refusal in self._refusals.items() if refusal[0] > believed}
         serving = tuple(address for address in addresses if address not in self._refusals)
-        self._handle(NodesKnown(serving))
+        self._handle(NodesDiscovered(serving))
         if addresses and not serving:
             self._deny("; ".join(self._refusals[address][1] for address in addresses))
 
     def _deny(self, why: str) -> None:
         """Every subscription is over: whoever lent to one hears no more pings, and lends to others."""
         for borrower in tuple(self._machine.borrowers.values()):
-            self._handle(FromNode("", Invalidate(borrower.borrower_id, 0, EndReason.DENIED, why)))
+            self._handle(NodeMessageReceived("", Invalidate(borrower.borrower_id, 0, InvalidateReason.DENIED, why)))
 
     def _look_up(self) -> None:
-        """Ask for the live nodes in the background, not more often than every `LOOK_UP_S`."""
+        """Ask for the live nodes in the background, not more often than every `LOOKUP_INTERVAL_S`."""
         if self._looking or self._over:
             return
         self._looking = True
-        self._loop.call_later(max(self._looked_at + LOOK_UP_S - clock(), 0.0), self._begin_look_up)
+        self._loop.call_later(max(self._looked_at + LOOKUP_INTERVAL_S - boottime_clock(), 0.0), self._begin_look_up)
 
     def _begin_look_up(self) -> None:
-        self._looked_at = clock()
+        self._looked_at = boottime_clock()
         with contextlib.suppress(RuntimeError):  # the interpreter is at its end
             self._loop.run_in_executor(None, self._find).add_done_callback(self._looked_up)
 
@@ -281,7 +283,7 @@ class AgentThread:
     def _drop_unlisted(self, addresses: Sequence[str]) -> None:
         """A dead node that is listed no more: its connection would try for ever."""
         for address, connection in tuple(self._connections.items()):
-            if address not in addresses and connection.status is Status.DOWN:
+            if address not in addresses and connection.status is ConnectionStatus.DISCONNECTED:
                 del self._connections[address]
                 self._loop.create_task(connection.close(0.0))
 
@@ -296,4 +298,4 @@ class AgentThread:
         await asyncio.gather(*(c.close(timeout_s) for c in connections), return_exceptions=True)
 
 
-__all__ = ["AgentThread", "Told"]
+__all__ = ["AgentThread", "HandleUpdate"]

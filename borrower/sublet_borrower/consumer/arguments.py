@@ -7,28 +7,28 @@ from numbers import Real
 
 from sublet_protocol.domain.address import split_address
 from sublet_protocol.domain.errors import InvalidSetting, InvalidSubscription, UsageError
-from sublet_protocol.domain.subscriptions import Start
+from sublet_protocol.domain.subscriptions import StartingPosition
 from sublet_protocol.messages.messages import MAX_ID, MAX_WEIGHT
 
 MAX_BATCH_BYTES = 1 << 40
-SHOWN = 60
+MAX_SHOWN_CHARS = 60
 """Longer values are cut in error texts."""
 
 
 def check_arguments(
     *,
     weight: float,
-    start: str,
-    batch_bytes: int,
+    starting_position: str,
+    max_batch_bytes: int,
     nodes: Sequence[str] | None = None,
     name: str | None = None,
     subscription: str = "",
     auto_ack: bool = True,
     url: object = None,
     data_dir: object = None,
-    through_nodes: bool = False,
+    transport: str = "database",
     whole_epochs: bool = False,
-    on_epoch: object = None,
+    on_epochs_consumed: object = None,
 ) -> None:
     """Raise `InvalidSetting`, or `InvalidSubscription` for one that is no text, for the first that cannot be."""
     if not isinstance(subscription, str):
@@ -40,15 +40,18 @@ def check_arguments(
         raise InvalidSetting(f"url of type {kind}: it is a text such as postgresql://USER@HOST/DATABASE, or left out.")
     check_name(name)
     _check_weight(weight)
-    _check_start(start)
-    _check_batch_bytes(batch_bytes)
+    _check_start(starting_position)
+    _check_batch_bytes(max_batch_bytes)
     _check_nodes(nodes)
     for option, value in (("auto_ack", auto_ack), ("whole_epochs", whole_epochs)):
         if not isinstance(value, bool):
             raise InvalidSetting(f"{option} is {_shown(value)}: it is True or False.")
-    if not (on_epoch is None or callable(on_epoch)):
-        raise InvalidSetting(f"on_epoch is {_shown(on_epoch)}: it is told how far the group has come. Give a function.")
-    _check_way(through_nodes, nodes, url, data_dir)
+    if not (on_epochs_consumed is None or callable(on_epochs_consumed)):
+        raise InvalidSetting(
+            f"on_epochs_consumed is {_shown(on_epochs_consumed)}: it is called with how far the group has come."
+            " Give a function."
+        )
+    _check_transport(transport, nodes, url, data_dir)
 
 
 def check_name(name: str | None, longest: int = MAX_ID) -> None:
@@ -70,17 +73,18 @@ def check_name(name: str | None, longest: int = MAX_ID) -> None:
         )
 
 
-def _check_way(through_nodes: object, nodes: object, url: object, data_dir: object) -> None:
-    if not isinstance(through_nodes, bool):
-        raise InvalidSetting(f"through_nodes is {_shown(through_nodes)}: it is True or False.")
-    if through_nodes and not nodes:
+def _check_transport(transport: object, nodes: object, url: object, data_dir: object) -> None:
+    if transport not in ("database", "nodes"):
+        raise InvalidSetting(f"transport is {_shown(transport)}: it is 'database' or 'nodes'.")
+    if transport == "nodes" and not nodes:
         raise InvalidSetting(
-            "through_nodes without nodes: where they are is not looked up in a database. Give their addresses too, such"
+            "transport 'nodes' without nodes: where they are is not looked up in a database. Give their addresses "
+            "too, such"
             " as nodes=['127.0.0.1:7411']."
         )
-    if through_nodes and not (url is None and data_dir is None):
+    if transport == "nodes" and not (url is None and data_dir is None):
         given = "url" if data_dir is None else "data_dir"
-        raise InvalidSetting(f"through_nodes and {given}: one way is enough. Leave one of them out.")
+        raise InvalidSetting(f"transport 'nodes' and {given}: one of them is enough. Leave one of them out.")
 
 
 def _check_weight(weight: object) -> None:
@@ -94,22 +98,24 @@ def _check_weight(weight: object) -> None:
 def _check_start(start: object) -> None:
     if not isinstance(start, str):
         raise InvalidSetting(
-            f"start is {_shown(start)}: it is a text: latest, earliest, offset:N, or a time with its time zone such as "
+            f"starting_position is {_shown(start)}: it is a text: latest, earliest, offset:N, or a time with its time"
+            " zone such as "
             "2026-11-21T10:00:00Z."
         )
     try:
-        Start.parse(start)
+        StartingPosition.parse(start)
     except UsageError as problem:
         raise InvalidSetting(str(problem)) from None
 
 
-def _check_batch_bytes(batch_bytes: object) -> None:
+def _check_batch_bytes(max_batch_bytes: object) -> None:
     remedy = "A block is the least that is read; the default is 4194304."
-    if not isinstance(batch_bytes, int) or isinstance(batch_bytes, bool):
-        raise InvalidSetting(f"batch_bytes is {_shown(batch_bytes)}: it is a whole number of bytes. {remedy}")
-    if not 1 <= batch_bytes <= MAX_BATCH_BYTES:
+    if not isinstance(max_batch_bytes, int) or isinstance(max_batch_bytes, bool):
+        raise InvalidSetting(f"max_batch_bytes is {_shown(max_batch_bytes)}: it is a whole number of bytes. {remedy}")
+    if not 1 <= max_batch_bytes <= MAX_BATCH_BYTES:
         raise InvalidSetting(
-            f"batch_bytes is {_shown(batch_bytes)}: it must be positive, and at most {MAX_BATCH_BYTES}. {remedy}"
+            f"max_batch_bytes is {_shown(max_batch_bytes)}: it must be positive, and at most {MAX_BATCH_BYTES}. "
+            f"{remedy}"
         )
 
 
@@ -137,4 +143,4 @@ def check_node(node: object) -> None:
 
 def _shown(value: object) -> str:
     text = repr(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."

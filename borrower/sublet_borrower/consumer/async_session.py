@@ -24,12 +24,12 @@ import psycopg
 from sublet_borrower.consumer.iterators import AsyncIteration, Loops
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.streams.batch import Batch
-from sublet_borrower.util.owner_process import Home
-from sublet_borrower.util.worker_thread import Worker, settled
+from sublet_borrower.util.owner_process import OwnerProcess
+from sublet_borrower.util.worker_thread import WorkerThread, wait_until_done
 from sublet_protocol.domain.errors import InvalidSubscription, UsageError
 from sublet_protocol.domain.subscriptions import Subscription
 
-LOOK_S = 0.1
+POLL_INTERVAL_S = 0.1
 """Between two looks at what happens meanwhile, where somebody waits with a batch in hand."""
 
 _P = ParamSpec("_P")
@@ -40,9 +40,9 @@ class AsyncSession:
     """`Session` for asyncio, with the same arguments, settings and errors.
 
     Cancelling what waits for a batch loses none, nor does a timeout: the next call gets it. An `async for` that is left
-    by an exception has failed, one that was cancelled too: its batch comes again, as with `Session`. After `next_batch`
+    by an exception has failed, one that was cancelled too: its batch comes again, as with `Session`. After `poll`
     to ask for the next one acknowledges the one before, whatever became of it. Several tasks may ask at once, and each
-    batch goes to one of them: each `async for` acknowledges its own; those that call `next_batch` need
+    batch goes to one of them: each `async for` acknowledges its own; those that call `poll` need
     `auto_ack=False`, since it acknowledges what it gave last, to whomever.
     """
 
@@ -51,8 +51,8 @@ class AsyncSession:
             raise InvalidSubscription(f"subscription {subscription!r}: it is a text, $share/GROUP/FILTER or $queue/...")
         self.subscription = str(Subscription.parse(subscription))
         self._make: Callable[[], Session] = partial(Session, subscription, url, **settings)
-        self._home = Home()
-        self._worker = Worker("sublet-session")
+        self._home = OwnerProcess()
+        self._worker = WorkerThread("sublet-session")
         self._session: Session | None = None
         self._opening: Future[Session] | None = None
         self._fetching: Future[Batch | None] | None = None
@@ -79,7 +79,7 @@ class AsyncSession:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if kind is None and (given := self._given) is not None and not self._loops.has(given):  # `next_batch` gave it
+        if kind is None and (given := self._given) is not None and not self._loops.has(given):  # `poll` gave it
             self._left(given, well=True)
         await self.close()
 
@@ -87,7 +87,7 @@ class AsyncSession:
         self._loops.asked_beside(sys._getframe(1))
         return AsyncIteration(self._iterated, self._loops, self._left)
 
-    async def next_batch(self, timeout_s: float | None = None) -> Batch | None:
+    async def poll(self, timeout_s: float | None = None) -> Batch | None:
         """The next batch; None once the session is drained or closed, or when the timeout is over.
 
         Asking acknowledges the batch before, unless the session has auto_ack off. Raises `UsageError` after `close`.
@@ -103,7 +103,7 @@ class AsyncSession:
             self._fetching = None
             batch = fetching.result()
             if batch is not None and self._ending is None:
-                if session.may_go_on(batch):
+                if session.may_continue(batch):
                     self._given, self._has_given = batch, True
                     return batch
                 self._fetching = self._worker.submit(partial(_look_again, session, batch))
@@ -117,16 +117,16 @@ class AsyncSession:
         Raises `SubscriptionEnded`.
         """
         session, deadline = await self._opened(), time.monotonic() + timeout_s
-        while self._ending is None and not session.closed:
-            await asyncio.sleep(min(max(deadline - time.monotonic(), 0.0), LOOK_S))
+        while self._ending is None and not session.is_closed:
+            await asyncio.sleep(min(max(deadline - time.monotonic(), 0.0), POLL_INTERVAL_S))
             looking = self._worker.submit(partial(session.wait, 0.0))
-            session.interrupt()
-            if await settled(looking) and self._ending is None:
+            session.wakeup()
+            if await wait_until_done(looking) and self._ending is None:
                 looking.result()
             if time.monotonic() >= deadline:
                 return
 
-    async def transact(self, work: Callable[[psycopg.Connection[Any]], _T], *batches: Batch) -> _T:
+    async def run_in_transaction(self, work: Callable[[psycopg.Connection[Any]], _T], *batches: Batch) -> _T:
         """Call `work(connection)` on the session's thread, in a transaction that commits its output together with the
         progress of these batches; its answer. See `Session.transaction` for the rules and the errors.
 
@@ -134,14 +134,14 @@ class AsyncSession:
         """
         session = await self._opened()
         working = self._worker.submit(partial(_in_transaction, session, work, batches))
-        session.interrupt()
-        await settled(working)
+        session.wakeup()
+        await wait_until_done(working)
         return working.result()
 
-    def may_go_on(self, batch: Batch) -> bool:
+    def may_continue(self, batch: Batch) -> bool:
         """Whether another user call may begin on this batch now: only while a leader says that the stream is ours."""
         self._home.check(self.subscription)
-        return self._session is not None and self._session.may_go_on(batch)
+        return self._session is not None and self._session.may_continue(batch)
 
     def drain(self) -> None:
         """Finish what was given out, hand everything over, and let the iteration end. From any thread or handler."""
@@ -159,31 +159,31 @@ class AsyncSession:
         if self._session is not None:
             self._session.leave()
 
-    def held(self) -> dict[int, int]:
+    def assignment(self) -> dict[int, int]:
         """{stream: next offset to deliver} of the streams this session holds now."""
         self._home.check(self.subscription)
-        return {} if self._session is None else self._session.held()
+        return {} if self._session is None else self._session.assignment()
 
     async def close(self, *, broken_off: bool = False) -> None:
         """Leave the group and wait until the last progress is durable; see `Session.close`.
 
         It goes on when the waiting is cancelled. Closing again waits for the same end.
         """
-        if self._home.is_elsewhere:
+        if self._home.is_forked:
             return
         if self._ending is None:
             self._ending = self._worker.submit(partial(self._end, broken_off))
             self._worker.stop()
             if self._session is not None:
-                self._session.interrupt()
-        await settled(self._ending)
+                self._session.wakeup()
+        await wait_until_done(self._ending)
         self._ending.result()
 
     @property
-    def closed(self) -> bool:
+    def is_closed(self) -> bool:
         """True once nothing is held and nothing will be."""
         if self._session is not None:
-            return self._session.closed
+            return self._session.is_closed
         return self._ending is not None and self._ending.done()
 
     # --- inside -----------------------------------------------------------------------------------------------------
@@ -195,36 +195,36 @@ class AsyncSession:
         if self._opening is None or (self._opening.done() and self._opening.exception() is not None):
             self._opening = self._worker.submit(self._begin)
         opening = self._opening
-        await settled(opening)
+        await wait_until_done(opening)
         return opening.result()
 
     async def _iterated(self) -> Batch | None:
         """The next of an iteration. Closing ends it, also between two batches."""
         if self._ending is not None and self._has_given:
             return None
-        return await self.next_batch()
+        return await self.poll()
 
     def _left(self, batch: Batch, well: bool) -> None:
         """See `Session.left`. From any thread."""
         if self._given is batch:
             self._given = None
-        if (session := self._session) is not None and not self._home.is_elsewhere:
+        if (session := self._session) is not None and not self._home.is_forked:
             self._worker.submit(partial(session.left, batch, well=well))
-            session.interrupt()
+            session.wakeup()
 
     def _begin_fetching(self, session: Session) -> Future[Batch | None] | None:
         """The one that is under way or done and not taken, or a new one; None where nothing will come any more."""
-        if self._fetching is None and self._ending is None and not session.closed:
+        if self._fetching is None and self._ending is None and not session.is_closed:
             self._fetching = self._worker.submit(partial(self._fetch, session))
         return self._fetching
 
     async def _fetched(self, session: Session, fetching: Future[Batch | None], deadline: float | None) -> bool:
         """Wait for it; who waits no longer ends it, and what it has got by then is kept."""
         try:
-            return await settled(fetching, None if deadline is None else max(deadline - time.monotonic(), 0.0))
+            return await wait_until_done(fetching, None if deadline is None else max(deadline - time.monotonic(), 0.0))
         finally:
             if not fetching.done():
-                session.interrupt()
+                session.wakeup()
 
     # --- on the worker's thread -------------------------------------------------------------------------------------
 
@@ -236,7 +236,7 @@ class AsyncSession:
         return session
 
     def _fetch(self, session: Session) -> Batch | None:
-        batch = session.next_batch()
+        batch = session.poll()
         if batch is not None:
             batch._acknowledge = self._carried(session, batch._acknowledge)
             batch._progressed = self._carried(session, batch._progressed)
@@ -253,7 +253,7 @@ class AsyncSession:
                 acknowledge(*arguments, **named)
             else:
                 self._worker.submit(partial(acknowledge, *arguments, **named))
-                session.interrupt()
+                session.wakeup()
 
         return carried
 
@@ -277,5 +277,5 @@ def _not_here(batch: Batch) -> NoReturn:
 
 def _look_again(session: Session, batch: Batch) -> Batch | None:
     """A batch that nobody took for a while, or whose leader is silent: it waits for the leader's word, or is lost."""
-    session.wait(LOOK_S)
-    return None if batch._lent.over or session.closed else batch
+    session.wait(POLL_INTERVAL_S)
+    return None if batch._granted.is_ended or session.is_closed else batch

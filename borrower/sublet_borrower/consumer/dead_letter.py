@@ -19,7 +19,9 @@ SHOWN_ERROR = 2000
 """A longer error text is cut, in characters."""
 
 
-def keep(connection: psycopg.Connection[Any], topic: str, record: pa.Table, stream_id: int, error: str) -> None:
+def publish_dead_letter(
+    connection: psycopg.Connection[Any], topic: str, record: pa.Table, stream_id: int, error: str
+) -> None:
     """Publish the one record of the table to `topic` in the open transaction: key, value, timestamp and headers as they
     were, and headers that say where it comes from and what was raised."""
     row = record.to_pylist()[0]

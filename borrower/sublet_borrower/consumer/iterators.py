@@ -44,7 +44,7 @@ class Asked(Protocol):
     @property
     def loops(self) -> Loops: ...
 
-    def next_batch(self) -> Batch | None: ...
+    def poll(self) -> Batch | None: ...
 
     def left(self, batch: Batch, *, well: bool) -> None: ...
 
@@ -164,7 +164,7 @@ class Iteration(Iterator[Batch]):
     """Over a session."""
 
     def __init__(self, session: Asked) -> None:
-        self._ask = session.next_batch
+        self._ask = session.poll
         self._loop = _Loop(session.loops, lambda batch, well: session.left(batch, well=well))
         self._over = False
 

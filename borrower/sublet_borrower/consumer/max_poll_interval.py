@@ -20,13 +20,13 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec
 
-from sublet_borrower.agent.event_queue import Inbox
+from sublet_borrower.agent.event_queue import EventQueue
 from sublet_borrower.agent.thread import AgentThread
-from sublet_borrower.machine.agent import Closed
-from sublet_borrower.machine.events import Progressed
-from sublet_borrower.streams.assignment import Handler
+from sublet_borrower.machine.agent import SubscriptionClosed
+from sublet_borrower.machine.events import SessionProgress
+from sublet_borrower.streams.assignment import SessionAssignment
 from sublet_borrower.util.network_loop import network_loop
-from sublet_borrower.util.owner_process import Home
+from sublet_borrower.util.owner_process import OwnerProcess
 
 log = logging.getLogger(__name__)
 
@@ -39,11 +39,11 @@ class Attendance:
     """Of one session. `is_over`: its user has not come back in time, and what it had is given up."""
 
     def __init__(self, subscription: str, max_s: float) -> None:
-        self.handler = Handler(self._report)
+        self.handler = SessionAssignment(self._report)
         self.handler.came_back = self.touch
         self.is_over = False
         self._subscription, self._max_s = subscription, max_s
-        self._home, self._made_at = Home(), _caller()
+        self._home, self._made_at = OwnerProcess(), _caller()
         self._agent: AgentThread | None = None
         self._handle = 0
         self._since, self._inside = time.monotonic(), False
@@ -77,10 +77,10 @@ class Attendance:
         self._inside = False
         self.touch()
 
-    def _report(self, progress: Progressed) -> None:
+    def _report(self, progress: SessionProgress) -> None:
         self._home.check(self._subscription)
         assert self._agent is not None, "nothing is lent before the subscription begins"
-        self._agent.progress(self._handle, progress)
+        self._agent.report_progress(self._handle, progress)
 
     def _look(self, handle: int) -> None:
         """On the network's thread: come again when the time may be over."""
@@ -101,9 +101,9 @@ class Attendance:
             f", and what it has in hand will be delivered again: {given}" if given else "",
         )
 
-    def dropped(self, inbox: Inbox, wait_s: float, close: Callable[[], None]) -> None:
+    def dropped(self, inbox: EventQueue, wait_s: float, close: Callable[[], None]) -> None:
         """The session is gone without having been closed. From any thread, and in the middle of anything."""
-        if self._home.is_elsewhere or not self._handle:
+        if self._home.is_forked or not self._handle:
             return
         warnings.warn(
             f"a Session of {self._subscription}, made at {self._made_at}, was dropped without being closed: what it "
@@ -113,12 +113,12 @@ class Attendance:
         )
         threading.Thread(target=self._see_out, args=(inbox, wait_s, close), name="sublet-dropped", daemon=True).start()
 
-    def _see_out(self, inbox: Inbox, wait_s: float, close: Callable[[], None]) -> None:
+    def _see_out(self, inbox: EventQueue, wait_s: float, close: Callable[[], None]) -> None:
         if not self.is_over:
             network_loop().call_soon_threadsafe(self._give_up, "its session was dropped without being closed")
             deadline = time.monotonic() + wait_s
             while time.monotonic() < deadline:
-                if any(isinstance(news, Closed) for news in inbox.take(0.1)):
+                if any(isinstance(news, SubscriptionClosed) for news in inbox.take(0.1)):
                     break
         self._handle = 0
         close()
@@ -126,7 +126,7 @@ class Attendance:
     def _give_up(self, why: str) -> str:
         """What was in the user's hands, in words."""
         assert self._agent is not None
-        self.handler.give_up()
+        self.handler.abandon_outstanding()
         self._agent.give_up(self._handle, why)
         return self.handler.abandon()
 

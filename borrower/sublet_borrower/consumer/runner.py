@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import psycopg
 
-from sublet_borrower.consumer.dead_letter import keep
+from sublet_borrower.consumer.dead_letter import publish_dead_letter
 from sublet_borrower.streams.batch import Batch
 from sublet_protocol.domain.errors import GrantLost, InvalidSetting, Unavailable, UserFunctionFailed
 from sublet_protocol.domain.topics import check_topic
@@ -32,87 +32,89 @@ TRUST_WAIT_S = 0.1
 """Between two looks whether the stream is still ours."""
 
 
-class Source(Protocol):
+class BatchSource(Protocol):
     """What the runner needs of a `Session`, which must not acknowledge by itself."""
 
     @property
-    def closed(self) -> bool: ...
+    def is_closed(self) -> bool: ...
 
-    def next_batch(self, timeout_s: float | None = None) -> Batch | None: ...
+    def poll(self, timeout_s: float | None = None) -> Batch | None: ...
 
     def wait(self, timeout_s: float) -> None: ...
 
-    def may_go_on(self, batch: Batch) -> bool: ...
+    def may_continue(self, batch: Batch) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class RetryPolicy:
     """What to do when the user's function raises.
 
-    A batch is tried `tries` times in all, and so is a single record before it is blamed; where sublet's own database is
-    away, as often as it takes. The pauses between tries begin near `pause_s` and double up to `longest_pause_s`, each
-    shortened at random by up to half so that many tasks that fail together do not come back together.
+    A batch is tried `max_attempts` times in all, and so is a single record before it is blamed; where sublet's own
+    database is away, as often as it takes. The pauses between tries begin near `backoff_s` and double up to
+    `max_backoff_s`, each shortened at random by up to half so that many tasks that fail together do not come back
+    together.
 
-    `keep`: a topic. A single record that cannot be done is published there, with headers that say where it comes from
-    and what was raised, and the run goes on behind it. None: it ends the run, with progress before it. In a group that
-    is atomic it always does, since an epoch is done whole.
-    """
+    `dead_letter_topic`: a topic. A single record that cannot be done is published there, with headers that say where it
+    comes from and what was raised, and the run goes on behind it. None: it ends the run, with progress before it. In a
+    group that is atomic it always does, since an epoch is done whole."""
 
-    tries: int = 3
-    pause_s: float = 0.2
-    longest_pause_s: float = 5.0
-    keep: str | None = None
+    max_attempts: int = 3
+    backoff_s: float = 0.2
+    max_backoff_s: float = 5.0
+    dead_letter_topic: str | None = None
 
     def __post_init__(self) -> None:
-        if self.keep is not None:
-            check_topic(self.keep)
-        if self.tries < 1:
-            raise InvalidSetting(f"tries is {self.tries}: a batch must be tried at least once.")
-        if not 0 <= self.pause_s <= self.longest_pause_s:
+        if self.dead_letter_topic is not None:
+            check_topic(self.dead_letter_topic)
+        if self.max_attempts < 1:
+            raise InvalidSetting(f"max_attempts is {self.max_attempts}: a batch must be tried at least once.")
+        if not 0 <= self.backoff_s <= self.max_backoff_s:
             raise InvalidSetting(
-                f"pause_s is {self.pause_s} and longest_pause_s is {self.longest_pause_s}: "
+                f"backoff_s is {self.backoff_s} and max_backoff_s is {self.max_backoff_s}: "
                 "neither may be negative, and the first must be at most the second."
             )
 
-    def pause(self, tried: int) -> float:
+    def backoff_after(self, tried: int) -> float:
         """Seconds to wait after the `tried`-th try."""
-        longest = min(self.pause_s * float(2 ** min(tried - 1, 30)), self.longest_pause_s)
+        longest = min(self.backoff_s * float(2 ** min(tried - 1, 30)), self.max_backoff_s)
         return longest * random.uniform(0.5, 1.0)
 
 
 @dataclass(slots=True)
-class Summary:
+class RunSummary:
     """What one run has done so far; another thread may read it meanwhile.
 
-    `messages` and `batches` are done, `failures` is how often the function raised, `lost` how many batches
-    were dropped because their stream was taken away, `kept` how many of the messages were passed over and kept.
-    """
+    `messages` and `batches` are done, `failures` is how often the function raised, `lost_batches` how many batches
+    were dropped because their stream was taken away, `dead_lettered` how many of the messages were passed over and
+    kept."""
 
     batches: int = 0
     messages: int = 0
     failures: int = 0
-    lost: int = 0
-    kept: int = 0
+    lost_batches: int = 0
+    dead_lettered: int = 0
 
 
 class _Lost(Exception):
     """The batch's stream belongs to somebody else now."""
 
 
-def run(session: Source, fn: UserFunction, *, policy: Policy | None = None, summary: Summary | None = None) -> Summary:
+def run(
+    session: BatchSource, fn: UserFunction, *, policy: RetryPolicy | None = None, summary: RunSummary | None = None
+) -> RunSummary:
     """Until the session is drained or closed. `summary` is filled as the run goes on.
 
     Raises `UserFunctionFailed` from what the function raised, `SubscriptionEnded`, and what the session raises. What is
     not an `Exception` (SystemExit, KeyboardInterrupt) passes through at once.
     """
-    runner = _Runner(session, fn, policy or Policy(), summary or Summary())
-    while (batch := session.next_batch()) is not None:
+    runner = _Runner(session, fn, policy or RetryPolicy(), summary or RunSummary())
+    while (batch := session.poll()) is not None:
         runner.work(batch)
     return runner.summary
 
 
 class _Runner:
-    def __init__(self, session: Source, fn: UserFunction, policy: Policy, summary: Summary) -> None:
+    def __init__(self, session: BatchSource, fn: UserFunction, policy: RetryPolicy, summary: RunSummary) -> None:
         self._session, self._fn, self._policy = session, fn, policy
         self.summary = summary
 
@@ -120,12 +122,12 @@ class _Runner:
         """The batch from beginning to end."""
         try:
             self._await_trust(batch)
-            if (error := self._try(batch, batch, self._policy.tries)) is not None:
+            if (error := self._try(batch, batch, self._policy.max_attempts)) is not None:
                 if batch.is_atomic:  # a part of it could not be done on its own
-                    raise _blame(batch, 0, self._policy.tries, _said(error)) from error
+                    raise _blame(batch, 0, self._policy.max_attempts, _said(error)) from error
                 self._narrow(batch, 0, len(batch), error)
         except _Lost:
-            self.summary.lost += 1
+            self.summary.lost_batches += 1
             log.warning("%r was taken away; its new holder gets it", batch)
             return
         batch.ack()
@@ -153,13 +155,13 @@ class _Runner:
             else:
                 return None
             pauses += 1
-            self._session.wait(self._policy.pause(pauses))
+            self._session.wait(self._policy.backoff_after(pauses))
             self._await_trust(batch)
 
     def _await_trust(self, batch: Batch) -> None:
         """A user call begins only while nobody else can have been given the stream. Raises `_Lost` if somebody was."""
-        while not (batch.lost or self._session.closed):
-            if self._session.may_go_on(batch):
+        while not (batch.is_lost or self._session.is_closed):
+            if self._session.may_continue(batch):
                 return
             self._session.wait(TRUST_WAIT_S)
         raise _Lost
@@ -167,16 +169,16 @@ class _Runner:
     def _narrow(self, batch: Batch, first: int, last: int, error: Exception) -> None:
         """Rows [first, last) failed together: do what can be done, in order, up to the one record that cannot."""
         if last - first <= 1:
-            if self._policy.keep is None or last == first:
-                raise _blame(batch, first, self._policy.tries, _said(error)) from error
-            self._keep(batch, batch.part(first, 1), self._policy.keep, error)
+            if self._policy.dead_letter_topic is None or last == first:
+                raise _blame(batch, first, self._policy.max_attempts, _said(error)) from error
+            self._keep(batch, batch.slice(first, 1), self._policy.dead_letter_topic, error)
             return
         middle = (first + last) // 2
         for start, end in ((first, middle), (middle, last)):
-            part = batch.part(start, end - start)
+            part = batch.slice(start, end - start)
             self._session.wait(0.0)
             self._await_trust(batch)
-            failed = self._try(batch, part, self._policy.tries if end - start == 1 else 1)
+            failed = self._try(batch, part, self._policy.max_attempts if end - start == 1 else 1)
             if failed is not None:
                 self._narrow(batch, start, end, failed)
             else:
@@ -189,17 +191,17 @@ class _Runner:
             self._await_trust(batch)
             try:
                 with record.transaction() as connection:
-                    keep(connection, topic, record.table, record.stream_id, _said(error))
+                    publish_dead_letter(connection, topic, record.table, record.stream_id, _said(error))
             except GrantLost:
                 raise _Lost from None
             except Unavailable as away:
                 tried += 1
                 log.warning("%r is not kept yet: %s", record, away)
-                self._session.wait(self._policy.pause(tried))
+                self._session.wait(self._policy.backoff_after(tried))
             except psycopg.Error as refused:
                 why = f"{_said(error)}. Nor could it be kept in topic {topic}: {str(refused).strip()}"
-                raise _blame(record, 0, self._policy.tries, why) from error
-        self.summary.kept += 1
+                raise _blame(record, 0, self._policy.max_attempts, why) from error
+        self.summary.dead_lettered += 1
         log.warning("%r cannot be done and is kept in topic %s: %s", record, topic, _said(error))
 
 

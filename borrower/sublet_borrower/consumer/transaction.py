@@ -22,15 +22,15 @@ from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.errors import DatabaseUnreachable, UnknownOutcome, UsageError
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.connect import connect
-from sublet_storage.db.kept_connection import KeptConnection
-from sublet_storage.db.user_transaction import users_transaction
+from sublet_storage.db.reconnecting_connection import ReconnectingConnection
+from sublet_storage.db.user_transaction import user_transaction
 from sublet_storage.groups import fencing
 from sublet_storage.groups.fencing import Attempt
 
 Connection = psycopg.Connection[Any]
 
 
-class Work(Protocol):
+class TransactionalBatch(Protocol):
     """What a transaction needs to know of a batch."""
 
     @property
@@ -43,12 +43,12 @@ class Work(Protocol):
     def ticket(self) -> int: ...
 
     @property
-    def position(self) -> int: ...
+    def next_offset(self) -> int: ...
 
     @property
-    def consumed(self) -> ConsumedFrontier | None: ...
+    def consumed_frontier(self) -> ConsumedFrontier | None: ...
 
-    def settle(self, *, found: bool) -> None: ...
+    def complete_transaction(self, *, found: bool) -> None: ...
 
 
 @dataclass(slots=True)
@@ -56,8 +56,8 @@ class _Doubt:
     """A transaction whose commit was begun, until its batches know what became of it. `happened`: whether it was
     committed, once that is known."""
 
-    batches: Sequence[Work]
-    furthest: Sequence[Work]
+    batches: Sequence[TransactionalBatch]
+    furthest: Sequence[TransactionalBatch]
     attempt: Attempt
     happened: bool | None = None
 
@@ -66,7 +66,7 @@ class _InVain(Exception):
     """Rolls a transaction back."""
 
 
-class Transactions:
+class ProgressTransactions:
     """One connection for all transactions of a session, made when first needed. Not thread-safe, as a session is not.
 
     `group_id` answers the id of the group that lent the streams, `batch_s` is how long a user may take for a batch.
@@ -79,12 +79,12 @@ class Transactions:
     def __init__(self, url: str, group_id: Callable[[], int], batch_s: float) -> None:
         self._url, self._group_id = url, group_id
         self._idle_s = fencing.idle_limit_s(batch_s)
-        self._kept = KeptConnection(self._connect)
+        self._reconnecting = ReconnectingConnection(self._connect)
         self._open = False
         self._doubt: _Doubt | None = None
 
     @contextlib.contextmanager
-    def over(self, batches: Sequence[Work]) -> Iterator[Connection]:
+    def begin(self, batches: Sequence[TransactionalBatch]) -> Iterator[Connection]:
         """A transaction that ends with the progress of these batches, which are settled then; an exception inside rolls
         it back. Nothing may be in doubt.
 
@@ -96,12 +96,12 @@ class Transactions:
 
         def advance() -> None:
             for batch in furthest:
-                facts = (batch.stream_id, batch.grant_id, batch.position)
-                attempt = fencing.advance(connection, self._group_id(), *facts, consumed=batch.consumed)
+                facts = (batch.stream_id, batch.grant_id, batch.next_offset)
+                attempt = fencing.advance(connection, self._group_id(), *facts, consumed=batch.consumed_frontier)
             self._doubt = _Doubt(batches, furthest, attempt)
 
         try:
-            with users_transaction(connection, advance):
+            with user_transaction(connection, advance):
                 yield connection
             assert self._doubt is not None
             self._doubt.happened = True
@@ -120,7 +120,7 @@ class Transactions:
             raise
         finally:
             self._open = False
-        self._tell(found=False)
+        self._notify(found=False)
 
     @contextlib.contextmanager
     def in_vain(self) -> Iterator[Connection]:
@@ -131,7 +131,7 @@ class Transactions:
             raise _InVain
 
         try:
-            with contextlib.suppress(_InVain), users_transaction(connection, roll_back):
+            with contextlib.suppress(_InVain), user_transaction(connection, roll_back):
                 yield connection
         finally:
             self._open = False
@@ -145,7 +145,7 @@ class Transactions:
             and any((batch.stream_id, batch.ticket) == (stream_id, ticket) for batch in doubt.batches)
         )
 
-    def find_out(self, patience_s: float = fencing.PATIENCE_S) -> bool:
+    def find_out(self, patience_s: float = fencing.OUTCOME_TIMEOUT_S) -> bool:
         """Whether the transaction that is in doubt was committed; its batches know from now on. False if none is.
 
         Raises `UnknownOutcome` where it cannot be known yet.
@@ -154,16 +154,16 @@ class Transactions:
             return False
         if self._doubt.happened is None:
             self._doubt.happened = self._ask(self._doubt, patience_s)
-        return self._tell(found=True)
+        return self._notify(found=True)
 
     def close(self) -> None:
         """Close the connection; whatever is open on it is rolled back."""
-        self._kept.close()
+        self._reconnecting.close()
 
     def _begin(self) -> Connection:
         if self._open:
             raise UsageError("a transaction of this session is open already: end it before the next begins.")
-        connection, self._open = self._kept.ready(), True
+        connection, self._open = self._reconnecting.ready(), True
         return connection
 
     def _connect(self) -> BoundedConnection:
@@ -174,12 +174,12 @@ class Transactions:
             own_search_path=False,
         )
 
-    def _tell(self, *, found: bool) -> bool:
+    def _notify(self, *, found: bool) -> bool:
         doubt = self._doubt
         assert doubt is not None
         if doubt.happened:
             for batch in doubt.batches:
-                batch.settle(found=found)
+                batch.complete_transaction(found=found)
         self._doubt = None
         return bool(doubt.happened)
 
@@ -187,7 +187,7 @@ class Transactions:
         """Whether the transaction whose commit got no answer was committed, asked on a new connection at once."""
         assert self._doubt is not None
         try:
-            self._doubt.happened = self._ask(self._doubt, fencing.PATIENCE_S)
+            self._doubt.happened = self._ask(self._doubt, fencing.OUTCOME_TIMEOUT_S)
         except UnknownOutcome as unknown:
             raise unknown from cause
         if not self._doubt.happened:
@@ -196,7 +196,7 @@ class Transactions:
 
     def _ask(self, doubt: _Doubt, patience_s: float) -> bool:
         try:
-            connection = self._kept.ready()
+            connection = self._reconnecting.ready()
             happened = fencing.happened(connection, doubt.attempt, patience_s)
             if happened is None:  # another server has taken over: what it has of progress counts
                 return self._are_durable(connection, doubt.furthest)
@@ -208,28 +208,28 @@ class Transactions:
                 f" it: {error}. Try the batch again in the same session, which finds out, or look at the tables."
             ) from error
 
-    def _are_durable(self, connection: Connection, furthest: Sequence[Work]) -> bool:
+    def _are_durable(self, connection: Connection, furthest: Sequence[TransactionalBatch]) -> bool:
         try:
             return all(self._is_durable(connection, batch) for batch in furthest)
         except UnknownOutcome:
             self._doubt = None  # for good; to do it again is refused, as the grant is over
             raise
 
-    def _is_durable(self, connection: Connection, batch: Work) -> bool:
-        group_id, wanted = self._group_id(), batch.consumed
+    def _is_durable(self, connection: Connection, batch: TransactionalBatch) -> bool:
+        group_id, wanted = self._group_id(), batch.consumed_frontier
         if wanted is not None:
-            consumed = fencing.consumed(connection, group_id, batch.stream_id, batch.grant_id)
+            consumed = fencing.read_consumed_frontier(connection, group_id, batch.stream_id, batch.grant_id)
             if consumed is None:
                 raise UnknownOutcome(
                     "the connection to Postgres was lost during the commit, and the stream was lent anew since, so that"
                     " nobody can say what became of it. Look at the tables; what was not committed is its new holder's."
                 )
-            return consumed.later(wanted) == consumed
-        found = fencing.position(connection, group_id, batch.stream_id, batch.grant_id)
-        return found is not None and found >= batch.position
+            return consumed.max_of(wanted) == consumed
+        found = fencing.read_position(connection, group_id, batch.stream_id, batch.grant_id)
+        return found is not None and found >= batch.next_offset
 
 
-def _furthest(batches: Sequence[Work]) -> list[Work]:
+def _furthest(batches: Sequence[TransactionalBatch]) -> list[TransactionalBatch]:
     """The last batch of each stream, in the order of streams, in which their rows are locked."""
-    ends = {batch.stream_id: batch for batch in sorted(batches, key=lambda one: (one.ticket, one.position))}
+    ends = {batch.stream_id: batch for batch in sorted(batches, key=lambda one: (one.ticket, one.next_offset))}
     return [ends[stream_id] for stream_id in sorted(ends)]

@@ -9,86 +9,89 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from sublet_borrower.consumer.transaction import Transactions
-from sublet_borrower.fetch.database import Reader
+from sublet_borrower.consumer.transaction import ProgressTransactions
+from sublet_borrower.fetch.database import LogReader
 from sublet_borrower.fetch.nodes import NodeReader
-from sublet_borrower.new_data.direct_listener import OnHeads, hear
+from sublet_borrower.new_data.direct_listener import OnHeads, subscribe_heads
 from sublet_borrower.settings import BorrowerSettings
-from sublet_borrower.streams.atomic_stream import WholeLent
-from sublet_borrower.streams.granted_stream import Lent
+from sublet_borrower.streams.atomic_stream import AtomicGrantedStream
+from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_storage.bootstrap.database import open_database
 from sublet_storage.db.connect import connect
 from sublet_storage.groups import fencing
-from sublet_storage.log.log import Page
+from sublet_storage.log.log import LogPage
 from sublet_storage.nodes import live_nodes
-from sublet_storage.readers.epoch_steps import Marks
+from sublet_storage.readers.epoch_steps import BlockSummaries
 
 
 class PageReader(Protocol):
     """Reads what was lent. `Reader` and `NodeReader` keep it, and `tests/contract/test_readers.py` is its suite."""
 
-    def prepare(self) -> None: ...
+    def warm_up(self) -> None: ...
 
-    def page(self, lent: Lent, allowed: Callable[[Lent], bool]) -> Page | None: ...
+    def fetch(self, granted: GrantedStream, allowed: Callable[[GrantedStream], bool]) -> LogPage | None: ...
 
-    def marks(self, lent: WholeLent) -> Marks | None: ...
+    def fetch_block_summaries(self, granted: AtomicGrantedStream) -> BlockSummaries | None: ...
 
-    def completed(self, stream_ids: Iterable[int]) -> Mapping[int, Marks]: ...
+    def fetch_frontiers(self, stream_ids: Iterable[int]) -> Mapping[int, BlockSummaries]: ...
 
-    def heads(self, stream_ids: Iterable[int]) -> list[tuple[int, int]]: ...
+    def fetch_heads(self, stream_ids: Iterable[int]) -> list[tuple[int, int]]: ...
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """What a session needs of others. `transactions` is None where there is no database to have them on, and `hear`
-    where there is none to hear from: it begins to tell where streams end, and returns what ends that."""
+class SessionTransport:
+    """What a session needs of others. `transactions` is None where there is no database to have them on, and
+    `subscribe_heads` where there is none to hear from: it begins to tell where streams end, and returns what ends
+    that."""
 
     reader: PageReader
-    find_nodes: Callable[[], Sequence[str]]
-    draw_epoch: Callable[[], int]
-    transactions: Transactions | None
-    hear: Callable[[OnHeads], Callable[[], None]] | None
+    discover_nodes: Callable[[], Sequence[str]]
+    next_session_epoch: Callable[[], int]
+    transactions: ProgressTransactions | None
+    subscribe_heads: Callable[[OnHeads], Callable[[], None]] | None
 
 
-def by_database(
+def database_transport(
     opened: contextlib.ExitStack,
     url: str | None,
     data_dir: Path | str | None,
     nodes: Sequence[str] | None,
-    batch_bytes: int,
+    max_batch_bytes: int,
     settings: BorrowerSettings,
     group_id: Callable[[], int],
-) -> Way:
+) -> SessionTransport:
     """Messages from Postgres; nodes as listed there, if none are given. What is opened here is closed by `opened`."""
     timeout_s = settings.read_timeout_s
     database = opened.enter_context(open_database(url, data_dir))
-    reader = Reader(database.url, batch_bytes, timeout_s)
+    reader = LogReader(database.url, max_batch_bytes, timeout_s)
     opened.callback(reader.close)
-    reader.prepare()
-    transactions = Transactions(database.url, group_id, settings.max_poll_interval_s)
+    reader.warm_up()
+    transactions = ProgressTransactions(database.url, group_id, settings.max_poll_interval_s)
     opened.callback(transactions.close)
-    return Way(
+    return SessionTransport(
         reader,
-        find_nodes=lambda: nodes or _listed(database.url, timeout_s),
-        draw_epoch=lambda: _newest(database.url),
+        discover_nodes=lambda: nodes or _listed(database.url, timeout_s),
+        next_session_epoch=lambda: _newest(database.url),
         transactions=transactions,
-        hear=partial(hear, database.url),
+        subscribe_heads=partial(subscribe_heads, database.url),
     )
 
 
-def by_nodes(opened: contextlib.ExitStack, nodes: Sequence[str], batch_bytes: int, timeout_s: float) -> Way:
+def node_transport(
+    opened: contextlib.ExitStack, nodes: Sequence[str], max_batch_bytes: int, timeout_s: float
+) -> SessionTransport:
     """All from these nodes, and from those whose addresses they tell. What is opened here is closed by `opened`."""
-    reader = NodeReader(nodes, batch_bytes, timeout_s)
+    reader = NodeReader(nodes, max_batch_bytes, timeout_s)
     opened.callback(reader.close)
-    reader.prepare()
-    return Way(reader, lambda: nodes, reader.session_epoch, None, None)
+    reader.warm_up()
+    return SessionTransport(reader, lambda: nodes, reader.next_session_epoch, None, None)
 
 
 def _newest(url: str) -> int:
     with connect(url, application_name="sublet session") as connection:
-        return fencing.draw_session_epoch(connection)
+        return fencing.next_session_epoch(connection)
 
 
 def _listed(url: str, silence_s: float) -> list[str]:

@@ -13,81 +13,83 @@ from typing import Any, TypeVar
 import psycopg
 import pyarrow as pa
 
-from sublet_borrower.streams.atomic_stream import WholeLent
-from sublet_borrower.streams.granted_stream import Lent
+from sublet_borrower.streams.atomic_stream import AtomicGrantedStream
+from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.errors import DatabaseUnreachable
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.connect import connect
-from sublet_storage.db.kept_connection import KeptConnection
+from sublet_storage.db.reconnecting_connection import ReconnectingConnection
 from sublet_storage.log import log as message_log
 from sublet_storage.readers import epoch_steps
-from sublet_storage.readers.epoch_steps import Marks
+from sublet_storage.readers.epoch_steps import BlockSummaries
 
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
 
-class Reader:
+class LogReader:
     """One connection in autocommit: no snapshot is held while somebody processes. Not thread-safe.
 
     A server that is silent for `timeout_s` in the middle of a read is a database that is away.
     """
 
-    def __init__(self, url: str, batch_bytes: int, timeout_s: float) -> None:
-        self._url, self._batch_bytes, self._timeout_s = url, batch_bytes, timeout_s
-        self._kept = KeptConnection(self._connect, log)
+    def __init__(self, url: str, max_batch_bytes: int, timeout_s: float) -> None:
+        self._url, self._batch_bytes, self._timeout_s = url, max_batch_bytes, timeout_s
+        self._reconnecting = ReconnectingConnection(self._connect, log)
 
-    def prepare(self) -> None:
+    def warm_up(self) -> None:
         """Do before anything is lent what the first read would have to: connect, and make the first Arrow scalar, for
         which pyarrow loads pandas where it is installed."""
         pa.scalar(0)
-        self.ask(lambda connection: connection)
+        self.query(lambda connection: connection)
 
-    def page(self, lent: Lent, allowed: Callable[[Lent], bool]) -> message_log.Page | None:
+    def fetch(self, granted: GrantedStream, allowed: Callable[[GrantedStream], bool]) -> message_log.LogPage | None:
         """The messages that follow on what was taken of the stream so far, which has moved on behind them then.
 
         None while the database is away, and where what came is discarded: it is not the direct successor, or taking it
-        is not `allowed` any more, which is asked when it has come. Raises `Gone`, `PoisonBlock`, and
+        is not `allowed` any more, which is asked when it has come. Raises `PositionGone`, `PoisonBlock`, and
         `PayloadUnavailable` of what lies outside of Postgres.
         """
-        page = self.ask(
-            lambda connection: message_log.since(
+        page = self.query(
+            lambda connection: message_log.fetch(
                 connection,
-                lent.stream_id,
-                lent.read,
-                filter=lent.filter,
-                generation_id=lent.generation_id,
-                limit_bytes=min(self._batch_bytes, lent.most_bytes or self._batch_bytes),
+                granted.stream_id,
+                granted.next_read_offset,
+                filter=granted.filter,
+                generation_id=granted.generation_id,
+                limit_bytes=min(self._batch_bytes, granted.max_bytes or self._batch_bytes),
             )
         )
-        taken = page is not None and allowed(lent) and lent.take(page.start, page.position, page.head)
+        taken = page is not None and allowed(granted) and granted.advance_read(page.start, page.position, page.head)
         return page if taken else None
 
-    def marks(self, lent: WholeLent) -> Marks | None:
-        """What follows on the marks that are known; None while the database is away. Raises `Gone`."""
-        return self.ask(
-            lambda connection: epoch_steps.marks(connection, lent.stream_id, lent.generation_id, lent.plan.scanned)
+    def fetch_block_summaries(self, granted: AtomicGrantedStream) -> BlockSummaries | None:
+        """What follows on the marks that are known; None while the database is away. Raises `PositionGone`."""
+        return self.query(
+            lambda connection: epoch_steps.read_block_summaries(
+                connection, granted.stream_id, granted.generation_id, granted.step_planner.scanned
+            )
         )
 
-    def completed(self, stream_ids: Iterable[int]) -> Mapping[int, Marks]:
+    def fetch_frontiers(self, stream_ids: Iterable[int]) -> Mapping[int, BlockSummaries]:
         """Where streams end and what is completed in their spaces; empty while the database is away."""
-        return self.ask(lambda connection: epoch_steps.lowers(connection, stream_ids)) or {}
+        return self.query(lambda connection: epoch_steps.read_stream_frontiers(connection, stream_ids)) or {}
 
-    def heads(self, stream_ids: Iterable[int]) -> list[tuple[int, int]]:
+    def fetch_heads(self, stream_ids: Iterable[int]) -> list[tuple[int, int]]:
         """(stream, head) of each, as they are now; empty while the database is away."""
-        found = self.ask(lambda connection: message_log.heads(connection, stream_ids))
+        found = self.query(lambda connection: message_log.read_heads(connection, stream_ids))
         return [(stream_id, head.head) for stream_id, head in (found or {}).items()]
 
     def close(self) -> None:
         """Close the connection."""
-        self._kept.close()
+        self._reconnecting.close()
 
-    def ask(self, read: Callable[[psycopg.Connection[Any]], _T]) -> _T | None:
+    def query(self, read: Callable[[psycopg.Connection[Any]], _T]) -> _T | None:
         """The answer; None while the database is away, which is not tried again at once. A read changes nothing:
         whoever asked may simply ask again."""
         try:
-            with self._kept as connection:
+            with self._reconnecting as connection:
                 return read(connection)
         except (psycopg.OperationalError, DatabaseUnreachable):
             return None

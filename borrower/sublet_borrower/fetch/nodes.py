@@ -11,30 +11,30 @@ from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
-from sublet_borrower.remote.node_calls import FIRST_PAUSE_S, LONGEST_PAUSE_S, Again, Calls
-from sublet_borrower.remote.reader import REMEDY, decode_messages
-from sublet_borrower.streams.atomic_stream import WholeLent
-from sublet_borrower.streams.granted_stream import Lent
-from sublet_borrower.util.owner_process import Home
-from sublet_protocol.domain.errors import Gone, ProtocolMismatch, SubletError, Unavailable, UsageError
+from sublet_borrower.remote.node_calls import BACKOFF_INITIAL_S, BACKOFF_MAX_S, NodeCalls, RetryableError
+from sublet_borrower.remote.reader import HINT, decode_messages
+from sublet_borrower.streams.atomic_stream import AtomicGrantedStream
+from sublet_borrower.streams.granted_stream import GrantedStream
+from sublet_borrower.util.owner_process import OwnerProcess
+from sublet_protocol.domain.errors import PositionGone, ProtocolMismatch, SubletError, Unavailable, UsageError
 from sublet_protocol.messages.codec import MalformedMessage
 from sublet_protocol.messages.feed_fetch import (
-    Missing,
-    Wanted,
-    decode_epoch,
-    decode_found,
-    decode_heads,
-    encode_epoch_wanted,
-    encode_heads_wanted,
-    encode_wanted,
+    FetchRequest,
+    PageGone,
+    decode_fetch_reply,
+    decode_heads_reply,
+    decode_session_epoch_reply,
+    encode_fetch_request,
+    encode_heads_request,
+    encode_session_epoch_request,
 )
-from sublet_storage.log.log import Page
-from sublet_storage.readers.epoch_steps import Marks
+from sublet_storage.log.log import LogPage
+from sublet_storage.readers.epoch_steps import BlockSummaries
 from sublet_storage.util.retry import Backoff, call_with_retry
 
 log = logging.getLogger(__name__)
 
-PATIENCE_S: Final = 10.0
+FIRST_NODE_TIMEOUT_S: Final = 10.0
 """How long a session that begins waits for a node, if that is less than its `read_timeout_s`."""
 
 REFUSALS: Final = (ProtocolMismatch, SubletError)
@@ -49,57 +49,58 @@ class NodeReader:
     A read is over after `timeout_s`, also where nodes are frozen. It belongs to the process that made it.
     """
 
-    def __init__(self, nodes: Sequence[str], batch_bytes: int, timeout_s: float) -> None:
-        self._home = Home()
-        self._nodes, self._batch_bytes, self._timeout_s = tuple(nodes), batch_bytes, timeout_s
-        self._calls = Calls(self._nodes)
+    def __init__(self, nodes: Sequence[str], max_batch_bytes: int, timeout_s: float) -> None:
+        self._home = OwnerProcess()
+        self._nodes, self._batch_bytes, self._timeout_s = tuple(nodes), max_batch_bytes, timeout_s
+        self._calls = NodeCalls(self._nodes)
         self._waits = False
-        self._backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        self._backoff = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S)
 
-    def prepare(self) -> None:
+    def warm_up(self) -> None:
         """Do before anything is lent what the first read would have to: find a node that serves this release, and make
         the first Arrow scalar, for which pyarrow loads pandas where it is installed.
 
         Raises `Unavailable` where no node answers, `ProtocolMismatch` where all are of another release.
         """
         pa.scalar(0)
-        self._insist("Heads", encode_heads_wanted(()), decode_heads)
+        self._insist("Heads", encode_heads_request(()), decode_heads_reply)
 
-    def page(self, lent: Lent, allowed: Callable[[Lent], bool]) -> Page | None:
+    def fetch(self, granted: GrantedStream, allowed: Callable[[GrantedStream], bool]) -> LogPage | None:
         """The messages that follow on what was taken of the stream so far, which has moved on behind them then.
 
         None while no node answers, and where what came is discarded: it is not the direct successor, or taking it is
-        not `allowed` any more, which is asked when it has come. Raises `Gone`, `BeyondHead`, `PayloadUnavailable`,
-        `PoisonBlock`, and `ValueTooLarge` for a message that no node can send.
-        """
-        wanted = Wanted(lent.stream_id, lent.read, lent.filter, lent.generation_id, self._batch_bytes)
-        page = self._attempt("Read", encode_wanted(wanted), lambda wire: _page(wanted, wire))
-        taken = page is not None and allowed(lent) and lent.take(page.start, page.position, page.head)
+        not `allowed` any more, which is asked when it has come. Raises `PositionGone`, `PositionBeyondHead`,
+        `PayloadUnavailable`, `PoisonBlock`, and `ValueTooLarge` for a message that no node can send."""
+        wanted = FetchRequest(
+            granted.stream_id, granted.next_read_offset, granted.filter, granted.generation_id, self._batch_bytes
+        )
+        page = self._attempt("Read", encode_fetch_request(wanted), lambda wire: _page(wanted, wire))
+        taken = page is not None and allowed(granted) and granted.advance_read(page.start, page.position, page.head)
         return page if taken else None
 
-    def heads(self, stream_ids: Iterable[int]) -> list[tuple[int, int]]:
+    def fetch_heads(self, stream_ids: Iterable[int]) -> list[tuple[int, int]]:
         """(stream, head) of each, as they are now; empty while no node answers."""
-        found = self._attempt("Heads", encode_heads_wanted(stream_ids), decode_heads)
+        found = self._attempt("Heads", encode_heads_request(stream_ids), decode_heads_reply)
         return [(stream_id, head) for stream_id, (head, _) in (found or {}).items()]
 
-    def marks(self, lent: WholeLent) -> Marks | None:
+    def fetch_block_summaries(self, granted: AtomicGrantedStream) -> BlockSummaries | None:
         """Nodes say nothing of epochs. Raises `UsageError`."""
         raise UsageError(
-            f"stream {lent.stream_id} is of an atomic group, and what is read through nodes says nothing of epochs."
-            " Make the session with access to the database, without through_nodes."
+            f"stream {granted.stream_id} is of an atomic group, and what is read through nodes says nothing of epochs."
+            " Make the session with access to the database, transport='database'."
         )
 
-    def completed(self, stream_ids: Iterable[int]) -> Mapping[int, Marks]:
+    def fetch_frontiers(self, stream_ids: Iterable[int]) -> Mapping[int, BlockSummaries]:
         """Nothing is known of epochs."""
         return {}
 
-    def session_epoch(self) -> int:
+    def next_session_epoch(self) -> int:
         """A number above all that anybody was given before. Raises `Unavailable`."""
-        return self._insist("SessionEpoch", encode_epoch_wanted(), decode_epoch)
+        return self._insist("SessionEpoch", encode_session_epoch_request(), decode_session_epoch_reply)
 
     def close(self) -> None:
         """Close the connection; in a forked child, whose it is not, nothing."""
-        if not self._home.is_elsewhere:
+        if not self._home.is_forked:
             self._calls.close()
 
     # --- asking -----------------------------------------------------------------------------------------------------
@@ -111,7 +112,7 @@ class NodeReader:
             return None
         try:
             answer = self._round(method, request, decode, self._timeout_s, self._timeout_s)
-        except Again as again:
+        except RetryableError as again:
             if not self._waits:
                 log.warning("reading waits for a node, and goes on when one answers: %s", again)
             self._waits = True
@@ -126,29 +127,29 @@ class NodeReader:
     def _insist(self, method: str, request: Any, decode: Callable[[Any], _T]) -> _T:
         """An answer, or `Unavailable`."""
         self._home.check("a session's reader")
-        patience_s = min(self._timeout_s, PATIENCE_S)
-        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, total_s=patience_s)
+        patience_s = min(self._timeout_s, FIRST_NODE_TIMEOUT_S)
+        backoff = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S, total_s=patience_s)
         try:
             return call_with_retry(
                 lambda: self._round(method, request, decode, patience_s / len(self._nodes), backoff.left_s),
-                lambda error: isinstance(error, Again),
+                lambda error: isinstance(error, RetryableError),
                 backoff,
                 time.sleep,
             )
-        except Again as again:
-            over, listed = again.given_up(patience_s, REMEDY), ", ".join(self._nodes)
+        except RetryableError as again:
+            over, listed = again.given_up(patience_s, HINT), ", ".join(self._nodes)
             raise Unavailable(f"no node answers at {listed}. The last one asked: {over}") from again
 
     def _round(self, method: str, request: Any, decode: Callable[[Any], _T], each_s: float, all_s: float) -> _T:
         """Ask one node after the other, each for so long at most, beginning with the one in use. Raises `Again` where
         none answers, what all say where all refuse, and what is wrong with the request."""
         deadline = time.monotonic() + all_s
-        trouble: Again | None = None
+        trouble: RetryableError | None = None
         refusal: SubletError | None = None
         for _ in self._nodes:
             try:
                 return self._ask(method, request, decode, min(each_s, max(deadline - time.monotonic(), 0.01)))
-            except Again as again:
+            except RetryableError as again:
                 trouble = again
             except SubletError as error:
                 if type(error) not in REFUSALS:
@@ -156,7 +157,7 @@ class NodeReader:
                 refusal = error
                 log.info("%s", error)
             if len(self._nodes) > 1 or trouble is None or not trouble.after_s:  # one that is busy is not lost
-                self._calls.turn()
+                self._calls.use_next_node()
             if time.monotonic() >= deadline:
                 break
         if trouble is None and refusal is not None:
@@ -165,17 +166,17 @@ class NodeReader:
         raise trouble
 
     def _ask(self, method: str, request: Any, decode: Callable[[Any], _T], timeout_s: float) -> _T:
-        wire = self._calls.ask(method, request, timeout_s)
+        wire = self._calls.call(method, request, timeout_s)
         try:
             return decode(wire)
         except MalformedMessage as error:
-            raise Again(self._calls.address, f"an answer that cannot be ({error})") from error
+            raise RetryableError(self._calls.address, f"an answer that cannot be ({error})") from error
 
 
-def _page(wanted: Wanted, wire: Any) -> Page:
-    """The page in the answer. Raises `Gone`, `MalformedMessage`."""
-    found = decode_found(wire)
-    if isinstance(found, Missing):
-        raise Gone(wanted.stream_id, wanted.position, found.oldest)
+def _page(wanted: FetchRequest, wire: Any) -> LogPage:
+    """The page in the answer. Raises `PositionGone`, `MalformedMessage`."""
+    found = decode_fetch_reply(wire)
+    if isinstance(found, PageGone):
+        raise PositionGone(wanted.stream_id, wanted.position, found.oldest_offset)
     batches = () if found.messages is None else tuple(decode_messages(found.messages).to_batches())
-    return Page(batches, found.start, found.position, found.head, found.closed)
+    return LogPage(batches, found.start, found.position, found.head, found.is_closed)

@@ -11,38 +11,38 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sublet_borrower.machine import events as borrower_events
-from sublet_borrower.machine.borrower import Borrower, Inheritance, Wants
-from sublet_borrower.machine.events import Ended, Progressed, Tell
-from sublet_borrower.machine.table import Status
+from sublet_borrower.machine.borrower import Borrower, PredecessorState, SubscriptionRequest
+from sublet_borrower.machine.events import AssignmentUpdate, BorrowerEnded, SessionProgress
+from sublet_borrower.machine.table import BorrowerStatus
 from sublet_borrower.settings import BorrowerSettings
-from sublet_protocol.messages.messages import EndReason, Ping, ToBorrower, ToLeader
+from sublet_protocol.messages.messages import InvalidateReason, Ping, ToBorrower, ToLeader
 
 SUSPECT_S = 10.0
 """How long a node that failed to answer is asked only after the others."""
 
 
 @dataclass(frozen=True, slots=True)
-class Subscribe:
+class OpenSubscription:
     """Begin a subscription under a handle not used before."""
 
     handle: int
     subscription: str
     weight: float = 1.0
     session: str | None = None
-    start: str = "latest"
+    starting_position: str = "latest"
     session_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Unsubscribe:
-    """Hand everything over and end; `Closed` says when. `why`: where it is not the session's own wish."""
+class CloseSubscription:
+    """Hand everything over and end; `SubscriptionClosed` says when. `why`: where it is not the session's own wish."""
 
     handle: int
     why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class FromNode:
+class NodeMessageReceived:
     """A message from the node at that address."""
 
     node: str
@@ -57,18 +57,18 @@ class NodeLost:
 
 
 @dataclass(frozen=True, slots=True)
-class NodesKnown:
+class NodesDiscovered:
     """The addresses of all live nodes, as far as is known."""
 
     nodes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Consumed:
+class ProgressReported:
     """The session's progress on a stream of one of its subscriptions."""
 
     handle: int
-    progress: Progressed
+    progress: SessionProgress
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,33 +76,35 @@ class Tick:
     """Time has passed."""
 
 
-AgentEvent = Subscribe | Unsubscribe | FromNode | NodeLost | NodesKnown | Consumed | Tick
+AgentEvent = (
+    OpenSubscription | CloseSubscription | NodeMessageReceived | NodeLost | NodesDiscovered | ProgressReported | Tick
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class HandleUpdate:
     """Something for the session that owns the handle."""
 
     handle: int
-    tell: Tell
+    update: AssignmentUpdate
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
+class SubscriptionClosed:
     """The subscription is over and no borrower will be made for it again."""
 
     handle: int
-    reason: EndReason
+    reason: InvalidateReason
     detail: str
 
 
 @dataclass(frozen=True, slots=True)
 class AgentOutcome:
-    """`sends` are (node address, message) in order; `nodes_wanted`: look the live nodes up again."""
+    """`sends` are (node address, message) in order; `needs_discovery`: look the live nodes up again."""
 
     sends: tuple[tuple[str, ToLeader], ...] = ()
-    tells: tuple[Told | Closed, ...] = ()
-    nodes_wanted: bool = False
+    updates: tuple[HandleUpdate | SubscriptionClosed, ...] = ()
+    needs_discovery: bool = False
     wake_at: float | None = None
 
 
@@ -110,7 +112,7 @@ class AgentOutcome:
 class _Out:
     sends: list[tuple[str, ToLeader]] = field(default_factory=list)
     pings: dict[str, list[str]] = field(default_factory=dict)
-    tells: list[Told | Closed] = field(default_factory=list)
+    updates: list[HandleUpdate | SubscriptionClosed] = field(default_factory=list)
     nodes_wanted: bool = False
 
 
@@ -132,23 +134,25 @@ class Agent:
         """Answer one event."""
         self._out = _Out()
         match event:
-            case Subscribe():
+            case OpenSubscription():
                 e = event
-                wants = Wants(self.agent_id, e.subscription, e.weight, e.session, e.start, e.session_epoch)
+                wants = SubscriptionRequest(
+                    self.agent_id, e.subscription, e.weight, e.session, e.starting_position, e.session_epoch
+                )
                 self._make(event.handle, wants, None, now)
-            case Unsubscribe():
+            case CloseSubscription():
                 self._pass(event.handle, borrower_events.Unsubscribe(event.why), now)
-            case FromNode():
+            case NodeMessageReceived():
                 handle = self._handles.get(event.message.borrower_id)
                 self._asked.pop(event.message.borrower_id, None)
                 if handle is not None:
-                    self._pass(handle, borrower_events.FromLeader(event.node, event.message), now)
+                    self._pass(handle, borrower_events.LeaderMessageReceived(event.node, event.message), now)
             case NodeLost():
                 self._suspect(event.node, now)
                 self._pass_all(borrower_events.NodeLost(event.node), now)
-            case NodesKnown():
+            case NodesDiscovered():
                 self._learn(event.nodes, now)
-            case Consumed():
+            case ProgressReported():
                 self._pass(event.handle, event.progress, now)
             case Tick():
                 due = [h for h, at in self._wake.items() if at <= now]
@@ -161,33 +165,33 @@ class Agent:
         borrower = self.borrowers.get(handle)
         return borrower.group_id if borrower is not None else None
 
-    def node(self, handle: int) -> str | None:
+    def leader_node(self, handle: int) -> str | None:
         """The address of the node whose leader lends to this subscription; None while it looks for one."""
         borrower = self.borrowers.get(handle)
-        return borrower.node if borrower is not None and borrower.status is Status.CONNECTED else None
+        return borrower.node if borrower is not None and borrower.status is BorrowerStatus.CONNECTED else None
 
-    def may_start(self, handle: int, stream_id: int, grant_id: int, now: float) -> bool:
-        """Whether a user call on this stream may begin now; see `Borrower.may_start`."""
+    def may_start_call(self, handle: int, stream_id: int, grant_id: int, now: float) -> bool:
+        """Whether a user call on this stream may begin now; see `Borrower.may_start_call`."""
         borrower = self.borrowers.get(handle)
-        return borrower is not None and borrower.may_start(stream_id, grant_id, now)
+        return borrower is not None and borrower.may_start_call(stream_id, grant_id, now)
 
-    def may_go_on(self, handle: int, stream_id: int, grant_id: int, now: float) -> bool:
-        """Whether another user call may begin on messages given out already; see `Borrower.may_go_on`."""
+    def may_continue(self, handle: int, stream_id: int, grant_id: int, now: float) -> bool:
+        """Whether another user call may begin on messages given out already; see `Borrower.may_continue`."""
         borrower = self.borrowers.get(handle)
-        return borrower is not None and borrower.may_go_on(stream_id, grant_id, now)
+        return borrower is not None and borrower.may_continue(stream_id, grant_id, now)
 
     def _outcome(self, now: float) -> AgentOutcome:
         for node, ids in self._out.pings.items():
             self._out.sends.append((node, Ping(tuple(ids), now)))
         wake_at = min(self._wake.values(), default=None)
-        return AgentOutcome(tuple(self._out.sends), tuple(self._out.tells), self._out.nodes_wanted, wake_at)
+        return AgentOutcome(tuple(self._out.sends), tuple(self._out.updates), self._out.nodes_wanted, wake_at)
 
-    def _make(self, handle: int, wants: Wants, inheritance: Inheritance | None, now: float) -> None:
+    def _make(self, handle: int, wants: SubscriptionRequest, inheritance: PredecessorState | None, now: float) -> None:
         self._made += 1
         borrower = Borrower(f"{self.agent_id}/{self._made}", wants, self.settings, inheritance, self._made)
         self.borrowers[handle] = borrower
         self._handles[borrower.borrower_id] = handle
-        self._carry_out(handle, borrower, borrower.begin(now), now)
+        self._carry_out(handle, borrower, borrower.start(now), now)
 
     def _pass_all(self, event: borrower_events.Event, now: float) -> None:
         for handle in tuple(self.borrowers):
@@ -201,7 +205,7 @@ class Agent:
     def _carry_out(self, handle: int, borrower: Borrower, outcome: borrower_events.Outcome, now: float) -> None:
         for send in outcome.sends:
             self._route(borrower, send.node, send.message, now)
-        self._out.tells.extend(Told(handle, tell) for tell in outcome.tells)
+        self._out.updates.extend(HandleUpdate(handle, notify) for notify in outcome.updates)
         if outcome.wake_at is None:
             self._wake.pop(handle, None)
         else:
@@ -209,15 +213,15 @@ class Agent:
         if outcome.ended is not None:
             self._succeed(handle, borrower, outcome.ended, now)
 
-    def _succeed(self, handle: int, borrower: Borrower, ended: Ended, now: float) -> None:
+    def _succeed(self, handle: int, borrower: Borrower, ended: BorrowerEnded, now: float) -> None:
         """After a doubt make another; after a final reason none."""
         del self.borrowers[handle], self._handles[borrower.borrower_id]
         self._asked.pop(borrower.borrower_id, None)
         self._wake.pop(handle, None)
-        if ended.reason.final:
-            self._out.tells.append(Closed(handle, ended.reason, ended.detail))
+        if ended.reason.is_final:
+            self._out.updates.append(SubscriptionClosed(handle, ended.reason, ended.detail))
         else:
-            self._make(handle, borrower.wants, borrower.inheritance(), now)
+            self._make(handle, borrower.request, borrower.successor_state(), now)
 
     def _route(self, borrower: Borrower, node: str | None, message: ToLeader, now: float) -> None:
         address = node or self._choose(borrower, now)
@@ -243,7 +247,7 @@ class Agent:
         silent = self._asked.get(borrower.borrower_id)
         if silent is not None:
             self._suspect(silent, now)
-        address = self._preferred(borrower.wants.subscription, now)
+        address = self._preferred(borrower.request.subscription, now)
         if address is not None:
             self._asked[borrower.borrower_id] = address
         return address

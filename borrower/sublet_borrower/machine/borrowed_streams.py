@@ -8,150 +8,150 @@ from dataclasses import dataclass, replace
 from sublet_borrower.machine.table import StreamStatus
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.in_doubt import InDoubt
-from sublet_protocol.messages.messages import Grant, Held, StreamProgress
+from sublet_protocol.messages.messages import Grant, HeldGrant, StreamProgress
 
 
 @dataclass(slots=True)
-class Stream:
-    """One stream under one grant. `confirmed`: this borrower's own leader has granted it, not only a predecessor's, on
-    whose word it may be worked on until `inherited_until`. `ends_at`: the leader takes it by force, and no later answer
-    to a ping is about it."""
+class BorrowedStream:
+    """One stream under one grant. `is_confirmed`: this borrower's own leader has granted it, not only a predecessor's,
+    on whose word it may be worked on until `inherited_until`. `ends_at`: the leader takes it by force, and no later
+    answer to a ping is about it."""
 
     stream_id: int
     grant_id: int
     position: int
     status: StreamStatus = StreamStatus.GRANTED
-    confirmed: bool = True
+    is_confirmed: bool = True
     inherited_until: float = float("-inf")
     ends_at: float = float("inf")
-    final: bool = False
-    saved: int = -1
+    is_final: bool = False
+    saved_position: int = -1
     sent_at: float | None = None
     size: int = 0
     lag: int | None = None
-    until: int = 0
+    delivered_end: int = 0
     consumed: ConsumedFrontier | None = None
     saved_consumed: ConsumedFrontier | None = None
     in_doubt: InDoubt | None = None
-    saved_doubt: InDoubt | None = None
-    trouble: str = ""
-    sent_trouble: str = ""
+    saved_in_doubt: InDoubt | None = None
+    read_error: str = ""
+    sent_read_error: str = ""
     poison: int = 0
 
     @property
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         """Nothing is left to report: the leader has said that this very progress is durable."""
         return (
-            not self.final
-            and self.saved >= self.position
-            and self.in_doubt in (None, self.saved_doubt)
+            not self.is_final
+            and self.saved_position >= self.position
+            and self.in_doubt in (None, self.saved_in_doubt)
             and self._is_saved(self.consumed)
         )
 
-    def note_saved(self, position: int, consumed: ConsumedFrontier | None, in_doubt: InDoubt | None) -> bool:
+    def mark_saved(self, position: int, consumed: ConsumedFrontier | None, in_doubt: InDoubt | None) -> bool:
         """So much is durable; False if that is no news."""
-        if position <= self.saved and in_doubt in (None, self.saved_doubt) and self._is_saved(consumed):
+        if position <= self.saved_position and in_doubt in (None, self.saved_in_doubt) and self._is_saved(consumed):
             return False
-        self.saved, self.saved_doubt = max(self.saved, position), in_doubt
-        self.saved_consumed = consumed if self.saved_consumed is None else self.saved_consumed.later(consumed)
+        self.saved_position, self.saved_in_doubt = max(self.saved_position, position), in_doubt
+        self.saved_consumed = consumed if self.saved_consumed is None else self.saved_consumed.max_of(consumed)
         return True
 
     def _is_saved(self, consumed: ConsumedFrontier | None) -> bool:
         if consumed is None:
             return True
-        return self.saved_consumed is not None and self.saved_consumed.later(consumed) == self.saved_consumed
+        return self.saved_consumed is not None and self.saved_consumed.max_of(consumed) == self.saved_consumed
 
     def good_until(self, trusted_until: float) -> float:
         """Until when user calls may begin on it, if its leader's word is good until then."""
-        return min(trusted_until, self.ends_at) if self.confirmed else self.inherited_until
+        return min(trusted_until, self.ends_at) if self.is_confirmed else self.inherited_until
 
-    def progress(self) -> StreamProgress:
+    def to_progress(self) -> StreamProgress:
         """What to report."""
         return StreamProgress(
             self.stream_id,
             self.grant_id,
             self.position,
-            self.final,
+            self.is_final,
             self.size,
             self.lag,
-            self.until,
+            self.delivered_end,
             self.consumed,
             self.in_doubt,
-            self.trouble,
+            self.read_error,
             self.poison,
         )
 
-    def last_word(self) -> StreamProgress:
+    def to_final_progress(self) -> StreamProgress:
         """What to say on leaving, of all streams in one message: that they could not be read on matters no more, as
         whoever is lent them next will see for himself."""
-        return replace(self.progress(), trouble="", poison=0)
+        return replace(self.to_progress(), read_error="", poison=0)
 
 
-class Streams:
+class BorrowedStreams:
     """All streams of one borrower.
 
     A grant id only grows per stream, so one number per stream remembers every grant that is over: a late or repeated
     `grant` at or below it must not bring the stream back.
     """
 
-    def __init__(self, inherited: Iterable[Stream] = ()) -> None:
+    def __init__(self, inherited: Iterable[BorrowedStream] = ()) -> None:
         self._held = {s.stream_id: s for s in inherited}
         self._over: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def __iter__(self) -> Iterator[Stream]:
+    def __iter__(self) -> Iterator[BorrowedStream]:
         return iter(self._held.values())
 
-    def under(self, stream_id: int, grant_id: int) -> Stream | None:
+    def find(self, stream_id: int, grant_id: int) -> BorrowedStream | None:
         """The stream, if it is held under exactly this grant."""
         stream = self._held.get(stream_id)
         return stream if stream is not None and stream.grant_id == grant_id else None
 
-    def holding(self, stream_id: int) -> Stream | None:
+    def find_any_grant(self, stream_id: int) -> BorrowedStream | None:
         """The stream under whichever grant."""
         return self._held.get(stream_id)
 
-    def is_over(self, stream_id: int, grant_id: int) -> bool:
+    def is_grant_ended(self, stream_id: int, grant_id: int) -> bool:
         """True for grants that ended here before, or were refused."""
         return grant_id <= self._over.get(stream_id, -1)
 
-    def add(self, grant: Grant, now: float) -> Stream:
+    def add(self, grant: Grant, now: float) -> BorrowedStream:
         """Hold the stream from the grant's position."""
-        stream = Stream(grant.stream_id, grant.grant_id, grant.position, sent_at=now, consumed=grant.consumed)
+        stream = BorrowedStream(grant.stream_id, grant.grant_id, grant.position, sent_at=now, consumed=grant.consumed)
         self._held[grant.stream_id] = stream
         return stream
 
-    def drop(self, stream_id: int, grant_id: int) -> Stream | None:
+    def drop(self, stream_id: int, grant_id: int) -> BorrowedStream | None:
         """Mark the grant as over; the stream if it was held under it."""
         self._over[stream_id] = max(grant_id, self._over.get(stream_id, -1))
-        stream = self.under(stream_id, grant_id)
+        stream = self.find(stream_id, grant_id)
         if stream is not None:
             del self._held[stream_id]
         return stream
 
-    def held(self) -> tuple[Held, ...]:
+    def held(self) -> tuple[HeldGrant, ...]:
         """What a successor asks the next leader to confirm."""
-        return tuple(Held(s.stream_id, s.grant_id, s.position, s.consumed) for s in self._held.values())
+        return tuple(HeldGrant(s.stream_id, s.grant_id, s.position, s.consumed) for s in self._held.values())
 
-    def inherit(self, trusted_until: float) -> tuple[Stream, ...]:
+    def inherit(self, trusted_until: float) -> tuple[BorrowedStream, ...]:
         """The same streams for a successor, none confirmed; the trust is that of the leader who did confirm it."""
         return tuple(
-            Stream(
+            BorrowedStream(
                 s.stream_id,
                 s.grant_id,
                 s.position,
                 s.status,
-                confirmed=False,
+                is_confirmed=False,
                 inherited_until=s.good_until(trusted_until),
-                final=s.final,
+                is_final=s.is_final,
                 size=s.size,
                 lag=s.lag,
-                until=s.until,
+                delivered_end=s.delivered_end,
                 consumed=s.consumed,
                 in_doubt=s.in_doubt,
-                trouble=s.trouble,
+                read_error=s.read_error,
                 poison=s.poison,
             )
             for s in self._held.values()

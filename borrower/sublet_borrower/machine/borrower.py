@@ -5,32 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from sublet_borrower.machine.borrowed_streams import Stream, Streams
+from sublet_borrower.machine.borrowed_streams import BorrowedStream, BorrowedStreams
 from sublet_borrower.machine.events import (
-    Announced,
-    Ended,
+    AssignmentUpdate,
+    BorrowerEnded,
     Event,
-    FromLeader,
-    Install,
+    FrontierAdvanced,
+    LeaderMessageReceived,
     NodeLost,
     Outcome,
-    Progressed,
-    Remove,
-    Saved,
+    RevokeStarted,
+    SavedProgress,
     Send,
-    Stop,
-    Tell,
+    SessionProgress,
+    StreamGranted,
+    StreamRemoved,
     Tick,
     Unsubscribe,
 )
-from sublet_borrower.machine.read_failure import parcels
-from sublet_borrower.machine.table import MOVES, TABLE, Kind, Status, StreamStatus
+from sublet_borrower.machine.read_failure import split_progress
+from sublet_borrower.machine.table import ACTIONS, ALLOWED_TRANSITIONS, BorrowerStatus, EventKind, StreamStatus
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.messages.messages import (
     Disconnect,
-    EndReason,
     Grant,
     Invalidate,
+    InvalidateReason,
     LeaderConnectResponse,
     LeaderWanted,
     Ping,
@@ -44,45 +44,45 @@ from sublet_protocol.messages.messages import (
     UpdateProgress,
 )
 
-_MESSAGE_KINDS: dict[type, Kind] = {
-    LeaderConnectResponse: Kind.CONNECT_RESPONSE,
-    PingResponse: Kind.PING_RESPONSE,
-    Grant: Kind.GRANT,
-    Revoke: Kind.REVOKE,
-    Revoked: Kind.REVOKED,
-    ProgressSaved: Kind.PROGRESS_SAVED,
-    Invalidate: Kind.INVALIDATE,
+_MESSAGE_KINDS: dict[type, EventKind] = {
+    LeaderConnectResponse: EventKind.CONNECT_RESPONSE,
+    PingResponse: EventKind.PING_RESPONSE,
+    Grant: EventKind.GRANT,
+    Revoke: EventKind.REVOKE,
+    Revoked: EventKind.REVOKED,
+    ProgressSaved: EventKind.PROGRESS_SAVED,
+    Invalidate: EventKind.INVALIDATE,
 }
-_EVENT_KINDS: dict[type, Kind] = {
-    NodeLost: Kind.NODE_LOST,
-    Progressed: Kind.PROGRESSED,
-    Unsubscribe: Kind.UNSUBSCRIBE,
-    Tick: Kind.TICK,
+_EVENT_KINDS: dict[type, EventKind] = {
+    NodeLost: EventKind.NODE_LOST,
+    SessionProgress: EventKind.SESSION_PROGRESS,
+    Unsubscribe: EventKind.UNSUBSCRIBE,
+    Tick: EventKind.TICK,
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Wants:
+class SubscriptionRequest:
     """What a subscription asks for; the same for every borrower made for it. See `LeaderWanted` for the fields."""
 
     agent: str
     subscription: str
     weight: float = 1.0
     session: str | None = None
-    start: str = "latest"
+    starting_position: str = "latest"
     session_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Inheritance:
+class PredecessorState:
     """What a borrower takes over from its invalidated predecessor.
 
-    `streams` say how long user calls may start on the predecessor's word. `leave_by`: set for one born leaving.
+    `streams` say how long user calls may start on the predecessor's word. `leave_deadline`: set for one born leaving.
     """
 
     group_id: int | None = None
-    streams: tuple[Stream, ...] = ()
-    leave_by: float | None = None
+    streams: tuple[BorrowedStream, ...] = ()
+    leave_deadline: float | None = None
     predecessor: str | None = None
     why: str = ""
 
@@ -92,44 +92,44 @@ class _Out:
     """An outcome in the making."""
 
     sends: list[Send] = field(default_factory=list)
-    tells: list[Tell] = field(default_factory=list)
-    ended: Ended | None = None
+    updates: list[AssignmentUpdate] = field(default_factory=list)
+    ended: BorrowerEnded | None = None
 
 
 class Borrower:
-    """See the package's page. `begin` it once. Not thread-safe: one owner calls it."""
+    """See the package's page. `start` it once. Not thread-safe: one owner calls it."""
 
     def __init__(
         self,
         borrower_id: str,
-        wants: Wants,
+        request: SubscriptionRequest,
         settings: BorrowerSettings,
-        inheritance: Inheritance | None = None,
+        successor_state: PredecessorState | None = None,
         number: int = 0,
     ) -> None:
-        inherited = inheritance or Inheritance()
-        self.borrower_id, self.wants, self.settings, self.number = borrower_id, wants, settings, number
-        self.status = Status.NEW
+        inherited = successor_state or PredecessorState()
+        self.borrower_id, self.request, self.settings, self.number = borrower_id, request, settings, number
+        self.status = BorrowerStatus.NEW
         self.group_id = inherited.group_id
         self.term = 0
         self.node: str | None = None
-        self.streams = Streams(inherited.streams)
+        self.streams = BorrowedStreams(inherited.streams)
         self.trusted_until = float("-inf")
         self._without: frozenset[tuple[int, int]] = frozenset()
-        self._leave_by = inherited.leave_by
+        self._leave_by = inherited.leave_deadline
         self._predecessor, self._why = inherited.predecessor, inherited.why
         self._final_by: float | None = None
-        self._ask_at = self._ping_at = self._report_at = self._farewell_at = float("inf")
+        self._ask_at = self._ping_at = self._report_at = self._disconnect_at = float("inf")
         self._lost_at = float("inf")
-        self._said_farewell = False
+        self._is_disconnect_sent = False
         self._out = _Out()
 
     # --- the one door -----------------------------------------------------------------------------------------------
 
-    def begin(self, now: float) -> Outcome:
+    def start(self, now: float) -> Outcome:
         """Look for the leader."""
         self._out = _Out()
-        self._move(Status.CONNECTING)
+        self._move(BorrowerStatus.CONNECTING)
         self._ask(now)
         return self._outcome()
 
@@ -137,78 +137,80 @@ class Borrower:
         """Answer one event. Messages for other borrowers or of another term than the leader's have no effect, nor has
         anything on one that has not begun or is over."""
         self._out = _Out()
-        row = TABLE.get(self.status)
+        row = ACTIONS.get(self.status)
         kind, item = self._classify(event)
         if row is not None and kind is not None:
             getattr(self, row[kind].value)(item, now)
         return self._outcome()
 
     def _outcome(self) -> Outcome:
-        return Outcome(tuple(self._out.sends), tuple(self._out.tells), self._out.ended, self._wake_at())
+        return Outcome(tuple(self._out.sends), tuple(self._out.updates), self._out.ended, self._wake_at())
 
-    def inheritance(self) -> Inheritance:
+    def successor_state(self) -> PredecessorState:
         """What its successor is made with. Who has said goodbye may begin nothing more: its streams may be lent."""
         streams = self.streams.inherit(self.trusted_until)
-        if self._said_farewell:
+        if self._is_disconnect_sent:
             streams = tuple(replace(stream, inherited_until=float("-inf")) for stream in streams)
-        return Inheritance(self.group_id, streams, self._leave_by, self.borrower_id, self._why)
+        return PredecessorState(self.group_id, streams, self._leave_by, self.borrower_id, self._why)
 
-    def may_start(self, stream_id: int, grant_id: int, now: float) -> bool:
+    def may_start_call(self, stream_id: int, grant_id: int, now: float) -> bool:
         """Whether a user call on this stream may begin now.
 
         Only while a leader would not yet have evicted us; and a stream that our own leader has not confirmed runs on
         the predecessor's word alone.
         """
-        stream = self.streams.under(stream_id, grant_id)
+        stream = self.streams.find(stream_id, grant_id)
         if stream is None or stream.status is StreamStatus.REVOKING:
             return False
-        return self.may_go_on(stream_id, grant_id, now)
+        return self.may_continue(stream_id, grant_id, now)
 
-    def may_go_on(self, stream_id: int, grant_id: int, now: float) -> bool:
+    def may_continue(self, stream_id: int, grant_id: int, now: float) -> bool:
         """Whether another user call may begin on messages given out already; also on a stream about to be revoked.
 
         Not once goodbye is said: whoever hears that may give the stream to another.
         """
-        if self.status is Status.DESTROYED or (self.status is Status.UNSUBSCRIBING and self._final_by is None):
+        if self.status is BorrowerStatus.DESTROYED or (
+            self.status is BorrowerStatus.UNSUBSCRIBING and self._final_by is None
+        ):
             return False
-        stream = self.streams.under(stream_id, grant_id)
+        stream = self.streams.find(stream_id, grant_id)
         return stream is not None and now < stream.good_until(self.trusted_until)
 
-    def _classify(self, event: Event) -> tuple[Kind | None, object]:
-        if not isinstance(event, FromLeader):
+    def _classify(self, event: Event) -> tuple[EventKind | None, object]:
+        if not isinstance(event, LeaderMessageReceived):
             return _EVENT_KINDS[type(event)], event
         message = event.message
         if message.borrower_id != self.borrower_id:
             return None, event
         if isinstance(message, LeaderConnectResponse):
-            return Kind.CONNECT_RESPONSE, event
+            return EventKind.CONNECT_RESPONSE, event
         # Only a node that knows of no leader speaks under no term, and all it can say is that we are over.
         if self.term and message.term != self.term and not (isinstance(message, Invalidate) and message.term == 0):
             return None, event
         return _MESSAGE_KINDS[type(message)], message
 
     def _wake_at(self) -> float | None:
-        if self.status is Status.DESTROYED:
+        if self.status is BorrowerStatus.DESTROYED:
             return None
-        bounds = [self._ask_at, self._ping_at, self._report_at, self._farewell_at, self._lost_at]
+        bounds = [self._ask_at, self._ping_at, self._report_at, self._disconnect_at, self._lost_at]
         bounds += [at for at in (self._leave_by, self._final_by) if at is not None]
         soonest = min(bounds)
         return None if soonest == float("inf") else soonest
 
-    def _move(self, status: Status) -> None:
-        if status not in MOVES[self.status]:
+    def _move(self, status: BorrowerStatus) -> None:
+        if status not in ALLOWED_TRANSITIONS[self.status]:
             raise AssertionError(f"{self.borrower_id}: {self.status} must not go to {status}; MOVES is the rule")
         self.status = status
 
     def _send(self, message: ToLeader) -> None:
         self._out.sends.append(Send(self.node, message))
 
-    def _destroy(self, reason: EndReason, detail: str) -> None:
-        self._move(Status.DESTROYED)
+    def _destroy(self, reason: InvalidateReason, detail: str) -> None:
+        self._move(BorrowerStatus.DESTROYED)
         leaving = self._leave_by is not None
-        if leaving and reason is EndReason.RETRY and not len(self.streams):
-            reason = EndReason.DONE
-        self._out.ended = Ended(reason, detail, self.streams.held(), leaving)
+        if leaving and reason is InvalidateReason.RETRY and not len(self.streams):
+            reason = InvalidateReason.DONE
+        self._out.ended = BorrowerEnded(reason, detail, self.streams.held(), leaving)
 
     # --- looking for a leader ---------------------------------------------------------------------------------------
 
@@ -216,7 +218,7 @@ class Borrower:
         """The table says that this event means nothing here."""
 
     def _ask(self, now: float) -> None:
-        w = self.wants
+        w = self.request
         leaving = self._leave_by is not None
         self._send(
             LeaderWanted(
@@ -228,30 +230,30 @@ class Borrower:
                 w.session,
                 leaving,
                 self.streams.held(),
-                w.start,
+                w.starting_position,
                 self._predecessor,
                 w.session_epoch,
                 self.number,
             )
         )
-        self._ask_at = now + self.settings.leader_wanted_s
+        self._ask_at = now + self.settings.leader_lookup_interval_s
 
-    def _ask_again(self, _: object, now: float) -> None:
+    def _retry_leader_wanted(self, _: object, now: float) -> None:
         if self._leave_by is not None and now >= self._leave_by:
-            self._destroy(EndReason.DONE, "no leader confirmed the last progress in time")
+            self._destroy(InvalidateReason.DONE, "no leader confirmed the last progress in time")
         elif now >= self._ask_at:
             self.node = None
             self._ask(now)
 
-    def _look_elsewhere(self, event: object, now: float) -> None:
+    def _try_other_node(self, event: object, now: float) -> None:
         assert isinstance(event, NodeLost)
         if self.node in (None, event.node):
             # Soon, but not at once: a dead leader's claim redirects us to its dead node until the lease is over.
             self.node = None
-            self._ask_at = min(self._ask_at, now + self.settings.leader_wanted_s / 4)
+            self._ask_at = min(self._ask_at, now + self.settings.leader_lookup_interval_s / 4)
 
     def _connect(self, event: object, now: float) -> None:
-        assert isinstance(event, FromLeader)
+        assert isinstance(event, LeaderMessageReceived)
         answer = event.message
         assert isinstance(answer, LeaderConnectResponse)
         if answer.address:
@@ -263,25 +265,25 @@ class Borrower:
         self._lost_at = now + self.settings.ping_timeout_s
         self._ping(now)
         if self._leave_by is None:
-            self._move(Status.CONNECTED)
-            self._report_at = now + self.settings.resend_s
+            self._move(BorrowerStatus.CONNECTED)
+            self._report_at = now + self.settings.resend_interval_s
         else:
             self._start_leaving(now)
 
-    def _connect_again(self, event: object, now: float) -> None:
-        assert isinstance(event, FromLeader)
+    def _confirm_connected(self, event: object, now: float) -> None:
+        assert isinstance(event, LeaderMessageReceived)
         answer = event.message
         assert isinstance(answer, LeaderConnectResponse)
         if not answer.address and answer.term > self.term:
-            self._destroy(EndReason.RETRY, f"term {answer.term} answered while connected under term {self.term}")
+            self._destroy(InvalidateReason.RETRY, f"term {answer.term} answered while connected under term {self.term}")
 
     # --- keeping in touch -------------------------------------------------------------------------------------------
 
     def _ping(self, now: float) -> None:
         self._send(Ping((self.borrower_id,), now))
-        self._ping_at = now + self.settings.ping_s
+        self._ping_at = now + self.settings.ping_interval_s
 
-    def _hear_ping(self, message: object, now: float) -> None:
+    def _accept_ping_response(self, message: object, now: float) -> None:
         assert isinstance(message, PingResponse)
         # What counts is when the ping was sent: the leader may have answered long before the reply got here.
         sent_at = min(message.sent_at, now)
@@ -290,13 +292,13 @@ class Borrower:
         for stream in self.streams:
             if (stream.stream_id, stream.grant_id) in self._without:
                 stream.ends_at = min(stream.ends_at, self.trusted_until)
-        self.trusted_until = max(self.trusted_until, sent_at + message.good_for_s)
+        self.trusted_until = max(self.trusted_until, sent_at + message.valid_for_s)
         if message.epochs:
-            self._out.tells.append(Announced(message.epochs))
+            self._out.updates.append(FrontierAdvanced(message.epochs))
 
-    def _keep_in_touch(self, _: object, now: float) -> None:
+    def _ping_and_resend(self, _: object, now: float) -> None:
         if now >= self._lost_at:
-            self._destroy(EndReason.RETRY, f"no ping answered within {self.settings.ping_timeout_s} s")
+            self._destroy(InvalidateReason.RETRY, f"no ping answered within {self.settings.ping_timeout_s} s")
             return
         if now >= self._ping_at:
             self._ping(now)
@@ -306,11 +308,13 @@ class Borrower:
     def _lose_leader(self, event: object, now: float) -> None:
         assert isinstance(event, NodeLost)
         if event.node == self.node:
-            self._destroy(EndReason.RETRY, f"the connection to {event.node} is dead")
+            self._destroy(InvalidateReason.RETRY, f"the connection to {event.node} is dead")
 
     def _end(self, message: object, now: float) -> None:
         assert isinstance(message, Invalidate)
-        if message.reason is EndReason.FENCED:  # whoever hears it need not wait until our right to begin calls is over
+        if (
+            message.reason is InvalidateReason.FENCED
+        ):  # whoever hears it need not wait until our right to begin calls is over
             self._send(Disconnect(self.borrower_id, message.term, ()))
         self._destroy(message.reason, message.detail)
 
@@ -318,14 +322,14 @@ class Borrower:
 
     def _add_stream(self, grant: object, now: float) -> None:
         assert isinstance(grant, Grant)
-        if self.streams.is_over(grant.stream_id, grant.grant_id):
+        if self.streams.is_grant_ended(grant.stream_id, grant.grant_id):
             self._refuse(grant.stream_id, grant.grant_id)
             return
-        held = self.streams.holding(grant.stream_id)
+        held = self.streams.find_any_grant(grant.stream_id)
         if held is not None and held.grant_id > grant.grant_id:
             return
         if held is not None and held.grant_id == grant.grant_id:
-            held.confirmed = True
+            held.is_confirmed = True
             self._update(now, (held,))
             return
         if held is not None:
@@ -333,19 +337,19 @@ class Borrower:
         stream = self.streams.add(grant, now)
         if (grant.stream_id, grant.grant_id) in self._without:
             stream.ends_at = float("-inf")
-        self._out.tells.append(Install(grant))
+        self._out.updates.append(StreamGranted(grant))
         self._update(now, (stream,))
 
     def _stop_stream(self, revoke: object, now: float) -> None:
         assert isinstance(revoke, Revoke)
-        stream = self.streams.under(revoke.stream_id, revoke.grant_id)
+        stream = self.streams.find(revoke.stream_id, revoke.grant_id)
         if stream is None:
             self._forget_older(revoke.stream_id, revoke.grant_id)
             self._refuse(revoke.stream_id, revoke.grant_id)
         elif stream.status is StreamStatus.GRANTED:
-            stream.confirmed = True
+            stream.is_confirmed = True
             self._stop(stream)
-        elif stream.final:
+        elif stream.is_final:
             self._update(now, (stream,))
 
     def _drop_stream(self, revoked: object, now: float) -> None:
@@ -356,13 +360,13 @@ class Borrower:
 
     def _forget_older(self, stream_id: int, grant_id: int) -> None:
         """A word about a newer grant says that the one we hold is over."""
-        held = self.streams.holding(stream_id)
+        held = self.streams.find_any_grant(stream_id)
         if held is not None and held.grant_id < grant_id:
             self._forget(stream_id, held.grant_id, RevokedReason.LOST)
 
     def _forget(self, stream_id: int, grant_id: int, reason: RevokedReason) -> None:
         if self.streams.drop(stream_id, grant_id) is not None:
-            self._out.tells.append(Remove(stream_id, grant_id, reason))
+            self._out.updates.append(StreamRemoved(stream_id, grant_id, reason))
 
     def _refuse(self, stream_id: int, grant_id: int) -> None:
         self.streams.drop(stream_id, grant_id)
@@ -370,61 +374,61 @@ class Borrower:
 
     # --- progress ---------------------------------------------------------------------------------------------------
 
-    def _note_progress(self, event: object, now: float) -> Stream | None:
+    def _record_progress(self, event: object, now: float) -> BorrowedStream | None:
         """Remember it; there is nobody to tell."""
-        assert isinstance(event, Progressed)
-        stream = self.streams.under(event.stream_id, event.grant_id)
+        assert isinstance(event, SessionProgress)
+        stream = self.streams.find(event.stream_id, event.grant_id)
         if stream is None or event.position < stream.position:
             return None
-        stream.position, stream.final = event.position, stream.final or event.final
-        stream.size, stream.lag, stream.until = event.size, event.lag, event.until
+        stream.position, stream.is_final = event.position, stream.is_final or event.is_final
+        stream.size, stream.lag, stream.delivered_end = event.size, event.lag, event.delivered_end
         stream.consumed, stream.in_doubt = event.consumed or stream.consumed, event.in_doubt or stream.in_doubt
-        stream.trouble, stream.poison = event.trouble, event.poison
+        stream.read_error, stream.poison = event.read_error, event.poison
         return stream
 
     def _report_progress(self, event: object, now: float) -> None:
-        stream = self._note_progress(event, now)
-        if stream is None or not stream.confirmed:
+        stream = self._record_progress(event, now)
+        if stream is None or not stream.is_confirmed:
             return
-        awaited = stream.final or stream.in_doubt not in (None, stream.saved_doubt)
-        awaited |= stream.trouble != stream.sent_trouble
-        if awaited or stream.sent_at is None or now >= stream.sent_at + self.settings.progress_s:
+        awaited = stream.is_final or stream.in_doubt not in (None, stream.saved_in_doubt)
+        awaited |= stream.read_error != stream.sent_read_error
+        if awaited or stream.sent_at is None or now >= stream.sent_at + self.settings.progress_interval_s:
             self._update(now, (stream,))
         else:
-            self._report_at = min(self._report_at, stream.sent_at + self.settings.progress_s)
+            self._report_at = min(self._report_at, stream.sent_at + self.settings.progress_interval_s)
 
-    def _update(self, now: float, streams: Iterable[Stream]) -> None:
+    def _update(self, now: float, streams: Iterable[BorrowedStream]) -> None:
         chosen = tuple(streams)
         for stream in chosen:
-            stream.sent_at, stream.sent_trouble = now, stream.trouble
-        for parcel in parcels(s.progress() for s in chosen):
+            stream.sent_at, stream.sent_read_error = now, stream.read_error
+        for parcel in split_progress(s.to_progress() for s in chosen):
             self._send(UpdateProgress(self.borrower_id, self.term, parcel))
-        self._report_at = min(self._report_at, now + self.settings.resend_s)
+        self._report_at = min(self._report_at, now + self.settings.resend_interval_s)
 
     def _report(self, now: float) -> None:
         """Everything that moved since it was last sent, and everything sent that was never confirmed.
 
         Also what the leader has not said a word about: it will confirm that, or say that it is lost.
         """
-        self._report_at = now + self.settings.resend_s
-        late = [s for s in self.streams if not s.settled]
+        self._report_at = now + self.settings.resend_interval_s
+        late = [s for s in self.streams if not s.is_settled]
         if late:
             self._update(now, late)
 
-    def _note_saved(self, message: object, now: float) -> None:
+    def _mark_saved(self, message: object, now: float) -> None:
         assert isinstance(message, ProgressSaved)
-        stream = self.streams.under(message.stream_id, message.grant_id)
-        if stream is not None and stream.note_saved(message.position, message.consumed, message.in_doubt):
-            stream.confirmed = True
+        stream = self.streams.find(message.stream_id, message.grant_id)
+        if stream is not None and stream.mark_saved(message.position, message.consumed, message.in_doubt):
+            stream.is_confirmed = True
             m = message
-            self._out.tells.append(Saved(m.stream_id, m.grant_id, m.position, m.in_doubt, m.consumed))
+            self._out.updates.append(SavedProgress(m.stream_id, m.grant_id, m.position, m.in_doubt, m.consumed))
 
     # --- leaving ----------------------------------------------------------------------------------------------------
 
     def _leave(self, wish: object, now: float) -> None:
         assert isinstance(wish, Unsubscribe)
         self._why = wish.why
-        self._leave_by = now + self.settings.unsubscribe_timeout_s + self.settings.farewell_s
+        self._leave_by = now + self.settings.unsubscribe_timeout_s + self.settings.disconnect_timeout_s
         self._start_leaving(now)
 
     def _leave_unconnected(self, wish: object, now: float) -> None:
@@ -433,53 +437,55 @@ class Borrower:
         if self._leave_by is not None:
             return
         self._why = wish.why
-        self._leave_by = now + self.settings.unsubscribe_timeout_s + self.settings.farewell_s
+        self._leave_by = now + self.settings.unsubscribe_timeout_s + self.settings.disconnect_timeout_s
         if len(self.streams):
             self._stop_all()
             self._ask(now)
         else:
             self._send(Disconnect(self.borrower_id, 0, ()))
-            self._destroy(EndReason.DONE, "left before a leader was found")
+            self._destroy(InvalidateReason.DONE, "left before a leader was found")
 
     def _start_leaving(self, now: float) -> None:
-        self._move(Status.UNSUBSCRIBING)
+        self._move(BorrowerStatus.UNSUBSCRIBING)
         self._report_at = float("inf")
         self._final_by = now + self.settings.unsubscribe_timeout_s
         self._stop_all()
-        self._farewell(now)
+        self._disconnect(now)
 
     def _stop_all(self) -> None:
         for stream in self.streams:
             self._stop(stream)
 
-    def _stop(self, stream: Stream) -> None:
+    def _stop(self, stream: BorrowedStream) -> None:
         """Hand it over."""
         stream.status = StreamStatus.REVOKING
-        if not stream.final:
-            self._out.tells.append(Stop(stream.stream_id, stream.grant_id))
+        if not stream.is_final:
+            self._out.updates.append(RevokeStarted(stream.stream_id, stream.grant_id))
 
     def _collect_final(self, event: object, now: float) -> None:
-        self._note_progress(event, now)
-        self._farewell(now)
+        self._record_progress(event, now)
+        self._disconnect(now)
 
-    def _farewell(self, now: float) -> None:
+    def _disconnect(self, now: float) -> None:
         """Once every stream's last word is known, or time is up, report them all; again until it is confirmed."""
-        complete = all(s.final for s in self.streams)
+        complete = all(s.is_final for s in self.streams)
         if not complete and self._final_by is not None and now < self._final_by:
             return
-        self._send(Disconnect(self.borrower_id, self.term, tuple(s.last_word() for s in self.streams), self._why))
-        self._final_by, self._farewell_at = None, now + self.settings.resend_s
-        self._said_farewell = True
+        self._send(
+            Disconnect(self.borrower_id, self.term, tuple(s.to_final_progress() for s in self.streams), self._why)
+        )
+        self._final_by, self._disconnect_at = None, now + self.settings.resend_interval_s
+        self._is_disconnect_sent = True
 
-    def _say_farewell(self, _: object, now: float) -> None:
+    def _send_disconnect(self, _: object, now: float) -> None:
         if self._leave_by is not None and now >= self._leave_by:
-            self._destroy(EndReason.DONE, "the leader did not confirm the last progress in time")
+            self._destroy(InvalidateReason.DONE, "the leader did not confirm the last progress in time")
             return
         if now >= self._lost_at:
-            self._destroy(EndReason.RETRY, f"no ping answered within {self.settings.ping_timeout_s} s")
+            self._destroy(InvalidateReason.RETRY, f"no ping answered within {self.settings.ping_timeout_s} s")
             return
         if now >= self._ping_at:
             self._ping(now)
-        due = self._final_by if self._final_by is not None else self._farewell_at
+        due = self._final_by if self._final_by is not None else self._disconnect_at
         if now >= due:
-            self._farewell(now)
+            self._disconnect(now)

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier
 from sublet_protocol.domain.in_doubt import InDoubt
-from sublet_protocol.messages.messages import EndReason, Grant, Held, RevokedReason, ToBorrower, ToLeader
+from sublet_protocol.messages.messages import Grant, HeldGrant, InvalidateReason, RevokedReason, ToBorrower, ToLeader
 
 # --- in -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class FromLeader:
+class LeaderMessageReceived:
     """A message of a leader (or of a node that knows where it is) came in from `node`."""
 
     node: str
@@ -27,24 +27,24 @@ class NodeLost:
 
 
 @dataclass(frozen=True, slots=True)
-class Progressed:
-    """The session consumed a stream up to `position`. `final`: it will not touch the stream under this grant again.
+class SessionProgress:
+    """The session consumed a stream up to `position`. `is_final`: it will not touch the stream under this grant again.
 
-    `size` and `lag`, as in `StreamProgress`, are for the leader's view of the load; `until` says what is
+    `size` and `lag`, as in `StreamProgress`, are for the leader's view of the load; `delivered_end` says what is
     given up, `consumed` what is consumed in whole epochs, `in_doubt` what is planned (None: no more than was),
-    `trouble` why it cannot be read on for now, `poison`, with the last word, that it cannot be up to before there.
+    `read_error` why it cannot be read on for now, `poison`, with the last word, that it cannot be up to before there.
     """
 
     stream_id: int
     grant_id: int
     position: int
-    final: bool = False
+    is_final: bool = False
     size: int = 0
     lag: int | None = None
-    until: int = 0
+    delivered_end: int = 0
     consumed: ConsumedFrontier | None = None
     in_doubt: InDoubt | None = None
-    trouble: str = ""
+    read_error: str = ""
     poison: int = 0
 
 
@@ -61,7 +61,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = FromLeader | NodeLost | Progressed | Unsubscribe | Tick
+Event = LeaderMessageReceived | NodeLost | SessionProgress | Unsubscribe | Tick
 
 
 # --- out ------------------------------------------------------------------------------------------------------------
@@ -76,14 +76,14 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Install:
+class StreamGranted:
     """Begin to consume this stream from the grant's position."""
 
     grant: Grant
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class RevokeStarted:
     """Begin no new batch of this stream; report its final progress when the running one has ended."""
 
     stream_id: int
@@ -91,7 +91,7 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class Remove:
+class StreamRemoved:
     """The stream is not ours under this grant any more. After `LOST`, work still running may be done twice."""
 
     stream_id: int
@@ -100,7 +100,7 @@ class Remove:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SavedProgress:
     """Progress up to `position` is durable, and so is what is in doubt; `consumed` in a group that is atomic."""
 
     stream_id: int
@@ -111,23 +111,23 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True)
-class Announced:
+class FrontierAdvanced:
     """How far the group, which is atomic, has come."""
 
-    epochs: tuple[GroupFrontier, ...]
+    frontiers: tuple[GroupFrontier, ...]
 
 
-Tell = Install | Stop | Remove | Saved | Announced
+AssignmentUpdate = StreamGranted | RevokeStarted | StreamRemoved | SavedProgress | FrontierAdvanced
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """The borrower is destroyed. After `RETRY` the agent makes a successor that asks to keep `held`."""
+class BorrowerEnded:
+    """The borrower is destroyed. After `RETRY` the agent makes a successor that asks to keep `held_grants`."""
 
-    reason: EndReason
+    reason: InvalidateReason
     detail: str
-    held: tuple[Held, ...]
-    leaving: bool
+    held_grants: tuple[HeldGrant, ...]
+    is_leaving: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +135,6 @@ class Outcome:
     """Sends and tells in order. `wake_at`: come back with a `Tick` no later than this."""
 
     sends: tuple[Send, ...] = ()
-    tells: tuple[Tell, ...] = ()
-    ended: Ended | None = None
+    updates: tuple[AssignmentUpdate, ...] = ()
+    ended: BorrowerEnded | None = None
     wake_at: float | None = None

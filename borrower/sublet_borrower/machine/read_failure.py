@@ -6,53 +6,53 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from sublet_protocol.domain.errors import PayloadUnavailable
-from sublet_protocol.messages.messages import MAX_TROUBLE, StreamProgress
+from sublet_protocol.messages.messages import MAX_READ_ERROR_CHARS, StreamProgress
 
-LASTING_S = 10.0
+PERSISTENT_AFTER_S = 10.0
 """A place that is away for less than this is not worth a line in the group's history for each stream that waits."""
 
-AGAIN_S = 60.0
+RETRY_INTERVAL_S = 60.0
 """What comes and goes is told no more often than so: each time is two lines of history."""
 
-MOST_TOLD_BYTES = 512 * 1024
+MAX_REPORT_BYTES = 512 * 1024
 """Of troubles in one message: a place that is away may be that of all of a member's streams, and a message that is too
 large for a node ends the connection."""
 
 
 @dataclass(slots=True)
-class Trouble:
-    """`said`: in the log, as it is now. `told`: to the leader, as it was first of its kind; both are empty where all is
-    well. `since`: of whichever kind."""
+class ReadFailure:
+    """`current_error`: in the log, as it is now. `reported_error`: to the leader, as it was first of its kind; both are
+    empty where all is well. `failing_since`: of whichever kind."""
 
-    said: str = ""
-    told: str = ""
-    since: float = 0.0
+    current_error: str = ""
+    reported_error: str = ""
+    failing_since: float = 0.0
     _kind: type[Exception] | None = None
-    _told_at: float = -AGAIN_S
+    _reported_at: float = -RETRY_INTERVAL_S
 
-    def met(self, problem: Exception, now: float) -> bool:
+    def record(self, problem: Exception, now: float) -> bool:
         """It is tried again later; whether the leader is to be told now."""
-        if not self.said:
-            self.since = now
-        self.said, kind = str(problem), type(problem)
-        lasts_s = LASTING_S if kind is PayloadUnavailable else 0.0
-        if kind is self._kind or now < max(self.since + lasts_s, self._told_at + AGAIN_S):
+        if not self.current_error:
+            self.failing_since = now
+        self.current_error, kind = str(problem), type(problem)
+        lasts_s = PERSISTENT_AFTER_S if kind is PayloadUnavailable else 0.0
+        if kind is self._kind or now < max(self.failing_since + lasts_s, self._reported_at + RETRY_INTERVAL_S):
             return False
-        self.told, self._kind, self._told_at = plain(self.said), kind, now
+        self.reported_error, self._kind, self._reported_at = plain(self.current_error), kind, now
         return True
 
-    def over(self) -> bool:
+    def clear(self) -> bool:
         """It can be read on; whether the leader is to be told."""
-        was_told, self.said, self.told, self._kind = bool(self.told), "", "", None
-        return was_told
+        was_reported, self.current_error, self.reported_error, self._kind = bool(self.reported_error), "", "", None
+        return was_reported
 
 
-def parcels(streams: Iterable[StreamProgress]) -> Iterator[tuple[StreamProgress, ...]]:
+def split_progress(streams: Iterable[StreamProgress]) -> Iterator[tuple[StreamProgress, ...]]:
     """The same, in order, in as few messages as their troubles fit into."""
     parcel, size = list[StreamProgress](), 0
     for each in streams:
-        more = len(each.trouble.encode())
-        if parcel and size + more > MOST_TOLD_BYTES:
+        more = len(each.read_error.encode())
+        if parcel and size + more > MAX_REPORT_BYTES:
             yield tuple(parcel)
             parcel, size = [], 0
         parcel.append(each)
@@ -63,4 +63,4 @@ def parcels(streams: Iterable[StreamProgress]) -> Iterator[tuple[StreamProgress,
 
 def plain(text: str) -> str:
     """As it may travel, whatever a store's library has to say."""
-    return "".join(each if each.isprintable() else " " for each in text)[:MAX_TROUBLE]
+    return "".join(each if each.isprintable() else " " for each in text)[:MAX_READ_ERROR_CHARS]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import Enum
 
 
-class Status(Enum):
+class BorrowerStatus(Enum):
     """A borrower's life; it only ever moves down this list."""
 
     NEW = "new"  # made, nothing sent
@@ -27,7 +27,7 @@ class StreamStatus(Enum):
     REVOKING = "revoking"  # the leader wants it back, the session finishes its running batch
 
 
-class Kind(Enum):
+class EventKind(Enum):
     """What an event is to the table."""
 
     CONNECT_RESPONSE = "leader_connect_response"
@@ -38,7 +38,7 @@ class Kind(Enum):
     PROGRESS_SAVED = "progress_saved"
     INVALIDATE = "invalidate"
     NODE_LOST = "node lost"
-    PROGRESSED = "progress of the session"
+    SESSION_PROGRESS = "progress of the session"
     UNSUBSCRIBE = "unsubscribe"
     TICK = "tick"
 
@@ -48,67 +48,69 @@ class Action(Enum):
 
     IGNORE = "_ignore"
     CONNECT = "_connect"
-    CONNECT_AGAIN = "_connect_again"
-    HEAR_PING = "_hear_ping"
+    CONFIRM_CONNECTED = "_confirm_connected"
+    ACCEPT_PING_RESPONSE = "_accept_ping_response"
     ADD_STREAM = "_add_stream"
     STOP_STREAM = "_stop_stream"
     DROP_STREAM = "_drop_stream"
-    NOTE_SAVED = "_note_saved"
+    MARK_SAVED = "_mark_saved"
     END = "_end"
-    LOOK_ELSEWHERE = "_look_elsewhere"
+    TRY_OTHER_NODE = "_try_other_node"
     LOSE_LEADER = "_lose_leader"
-    NOTE_PROGRESS = "_note_progress"
+    RECORD_PROGRESS = "_record_progress"
     REPORT_PROGRESS = "_report_progress"
     COLLECT_FINAL = "_collect_final"
     LEAVE_UNCONNECTED = "_leave_unconnected"
     LEAVE = "_leave"
-    ASK_AGAIN = "_ask_again"
-    KEEP_IN_TOUCH = "_keep_in_touch"
-    SAY_FAREWELL = "_say_farewell"
+    RETRY_LEADER_WANTED = "_retry_leader_wanted"
+    PING_AND_RESEND = "_ping_and_resend"
+    SEND_DISCONNECT = "_send_disconnect"
 
 
-def _row(**actions: Action) -> dict[Kind, Action]:
+def _row(**actions: Action) -> dict[EventKind, Action]:
     """A full row: what is not named is ignored."""
-    return {kind: actions.get(kind.name, Action.IGNORE) for kind in Kind}
+    return {kind: actions.get(kind.name, Action.IGNORE) for kind in EventKind}
 
 
-TABLE: dict[Status, dict[Kind, Action]] = {
-    Status.CONNECTING: _row(
+ACTIONS: dict[BorrowerStatus, dict[EventKind, Action]] = {
+    BorrowerStatus.CONNECTING: _row(
         CONNECT_RESPONSE=Action.CONNECT,
         INVALIDATE=Action.END,
-        NODE_LOST=Action.LOOK_ELSEWHERE,
-        PROGRESSED=Action.NOTE_PROGRESS,
+        NODE_LOST=Action.TRY_OTHER_NODE,
+        SESSION_PROGRESS=Action.RECORD_PROGRESS,
         UNSUBSCRIBE=Action.LEAVE_UNCONNECTED,
-        TICK=Action.ASK_AGAIN,
+        TICK=Action.RETRY_LEADER_WANTED,
     ),
-    Status.CONNECTED: _row(
-        CONNECT_RESPONSE=Action.CONNECT_AGAIN,
-        PING_RESPONSE=Action.HEAR_PING,
+    BorrowerStatus.CONNECTED: _row(
+        CONNECT_RESPONSE=Action.CONFIRM_CONNECTED,
+        PING_RESPONSE=Action.ACCEPT_PING_RESPONSE,
         GRANT=Action.ADD_STREAM,
         REVOKE=Action.STOP_STREAM,
         REVOKED=Action.DROP_STREAM,
-        PROGRESS_SAVED=Action.NOTE_SAVED,
+        PROGRESS_SAVED=Action.MARK_SAVED,
         INVALIDATE=Action.END,
         NODE_LOST=Action.LOSE_LEADER,
-        PROGRESSED=Action.REPORT_PROGRESS,
+        SESSION_PROGRESS=Action.REPORT_PROGRESS,
         UNSUBSCRIBE=Action.LEAVE,
-        TICK=Action.KEEP_IN_TOUCH,
+        TICK=Action.PING_AND_RESEND,
     ),
-    Status.UNSUBSCRIBING: _row(
-        PING_RESPONSE=Action.HEAR_PING,
-        PROGRESS_SAVED=Action.NOTE_SAVED,
+    BorrowerStatus.UNSUBSCRIBING: _row(
+        PING_RESPONSE=Action.ACCEPT_PING_RESPONSE,
+        PROGRESS_SAVED=Action.MARK_SAVED,
         INVALIDATE=Action.END,
         NODE_LOST=Action.LOSE_LEADER,
-        PROGRESSED=Action.COLLECT_FINAL,
-        TICK=Action.SAY_FAREWELL,
+        SESSION_PROGRESS=Action.COLLECT_FINAL,
+        TICK=Action.SEND_DISCONNECT,
     ),
 }
 
-MOVES: dict[Status, frozenset[Status]] = {
-    Status.NEW: frozenset({Status.CONNECTING}),
-    Status.CONNECTING: frozenset({Status.CONNECTED, Status.UNSUBSCRIBING, Status.DESTROYED}),
-    Status.CONNECTED: frozenset({Status.UNSUBSCRIBING, Status.DESTROYED}),
-    Status.UNSUBSCRIBING: frozenset({Status.DESTROYED}),
-    Status.DESTROYED: frozenset(),
+ALLOWED_TRANSITIONS: dict[BorrowerStatus, frozenset[BorrowerStatus]] = {
+    BorrowerStatus.NEW: frozenset({BorrowerStatus.CONNECTING}),
+    BorrowerStatus.CONNECTING: frozenset(
+        {BorrowerStatus.CONNECTED, BorrowerStatus.UNSUBSCRIBING, BorrowerStatus.DESTROYED}
+    ),
+    BorrowerStatus.CONNECTED: frozenset({BorrowerStatus.UNSUBSCRIBING, BorrowerStatus.DESTROYED}),
+    BorrowerStatus.UNSUBSCRIBING: frozenset({BorrowerStatus.DESTROYED}),
+    BorrowerStatus.DESTROYED: frozenset(),
 }
 """Where a status may go; never back."""

@@ -17,22 +17,22 @@ import psycopg
 
 from sublet_protocol.domain.errors import SubletError
 from sublet_storage.db.connect import connect, schema_name
-from sublet_storage.notify.drivers.direct_listeners import heads_of, places, take_place
-from sublet_storage.notify.drivers.postgres import SILENCE_S, payloads
+from sublet_storage.notify.drivers.direct_listeners import acquire_listener_slot, decode_heads, direct_listener_slots
+from sublet_storage.notify.drivers.postgres import RECEIVE_TIMEOUT_S, receive_payloads
 from sublet_storage.util.retry import Backoff
 from sublet_storage.util.threads import DriverThread
 
 log = logging.getLogger(__name__)
 
-FIRST_PAUSE_S = 1.0
-LONGEST_PAUSE_S = 300.0
+BACKOFF_INITIAL_S = 1.0
+BACKOFF_MAX_S = 300.0
 """Before a try to get a place: a session that soon ends makes none."""
 
 OnHeads = Callable[[Mapping[int, int]], None]
 """Is told {stream: head}, of whatever streams there are, on a thread of ours."""
 
 
-class Shortcut(DriverThread):
+class DirectListener(DriverThread):
     """Listens while it has a place, and tries to get one while it has none."""
 
     def __init__(self, url: str) -> None:
@@ -41,39 +41,39 @@ class Shortcut(DriverThread):
         self.hearers: tuple[OnHeads, ...] = ()
 
     def run(self) -> None:
-        pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
-        self.pause(pauses.next_s())
-        while not self.ending:
+        pauses = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S)
+        self.sleep(pauses.next_s())
+        while not self.is_stopping:
             try:
-                with connect(self._url, application_name="sublet shortcut", silence_s=SILENCE_S) as connection:
-                    if take_place(connection):
+                with connect(self._url, application_name="sublet shortcut", silence_s=RECEIVE_TIMEOUT_S) as connection:
+                    if acquire_listener_slot(connection):
                         pauses.succeeded()
-                        for payload in payloads(connection, self):
-                            self._tell(heads_of(payload))
+                        for payload in receive_payloads(connection, self):
+                            self._notify(decode_heads(payload))
             except (psycopg.Error, SubletError, OSError) as error:  # the last: no more files
                 log.info("news comes by way of the nodes only: %s", error)
-            self.pause(pauses.next_s() * random.uniform(0.5, 1.0))
+            self.sleep(pauses.next_s() * random.uniform(0.5, 1.0))
 
-    def _tell(self, heads: Mapping[int, int]) -> None:
+    def _notify(self, heads: Mapping[int, int]) -> None:
         for hearer in self.hearers if heads else ():
-            self.call(hearer, heads)
+            self.call_handler(hearer, heads)
 
 
-_open: dict[tuple[str, str], Shortcut] = {}
+_open: dict[tuple[str, str], DirectListener] = {}
 """By URL and schema."""
 _sharing = threading.Lock()
 
 
-def hear(url: str, on_heads: OnHeads) -> Callable[[], None]:
+def subscribe_heads(url: str, on_heads: OnHeads) -> Callable[[], None]:
     """Have `on_heads` called from now on; what ends it is returned, and is called once. Raises `InvalidSetting`."""
-    if places() == 0:
+    if direct_listener_slots() == 0:
         return lambda: None
     database = url, schema_name()
     with _sharing:
         shortcut = _open.get(database)
         if shortcut is None or not shortcut.is_alive():
             try:
-                shortcut = Shortcut(url)
+                shortcut = DirectListener(url)
                 shortcut.start()
             except (OSError, RuntimeError) as error:  # no more files, or threads, or the process ends
                 log.info("news comes by way of the nodes only: %s", error)
@@ -88,7 +88,7 @@ def hear(url: str, on_heads: OnHeads) -> Callable[[], None]:
             if is_last:
                 del _open[database]
         if is_last:
-            shortcut.end()
+            shortcut.stop()
 
     return stop
 

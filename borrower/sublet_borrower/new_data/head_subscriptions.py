@@ -7,34 +7,34 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sublet_borrower.new_data.head_tracker import FollowId, Pushed
+from sublet_borrower.new_data.head_tracker import HeadPushed, HeadSubscription
 from sublet_protocol.messages.events import StreamHead
 
-Ask = Callable[[str, int], None]
+NodeStreamCall = Callable[[str, int], None]
 """(node address, stream id)."""
 
 
-class Newsroom:
+class HeadSubscriptions:
     """`subscribe` and `unsubscribe` are called in the order in which the node is to hear of them."""
 
-    def __init__(self, subscribe: Ask, unsubscribe: Ask) -> None:
+    def __init__(self, subscribe: NodeStreamCall, unsubscribe: NodeStreamCall) -> None:
         self._subscribe, self._unsubscribe = subscribe, unsubscribe
         self._nodes: dict[int, str] = {}
-        self._follows: dict[int, dict[int, FollowId]] = {}
+        self._follows: dict[int, dict[int, HeadSubscription]] = {}
         self._readers: dict[tuple[str, int], set[int]] = {}
 
-    def follow(self, handle: int, follow: FollowId) -> None:
+    def add(self, handle: int, follow: HeadSubscription) -> None:
         """The session wants news of the stream from now on, under this id."""
         self._follows.setdefault(handle, {})[follow.stream_id] = follow
         self._join(handle, follow.stream_id)
 
-    def unfollow(self, handle: int, follow: FollowId) -> None:
+    def remove(self, handle: int, follow: HeadSubscription) -> None:
         """No more under this id."""
         if self._follows.get(handle, {}).get(follow.stream_id) == follow:
             self._part(handle, follow.stream_id)
             del self._follows[handle][follow.stream_id]
 
-    def moved(self, handle: int, node: str | None) -> None:
+    def set_leader_node(self, handle: int, node: str | None) -> None:
         """Its leader is at that node now; None: it has none."""
         if self._nodes.get(handle) == node:
             return
@@ -47,15 +47,15 @@ class Newsroom:
         for stream_id in self._follows.get(handle, {}):
             self._join(handle, stream_id)
 
-    def closed(self, handle: int) -> None:
+    def remove_session(self, handle: int) -> None:
         """It is over."""
-        self.moved(handle, None)
+        self.set_leader_node(handle, None)
         self._follows.pop(handle, None)
 
-    def heard(self, node: str, head: StreamHead) -> list[tuple[int, Pushed]]:
+    def route_head(self, node: str, head: StreamHead) -> list[tuple[int, HeadPushed]]:
         """Whom what a node says concerns."""
         readers = self._readers.get((node, head.stream_id), ())
-        return [(handle, Pushed(self._follows[handle][head.stream_id], head.head)) for handle in readers]
+        return [(handle, HeadPushed(self._follows[handle][head.stream_id], head.head)) for handle in readers]
 
     def _join(self, handle: int, stream_id: int) -> None:
         node = self._nodes.get(handle)

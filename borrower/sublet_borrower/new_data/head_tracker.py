@@ -23,46 +23,46 @@ WEIGHT = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class FollowingSettings:
-    """Seconds. A silence begins at `first_s`, or at so many times what a look takes of late if that is longer (but not
-    than `trusted_s`), and grows to `longest_s`, or to `trusted_s` where push works."""
+class HeadTrackerSettings:
+    """Seconds. A silence begins at `poll_initial_s`, or at so many times what a look takes of late if that is longer
+    (but not than `poll_max_with_push_s`), and grows to `poll_max_s`, or to `poll_max_with_push_s` where push works."""
 
-    first_s: float = 0.002
-    looks: float = 2.0
-    longest_s: float = 0.1
-    trusted_s: float = 1.0
-    late_s: float = 0.1
+    poll_initial_s: float = 0.002
+    poll_cost_factor: float = 2.0
+    poll_max_s: float = 0.1
+    poll_max_with_push_s: float = 1.0
+    push_late_s: float = 0.1
     """How much later than we found news by ourselves it may be pushed and is no miss."""
-    busy_s: float = 1.0
+    busy_after_s: float = 1.0
     """A stream that was not read to its end for so long is followed no more."""
 
 
 @dataclass(frozen=True, slots=True)
-class FollowId:
+class HeadSubscription:
     """Under what news of a stream is pushed."""
 
     stream_id: int
     grant_id: int
-    number: int
+    counter: int
 
 
 @dataclass(frozen=True, slots=True)
-class AtEnd:
+class StreamsCaughtUp:
     """The streams that are read to where they ended when last looked at: {stream: (grant id, head)}; all of them."""
 
     streams: Mapping[int, tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Pushed:
+class HeadPushed:
     """A stream ends at `head` by now, somebody says."""
 
-    follow: FollowId
+    subscription: HeadSubscription
     head: int
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class HeadsRead:
     """What the log says of the streams that were to be looked at: {stream: head}. Absent: it did not answer. `took_s`:
     how long it took to say so."""
 
@@ -75,17 +75,17 @@ class Tick:
     """Time has passed."""
 
 
-FollowingEvent = AtEnd | Pushed | Looked | Tick
+HeadTrackerEvent = StreamsCaughtUp | HeadPushed | HeadsRead | Tick
 
 
 @dataclass(frozen=True, slots=True)
-class FollowingOutcome:
-    """`news`: {stream: head} that are worth reading now; `look`: ask the log where these end, and say `Looked`."""
+class HeadTrackerOutcome:
+    """`new_heads`: {stream: head} that are worth reading now; `poll`: ask the log where these end, and say `Looked`."""
 
-    follow: tuple[FollowId, ...] = ()
-    unfollow: tuple[FollowId, ...] = ()
-    news: Mapping[int, int] = field(default_factory=dict)
-    look: tuple[int, ...] = ()
+    subscribe: tuple[HeadSubscription, ...] = ()
+    unsubscribe: tuple[HeadSubscription, ...] = ()
+    new_heads: Mapping[int, int] = field(default_factory=dict)
+    poll: tuple[int, ...] = ()
     wake_at: float | None = None
 
 
@@ -94,7 +94,7 @@ class _Followed:
     """`doubted`: news was missed, and none was pushed since. `awaited_until`: until then what we found by ourselves,
     up to `found`, may still be pushed. `unread`: pushed while the stream was not read to its end yet."""
 
-    id: FollowId
+    id: HeadSubscription
     head: int
     silence_s: float
     look_at: float
@@ -107,39 +107,39 @@ class _Followed:
 
 
 @dataclass(slots=True)
-class NewsCounters:
+class HeadTrackerCounters:
     """Since the session began: news by push, found by looking, refused; looks, and misses that were healed."""
 
     pushed: int = 0
-    found: int = 0
-    refused: int = 0
-    looks: int = 0
-    misses: int = 0
+    polled: int = 0
+    rejected: int = 0
+    polls: int = 0
+    missed_pushes: int = 0
 
 
-class Following:
+class HeadTracker:
     """The streams of one session. Not thread-safe: the session's own thread calls it."""
 
-    def __init__(self, settings: FollowingSettings | None = None) -> None:
-        self._settings = settings or FollowingSettings()
+    def __init__(self, settings: HeadTrackerSettings | None = None) -> None:
+        self._settings = settings or HeadTrackerSettings()
         self._streams: dict[int, _Followed] = {}
         self._push_works = False
         self._look_s = 0.0
-        self._follow: list[FollowId] = []
-        self._unfollow: list[FollowId] = []
+        self._follow: list[HeadSubscription] = []
+        self._unfollow: list[HeadSubscription] = []
         self._numbers = 0
-        self.counters = NewsCounters()
+        self.counters = HeadTrackerCounters()
 
-    def decide(self, event: FollowingEvent, now: float) -> FollowingOutcome:
+    def decide(self, event: HeadTrackerEvent, now: float) -> HeadTrackerOutcome:
         """Answer one event."""
         self._follow, self._unfollow = [], []
         news: dict[int, int] = {}
         match event:
-            case AtEnd(streams):
+            case StreamsCaughtUp(streams):
                 news = self._note_ends(streams, now)
-            case Pushed():
+            case HeadPushed():
                 news = self._take_push(event, now)
-            case Looked(heads, took_s):
+            case HeadsRead(heads, took_s):
                 if heads:
                     self._look_s += WEIGHT * (took_s - self._look_s)
                 news = self._compare(heads, now)
@@ -149,7 +149,7 @@ class Following:
                 assert_never(event)
         self._note_misses(now)
         look = self._due(now)
-        return FollowingOutcome(tuple(self._follow), tuple(self._unfollow), news, look, self._wake_at())
+        return HeadTrackerOutcome(tuple(self._follow), tuple(self._unfollow), news, look, self._wake_at())
 
     def _note_ends(self, streams: Mapping[int, tuple[int, int]], now: float) -> dict[int, int]:
         """What was pushed while the stream was read, and lies behind what was read, is news now."""
@@ -174,7 +174,7 @@ class Following:
                 continue
             if one.at_end:
                 one.at_end, one.busy_since = False, now
-            elif now >= one.busy_since + self._settings.busy_s:
+            elif now >= one.busy_since + self._settings.busy_after_s:
                 self._drop(stream_id)
         return news
 
@@ -182,9 +182,9 @@ class Following:
         follow = self._new_id(stream_id, grant_id)
         self._streams[stream_id] = _Followed(follow, head, self._first_s, now + self._first_s)
 
-    def _new_id(self, stream_id: int, grant_id: int) -> FollowId:
+    def _new_id(self, stream_id: int, grant_id: int) -> HeadSubscription:
         self._numbers += 1
-        follow = FollowId(stream_id, grant_id, self._numbers)
+        follow = HeadSubscription(stream_id, grant_id, self._numbers)
         self._follow.append(follow)
         return follow
 
@@ -193,10 +193,10 @@ class Following:
         if one is not None:
             self._unfollow.append(one.id)
 
-    def _take_push(self, pushed: Pushed, now: float) -> dict[int, int]:
-        one = self._streams.get(pushed.follow.stream_id)
-        if one is None or one.id != pushed.follow:
-            self.counters.refused += 1
+    def _take_push(self, pushed: HeadPushed, now: float) -> dict[int, int]:
+        one = self._streams.get(pushed.subscription.stream_id)
+        if one is None or one.id != pushed.subscription:
+            self.counters.rejected += 1
             return {}
         self._push_works = True  # somebody listens for us, at least
         if one.awaited_until is not None and pushed.head >= one.found:
@@ -209,7 +209,7 @@ class Following:
             one.unread = max(one.unread, pushed.head)
             return {}
         one.head, one.look_at = pushed.head, now + one.silence_s
-        return {pushed.follow.stream_id: pushed.head}
+        return {pushed.subscription.stream_id: pushed.head}
 
     def _compare(self, heads: Mapping[int, int], now: float) -> dict[int, int]:
         news: dict[int, int] = {}
@@ -218,13 +218,13 @@ class Following:
             if one is None:
                 continue
             if head > one.head:
-                self.counters.found += 1
+                self.counters.polled += 1
                 news[stream_id] = one.head = one.found = head
                 one.silence_s = self._first_s
                 if one.awaited_until is None:
-                    one.awaited_until = now + self._settings.late_s
+                    one.awaited_until = now + self._settings.push_late_s
             else:
-                longest_s = self._settings.trusted_s if self._trusts(one) else self._settings.longest_s
+                longest_s = self._settings.poll_max_with_push_s if self._trusts(one) else self._settings.poll_max_s
                 one.silence_s = min(one.silence_s * 1.5 + self._first_s, max(longest_s, self._first_s))
             one.look_at = now + one.silence_s
         return news
@@ -236,7 +236,7 @@ class Following:
                 continue
             one.awaited_until = None
             if self._trusts(one):
-                self.counters.misses += 1
+                self.counters.missed_pushes += 1
                 self._unfollow.append(one.id)
                 one.id = self._new_id(stream_id, one.id.grant_id)
                 one.doubted, one.silence_s = True, self._first_s
@@ -245,7 +245,10 @@ class Following:
     @property
     def _first_s(self) -> float:
         """The shortest silence: the busier the database, the longer."""
-        return max(self._settings.first_s, min(self._settings.looks * self._look_s, self._settings.trusted_s))
+        return max(
+            self._settings.poll_initial_s,
+            min(self._settings.poll_cost_factor * self._look_s, self._settings.poll_max_with_push_s),
+        )
 
     def _trusts(self, one: _Followed) -> bool:
         return self._push_works and not one.doubted
@@ -255,15 +258,15 @@ class Following:
         waiting = [(stream_id, one) for stream_id, one in self._streams.items() if one.at_end]
         if not any(now >= one.look_at for _, one in waiting):
             return ()
-        self.counters.looks += 1
+        self.counters.polls += 1
         due = [(stream_id, one) for stream_id, one in waiting if now >= one.look_at - one.silence_s / 2]
         for _, one in due:
             # Should no answer come, the database is away: look again as if nothing was new.
-            one.look_at = now + self._settings.longest_s
+            one.look_at = now + self._settings.poll_max_s
         return tuple(stream_id for stream_id, _ in due)
 
     def _wake_at(self) -> float | None:
         times = [one.look_at for one in self._streams.values() if one.at_end]
         times += [one.awaited_until for one in self._streams.values() if one.awaited_until is not None]
-        times += [one.busy_since + self._settings.busy_s for one in self._streams.values() if not one.at_end]
+        times += [one.busy_since + self._settings.busy_after_s for one in self._streams.values() if not one.at_end]
         return min(times, default=None)

@@ -1,4 +1,4 @@
-"""Where a session learns that a stream goes on: from what is pushed, and from the log itself. See `Following`."""
+"""Where a session learns that a stream goes on: from what is pushed, and from the log itself. See `HeadTracker`."""
 
 from __future__ import annotations
 
@@ -6,37 +6,42 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from sublet_borrower.new_data.head_tracker import (
-    AtEnd,
-    FollowId,
-    Following,
-    FollowingEvent,
-    Looked,
-    NewsCounters,
-    Pushed,
+    HeadPushed,
+    HeadsRead,
+    HeadSubscription,
+    HeadTracker,
+    HeadTrackerCounters,
+    HeadTrackerEvent,
+    StreamsCaughtUp,
 )
-from sublet_borrower.util.clock import clock
+from sublet_borrower.util.clock import boottime_clock
 
-Heads = Callable[[Iterable[int]], list[tuple[int, int]]]
+ReadHeads = Callable[[Iterable[int]], list[tuple[int, int]]]
 """Asks the log where these streams end; nothing where it does not answer."""
 
 
-class Followed(Protocol):
+class MonitoredStreams(Protocol):
     """The streams to look out for; `Handler` says more."""
 
-    def ends(self) -> dict[int, tuple[int, int]]: ...
+    def caught_up_streams(self) -> dict[int, tuple[int, int]]: ...
 
-    def note_heads(self, heads: Iterable[tuple[int, int]]) -> None: ...
+    def update_heads(self, heads: Iterable[tuple[int, int]]) -> None: ...
 
-    def note_said(self, heads: Iterable[tuple[int, int]]) -> None: ...
+    def hint_heads(self, heads: Iterable[tuple[int, int]]) -> None: ...
 
 
-class Lookout:
-    """The shell around the pure `Following`. `follow` and `unfollow` ask for news by push, and for no more of them."""
+class NewDataMonitor:
+    """The shell around the pure `HeadTracker`. `follow` and `unfollow` ask for news by push, and for no more of
+    them."""
 
     def __init__(
-        self, handler: Followed, heads: Heads, follow: Callable[[FollowId], None], unfollow: Callable[[FollowId], None]
+        self,
+        handler: MonitoredStreams,
+        heads: ReadHeads,
+        follow: Callable[[HeadSubscription], None],
+        unfollow: Callable[[HeadSubscription], None],
     ) -> None:
-        self._machine = Following()
+        self._machine = HeadTracker()
         self._handler, self._heads = handler, heads
         self._follow, self._unfollow = follow, unfollow
         self._look_at = float("-inf")
@@ -44,32 +49,32 @@ class Lookout:
     @property
     def wait_s(self) -> float:
         """Until it wants to look again; 0: now."""
-        return max(self._look_at - clock(), 0.0)
+        return max(self._look_at - boottime_clock(), 0.0)
 
     @property
-    def counters(self) -> NewsCounters:
+    def counters(self) -> HeadTrackerCounters:
         """What was found how, since the session began."""
         return self._machine.counters
 
-    def pushed(self, news: Pushed) -> None:
+    def on_head_pushed(self, news: HeadPushed) -> None:
         """Somebody says that a stream goes on."""
         self._do(news)
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """See which streams are read to their ends by now, and look at those whose silence is over; True for news."""
-        return self._do(AtEnd(self._handler.ends()))
+        return self._do(StreamsCaughtUp(self._handler.caught_up_streams()))
 
-    def _do(self, event: FollowingEvent) -> bool:
-        outcome = self._machine.decide(event, clock())
-        for follow in outcome.unfollow:
+    def _do(self, event: HeadTrackerEvent) -> bool:
+        outcome = self._machine.decide(event, boottime_clock())
+        for follow in outcome.unsubscribe:
             self._unfollow(follow)
-        for follow in outcome.follow:
+        for follow in outcome.subscribe:
             self._follow(follow)
-        self._handler.note_said(outcome.news.items())
+        self._handler.hint_heads(outcome.new_heads.items())
         self._look_at = float("inf") if outcome.wake_at is None else outcome.wake_at
-        if outcome.look:
-            asked_at = clock()
-            heads = self._heads(outcome.look)
-            self._handler.note_heads(heads)
-            return self._do(Looked(dict(heads), clock() - asked_at)) or bool(outcome.news)
-        return bool(outcome.news)
+        if outcome.poll:
+            asked_at = boottime_clock()
+            heads = self._heads(outcome.poll)
+            self._handler.update_heads(heads)
+            return self._do(HeadsRead(dict(heads), boottime_clock() - asked_at)) or bool(outcome.new_heads)
+        return bool(outcome.new_heads)

@@ -9,34 +9,37 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import reduce
 
-from sublet_borrower.planner.micro_batch import Most
+from sublet_borrower.planner.micro_batch import BatchLimits
 from sublet_protocol.domain.epochs import LowerFrontier
-from sublet_storage.readers.epoch_steps import Step, WholeEpochs
+from sublet_storage.readers.epoch_steps import EpochStep, EpochStepPlanner
 
 
-def steps(streams: Mapping[int, WholeEpochs], most: Most, last: LowerFrontier | None = None) -> dict[int, Step]:
-    """{stream: its step} of streams of one space, all known to their heads; those that would change nothing are absent.
+def plan_steps(
+    streams: Mapping[int, EpochStepPlanner], most: BatchLimits, last: LowerFrontier | None = None
+) -> dict[int, EpochStep]:
+    """{stream: its step} of streams of one space, all known to their heads; absent are those that would change nothing,
+    and those that have nothing left.
 
     As many epochs as `most` allows, at least one; not behind `last`.
     """
-    completed = first_completed(streams)
+    completed = meet_completed(streams)
     if completed is not None and last is not None and last.is_at_or_before(completed):
         completed = last
-    whole_batch = {stream_id: whole.step_to(whole.scanned, completed) for stream_id, whole in streams.items()}
-    if completed is None or _fits(whole_batch, most):
-        return _moving(whole_batch, streams)
-    return _first_that_moves(streams, _ends(streams, completed), most) or _moving(whole_batch, streams)
+    entire_batch = {stream_id: atomic.step_to(atomic.scanned, completed) for stream_id, atomic in streams.items()}
+    if completed is None or _fits(entire_batch, most):
+        return _moving(entire_batch, streams)
+    return _first_that_moves(streams, _ends(streams, completed), most) or _moving(entire_batch, streams)
 
 
-def first_completed(streams: Mapping[int, WholeEpochs]) -> LowerFrontier | None:
+def meet_completed(streams: Mapping[int, EpochStepPlanner]) -> LowerFrontier | None:
     """What is completed according to all of them; None where there are no epochs."""
-    known = [whole.lower for whole in streams.values() if whole.lower is not None]
+    known = [atomic.lower for atomic in streams.values() if atomic.lower is not None]
     return reduce(LowerFrontier.meet, known) if known and len(known) == len(streams) else None
 
 
 def _first_that_moves(
-    streams: Mapping[int, WholeEpochs], ends: Sequence[LowerFrontier], most: Most
-) -> dict[int, Step] | None:
+    streams: Mapping[int, EpochStepPlanner], ends: Sequence[LowerFrontier], most: BatchLimits
+) -> dict[int, EpochStep] | None:
     """The furthest of these ends that is allowed, or else the first that moves anything."""
     low, high, found = 0, len(ends), None
     while low < high:
@@ -51,26 +54,35 @@ def _first_that_moves(
     return _moving(_to(streams, ends[low]), streams) if low < len(ends) else None
 
 
-def _ends(streams: Mapping[int, WholeEpochs], completed: LowerFrontier) -> list[LowerFrontier]:
+def _ends(streams: Mapping[int, EpochStepPlanner], completed: LowerFrontier) -> list[LowerFrontier]:
     """Where a batch may end, of epochs that follow one another; elsewhere only at the end."""
-    found = {lower for whole in streams.values() for lower in whole.lowers() if lower.is_at_or_before(completed)}
+    found = {
+        lower
+        for atomic in streams.values()
+        for lower in atomic.completed_frontiers()
+        if lower.is_at_or_before(completed)
+    }
     if any(len(lower.least) != 1 or len(lower.least[0]) != 1 for lower in found):
         return []
     return sorted(found, key=lambda lower: lower.least)
 
 
-def _to(streams: Mapping[int, WholeEpochs], lower: LowerFrontier) -> dict[int, Step]:
-    return {stream_id: whole.step_to(whole.upto(lower), lower) for stream_id, whole in streams.items()}
-
-
-def _fits(batch: Mapping[int, Step], most: Most) -> bool:
-    messages, size = (sum(values) for values in zip(*((s.messages, s.size) for s in batch.values()), strict=True))
-    return (most.messages is None or messages <= most.messages) and (most.bytes is None or size <= most.bytes)
-
-
-def _moving(batch: Mapping[int, Step], streams: Mapping[int, WholeEpochs]) -> dict[int, Step]:
+def _to(streams: Mapping[int, EpochStepPlanner], lower: LowerFrontier) -> dict[int, EpochStep]:
     return {
-        stream_id: step
-        for stream_id, step in batch.items()
-        if step.runs or (step.position, step.consumed) != (streams[stream_id].position, streams[stream_id].consumed)
+        stream_id: atomic.step_to(atomic.offset_completed_by(lower), lower) for stream_id, atomic in streams.items()
     }
+
+
+def _fits(batch: Mapping[int, EpochStep], most: BatchLimits) -> bool:
+    messages, size = (sum(values) for values in zip(*((s.max_messages, s.size) for s in batch.values()), strict=True))
+    return (most.max_messages is None or messages <= most.max_messages) and (
+        most.max_bytes is None or size <= most.max_bytes
+    )
+
+
+def _moving(batch: Mapping[int, EpochStep], streams: Mapping[int, EpochStepPlanner]) -> dict[int, EpochStep]:
+    return {stream_id: step for stream_id, step in batch.items() if step.runs or _moves(step, streams[stream_id])}
+
+
+def _moves(step: EpochStep, atomic: EpochStepPlanner) -> bool:
+    return atomic.is_waiting and (step.position, step.consumed) != (atomic.position, atomic.consumed)

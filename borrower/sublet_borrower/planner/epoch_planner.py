@@ -5,82 +5,99 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from sublet_borrower.fetch.database import Reader
-from sublet_borrower.planner.atomic_plans import first_completed, steps
-from sublet_borrower.planner.micro_batch import Lent, Most
-from sublet_borrower.planner.plan_ledger import Planning
-from sublet_protocol.domain.epochs import LowerFrontier
+from sublet_borrower.fetch.database import LogReader
+from sublet_borrower.planner.atomic_plans import meet_completed, plan_steps
+from sublet_borrower.planner.micro_batch import BatchLimits, PlannedStream
+from sublet_borrower.planner.plan_ledger import PlanLedger
+from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
 from sublet_protocol.messages.messages import Grant
 from sublet_storage.readers import epoch_steps
-from sublet_storage.readers.epoch_steps import Marks, Step, WholeEpochs
+from sublet_storage.readers.epoch_steps import EpochStep, EpochStepPlanner
 
 TOGETHER_S = 0.25
 """Streams that come within this time of one another have their epochs in the same batch."""
-ONE_EPOCH = Most(messages=1)
+ONE_EPOCH = BatchLimits(max_messages=1)
 """As few as there are, where a stream has a block that cannot be decoded: up to before the epoch that is in it."""
 COMPLETED_S = 0.1
 """Between two looks at whether epochs are completed that streams have messages of."""
 
 
 class EpochPlanner:
-    """Looks at the streams of a `Planning` through a reader. `spaces`: {stream: the name of its space} of these."""
+    """Looks at the streams of a `PlanLedger` through a reader. `spaces`: {stream: the name of its space} of these."""
 
     def __init__(
-        self, planning: Planning, reader: Reader, spaces: Callable[[Iterable[int]], Mapping[int, str]]
+        self, planning: PlanLedger, reader: LogReader, spaces: Callable[[Iterable[int]], Mapping[int, str]]
     ) -> None:
         self._planning, self._reader, self._spaces = planning, reader, spaces
-        self._completed_at = float("-inf")
-        self._last: dict[str, LowerFrontier] = {}
+        self._look_at = float("-inf")
+        self._looked: set[int] = set()
+        self._last: dict[str, LowerFrontier | None] = {}
 
-    def steps(self, most: Most, allowed: Callable[[Lent], bool], *, finite: bool) -> dict[int, Step]:
-        """Of groups that are atomic, {stream: its step}: as many whole epochs as are allowed, space by space."""
-        found: dict[str, dict[int, WholeEpochs]] = {}
+    def plan_steps(
+        self, most: BatchLimits, allowed: Callable[[PlannedStream], bool], *, finite: bool
+    ) -> dict[int, EpochStep]:
+        """Of groups that are atomic, {stream: its step}: as many whole epochs as are allowed, space by space. `finite`:
+        of what was there and completed when the streams were first looked at."""
+        found: dict[str, dict[int, EpochStepPlanner]] = {}
         if time.monotonic() < self._planning.moved_at + TOGETHER_S:
             return {}
-        lent = self._planning.idle_whole(allowed)
-        spaces = self._spaces([one.grant.stream_id for one, _ in lent])
-        for one, whole in self._worth_a_look(lent):
-            if not self._known(one.grant, whole, one.head or 0):
-                return {}  # the database is away
-        for one, whole in lent:
-            found.setdefault(spaces[one.grant.stream_id], {})[one.grant.stream_id] = whole
-        planned: dict[int, Step] = {}
-        cautious = {spaces[one.grant.stream_id] for one, _ in lent if one.poison is not None}
+        granted = self._planning.plannable_atomic_streams(allowed)
+        spaces = self._spaces([one.grant.stream_id for one, _ in granted])
+        if not self._look([each for each in granted if not finite or each[0].goal is None]):
+            return {}  # the database is away
+        for one, atomic in granted:
+            found.setdefault(spaces[one.grant.stream_id], {})[one.grant.stream_id] = atomic
+        planned: dict[int, EpochStep] = {}
+        cautious = {spaces[one.grant.stream_id] for one, _ in granted if one.poison is not None}
         for space, streams in found.items():
-            planned |= steps(streams, ONE_EPOCH if space in cautious else most, self._last.get(space))
-            if finite and space not in self._last and (completed := first_completed(streams)) is not None:
-                self._last[space] = completed
+            last = self._last.setdefault(space, meet_completed(streams)) if finite else None
+            planned |= plan_steps(streams, ONE_EPOCH if space in cautious else most, last)
+        if finite:
+            for one, atomic in granted:
+                if one.goal is None:
+                    last = self._last[spaces[one.grant.stream_id]]
+                    one.goal = ConsumedFrontier(atomic.scanned, last) if atomic.is_waiting else atomic.consumed
         return planned
 
-    def _worth_a_look(self, lent: list[tuple[Lent, WholeEpochs]]) -> list[tuple[Lent, WholeEpochs]]:
-        """Those that go on, and those that wait for epochs to be completed, of which there may be news."""
-        waiting = [one.grant.stream_id for one, whole in lent if whole.is_waiting]
-        completed: Mapping[int, Marks] = {}
-        if waiting and time.monotonic() >= self._completed_at:
-            self._completed_at = time.monotonic() + COMPLETED_S
-            completed = self._reader.completed(waiting)
-        return [
-            (one, whole)
-            for one, whole in lent
-            if (one.head or 0) > whole.scanned
-            or (one.grant.stream_id in completed and completed[one.grant.stream_id].lower != whole.lower)
-        ]
+    def _look(self, granted: list[tuple[PlannedStream, EpochStepPlanner]]) -> bool:
+        """Where there may be news of one, look at all: a stream without messages holds its space's epochs back until it
+        is known that it has none of them. False while the database is away."""
+        goes_on = any(
+            (one.head or 0) > atomic.scanned or one.grant.grant_id not in self._looked for one, atomic in granted
+        )
+        waits = time.monotonic() >= self._look_at and any(atomic.is_waiting for _, atomic in granted)
+        if not (goes_on or waits):
+            return True
+        found = self._reader.fetch_frontiers([one.grant.stream_id for one, _ in granted])
+        for one, atomic in granted:
+            if one.grant.stream_id in found:
+                marks = found[one.grant.stream_id]
+                atomic.add_summaries(marks)
+                if marks.head > atomic.scanned and not self._known(one.grant, atomic, marks.head):
+                    return False
+        if not found:
+            return False
+        self._look_at = time.monotonic() + COMPLETED_S
+        self._looked = {one.grant.grant_id for one, _ in granted}
+        return True
 
-    def prepare(self) -> None:
+    def restore_steps(self) -> None:
         """Find the steps of what was planned under earlier grants: with the same messages, wherever blocks end now."""
-        for lent, whole, consumed in self._planning.unprepared():
-            if self._known(lent.grant, whole, consumed.upto):
-                lent.step = whole.step_to(consumed.upto, consumed.lower)
+        for granted, atomic, consumed in self._planning.steps_to_restore():
+            if self._known(granted.grant, atomic, consumed.upto):
+                granted.step = atomic.step_to(consumed.upto, consumed.lower)
 
-    def _known(self, grant: Grant, whole: WholeEpochs, upto: int) -> bool:
+    def _known(self, grant: Grant, atomic: EpochStepPlanner, upto: int) -> bool:
         """Look at a stream's blocks up to its head, and at least up to there; False while the database is away."""
         while True:
-            marks = self._reader.ask(
-                lambda connection: epoch_steps.marks(connection, grant.stream_id, grant.generation_id, whole.scanned)
+            marks = self._reader.query(
+                lambda connection: epoch_steps.read_block_summaries(
+                    connection, grant.stream_id, grant.generation_id, atomic.scanned
+                )
             )
             if marks is None:
                 return False
-            whole.note(marks)
-            self._planning.note_heads([(grant.stream_id, marks.head)])
-            if whole.scanned >= max(upto, marks.head):
+            atomic.add_summaries(marks)
+            self._planning.update_heads([(grant.stream_id, marks.head)])
+            if atomic.scanned >= max(upto, marks.head):
                 return True

@@ -11,19 +11,19 @@ from enum import Enum
 from itertools import count
 
 from sublet_protocol.domain.subscriptions import Bookmark
-from sublet_protocol.messages.feed import Page
+from sublet_protocol.messages.feed import FeedPage
 
 
-class Taken(Enum):
+class PageOutcome(Enum):
     """What became of a page."""
 
-    STEP = "step"  # it was the successor: its messages are next
-    NOTHING = "nothing"  # it was a bookmark or a sign of life
-    DISCARDED = "discarded"  # it was of an older call, or a repeat; nothing has changed
-    DOUBT = "doubt"  # something is missing before it; nothing has changed, and a new call has to begin
+    ADVANCED = "step"  # it was the successor: its messages are next
+    HEARTBEAT = "nothing"  # it was a bookmark or a sign of life
+    STALE = "discarded"  # it was of an older call, or a repeat; nothing has changed
+    GAP = "doubt"  # something is missing before it; nothing has changed, and a new call has to begin
 
 
-class Cursor:
+class FeedCursor:
     """`bookmark`: how far it has come; None until a node has said where the beginning is."""
 
     def __init__(self, name: str) -> None:
@@ -38,34 +38,34 @@ class Cursor:
         """A copy, to be kept."""
         return None if self._offsets is None else Bookmark(self._known, dict(self._offsets), self._timeline)
 
-    def renew(self) -> str:
+    def new_subscription_id(self) -> str:
         """A new id, for another call; pages under the older ones are discarded from now on."""
         self.subscription = next(self._ids)
         return self.subscription
 
-    def take(self, page: Page) -> Taken:
+    def accept(self, page: FeedPage) -> PageOutcome:
         """Move on, if the page is the next."""
-        if page.subscription != self.subscription:
-            return Taken.DISCARDED
+        if page.subscription_id != self.subscription:
+            return PageOutcome.STALE
         if page.bookmark is not None:
             return self._take_bookmark(page.bookmark)
         if not page.stream_id:
-            return Taken.NOTHING
+            return PageOutcome.HEARTBEAT
         at = None if self._offsets is None else self._offsets.get(page.stream_id)
         if self._offsets is None or at is None:
-            return Taken.DOUBT
+            return PageOutcome.GAP
         if page.start != at:
-            return Taken.DISCARDED if page.position <= at else Taken.DOUBT
+            return PageOutcome.STALE if page.position <= at else PageOutcome.GAP
         self._offsets[page.stream_id] = page.position
-        return Taken.STEP
+        return PageOutcome.ADVANCED
 
-    def _take_bookmark(self, bookmark: Bookmark) -> Taken:
+    def _take_bookmark(self, bookmark: Bookmark) -> PageOutcome:
         """It brings streams that were not known; of those that were it must say the same."""
         mine = self._offsets
         if mine is not None and (
             bookmark.known < self._known or any(mine.get(id, at) != at for id, at in bookmark.offsets.items())
         ):
-            return Taken.DOUBT
+            return PageOutcome.GAP
         self._known, self._offsets = bookmark.known, dict(bookmark.offsets)
         self._timeline = bookmark.timeline or self._timeline
-        return Taken.NOTHING
+        return PageOutcome.HEARTBEAT

@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from types import TracebackType
 
-from sublet_borrower.remote.node_calls import checked_nodes
-from sublet_borrower.remote.reader import FeedReader, Where
-from sublet_borrower.remote.sender import Anywhere, FeedSender
-from sublet_protocol.domain.errors import Gone, PublisherClosed, Unavailable, UsageError
+from sublet_borrower.remote.node_calls import validate_nodes
+from sublet_borrower.remote.reader import FeedReader, FeedStart
+from sublet_borrower.remote.sender import FeedSender, NodeRoutes
+from sublet_protocol.domain.errors import PositionGone, PublisherClosed, Unavailable, UsageError
 from sublet_protocol.domain.subscriptions import Bookmark
 from sublet_protocol.domain.topics import Filter
 from sublet_protocol.messages.feed import MAX_MESSAGE_BYTES
 from sublet_protocol.v1 import sublet_pb2 as pb
-from sublet_storage.producer.arguments import LONGEST_LINGER_MS, duration, whole
+from sublet_storage.producer.arguments import MAX_LINGER_MS, check_duration, check_int
 from sublet_storage.producer.batches.columns import (
     Columns,
     Headers,
@@ -25,22 +25,22 @@ from sublet_storage.producer.batches.columns import (
     as_timestamp_us,
     check_size,
     check_sizes,
-    normalise,
     size_of,
+    to_record_batches,
 )
-from sublet_storage.producer.buffer import Buffer, Limits
+from sublet_storage.producer.buffer import Buffer, BufferLimits
 from sublet_storage.producer.delivery import BatchDelivery, Delivery
-from sublet_storage.util.fork_guard import check_process
+from sublet_storage.util.fork_guard import check_not_forked
 
 BATCH_MESSAGES = 4000
 BATCH_BYTES = 1 << 20
 MAX_BUFFERED_BYTES = 32 << 20
 RETRY_TIMEOUT_S = 120.0
-PATIENCE_S = 20.0
-GIVE_UP_S = 2.0
+NODE_TIMEOUT_S = 20.0
+SENDER_STOP_TIMEOUT_S = 2.0
 """What `close` grants the sender once its own time is over."""
 
-REMEDY = "publish it with access to the database: Publisher(max_message_bytes=...)."
+HINT = "publish it with access to the database: Publisher(max_message_bytes=...)."
 
 
 class Feed:
@@ -48,9 +48,8 @@ class Feed:
 
     Nothing is asked of any node before it is used. Publishing is for any thread, and is what `Publisher` is: durable
     deliveries, order per key, stored once whatever is retried, `max_buffered_bytes` of back-pressure. It is tried for
-    `retry_timeout_s` (math.inf: for ever). Readers go on at the next node by themselves; `patience_s` is how long no
-    node may answer. It belongs to the process that made it. Raises `InvalidSetting`.
-    """
+    `delivery_timeout_s` (math.inf: for ever). Readers go on at the next node by themselves; `node_timeout_s` is how
+    long no node may answer. It belongs to the process that made it. Raises `InvalidSetting`."""
 
     def __init__(
         self,
@@ -58,16 +57,18 @@ class Feed:
         *,
         linger_ms: float = 0,
         max_buffered_bytes: int = MAX_BUFFERED_BYTES,
-        retry_timeout_s: float = RETRY_TIMEOUT_S,
-        patience_s: float = PATIENCE_S,
+        delivery_timeout_s: float = RETRY_TIMEOUT_S,
+        node_timeout_s: float = NODE_TIMEOUT_S,
     ) -> None:
         self._process = os.getpid()
-        self._nodes = checked_nodes(nodes)
-        buffered = whole("max_buffered_bytes", max_buffered_bytes, 2**63 - 1)
-        linger_s = duration("linger_ms", linger_ms, LONGEST_LINGER_MS) / 1000
-        self._patience_s = duration("patience_s", patience_s, math.inf)
-        self._buffer = Buffer(Anywhere(), Limits(BATCH_MESSAGES, BATCH_BYTES, 1, buffered, linger_s))
-        self._sender = FeedSender(self._nodes, self._buffer, duration("retry_timeout_s", retry_timeout_s, math.inf))
+        self._nodes = validate_nodes(nodes)
+        buffered = check_int("max_buffered_bytes", max_buffered_bytes, 2**63 - 1)
+        linger_s = check_duration("linger_ms", linger_ms, MAX_LINGER_MS) / 1000
+        self._node_timeout_s = check_duration("node_timeout_s", node_timeout_s, math.inf)
+        self._buffer = Buffer(NodeRoutes(), BufferLimits(BATCH_MESSAGES, BATCH_BYTES, 1, buffered, linger_s))
+        self._sender = FeedSender(
+            self._nodes, self._buffer, check_duration("delivery_timeout_s", delivery_timeout_s, math.inf)
+        )
         self._sender.start()
         self._reader: FeedReader | None = None
 
@@ -82,18 +83,18 @@ class Feed:
         timestamp: datetime | int | None = None,
     ) -> Delivery:
         """Publish one message; its Delivery gives its position once it is durable. As `Publisher.publish`."""
-        check_process(self._process, "this feed")
+        check_not_forked(self._process, "this feed")
         plain_key, plain_value = as_bytes("key", key), as_bytes("value", value)
         pairs = as_headers(headers)
-        check_size(size_of(topic, plain_key, plain_value, pairs), MAX_MESSAGE_BYTES, "the message", REMEDY)
+        check_size(size_of(topic, plain_key, plain_value, pairs), MAX_MESSAGE_BYTES, "the message", HINT)
         delivery = self._buffer.add(topic, plain_key, plain_value, pairs, as_timestamp_us(timestamp))
         assert delivery is not None
         return delivery
 
     def publish_batch(self, data: Columns) -> BatchDelivery:
         """Publish a table, a record batch or a mapping of columns, by columns. As `Publisher.publish_batch`."""
-        check_process(self._process, "this feed")
-        batches = normalise(data)
+        check_not_forked(self._process, "this feed")
+        batches = to_record_batches(data)
         for batch in batches:
             check_sizes(batch, MAX_MESSAGE_BYTES)
             self._buffer.routes.check(batch)
@@ -101,7 +102,7 @@ class Feed:
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until all published so far is durable. Raises the first delivery error since the last flush."""
-        check_process(self._process, "this feed")
+        check_not_forked(self._process, "this feed")
         self._buffer.flush(timeout_s)
         if (error := self._buffer.pop_error()) is not None:
             raise error
@@ -111,38 +112,42 @@ class Feed:
     def history(
         self,
         filter: str | Filter = "#",
-        start: Where = "earliest",
-        on_gone: Callable[[Gone], None] | None = None,
+        starting_position: FeedStart = "earliest",
+        on_data_loss: Callable[[PositionGone], None] | None = None,
     ) -> FeedReader:
-        """What is stored and matches, from `start` to where the streams end now: an iterator of Arrow tables.
+        """What is stored and matches, from `starting_position` to where the streams end now: an iterator of Arrow
+        tables.
 
-        `start`: earliest, latest, a time (when it was stored; `datetime` or text), an offset (`int`: in every stream),
-        or the `positions` of an earlier reader of the same filter, also as text. Where it begins is settled when this
-        returns.
-        """
-        return self._read(pb.HistoryRequest, filter, start, on_gone)
+        `starting_position`: earliest, latest, a time (when it was stored; `datetime` or text), an offset (`int`: in
+        every stream), or the `bookmark` of an earlier reader of the same filter, also as text. Where it begins is
+        settled when this returns."""
+        return self._read(pb.HistoryRequest, filter, starting_position, on_data_loss)
 
     def follow(
         self,
         filter: str | Filter = "#",
-        start: Where = "latest",
-        on_gone: Callable[[Gone], None] | None = None,
+        starting_position: FeedStart = "latest",
+        on_data_loss: Callable[[PositionGone], None] | None = None,
     ) -> FeedReader:
         """The same, and then what is published, as it comes: an iterator without an end."""
-        return self._read(pb.FollowRequest, filter, start, on_gone)
+        return self._read(pb.FollowRequest, filter, starting_position, on_data_loss)
 
     @property
-    def positions(self) -> Bookmark:
+    def bookmark(self) -> Bookmark:
         """How far the reader that was begun last has come."""
         if self._reader is None:
             raise UsageError("this feed has read nothing yet: call history() or follow() first.")
-        return self._reader.positions
+        return self._reader.bookmark
 
     def _read(
-        self, kind: type, filter: str | Filter, start: Where, on_gone: Callable[[Gone], None] | None
+        self,
+        kind: type,
+        filter: str | Filter,
+        starting_position: FeedStart,
+        on_data_loss: Callable[[PositionGone], None] | None,
     ) -> FeedReader:
-        check_process(self._process, "this feed")
-        self._reader = FeedReader(self._nodes, kind, filter, start, on_gone, self._patience_s)
+        check_not_forked(self._process, "this feed")
+        self._reader = FeedReader(self._nodes, kind, filter, starting_position, on_data_loss, self._node_timeout_s)
         return self._reader
 
     # --- the end ----------------------------------------------------------------------------------------------------
@@ -158,7 +163,7 @@ class Feed:
         self._sender.join(timeout_s)
         if self._sender.is_alive():
             self._sender.give_up()
-            self._sender.join(GIVE_UP_S)
+            self._sender.join(SENDER_STOP_TIMEOUT_S)
         if self._sender.is_alive():
             self._buffer.abandon(Unavailable(f"not stored within the {timeout_s} s of close(), and given up."))
         if (error := self._buffer.pop_error()) is not None:

@@ -23,9 +23,9 @@ from typing import Any, Self
 from sublet_borrower.util.network_loop import network_loop
 from sublet_borrower.util.owner_process import new_agent_id
 from sublet_protocol.messages.events import LEADER, GroupEvent
-from sublet_protocol.pubsub.model import Channel, Delivery, Gap
-from sublet_protocol.pubsub.node_connection import NodeConnection, shortened
-from sublet_protocol.pubsub.subscriber_events import Status
+from sublet_protocol.pubsub.model import Channel, DeliveredMessage, Gap
+from sublet_protocol.pubsub.node_connection import NodeConnection, truncate
+from sublet_protocol.pubsub.subscriber_events import ConnectionStatus
 
 WAITING = 10_000
 """Events that may wait to be taken."""
@@ -33,61 +33,62 @@ CLOSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class EventReceived:
     """An event, as the object that docs/groups.md describes."""
 
     event: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Missed:
+class EventsDropped:
     """So many events were lost here, because they were not taken in time."""
 
     count: int
 
 
 @dataclass(frozen=True, slots=True)
-class Silent:
+class NodeUnreachable:
     """That node does not answer, or refuses. What it told meanwhile is lost."""
 
     address: str
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """A node says who leads; None: nobody. No `group_id`: there is no such group. `here`: it is that node itself, so
-    that nothing can happen from now on without being seen, and which `members` are connected to it: {borrower_id,
-    agent, session} of each."""
+class LeaderInfo:
+    """A node says who leads; None: nobody. No `group_id`: there is no such group. `is_led_here`: it is that node
+    itself, so that nothing can happen from now on without being seen, and which `members` are connected to it:
+    {borrower_id, agent, session} of each."""
 
     group_id: int | None
     node: str | None
     term: int | None
-    here: bool
+    is_led_here: bool
     members: tuple[dict[str, Any], ...] | None = None
 
 
-Sight = Seen | Missed | Silent | Answer
+WatchEvent = EventReceived | EventsDropped | NodeUnreachable | LeaderInfo
 
 
-def connected(subscription: str, address: str, wait_s: float) -> tuple[dict[str, Any], ...] | None:
+def list_connected_members(subscription: str, address: str, wait_s: float) -> tuple[dict[str, Any], ...] | None:
     """Who is connected to the group's leader, which is at that address; None where it does not say so in time."""
     give_up_at = time.monotonic() + wait_s
-    with Watch(subscription) as watch:
-        watch.follow([address])
+    with GroupWatcher(subscription) as watch:
+        watch.set_nodes([address])
         while (left_s := give_up_at - time.monotonic()) > 0:
-            match watch.take(left_s):
-                case Answer(here=True, members=members):
+            match watch.next_event(left_s):
+                case LeaderInfo(is_led_here=True, members=members):
                     return members
-                case Answer() | Silent():
+                case LeaderInfo() | NodeUnreachable():
                     return None
                 case _:
                     pass
     return None
 
 
-class Watch:
-    """Thread-safe. `follow` says where nodes are, `ask` asks one of them who leads, `take` has what came of it."""
+class GroupWatcher:
+    """Thread-safe. `set_nodes` says where nodes are, `query_leader` asks one of them who leads, `next_event` has what
+    came of it."""
 
     def __init__(self, subscription: str, waiting: int = WAITING) -> None:
         self._subscription, self._waiting = subscription, waiting
@@ -96,21 +97,21 @@ class Watch:
         self._connections: dict[str, NodeConnection] = {}
         self._names: dict[str, str] = {}
         self._unheard: set[str] = set()
-        self._told: str | None = None
+        self._reported: str | None = None
         self._turn = 0
-        self._sights: deque[Sight] = deque()
+        self._sights: deque[WatchEvent] = deque()
         self._missed = 0
         self._condition = threading.Condition()
 
-    def follow(self, addresses: Iterable[str]) -> None:
+    def set_nodes(self, addresses: Iterable[str]) -> None:
         """These are the nodes. One that is not among them any more is let go once it does not answer."""
         self._loop.call_soon_threadsafe(self._follow, tuple(addresses))
 
-    def ask(self) -> None:
+    def query_leader(self) -> None:
         """Ask a node who leads, each time another."""
         self._loop.call_soon_threadsafe(self._ask)
 
-    def take(self, wait_s: float) -> Sight | None:
+    def next_event(self, wait_s: float) -> WatchEvent | None:
         """The next thing, in its order; None where nothing comes within that time."""
         with self._condition:
             if not (self._sights or self._missed):
@@ -118,7 +119,7 @@ class Watch:
             if self._sights:
                 return self._sights.popleft()
             missed, self._missed = self._missed, 0
-            return Missed(missed) if missed else None
+            return EventsDropped(missed) if missed else None
 
     def __enter__(self) -> Self:
         return self
@@ -135,7 +136,7 @@ class Watch:
             if address not in self._connections:
                 self._connect(address)
         for address, connection in tuple(self._connections.items()):
-            if address not in (*addresses, self._told) and connection.status is Status.DOWN:
+            if address not in (*addresses, self._reported) and connection.status is ConnectionStatus.DISCONNECTED:
                 self._let_go(address)
 
     def _connect(self, address: str) -> None:
@@ -156,7 +157,7 @@ class Watch:
 
     def _ask(self) -> None:
         """Of one to whom the way is open; messages to another would be dropped."""
-        connected = [one for one in self._connections.values() if one.status is Status.CONNECTED]
+        connected = [one for one in self._connections.values() if one.status is ConnectionStatus.CONNECTED]
         if connected:
             self._turn += 1
             self._question(connected[self._turn % len(connected)])
@@ -166,46 +167,46 @@ class Watch:
         self._names.pop(address, None)
         self._loop.create_task(self._connections.pop(address).close(0.0))
 
-    def _delivered(self, address: str, delivery: Delivery) -> None:
+    def _delivered(self, address: str, delivery: DeliveredMessage) -> None:
         match delivery.body:
             case Gap(dropped=dropped):
-                self._put(Missed(dropped))
+                self._put(EventsDropped(dropped))
             case GroupEvent(payload):
-                told = json.loads(payload)
-                if told.get("event") == LEADER:
-                    self._answered(address, told)
+                reported = json.loads(payload)
+                if reported.get("event") == LEADER:
+                    self._answered(address, reported)
                 else:
-                    self._put(Seen(told))
+                    self._put(EventReceived(reported))
 
-    def _answered(self, address: str, told: dict[str, Any]) -> None:
-        node, by = told.get("node"), told.get("answered_by", "")
+    def _answered(self, address: str, reported: dict[str, Any]) -> None:
+        node, by = reported.get("node"), reported.get("answered_by", "")
         self._names[address] = by
         self._unheard.discard(address)
         if node is not None:
-            self._find(node, told.get("address"))
-        members = None if "members" not in told else tuple(told["members"])
-        self._put(Answer(told.get("group_id"), node, told.get("term"), node == by, members))
+            self._find(node, reported.get("address"))
+        members = None if "members" not in reported else tuple(reported["members"])
+        self._put(LeaderInfo(reported.get("group_id"), node, reported.get("term"), node == by, members))
 
     def _find(self, leader: str, address: str | None) -> None:
         """Follow the node that leads, under one of its addresses: over two, all would be seen twice."""
-        known = [one for one, name in self._names.items() if name == leader and one != self._told]
-        if known and self._told is not None and self._names.get(self._told) in (None, leader):
-            self._let_go(self._told)
-            self._told = None
+        known = [one for one, name in self._names.items() if name == leader and one != self._reported]
+        if known and self._reported is not None and self._names.get(self._reported) in (None, leader):
+            self._let_go(self._reported)
+            self._reported = None
         elif not known and not self._unheard and address is not None and address not in self._connections:
-            self._told = address
+            self._reported = address
             self._connect(address)
 
     def _lost(self, address: str, why: str) -> None:
         self._unheard.discard(address)
         self._names.pop(address, None)
-        self._put(Silent(address, shortened(why)))
+        self._put(NodeUnreachable(address, truncate(why)))
 
-    def _put(self, sight: Sight) -> None:
+    def _put(self, sight: WatchEvent) -> None:
         """What comes when too much waits is lost, until all of that is taken: so the loss is told where it was."""
         with self._condition:
             if self._missed or len(self._sights) >= self._waiting:
-                self._missed += sight.count if isinstance(sight, Missed) else isinstance(sight, Seen)
+                self._missed += sight.count if isinstance(sight, EventsDropped) else isinstance(sight, EventReceived)
             else:
                 self._sights.append(sight)
             self._condition.notify()

@@ -23,16 +23,16 @@ from sublet_protocol.domain.errors import (
     Unavailable,
     UsageError,
 )
-from sublet_protocol.messages.feed import ERROR, RETRY_AFTER
-from sublet_protocol.pubsub.node_connection import CHANNEL_OPTIONS, shortened
+from sublet_protocol.messages.feed import ERROR_METADATA, RETRY_AFTER_METADATA
+from sublet_protocol.pubsub.node_connection import CHANNEL_OPTIONS, truncate
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_protocol.v1 import sublet_pb2_grpc
 
 AHEAD: Final = 2
 """Pages that are taken from a node before the reader asks for them."""
 
-FIRST_PAUSE_S: Final = 0.05
-LONGEST_PAUSE_S: Final = 1.0
+BACKOFF_INITIAL_S: Final = 0.05
+BACKOFF_MAX_S: Final = 1.0
 
 _FINAL: Final = {
     grpc.StatusCode.INVALID_ARGUMENT: UsageError,
@@ -44,19 +44,19 @@ _FINAL: Final = {
 }
 
 
-class Again(Exception):
+class RetryableError(Exception):
     """The call may be tried again, at this node or another; after so many seconds if the node has said so."""
 
-    def __init__(self, address: str, why: str, after_s: float = 0.0) -> None:
-        self.address, self.why, self.after_s = address, why, after_s
-        super().__init__(f"node {address}: {why}")
+    def __init__(self, address: str, reason: str, after_s: float = 0.0) -> None:
+        self.address, self.reason, self.after_s = address, reason, after_s
+        super().__init__(f"node {address}: {reason}")
 
     def given_up(self, after_s: float, remedy: str) -> Unavailable:
         """What is raised where there is no time to try it again."""
         return Unavailable(f"{self}. Given up after {after_s:g} s. {remedy}")
 
 
-class Calls:
+class NodeCalls:
     """Calls to one node at a time, out of several. Not thread-safe, but for `close`."""
 
     def __init__(self, nodes: Sequence[str]) -> None:
@@ -68,27 +68,27 @@ class Calls:
         """The node in use."""
         return self._nodes[self._at]
 
-    def turn(self) -> None:
+    def use_next_node(self) -> None:
         """Use the next node from now on; where there is one only, over another connection."""
         self.close()
         self._at = (self._at + 1) % len(self._nodes)
 
     def publish(self, request: Any, timeout_s: float) -> Any:
         """A `PublishReply`. Raises `Again`, or what is wrong with the request."""
-        return self.ask("Publish", request, timeout_s)
+        return self.call("Publish", request, timeout_s)
 
-    def ask(self, method: str, request: Any, timeout_s: float) -> Any:
+    def call(self, method: str, request: Any, timeout_s: float) -> Any:
         """The one reply of that method of `Feed`. Raises `Again`, or what is wrong with the request."""
         try:
             return getattr(self._stub(), method)(request, timeout=timeout_s)
         except grpc.RpcError as error:
-            raise translated(self.address, error) from error
+            raise map_grpc_error(self.address, error) from error
 
-    def read(self, request: Any) -> Pages:
+    def open_stream(self, request: Any) -> PageStream:
         """The pages that answer a `HistoryRequest` or a `FollowRequest`."""
         stub = self._stub()
         method = stub.History if isinstance(request, pb.HistoryRequest) else stub.Follow
-        return Pages(self.address, method(request))
+        return PageStream(self.address, method(request))
 
     def close(self) -> None:
         """End every call."""
@@ -102,7 +102,7 @@ class Calls:
         return sublet_pb2_grpc.FeedStub(self._channel)
 
 
-class Pages:
+class PageStream:
     """The pages of one call, a few of them ahead; the node waits while nobody takes them."""
 
     def __init__(self, address: str, call: Any) -> None:
@@ -111,7 +111,7 @@ class Pages:
         self._end: Exception | None = None
         self._over = self._closed = False
         self._changed = threading.Condition()
-        self._heard_at = time.monotonic()
+        self._received_at = time.monotonic()
         threading.Thread(target=self._run, name=f"sublet feed of {address}", daemon=True).start()
 
     def get(self, timeout_s: float) -> Any:
@@ -128,10 +128,10 @@ class Pages:
             return None
 
     @property
-    def silent_s(self) -> float:
+    def idle_s(self) -> float:
         """How long ago something was heard; 0 while pages wait to be taken."""
         with self._changed:
-            return 0.0 if self._found else time.monotonic() - self._heard_at
+            return 0.0 if self._found else time.monotonic() - self._received_at
 
     def close(self) -> None:
         """End the call."""
@@ -147,7 +147,7 @@ class Pages:
                 if not self._put(page):
                     break
         except grpc.RpcError as error:
-            end = translated(self._address, error)
+            end = map_grpc_error(self._address, error)
         except Exception as error:  # noqa: BLE001 - whoever waits for a page raises it
             end = error
         with self._changed:
@@ -158,12 +158,12 @@ class Pages:
         with self._changed:
             self._changed.wait_for(lambda: len(self._found) < AHEAD or self._closed)
             self._found.append(page)
-            self._heard_at = time.monotonic()
+            self._received_at = time.monotonic()
             self._changed.notify_all()
             return not self._closed
 
 
-def checked_nodes(nodes: str | Sequence[str]) -> tuple[str, ...]:
+def validate_nodes(nodes: str | Sequence[str]) -> tuple[str, ...]:
     """Addresses of nodes. Raises `InvalidSetting`."""
     given = (nodes,) if isinstance(nodes, str) else tuple(nodes)
     if not given:
@@ -174,18 +174,18 @@ def checked_nodes(nodes: str | Sequence[str]) -> tuple[str, ...]:
     return given
 
 
-def translated(address: str, error: Any) -> Exception:
+def map_grpc_error(address: str, error: Any) -> Exception:
     """`Again`, or what the node found wrong with the request, as the error of that name."""
-    code, details = error.code(), " ".join(shortened(error.details() or "").split()).rstrip(".")
+    code, details = error.code(), " ".join(truncate(error.details() or "").split()).rstrip(".")
     beside = dict(error.trailing_metadata() or ())
-    named = getattr(errors, beside.get(ERROR, ""), None)
+    named = getattr(errors, beside.get(ERROR_METADATA, ""), None)
     if isinstance(named, type) and issubclass(named, SubletError):
-        return named.told(error.details()) if issubclass(named, PoisonBlock) else _made(named, error.details())
-    if RETRY_AFTER in beside:
-        return Again(address, details, min(float(beside[RETRY_AFTER]), 60_000.0) / 1000)
+        return named.reported(error.details()) if issubclass(named, PoisonBlock) else _made(named, error.details())
+    if RETRY_AFTER_METADATA in beside:
+        return RetryableError(address, details, min(float(beside[RETRY_AFTER_METADATA]), 60_000.0) / 1000)
     if code in _FINAL:
         return _FINAL[code](f"node {address} refuses: {details} ({code.name}). Is it of this release of sublet?")
-    return Again(address, f"{details or 'no answer'} ({code.name})")
+    return RetryableError(address, f"{details or 'no answer'} ({code.name})")
 
 
 def _made(kind: type[SubletError], text: str) -> SubletError:

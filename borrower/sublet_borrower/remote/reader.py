@@ -11,63 +11,62 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from sublet_borrower.remote.cursor import Cursor, Taken
-from sublet_borrower.remote.node_calls import FIRST_PAUSE_S, LONGEST_PAUSE_S, Again, Calls, Pages
-from sublet_protocol.domain.errors import Gone, PayloadUnavailable, SubletError, UsageError
-from sublet_protocol.domain.subscriptions import Bookmark, Start
+from sublet_borrower.remote.cursor import FeedCursor, PageOutcome
+from sublet_borrower.remote.node_calls import BACKOFF_INITIAL_S, BACKOFF_MAX_S, NodeCalls, PageStream, RetryableError
+from sublet_protocol.domain.errors import PayloadUnavailable, PositionGone, SubletError, UsageError
+from sublet_protocol.domain.subscriptions import Bookmark, StartingPosition
 from sublet_protocol.domain.topics import Filter
 from sublet_protocol.messages.codec import MalformedMessage
-from sublet_protocol.messages.feed import HELLO_S, Page, Read, decode_page, encode_read
+from sublet_protocol.messages.feed import HEARTBEAT_INTERVAL_S, FeedPage, ReadCommand, decode_page, encode_read
 from sublet_storage.log.block import DELIVERED_SCHEMA
 from sublet_storage.producer.batches.columns import as_timestamp_us
 from sublet_storage.util.retry import Backoff
 
-SILENCE_S = 5 * HELLO_S
+RECEIVE_TIMEOUT_S = 5 * HEARTBEAT_INTERVAL_S
 """A node that says nothing for so long is taken for lost."""
 
-REMEDY = "Start a node there (`sublet leader`), correct the address, or give several nodes."
+HINT = "Start a node there (`sublet leader`), correct the address, or give several nodes."
 
-Where: TypeAlias = "str | int | datetime | Start | Bookmark"
+FeedStart: TypeAlias = "str | int | datetime | StartingPosition | Bookmark"
 
 
 class FeedReader(Iterator[pa.Table]):
     """Tables of messages in the order of their streams, parents before children; made by `Feed`. Not thread-safe.
 
     A node that is lost is no loss: reading goes on from where it was, at the next node. Where no node says a word for
-    `patience_s`, `Unavailable` is raised, and the next read tries again. What retention has taken raises `Gone` once,
-    unless `on_gone` is there to be told.
-    """
+    `patience_s`, `Unavailable` is raised, and the next read tries again. What retention has taken raises `PositionGone`
+    once, unless `on_data_loss` is there to be told."""
 
     def __init__(
         self,
         nodes: Sequence[str],
         kind: Any,
         filter: str | Filter,
-        start: Where,
-        on_gone: Callable[[Gone], None] | None,
+        start: FeedStart,
+        on_data_loss: Callable[[PositionGone], None] | None,
         patience_s: float,
     ) -> None:
-        self._calls, self._kind, self._patience_s = Calls(nodes), kind, patience_s
+        self._calls, self._kind, self._patience_s = NodeCalls(nodes), kind, patience_s
         self._filter = Filter.parse(filter) if isinstance(filter, str) else filter
-        self._begin, self._on_gone = begin_of(start), on_gone
-        self._cursor = Cursor(secrets.token_hex(8))
-        self._pages: Pages | None = None
+        self._begin, self._on_data_loss = parse_feed_start(start), on_data_loss
+        self._cursor = FeedCursor(secrets.token_hex(8))
+        self._pages: PageStream | None = None
         self._trouble: Backoff | None = None
         self._there_at_first: frozenset[int] = frozenset()
-        self.over = False
+        self.is_finished = False
         self._find_beginning()
 
     @property
-    def positions(self) -> Bookmark:
+    def bookmark(self) -> Bookmark:
         """How far it has come: what was given out lies before it. As a `start`, also as text, it goes on from there."""
         bookmark = self._cursor.bookmark
         assert bookmark is not None
         return bookmark
 
     def read(self, timeout_s: float | None = None) -> pa.Table | None:
-        """The next table; None if the history is over (`over`), or nothing has come in time."""
+        """The next table; None if the history is over (`is_finished`), or nothing has come in time."""
         deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
-        while not self.over:
+        while not self.is_finished:
             page = self._next(deadline)
             if page is None:
                 break
@@ -77,8 +76,8 @@ class FeedReader(Iterator[pa.Table]):
         return None
 
     def close(self) -> None:
-        """End it; `positions` stays."""
-        self.over = True
+        """End it; `bookmark` stays."""
+        self.is_finished = True
         self._hang_up()
         self._calls.close()
 
@@ -110,9 +109,9 @@ class FeedReader(Iterator[pa.Table]):
         except BaseException:
             self.close()
             raise
-        self._there_at_first = frozenset(self.positions.offsets)
+        self._there_at_first = frozenset(self.bookmark.offsets)
 
-    def _next(self, deadline: float) -> Page | None:
+    def _next(self, deadline: float) -> FeedPage | None:
         """A page; None at the deadline, or when the node has sent the last."""
         while True:
             try:
@@ -122,49 +121,49 @@ class FeedReader(Iterator[pa.Table]):
                 return page
             except TimeoutError:
                 return None
-            except Again as again:
+            except RetryableError as again:
                 if not self._try_again(again, deadline):
                     return None
 
-    def _wait(self, deadline: float) -> Page | None:
+    def _wait(self, deadline: float) -> FeedPage | None:
         """A page of the call under way. Raises `TimeoutError` at the deadline, `Again` if the call came to naught."""
-        pages = self._pages = self._pages or self._calls.read(self._request())
-        left_s = SILENCE_S - pages.silent_s
+        pages = self._pages = self._pages or self._calls.open_stream(self._request())
+        left_s = RECEIVE_TIMEOUT_S - pages.idle_s
         try:
             wire = pages.get(max(0.0, min(left_s, deadline - time.monotonic())))
         except TimeoutError:
-            if pages.silent_s < SILENCE_S:
+            if pages.idle_s < RECEIVE_TIMEOUT_S:
                 raise
-            raise Again(self._calls.address, f"no word for {SILENCE_S:g} s") from None
+            raise RetryableError(self._calls.address, f"no word for {RECEIVE_TIMEOUT_S:g} s") from None
         except PayloadUnavailable as error:
-            raise Again(self._calls.address, str(error).rstrip(".")) from None
+            raise RetryableError(self._calls.address, str(error).rstrip(".")) from None
         if wire is None:
             self._end()
             return None
         try:
             return decode_page(wire)
         except SubletError as error:
-            raise Again(self._calls.address, f"a page that cannot be ({error})") from error
+            raise RetryableError(self._calls.address, f"a page that cannot be ({error})") from error
 
     def _request(self) -> Any:
-        read = Read(self._filter, self._cursor.bookmark or self._begin, self._cursor.renew())
+        read = ReadCommand(self._filter, self._cursor.bookmark or self._begin, self._cursor.new_subscription_id())
         return encode_read(read, self._kind)
 
     def _end(self) -> None:
         """The node has nothing more. Before it has said where the beginning is, that is no answer."""
         if self._cursor.bookmark is None:
-            raise Again(self._calls.address, "it ended without a beginning")
+            raise RetryableError(self._calls.address, "it ended without a beginning")
         self.close()
 
-    def _try_again(self, again: Again, deadline: float) -> bool:
+    def _try_again(self, again: RetryableError, deadline: float) -> bool:
         """Wait a moment, then take the next node; False if the deadline comes first."""
         self._hang_up()
-        trouble = self._trouble = self._trouble or Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, total_s=self._patience_s)
+        trouble = self._trouble = self._trouble or Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S, total_s=self._patience_s)
         pause_s = max(trouble.next_s(), again.after_s)
         if pause_s > trouble.left_s:
             self._trouble = None
-            raise again.given_up(self._patience_s, REMEDY)
-        self._calls.turn()
+            raise again.given_up(self._patience_s, HINT)
+        self._calls.use_next_node()
         left_s = deadline - time.monotonic()
         time.sleep(max(0.0, min(pause_s, left_s)))
         return pause_s < left_s
@@ -176,39 +175,41 @@ class FeedReader(Iterator[pa.Table]):
 
     # --- what is in them --------------------------------------------------------------------------------------------
 
-    def _accept(self, page: Page) -> pa.Table | None:
+    def _accept(self, page: FeedPage) -> pa.Table | None:
         """Its messages, if it is the next page and has any."""
         table = None if page.messages is None else decode_messages(page.messages)
-        match self._cursor.take(page):
-            case Taken.STEP if page.gone:
-                self._tell_gone(page)
-            case Taken.STEP:
+        match self._cursor.accept(page):
+            case PageOutcome.ADVANCED if page.is_gone:
+                self._notify_gone(page)
+            case PageOutcome.ADVANCED:
                 return table
-            case Taken.DOUBT:
+            case PageOutcome.GAP:
                 self._hang_up()
-                time.sleep(FIRST_PAUSE_S)
-            case Taken.NOTHING | Taken.DISCARDED:
+                time.sleep(BACKOFF_INITIAL_S)
+            case PageOutcome.HEARTBEAT | PageOutcome.STALE:
                 pass
         return None
 
-    def _tell_gone(self, page: Page) -> None:
-        gone = Gone(page.stream_id, page.start, page.oldest)
-        if self._on_gone is not None:
-            self._on_gone(gone)
-        elif not (self._begin == Start.EARLIEST and page.start == 0 and page.stream_id in self._there_at_first):
+    def _notify_gone(self, page: FeedPage) -> None:
+        gone = PositionGone(page.stream_id, page.start, page.oldest_offset)
+        if self._on_data_loss is not None:
+            self._on_data_loss(gone)
+        elif not (
+            self._begin == StartingPosition.EARLIEST and page.start == 0 and page.stream_id in self._there_at_first
+        ):
             raise gone
 
 
-def begin_of(start: Where) -> Start | Bookmark:
+def parse_feed_start(start: FeedStart) -> StartingPosition | Bookmark:
     """Where to begin. Raises `UsageError`."""
-    if isinstance(start, Start | Bookmark):
+    if isinstance(start, StartingPosition | Bookmark):
         return start
     if isinstance(start, datetime):
-        return Start.at(as_timestamp_us(start))
+        return StartingPosition.at_time(as_timestamp_us(start))
     if isinstance(start, int) and not isinstance(start, bool):
-        return Start.offset(start)
+        return StartingPosition.at_offset(start)
     if isinstance(start, str):
-        return Bookmark.parse(start) if start.startswith("{") else Start.parse(start)
+        return Bookmark.parse(start) if start.startswith("{") else StartingPosition.parse(start)
     raise UsageError(f"start of type {type(start).__name__}: give earliest, latest, an offset, a time or a Bookmark.")
 
 

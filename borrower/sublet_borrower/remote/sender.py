@@ -15,36 +15,36 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sublet_borrower.remote.node_calls import FIRST_PAUSE_S, LONGEST_PAUSE_S, Again, Calls
+from sublet_borrower.remote.node_calls import BACKOFF_INITIAL_S, BACKOFF_MAX_S, NodeCalls, RetryableError
 from sublet_protocol.domain.errors import SubletError, Unavailable
 from sublet_protocol.domain.topics import check_topic
 from sublet_protocol.messages.codec import MalformedMessage
 from sublet_protocol.messages.feed import (
     MAX_BATCH_BYTES,
     MAX_BATCH_MESSAGES,
-    Part,
-    Publish,
+    PublishCommand,
+    StoredSpan,
     decode_published,
     encode_publish,
 )
-from sublet_storage.producer.batches.pending_blocks import Load, Piece
-from sublet_storage.producer.batches.routing_table import Part as Routed
-from sublet_storage.producer.batches.routing_table import Routes
+from sublet_storage.producer.batches.pending_blocks import PendingBlock, PendingRows
+from sublet_storage.producer.batches.routing_table import RoutedRows as Routed
+from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.producer.buffer import Buffer
 from sublet_storage.producer.delivery import Rows, Span
 from sublet_storage.util.retry import Backoff, call_with_retry
 
 ATTEMPT_TIMEOUT_S = 15.0
-LEAST_ATTEMPT_S = 1.0
+MIN_ATTEMPT_S = 1.0
 """A node that has not answered within that is asked again, or another."""
 
-REMEDY = "It may be stored or not: look before you publish it again. Start a node there, or give several."
+HINT = "It may be stored or not: look before you publish it again. Start a node there, or give several."
 
 _ENVELOPE_BYTES = 64 * 1024
 """Left for what Arrow adds to the columns."""
 
 
-class Anywhere(Routes):
+class NodeRoutes(RoutingTable):
     """Where a node will put it is the node's to know: here all goes one way, in order."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Anywhere(Routes):
         for topic in batch.column("topic").unique().to_pylist():
             self.stream_of(topic, None)
 
-    def split(self, batch: pa.RecordBatch, rows: Rows) -> list[Routed]:
+    def partition_rows(self, batch: pa.RecordBatch, rows: Rows) -> list[Routed]:
         """In one."""
         return [(0, batch, rows)]
 
@@ -77,10 +77,10 @@ class Anywhere(Routes):
 class FeedSender(threading.Thread):
     """Runs until the buffer is closed and empty."""
 
-    def __init__(self, nodes: Sequence[str], buffer: Buffer, retry_timeout_s: float) -> None:
+    def __init__(self, nodes: Sequence[str], buffer: Buffer, delivery_timeout_s: float) -> None:
         self._producer, self._number = uuid.uuid4().hex, 0
         super().__init__(name=f"sublet feed {self._producer}", daemon=True)
-        self._calls, self._buffer, self._retry_timeout_s = Calls(nodes), buffer, retry_timeout_s
+        self._calls, self._buffer, self._delivery_timeout_s = NodeCalls(nodes), buffer, delivery_timeout_s
         self._giving_up = threading.Event()
 
     def run(self) -> None:
@@ -99,47 +99,47 @@ class FeedSender(threading.Thread):
         self._giving_up.set()
         self._calls.close()
 
-    def _deliver(self, load: Load) -> None:
+    def _deliver(self, load: PendingBlock) -> None:
         for batch, pieces in _requests(load):
             try:
                 for part in self._published(batch):
                     _store(part, pieces)
             except SubletError as error:
-                self._buffer.failing(error)
+                self._buffer.prepare_failure(error)
                 for piece in pieces:
-                    piece.ticket.failed(piece.count, error)
-        self._buffer.settled([load])
+                    piece.ticket.fail(piece.count, error)
+        self._buffer.release_batches([load])
 
-    def _published(self, batch: pa.RecordBatch) -> tuple[Part, ...]:
+    def _published(self, batch: pa.RecordBatch) -> tuple[StoredSpan, ...]:
         """Where the messages of a batch lie. Raises what is wrong with it, or `Unavailable`."""
         self._number += 1
-        request = encode_publish(Publish(self._producer, 1, self._number, _lean(batch).serialize().to_pybytes()))
-        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, total_s=self._retry_timeout_s)
+        request = encode_publish(PublishCommand(self._producer, 1, self._number, _lean(batch).serialize().to_pybytes()))
+        backoff = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S, total_s=self._delivery_timeout_s)
 
         def may_try_again(error: Exception) -> bool:
-            if not isinstance(error, Again) or self._giving_up.is_set():
+            if not isinstance(error, RetryableError) or self._giving_up.is_set():
                 return False
-            self._calls.turn()
+            self._calls.use_next_node()
             return True
 
         try:
             return call_with_retry(
                 lambda: self._answer(request, batch.num_rows, backoff), may_try_again, backoff, self._giving_up.wait
             )
-        except Again as again:
+        except RetryableError as again:
             if self._giving_up.is_set():
-                raise Unavailable(f"no word from {again} before the feed was closed. {REMEDY}") from again
-            raise again.given_up(self._retry_timeout_s, REMEDY) from again
+                raise Unavailable(f"no word from {again} before the feed was closed. {HINT}") from again
+            raise again.given_up(self._delivery_timeout_s, HINT) from again
 
-    def _answer(self, request: Any, count: int, backoff: Backoff) -> tuple[Part, ...]:
-        timeout_s = min(ATTEMPT_TIMEOUT_S, max(LEAST_ATTEMPT_S, backoff.left_s))
+    def _answer(self, request: Any, count: int, backoff: Backoff) -> tuple[StoredSpan, ...]:
+        timeout_s = min(ATTEMPT_TIMEOUT_S, max(MIN_ATTEMPT_S, backoff.left_s))
         try:
             answer = decode_published(self._calls.publish(request, timeout_s), count)
         except ValueError as closed:  # the channel was closed under the call
-            raise Again(self._calls.address, str(closed)) from closed
-        if answer.parts is None:
+            raise RetryableError(self._calls.address, str(closed)) from closed
+        if answer.spans is None:
             raise MalformedMessage("it is stored, but the node does not know where any more")
-        return answer.parts
+        return answer.spans
 
 
 def _lean(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -149,27 +149,27 @@ def _lean(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
-def _requests(load: Load) -> Iterator[tuple[pa.RecordBatch, list[Piece]]]:
+def _requests(load: PendingBlock) -> Iterator[tuple[pa.RecordBatch, list[PendingRows]]]:
     """A load as batches that a node takes, each with the pieces that its messages are of."""
     pieces = [small for piece in load.pieces for small in _small(piece)]
     while pieces:
         count = _fitting(pieces)
         taken, pieces = pieces[:count], pieces[count:]
-        yield Load(load.stream_id, taken).batch(), taken
+        yield PendingBlock(load.stream_id, taken).to_batch(), taken
 
 
-def _small(piece: Piece) -> Iterator[Piece]:
+def _small(piece: PendingRows) -> Iterator[PendingRows]:
     """In halves, until each fits into a batch."""
     if piece.count == 1 or (
         piece.batch.nbytes <= MAX_BATCH_BYTES - _ENVELOPE_BYTES and piece.count <= MAX_BATCH_MESSAGES
     ):
         yield piece
     else:
-        for half in piece.cut(piece.count // 2):
+        for half in piece.split(piece.count // 2):
             yield from _small(half)
 
 
-def _fitting(pieces: Sequence[Piece]) -> int:
+def _fitting(pieces: Sequence[PendingRows]) -> int:
     """How many of them fit into one batch together, at least one."""
     size = messages = 0
     for index, piece in enumerate(pieces):
@@ -179,7 +179,7 @@ def _fitting(pieces: Sequence[Piece]) -> int:
     return len(pieces)
 
 
-def _store(part: Part, pieces: Iterable[Piece]) -> None:
+def _store(part: StoredSpan, pieces: Iterable[PendingRows]) -> None:
     """Tell every piece where those of its messages lie that went to this stream."""
     start = 0
     for piece in pieces:
@@ -187,7 +187,7 @@ def _store(part: Part, pieces: Iterable[Piece]) -> None:
         low, high = bisect_left(part.rows, start), bisect_left(part.rows, end)
         if low < high:
             rows = _rows(piece.rows, part.rows[low:high], start)
-            piece.ticket.stored(Span(part.stream_id, part.first_offset + low, rows))
+            piece.ticket.complete_span(Span(part.stream_id, part.first_offset + low, rows))
         start = end
 
 

@@ -36,20 +36,22 @@ class DefaultSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Of a plan."""
-        from sublet_borrower.spark.common.columns import chosen
+        from sublet_borrower.spark.common.columns import select_columns
         from sublet_borrower.spark.source.batch_options import batch_options
-        from sublet_borrower.spark.source.batch_reader import PushingBatchReader, SubletBatchReader
+        from sublet_borrower.spark.source.batch_reader import PushdownBatchReader, SubletBatchReader
 
         options = batch_options(self.options)
-        return (PushingBatchReader if options.push_filters else SubletBatchReader)(options, chosen(schema))
+        return (PushdownBatchReader if options.push_down_predicate else SubletBatchReader)(
+            options, select_columns(schema)
+        )
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 Spark's name
         """Of a query."""
-        from sublet_borrower.spark.common.columns import chosen
+        from sublet_borrower.spark.common.columns import select_columns
         from sublet_borrower.spark.common.options import stream_options
         from sublet_borrower.spark.source.stream_reader import SubletStreamReader
 
-        return SubletStreamReader(stream_options(self.options), chosen(schema))
+        return SubletStreamReader(stream_options(self.options), select_columns(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """Of a batch write."""

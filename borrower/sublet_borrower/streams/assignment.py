@@ -16,264 +16,293 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, assert_never
 
-from sublet_borrower.machine.events import Announced, Install, Progressed, Remove, Saved, Stop, Tell
-from sublet_borrower.streams.atomic_stream import WholeLent
-from sublet_borrower.streams.granted_stream import Lent
+from sublet_borrower.machine.events import (
+    AssignmentUpdate,
+    FrontierAdvanced,
+    RevokeStarted,
+    SavedProgress,
+    SessionProgress,
+    StreamGranted,
+    StreamRemoved,
+)
+from sublet_borrower.streams.atomic_stream import AtomicGrantedStream
+from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_borrower.util.locks import let_go
 from sublet_protocol.domain.epochs import GroupFrontier
 from sublet_protocol.domain.errors import PoisonBlock
 from sublet_protocol.domain.topics import Filter
 from sublet_protocol.messages.messages import Grant, RevokedReason
-from sublet_storage.readers.epoch_steps import Marks, WholeEpochs
+from sublet_storage.readers.epoch_steps import BlockSummaries, EpochStepPlanner
 
 
-class Handler:
-    """All streams of one session. `take` is for the agent's thread, the rest for the session's; `report` for both.
+class SessionAssignment:
+    """All streams of one session. `apply_update` is for the agent's thread, the rest for the session's; `report` for
+    both.
 
     `epochs`: {space id: how far its group has come}, where that is atomic. `came_back` is called with each
     acknowledgement.
     """
 
-    def __init__(self, report: Callable[[Progressed], None]) -> None:
+    def __init__(self, report: Callable[[SessionProgress], None]) -> None:
         self._report = report
         self.came_back: Callable[[], None] = lambda: None
         self.epochs: dict[int, GroupFrontier] = {}
         self._lock = threading.RLock()
-        self._lent: dict[int, Lent] = {}
+        self._granted: dict[int, GrantedStream] = {}
         self._turn: deque[int] = deque()
         self._again_at = math.inf
 
-    def take(self, tell: Tell) -> None:
+    def apply_update(self, notify: AssignmentUpdate) -> None:
         """Act on what the agent says."""
         with self._lock:
-            match tell:
-                case Install(grant):
+            match notify:
+                case StreamGranted(grant):
                     self._install(grant)
-                case Stop(stream_id, grant_id):
-                    lent = self._under(stream_id, grant_id)
-                    if lent is not None:
-                        lent.stopping = True
-                        if lent.is_settled:
-                            self._report(lent.progress())
-                case Remove(stream_id, grant_id, reason):
+                case RevokeStarted(stream_id, grant_id):
+                    granted = self._under(stream_id, grant_id)
+                    if granted is not None:
+                        granted.is_stopping = True
+                        if granted.is_quiescent:
+                            self._report(granted.to_progress())
+                case StreamRemoved(stream_id, grant_id, reason):
                     if self._under(stream_id, grant_id) is not None:
                         self._remove(stream_id, reason)
-                case Announced(epochs):
+                case FrontierAdvanced(epochs):
                     self._note_epochs(epochs)
-                case Saved():
+                case SavedProgress():
                     pass
                 case _:
-                    assert_never(tell)
+                    assert_never(notify)
 
-    def next_to_read(self, allowed: Callable[[Lent], bool]) -> Lent | None:
-        """The next stream worth reading, each in its turn; it is being read until `Lent.take` or `not_read`."""
+    def next_readable(self, allowed: Callable[[GrantedStream], bool]) -> GrantedStream | None:
+        """The next stream worth reading, each in its turn; it is being read until `GrantedStream.advance_read` or
+        `release_read`."""
         with self._lock:
             for _ in range(len(self._turn)):
-                lent = self._lent[self._turn[0]]
+                granted = self._granted[self._turn[0]]
                 self._turn.rotate(-1)  # at once: what breaks off here must not leave a stream out
-                if lent.may_have_more and allowed(lent):
-                    lent.reading = True
-                    return lent
+                if granted.may_have_more and allowed(granted):
+                    granted.is_reading = True
+                    return granted
         return None
 
-    def try_later(self, lent: Lent, problem: Exception, now: float, after_s: float) -> bool:
+    def defer(self, granted: GrantedStream, problem: Exception, now: float, after_s: float) -> bool:
         """What comes next in the stream cannot be had for so long. Its leader is told; whether this is news, of any of
         the streams."""
         with self._lock:
-            lent.unreadable, lent.again_at = True, now + after_s
-            self._again_at = min(self._again_at, lent.again_at)
-            is_news = str(problem) not in self.troubles()
-            if lent.trouble.met(problem, now):
-                self.moved(lent)
+            granted.is_unreadable, granted.retry_at = True, now + after_s
+            self._again_at = min(self._again_at, granted.retry_at)
+            is_news = str(problem) not in self.read_errors()
+            if granted.read_failure.record(problem, now):
+                self.report(granted)
             return is_news
 
-    def poisoned(self, lent: Lent, problem: PoisonBlock) -> bool:
+    def poisoned(self, granted: GrantedStream, problem: PoisonBlock) -> bool:
         """What comes next in the stream cannot be decoded: it is handed back when all before that is done. Whether this
         is news."""
         with self._lock:
-            is_news, lent.unreadable, lent.again_at = lent.poison is None, True, None
-            lent.poison = problem
-            if isinstance(lent, WholeLent):
-                lent.cut_short()
+            is_news, granted.is_unreadable, granted.retry_at = granted.poison is None, True, None
+            granted.poison = problem
+            if isinstance(granted, AtomicGrantedStream):
+                granted.abort_step()
             return is_news
 
-    def read_again(self, lent: Lent) -> bool:
+    def mark_readable(self, granted: GrantedStream) -> bool:
         """What comes next in the stream was had; whether it could not be before, and its leader is told so."""
         with self._lock:
-            if not lent.trouble.said:
+            if not granted.read_failure.current_error:
                 return False
-            if lent.trouble.over():
-                self.moved(lent)
+            if granted.read_failure.clear():
+                self.report(granted)
             return True
 
-    def try_again(self, now: float) -> None:
+    def retry_deferred(self, now: float) -> None:
         """Streams whose time has come are read again, though they could not be."""
         if now < self._again_at:
             return
         with self._lock:
-            for lent in self._lent.values():
-                if lent.again_at is not None and lent.again_at <= now:
-                    lent.unreadable, lent.again_at = False, None
-            waiting = (lent.again_at for lent in self._lent.values() if lent.again_at is not None)
+            for granted in self._granted.values():
+                if granted.retry_at is not None and granted.retry_at <= now:
+                    granted.is_unreadable, granted.retry_at = False, None
+            waiting = (granted.retry_at for granted in self._granted.values() if granted.retry_at is not None)
             self._again_at = min(waiting, default=math.inf)
 
-    def troubles(self) -> set[str]:
+    def read_errors(self) -> set[str]:
         """What is said of streams that are tried again."""
         with self._lock:
-            return {lent.trouble.said for lent in self._lent.values() if lent.trouble.said}
+            return {
+                granted.read_failure.current_error
+                for granted in self._granted.values()
+                if granted.read_failure.current_error
+            }
 
-    def ends(self) -> dict[int, tuple[int, int]]:
+    def caught_up_streams(self) -> dict[int, tuple[int, int]]:
         """{stream: (grant id, head)} of those read to where they ended when last looked at."""
         with self._lock:
             return {
-                stream_id: (lent.grant_id, lent.read)
-                for stream_id, lent in self._lent.items()
-                if not (lent.stopping or lent.unreadable or lent.may_have_more)
+                stream_id: (granted.grant_id, granted.next_read_offset)
+                for stream_id, granted in self._granted.items()
+                if not (granted.is_stopping or granted.is_unreadable or granted.may_have_more)
             }
 
-    def has_plain(self) -> bool:
+    def has_non_atomic(self) -> bool:
         """Whether there is a stream of a group that is not atomic."""
         with self._lock:
-            return any(not isinstance(lent, WholeLent) for lent in self._lent.values())
+            return any(not isinstance(granted, AtomicGrantedStream) for granted in self._granted.values())
 
-    def waiting(self) -> list[WholeLent]:
+    def streams_waiting_for_epochs(self) -> list[AtomicGrantedStream]:
         """Streams with messages of epochs that are not completed."""
         with self._lock:
-            return [lent for lent in self._lent.values() if isinstance(lent, WholeLent) and lent.waits]
+            return [
+                granted
+                for granted in self._granted.values()
+                if isinstance(granted, AtomicGrantedStream) and granted.is_waiting
+            ]
 
-    def note_completed(self, found: Mapping[int, Marks]) -> None:
+    def update_frontiers(self, found: Mapping[int, BlockSummaries]) -> None:
         """Where streams end and what is completed in their spaces."""
         with self._lock:
-            for lent in self.waiting():
-                if lent.stream_id in found and found[lent.stream_id].lower != lent.plan.lower:
-                    lent.told = True
+            for granted in self.streams_waiting_for_epochs():
+                if granted.stream_id in found and found[granted.stream_id].lower != granted.step_planner.lower:
+                    granted.has_new_frontier = True
 
     @property
-    def is_within_a_step(self) -> bool:
+    def is_mid_step(self) -> bool:
         """Whether some epochs are given out in part."""
         with self._lock:
-            return any(isinstance(lent, WholeLent) and lent.is_within_a_step for lent in self._lent.values())
+            return any(
+                isinstance(granted, AtomicGrantedStream) and granted.is_mid_step for granted in self._granted.values()
+            )
 
-    def cut_short(self) -> None:
+    def abort_steps(self) -> None:
         """Nothing more is read: epochs that are given out in part are left."""
         with self._lock:
-            for lent in self._lent.values():
-                if isinstance(lent, WholeLent):
-                    lent.cut_short()
+            for granted in self._granted.values():
+                if isinstance(granted, AtomicGrantedStream):
+                    granted.abort_step()
 
-    def moved(self, lent: Lent) -> None:
+    def report(self, granted: GrantedStream) -> None:
         """Report it, as it may have moved on."""
         with self._lock:
-            if not lent.over:
-                self._report(lent.progress())
+            if not granted.is_ended:
+                self._report(granted.to_progress())
 
-    def note_heads(self, heads: Iterable[tuple[int, int]]) -> None:
+    def update_heads(self, heads: Iterable[tuple[int, int]]) -> None:
         """(stream, head), as the log says. One that ends before what was read of it is read, which says so."""
         with self._lock:
             for stream_id, head in heads:
-                lent = self._lent.get(stream_id)
-                if lent is not None:
-                    lent.head, lent.said = None if head < lent.read and not lent.reading else max(head, lent.read), 0
+                granted = self._granted.get(stream_id)
+                if granted is not None:
+                    granted.head, granted.head_hint = (
+                        None
+                        if head < granted.next_read_offset and not granted.is_reading
+                        else max(head, granted.next_read_offset),
+                        0,
+                    )
 
-    def note_said(self, heads: Iterable[tuple[int, int]]) -> None:
+    def hint_heads(self, heads: Iterable[tuple[int, int]]) -> None:
         """(stream, head), as somebody says who may be wrong."""
         with self._lock:
             for stream_id, head in heads:
-                lent = self._lent.get(stream_id)
-                if lent is not None:
-                    lent.said = head
+                granted = self._granted.get(stream_id)
+                if granted is not None:
+                    granted.head_hint = head
 
-    def not_read(self, lent: Lent) -> None:
+    def release_read(self, granted: GrantedStream) -> None:
         """It is not being read any more."""
         with self._lock:
-            lent.reading = False
-            if lent.is_ending and lent.is_settled and not lent.over:
-                self._report(lent.progress())
+            granted.is_reading = False
+            if granted.is_ending and granted.is_quiescent and not granted.is_ended:
+                self._report(granted.to_progress())
 
-    def go_back(self, lent: Lent, place: tuple[Any, ...]) -> None:
+    def go_back(self, granted: GrantedStream, place: tuple[Any, ...]) -> None:
         """What was taken of the stream since it was there was given to nobody."""
         with self._lock:
-            if not lent.over:
-                lent.go_back(place)
+            if not granted.is_ended:
+                granted.go_back(place)
 
     def look_again(self) -> None:
         """Reading was broken off, nobody knows where: nothing is being read, and where streams end is to be seen."""
         let_go(self._lock.release)
         with self._lock:
-            for lent in tuple(self._lent.values()):
-                lent.head = None
-                self.not_read(lent)
+            for granted in tuple(self._granted.values()):
+                granted.head = None
+                self.release_read(granted)
 
-    def skipped(self, lent: Lent, ticket: int) -> None:
+    def mark_skipped(self, granted: GrantedStream, ticket: int) -> None:
         """What was taken under that ticket has nothing for this subscription."""
         with self._lock:
-            is_news = lent.done(ticket)
-            if is_news and not (lent.outstanding or lent.over):
-                self._report(lent.progress())
+            is_news = granted.mark_done(ticket)
+            if is_news and not (granted.outstanding or granted.is_ended):
+                self._report(granted.to_progress())
 
-    def given(self, lent: Lent, size: int) -> None:
+    def mark_delivered(self, granted: GrantedStream, size: int) -> None:
         """What was taken last, of `size` bytes, is a batch in the user's hands."""
         with self._lock:
-            lent.size += size
+            granted.size += size
 
-    def acknowledged(self, lent: Lent, ticket: int) -> None:
+    def mark_acknowledged(self, granted: GrantedStream, ticket: int) -> None:
         """The batch is done."""
         self.came_back()
         with self._lock:
-            lent.done(ticket)
-            self.moved(lent)
+            granted.mark_done(ticket)
+            self.report(granted)
 
-    def progressed(self, lent: Lent, ticket: int, position: int) -> None:
+    def mark_progress(self, granted: GrantedStream, ticket: int, position: int) -> None:
         """The batch is done up to `position`, and still outstanding."""
         self.came_back()
         with self._lock:
-            lent.done_upto(ticket, position)
-            self.moved(lent)
+            granted.mark_done_upto(ticket, position)
+            self.report(granted)
 
-    def give_up(self) -> None:
+    def abandon_outstanding(self) -> None:
         """Nothing outstanding will be acknowledged any more."""
         with self._lock:
-            for lent in self._lent.values():
-                awaited, lent.given_up = lent.is_ending and not lent.is_settled, True
+            for granted in self._granted.values():
+                awaited, granted.is_abandoned = granted.is_ending and not granted.is_quiescent, True
                 if awaited:
-                    self._report(lent.progress())
+                    self._report(granted.to_progress())
 
     def lose(self, stream_id: int, grant_id: int) -> None:
         """The database says that this grant is over. Its leader need not know: it is told that nothing more comes."""
         with self._lock:
-            lent = self._under(stream_id, grant_id)
-            if lent is not None:
-                lent.stopping = lent.given_up = True
-                self._report(lent.progress())
+            granted = self._under(stream_id, grant_id)
+            if granted is not None:
+                granted.is_stopping = granted.is_abandoned = True
+                self._report(granted.to_progress())
                 self._remove(stream_id, RevokedReason.LOST)
 
     def abandon(self) -> str:
         """All streams are lost. What was given out of them and not acknowledged, in words."""
         with self._lock:
             given = [
-                f"stream {s} from offset {lent.acknowledged}" for s, lent in self._lent.items() if lent.outstanding
+                f"stream {s} from offset {granted.acknowledged_offset}"
+                for s, granted in self._granted.items()
+                if granted.outstanding
             ]
-            for stream_id in tuple(self._lent):
+            for stream_id in tuple(self._granted):
                 self._remove(stream_id, RevokedReason.LOST)
             return ", ".join(given)
 
     def lags(self) -> dict[int, int]:
         """{stream: messages that it had to do when it was last looked at}, of those that were."""
         with self._lock:
-            found = {stream_id: lent.progress().lag for stream_id, lent in self._lent.items()}
+            found = {stream_id: granted.to_progress().lag for stream_id, granted in self._granted.items()}
         return {stream_id: lag for stream_id, lag in found.items() if lag is not None}
 
-    def streams(self) -> dict[int, int]:
+    def positions(self) -> dict[int, int]:
         """{stream: next offset to deliver} of everything held; from any thread."""
-        return {s: lent.acknowledged for s, lent in tuple(self._lent.items())}
+        return {s: granted.acknowledged_offset for s, granted in tuple(self._granted.items())}
 
     def _install(self, grant: Grant) -> None:
         self._remove(grant.stream_id, RevokedReason.LOST)
         facts = (grant.stream_id, grant.grant_id, grant.generation_id, Filter.parse(grant.filter), grant.position)
         if grant.consumed is None:
-            self._lent[grant.stream_id] = Lent(*facts)
+            self._granted[grant.stream_id] = GrantedStream(*facts)
         else:
-            self._lent[grant.stream_id] = WholeLent(*facts, plan=WholeEpochs(grant.position, grant.consumed))
+            self._granted[grant.stream_id] = AtomicGrantedStream(
+                *facts, step_planner=EpochStepPlanner(grant.position, grant.consumed)
+            )
         self._turn.append(grant.stream_id)
 
     def _note_epochs(self, epochs: tuple[GroupFrontier, ...]) -> None:
@@ -281,17 +310,17 @@ class Handler:
         for one in epochs:
             known = self.epochs.get(one.space_id)
             if known is None or one.lower != known.lower:
-                for lent in self.waiting():
-                    lent.told = True
+                for granted in self.streams_waiting_for_epochs():
+                    granted.has_new_frontier = True
             if known is None or known.consumed.is_at_or_before(one.consumed):
                 self.epochs[one.space_id] = one
 
-    def _under(self, stream_id: int, grant_id: int) -> Lent | None:
-        lent = self._lent.get(stream_id)
-        return lent if lent is not None and lent.grant_id == grant_id else None
+    def _under(self, stream_id: int, grant_id: int) -> GrantedStream | None:
+        granted = self._granted.get(stream_id)
+        return granted if granted is not None and granted.grant_id == grant_id else None
 
     def _remove(self, stream_id: int, reason: RevokedReason) -> None:
-        lent = self._lent.pop(stream_id, None)
-        if lent is not None:
-            lent.over, lent.lost = True, reason is RevokedReason.LOST
+        granted = self._granted.pop(stream_id, None)
+        if granted is not None:
+            granted.is_ended, granted.is_lost = True, reason is RevokedReason.LOST
             self._turn.remove(stream_id)

@@ -14,15 +14,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from sublet_borrower.machine.events import Progressed
-from sublet_borrower.streams.granted_stream import Lent
+from sublet_borrower.machine.events import SessionProgress
+from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.epochs import ConsumedFrontier
-from sublet_storage.log.log import Page
-from sublet_storage.readers.epoch_steps import Marks, Run, Step, WholeEpochs
+from sublet_storage.log.log import LogPage
+from sublet_storage.readers.epoch_steps import BlockRun, BlockSummaries, EpochStep, EpochStepPlanner
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StepEnd:
     """Progress of a stream between two steps."""
 
     position: int
@@ -30,7 +30,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class StepRows:
     """Messages of [first, end) that were read for a step."""
 
     table: pa.Table
@@ -43,113 +43,126 @@ class Piece:
 class _Made:
     """A step that has begun. `tickets`: what was given out of it and is not done; `furthest`: up to where that was."""
 
-    place: Place
+    place: StepEnd
     tickets: set[int] = field(default_factory=set)
     complete: bool = False
     furthest: int = 0
 
 
 @dataclass(slots=True, eq=False)
-class WholeLent(Lent):
+class AtomicGrantedStream(GrantedStream):
     """See the module's page. `read` is the next offset to be read; while there is no step, up to where marks are known.
 
-    `told`: there may be another step. `pieces`: what was read and not given out yet, since it is not known
+    `has_new_frontier`: there may be another step. `pieces`: what was read and not given out yet, since it is not known
     whether the step ends with it.
     """
 
-    plan: WholeEpochs = field(kw_only=True)
-    step: Step | None = None
-    told: bool = False
-    cut: bool = False
-    pieces: deque[Piece] = field(default_factory=deque)
+    step_planner: EpochStepPlanner = field(kw_only=True)
+    step: EpochStep | None = None
+    has_new_frontier: bool = False
+    is_aborted: bool = False
+    pieces: deque[StepRows] = field(default_factory=deque)
     _run: int = 0
     _made: deque[_Made] = field(default_factory=deque)
-    _place: Place = field(init=False)
+    _place: StepEnd = field(init=False)
 
     def __post_init__(self) -> None:
-        self._place = Place(self.plan.position, self.plan.consumed)
+        self._place = StepEnd(self.step_planner.position, self.step_planner.consumed)
 
     @property
-    def acknowledged(self) -> int:
+    def acknowledged_offset(self) -> int:
         """Everything before this offset is done."""
         return self._place.position
 
     @property
     def may_have_more(self) -> bool:
         """Worth reading, or looking at, now."""
-        if self.over or self.unreadable or self.cut:
+        if self.is_ended or self.is_unreadable or self.is_aborted:
             return False
         if self.pieces or self.step is not None:
             return True
-        return not self.stopping and (self.told or self.goes_on)
+        return not self.is_stopping and (self.has_new_frontier or self.has_more)
 
     @property
-    def waits(self) -> bool:
+    def is_waiting(self) -> bool:
         """For epochs to be completed."""
-        return self.step is None and self.plan.is_waiting and not (self.over or self.stopping)
+        return self.step is None and self.step_planner.is_waiting and not (self.is_ended or self.is_stopping)
 
     @property
-    def is_within_a_step(self) -> bool:
+    def is_mid_step(self) -> bool:
         """Some of it is given out, and some is not."""
-        return not self.over and (self.step is not None or bool(self.pieces))
+        return not self.is_ended and (self.step is not None or bool(self.pieces))
 
     @property
-    def is_settled(self) -> bool:
+    def is_quiescent(self) -> bool:
         """Nothing will be acknowledged any more."""
-        return self.given_up or not (self.outstanding or self.reading or (self.step is not None and not self.cut))
+        return self.is_abandoned or not (
+            self.outstanding or self.is_reading or (self.step is not None and not self.is_aborted)
+        )
 
-    def look(self, marks: Marks) -> None:
+    def add_summaries(self, marks: BlockSummaries) -> None:
         """Take notice of what follows."""
-        self.plan.note(marks)
-        self.head, self.read, self.said, self.told = marks.head, self.plan.scanned, 0, False
+        self.step_planner.add_summaries(marks)
+        self.head, self.next_read_offset, self.head_hint, self.has_new_frontier = (
+            marks.head,
+            self.step_planner.scanned,
+            0,
+            False,
+        )
 
-    def go_on(self, limit_bytes: int) -> bool:
+    def begin_step(self, limit_bytes: int) -> bool:
         """Make the next step, of about so many bytes, from what is known; False if there is none."""
-        if self.over or self.stopping or (step := self.plan.next_step(limit_bytes)) is None:
+        if self.is_ended or self.is_stopping or (step := self.step_planner.next_step(limit_bytes)) is None:
             return False
-        self.plan.take(step)
-        self._made.append(_Made(Place(step.position, step.consumed)))
+        self.step_planner.complete_step(step)
+        self._made.append(_Made(StepEnd(step.position, step.consumed)))
         self.step, self._run = step, 0
         self._begin_run()
         return True
 
-    def take(self, start: int, end: int, head: int) -> bool:
-        """See `Lent.take`: what was read for the step."""
-        if self.over or self.cut or self.step is None or start != self.read or not start < end <= head:
+    def advance_read(self, start: int, end: int, head: int) -> bool:
+        """See `GrantedStream.advance_read`: what was read for the step."""
+        if (
+            self.is_ended
+            or self.is_aborted
+            or self.step is None
+            or start != self.next_read_offset
+            or not start < end <= head
+        ):
             return False
         made, run = self._made[-1], self.step.runs[self._run]
         end = min(end, run.end)
         self.ticket += 1
         self.outstanding[self.ticket] = start
         made.tickets.add(self.ticket)
-        self.read, self.head = end, head
+        self.next_read_offset, self.head = end, head
         if end == run.end:
             self._run += 1
             self._begin_run()
-        self.reading = False
+        self.is_reading = False
         return True
 
-    def offer(self, page: Page, step: Step, run: Run, *, whole: bool = False) -> bool:
-        """Give out what is wanted of a page that was taken for the run; False if nothing more comes of it. `whole`: all
-        of a step together."""
-        sifted = [kept for batch in page.batches if (kept := step.sift(run, batch)).num_rows]
+    def add_page(self, page: LogPage, step: EpochStep, run: BlockRun, *, atomic: bool = False) -> bool:
+        """Give out what is wanted of a page that was taken for the run; False if nothing more comes of it. `entire`:
+        all of a step together."""
+        sifted = [retained for batch in page.batches if (retained := step.filter_batch(run, batch)).num_rows]
         if not sifted:
             return False
         table, end = pa.Table.from_batches(sifted), min(page.position, run.end)
-        if whole and self.pieces:
+        if atomic and self.pieces:
             before = self.pieces.pop()
             table = pa.concat_tables((before.table, table))
-            self.pieces.append(Piece(table, min(before.first, page.start), max(before.end, end), before.ticket))
+            self.pieces.append(StepRows(table, min(before.first, page.start), max(before.end, end), before.ticket))
             return False
-        self.pieces.append(Piece(table, page.start, end, self.ticket))
+        self.pieces.append(StepRows(table, page.start, end, self.ticket))
         return True
 
     @property
-    def run(self) -> tuple[Step, Run] | None:
+    def next_run(self) -> tuple[EpochStep, BlockRun] | None:
         """The step that is being read, and what is to be read next of it."""
         return None if self.step is None else (self.step, self.step.runs[self._run])
 
-    def next_piece(self) -> tuple[Piece, Place | None] | None:
+    def next_rows(self) -> tuple[StepRows, StepEnd | None] | None:
         """What is to be given out now, and where the stream is once that is done, if a step ends with it."""
         made = self._made[-1] if self._made else None
         if not self.pieces or made is None or not (made.complete or len(self.pieces) > 1):
@@ -158,7 +171,7 @@ class WholeLent(Lent):
         made.furthest = max(made.furthest, piece.end)
         return piece, made.place if made.complete and not self.pieces else None
 
-    def done(self, ticket: int) -> bool:
+    def mark_done(self, ticket: int) -> bool:
         """The batch is done. False: it was before."""
         if self.outstanding.pop(ticket, None) is None:
             return False
@@ -167,19 +180,19 @@ class WholeLent(Lent):
         self._settle()
         return True
 
-    def done_upto(self, ticket: int, position: int) -> None:
+    def mark_done_upto(self, ticket: int, position: int) -> None:
         """Progress does not move inside of a step."""
 
     def place(self) -> tuple[Any, ...]:
         """See `Lent.place`: with what is planned, and the step that has begun."""
         made = [(one, one.complete, one.furthest) for one in self._made]
-        reading = (self.read, self.ticket, self.size, self.step, self._run, self.most_bytes, self._place)
-        return reading, made, tuple(self.pieces), self.plan.copy()
+        reading = (self.next_read_offset, self.ticket, self.size, self.step, self._run, self.max_bytes, self._place)
+        return reading, made, tuple(self.pieces), self.step_planner.copy()
 
     def go_back(self, place: tuple[Any, ...]) -> None:
         """See `Lent.go_back`."""
-        reading, made, pieces, self.plan = place
-        self.read, self.ticket, self.size, self.step, self._run, self.most_bytes, self._place = reading
+        reading, made, pieces, self.step_planner = place
+        self.next_read_offset, self.ticket, self.size, self.step, self._run, self.max_bytes, self._place = reading
         self.pieces, self._made = deque(pieces), deque(one for one, _, _ in made)
         for one, complete, furthest in made:
             one.complete, one.furthest = complete, furthest
@@ -187,19 +200,19 @@ class WholeLent(Lent):
         for ticket in [ticket for ticket in self.outstanding if ticket > self.ticket]:
             del self.outstanding[ticket]
 
-    def cut_short(self) -> None:
+    def abort_step(self) -> None:
         """Leave the step that has begun undone."""
-        self.cut = True
+        self.is_aborted = True
         for piece in self.pieces:
             self.outstanding.pop(piece.ticket, None)
         self.pieces.clear()
 
-    def progress(self) -> Progressed:
-        """See `Lent.progress`."""
-        final, place = self.is_ending and self.is_settled, self._place
+    def to_progress(self) -> SessionProgress:
+        """See `GrantedStream.to_progress`."""
+        final, place = self.is_ending and self.is_quiescent, self._place
         lag = None if self.head is None else max(self.head - place.position, 0)
         until = max((made.furthest for made in self._made), default=0) if final else 0
-        said = Progressed(
+        said = SessionProgress(
             self.stream_id, self.grant_id, place.position, final, self.size, lag, until, consumed=place.consumed
         )
         return self.with_trouble(said)
@@ -208,10 +221,10 @@ class WholeLent(Lent):
         assert self.step is not None
         if self._run < len(self.step.runs):
             run = self.step.runs[self._run]
-            self.read, self.most_bytes = run.start, run.size
+            self.next_read_offset, self.max_bytes = run.start, run.size
             return
-        self._made[-1].complete = self.told = True
-        self.step, self.read = None, self.plan.scanned
+        self._made[-1].complete = self.has_new_frontier = True
+        self.step, self.next_read_offset = None, self.step_planner.scanned
         self._settle()
 
     def _settle(self) -> None:

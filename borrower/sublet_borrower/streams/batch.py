@@ -10,12 +10,12 @@ import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sublet_borrower.streams.atomic_stream import Place, WholeLent
-from sublet_borrower.streams.granted_stream import Lent
+from sublet_borrower.streams.atomic_stream import AtomicGrantedStream, StepEnd
+from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.errors import UsageError
 
-Transact = Callable[["Batch"], AbstractContextManager[psycopg.Connection[Any]]]
+BeginTransaction = Callable[["Batch"], AbstractContextManager[psycopg.Connection[Any]]]
 """The session's part in `Batch.transaction`."""
 
 
@@ -32,21 +32,21 @@ class Batch:
         table: pa.Table,
         first: int,
         end: int,
-        lent: Lent,
-        acknowledge: Callable[[Lent, int], None] | None,
-        progressed: Callable[[Lent, int, int], None] | None = None,
-        transact: Transact | None = None,
+        granted: GrantedStream,
+        acknowledge: Callable[[GrantedStream, int], None] | None,
+        progressed: Callable[[GrantedStream, int, int], None] | None = None,
+        transact: BeginTransaction | None = None,
         ticket: int | None = None,
-        place: Place | None = None,
+        step_end: StepEnd | None = None,
     ) -> None:
-        token = {"sublet.stream": str(lent.stream_id), "sublet.grant_id": str(lent.grant_id)}
+        token = {"sublet.stream": str(granted.stream_id), "sublet.grant_id": str(granted.grant_id)}
         self.table, self.first, self.end = table.replace_schema_metadata(token), first, end
-        self.stream_id, self.grant_id = lent.stream_id, lent.grant_id
-        self._lent, self._acknowledge, self._progressed = lent, acknowledge, progressed
+        self.stream_id, self.grant_id = granted.stream_id, granted.grant_id
+        self._granted, self._acknowledge, self._progressed = granted, acknowledge, progressed
         self._transact = transact
-        self._whole, self._row = self, 0
+        self._source, self._row = self, 0
         self.ticket = first if ticket is None else ticket
-        self.place = place
+        self.step_end = step_end
         self.began = self.committed = self.found = False
         """Whether a transaction was begun for it, and whether one that bears its progress was committed: then it must
         not be worked on again. `found`: which its user has not been told yet."""
@@ -63,37 +63,37 @@ class Batch:
         return {self.stream_id: (self.first, self.end)}
 
     @property
-    def ends_epochs(self) -> bool:
+    def completes_epochs(self) -> bool:
         """Of an atomic group: whether the epochs in it, and in the batches of its stream before it, end with this one.
 
         Progress moves behind batches that do, and so may a transaction.
         """
-        return self.place is not None
+        return self.step_end is not None
 
     @property
     def is_atomic(self) -> bool:
         """Whether it is of a group that is atomic."""
-        return isinstance(self._lent, WholeLent)
+        return isinstance(self._granted, AtomicGrantedStream)
 
     @property
-    def position(self) -> int:
+    def next_offset(self) -> int:
         """Where its stream is once it is done."""
-        return self.end if self.place is None else self.place.position
+        return self.end if self.step_end is None else self.step_end.position
 
     @property
-    def consumed(self) -> ConsumedFrontier | None:
+    def consumed_frontier(self) -> ConsumedFrontier | None:
         """Of an atomic group: what is consumed then in whole epochs."""
-        return None if self.place is None else self.place.consumed
+        return None if self.step_end is None else self.step_end.consumed
 
     @property
-    def lost(self) -> bool:
+    def is_lost(self) -> bool:
         """True once the stream was taken away without our word: somebody else will see these messages again."""
-        return self._lent.lost
+        return self._granted.is_lost
 
     @property
     def is_outstanding(self) -> bool:
         """Whether it is still to be done, and ours to do."""
-        return not self._lent.over and self.ticket in self._lent.outstanding
+        return not self._granted.is_ended and self.ticket in self._granted.outstanding
 
     def transaction(self) -> AbstractContextManager[psycopg.Connection[Any]]:
         """A transaction on the messages' database in which the user's output and this batch's progress are committed
@@ -119,51 +119,51 @@ class Batch:
         """
         if upto is not None and upto < self.end:
             if self._progressed is not None and self._acknowledge is not None and upto > self.first:
-                self._progressed(self._lent, self.ticket, upto)
+                self._progressed(self._granted, self.ticket, upto)
             return
         if self._acknowledge is not None:
-            self._acknowledge(self._lent, self.ticket)
+            self._acknowledge(self._granted, self.ticket)
             self._acknowledge = None
 
-    def part(self, start: int, count: int) -> Batch:
+    def slice(self, start: int, count: int) -> Batch:
         """Rows [start, start + count) as a batch of their own; acknowledging it has no effect, its transaction has."""
         rows = self.table.slice(start, count)
         first = end = self.first
         if rows.num_rows:
             offsets = rows.column("offset")
             first, end = offsets[0].as_py(), offsets[-1].as_py() + 1
-        part = Batch(rows, first, end, self._lent, None, transact=self._transact, ticket=self.ticket)
-        part._whole, part._row = self._whole, self._row + min(start, len(self))
+        part = Batch(rows, first, end, self._granted, None, transact=self._transact, ticket=self.ticket)
+        part._source, part._row = self._source, self._row + min(start, len(self))
         return part
 
-    def begin(self, together: Iterable[Batch]) -> None:
+    def join_transaction(self, together: Iterable[Batch]) -> None:
         """A transaction begins that is to bear its progress and that of those together with it. Raises `UsageError`."""
         if self.committed:
             raise UsageError(
                 f"{self!r}: its progress is committed already. One transaction does all of a batch's work."
             )
-        if self._whole._acknowledge is None:
+        if self._source._acknowledge is None:
             raise UsageError(f"{self!r} is acknowledged already: its progress may be durable without this transaction.")
-        of_stream = [one for one in together if one._lent is self._lent]
-        if self.is_atomic and not max(of_stream, key=lambda one: one.ticket).ends_epochs:
+        of_stream = [one for one in together if one._granted is self._granted]
+        if self.is_atomic and not max(of_stream, key=lambda one: one.ticket).completes_epochs:
             raise UsageError(
                 f"{self!r}: its epochs go on in the next batch of its stream, and progress moves only behind whole"
                 " epochs. Give all batches up to the one that ends_epochs to one session.transaction()."
             )
-        with_it = {one._whole.ticket for one in of_stream}
-        outstanding = self._lent.outstanding.copy()
-        before = [ticket for ticket in outstanding if ticket < self._whole.ticket and ticket not in with_it]
+        with_it = {one._source.ticket for one in of_stream}
+        outstanding = self._granted.outstanding.copy()
+        before = [ticket for ticket in outstanding if ticket < self._source.ticket and ticket not in with_it]
         if before:
             raise UsageError(
                 f"{self!r}: the batch of its stream that begins at offset {outstanding[min(before)]} is still to be"
                 " done. Acknowledge that one first, or give both to one session.transaction()."
             )
-        self._whole._check_rows(of_stream)
+        self._source._check_rows(of_stream)
         self.began = True
 
     def _check_rows(self, of_stream: Iterable[Batch]) -> None:
         """Of its rows these do the next that are to be done, without a gap, and all if a later batch is among them."""
-        parts = {one._row: one for one in of_stream if one._whole is self}
+        parts = {one._row: one for one in of_stream if one._source is self}
         place, offsets = self._rows_done(), self.table.column("offset")
         for row, part in sorted(parts.items()):
             if row < place or not len(part):
@@ -186,13 +186,13 @@ class Batch:
 
     def _rows_done(self) -> int:
         """How many of its rows are."""
-        done = self._lent.outstanding.get(self.ticket, self.first)
+        done = self._granted.outstanding.get(self.ticket, self.first)
         return 0 if done <= self.first else pc.sum(pc.less(self.table.column("offset"), done)).as_py() or 0
 
-    def settle(self, *, found: bool = False) -> None:
+    def complete_transaction(self, *, found: bool = False) -> None:
         """That transaction is committed. A part stands for what came before it too."""
         self.committed, self.found = True, found
-        if self is self._whole:
+        if self is self._source:
             self.ack()
         else:
-            self._whole.ack(upto=self.end)
+            self._source.ack(upto=self.end)

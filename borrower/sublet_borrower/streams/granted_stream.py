@@ -5,114 +5,113 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sublet_borrower.machine.events import Progressed
-from sublet_borrower.machine.read_failure import Trouble, plain
+from sublet_borrower.machine.events import SessionProgress
+from sublet_borrower.machine.read_failure import ReadFailure, plain
 from sublet_protocol.domain.errors import PoisonBlock
 from sublet_protocol.domain.topics import Filter
 
 
 @dataclass(slots=True, eq=False)
-class Lent:
-    """A stream under one grant. `head`: where it ended when last looked at; None: not looked at yet. `said`: where it
-    ends as somebody has said since, which is worth a look and nothing more.
+class GrantedStream:
+    """A stream under one grant. `head`: where it ended when last looked at; None: not looked at yet. `head_hint`: where
+    it ends as somebody has said since, which is worth a look and nothing more.
 
     `outstanding`: {ticket of a batch: how far it is done}; tickets grow, here they are first offsets. `ticket`: that of
-    what was taken last. `given_up`: nobody will acknowledge what is outstanding any more.
-    `reading`: what follows is being read, and may be taken. `unreadable`: what comes next cannot be had, its messages
-    are gone, or not to be had now: then it is tried `again_at`, and `trouble` knows what was said of it. `poison`: it
-    cannot be decoded, and the stream is handed back once all before it is done. `size`: bytes given out so far.
-    `most_bytes`: no more than this is worth reading at once.
-    """
+    what was taken last. `is_abandoned`: nobody will acknowledge what is outstanding any more.
+    `is_reading`: what follows is being read, and may be taken. `is_unreadable`: what comes next cannot be had, its
+    messages are gone, or not to be had now: then it is tried `retry_at`, and `read_failure` knows what was said of it.
+    `poison`: it cannot be decoded, and the stream is handed back once all before it is done. `size`: bytes given out so
+    far. `max_bytes`: no more than this is worth reading at once."""
 
     stream_id: int
     grant_id: int
     generation_id: int
     filter: Filter
-    read: int
+    next_read_offset: int
     head: int | None = None
-    said: int = 0
+    head_hint: int = 0
     outstanding: dict[int, int] = field(default_factory=dict)
-    given_up: bool = False
-    reading: bool = False
-    stopping: bool = False
-    over: bool = False
-    lost: bool = False
-    unreadable: bool = False
-    again_at: float | None = None
-    trouble: Trouble = field(default_factory=Trouble)
+    is_abandoned: bool = False
+    is_reading: bool = False
+    is_stopping: bool = False
+    is_ended: bool = False
+    is_lost: bool = False
+    is_unreadable: bool = False
+    retry_at: float | None = None
+    read_failure: ReadFailure = field(default_factory=ReadFailure)
     poison: PoisonBlock | None = None
     size: int = 0
     ticket: int = 0
-    most_bytes: int | None = None
+    max_bytes: int | None = None
 
     @property
-    def acknowledged(self) -> int:
+    def acknowledged_offset(self) -> int:
         """Everything before this offset is done. From any thread: the first of one copy is what counts."""
-        read, outstanding = self.read, self.outstanding.copy()
+        read, outstanding = self.next_read_offset, self.outstanding.copy()
         return outstanding[min(outstanding)] if outstanding else read
 
     @property
     def may_have_more(self) -> bool:
         """Worth reading now."""
-        return not (self.stopping or self.over or self.unreadable) and self.goes_on
+        return not (self.is_stopping or self.is_ended or self.is_unreadable) and self.has_more
 
     @property
-    def goes_on(self) -> bool:
+    def has_more(self) -> bool:
         """There may be more than was read."""
-        return self.head is None or max(self.head, self.said) > self.read
+        return self.head is None or max(self.head, self.head_hint) > self.next_read_offset
 
-    def take(self, start: int, end: int, head: int) -> bool:
+    def advance_read(self, start: int, end: int, head: int) -> bool:
         """Move on behind what lies at [start, end) of a stream that ends at `head`.
 
         Only the direct successor of what was taken last is accepted. A repeat, and what lies further on, is to be
         discarded: False, and nothing has changed. What was taken is outstanding before anything else: whatever breaks
         off the session's thread here, nothing is lost.
         """
-        if self.over or start != self.read or not start <= end <= head:
+        if self.is_ended or start != self.next_read_offset or not start <= end <= head:
             return False
         if end > start:
             self.outstanding[start] = self.ticket = start
-        self.read, self.head, self.said, self.reading = end, head, 0, False
+        self.next_read_offset, self.head, self.head_hint, self.is_reading = end, head, 0, False
         return True
 
-    def done(self, ticket: int) -> bool:
+    def mark_done(self, ticket: int) -> bool:
         """The batch is done. False: it was before."""
         return self.outstanding.pop(ticket, None) is not None
 
-    def done_upto(self, ticket: int, position: int) -> None:
+    def mark_done_upto(self, ticket: int, position: int) -> None:
         """The batch, which is outstanding, is done up to there."""
         self.outstanding[ticket] = max(self.outstanding[ticket], position)
 
     def place(self) -> tuple[Any, ...]:
         """Where it is read to; for `go_back`."""
-        return self.read, self.ticket, self.size
+        return self.next_read_offset, self.ticket, self.size
 
     def go_back(self, place: tuple[Any, ...]) -> None:
         """As if nothing had been taken since it was there: nobody was given that."""
-        self.read, self.ticket, self.size = place
-        for ticket in [ticket for ticket in self.outstanding if ticket >= self.read]:
+        self.next_read_offset, self.ticket, self.size = place
+        for ticket in [ticket for ticket in self.outstanding if ticket >= self.next_read_offset]:
             del self.outstanding[ticket]
 
     @property
-    def is_settled(self) -> bool:
+    def is_quiescent(self) -> bool:
         """Nothing will be acknowledged any more."""
-        return self.given_up or not (self.outstanding or self.reading)
+        return self.is_abandoned or not (self.outstanding or self.is_reading)
 
     @property
     def is_ending(self) -> bool:
         """Nothing more will be read: it was told to stop, or cannot be read on."""
-        return self.stopping or self.poison is not None
+        return self.is_stopping or self.poison is not None
 
-    def progress(self) -> Progressed:
+    def to_progress(self) -> SessionProgress:
         """What to report; final once nothing more will be read and nothing is outstanding but what was given up."""
-        final, position = self.is_ending and self.is_settled, self.acknowledged
+        final, position = self.is_ending and self.is_quiescent, self.acknowledged_offset
         lag = None if self.head is None else max(self.head - position, 0)
-        until = self.read if final and self.outstanding else 0
-        said = Progressed(self.stream_id, self.grant_id, position, final, self.size, lag, until)
+        until = self.next_read_offset if final and self.outstanding else 0
+        said = SessionProgress(self.stream_id, self.grant_id, position, final, self.size, lag, until)
         return self.with_trouble(said)
 
-    def with_trouble(self, said: Progressed) -> Progressed:
+    def with_trouble(self, said: SessionProgress) -> SessionProgress:
         """The same with what hinders the reading. Who gives up what was given out says nothing of what lies behind."""
-        if self.poison is None or not said.final or self.outstanding:
-            return replace(said, trouble=self.trouble.told)
-        return replace(said, trouble=plain(str(self.poison)), poison=self.poison.offsets[1])
+        if self.poison is None or not said.is_final or self.outstanding:
+            return replace(said, read_error=self.read_failure.reported_error)
+        return replace(said, read_error=plain(str(self.poison)), poison=self.poison.offsets[1])

@@ -19,20 +19,20 @@ ADVICE = (
 )
 
 
-class Home:
+class OwnerProcess:
     """The process in which it was made."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
 
     @property
-    def is_elsewhere(self) -> bool:
+    def is_forked(self) -> bool:
         """Whether this is another process."""
         return os.getpid() != self.pid
 
     def check(self, what: str) -> None:
         """Raise `UsageError` if this is another process."""
-        if self.is_elsewhere:
+        if self.is_forked:
             raise UsageError(
                 f"{what} was made in process {self.pid}, and this is process {os.getpid()}: a session does not survive "
                 f"a fork. {ADVICE}"

@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 _Piece: TypeAlias = "tuple[Future[Any], Callable[[], Any]]"
 
 
-class Worker:
+class WorkerThread:
     """Does one piece of work after the other, in the order of `submit`.
 
     Its thread begins with the first piece and ends with `stop`, or when nobody has the worker any more. It is a daemon:
@@ -53,7 +53,7 @@ class Worker:
         self._end()
 
 
-async def settled(work: Future[Any], timeout_s: float | None = None) -> bool:
+async def wait_until_done(work: Future[Any], timeout_s: float | None = None) -> bool:
     """Wait, at most so long, until it is done; whether it is. The work goes on when the waiting ends early."""
     if work.done():
         return True

@@ -17,26 +17,26 @@ import heapq
 from collections import Counter
 from collections.abc import Container, Mapping
 
-from sublet_leader.allocation.quotas import shares
-from sublet_leader.allocation.strategy import Plan, Situation
+from sublet_leader.allocation.quotas import compute_quotas
+from sublet_leader.allocation.strategy import AllocationInput, AllocationPlan
 
 
 class EvenStrategy:
     """Even by the number of streams per weight."""
 
-    def plan(self, situation: Situation) -> Plan:
+    def plan(self, situation: AllocationInput) -> AllocationPlan:
         """The next grants and revokes."""
-        weights, last = situation.weights, situation.last
+        weights, last = situation.weights, situation.last_holders
         if not weights:
-            return Plan()
-        free, holdings = sorted(set(situation.free)), situation.holdings()
+            return AllocationPlan()
+        free, holdings = sorted(set(situation.free_streams)), situation.streams_by_member()
         counts = {borrower: len(streams) for borrower, streams in holdings.items()}
         # Streams on their way count into the shares: else a plan made meanwhile would revoke once more.
-        total = sum(counts.values()) + len(free) + len(set(situation.moving))
-        share = shares(total, weights, counts, Counter(last[s] for s in free if s in last))
-        return Plan(
+        total = sum(counts.values()) + len(free) + len(set(situation.moving_streams))
+        share = compute_quotas(total, weights, counts, Counter(last[s] for s in free if s in last))
+        return AllocationPlan(
             grants=_grants(free, counts, share, weights, last),
-            revokes=_revokes(holdings, share, situation.revocable()),
+            revokes=_revokes(holdings, share, situation.revocable_streams()),
         )
 
 

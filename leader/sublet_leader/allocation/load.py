@@ -32,9 +32,9 @@ import heapq
 import math
 from collections.abc import Collection, Mapping
 
-from sublet_leader.allocation.member_loads import Levels
-from sublet_leader.allocation.quotas import shares
-from sublet_leader.allocation.strategy import Load, Plan, Situation
+from sublet_leader.allocation.member_loads import MemberLoads
+from sublet_leader.allocation.quotas import compute_quotas
+from sublet_leader.allocation.strategy import AllocationInput, AllocationPlan, StreamLoad
 
 UNEVEN = 0.25
 """How far above or below the mean a level must be before anything moves for it."""
@@ -51,32 +51,36 @@ _AVERAGE = 1000
 _PRESENCE = 100
 _FAR_BEHIND = 10_000
 """Messages: a stream so far behind counts for half an average stream more."""
-_MOST_BYTES_PER_S = 1e15
+_MAX_BYTES_PER_S = 1e15
 """Beyond what anybody can consume: a figure above it is capped."""
 
 
 class LoadStrategy:
     """Even by observed load per weight, damped."""
 
-    def plan(self, situation: Situation) -> Plan:
+    def plan(self, situation: AllocationInput) -> AllocationPlan:
         """The next grants and revokes."""
         if not situation.weights:
-            return Plan()
-        holdings, free, moving = situation.holdings(), set(situation.free), set(situation.moving)
+            return AllocationPlan()
+        holdings, free, moving = (
+            situation.streams_by_member(),
+            set(situation.free_streams),
+            set(situation.moving_streams),
+        )
         streams = [*free, *moving, *(stream_id for held in holdings.values() for stream_id in held)]
-        costs = _costs(streams, situation.load)
-        bounds = {b: 2 * share + 1 for b, share in shares(len(streams), situation.weights).items()}
-        sharing = _Sharing(situation, Levels(situation.weights, bounds, holdings, costs), costs)
+        costs = _costs(streams, situation.loads)
+        bounds = {b: 2 * share + 1 for b, share in compute_quotas(len(streams), situation.weights).items()}
+        sharing = _Sharing(situation, MemberLoads(situation.weights, bounds, holdings, costs), costs)
         # Streams on their way have no holder, but will have: so their places are taken, and only not granted.
         places = sharing.place(free | moving)
         relief = _Relief(sharing, holdings, max(1, (len(streams) - len(free)) // BUDGET) - len(moving))
-        return Plan(grants=tuple((s, places[s]) for s in sorted(free)), revokes=relief.revokes(situation))
+        return AllocationPlan(grants=tuple((s, places[s]) for s in sorted(free)), revokes=relief.revokes(situation))
 
 
 class _Sharing:
     """The levels, and where streams would go."""
 
-    def __init__(self, situation: Situation, levels: Levels, costs: Mapping[int, int]) -> None:
+    def __init__(self, situation: AllocationInput, levels: MemberLoads, costs: Mapping[int, int]) -> None:
         self.levels, self.costs = levels, costs
         self._situation = situation
 
@@ -92,14 +96,14 @@ class _Sharing:
             elif home:
                 borrower = self._add(self._home_or_elsewhere(home, cost), cost)
             else:
-                borrower = self._found(levels.give(cost))
+                borrower = self._found(levels.add_to_least_loaded(cost))
             places[stream_id] = borrower
             waiting -= 1
         return places
 
     def _homes(self, streams: Collection[int]) -> dict[int, str]:
         """The members that had them last, or are losing them now."""
-        last, held, weights = self._situation.last, self._situation.held, self._situation.weights
+        last, held, weights = self._situation.last_holders, self._situation.holders, self._situation.weights
         if not last and not held:
             return {}
         return {s: home for s in streams if (home := last.get(s) or held.get(s)) in weights and home}
@@ -113,16 +117,16 @@ class _Sharing:
         return borrower
 
     def _hungry(self, home: str | None) -> str:
-        return home if home and not self.levels.count[home] else self._found(self.levels.hungriest())
+        return home if home and not self.levels.count[home] else self._found(self.levels.find_idle_member())
 
     def _home_or_elsewhere(self, home: str, cost: int) -> str:
         """Home while that is well below the mean, or far below all others; else where it fits best."""
         levels = self.levels
-        if levels.surplus(home) < 0 and levels.level(home, cost) <= HOME * levels.mean:
+        if levels.count_surplus(home) < 0 and levels.load_of(home, cost) <= HOME * levels.mean:
             return home
-        best = self._found(levels.roomiest(cost))
-        other = levels.roomiest(cost, avoid=home) if best == home else None
-        if other is not None and levels.level(home, cost) > GAP * levels.level(other, cost):
+        best = self._found(levels.find_least_loaded(cost))
+        other = levels.find_least_loaded(cost, avoid=home) if best == home else None
+        if other is not None and levels.load_of(home, cost) > GAP * levels.load_of(other, cost):
             return other
         return best
 
@@ -135,10 +139,10 @@ class _Relief:
         self._holdings, self._budget = holdings, budget
         self._taken: set[int] = set()
 
-    def revokes(self, situation: Situation) -> tuple[int, ...]:
+    def revokes(self, situation: AllocationInput) -> tuple[int, ...]:
         """As many as the budget allows, the most urgent first."""
         if self._budget > 0:
-            revocable = situation.revocable()
+            revocable = situation.revocable_streams()
             movable = {b: [s for s in streams if s in revocable] for b, streams in self._holdings.items()}
             self._level(movable)
             self._feed(movable)
@@ -158,38 +162,38 @@ class _Relief:
     def _level(self, movable: Mapping[str, list[int]]) -> None:
         """From the full to the roomy, as long as that is a clear gain."""
         levels = self._levels
-        low = {b for b in movable if levels.level(b) < (1 - UNEVEN) * levels.mean}
+        low = {b for b in movable if levels.load_of(b) < (1 - UNEVEN) * levels.mean}
         brink = (1 if low else 1 + UNEVEN) * levels.mean
         # Those that are merely above the mean give to the low only, and not to whoever has a little less than they.
-        full = {b for b in movable if levels.level(b) > (1 + UNEVEN) * levels.mean}
+        full = {b for b in movable if levels.load_of(b) > (1 + UNEVEN) * levels.mean}
         candidates = [
             (-self._costs[s], -s, giver)
             for giver, streams in movable.items()
-            if levels.level(giver) > brink and self._worth_it(giver)
+            if levels.load_of(giver) > brink and self._worth_it(giver)
             for s in streams
         ]
         for minus_cost, minus_id, giver in sorted(candidates):
             if self._budget <= 0:
                 return
-            level = levels.level(giver)
+            level = levels.load_of(giver)
             if levels.count[giver] > 1 and level > levels.mean:
-                taker = levels.roomiest(-minus_cost, avoid=giver)
+                taker = levels.find_least_loaded(-minus_cost, avoid=giver)
                 if (
                     taker is not None
                     and (giver in full or taker in low)
-                    and levels.level(taker, -minus_cost) <= GAP * level
+                    and levels.load_of(taker, -minus_cost) <= GAP * level
                 ):
                     self._move(-minus_id, giver, taker)
 
     def _worth_it(self, giver: str) -> bool:
         """Whether what could go, be it later, is a fair part of what it has."""
         levels = self._levels
-        taker = levels.roomiest(1, avoid=giver)
+        taker = levels.find_least_loaded(1, avoid=giver)
         if taker is None or levels.count[giver] < 2:
             return False
-        most = GAP * levels.level(giver)
+        most = GAP * levels.load_of(giver)
         could_go = sum(
-            cost for cost in map(self._costs.__getitem__, self._holdings[giver]) if levels.level(taker, cost) <= most
+            cost for cost in map(self._costs.__getitem__, self._holdings[giver]) if levels.load_of(taker, cost) <= most
         )
         return could_go >= WORTH * levels.load[giver]
 
@@ -198,24 +202,24 @@ class _Relief:
         levels = self._levels
         if not levels.hungry or sum(levels.count.values()) < len(levels.count):
             return
-        givers = [(-levels.level(borrower), borrower) for borrower, count in levels.count.items() if count > 1]
+        givers = [(-levels.load_of(borrower), borrower) for borrower, count in levels.count.items() if count > 1]
         heapq.heapify(givers)
         left: dict[str, list[int]] = {}
-        while givers and self._budget > 0 and (taker := levels.hungriest()):
+        while givers and self._budget > 0 and (taker := levels.find_idle_member()):
             _, giver = heapq.heappop(givers)
             if giver not in left:
                 left[giver] = self._lightest_last(movable[giver])
             if left[giver] and levels.count[giver] > 1:
                 self._move(left[giver].pop(), giver, taker)
-                heapq.heappush(givers, (-levels.level(giver), giver))
+                heapq.heappush(givers, (-levels.load_of(giver), giver))
 
     def _thin(self, movable: Mapping[str, list[int]]) -> None:
         """Nobody far above its share by count: the lightest go, to where they fit best."""
         for giver in sorted(movable):
-            if self._levels.surplus(giver) > 0:
+            if self._levels.count_surplus(giver) > 0:
                 left = self._lightest_last(movable[giver])
-                while left and self._budget > 0 and self._levels.surplus(giver) > 0:
-                    taker = self._levels.roomiest(self._costs[left[-1]], avoid=giver)
+                while left and self._budget > 0 and self._levels.count_surplus(giver) > 0:
+                    taker = self._levels.find_least_loaded(self._costs[left[-1]], avoid=giver)
                     if taker is None:
                         return
                     self._move(left.pop(), giver, taker)
@@ -228,9 +232,9 @@ def heaviest_first(streams: Collection[int], costs: Mapping[int, int]) -> list[i
     return ordered
 
 
-def _costs(streams: Collection[int], load: Mapping[int, Load]) -> dict[int, int]:
+def _costs(streams: Collection[int], load: Mapping[int, StreamLoad]) -> dict[int, int]:
     """In thousandths of an average stream; each at least what its presence costs."""
-    rates = {s: min(each.bytes_per_s, _MOST_BYTES_PER_S) for s in streams if (each := _usable(load.get(s)))}
+    rates = {s: min(each.bytes_per_s, _MAX_BYTES_PER_S) for s in streams if (each := _usable(load.get(s)))}
     if not rates:
         return dict.fromkeys(streams, _AVERAGE)
     scale = _AVERAGE / ((math.fsum(rates.values()) / len(rates)) or 1.0)
@@ -242,5 +246,5 @@ def _costs(streams: Collection[int], load: Mapping[int, Load]) -> dict[int, int]
     return costs if len(costs) == len(streams) else {s: costs.get(s, unknown) for s in streams}
 
 
-def _usable(load: Load | None) -> Load | None:
+def _usable(load: StreamLoad | None) -> StreamLoad | None:
     return load if load and math.isfinite(load.bytes_per_s) and load.bytes_per_s >= 0 else None

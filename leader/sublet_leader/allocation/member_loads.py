@@ -18,7 +18,7 @@ _Entry = tuple[float, float, str, int]
 """(level, -weight, borrower, load); stale once the borrower has another load, or no room by count."""
 
 
-class Levels:
+class MemberLoads:
     """Counts and loads of the members, as they are and as a plan would make them. Every cost is at least 1.
 
     `bounds`: how many streams each may hold, at least 1. `costs`: of all streams that are to be shared.
@@ -50,11 +50,11 @@ class Levels:
         self.hungry = len(self._empty)
         """How many members hold nothing."""
 
-    def level(self, borrower: str, more: int = 0) -> float:
+    def load_of(self, borrower: str, more: int = 0) -> float:
         """Load per weight, with that much more."""
         return (self.load[borrower] + more) / self._weights[borrower]
 
-    def surplus(self, borrower: str) -> int:
+    def count_surplus(self, borrower: str) -> int:
         """How many more it holds than it may; 0 or less: there is room for so many."""
         return self.count[borrower] - self._bounds[borrower]
 
@@ -71,16 +71,16 @@ class Levels:
         self.count[borrower] -= 1
         self._changed(borrower)
 
-    def hungriest(self) -> str | None:
+    def find_idle_member(self) -> str | None:
         """Of the members that hold nothing the one with the greatest weight."""
         while self._empty and self.count[self._empty[0][1]]:
             heapq.heappop(self._empty)
         return self._empty[0][1] if self._empty else None
 
-    def give(self, cost: int) -> str | None:
+    def add_to_least_loaded(self, cost: int) -> str | None:
         """To the roomiest; who that is. Shorter where all weights are of one class: this is what takes the time."""
         if len(self._heaps) > 1:
-            if borrower := self.roomiest(cost):
+            if borrower := self.find_least_loaded(cost):
                 self.add(borrower, cost)
             return borrower
         head = self._head(self._heaps[0], None)
@@ -94,7 +94,7 @@ class Levels:
         heapq.heapreplace(self._heaps[0], (load / -minus, minus, borrower, load))
         return borrower
 
-    def roomiest(self, cost: int, avoid: str | None = None) -> str | None:
+    def find_least_loaded(self, cost: int, avoid: str | None = None) -> str | None:
         """Of those with room by count, the one whose level would be the lowest with a stream of that cost."""
         if len(self._heaps) == 1:
             head = self._head(self._heaps[0], avoid)

@@ -9,7 +9,7 @@ import heapq
 from collections.abc import Mapping
 
 
-def shares(
+def compute_quotas(
     total: int,
     weights: Mapping[str, float],
     counts: Mapping[str, int] | None = None,
@@ -24,8 +24,8 @@ def shares(
         return {}
     current, coming = counts or {}, homing or {}
     units = _integers(weights)
-    whole = sum(units.values())
-    quota = {borrower: divmod(total * unit, whole) for borrower, unit in units.items()}
+    entire = sum(units.values())
+    quota = {borrower: divmod(total * unit, entire) for borrower, unit in units.items()}
     share = {borrower: floor for borrower, (floor, _) in quota.items()}
     spare = total - sum(share.values())
 

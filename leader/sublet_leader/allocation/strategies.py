@@ -12,16 +12,19 @@ from types import MappingProxyType
 
 from sublet_leader.allocation.even import EvenStrategy
 from sublet_leader.allocation.load import LoadStrategy
-from sublet_leader.allocation.strategy import Strategy
+from sublet_leader.allocation.strategy import AllocationStrategy
 from sublet_protocol.domain.errors import InvalidSetting
 
 ENTRY_POINTS = "sublet.allocation"
-"""The group of entry points: each names a class, or another callable without arguments, that makes a `Strategy`."""
+"""The group of entry points: each names a class, or another callable without arguments, that makes a
+`AllocationStrategy`."""
 
-BUILT_IN: Mapping[str, Callable[[], Strategy]] = MappingProxyType({"even": EvenStrategy, "load": LoadStrategy})
+BUILT_IN: Mapping[str, Callable[[], AllocationStrategy]] = MappingProxyType(
+    {"even": EvenStrategy, "load": LoadStrategy}
+)
 
 
-def find_strategy(name: str) -> Strategy:
+def load_strategy(name: str) -> AllocationStrategy:
     """A strategy of that name; the built-in names cannot be taken by others.
 
     Raises `InvalidSetting` if there is none, if two distributions bring one, or if it cannot be loaded.
@@ -42,10 +45,10 @@ def find_strategy(name: str) -> Strategy:
     return _made(found[0])
 
 
-def _made(entry_point: EntryPoint) -> Strategy:
+def _made(entry_point: EntryPoint) -> AllocationStrategy:
     what = f"strategy {entry_point.name!r} ({entry_point.value}, brought by {_origin(entry_point)})"
     try:
-        strategy: Strategy = entry_point.load()()
+        strategy: AllocationStrategy = entry_point.load()()
     except Exception as error:
         raise InvalidSetting(f"{what} cannot be loaded: {type(error).__name__}: {error}") from error
     if not callable(getattr(strategy, "plan", None)):

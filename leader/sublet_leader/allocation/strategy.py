@@ -11,7 +11,7 @@ from sublet_protocol.domain.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class StreamLoad:
     """What a stream asks of whoever holds it, as observed lately; it should be smoothed over some seconds.
 
     `bytes_per_s`: consumed by its holder. `lag`: messages behind the head, below 0 where unknown.
@@ -22,7 +22,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AllocationPlan:
     """What to do now. `grants`: (stream, borrower) by stream; `revokes`: streams to take back, ascending."""
 
     grants: tuple[tuple[int, str], ...] = ()
@@ -34,31 +34,31 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class AllocationInput:
     """One group, now. Making one raises `UsageError` where its parts contradict each other.
 
-    `held`: stream -> its borrower; streams of borrowers without a weight (leaving, not yet back) are left out of
-    account. `free`: streams that may be granted now. `weights`: the members, each above 0. `movable`: what may be
-    revoked now (None: everything held). `moving`: streams already being revoked: no longer their holder's, not free
-    yet; they may still be listed in `held`. `last`: free stream -> the member that is the best place for it, because
-    it or its process had it last. `load`: stream -> what is known of its load; it may lack streams.
-    """
+    `holders`: stream -> its borrower; streams of borrowers without a weight (leaving, not yet back) are left out of
+    account. `free_streams`: streams that may be granted now. `weights`: the members, each above 0. `movable_streams`:
+    what may be revoked now (None: everything held). `moving_streams`: streams already being revoked: no longer their
+    holder's, not free yet; they may still be listed in `holders`. `last_holders`: free stream -> the member that is the
+    best place for it, because it or its process had it last. `loads`: stream -> what is known of its load; it may lack
+    streams."""
 
-    held: Mapping[int, str]
-    free: Collection[int]
+    holders: Mapping[int, str]
+    free_streams: Collection[int]
     weights: Mapping[str, float]
-    movable: Collection[int] | None = None
-    moving: Collection[int] = ()
-    last: Mapping[int, str] = field(default_factory=dict)
-    load: Mapping[int, Load] = field(default_factory=dict)
+    movable_streams: Collection[int] | None = None
+    moving_streams: Collection[int] = ()
+    last_holders: Mapping[int, str] = field(default_factory=dict)
+    loads: Mapping[int, StreamLoad] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        free = set(self.free)
-        if twice := free & self.held.keys():
+        free = set(self.free_streams)
+        if twice := free & self.holders.keys():
             raise UsageError(
-                f"stream {min(twice)} is both held by {self.held[min(twice)]!r} and free; it is one of the two."
+                f"stream {min(twice)} is both held by {self.holders[min(twice)]!r} and free; it is one of the two."
             )
-        if twice := free.intersection(self.moving):
+        if twice := free.intersection(self.moving_streams):
             raise UsageError(f"stream {min(twice)} is both free and being revoked; it is free once that has ended.")
         for borrower, weight in self.weights.items():
             if not (math.isfinite(weight) and weight > 0):
@@ -67,37 +67,37 @@ class Situation:
                     "Leave out borrowers that should hold nothing."
                 )
 
-    def holdings(self) -> dict[str, list[int]]:
+    def streams_by_member(self) -> dict[str, list[int]]:
         """Member -> the streams it holds and is not already losing. Every member is listed."""
         holdings: dict[str, list[int]] = {borrower: [] for borrower in self.weights}
-        moving = set(self.moving)
-        for stream_id, borrower in self.held.items():
+        moving = set(self.moving_streams)
+        for stream_id, borrower in self.holders.items():
             if borrower in holdings and stream_id not in moving:
                 holdings[borrower].append(stream_id)
         return holdings
 
-    def revocable(self) -> Container[int]:
+    def revocable_streams(self) -> Container[int]:
         """Says at once of a held stream whether it may be revoked now."""
-        return self.held.keys() if self.movable is None else frozenset(self.movable)
+        return self.holders.keys() if self.movable_streams is None else frozenset(self.movable_streams)
 
 
-class Strategy(Protocol):
+class AllocationStrategy(Protocol):
     """Says who should hold what. Pure and deterministic: the same situation, in whatever order, gives the same plan."""
 
-    def plan(self, situation: Situation) -> Plan:
+    def plan(self, situation: AllocationInput) -> AllocationPlan:
         """The next grants and revokes."""
         ...
 
 
-def checked(plan: Plan, situation: Situation) -> Plan:
+def validate_plan(plan: AllocationPlan, situation: AllocationInput) -> AllocationPlan:
     """The plan itself, if it can be carried out; raises `UsageError` that names what is wrong with it.
 
     It may leave streams free and surpluses where they are, but only grant what is free, to a member, once, and only
     revoke what is held, may move and is not already moving, once.
     """
-    if not isinstance(plan, Plan):
+    if not isinstance(plan, AllocationPlan):
         raise UsageError(f"a strategy answered {plan!r}: it must answer a Plan.")
-    free, moving, revocable = set(situation.free), set(situation.moving), situation.revocable()
+    free, moving, revocable = set(situation.free_streams), set(situation.moving_streams), situation.revocable_streams()
     _refuse_repeats("granted", (stream_id for stream_id, _ in plan.grants))
     _refuse_repeats("revoked", plan.revokes)
     for stream_id, borrower in plan.grants:
@@ -106,7 +106,7 @@ def checked(plan: Plan, situation: Situation) -> Plan:
         if borrower not in situation.weights:
             raise UsageError(f"a plan grants stream {stream_id} to {borrower!r}, who is no member of the group.")
     for stream_id in plan.revokes:
-        if stream_id not in situation.held or stream_id in moving:
+        if stream_id not in situation.holders or stream_id in moving:
             raise UsageError(f"a plan revokes stream {stream_id}, which is not held, or is being revoked already.")
         if stream_id not in revocable:
             raise UsageError(f"a plan revokes stream {stream_id}, which may not move yet; `movable` says which may.")

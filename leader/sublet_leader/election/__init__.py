@@ -3,7 +3,7 @@
 `Election.decide(event, now) -> Outcome`; `now` and all other times are seconds of the node's monotonic clock. The shell
 makes the attempts that an outcome names and answers every one of them with an event, if only to say that it failed.
 
-A claim or renewal is worth `lease_s` to the database from when it got it, which is some time after the attempt
+A claim or renewal is worth `lease_duration_s` to the database from when it got it, which is some time after the attempt
 *started*: so the trust window is attempt started + lease - margin, however long the answer took. The database's clock
 is never compared with the node's. Ask `trusted` before answering anything as a leader; nothing needs to have ticked.
 
@@ -11,40 +11,40 @@ Losing a leadership is not an error: a notice says so, and as long as it is want
 """
 
 from sublet_leader.election.events import (
-    ClaimAnswered,
+    Campaign,
+    ClaimCompleted,
     Event,
-    Led,
-    LedElsewhere,
-    Lost,
+    LeadershipAcquired,
+    LeadershipHeldElsewhere,
+    LeadershipLost,
     Notice,
     Outcome,
-    ReleaseAnswered,
-    RenewAnswered,
+    ReleaseCompleted,
+    RenewCompleted,
+    Resign,
+    ResignAll,
     Tick,
-    Unwant,
-    UnwantAll,
-    Want,
 )
 from sublet_leader.election.machine import Election
-from sublet_leader.election.table import TABLE, Action, Kind, Status
+from sublet_leader.election.table import TRANSITIONS, Action, ElectionStatus, EventKind
 
 __all__ = [
-    "TABLE",
+    "TRANSITIONS",
     "Action",
-    "ClaimAnswered",
+    "Campaign",
+    "ClaimCompleted",
     "Election",
+    "ElectionStatus",
     "Event",
-    "Kind",
-    "Led",
-    "LedElsewhere",
-    "Lost",
+    "EventKind",
+    "LeadershipAcquired",
+    "LeadershipHeldElsewhere",
+    "LeadershipLost",
     "Notice",
     "Outcome",
-    "ReleaseAnswered",
-    "RenewAnswered",
-    "Status",
+    "ReleaseCompleted",
+    "RenewCompleted",
+    "Resign",
+    "ResignAll",
     "Tick",
-    "Unwant",
-    "UnwantAll",
-    "Want",
 ]

@@ -5,30 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sublet_storage.groups.model.records import Claim
+from sublet_storage.groups.model.records import Leadership
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
+class Campaign:
     """This node should lead, if nobody else does. Said again while waiting, it brings the next claim forward."""
 
     leadership_id: int
 
 
 @dataclass(frozen=True, slots=True)
-class Unwant:
+class Resign:
     """This node should not lead: release what it has and stop trying."""
 
     leadership_id: int
 
 
 @dataclass(frozen=True, slots=True)
-class UnwantAll:
+class ResignAll:
     """The node is drained or shut down: everything it leads in one release."""
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimAnswered:
+class ClaimCompleted:
     """The row as the claim left it, or None where the claim failed or its outcome is unknown.
 
     `attempt_started`: taken before the statement was sent. `jitter_s`: a small random delay for the next attempt.
@@ -36,12 +36,12 @@ class ClaimAnswered:
 
     leadership_id: int
     attempt_started: float
-    claim: Claim | None
+    leadership: Leadership | None
     jitter_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class RenewAnswered:
+class RenewCompleted:
     """Which of the batch were renewed, or None where the renewal failed or its outcome is unknown."""
 
     attempt_started: float
@@ -49,11 +49,11 @@ class RenewAnswered:
 
 
 @dataclass(frozen=True, slots=True)
-class ReleaseAnswered:
-    """The terms of one release batch are over; or, not `done`, the release failed or its outcome is unknown."""
+class ReleaseCompleted:
+    """The terms of one release batch are over; or, not `is_done`, the release failed or its outcome is unknown."""
 
     terms: Mapping[int, int]
-    done: bool
+    is_done: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +61,14 @@ class Tick:
     """Time has passed."""
 
 
-Event = Want | Unwant | UnwantAll | ClaimAnswered | RenewAnswered | ReleaseAnswered | Tick
+Event = Campaign | Resign | ResignAll | ClaimCompleted | RenewCompleted | ReleaseCompleted | Tick
 
 
 # --- outcomes -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Led:
+class LeadershipAcquired:
     """This node leads under `term`: load the rows and begin."""
 
     leadership_id: int
@@ -76,7 +76,7 @@ class Led:
 
 
 @dataclass(frozen=True, slots=True)
-class LedElsewhere:
+class LeadershipHeldElsewhere:
     """That node leads; this one asks again at `retry_at`, or sooner if it is wanted again."""
 
     leadership_id: int
@@ -86,22 +86,21 @@ class LedElsewhere:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class LeadershipLost:
     """This node does not lead any more, without having been asked to stop: step down."""
 
     leadership_id: int
 
 
-Notice = Led | LedElsewhere | Lost
+Notice = LeadershipAcquired | LeadershipHeldElsewhere | LeadershipLost
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What to attempt now, and what became true.
 
-    `claims`: leadership ids, one claim each. `renew` and `release`: {leadership id: term}, one statement each, nothing
-    to do where empty. `wake_at`: come back with a `Tick` no later than this; None: nothing to wait for.
-    """
+    `claims`: leadership ids, one claim each. `sync_streams` and `release`: {leadership id: term}, one statement each,
+    nothing to do where empty. `wake_at`: come back with a `Tick` no later than this; None: nothing to wait for."""
 
     claims: tuple[int, ...] = ()
     renew: Mapping[int, int] = field(default_factory=dict)

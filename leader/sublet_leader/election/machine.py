@@ -9,21 +9,21 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from sublet_leader.election.events import (
-    ClaimAnswered,
+    Campaign,
+    ClaimCompleted,
     Event,
-    Led,
-    LedElsewhere,
-    Lost,
+    LeadershipAcquired,
+    LeadershipHeldElsewhere,
+    LeadershipLost,
     Notice,
     Outcome,
-    ReleaseAnswered,
-    RenewAnswered,
+    ReleaseCompleted,
+    RenewCompleted,
+    Resign,
+    ResignAll,
     Tick,
-    Unwant,
-    UnwantAll,
-    Want,
 )
-from sublet_leader.election.table import TABLE, Kind, Status
+from sublet_leader.election.table import TRANSITIONS, ElectionStatus, EventKind
 from sublet_leader.settings import LeaderSettings
 
 
@@ -32,7 +32,7 @@ class _Entry:
     """What the node remembers of one leadership. `term` is meaningful while led, releasing and returning."""
 
     leadership_id: int
-    status: Status = Status.ABSENT
+    status: ElectionStatus = ElectionStatus.ABSENT
     term: int = 0
     attempted_at: float = -math.inf  # when the last claim was decided
     trusted_until: float = -math.inf
@@ -54,25 +54,25 @@ class Election:
         self._release_now: dict[int, int] = {}
         self._notices: list[Notice] = []
 
-    def trusted(self, leadership_id: int, now: float) -> int | None:
+    def trusted_term(self, leadership_id: int, now: float) -> int | None:
         """The term under which this node may act as the leader at this moment; None: it may not."""
         term = self._led.get(leadership_id)
         return term if term is not None and now < self._entries[leadership_id].trusted_until else None
 
-    def led(self) -> dict[int, int]:
+    def leaderships(self) -> dict[int, int]:
         """{leadership: term} of all that this node leads, to be trusted or not."""
         return dict(self._led)
 
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """True while anything is led, wanted or under way."""
         return bool(self._entries)
 
-    def status(self, leadership_id: int) -> Status:
+    def status(self, leadership_id: int) -> ElectionStatus:
         """Where this leadership stands, for the admin's eyes."""
         entry = self._entries.get(leadership_id)
-        return entry.status if entry else Status.ABSENT
+        return entry.status if entry else ElectionStatus.ABSENT
 
-    def statuses(self) -> tuple[Status, ...]:
+    def statuses(self) -> tuple[ElectionStatus, ...]:
         """Where each leadership stands that it has to do with; to be asked on any thread."""
         return tuple(entry.status for entry in tuple(self._entries.values()))
 
@@ -89,17 +89,17 @@ class Election:
 
     def _dispatch(self, event: Event, now: float) -> None:
         match event:
-            case Want(leadership_id):
-                self._happen(self._entries.setdefault(leadership_id, _Entry(leadership_id)), Kind.WANT, now)
-            case Unwant(leadership_id):
+            case Campaign(leadership_id):
+                self._happen(self._entries.setdefault(leadership_id, _Entry(leadership_id)), EventKind.CAMPAIGN, now)
+            case Resign(leadership_id):
                 self._unwant((leadership_id,), now)
-            case UnwantAll():
+            case ResignAll():
                 self._unwant(tuple(self._entries), now)
-            case ClaimAnswered():
+            case ClaimCompleted():
                 self._claim_answered(event, now)
-            case RenewAnswered():
+            case RenewCompleted():
                 self._renew_answered(event, now)
-            case ReleaseAnswered():
+            case ReleaseCompleted():
                 self._release_answered(event, now)
             case Tick():
                 pass
@@ -109,104 +109,110 @@ class Election:
     def _unwant(self, leadership_ids: Iterable[int], now: float) -> None:
         for leadership_id in leadership_ids:
             if entry := self._entries.get(leadership_id):
-                self._happen(entry, Kind.UNWANT, now)
+                self._happen(entry, EventKind.RESIGN, now)
 
-    def _claim_answered(self, event: ClaimAnswered, now: float) -> None:
-        entry, claim = self._entries.get(event.leadership_id), event.claim
-        if entry is None or entry.status not in (Status.CLAIMING, Status.ABANDONING):
+    def _claim_answered(self, event: ClaimCompleted, now: float) -> None:
+        entry, claim = self._entries.get(event.leadership_id), event.leadership
+        if entry is None or entry.status not in (ElectionStatus.CLAIMING, ElectionStatus.ABANDONING):
             return
         if claim is None:
-            self._happen(entry, Kind.CLAIM_FAILED, now, event)
+            self._happen(entry, EventKind.CLAIM_FAILED, now, event)
         elif claim.node.incarnation != self._incarnation:
-            self._happen(entry, Kind.BEATEN, now, event)
+            self._happen(entry, EventKind.CLAIM_LOST, now, event)
         else:
             # An earlier claim of ours may have outlived its answer: then less than a whole lease is left.
-            lease_s = min(self._settings.lease_s, claim.remaining_s)
+            lease_s = min(self._settings.lease_duration_s, claim.remaining_s)
             entry.term = claim.term
-            entry.trusted_until = event.attempt_started + lease_s - self._settings.margin_s
-            self._happen(entry, Kind.WON if now < entry.trusted_until else Kind.WON_LATE, now, event)
+            entry.trusted_until = event.attempt_started + lease_s - self._settings.lease_margin_s
+            self._happen(
+                entry, EventKind.CLAIM_WON if now < entry.trusted_until else EventKind.CLAIM_WON_LATE, now, event
+            )
 
-    def _renew_answered(self, event: RenewAnswered, now: float) -> None:
+    def _renew_answered(self, event: RenewCompleted, now: float) -> None:
         if self._renewing is None:
             return
         attempted, self._renewing = self._renewing, None
         if event.renewed is None:
-            self._renew_no_later_than(now + self._settings.retry_s)
+            self._renew_no_later_than(now + self._settings.claim_retry_interval_s)
             return
-        self._renew_no_later_than(event.attempt_started + self._settings.renew_s)
-        trusted_until = event.attempt_started + self._settings.lease_s - self._settings.margin_s
-        for entry in self._at_term(attempted, Status.LED):
+        self._renew_no_later_than(event.attempt_started + self._settings.lease_renew_interval_s)
+        trusted_until = event.attempt_started + self._settings.lease_duration_s - self._settings.lease_margin_s
+        for entry in self._at_term(attempted, ElectionStatus.LEADING):
             if entry.leadership_id in event.renewed:
                 entry.trusted_until = max(entry.trusted_until, trusted_until)
-                self._happen(entry, Kind.RENEWED, now)
+                self._happen(entry, EventKind.RENEWED, now)
             else:
-                self._happen(entry, Kind.REFUSED, now)
+                self._happen(entry, EventKind.RENEWAL_REJECTED, now)
 
-    def _release_answered(self, event: ReleaseAnswered, now: float) -> None:
-        for entry in self._at_term(event.terms, Status.RELEASING, Status.RETURNING):
-            self._happen(entry, Kind.RELEASED if event.done else Kind.RELEASE_FAILED, now)
+    def _release_answered(self, event: ReleaseCompleted, now: float) -> None:
+        for entry in self._at_term(event.terms, ElectionStatus.RELEASING, ElectionStatus.RELEASING_TO_RECLAIM):
+            self._happen(entry, EventKind.RELEASED if event.is_done else EventKind.RELEASE_FAILED, now)
 
-    def _at_term(self, terms: Mapping[int, int], *waiting: Status) -> list[_Entry]:
+    def _at_term(self, terms: Mapping[int, int], *waiting: ElectionStatus) -> list[_Entry]:
         """The entries that wait for this answer: one about an earlier term says nothing about a later."""
         entries = ((self._entries.get(leadership_id), term) for leadership_id, term in terms.items())
         return [e for e, term in entries if e is not None and e.term == term and e.status in waiting]
 
-    def _happen(self, entry: _Entry, kind: Kind, now: float, answer: ClaimAnswered | None = None) -> None:
+    def _happen(self, entry: _Entry, kind: EventKind, now: float, answer: ClaimCompleted | None = None) -> None:
         """One step of the table: the next status, then the action. A pair that it does not have is our own mistake."""
-        row = TABLE[entry.status]
+        row = TRANSITIONS[entry.status]
         if kind not in row:
             raise AssertionError(f"the table says that this cannot happen to {entry}: {kind.value} at {now:.3f}")
         status, action = row[kind]
-        was_led, entry.status = entry.status is Status.LED, status
-        if status is Status.LED:
+        was_led, entry.status = entry.status is ElectionStatus.LEADING, status
+        if status is ElectionStatus.LEADING:
             self._led[entry.leadership_id] = entry.term
         elif was_led:
             del self._led[entry.leadership_id]
-        act: Callable[[_Entry, float, ClaimAnswered | None], None] = getattr(self, action.value)
+        act: Callable[[_Entry, float, ClaimCompleted | None], None] = getattr(self, action.value)
         act(entry, now, answer)
 
     # --- actions of the table ---------------------------------------------------------------------------------------
 
-    def _ignore(self, entry: _Entry, now: float, answer: ClaimAnswered | None) -> None:
+    def _ignore(self, entry: _Entry, now: float, answer: ClaimCompleted | None) -> None:
         pass
 
-    def _claim(self, entry: _Entry, now: float, answer: ClaimAnswered | None) -> None:
+    def _claim(self, entry: _Entry, now: float, answer: ClaimCompleted | None) -> None:
         entry.attempted_at = now
         self._sleep(entry, math.inf)
         self._claims.append(entry.leadership_id)
 
-    def _reconsider(self, entry: _Entry, now: float, answer: ClaimAnswered | None) -> None:
-        self._sleep(entry, min(entry.wake_at, entry.attempted_at + self._settings.retry_s))
+    def _claim_sooner(self, entry: _Entry, now: float, answer: ClaimCompleted | None) -> None:
+        self._sleep(entry, min(entry.wake_at, entry.attempted_at + self._settings.claim_retry_interval_s))
 
-    def _lead(self, entry: _Entry, now: float, answer: ClaimAnswered | None) -> None:
+    def _lead(self, entry: _Entry, now: float, answer: ClaimCompleted | None) -> None:
         self._sleep(entry, entry.trusted_until)
-        start = entry.trusted_until + self._settings.margin_s - self._settings.lease_s
-        self._renew_no_later_than(start + self._settings.renew_s)
-        self._notices.append(Led(entry.leadership_id, entry.term))
+        start = entry.trusted_until + self._settings.lease_margin_s - self._settings.lease_duration_s
+        self._renew_no_later_than(start + self._settings.lease_renew_interval_s)
+        self._notices.append(LeadershipAcquired(entry.leadership_id, entry.term))
 
-    def _wait(self, entry: _Entry, now: float, answer: ClaimAnswered | None) -> None:
+    def _wait(self, entry: _Entry, now: float, answer: ClaimCompleted | None) -> None:
         assert answer is not None
-        assert answer.claim is not None
-        claim = answer.claim
-        retry_at = max(now + claim.remaining_s + answer.jitter_s, entry.attempted_at + self._settings.retry_s)
+        assert answer.leadership is not None
+        claim = answer.leadership
+        retry_at = max(
+            now + claim.remaining_s + answer.jitter_s, entry.attempted_at + self._settings.claim_retry_interval_s
+        )
         self._sleep(entry, retry_at)
-        self._notices.append(LedElsewhere(entry.leadership_id, claim.node.address, claim.node.name, retry_at))
+        self._notices.append(
+            LeadershipHeldElsewhere(entry.leadership_id, claim.node.address, claim.node.name, retry_at)
+        )
 
-    def _retry(self, entry: _Entry, now: float, answer: ClaimAnswered | None) -> None:
-        self._sleep(entry, now + self._settings.retry_s + (answer.jitter_s if answer else 0.0))
+    def _retry(self, entry: _Entry, now: float, answer: ClaimCompleted | None) -> None:
+        self._sleep(entry, now + self._settings.claim_retry_interval_s + (answer.jitter_s if answer else 0.0))
 
-    def _extend(self, entry: _Entry, now: float, answer: ClaimAnswered | None) -> None:
+    def _extend(self, entry: _Entry, now: float, answer: ClaimCompleted | None) -> None:
         self._sleep(entry, entry.trusted_until)
 
-    def _lose(self, entry: _Entry, now: float, answer: ClaimAnswered | None) -> None:
-        self._notices.append(Lost(entry.leadership_id))
+    def _lose(self, entry: _Entry, now: float, answer: ClaimCompleted | None) -> None:
+        self._notices.append(LeadershipLost(entry.leadership_id))
         self._release(entry, now, answer)
 
-    def _release(self, entry: _Entry, now: float, answer: ClaimAnswered | None) -> None:
+    def _release(self, entry: _Entry, now: float, answer: ClaimCompleted | None) -> None:
         self._sleep(entry, math.inf)
         self._release_now[entry.leadership_id] = entry.term
 
-    def _forget(self, entry: _Entry, now: float, answer: ClaimAnswered | None) -> None:
+    def _forget(self, entry: _Entry, now: float, answer: ClaimCompleted | None) -> None:
         self._sleep(entry, math.inf)
         del self._entries[entry.leadership_id]
 
@@ -220,7 +226,9 @@ class Election:
     def _run_timers(self, now: float) -> None:
         while (timer := self._next_timer()) is not None and timer.wake_at <= now:
             heapq.heappop(self._timers)
-            self._happen(timer, Kind.LAPSED if timer.status is Status.LED else Kind.DUE, now)
+            self._happen(
+                timer, EventKind.TRUST_EXPIRED if timer.status is ElectionStatus.LEADING else EventKind.TIMER_DUE, now
+            )
 
     def _next_timer(self) -> _Entry | None:
         """The entry whose time comes first; drops timers that were set anew since."""

@@ -18,33 +18,35 @@ from __future__ import annotations
 from enum import Enum
 
 
-class Status(Enum):
+class ElectionStatus(Enum):
     """What is true of one leadership on this node."""
 
     ABSENT = "absent"  # not wanted, nothing under way; the machine remembers nothing of it
     CLAIMING = "claiming"  # wanted, and a claim is under way
     ABANDONING = "abandoning"  # a claim is under way, and is not wanted any more
-    WAITING = "waiting"  # wanted; another node leads or the claim failed; the next claim has its time
-    LED = "led"  # ours, and to be trusted until the trust window ends
+    STANDBY = "standby"  # wanted; another node leads or the claim failed; the next claim has its time
+    LEADING = "leading"  # ours, and to be trusted until the trust window ends
     RELEASING = "releasing"  # not wanted; its release is under way, or is tried again at its time
-    RETURNING = "returning"  # as releasing, but wanted: claimed as soon as the old term is over for certain
+    RELEASING_TO_RECLAIM = (
+        "releasing_to_reclaim"  # as releasing, but wanted: claimed as soon as the old term is over for certain
+    )
 
 
-class Kind(Enum):
+class EventKind(Enum):
     """What can happen to it."""
 
-    WANT = "want"
-    UNWANT = "unwant"
-    WON = "claim answered: ours, and the trust window is open"
-    WON_LATE = "claim answered: ours, but too late to be trusted"
-    BEATEN = "claim answered: another node leads"
+    CAMPAIGN = "want"
+    RESIGN = "unwant"
+    CLAIM_WON = "claim answered: ours, and the trust window is open"
+    CLAIM_WON_LATE = "claim answered: ours, but too late to be trusted"
+    CLAIM_LOST = "claim answered: another node leads"
     CLAIM_FAILED = "claim failed"
     RENEWED = "renewed"
-    REFUSED = "renewal refused"
+    RENEWAL_REJECTED = "renewal refused"
     RELEASED = "released: the term is over"
     RELEASE_FAILED = "release failed"
-    LAPSED = "trust window ended"
-    DUE = "time to try again"
+    TRUST_EXPIRED = "trust window ended"
+    TIMER_DUE = "time to try again"
 
 
 class Action(Enum):
@@ -52,63 +54,63 @@ class Action(Enum):
 
     IGNORE = "_ignore"
     CLAIM = "_claim"
-    RECONSIDER = "_reconsider"  # claim sooner than planned
+    CLAIM_SOONER = "_claim_sooner"  # claim sooner than planned
     LEAD = "_lead"
     WAIT = "_wait"
     RETRY = "_retry"
-    EXTEND = "_extend"
-    LOSE = "_lose"
+    EXTEND_TRUST = "_extend"
+    STEP_DOWN = "_lose"
     RELEASE = "_release"
     FORGET = "_forget"
 
 
-Step = tuple[Status, Action]
+Transition = tuple[ElectionStatus, Action]
 
 
-TABLE: dict[Status, dict[Kind, Step]] = {
-    Status.ABSENT: {
-        Kind.WANT: (Status.CLAIMING, Action.CLAIM),
+TRANSITIONS: dict[ElectionStatus, dict[EventKind, Transition]] = {
+    ElectionStatus.ABSENT: {
+        EventKind.CAMPAIGN: (ElectionStatus.CLAIMING, Action.CLAIM),
     },
-    Status.CLAIMING: {
-        Kind.WANT: (Status.CLAIMING, Action.IGNORE),
-        Kind.UNWANT: (Status.ABANDONING, Action.IGNORE),
-        Kind.WON: (Status.LED, Action.LEAD),
-        Kind.WON_LATE: (Status.RETURNING, Action.RELEASE),
-        Kind.BEATEN: (Status.WAITING, Action.WAIT),
-        Kind.CLAIM_FAILED: (Status.WAITING, Action.RETRY),
+    ElectionStatus.CLAIMING: {
+        EventKind.CAMPAIGN: (ElectionStatus.CLAIMING, Action.IGNORE),
+        EventKind.RESIGN: (ElectionStatus.ABANDONING, Action.IGNORE),
+        EventKind.CLAIM_WON: (ElectionStatus.LEADING, Action.LEAD),
+        EventKind.CLAIM_WON_LATE: (ElectionStatus.RELEASING_TO_RECLAIM, Action.RELEASE),
+        EventKind.CLAIM_LOST: (ElectionStatus.STANDBY, Action.WAIT),
+        EventKind.CLAIM_FAILED: (ElectionStatus.STANDBY, Action.RETRY),
     },
-    Status.ABANDONING: {
-        Kind.WANT: (Status.CLAIMING, Action.IGNORE),
-        Kind.UNWANT: (Status.ABANDONING, Action.IGNORE),
-        Kind.WON: (Status.RELEASING, Action.RELEASE),
-        Kind.WON_LATE: (Status.RELEASING, Action.RELEASE),
-        Kind.BEATEN: (Status.ABSENT, Action.FORGET),
-        Kind.CLAIM_FAILED: (Status.ABSENT, Action.FORGET),
+    ElectionStatus.ABANDONING: {
+        EventKind.CAMPAIGN: (ElectionStatus.CLAIMING, Action.IGNORE),
+        EventKind.RESIGN: (ElectionStatus.ABANDONING, Action.IGNORE),
+        EventKind.CLAIM_WON: (ElectionStatus.RELEASING, Action.RELEASE),
+        EventKind.CLAIM_WON_LATE: (ElectionStatus.RELEASING, Action.RELEASE),
+        EventKind.CLAIM_LOST: (ElectionStatus.ABSENT, Action.FORGET),
+        EventKind.CLAIM_FAILED: (ElectionStatus.ABSENT, Action.FORGET),
     },
-    Status.WAITING: {
-        Kind.WANT: (Status.WAITING, Action.RECONSIDER),
-        Kind.UNWANT: (Status.ABSENT, Action.FORGET),
-        Kind.DUE: (Status.CLAIMING, Action.CLAIM),
+    ElectionStatus.STANDBY: {
+        EventKind.CAMPAIGN: (ElectionStatus.STANDBY, Action.CLAIM_SOONER),
+        EventKind.RESIGN: (ElectionStatus.ABSENT, Action.FORGET),
+        EventKind.TIMER_DUE: (ElectionStatus.CLAIMING, Action.CLAIM),
     },
-    Status.LED: {
-        Kind.WANT: (Status.LED, Action.IGNORE),
-        Kind.UNWANT: (Status.RELEASING, Action.RELEASE),
-        Kind.RENEWED: (Status.LED, Action.EXTEND),
-        Kind.REFUSED: (Status.RETURNING, Action.LOSE),
-        Kind.LAPSED: (Status.RETURNING, Action.LOSE),
+    ElectionStatus.LEADING: {
+        EventKind.CAMPAIGN: (ElectionStatus.LEADING, Action.IGNORE),
+        EventKind.RESIGN: (ElectionStatus.RELEASING, Action.RELEASE),
+        EventKind.RENEWED: (ElectionStatus.LEADING, Action.EXTEND_TRUST),
+        EventKind.RENEWAL_REJECTED: (ElectionStatus.RELEASING_TO_RECLAIM, Action.STEP_DOWN),
+        EventKind.TRUST_EXPIRED: (ElectionStatus.RELEASING_TO_RECLAIM, Action.STEP_DOWN),
     },
-    Status.RELEASING: {
-        Kind.WANT: (Status.RETURNING, Action.IGNORE),
-        Kind.UNWANT: (Status.RELEASING, Action.IGNORE),
-        Kind.RELEASED: (Status.ABSENT, Action.FORGET),
-        Kind.RELEASE_FAILED: (Status.RELEASING, Action.RETRY),
-        Kind.DUE: (Status.RELEASING, Action.RELEASE),
+    ElectionStatus.RELEASING: {
+        EventKind.CAMPAIGN: (ElectionStatus.RELEASING_TO_RECLAIM, Action.IGNORE),
+        EventKind.RESIGN: (ElectionStatus.RELEASING, Action.IGNORE),
+        EventKind.RELEASED: (ElectionStatus.ABSENT, Action.FORGET),
+        EventKind.RELEASE_FAILED: (ElectionStatus.RELEASING, Action.RETRY),
+        EventKind.TIMER_DUE: (ElectionStatus.RELEASING, Action.RELEASE),
     },
-    Status.RETURNING: {
-        Kind.WANT: (Status.RETURNING, Action.IGNORE),
-        Kind.UNWANT: (Status.RELEASING, Action.IGNORE),
-        Kind.RELEASED: (Status.CLAIMING, Action.CLAIM),
-        Kind.RELEASE_FAILED: (Status.RETURNING, Action.RETRY),
-        Kind.DUE: (Status.RETURNING, Action.RELEASE),
+    ElectionStatus.RELEASING_TO_RECLAIM: {
+        EventKind.CAMPAIGN: (ElectionStatus.RELEASING_TO_RECLAIM, Action.IGNORE),
+        EventKind.RESIGN: (ElectionStatus.RELEASING, Action.IGNORE),
+        EventKind.RELEASED: (ElectionStatus.CLAIMING, Action.CLAIM),
+        EventKind.RELEASE_FAILED: (ElectionStatus.RELEASING_TO_RECLAIM, Action.RETRY),
+        EventKind.TIMER_DUE: (ElectionStatus.RELEASING_TO_RECLAIM, Action.RELEASE),
     },
 }

@@ -7,7 +7,7 @@ import threading
 from sublet_protocol.domain.errors import Unavailable
 
 
-class Busy(Unavailable):
+class NodeBusy(Unavailable):
     """The node has as much to do as it takes on."""
 
     def __init__(self, what: str, retry_after_ms: int) -> None:
@@ -15,7 +15,7 @@ class Busy(Unavailable):
         super().__init__(f"the node is busy: {what}. Try again in {retry_after_ms} ms, or another node.")
 
 
-class Gate:
+class AdmissionLimiter:
     """At most so many requests and bytes are inside. Any thread may call anything."""
 
     def __init__(self, what: str, requests: int, size: int, retry_after_ms: int) -> None:
@@ -23,16 +23,16 @@ class Gate:
         self._lock = threading.Lock()
         self.inside = self.bytes_inside = 0
 
-    def enter(self, size: int = 0) -> None:
-        """Raises `Busy` where there is no room; whoever got in calls `leave` once."""
+    def acquire(self, size: int = 0) -> None:
+        """Raises `NodeBusy` where there is no room; whoever got in calls `release` once."""
         with self._lock:
             if self.inside >= self._requests or self.bytes_inside + size > self._size:
                 room = f"{self.inside} {self._what} of {self.bytes_inside} bytes are under way"
-                raise Busy(f"{room}, and the limits are {self._requests} and {self._size}", self._retry_after_ms)
+                raise NodeBusy(f"{room}, and the limits are {self._requests} and {self._size}", self._retry_after_ms)
             self.inside += 1
             self.bytes_inside += size
 
-    def leave(self, size: int = 0) -> None:
+    def release(self, size: int = 0) -> None:
         """The request is over."""
         with self._lock:
             self.inside -= 1

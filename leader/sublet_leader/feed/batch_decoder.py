@@ -11,12 +11,12 @@ from sublet_protocol.messages.codec import MalformedMessage
 from sublet_protocol.messages.feed import MAX_BATCH_BYTES, MAX_BATCH_MESSAGES, MAX_MESSAGE_BYTES
 from sublet_storage.log.arrow_header import envelope
 from sublet_storage.log.column_layout import BLOCK_SCHEMA
-from sublet_storage.producer.batches.columns import check_sizes, normalise
+from sublet_storage.producer.batches.columns import check_sizes, to_record_batches
 
-_REMEDY = "Write the batch in the schema of docs/feed.md, without compression"
+_HINT = "Write the batch in the schema of docs/feed.md, without compression"
 
 
-def read_batch(payload: bytes) -> pa.RecordBatch:
+def decode_batch(payload: bytes) -> pa.RecordBatch:
     """The messages of a batch, checked. Raises a `UsageError` that names what is wrong."""
     try:
         message = pa.ipc.read_message(payload)
@@ -24,10 +24,10 @@ def read_batch(payload: bytes) -> pa.RecordBatch:
         batch = pa.ipc.read_record_batch(message, BLOCK_SCHEMA)
         batch.validate(full=True)
     except (pa.ArrowException, OSError, EOFError, ValueError) as error:
-        raise MalformedMessage(f"messages: not an Arrow record batch message ({error}). {_REMEDY}.") from None
+        raise MalformedMessage(f"messages: not an Arrow record batch message ({error}). {_HINT}.") from None
     if batch.nbytes > MAX_BATCH_BYTES:
         raise MalformedMessage(f"messages: {batch.nbytes} bytes in columns, and the limit is {MAX_BATCH_BYTES}")
-    (checked,) = normalise(batch)
+    (checked,) = to_record_batches(batch)
     check_sizes(checked, MAX_MESSAGE_BYTES)
     return checked
 
@@ -36,7 +36,7 @@ def _check_plain(message: pa.ipc.Message) -> None:
     """Its number of messages, and that it is not compressed, before anything is made of it."""
     found = envelope(message)
     if found.compressed:
-        raise MalformedMessage(f"messages: a compressed record batch. {_REMEDY}.")
+        raise MalformedMessage(f"messages: a compressed record batch. {_HINT}.")
     if not 0 < found.count <= MAX_BATCH_MESSAGES:
         raise MalformedMessage(
             f"messages: {found.count} of them, and a batch has 1 to {MAX_BATCH_MESSAGES}. Send several."

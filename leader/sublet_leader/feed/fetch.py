@@ -12,9 +12,9 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 
-from sublet_leader.feed.read import READ_BYTES, cut, encode
-from sublet_protocol.domain.errors import Gone
-from sublet_protocol.messages.feed_fetch import Found, Missing, Wanted
+from sublet_leader.feed.read import READ_BYTES, encode, split_table
+from sublet_protocol.domain.errors import PositionGone
+from sublet_protocol.messages.feed_fetch import FetchedPage, FetchRequest, PageGone
 from sublet_storage.log import log as messages
 
 PAGE_BYTES = 8 << 20
@@ -22,11 +22,11 @@ PAGE_BYTES = 8 << 20
 off is read again."""
 
 
-def read_page(conn: psycopg.Connection[Any], wanted: Wanted) -> Found | Missing:
-    """What follows in the stream. Raises `BeyondHead`, `NotFound`, and `ValueTooLarge` for a message that cannot be
-    sent."""
+def fetch_page(conn: psycopg.Connection[Any], wanted: FetchRequest) -> FetchedPage | PageGone:
+    """What follows in the stream. Raises `PositionBeyondHead`, `NotFound`, and `ValueTooLarge` for a message that
+    cannot be sent."""
     try:
-        page = messages.since(
+        page = messages.fetch(
             conn,
             wanted.stream_id,
             wanted.position,
@@ -34,16 +34,16 @@ def read_page(conn: psycopg.Connection[Any], wanted: Wanted) -> Found | Missing:
             generation_id=wanted.generation_id,
             limit_bytes=min(wanted.limit_bytes, READ_BYTES),
         )
-    except Gone as gone:
-        return Missing(gone.oldest)
+    except PositionGone as gone:
+        return PageGone(gone.oldest)
     if not page.batches:
-        return Found(page.start, page.position, page.head, page.closed)
-    whole = pa.Table.from_batches(page.batches)
-    first = next(cut(whole, PAGE_BYTES))
-    end = page.position if len(first) == len(whole) else first.column("offset")[-1].as_py() + 1
-    return Found(page.start, end, page.head, page.closed, encode(first))
+        return FetchedPage(page.start, page.position, page.head, page.is_closed)
+    entire = pa.Table.from_batches(page.batches)
+    first = next(split_table(entire, PAGE_BYTES))
+    end = page.position if len(first) == len(entire) else first.column("offset")[-1].as_py() + 1
+    return FetchedPage(page.start, end, page.head, page.is_closed, encode(first))
 
 
 def read_heads(conn: psycopg.Connection[Any], stream_ids: Sequence[int]) -> dict[int, tuple[int, bool]]:
     """{stream: (head, closed)} of those that exist."""
-    return {id: (head.head, head.closed) for id, head in messages.heads(conn, stream_ids).items()}
+    return {id: (head.head, head.is_closed) for id, head in messages.read_heads(conn, stream_ids).items()}

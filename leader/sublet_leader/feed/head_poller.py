@@ -13,41 +13,41 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from sublet_protocol.domain.errors import SubletError
-from sublet_storage.log.log import Head
+from sublet_storage.log.log import HeadState
 
 log = logging.getLogger(__name__)
 
-FIRST_PAUSE_S = 0.005
-LONGEST_PAUSE_S = 0.1
+BACKOFF_INITIAL_S = 0.005
+BACKOFF_MAX_S = 0.1
 GROWTH = 1.5
 """Between two looks while nothing comes."""
 
 TROUBLED_PAUSE_S = 1.0
 """After a look that failed."""
 
-Look = Callable[[list[int]], Awaitable[tuple[str | None, dict[int, Head]]]]
+Look = Callable[[list[int]], Awaitable[tuple[str | None, dict[int, HeadState]]]]
 """Answers on which timeline the database is, if that is known, and where the streams end."""
 
 
-class Follower:
+class HeadWaiter:
     """One who waits for news of some streams. It keeps the newest of each, and no more."""
 
-    def __init__(self, watch: Watch) -> None:
-        self._watch = watch
-        self._news: dict[int, Head] = {}
+    def __init__(self, set_streams: HeadPoller) -> None:
+        self._watch = set_streams
+        self._news: dict[int, HeadState] = {}
         self._rung = asyncio.Event()
         self.watched: frozenset[int] = frozenset()
 
-    def watch(self, stream_ids: Iterable[int]) -> None:
+    def set_streams(self, stream_ids: Iterable[int]) -> None:
         """Of these streams, and no others any more."""
-        self._watch.enlist(self, frozenset(stream_ids))
+        self._watch.register(self, frozenset(stream_ids))
 
-    def tell(self, heads: Mapping[int, Head]) -> None:
+    def update_heads(self, heads: Mapping[int, HeadState]) -> None:
         """News."""
         self._news.update(heads)
         self._rung.set()
 
-    async def news(self, timeout_s: float) -> dict[int, Head]:
+    async def wait_for_heads(self, timeout_s: float) -> dict[int, HeadState]:
         """Wait for news, at most so long; nothing if there is none."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -57,7 +57,7 @@ class Follower:
         return news
 
 
-class Watch:
+class HeadPoller:
     """Looks while anybody follows. Made and used on one event loop; `note_heads` may be called from any thread.
 
     `timeline`: of the database, when it looked last, if that is known.
@@ -66,20 +66,20 @@ class Watch:
     def __init__(self, look: Look) -> None:
         self._look = look
         self._loop = asyncio.get_running_loop()
-        self._followers: dict[int, set[Follower]] = {}
-        self._heads: dict[int, Head] = {}
+        self._followers: dict[int, set[HeadWaiter]] = {}
+        self._heads: dict[int, HeadState] = {}
         self._task: asyncio.Task[None] | None = None
         self._hurried = asyncio.Event()
         self._fresh = False
         self.timeline: str | None = None
         self.looks = 0
 
-    def follower(self) -> Follower:
+    def add_waiter(self) -> HeadWaiter:
         """One more."""
-        return Follower(self)
+        return HeadWaiter(self)
 
-    def enlist(self, follower: Follower, stream_ids: frozenset[int]) -> None:
-        """See `Follower.watch`. What is known of these streams is told at once."""
+    def register(self, follower: HeadWaiter, stream_ids: frozenset[int]) -> None:
+        """See `HeadWaiter.set_streams`. What is known of these streams is told at once."""
         for stream_id in follower.watched - stream_ids:
             self._followers[stream_id].discard(follower)
             if not self._followers[stream_id]:
@@ -90,7 +90,7 @@ class Watch:
         known = {id: self._heads[id] for id in stream_ids - follower.watched if id in self._heads}
         follower.watched = stream_ids
         if known:
-            follower.tell(known)
+            follower.update_heads(known)
         self._fresh = True
         if self._followers and self._task is None:
             self._task = self._loop.create_task(self._run())
@@ -100,7 +100,7 @@ class Watch:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
             self._loop.call_soon_threadsafe(self._note, dict(heads))
 
-    def hurry(self, stream_id: int) -> None:
+    def poll_soon(self, stream_id: int) -> None:
         """The stream is said to have grown. On the loop."""
         if stream_id in self._followers:
             self._hurried.set()
@@ -114,15 +114,15 @@ class Watch:
     def _note(self, heads: Mapping[int, int]) -> None:
         for stream_id, head in heads.items():
             known = self._heads.get(stream_id)
-            self._tell({stream_id: Head(head, known is not None and known.closed, False)})
+            self._notify({stream_id: HeadState(head, known is not None and known.is_closed, False)})
 
     async def _run(self) -> None:
-        pause_s = FIRST_PAUSE_S
+        pause_s = BACKOFF_INITIAL_S
         while self._followers:
             self._fresh, began = False, self._loop.time()
             found = await self._try_to_look(list(self._followers))
-            changed = self._tell(found or {})
-            pause_s = FIRST_PAUSE_S if changed or self._fresh else min(pause_s * GROWTH, LONGEST_PAUSE_S)
+            changed = self._notify(found or {})
+            pause_s = BACKOFF_INITIAL_S if changed or self._fresh else min(pause_s * GROWTH, BACKOFF_MAX_S)
             took_s = self._loop.time() - began
             await self._rest(TROUBLED_PAUSE_S if found is None else 4 * took_s, pause_s)
         self._task = None
@@ -135,7 +135,7 @@ class Watch:
                 await self._hurried.wait()
         self._hurried.clear()
 
-    async def _try_to_look(self, stream_ids: list[int]) -> dict[int, Head] | None:
+    async def _try_to_look(self, stream_ids: list[int]) -> dict[int, HeadState] | None:
         self.looks += 1
         try:
             self.timeline, found = await self._look(stream_ids)
@@ -146,18 +146,18 @@ class Watch:
             log.exception("followers wait: looking for the ends of their streams failed in our own code")
         return None
 
-    def _tell(self, heads: Mapping[int, Head]) -> bool:
+    def _notify(self, heads: Mapping[int, HeadState]) -> bool:
         """Tell whoever follows these streams what is newer than what is known; whether anything was."""
-        by_follower: dict[Follower, dict[int, Head]] = {}
+        by_follower: dict[HeadWaiter, dict[int, HeadState]] = {}
         for stream_id, head in heads.items():
             if stream_id in self._followers and _is_news(head, self._heads.get(stream_id)):
                 self._heads[stream_id] = head
                 for follower in self._followers[stream_id]:
                     by_follower.setdefault(follower, {})[stream_id] = head
         for follower, news in by_follower.items():
-            follower.tell(news)
+            follower.update_heads(news)
         return bool(by_follower)
 
 
-def _is_news(head: Head, known: Head | None) -> bool:
+def _is_news(head: HeadState, known: HeadState | None) -> bool:
     return known is None or (head != known and head.head >= known.head)

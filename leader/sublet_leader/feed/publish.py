@@ -7,11 +7,11 @@ from typing import Any
 import psycopg
 import xxhash
 
-from sublet_leader.feed.batch_decoder import read_batch
+from sublet_leader.feed.batch_decoder import decode_batch
 from sublet_protocol.domain.errors import Unavailable
 from sublet_protocol.messages import feed
-from sublet_storage.producer.batches.routing_table import Routes
-from sublet_storage.producer.idempotent_batch import Batch, Stored, StreamClosed, store
+from sublet_storage.producer.batches.routing_table import RoutingTable
+from sublet_storage.producer.idempotent_batch import IdempotentBatch, StoreResult, StreamClosed, store_batch
 
 ATTEMPTS = 10
 """How many rollovers in a row a batch is routed after."""
@@ -20,34 +20,36 @@ PRODUCER = "feed/"
 """Before the producers' ids, so that nobody can fence a publisher that has access to the database."""
 
 
-class Writer:
+class FeedBatchWriter:
     """Keeps the routes that all batches go by until a stream turns out to be closed. Any thread may call."""
 
     def __init__(self) -> None:
-        self._routes: Routes | None = None
+        self._routes: RoutingTable | None = None
 
-    def store(self, conn: psycopg.Connection[Any], request: feed.Publish) -> tuple[Stored, int]:
+    def store(self, conn: psycopg.Connection[Any], request: feed.PublishCommand) -> tuple[StoreResult, int]:
         """What became of the batch, and how many messages it has. Raises what is wrong with it, `ProducerFenced`,
-        `NumberTaken`."""
-        messages = read_batch(request.messages)
+        `BatchNumberConflict`."""
+        messages = decode_batch(request.messages)
         digest = xxhash.xxh3_64_intdigest(request.messages) >> 1
-        batch = Batch(PRODUCER + request.producer, request.incarnation, request.number, messages, digest)
+        batch = IdempotentBatch(PRODUCER + request.producer, request.incarnation, request.number, messages, digest)
         for _ in range(ATTEMPTS):
-            routes = self._routes = self._routes or Routes.load(conn)
+            routes = self._routes = self._routes or RoutingTable.load(conn)
             try:
                 routes.check(messages)
-                return store(conn, routes, batch), messages.num_rows
+                return store_batch(conn, routes, batch), messages.num_rows
             except StreamClosed:
                 self._routes = None
         raise Unavailable(f"its streams were closed {ATTEMPTS} times in a row. Try again.")
 
 
-def answer(stored: Stored) -> feed.Published:
+def to_publish_result(stored: StoreResult) -> feed.PublishResult:
     """As the client is told."""
     if stored.spans is None:
-        return feed.Published(None, stored.repeated)
+        return feed.PublishResult(None, stored.is_duplicate)
     parts = [
-        feed.Part(span.stream, span.first_offset, span.rows if isinstance(span.rows, range) else span.rows.to_pylist())
+        feed.StoredSpan(
+            span.stream, span.first_offset, span.rows if isinstance(span.rows, range) else span.rows.to_pylist()
+        )
         for span in stored.spans
     ]
-    return feed.Published(tuple(parts), stored.repeated)
+    return feed.PublishResult(tuple(parts), stored.is_duplicate)

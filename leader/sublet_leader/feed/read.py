@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 import psycopg
 import pyarrow as pa
 
-from sublet_leader.feed.head_poller import Follower, Watch
-from sublet_leader.feed.workers import Pool
+from sublet_leader.feed.head_poller import HeadPoller, HeadWaiter
+from sublet_leader.feed.workers import DatabaseThreadPool
 from sublet_protocol.domain.errors import ValueTooLarge
-from sublet_protocol.domain.subscriptions import Bookmark, Start
-from sublet_protocol.messages.feed import HELLO_S, Page, Read
-from sublet_storage.readers.tail import Begin, Place, Reading, Step
+from sublet_protocol.domain.subscriptions import Bookmark, StartingPosition
+from sublet_protocol.messages.feed import HEARTBEAT_INTERVAL_S, FeedPage, ReadCommand
+from sublet_storage.readers.tail import MultiStreamReader, StreamCursor, TailPage, TailStart
 
 READ_BYTES = 512 * 1024
 """What one read of a stream brings at most, if that is a block or more."""
@@ -27,24 +27,31 @@ READ_BYTES = 512 * 1024
 PAGE_BYTES = 4 << 20
 """A larger block is sent as several pages."""
 
-LARGEST_PAGE_BYTES = 48 << 20
+MAX_PAGE_BYTES = 48 << 20
 """A single message above that cannot be sent."""
 
 TAKEN_WITHIN_S = 600.0
 """A client that takes no page for so long is let go; it comes again when it likes."""
 
 _T = TypeVar("_T")
-Write = Callable[[Page], Awaitable[None]]
+Write = Callable[[FeedPage], Awaitable[None]]
 
 
-class Untaken(Exception):
+class ClientStalled(Exception):
     """The client took no page for too long."""
 
 
-class Reader:
+class FeedReadCall:
     """One call. `write` returns when the page has been taken, or soon will be."""
 
-    def __init__(self, pool: Pool, watch: Watch, read: Read, write: Write, hello_s: float = HELLO_S) -> None:
+    def __init__(
+        self,
+        pool: DatabaseThreadPool,
+        watch: HeadPoller,
+        read: ReadCommand,
+        write: Write,
+        hello_s: float = HEARTBEAT_INTERVAL_S,
+    ) -> None:
         self._pool, self._watch, self._read, self._hello_s = pool, watch, read, hello_s
         self._write_page = write
 
@@ -52,64 +59,66 @@ class Reader:
         """What is there, to the ends that the streams have now."""
         reading = await self._begin()
         await self._mark(reading)
-        while not reading.caught_up and (turn := reading.turn()):
+        while not reading.is_caught_up and (turn := reading.readable_cursors()):
             for place in turn:
                 await self._step(reading, place)
-        if not reading.caught_up:
-            reading.check()
+        if not reading.is_caught_up:
+            reading.raise_read_error()
 
     async def follow(self) -> None:
         """What is there, and then what comes; until it is cancelled."""
-        follower = self._watch.follower()
+        follower = self._watch.add_waiter()
         try:
             reading = await self._begin()
             await self._mark(reading)
             while True:
                 await self._all_there_is(reading)
-                reading.note(await self._news(follower, reading))
+                reading.update_heads(await self._news(follower, reading))
         finally:
-            follower.watch(())
+            follower.set_streams(())
 
-    async def _all_there_is(self, reading: Reading) -> None:
+    async def _all_there_is(self, reading: MultiStreamReader) -> None:
         while True:
-            for place in reading.turn():
+            for place in reading.readable_cursors():
                 await self._step(reading, place)
-            if reading.stale:
-                await self._patiently(reading.rematch)
+            if reading.is_stale:
+                await self._patiently(reading.refresh_streams)
                 await self._mark(reading)
-            if not reading.turn():
+            if not reading.readable_cursors():
                 break
-        reading.check()
+        reading.raise_read_error()
 
-    async def _news(self, follower: Follower, reading: Reading) -> dict[int, Any]:
+    async def _news(self, follower: HeadWaiter, reading: MultiStreamReader) -> dict[int, Any]:
         """Wait for news, however long that takes; saying so now and then. None where there is nothing to wait for."""
-        follower.watch(reading.watched)
-        while not (news := await follower.news(self._hello_s)):
+        follower.set_streams(reading.open_streams)
+        while not (news := await follower.wait_for_heads(self._hello_s)):
             reading.check_timeline(self._watch.timeline)
-            await self._write(Page(self._read.subscription))
+            await self._write(FeedPage(self._read.subscription_id))
             if not follower.watched:
                 break
         return news
 
-    async def _begin(self) -> Reading:
-        return await self._patiently(lambda conn: Reading(conn, self._read.filter, begin_of(self._read.begin)))
+    async def _begin(self) -> MultiStreamReader:
+        return await self._patiently(
+            lambda conn: MultiStreamReader(conn, self._read.filter, to_tail_start(self._read.starting_position))
+        )
 
-    async def _mark(self, reading: Reading) -> None:
-        await self._write(Page(self._read.subscription, bookmark=reading.bookmark))
+    async def _mark(self, reading: MultiStreamReader) -> None:
+        await self._write(FeedPage(self._read.subscription_id, bookmark=reading.bookmark))
 
-    async def _step(self, reading: Reading, place: Place) -> None:
+    async def _step(self, reading: MultiStreamReader, place: StreamCursor) -> None:
         for page in await self._patiently(lambda conn: self._pages(reading.read(conn, place, READ_BYTES))):
             await self._write(page)
 
-    def _pages(self, step: Step) -> list[Page]:
+    def _pages(self, step: TailPage) -> list[FeedPage]:
         """On the pool's thread: encoding takes as long as reading."""
-        named = partial(Page, self._read.subscription, stream_id=step.stream_id)
+        named = partial(FeedPage, self._read.subscription_id, stream_id=step.stream_id)
         if step.gone is not None:
-            return [named(start=step.start, position=step.position, gone=True, oldest=step.gone.oldest)]
+            return [named(start=step.start, position=step.position, is_gone=True, oldest_offset=step.gone.oldest)]
         if not step.batches:
             return [named(start=step.start, position=step.position)] if step.start < step.position else []
         pages, start = [], step.start
-        for table in cut(pa.Table.from_batches(step.batches)):
+        for table in split_table(pa.Table.from_batches(step.batches)):
             end = table.column("offset")[-1].as_py() + 1
             pages.append(named(start=start, position=end, messages=encode(table)))
             start = end
@@ -120,26 +129,26 @@ class Reader:
         future = asyncio.ensure_future(self._pool.run(work))
         try:
             while not (await asyncio.wait({future}, timeout=self._hello_s))[0]:
-                await self._write(Page(self._read.subscription))
+                await self._write(FeedPage(self._read.subscription_id))
             return future.result()
         finally:
             future.cancel()
 
-    async def _write(self, page: Page) -> None:
+    async def _write(self, page: FeedPage) -> None:
         try:
             async with asyncio.timeout(TAKEN_WITHIN_S):
                 await self._write_page(page)
         except TimeoutError:
-            raise Untaken from None
+            raise ClientStalled from None
 
 
-def begin_of(begin: Start | Bookmark) -> Begin:
+def to_tail_start(begin: StartingPosition | Bookmark) -> TailStart:
     """As the reading of the log knows it."""
     if isinstance(begin, Bookmark):
         return begin
     match begin.policy:
         case "time":
-            return begin.time
+            return begin.to_datetime
         case "offset":
             return begin.value
         case policy:
@@ -151,22 +160,22 @@ def encode(table: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
-    whole: bytes = sink.getvalue().to_pybytes()
-    return whole
+    entire: bytes = sink.getvalue().to_pybytes()
+    return entire
 
 
-def cut(table: pa.Table, page_bytes: int = PAGE_BYTES) -> Iterator[pa.Table]:
+def split_table(table: pa.Table, page_bytes: int = PAGE_BYTES) -> Iterator[pa.Table]:
     """In halves, until each can be sent. Raises `ValueTooLarge` for a message that cannot."""
     if table.nbytes <= page_bytes:
         yield table
     elif table.num_rows > 1:
         half = table.num_rows // 2
-        yield from cut(table.slice(0, half), page_bytes)
-        yield from cut(table.slice(half), page_bytes)
-    elif table.nbytes > LARGEST_PAGE_BYTES:
+        yield from split_table(table.slice(0, half), page_bytes)
+        yield from split_table(table.slice(half), page_bytes)
+    elif table.nbytes > MAX_PAGE_BYTES:
         where = f"stream {table.column('stream')[0]}, offset {table.column('offset')[0]}"
         raise ValueTooLarge(
-            f"the message at {where} has {table.nbytes} bytes, and a node sends {LARGEST_PAGE_BYTES} at most. Read it "
+            f"the message at {where} has {table.nbytes} bytes, and a node sends {MAX_PAGE_BYTES} at most. Read it "
             "with access to the database, or begin after it."
         )
     else:

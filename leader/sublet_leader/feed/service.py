@@ -18,13 +18,13 @@ from typing import Any, TypeVar
 import grpc
 import psycopg
 
-from sublet_leader.feed.admission import Busy, Gate
-from sublet_leader.feed.fetch import read_heads, read_page
-from sublet_leader.feed.head_poller import Watch
-from sublet_leader.feed.publish import Writer, answer
-from sublet_leader.feed.read import Reader, Untaken
-from sublet_leader.feed.workers import Pool
-from sublet_leader.shutdown import ended
+from sublet_leader.feed.admission import AdmissionLimiter, NodeBusy
+from sublet_leader.feed.fetch import fetch_page, read_heads
+from sublet_leader.feed.head_poller import HeadPoller
+from sublet_leader.feed.publish import FeedBatchWriter, to_publish_result
+from sublet_leader.feed.read import ClientStalled, FeedReadCall
+from sublet_leader.feed.workers import DatabaseThreadPool
+from sublet_leader.shutdown import run_with_timeout
 from sublet_protocol.domain.errors import Conflict, NotFound, PayloadUnavailable, SubletError, Unavailable, UsageError
 from sublet_protocol.messages import feed, feed_fetch
 from sublet_protocol.v1 import sublet_pb2_grpc
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 _Asked = TypeVar("_Asked")
 _Found = TypeVar("_Found")
 
-LONGEST_STORY = 2000
+MAX_STORY = 2000
 """Characters of an error: it travels in a header."""
 
 _CODES: tuple[tuple[type[SubletError], grpc.StatusCode], ...] = (
@@ -53,13 +53,13 @@ _CODES: tuple[tuple[type[SubletError], grpc.StatusCode], ...] = (
 class FeedLimits:
     """What a node takes on at a time, and with how many connections to the database. Times are in milliseconds."""
 
-    batches: int = 64
+    max_batches: int = 64
     """Requests to publish that are under way."""
-    batch_bytes: int = 64 << 20
+    max_batch_bytes: int = 64 << 20
     """And their messages."""
-    readers: int = 1000
+    max_readers: int = 1000
     """Calls to read: each may hold a page or two."""
-    reads: int = 64
+    max_reads: int = 64
     """Calls of members of groups that are under way: each may hold a page."""
     publishing_connections: int = 4
     reading_connections: int = 4
@@ -81,15 +81,15 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         on_stored: Callable[[Mapping[int, int]], None] = lambda heads: None,
     ) -> None:
         limits = limits or FeedLimits()
-        self._writing = Pool(url, limits.publishing_connections, "feed publishing")
-        self._reading = Pool(url, limits.reading_connections, "feed reading")
-        self._watching = Pool(url, 1, "feed watching")
+        self._writing = DatabaseThreadPool(url, limits.publishing_connections, "feed publishing")
+        self._reading = DatabaseThreadPool(url, limits.reading_connections, "feed reading")
+        self._watching = DatabaseThreadPool(url, 1, "feed watching")
         self._on_stored = on_stored
-        self._writer = Writer()
-        self._batches = Gate("batches", limits.batches, limits.batch_bytes, limits.retry_after_ms)
-        self._readers = Gate("readers", limits.readers, 0, limits.reader_retry_after_ms)
-        self._reads = Gate("reads", limits.reads, 0, limits.retry_after_ms)
-        self.watch = Watch(lambda ids: self._watching.run(partial(_look, stream_ids=ids)))
+        self._writer = FeedBatchWriter()
+        self._batches = AdmissionLimiter("batches", limits.max_batches, limits.max_batch_bytes, limits.retry_after_ms)
+        self._readers = AdmissionLimiter("readers", limits.max_readers, 0, limits.reader_retry_after_ms)
+        self._reads = AdmissionLimiter("reads", limits.max_reads, 0, limits.retry_after_ms)
+        self.watch = HeadPoller(lambda ids: self._watching.run(partial(_look, stream_ids=ids)))
         self.pages_written = 0
 
     def register(self, server: Any) -> None:
@@ -104,7 +104,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         """After the gRPC server was stopped: let go of the database."""
         await self.watch.close()
         pools = (self._writing, self._reading, self._watching)
-        await asyncio.gather(*(ended("closing the feed's connections", pool.close) for pool in pools))
+        await asyncio.gather(*(run_with_timeout("closing the feed's connections", pool.close) for pool in pools))
 
     # --- the service ---
 
@@ -118,31 +118,37 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
             raise
         self.note_heads(stored.heads)
         self._on_stored(stored.heads)
-        return feed.encode_published(answer(stored), count)
+        return feed.encode_published(to_publish_result(stored), count)
 
     async def History(self, request: Any, context: Any) -> None:  # noqa: N802 (the service's own spelling)
         """Page after page of what is there."""
-        await self._serve(request, context, Reader.history)
+        await self._serve(request, context, FeedReadCall.history)
 
     async def Follow(self, request: Any, context: Any) -> None:  # noqa: N802 (the service's own spelling)
         """The same, and then what comes."""
-        await self._serve(request, context, Reader.follow)
+        await self._serve(request, context, FeedReadCall.follow)
 
     async def Read(self, request: Any, context: Any) -> Any:  # noqa: N802 (the service's own spelling)
         """A page of a stream that was lent."""
-        return await self._answer(request, context, feed_fetch.decode_wanted, read_page, feed_fetch.encode_found)
+        return await self._answer(
+            request, context, feed_fetch.decode_fetch_request, fetch_page, feed_fetch.encode_fetch_reply
+        )
 
     async def Heads(self, request: Any, context: Any) -> Any:  # noqa: N802 (the service's own spelling)
         """Where streams end."""
-        return await self._answer(request, context, feed_fetch.decode_heads_wanted, read_heads, feed_fetch.encode_heads)
+        return await self._answer(
+            request, context, feed_fetch.decode_heads_request, read_heads, feed_fetch.encode_heads_reply
+        )
 
     async def SessionEpoch(self, request: Any, context: Any) -> Any:  # noqa: N802 (the service's own spelling)
         """A number above all that were given before."""
 
         def draw(conn: psycopg.Connection[Any], _: None) -> int:
-            return fencing.draw_session_epoch(conn)
+            return fencing.next_session_epoch(conn)
 
-        return await self._answer(request, context, feed_fetch.decode_epoch_wanted, draw, feed_fetch.encode_epoch)
+        return await self._answer(
+            request, context, feed_fetch.decode_session_epoch_request, draw, feed_fetch.encode_session_epoch_reply
+        )
 
     # --- inside ---
 
@@ -157,54 +163,54 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         """A call of a member. It counts until its work is over, also where the client has gone."""
         try:
             asked = decode(request)
-            self._reads.enter()
+            self._reads.acquire()
             future = self._reading.submit(lambda conn: work(conn, asked))
-            future.add_done_callback(lambda _: self._reads.leave())
+            future.add_done_callback(lambda _: self._reads.release())
             found = await asyncio.wrap_future(future)
         except Exception as error:
             await _refuse(context, error)
             raise
         return encode(found)
 
-    def _submit(self, batch: feed.Publish) -> Future[Any]:
+    def _submit(self, batch: feed.PublishCommand) -> Future[Any]:
         """It counts until it is over, also where the client has gone."""
         size = len(batch.messages)
-        self._batches.enter(size)
+        self._batches.acquire(size)
         future = self._writing.submit(lambda conn: self._writer.store(conn, batch))
-        future.add_done_callback(lambda _: self._batches.leave(size))
+        future.add_done_callback(lambda _: self._batches.release(size))
         return future
 
-    async def _serve(self, request: Any, context: Any, how: Callable[[Reader], Any]) -> None:
-        async def write(page: feed.Page) -> None:
+    async def _serve(self, request: Any, context: Any, how: Callable[[FeedReadCall], Any]) -> None:
+        async def write(page: feed.FeedPage) -> None:
             await context.write(feed.encode_page(page))
             self.pages_written += 1
 
         try:
             read = feed.decode_read(request)
-            self._readers.enter()
+            self._readers.acquire()
             try:
-                await how(Reader(self._reading, self.watch, read, write))
+                await how(FeedReadCall(self._reading, self.watch, read, write))
             finally:
-                self._readers.leave()
+                self._readers.release()
         except Exception as error:  # noqa: BLE001 - as above
             if not (context.cancelled() or context.done()):  # else the client has gone, and the page with it
                 await _refuse(context, error)
 
 
-def _look(conn: psycopg.Connection[Any], stream_ids: list[int]) -> tuple[str | None, dict[int, messages.Head]]:
+def _look(conn: psycopg.Connection[Any], stream_ids: list[int]) -> tuple[str | None, dict[int, messages.HeadState]]:
     return timeline_of(conn), messages.heads_or_ends(conn, stream_ids)
 
 
 async def _refuse(context: Any, error: Exception) -> None:
     """Say what went wrong, so that the client knows whether to come again."""
-    if isinstance(error, Busy):
-        hint = ((feed.RETRY_AFTER, str(error.retry_after_ms)),)
+    if isinstance(error, NodeBusy):
+        hint = ((feed.RETRY_AFTER_METADATA, str(error.retry_after_ms)),)
         await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), hint)
-    if isinstance(error, Unavailable | Untaken) and not isinstance(error, PayloadUnavailable):
+    if isinstance(error, Unavailable | ClientStalled) and not isinstance(error, PayloadUnavailable):
         await context.abort(grpc.StatusCode.UNAVAILABLE, str(error) or "no page was taken for too long")
     if not isinstance(error, SubletError):
         log.error("a feed's request could not be handled", exc_info=error)
         error = SubletError("the node failed at this request; its log says why")
     code = next(code for kind, code in _CODES if isinstance(error, kind))
     name = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == SubletError.__module__)
-    await context.abort(code, str(error)[:LONGEST_STORY], ((feed.ERROR, name),))
+    await context.abort(code, str(error)[:MAX_STORY], ((feed.ERROR_METADATA, name),))

@@ -16,14 +16,14 @@ from sublet_storage.db.connect import connect
 
 STATEMENT_TIMEOUT_S = 30.0
 LOCK_TIMEOUT_S = 5.0
-SILENCE_S = 45.0
+RECEIVE_TIMEOUT_S = 45.0
 """A server that gives no answer for so long is taken for lost."""
 
 _T = TypeVar("_T")
 Work = Callable[[psycopg.Connection[Any]], _T]
 
 
-class Pool:
+class DatabaseThreadPool:
     """Connections are opened when they are needed, and thrown away when something went wrong on them."""
 
     def __init__(self, url: str, threads: int, name: str) -> None:
@@ -43,7 +43,7 @@ class Pool:
     def close(self) -> None:
         """Begin nothing more, wait no longer for the database, and hang up."""
         for conn in tuple(self._open):
-            conn.silence_s = 0.0
+            conn.receive_timeout_s = 0.0
         self._executor.shutdown(cancel_futures=True)
         for conn in self._open:
             conn.close()
@@ -69,7 +69,7 @@ class Pool:
                 statement_timeout_s=STATEMENT_TIMEOUT_S,
                 lock_timeout_s=LOCK_TIMEOUT_S,
                 transaction_timeout_s=STATEMENT_TIMEOUT_S,
-                silence_s=SILENCE_S,
+                silence_s=RECEIVE_TIMEOUT_S,
             )
             assert isinstance(opened, BoundedConnection)
             conn = self._mine.conn = opened

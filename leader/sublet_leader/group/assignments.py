@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from sublet_leader.group.members import Member, Members
-from sublet_leader.group.rebalancer import Balance
-from sublet_leader.group.stream_table import Assignment, Holder, Seizure, Slot, Slots
-from sublet_leader.group.table import TABLE, Kind, Status
+from sublet_leader.group.rebalancer import Rebalancer
+from sublet_leader.group.stream_table import Assignment, Holder, Seizure, StreamEntry, StreamTable
+from sublet_leader.group.table import TRANSITIONS, AssignmentStatus, EventKind
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.messages.messages import Grant as GrantMessage
 from sublet_protocol.messages.messages import (
-    Held,
+    HeldGrant,
     ProgressSaved,
     Revoke,
     Revoked,
@@ -23,16 +23,16 @@ from sublet_protocol.messages.messages import (
 from sublet_storage.groups.model.records import (
     READABLE,
     UNREADABLE,
-    Advance,
-    Grant,
+    AdvancePosition,
+    ForceRelease,
+    GrantStream,
     Group,
     LendingStatus,
-    Mark,
     OnPoison,
-    Reclaim,
-    Release,
-    Seize,
-    Unreserve,
+    ReclaimStream,
+    RecordHistory,
+    ReleaseStream,
+    UnreserveStream,
 )
 
 _NEVER = float("inf")
@@ -45,22 +45,22 @@ class Assignments:
         self,
         group: Group,
         term: int,
-        slots: Slots,
+        slots: StreamTable,
         members: Members,
         settings: LeaderSettings,
         send: Callable[[str, ToBorrower], None],
     ) -> None:
         self._group, self._term, self._settings = group, term, settings
         self._slots, self._members, self._send = slots, members, send
-        self._balance = Balance(slots, members, group.options.strategy, settings)
+        self._balance = Rebalancer(slots, members, group.options.strategy, settings)
         self._waiting: set[int] = set()
         self._seizing: set[int] = set()
 
     # --- the table --------------------------------------------------------------------------------------------------
 
-    def happen(self, assignment: Assignment, kind: Kind, now: float, position: int = 0) -> None:
+    def apply_event(self, assignment: Assignment, kind: EventKind, now: float, position: int = 0) -> None:
         """Take the table's step. A pair that it does not have is our own mistake, and raises."""
-        row = TABLE[assignment.status]
+        row = TRANSITIONS[assignment.status]
         if kind not in row:
             story = f"{kind.value} at {now:.3f} ({position=})"
             raise AssertionError(f"the table says that this cannot happen to {assignment}: {story}")
@@ -74,9 +74,9 @@ class Assignments:
             # Id 0 is no grant, but a grant that is not written yet: nobody can know of it.
             if found is not None and grant_id and (found.grant_id, found.borrower_id) == (grant_id, borrower_id):
                 return found
-        return Assignment(stream_id, borrower_id, agent, 0.0, Status.ABSENT, grant_id)
+        return Assignment(stream_id, borrower_id, agent, 0.0, AssignmentStatus.ABSENT, grant_id)
 
-    def begin(self, slot: Slot, member: Member, now: float, grant_id: int = 0) -> None:
+    def begin_grant(self, slot: StreamEntry, member: Member, now: float, grant_id: int = 0) -> None:
         """Decide that the member gets the stream; the row is still to be written."""
         stream_id = slot.lending.stream_id
         slot.assignment = Assignment(stream_id, member.borrower_id, member.agent, now, grant_id=grant_id)
@@ -87,36 +87,38 @@ class Assignments:
         slot, member = self._slots.get(stream_id), self._members.get(borrower_id)
         if member is not None:
             member.taken.discard((stream_id, grant_id))
-        last = slot.last if slot is not None and slot.assignment is None else None
+        last = slot.last_holder if slot is not None and slot.assignment is None else None
         if slot is not None and last is not None and (last.agent, last.borrower_id) == (agent, borrower_id):
             slot.promised_until = float("-inf")
 
-    def take_over(self, slot: Slot, member: Member, held: Held, now: float) -> None:
+    def reclaim(self, slot: StreamEntry, member: Member, held: HeldGrant, now: float) -> None:
         """Another borrower of the same agent goes on under the same grant; a revoke under way goes on as well."""
         before = slot.assignment
         self.detach(slot)
-        self.begin(slot, member, now, grant_id=held.grant_id)
+        self.begin_grant(slot, member, now, grant_id=held.grant_id)
         epoch = member.session_epoch or None
-        self._slots.write(
-            Reclaim(
+        self._slots.enqueue(
+            ReclaimStream(
                 held.stream_id, held.grant_id, held.position, member.borrower_id, member.agent, epoch, held.consumed
             )
         )
-        if before is not None and before.status is Status.REVOKING:
+        if before is not None and before.status is AssignmentStatus.REVOKING:
             self.revoke((held.stream_id,), before.reason, now, before.deadline)
 
-    def detach(self, slot: Slot) -> None:
-        """Forget the assignment; whatever is being written for the stream goes on."""
+    def detach(self, slot: StreamEntry) -> None:
+        """Forget the assignment, and its grant if that only waits to be written (again); whatever is being written for
+        the stream goes on."""
         assignment, slot.assignment = slot.assignment, None
         if assignment is not None:
+            self._slots.drop_waiting_grant(slot)
             member = self._members.get(assignment.borrower_id)
             session = member.session if member is not None else slot.lending.session
-            slot.last = Holder(assignment.borrower_id, assignment.agent, session)
+            slot.last_holder = Holder(assignment.borrower_id, assignment.agent, session)
             self._waiting.discard(assignment.stream_id)
             if member is not None:
                 member.streams.discard(assignment.stream_id)
 
-    def seize(self, slot: Slot, reason: str, now: float, keep_s: float | None = None) -> None:
+    def force_release(self, slot: StreamEntry, reason: str, now: float, keep_s: float | None = None) -> None:
         """End the grant without its holder's word, also one that nobody has reclaimed. One that was never written is
         ended when its answer comes, and one whose end is being written already is left to that. Nothing is written
         before what the holder was promised is over: until then it is in force, for the next leader too.
@@ -124,26 +126,26 @@ class Assignments:
         `keep_s`: how long to keep the stream for its holder's session (None: as the group wants it).
         """
         row, assignment = slot.lending, slot.assignment
-        unclaimed = row.status is LendingStatus.HELD and slot.quiet and slot.seizure is None
+        unclaimed = row.status is LendingStatus.HELD and slot.is_quiet and slot.seizure is None
         borrower_id, agent = (assignment or row).borrower_id, (assignment or row).agent
         slot.promised_until = self._promised_until(slot)
         self.detach(slot)
-        if unclaimed or (assignment is not None and assignment.grant_id and not assignment.final_queued):
+        if unclaimed or (assignment is not None and assignment.grant_id and not assignment.is_final_queued):
             grant_id = assignment.grant_id if assignment is not None else row.grant_id
-            entry = Seize(row.stream_id, grant_id, reason, self._keep_s(slot) if keep_s is None else keep_s)
+            entry = ForceRelease(row.stream_id, grant_id, reason, self._keep_s(slot) if keep_s is None else keep_s)
             if slot.promised_until <= now:
-                self._slots.write(entry)
+                self._slots.enqueue(entry)
                 return
-            self._slots.write(Mark(row.stream_id, grant_id, "revoke", reason))
+            self._slots.enqueue(RecordHistory(row.stream_id, grant_id, "revoke", reason))
             slot.seizure = Seizure(entry, slot.promised_until, borrower_id, agent)
             self._seizing.add(row.stream_id)
 
-    def put_out(self, member: Member, reason: str, now: float, keep_s: float | None = None) -> None:
+    def evict(self, member: Member, reason: str, now: float, keep_s: float | None = None) -> None:
         """Forget the borrower, and end every grant of its without its word."""
         for stream_id in tuple(member.streams):
             slot = self._slots.get(stream_id)
             if slot is not None and slot.assignment is not None:
-                self.seize(slot, reason, now, keep_s)
+                self.force_release(slot, reason, now, keep_s)
         self._members.remove(member.borrower_id)
 
     def begins_no_more(self, agent: str, borrower_id: str) -> None:
@@ -152,16 +154,16 @@ class Assignments:
             if slot.seizure is not None and (slot.seizure.agent, slot.seizure.borrower_id) == (agent, borrower_id):
                 self._write_in_time(slot, slot.seizure)
 
-    def _to_be_seized(self) -> list[Slot]:
+    def _to_be_seized(self) -> list[StreamEntry]:
         found = [slot for stream_id in self._seizing if (slot := self._slots.get(stream_id)) and slot.seizure]
         self._seizing = {slot.lending.stream_id for slot in found}
         return found
 
-    def _write_in_time(self, slot: Slot, seizure: Seizure) -> None:
+    def _write_in_time(self, slot: StreamEntry, seizure: Seizure) -> None:
         slot.seizure = None
-        self._slots.write(seizure.entry)
+        self._slots.enqueue(seizure.entry)
 
-    def _promised_until(self, slot: Slot) -> float:
+    def _promised_until(self, slot: StreamEntry) -> float:
         """Until when its holder may begin calls on it, as far as leaders have told him."""
         member = self._members.get(slot.assignment.borrower_id) if slot.assignment else None
         if member is None:
@@ -175,8 +177,8 @@ class Assignments:
 
     def without(self, member: Member, now: float) -> tuple[tuple[int, int], ...]:
         """What was taken from the borrower by force, or is at a deadline that is nearer than a promise lasts."""
-        lent = (slot.assignment for stream_id in member.streams if (slot := self._slots.get(stream_id)))
-        ending = {(a.stream_id, a.grant_id) for a in lent if a and now >= a.deadline - self._settings.promise_s}
+        granted = (slot.assignment for stream_id in member.streams if (slot := self._slots.get(stream_id)))
+        ending = {(a.stream_id, a.grant_id) for a in granted if a and now >= a.deadline - self._settings.promise_s}
         return tuple(sorted(member.taken | ending))
 
     # --- what comes in ----------------------------------------------------------------------------------------------
@@ -188,19 +190,20 @@ class Assignments:
             if slot is not None and slot.assignment is not None:
                 # Said again, it is not put off: else it could be said so often that it is never forced.
                 slot.assignment.reason, slot.assignment.deadline = reason, min(deadline, slot.assignment.deadline)
-                if slot.assignment.grant_id and slot.assignment.status is not Status.REVOKING:
-                    self._slots.write(Mark(stream_id, slot.assignment.grant_id, "revoke", reason))
-                self.happen(slot.assignment, Kind.REVOKE, now)
+                if slot.assignment.grant_id and slot.assignment.status is not AssignmentStatus.REVOKING:
+                    self._slots.enqueue(RecordHistory(stream_id, slot.assignment.grant_id, "revoke", reason))
+                self.apply_event(slot.assignment, EventKind.REVOKE, now)
 
-    def note_trouble(self, assignment: Assignment, trouble: str) -> None:
+    def record_read_error(self, assignment: Assignment, trouble: str) -> None:
         """Its holder says that it cannot read on, or, with no trouble, that it can again: history says so, once."""
-        if trouble != assignment.trouble and not assignment.final_queued:
-            assignment.trouble = trouble
+        if trouble != assignment.read_error and not assignment.is_final_queued:
+            assignment.read_error = trouble
             event, why = (UNREADABLE, trouble) if trouble else (READABLE, "it can be read again")
-            self._slots.write(Mark(assignment.stream_id, assignment.grant_id, event, why))
+            self._slots.enqueue(RecordHistory(assignment.stream_id, assignment.grant_id, event, why))
 
-    def last_words(self, member: Member, streams: Iterable[StreamProgress], now: float) -> None:
-        """A disconnect names every stream the borrower has; those it does not name it never had.
+    def apply_final_progress(self, member: Member, streams: Iterable[StreamProgress], now: float) -> None:
+        """A disconnect names every stream the borrower has; those it does not name it never had, least of all those
+        whose grant is not written yet.
 
         One that is not final was left in the middle of a batch: what follows its position may be seen twice.
         """
@@ -208,55 +211,57 @@ class Assignments:
         for stream_id in tuple(member.streams):
             slot = self._slots.get(stream_id)
             assignment = slot.assignment if slot else None
-            if assignment is None or not assignment.grant_id:
+            if slot is None or assignment is None:
+                continue
+            if not assignment.grant_id:
+                self.detach(slot)
                 continue
             said = named.get((stream_id, assignment.grant_id))
             if said is None:
-                self.happen(assignment, Kind.REVOKE_FINISHED, now)
+                self.apply_event(assignment, EventKind.REVOKE_FINISHED, now)
             else:
-                assignment.until, assignment.consumed = said.until, said.consumed
-                self.happen(assignment, Kind.FINAL if said.final else Kind.BROKEN_OFF, now, said.position)
+                assignment.delivered_end, assignment.consumed = said.delivered_end, said.consumed
+                self.apply_event(assignment, EventKind.FINAL if said.final else EventKind.ABORTED, now, said.position)
 
     # --- answers of the database ------------------------------------------------------------------------------------
 
-    def grant_answered(self, slot: Slot, entry: Grant | Reclaim, applied: bool, now: float) -> None:
+    def grant_written(self, slot: StreamEntry, entry: GrantStream | ReclaimStream, applied: bool, now: float) -> None:
         """A grant is written, or was refused. If its borrower has gone meanwhile, the stream goes back."""
         assignment = slot.assignment
         if not applied:
-            slot.retry_at = now + self._settings.resend_s
+            slot.retry_at = now + self._settings.resend_interval_s
         if assignment is None or assignment.borrower_id != entry.borrower_id:
             if applied and assignment is None and slot.seizure is None:  # else a successor has reclaimed it meanwhile
-                self._slots.write(_give_back(slot, entry, self._keep_s(slot)))
+                self._slots.enqueue(_give_back(slot, entry, self._keep_s(slot)))
             return
         if not applied:
-            self.happen(assignment, Kind.LOST if isinstance(entry, Reclaim) else Kind.GRANT_REFUSED, now)
+            self.apply_event(
+                assignment, EventKind.LOST if isinstance(entry, ReclaimStream) else EventKind.GRANT_REFUSED, now
+            )
             return
         assignment.grant_id = slot.lending.grant_id
         self._waiting.add(assignment.stream_id)
-        self.happen(assignment, Kind.GRANT_WRITTEN, now)
-        member = self._members.get(entry.borrower_id)
-        if isinstance(entry, Grant) and (member is None or member.departing):
-            self.happen(assignment, Kind.REVOKE_FINISHED, now)
+        self.apply_event(assignment, EventKind.GRANT_WRITTEN, now)
 
-    def advance_answered(self, slot: Slot, entry: Advance, applied: bool, now: float) -> None:
+    def progress_written(self, slot: StreamEntry, entry: AdvancePosition, applied: bool, now: float) -> None:
         """Progress is durable, or finished the stream, or came under a grant that is over."""
         assignment = slot.assignment
         if assignment is None or assignment.grant_id != entry.grant_id:
             return
         if not applied:
-            self.happen(assignment, Kind.LOST, now)
+            self.apply_event(assignment, EventKind.LOST, now)
         elif slot.lending.status is LendingStatus.FINISHED:
-            self.happen(assignment, Kind.ENDED, now)
+            self.apply_event(assignment, EventKind.ENDED, now)
         else:
-            self.happen(assignment, Kind.SAVED, now, slot.lending.position)
+            self.apply_event(assignment, EventKind.SAVED, now, slot.lending.position)
 
-    def end_answered(self, slot: Slot, entry: Release | Seize, applied: bool, now: float) -> None:
+    def end_written(self, slot: StreamEntry, entry: ReleaseStream | ForceRelease, applied: bool, now: float) -> None:
         """The grant is over, with its last word or without it; or it was over before."""
         assignment = slot.assignment
         if applied:
             slot.promised_until = float("-inf")
         if assignment is not None and assignment.grant_id == entry.grant_id:
-            self.happen(assignment, Kind.ENDED if applied else Kind.LOST, now)
+            self.apply_event(assignment, EventKind.ENDED if applied else EventKind.LOST, now)
 
     # --- time and balance -------------------------------------------------------------------------------------------
 
@@ -268,53 +273,53 @@ class Assignments:
         for stream_id in tuple(self._waiting):
             slot = self._slots.get(stream_id)
             assignment = slot.assignment if slot else None
-            if assignment is None or assignment.status is Status.GRANTED:
+            if assignment is None or assignment.status is AssignmentStatus.GRANTED:
                 self._waiting.discard(stream_id)
-            elif now >= assignment.deadline and not assignment.final_queued:
-                self.happen(assignment, Kind.DEADLINE, now)
+            elif now >= assignment.deadline and not assignment.is_final_queued:
+                self.apply_event(assignment, EventKind.DEADLINE, now)
             elif now >= assignment.resend_at:
-                self.happen(assignment, Kind.RESEND, now)
-        for farewell in self._members.farewells.values():
-            if now >= farewell.resend_at:
-                self.happen(farewell, Kind.RESEND, now)
+                self.apply_event(assignment, EventKind.RESEND, now)
+        for disconnect in self._members.farewells.values():
+            if now >= disconnect.resend_at:
+                self.apply_event(disconnect, EventKind.RESEND, now)
 
-    def balance(self, now: float) -> float:
+    def rebalance(self, now: float) -> float:
         """Grant and revoke what the strategy says; when to look again at what could not move yet."""
-        balanced = self._balance.now(now)
-        for stream_id, borrower_id in balanced.returning:
+        balanced = self._balance.plan(now)
+        for stream_id, borrower_id in balanced.reclaimed:
             self._grant(stream_id, borrower_id, "kept for its session", now)
-        for stream_id in balanced.overdue:
+        for stream_id in balanced.expired_reservations:
             self._unreserve(stream_id)
         for stream_id, borrower_id in balanced.plan.grants:
             self._grant(stream_id, borrower_id, "allocated", now)
         self.revoke(balanced.plan.revokes, "balance", now)
-        return balanced.again_at
+        return balanced.retry_at
 
-    def problems(self) -> list[str]:
+    def strategy_errors(self) -> list[str]:
         """What people should know of the strategy since this was last asked."""
-        problems, self._balance.problems = self._balance.problems, []
+        problems, self._balance.strategy_errors = self._balance.strategy_errors, []
         return problems
 
     def _grant(self, stream_id: int, borrower_id: str, reason: str, now: float) -> None:
         slot, member = self._slots.get(stream_id), self._members.get(borrower_id)
         assert slot is not None
         assert member is not None
-        self.begin(slot, member, now)
+        self.begin_grant(slot, member, now)
         epoch = member.session_epoch or None
-        self._slots.write(Grant(stream_id, borrower_id, member.agent, member.session, reason, epoch))
+        self._slots.enqueue(GrantStream(stream_id, borrower_id, member.agent, member.session, reason, epoch))
 
     def _unreserve(self, stream_id: int) -> None:
         slot = self._slots.get(stream_id)
         assert slot is not None
         row = slot.lending
         why = f"session {row.session!r} has not come back to what it left in doubt"
-        self._slots.write(Unreserve(stream_id, row.grant_id, why))
+        self._slots.enqueue(UnreserveStream(stream_id, row.grant_id, why))
 
-    def _keep_s(self, slot: Slot) -> float:
+    def _keep_s(self, slot: StreamEntry) -> float:
         """For how long the stream of a holder that goes is kept for its session once it is free."""
         return self._group.options.session_expiry_s if slot.lending.session_epoch else 0.0
 
-    def _slot(self, assignment: Assignment) -> Slot:
+    def _slot(self, assignment: Assignment) -> StreamEntry:
         """The slot of a stream that is lent or about to be: it stays as long as that is so."""
         slot = self._slots.get(assignment.stream_id)
         assert slot is not None
@@ -325,10 +330,10 @@ class Assignments:
     def _ignore(self, assignment: Assignment, now: float, position: int) -> None:
         """The table says that this changes nothing."""
 
-    def _tell_grant(self, assignment: Assignment, now: float, position: int) -> None:
+    def _send_grant(self, assignment: Assignment, now: float, position: int) -> None:
         row = self._slot(assignment).lending
-        assignment.resend_at = now + self._settings.resend_s
-        end = row.head if row.closed else None
+        assignment.resend_at = now + self._settings.resend_interval_s
+        end = row.head if row.is_closed else None
         self._send(
             assignment.agent,
             GrantMessage(
@@ -343,43 +348,43 @@ class Assignments:
                 self._group.subscription.filter.text,
                 end,
                 row.consumed,
-                row.open_doubt,
+                row.pending_in_doubt,
             ),
         )
 
-    def _tell_revoke(self, assignment: Assignment, now: float, position: int) -> None:
+    def _send_revoke(self, assignment: Assignment, now: float, position: int) -> None:
         """Once the grant is written and until the last word is in."""
-        assignment.resend_at = now + self._settings.resend_s
-        if assignment.grant_id and not assignment.final_queued:
+        assignment.resend_at = now + self._settings.resend_interval_s
+        if assignment.grant_id and not assignment.is_final_queued:
             self._waiting.add(assignment.stream_id)
             self._send(
                 assignment.agent,
                 Revoke(assignment.borrower_id, self._term, assignment.stream_id, assignment.grant_id),
             )
 
-    def _tell_revoked(self, assignment: Assignment, now: float, position: int) -> None:
+    def _send_revoked(self, assignment: Assignment, now: float, position: int) -> None:
         """The row is out of its hands; the assignment stays as a farewell until the borrower confirms."""
         slot = self._slots.get(assignment.stream_id)
         if slot is not None and slot.assignment is assignment:
             finished = slot.lending.status is LendingStatus.FINISHED
-            ended = RevokedReason.LOST if assignment.broken_off else RevokedReason.SAVED
-            assignment.revoked = RevokedReason.FINISHED if finished else ended
+            ended = RevokedReason.LOST if assignment.is_aborted else RevokedReason.SAVED
+            assignment.revoked_reason = RevokedReason.FINISHED if finished else ended
             self.detach(slot)
             member = self._members.get(assignment.borrower_id)
-            if member is not None and not member.departing:
+            if member is not None and not member.is_disconnecting:
                 self._members.farewells[assignment.stream_id, assignment.grant_id] = assignment
-                if assignment.broken_off:
+                if assignment.is_aborted:
                     member.taken.add((assignment.stream_id, assignment.grant_id))
         self._say_revoked(assignment, now)
 
     def _say_revoked(self, assignment: Assignment, now: float) -> None:
         a = assignment
-        a.resend_at = now + self._settings.resend_s
-        self._send(a.agent, Revoked(a.borrower_id, self._term, a.stream_id, a.grant_id, a.revoked))
+        a.resend_at = now + self._settings.resend_interval_s
+        self._send(a.agent, Revoked(a.borrower_id, self._term, a.stream_id, a.grant_id, a.revoked_reason))
 
-    def _tell_lost(self, assignment: Assignment, now: float, position: int) -> None:
+    def _send_lost(self, assignment: Assignment, now: float, position: int) -> None:
         slot, member = self._slots.get(assignment.stream_id), self._members.get(assignment.borrower_id)
-        if slot is not None and slot.assignment is assignment and not assignment.final_queued:
+        if slot is not None and slot.assignment is assignment and not assignment.is_final_queued:
             slot.promised_until = self._promised_until(slot)
             if member is not None:
                 member.taken.add((assignment.stream_id, assignment.grant_id))
@@ -393,7 +398,7 @@ class Assignments:
         slot = self._slots.get(assignment.stream_id)
         return slot is not None and slot.lending.grant_id == assignment.grant_id and slot.is_ending
 
-    def _tell_saved(self, assignment: Assignment, now: float, position: int) -> None:
+    def _send_progress_saved(self, assignment: Assignment, now: float, position: int) -> None:
         a, row = assignment, self._slot(assignment).lending
         saved = ProgressSaved(a.borrower_id, self._term, a.stream_id, a.grant_id, position, row.consumed, row.in_doubt)
         self._send(a.agent, saved)
@@ -405,47 +410,49 @@ class Assignments:
             self.detach(slot)
 
     def _write_progress(self, assignment: Assignment, now: float, position: int) -> None:
-        if not assignment.final_queued:
+        if not assignment.is_final_queued:
             a = assignment
-            self._slots.write(Advance(a.stream_id, a.grant_id, position, a.consumed, a.in_doubt))
+            self._slots.enqueue(AdvancePosition(a.stream_id, a.grant_id, position, a.consumed, a.in_doubt))
 
     def _write_final(self, assignment: Assignment, now: float, position: int) -> None:
-        if not assignment.final_queued:
-            assignment.final_queued = True
+        if not assignment.is_final_queued:
+            assignment.is_final_queued = True
             member = self._members.get(assignment.borrower_id)
-            goes = member is None or member.departing
-            kept_s = self._keep_s(self._slot(assignment)) if goes else 0.0
-            left = "left in the middle of a batch" if assignment.until > position else "its borrower left"
+            goes = member is None or member.is_disconnecting
+            reserved_s = self._keep_s(self._slot(assignment)) if goes else 0.0
+            left = "left in the middle of a batch" if assignment.delivered_end > position else "its borrower left"
             left = member.why if member is not None and member.why else left
             why = assignment.reason or (left if goes else "handed back by its borrower")
             a = assignment
             skips = self._group.options.on_poison is OnPoison.SKIP
-            final = Release(a.stream_id, a.grant_id, position, why, kept_s, a.until, a.consumed)
-            self._slots.write(replace(final, poison=a.poison, skips=skips))
+            final = ReleaseStream(a.stream_id, a.grant_id, position, why, reserved_s, a.delivered_end, a.consumed)
+            self._slots.enqueue(replace(final, poison=a.poison, skips=skips))
 
-    def _write_broken_off(self, assignment: Assignment, now: float, position: int) -> None:
-        if not assignment.final_queued:
-            self._slots.write(Advance(assignment.stream_id, assignment.grant_id, position, assignment.consumed))
+    def _write_aborted(self, assignment: Assignment, now: float, position: int) -> None:
+        if not assignment.is_final_queued:
+            self._slots.enqueue(
+                AdvancePosition(assignment.stream_id, assignment.grant_id, position, assignment.consumed)
+            )
             member = self._members.get(assignment.borrower_id)
             why = (member.why if member else "") or "left in the middle of a batch"
             self._break_off(assignment, why, self._keep_s(self._slot(assignment)))
 
-    def _write_unheld(self, assignment: Assignment, now: float, position: int) -> None:
+    def _write_not_held(self, assignment: Assignment, now: float, position: int) -> None:
         """The borrower does not have it, so the row's position is exact."""
         assignment.reason = assignment.reason or "its borrower does not have it"
         self._write_final(assignment, now, self._slot(assignment).lending.position)
 
-    def _write_seizure(self, assignment: Assignment, now: float, position: int) -> None:
+    def _write_force_release(self, assignment: Assignment, now: float, position: int) -> None:
         self._break_off(assignment, f"deadline: {assignment.reason}", 0.0)
 
     def _break_off(self, assignment: Assignment, why: str, keep_s: float) -> None:
-        assignment.final_queued = assignment.broken_off = True
-        self._slots.write(Seize(assignment.stream_id, assignment.grant_id, why, keep_s))
+        assignment.is_final_queued = assignment.is_aborted = True
+        self._slots.enqueue(ForceRelease(assignment.stream_id, assignment.grant_id, why, keep_s))
 
 
-def _give_back(slot: Slot, entry: Grant | Reclaim, keep_s: float) -> Release | Seize:
+def _give_back(slot: StreamEntry, entry: GrantStream | ReclaimStream, keep_s: float) -> ReleaseStream | ForceRelease:
     """End a grant whose borrower was lost while it was written. A new one was never told: its position is exact."""
     row = slot.lending
-    if isinstance(entry, Grant):
-        return Release(row.stream_id, row.grant_id, row.position, "its borrower left before the grant", keep_s)
-    return Seize(row.stream_id, row.grant_id, "its borrower was lost while it reclaimed", keep_s)
+    if isinstance(entry, GrantStream):
+        return ReleaseStream(row.stream_id, row.grant_id, row.position, "its borrower left before the grant", keep_s)
+    return ForceRelease(row.stream_id, row.grant_id, "its borrower was lost while it reclaimed", keep_s)

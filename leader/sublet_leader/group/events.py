@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sublet_protocol.messages.messages import ToBorrower, ToLeader
-from sublet_storage.groups.model.records import Entry, GroupResult, HistoryRecord
+from sublet_storage.groups.model.records import GroupResult, HistoryRecord, LendingChange
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class MessageReceived:
     """A borrower's message, from the agent that sent it."""
 
     agent: str
@@ -17,21 +17,21 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class WritesCommitted:
     """The answer to entries of this group that were written in one transaction."""
 
     result: GroupResult
 
 
 @dataclass(frozen=True, slots=True)
-class NotWritten:
+class CommitFailed:
     """The transaction certainly did not happen: these entries are still to be written."""
 
-    entries: tuple[Entry, ...]
+    changes: tuple[LendingChange, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class RevokeWanted:
+class RevokeRequested:
     """An operator, a drain or a reset takes these streams back, whatever their holders do, by the deadline."""
 
     stream_ids: tuple[int, ...]
@@ -48,21 +48,21 @@ class Tick:
     """Time has passed."""
 
 
-Event = Heard | Committed | NotWritten | RevokeWanted | StreamsChanged | Tick
+Event = MessageReceived | WritesCommitted | CommitFailed | RevokeRequested | StreamsChanged | Tick
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`entries` and `renew` are to be committed under the term; `sends` are (agent, message) and may go at once.
+    """`changes` and `sync_streams` are to be committed under the term; `sends` are (agent, message) and may go at once.
 
-    `stop`: why this leader is over ("idle", "deposed"); the node forgets it, and releases the claim if it still has it.
-    `stories`: what people should read. `happened`: what no commit will tell those who watch: members come and go.
-    """
+    `stop_reason`: why this leader is over ("idle", "deposed"); the node forgets it, and releases the claim if it still
+    has it. `invariant_violations`: what people should read. `history`: what no commit will tell those who watch:
+    members come and go."""
 
-    entries: tuple[Entry, ...] = ()
-    renew: bool = False
+    changes: tuple[LendingChange, ...] = ()
+    sync_streams: bool = False
     sends: tuple[tuple[str, ToBorrower], ...] = ()
     wake_at: float | None = None
-    stop: str | None = None
-    stories: tuple[str, ...] = ()
-    happened: tuple[HistoryRecord, ...] = ()
+    stop_reason: str | None = None
+    invariant_violations: tuple[str, ...] = ()
+    history: tuple[HistoryRecord, ...] = ()

@@ -16,7 +16,7 @@ STEP_DOWN = "step_down"
 """A leader is over; the next one's first word is a takeover."""
 
 
-def unrecorded(
+def transient_record(
     group_id: int,
     term: int,
     event: str,
@@ -27,13 +27,25 @@ def unrecorded(
 ) -> HistoryRecord:
     """A line that is in no table, and so without a time."""
     return HistoryRecord(
-        0, group_id, 0, event, reason, 0, borrower_id, agent, 0, term, forced=False, until=None, session=session
+        0,
+        group_id,
+        0,
+        event,
+        reason,
+        0,
+        borrower_id,
+        agent,
+        0,
+        term,
+        is_forced=False,
+        redelivery_end=None,
+        session=session,
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Happened:
+class GroupHistoryEvent:
     """A line about the group of that subscription, true by now."""
 
     subscription: str
-    line: HistoryRecord
+    record: HistoryRecord

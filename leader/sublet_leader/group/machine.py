@@ -8,20 +8,29 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from sublet_leader.group.assignments import Assignments
-from sublet_leader.group.events import Committed, Event, Heard, NotWritten, Outcome, RevokeWanted, StreamsChanged, Tick
-from sublet_leader.group.history import EVICT, FENCE, JOIN, LEAVE, unrecorded
+from sublet_leader.group.events import (
+    CommitFailed,
+    Event,
+    MessageReceived,
+    Outcome,
+    RevokeRequested,
+    StreamsChanged,
+    Tick,
+    WritesCommitted,
+)
+from sublet_leader.group.history import EVICT, FENCE, JOIN, LEAVE, transient_record
 from sublet_leader.group.members import Member, Members
 from sublet_leader.group.schedule import Schedule
-from sublet_leader.group.session_fencing import Names
-from sublet_leader.group.stream_table import Slot, Slots
-from sublet_leader.group.table import Kind
+from sublet_leader.group.session_fencing import SessionFencing
+from sublet_leader.group.stream_table import StreamEntry, StreamTable
+from sublet_leader.group.table import EventKind
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.epochs import GroupFrontier
 from sublet_protocol.messages.messages import (
     Disconnect,
-    EndReason,
-    Held,
+    HeldGrant,
     Invalidate,
+    InvalidateReason,
     LeaderConnectResponse,
     LeaderWanted,
     Ping,
@@ -31,25 +40,25 @@ from sublet_protocol.messages.messages import (
     ToBorrower,
     UpdateProgress,
 )
-from sublet_storage.groups.model.desired_state import Pause
+from sublet_storage.groups.model.desired_state import PauseGroup
 from sublet_storage.groups.model.records import (
     ORDER,
-    Advance,
-    Entry,
-    EntryResult,
-    Grant,
+    AdvancePosition,
+    ChangeOutcome,
+    ChangeResult,
+    ForceRelease,
+    GrantStream,
     Group,
+    GroupDesiredState,
     GroupResult,
     HistoryRecord,
     Lending,
+    LendingChange,
     LendingStatus,
-    Mark,
-    Orders,
-    Reclaim,
-    Release,
-    Seize,
-    Unreserve,
-    Verdict,
+    ReclaimStream,
+    RecordHistory,
+    ReleaseStream,
+    UnreserveStream,
 )
 
 MAX_WHY = 500
@@ -74,14 +83,14 @@ class GroupLeader:
     def __init__(self, group: Group, term: int, rows: Iterable[Lending], settings: LeaderSettings, now: float) -> None:
         self.group, self.term, self.settings = group, term, settings
         self.members = Members()
-        self.slots = Slots(rows, term, now, settings)
+        self.slots = StreamTable(rows, term, now, settings)
         self.schedule = Schedule(settings, now)
         self.epochs: tuple[GroupFrontier, ...] = ()
-        self.orders = group.orders
-        self.members.reweigh(group.orders.weights)
+        self.orders = group.desired_state
+        self.members.set_weights(group.desired_state.weights)
         self._out = _Out()
         self._assignments = Assignments(group, term, self.slots, self.members, settings, self._send)
-        self._names = Names(group, self.slots, self.members, self._assignments, settings, self._end_as_fenced)
+        self._names = SessionFencing(group, self.slots, self.members, self._assignments, settings, self._end_as_fenced)
 
     # --- the one door -----------------------------------------------------------------------------------------------
 
@@ -89,26 +98,28 @@ class GroupLeader:
         """Answer one event."""
         self._out = _Out()
         match event:
-            case Heard():
-                self._hear(event.agent, event, now)
-            case Committed():
+            case MessageReceived():
+                self._receive(event.agent, event, now)
+            case WritesCommitted():
                 self._learn(event.result, now)
-            case NotWritten():
-                for entry in event.entries:
-                    self.slots.put_back(entry, now + self.settings.resend_s)
-            case RevokeWanted():
+            case CommitFailed():
+                for entry in event.changes:
+                    slot = self.slots.put_back(entry, now + self.settings.resend_interval_s)
+                    if self.slots.drop_finished(slot) or slot.is_quiet:
+                        self.schedule.note_stream_freed(slot.retry_at)
+            case RevokeRequested():
                 self._assignments.revoke(event.stream_ids, event.reason, now, now + self.settings.revoke_deadline_s)
             case StreamsChanged():
-                self.schedule.renew_soon(now)
+                self.schedule.sync_soon(now)
             case Tick():
                 self._pass_time(now)
             case _:
                 assert_never(event)
-        if self.schedule.take_allocation(now):
+        if self.schedule.take_rebalance_due(now):
             self._allocate(now)
-        entries = self.slots.take(now)
-        renew = self.schedule.take_renewal(now)
-        stories = tuple(self._assignments.problems())
+        entries = self.slots.take_writable(now)
+        renew = self.schedule.take_sync_due(now)
+        stories = tuple(self._assignments.strategy_errors())
         out = self._out
         return Outcome(entries, renew, tuple(out.sends), self._wake_at(), out.stop, stories, tuple(out.happened))
 
@@ -117,12 +128,12 @@ class GroupLeader:
 
     def _note(self, event: str, borrower_id: str, agent: str, session: str | None, reason: str) -> None:
         """Something for those who watch; what is written is told when it is committed."""
-        line = unrecorded(self.group.group_id, self.term, event, reason, borrower_id, agent, session)
+        line = transient_record(self.group.group_id, self.term, event, reason, borrower_id, agent, session)
         self._out.happened.append(line)
 
     def _end_as_fenced(self, agent: str, borrower_id: str, term: int, session: str) -> None:
         detail = f"a newer process goes by the name {session!r}"
-        self._send(agent, Invalidate(borrower_id, term, EndReason.FENCED, detail))
+        self._send(agent, Invalidate(borrower_id, term, InvalidateReason.FENCED, detail))
         self._note(FENCE, borrower_id, agent, session, detail)
 
     def _wake_at(self) -> float:
@@ -130,8 +141,8 @@ class GroupLeader:
 
     # --- messages ---------------------------------------------------------------------------------------------------
 
-    def _hear(self, agent: str, heard: Heard, now: float) -> None:
-        message = heard.message
+    def _receive(self, agent: str, received: MessageReceived, now: float) -> None:
+        message = received.message
         match message:
             case LeaderWanted():
                 self._welcome(agent, message, now)
@@ -145,10 +156,10 @@ class GroupLeader:
             case RevokeFinished():
                 if self._known(agent, message.borrower_id, message.term, now):
                     found = self._assignments.find(message.stream_id, message.grant_id, message.borrower_id, agent)
-                    self._assignments.happen(found, Kind.REVOKE_FINISHED, now)
+                    self._assignments.apply_event(found, EventKind.REVOKE_FINISHED, now)
                     self._assignments.confirm(agent, message.borrower_id, message.stream_id, message.grant_id)
-                    self.schedule.stream_freed(now)
-                    self._bid_farewell(message.borrower_id, now)
+                    self.schedule.note_stream_freed(now)
+                    self._disconnect_borrowers(message.borrower_id, now)
             case Disconnect():
                 self._take_leave(agent, message, now)
             case _:
@@ -159,9 +170,11 @@ class GroupLeader:
         invalidate."""
         member = self._member(agent, borrower_id)
         if member is None or term not in (None, self.term):
-            self._send(agent, Invalidate(borrower_id, term or 0, EndReason.RETRY, "not a member under this term"))
+            self._send(
+                agent, Invalidate(borrower_id, term or 0, InvalidateReason.RETRY, "not a member under this term")
+            )
             return False
-        member.heard_at = now
+        member.last_heard_at = now
         return True
 
     def _member(self, agent: str, borrower_id: str) -> Member | None:
@@ -172,62 +185,62 @@ class GroupLeader:
     def _welcome(self, agent: str, wanted: LeaderWanted, now: float) -> None:
         if not (math.isfinite(wanted.weight) and wanted.weight > 0):
             detail = f"weight is {wanted.weight}: it must be a finite number above 0"
-            self._send(agent, Invalidate(wanted.borrower_id, 0, EndReason.DENIED, detail))
+            self._send(agent, Invalidate(wanted.borrower_id, 0, InvalidateReason.DENIED, detail))
             return
         if not self._names.admit(agent, wanted, self.term, now):
             return
         member = self._member(agent, wanted.borrower_id)
-        if member is None and (self.members.get(wanted.borrower_id) or self.members.is_past(wanted.borrower_id)):
-            reason = EndReason.DONE if self.members.has_departed(wanted.borrower_id) else EndReason.RETRY
+        if member is None and (self.members.get(wanted.borrower_id) or self.members.is_former(wanted.borrower_id)):
+            reason = InvalidateReason.DONE if self.members.has_left(wanted.borrower_id) else InvalidateReason.RETRY
             self._send(agent, Invalidate(wanted.borrower_id, 0, reason, "this borrower is over"))
             return
-        if any(self._is_later(held, agent, wanted.number) for held in wanted.reclaim):
+        if any(self._is_later(held, agent, wanted.borrower_number) for held in wanted.reclaim):
             detail = "a later borrower of its agent has what it held"
-            self._send(agent, Invalidate(wanted.borrower_id, 0, EndReason.RETRY, detail))
+            self._send(agent, Invalidate(wanted.borrower_id, 0, InvalidateReason.RETRY, detail))
             return
         if member is None:
             w = wanted
-            epoch, number = w.session_epoch, w.number
+            epoch, number = w.session_epoch, w.borrower_number
             member = Member(
-                w.borrower_id, agent, w.weight, w.session, now, w.leaving, session_epoch=epoch, number=number
+                w.borrower_id, agent, w.weight, w.session, now, w.leaving, session_epoch=epoch, borrower_number=number
             )
             member.promised_at = now if w.reclaim else member.promised_at
             self.members.add(member)
             self._note(JOIN, w.borrower_id, agent, w.session, f"after {w.predecessor}" if w.predecessor else "joined")
-            self.schedule.membership_changed(now)
-        member.heard_at, member.leaving = now, member.leaving or wanted.leaving
+            self.schedule.note_membership_change(now)
+        member.last_heard_at, member.is_leaving = now, member.is_leaving or wanted.leaving
         self._send(agent, LeaderConnectResponse(wanted.borrower_id, self.term, self.group.group_id))
         for held in wanted.reclaim:
             self._reclaim(member, held, now)
         predecessor = self.members.get(wanted.predecessor or "")
         if predecessor is not None and predecessor.agent == agent:
-            self._assignments.last_words(predecessor, (), now)
-            self.members.replace(predecessor.borrower_id, now)
+            self._assignments.apply_final_progress(predecessor, (), now)
+            self.members.mark_replaced(predecessor.borrower_id, now)
             self._note(LEAVE, predecessor.borrower_id, agent, predecessor.session, f"succeeded by {member.borrower_id}")
 
-    def _is_later(self, held: Held, agent: str, number: int) -> bool:
+    def _is_later(self, held: HeldGrant, agent: str, number: int) -> bool:
         """The grant has gone on to a later borrower of that agent: this message is older than the one that said so."""
         slot = self.slots.get(held.stream_id)
         if slot is None or slot.assignment is None or slot.lending.grant_id != held.grant_id:
             return False
         holder = self._member(agent, slot.assignment.borrower_id)
-        return holder is not None and holder.number > number
+        return holder is not None and holder.borrower_number > number
 
-    def _reclaim(self, member: Member, held: Held, now: float) -> None:
+    def _reclaim(self, member: Member, held: HeldGrant, now: float) -> None:
         """Confirm what the borrower's predecessor held, if it still is its agent's: same stream, same grant id."""
         slot = self.slots.get(held.stream_id)
         if slot is not None and slot.assignment is not None and slot.assignment.borrower_id == member.borrower_id:
             return
         if slot is None or slot.lending.grant_id != held.grant_id or not self._held_by(slot, member.agent):
             lost = self._assignments.find(held.stream_id, held.grant_id, member.borrower_id, member.agent)
-            self._assignments.happen(lost, Kind.PROGRESS, now)
+            self._assignments.apply_event(lost, EventKind.PROGRESS, now)
             return
-        self._assignments.take_over(slot, member, held, now)
-        if self.orders.paused is not None:
+        self._assignments.reclaim(slot, member, held, now)
+        if self.orders.pause_reason is not None:
             self._take_back([held.stream_id], now)
 
     @staticmethod
-    def _held_by(slot: Slot, agent: str) -> bool:
+    def _held_by(slot: StreamEntry, agent: str) -> bool:
         row = slot.lending
         return row.status is LendingStatus.HELD and row.agent == agent and not slot.is_ending
 
@@ -235,11 +248,11 @@ class GroupLeader:
         if self._known(agent, borrower_id, None, now):
             member = self.members.get(borrower_id)
             assert member is not None
-            member.pinged_at = sent_at
+            member.last_ping_sent_at = sent_at
             self._say_pinged(member, sent_at, self._assignments.promise(member, now))
 
     def _say_pinged(self, member: Member, sent_at: float, without: tuple[tuple[int, int], ...]) -> None:
-        good_for_s = self.settings.good_for_s
+        good_for_s = self.settings.ping_valid_for_s
         answer = PingResponse(member.borrower_id, self.term, sent_at, good_for_s, self.epochs, without)
         self._send(member.agent, answer)
 
@@ -247,160 +260,172 @@ class GroupLeader:
         found = self._assignments.find(progress.stream_id, progress.grant_id, borrower_id, agent)
         slot = self.slots.get(progress.stream_id)
         if slot is not None and slot.assignment is found:
-            slot.meter.note(progress.grant_id, progress.size, progress.lag, now)
+            slot.meter.record(progress.grant_id, progress.size, progress.lag, now)
             if not progress.final:
-                self._assignments.note_trouble(found, progress.trouble)
-            elif progress.poison and not found.final_queued:
-                found.poison, found.reason = progress.poison, progress.trouble
-        kind = Kind.FINAL if progress.final else Kind.PROGRESS
-        found.until, found.consumed, found.in_doubt = progress.until, progress.consumed, progress.in_doubt
-        self._assignments.happen(found, kind, now, progress.position)
+                self._assignments.record_read_error(found, progress.read_error)
+            elif progress.poison and not found.is_final_queued:
+                found.poison, found.reason = progress.poison, progress.read_error
+        kind = EventKind.FINAL if progress.final else EventKind.PROGRESS
+        found.delivered_end, found.consumed, found.in_doubt = (
+            progress.delivered_end,
+            progress.consumed,
+            progress.in_doubt,
+        )
+        self._assignments.apply_event(found, kind, now, progress.position)
 
     def _take_leave(self, agent: str, goodbye: Disconnect, now: float) -> None:
         self._assignments.begins_no_more(agent, goodbye.borrower_id)
         member = self._member(agent, goodbye.borrower_id)
         if member is None or goodbye.term not in (0, self.term):
-            settled = not goodbye.streams or self.members.has_departed(goodbye.borrower_id)
-            reason = EndReason.DONE if settled else EndReason.RETRY
+            settled = not goodbye.streams or self.members.has_left(goodbye.borrower_id)
+            reason = InvalidateReason.DONE if settled else InvalidateReason.RETRY
             self._send(agent, Invalidate(goodbye.borrower_id, goodbye.term, reason, "not a member under this term"))
             return
-        member.heard_at = now
+        member.last_heard_at = now
         member.why = goodbye.why[:MAX_WHY]
-        if not member.departing:
-            member.departing = True
-            self.schedule.membership_changed(now)
-        self._assignments.last_words(member, goodbye.streams, now)
-        self._bid_farewell(member.borrower_id, now)
+        if not member.is_disconnecting:
+            member.is_disconnecting = True
+            self.schedule.note_membership_change(now)
+        self._assignments.apply_final_progress(member, goodbye.streams, now)
+        self._disconnect_borrowers(member.borrower_id, now)
 
-    def _bid_farewell(self, borrower_id: str, now: float) -> None:
+    def _disconnect_borrowers(self, borrower_id: str, now: float) -> None:
         """A departing borrower with nothing left to write is told that all is durable."""
         member = self.members.get(borrower_id)
-        if member is not None and member.departing and not member.streams:
-            self._send(member.agent, Invalidate(borrower_id, self.term, EndReason.DONE))
+        if member is not None and member.is_disconnecting and not member.streams:
+            self._send(member.agent, Invalidate(borrower_id, self.term, InvalidateReason.DONE))
             self._note(LEAVE, borrower_id, member.agent, member.session, "left, all that it had is durable")
-            self.members.depart(borrower_id, now)
+            self.members.mark_left(borrower_id, now)
 
     # --- answers of the database ------------------------------------------------------------------------------------
 
     def _learn(self, result: GroupResult, now: float) -> None:
-        if result.deposed:
+        if result.has_stale_term:
             self._out.stop = "deposed"
             return
         for answer in result.results:
-            slot = self.slots.answered(answer, now)
+            slot = self.slots.complete(answer, now)
             if slot is not None:
                 self._take_answer(slot, answer, now)
-        for row in result.renewed:
+        for row in result.synced:
             self._take_row(row, now)
         if result.epochs not in ((), self.epochs):
             self._announce(result.epochs, now)
-        if result.orders not in (None, self.orders):
-            self._obey(result.orders, now)
+        if result.desired_state not in (None, self.orders):
+            self._obey(result.desired_state, now)
 
-    def _obey(self, orders: Orders, now: float) -> None:
+    def _obey(self, orders: GroupDesiredState, now: float) -> None:
         """What an operator wants has changed."""
         self.orders = orders
-        self.members.reweigh(orders.weights)
-        if orders.paused is not None:
-            self._take_back(self.slots.assigned(), now)
-        line = unrecorded(self.group.group_id, self.term, ORDER, orders.shown())
+        self.members.set_weights(orders.weights)
+        if orders.pause_reason is not None:
+            self._take_back(self.slots.assigned_stream_ids(), now)
+        line = transient_record(self.group.group_id, self.term, ORDER, orders.format())
         self._out.happened.append(line)
-        self.schedule.membership_changed(now)
+        self.schedule.note_membership_change(now)
 
     def _take_back(self, stream_ids: Iterable[int], now: float) -> None:
         """The group is paused: nobody has anything."""
-        why = str(Pause(self.orders.paused or ""))
+        why = str(PauseGroup(self.orders.pause_reason or ""))
         self._assignments.revoke(stream_ids, why, now, now + self.settings.revoke_deadline_s)
 
     def _announce(self, epochs: tuple[GroupFrontier, ...], now: float) -> None:
         """Consumers hear of it at once, in the answer to their last ping, which is said again."""
         self.epochs = epochs
         for member in self.members:
-            if member.pinged_at is not None:
-                self._say_pinged(member, member.pinged_at, self._assignments.without(member, now))
+            if member.last_ping_sent_at is not None:
+                self._say_pinged(member, member.last_ping_sent_at, self._assignments.without(member, now))
 
-    def _take_answer(self, slot: Slot, answer: EntryResult, now: float) -> None:
-        applied = answer.verdict is Verdict.APPLIED
+    def _take_answer(self, slot: StreamEntry, answer: ChangeResult, now: float) -> None:
+        applied = answer.outcome is ChangeOutcome.APPLIED
         holder = slot.assignment.borrower_id if slot.assignment else None
-        match answer.entry:
-            case Grant() | Reclaim():
-                self._assignments.grant_answered(slot, answer.entry, applied, now)
-            case Advance():
-                self._assignments.advance_answered(slot, answer.entry, applied, now)
-            case Release() | Seize():
-                self._assignments.end_answered(slot, answer.entry, applied, now)
-            case Unreserve() | Mark():
+        match answer.change:
+            case GrantStream() | ReclaimStream():
+                self._assignments.grant_written(slot, answer.change, applied, now)
+            case AdvancePosition():
+                self._assignments.progress_written(slot, answer.change, applied, now)
+            case ReleaseStream() | ForceRelease():
+                self._assignments.end_written(slot, answer.change, applied, now)
+            case UnreserveStream() | RecordHistory():
                 pass  # the row says what is to be known
             case _:
-                assert_never(answer.entry)
-        if self.group.options.atomic and applied and isinstance(answer.entry, Reclaim | Advance | Release):
-            self.schedule.renew_soon(now)  # with it an epoch may be consumed
-        if self.slots.drop_finished(slot) or slot.quiet:
-            self.schedule.stream_freed(max(now, slot.retry_at))
+                assert_never(answer.change)
+        if (
+            self.group.options.atomic
+            and applied
+            and isinstance(answer.change, ReclaimStream | AdvancePosition | ReleaseStream)
+        ):
+            self.schedule.sync_soon(now)  # with it an epoch may be consumed
+        if self.slots.drop_finished(slot) or slot.is_quiet:
+            self.schedule.note_stream_freed(max(now, slot.retry_at))
         if holder is not None:
-            self._bid_farewell(holder, now)
+            self._disconnect_borrowers(holder, now)
 
     def _take_row(self, row: Lending, now: float) -> None:
-        slot = self.slots.note(row, now)
+        slot = self.slots.update_row(row, now)
         if slot is None:
-            self.schedule.stream_freed(now)
+            self.schedule.note_stream_freed(now)
             return
         held = slot.assignment
         if held is not None and held.grant_id and row.grant_id > held.grant_id and slot.in_flight is None:
-            self._assignments.happen(held, Kind.LOST, now)  # the renewal blocked or skipped it under its holder
+            self._assignments.apply_event(
+                held, EventKind.LOST, now
+            )  # the renewal blocked or skipped it under its holder
         if self.slots.drop_finished(slot):
-            self.schedule.stream_freed(now)
+            self.schedule.note_stream_freed(now)
             return
-        if row.closed and row.status is LendingStatus.HELD and row.position >= row.head and not slot.queue:
+        if row.is_closed and row.status is LendingStatus.HELD and row.position >= row.head and not slot.queue:
             # Its holder reported the end before the stream was closed: there is no more progress to come.
-            self.slots.write(Advance(row.stream_id, row.grant_id, row.position))
-        if slot.quiet:
-            self.schedule.stream_freed(now)
+            self.slots.enqueue(AdvancePosition(row.stream_id, row.grant_id, row.position))
+        if slot.is_quiet:
+            self.schedule.note_stream_freed(now)
 
     # --- time -------------------------------------------------------------------------------------------------------
 
     def _pass_time(self, now: float) -> None:
-        if self.schedule.take_grace_end(now):
+        if self.schedule.take_grace_due(now):
             self._end_grace(now)
-        if not self.schedule.take_sweep(now):
+        if not self.schedule.take_sweep_due(now):
             return
         for member in self.members:
-            if now >= member.heard_at + self.settings.eviction_s:
+            if now >= member.last_heard_at + self.settings.eviction_timeout_s:
                 self._evict(member, now)
-        self.members.forget_past(now - self.settings.eviction_s)
+        self.members.expire_former(now - self.settings.eviction_timeout_s)
         self._assignments.resend(now)
         idle = not len(self.members) and all(s.in_flight is None and not s.queue for s in self.slots)
-        if self.schedule.idle_too_long(idle, now):
+        if self.schedule.is_idle_timeout(idle, now):
             self._out.stop = "idle"
 
     def _end_grace(self, now: float) -> None:
         """Nobody came back for these."""
         for slot in self.slots:
-            if slot.lending.status is LendingStatus.HELD and slot.quiet:
-                self._assignments.seize(slot, "not reclaimed", now)
+            if slot.lending.status is LendingStatus.HELD and slot.is_quiet:
+                self._assignments.force_release(slot, "not reclaimed", now)
 
     def _evict(self, member: Member, now: float) -> None:
         why = "evicted: unheard of"
-        self._assignments.put_out(member, why, now)
-        self._send(member.agent, Invalidate(member.borrower_id, self.term, EndReason.RETRY, why))
+        self._assignments.evict(member, why, now)
+        self._send(member.agent, Invalidate(member.borrower_id, self.term, InvalidateReason.RETRY, why))
         self._note(EVICT, member.borrower_id, member.agent, member.session, why)
-        self.schedule.membership_changed(now)
+        self.schedule.note_membership_change(now)
 
     # --- who gets what ----------------------------------------------------------------------------------------------
 
     def _allocate(self, now: float) -> None:
-        if self.orders.paused is not None:
+        if self.orders.pause_reason is not None:
             return
-        self.schedule.allocate_by(self._assignments.balance(now))
+        self.schedule.rebalance_by(self._assignments.rebalance(now))
 
-    def remembers(self, borrower_id: str) -> bool:
+    def knows_borrower(self, borrower_id: str) -> bool:
         """True for members, and for a while for those that left."""
-        return self.members.get(borrower_id) is not None or self.members.is_past(borrower_id)
+        return self.members.get(borrower_id) is not None or self.members.is_former(borrower_id)
 
-    def dismissals(self, detail: str) -> tuple[tuple[str, ToBorrower], ...]:
+    def invalidations(self, detail: str) -> tuple[tuple[str, ToBorrower], ...]:
         """What to tell every member when this leader is over: look for the next one, which keeps your streams."""
-        return tuple((m.agent, Invalidate(m.borrower_id, self.term, EndReason.RETRY, detail)) for m in self.members)
+        return tuple(
+            (m.agent, Invalidate(m.borrower_id, self.term, InvalidateReason.RETRY, detail)) for m in self.members
+        )
 
-    def pending(self) -> tuple[Entry, ...]:
+    def pending_changes(self) -> tuple[LendingChange, ...]:
         """Entries that are not written yet: a graceful stop waits for them."""
         return tuple(e for s in self.slots for e in ((s.in_flight,) if s.in_flight else ()) + tuple(s.queue))

@@ -10,37 +10,37 @@ from sublet_leader.group.stream_table import Assignment
 
 @dataclass(slots=True)
 class Member:
-    """A connected borrower. `leaving`: wants nothing new. `departing`: has said its last word, its rows are being
-    written. `session_epoch`: which of the processes under its session's name it is; 0: the name is only for people.
-    `number`: counts the borrowers of its agent. `pinged_at`: by its own clock, when it sent its last ping.
-    `promised_at`: when it was last told, by this leader or one before, that its streams stay its own. `taken`: (stream,
-    grant id) of what was taken from it by force and it has not confirmed: of these it is told nothing of the kind.
-    `why` it departs, where that is not its session's own wish."""
+    """A connected borrower. `is_leaving`: wants nothing new. `is_disconnecting`: has said its last word, its rows are
+    being written. `session_epoch`: which of the processes under its session's name it is; 0: the name is only for
+    people. `borrower_number`: counts the borrowers of its agent. `last_ping_sent_at`: by its own clock, when it sent
+    its last ping. `promised_at`: when it was last told, by this leader or one before, that its streams stay its own.
+    `taken`: (stream, grant id) of what was taken from it by force and it has not confirmed: of these it is told nothing
+    of the kind. `why` it departs, where that is not its session's own wish."""
 
     borrower_id: str
     agent: str
     weight: float
     session: str | None
-    heard_at: float
-    leaving: bool = False
-    departing: bool = False
+    last_heard_at: float
+    is_leaving: bool = False
+    is_disconnecting: bool = False
     session_epoch: int = 0
-    number: int = 0
-    pinged_at: float | None = None
+    borrower_number: int = 0
+    last_ping_sent_at: float | None = None
     promised_at: float = float("-inf")
     why: str = ""
     streams: set[int] = field(default_factory=set)
     taken: set[tuple[int, int]] = field(default_factory=set)
 
     @property
-    def told(self) -> dict[str, str | None]:
+    def to_public_dict(self) -> dict[str, str | None]:
         """What others are told of it."""
         return {"borrower_id": self.borrower_id, "agent": self.agent, "session": self.session}
 
     @property
-    def takes_part(self) -> bool:
+    def is_eligible(self) -> bool:
         """Wants streams."""
-        return not (self.leaving or self.departing)
+        return not (self.is_leaving or self.is_disconnecting)
 
 
 class Members:
@@ -66,11 +66,11 @@ class Members:
         """The borrower if it is connected."""
         return self._members.get(borrower_id)
 
-    def named(self, session: str) -> Member | None:
+    def find_by_session(self, session: str) -> Member | None:
         """The newest borrower of the process that bears this stable name, if it is connected."""
         return self._members.get(self._named.get(session, ""))
 
-    def bearing(self, session: str, before: int) -> list[Member]:
+    def older_than(self, session: str, before: int) -> list[Member]:
         """The borrowers of older processes of that name: those with an epoch below this one."""
         return [m for m in self._members.values() if m.session == session and 0 < m.session_epoch < before]
 
@@ -88,25 +88,25 @@ class Members:
         for key in [k for k, f in self.farewells.items() if f.borrower_id == borrower_id]:
             del self.farewells[key]
 
-    def depart(self, borrower_id: str, now: float) -> None:
+    def mark_left(self, borrower_id: str, now: float) -> None:
         """Forget it, but remember that it left in peace."""
         self.remove(borrower_id)
         self._departed[borrower_id] = now
 
-    def replace(self, borrower_id: str, now: float) -> None:
+    def mark_replaced(self, borrower_id: str, now: float) -> None:
         """Forget it, but remember that it has a successor."""
         self.remove(borrower_id)
         self._replaced[borrower_id] = now
 
-    def has_departed(self, borrower_id: str) -> bool:
+    def has_left(self, borrower_id: str) -> bool:
         """True for one that left in peace lately."""
         return borrower_id in self._departed
 
-    def is_past(self, borrower_id: str) -> bool:
+    def is_former(self, borrower_id: str) -> bool:
         """True for one that left, or was replaced, lately."""
         return borrower_id in self._departed or borrower_id in self._replaced
 
-    def forget_past(self, before: float) -> None:
+    def expire_former(self, before: float) -> None:
         """Drop the memory of those that went earlier than that."""
         self._departed = {b: at for b, at in self._departed.items() if at >= before}
         self._replaced = {b: at for b, at in self._replaced.items() if at >= before}
@@ -114,9 +114,9 @@ class Members:
     def weights(self) -> dict[str, float]:
         """Who takes part in the allocation, and with how much."""
         return {
-            m.borrower_id: self._weights.get(m.session or "", m.weight) for m in self._members.values() if m.takes_part
+            m.borrower_id: self._weights.get(m.session or "", m.weight) for m in self._members.values() if m.is_eligible
         }
 
-    def reweigh(self, weights: Iterable[tuple[str, float]]) -> None:
+    def set_weights(self, weights: Iterable[tuple[str, float]]) -> None:
         """From now on sessions of these names have these weights, and all others those that they ask for."""
         self._weights = dict(weights)

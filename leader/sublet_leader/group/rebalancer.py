@@ -9,10 +9,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sublet_leader.allocation import EvenStrategy, Load, Plan, Situation, Strategy, checked, find_strategy
+from sublet_leader.allocation import (
+    AllocationInput,
+    AllocationPlan,
+    AllocationStrategy,
+    EvenStrategy,
+    StreamLoad,
+    load_strategy,
+    validate_plan,
+)
 from sublet_leader.group.members import Member, Members
-from sublet_leader.group.stream_table import Slot, Slots
-from sublet_leader.group.table import Status
+from sublet_leader.group.stream_table import StreamEntry, StreamTable
+from sublet_leader.group.table import AssignmentStatus
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_storage.groups.model.records import LendingStatus
@@ -29,7 +37,7 @@ class _View:
     moving: list[int] = field(default_factory=list)
     movable: list[int] = field(default_factory=list)
     last: dict[int, str] = field(default_factory=dict)
-    load: dict[int, Load] = field(default_factory=dict)
+    load: dict[int, StreamLoad] = field(default_factory=dict)
     returning: list[tuple[int, str]] = field(default_factory=list)
     overdue: list[int] = field(default_factory=list)
     unripe: bool = False
@@ -37,52 +45,53 @@ class _View:
 
 
 @dataclass(frozen=True, slots=True)
-class Balanced:
-    """`returning`: (stream, borrower) of streams that go back to the session they were kept for. `overdue`: reserved
-    streams whose session has not come back in time. `again_at`: look again at that time."""
+class RebalanceResult:
+    """`reclaimed`: (stream, borrower) of streams that go back to the session they were kept for.
+    `expired_reservations`: reserved streams whose session has not come back in time. `retry_at`: look again at that
+    time."""
 
-    plan: Plan
-    returning: tuple[tuple[int, str], ...]
-    overdue: tuple[int, ...]
-    again_at: float
+    plan: AllocationPlan
+    reclaimed: tuple[tuple[int, str], ...]
+    expired_reservations: tuple[int, ...]
+    retry_at: float
 
 
-class Balance:
-    """Asks the strategy named `strategy`; `problems` tells people what was wrong with it."""
+class Rebalancer:
+    """Asks the strategy named `strategy`; `strategy_errors` tells people what was wrong with it."""
 
-    def __init__(self, slots: Slots, members: Members, strategy: str, settings: LeaderSettings) -> None:
+    def __init__(self, slots: StreamTable, members: Members, strategy: str, settings: LeaderSettings) -> None:
         self._slots, self._members, self._settings = slots, members, settings
-        self.problems: list[str] = []
-        self._strategy: Strategy = EvenStrategy()
+        self.strategy_errors: list[str] = []
+        self._strategy: AllocationStrategy = EvenStrategy()
         try:
-            self._strategy = find_strategy(strategy)
+            self._strategy = load_strategy(strategy)
         except InvalidSetting as problem:
-            self.problems.append(f"{problem} Until this leader is over its streams are shared out evenly.")
+            self.strategy_errors.append(f"{problem} Until this leader is over its streams are shared out evenly.")
 
-    def now(self, now: float) -> Balanced:
+    def plan(self, now: float) -> RebalanceResult:
         """What to grant and revoke at this moment."""
         view = self._look(now)
         weights = self._members.weights()
-        situation = Situation(view.held, view.free, weights, view.movable, view.moving, view.last, view.load)
+        situation = AllocationInput(view.held, view.free, weights, view.movable, view.moving, view.last, view.load)
         plan = self._ask(situation)
         if view.unripe:
-            view.again_at = min(view.again_at, now + self._settings.min_hold_s)
-        return Balanced(plan, tuple(view.returning), tuple(view.overdue), view.again_at)
+            view.again_at = min(view.again_at, now + self._settings.min_grant_duration_s)
+        return RebalanceResult(plan, tuple(view.returning), tuple(view.overdue), view.again_at)
 
-    def _ask(self, situation: Situation) -> Plan:
+    def _ask(self, situation: AllocationInput) -> AllocationPlan:
         try:
-            return checked(self._strategy.plan(situation), situation)
+            return validate_plan(self._strategy.plan(situation), situation)
         except Exception as problem:
             if isinstance(self._strategy, EvenStrategy):
                 raise
             said = f"{type(problem).__name__}: {problem}"
-            self.problems.append(f"the strategy {self._strategy!r} failed, `even` goes on in its place: {said}")
+            self.strategy_errors.append(f"the strategy {self._strategy!r} failed, `even` goes on in its place: {said}")
             self._strategy = EvenStrategy()
             return self._strategy.plan(situation)
 
     def _look(self, now: float) -> _View:
         view = _View()
-        ripe = now - self._settings.min_hold_s
+        ripe = now - self._settings.min_grant_duration_s
         by_agent = {(m.agent, m.session): m for m in self._members}
         for slot in self._slots:
             stream_id, assignment = slot.lending.stream_id, slot.assignment
@@ -90,36 +99,40 @@ class Balance:
             if load is not None:
                 view.load[stream_id] = load
             barred_until = max(slot.retry_at, slot.promised_until)
-            if slot.quiet and barred_until > now:
+            if slot.is_quiet and barred_until > now:
                 view.again_at = min(view.again_at, barred_until)
-            if assignment is not None and assignment.status is not Status.REVOKING:
+            if assignment is not None and assignment.status is not AssignmentStatus.REVOKING:
                 view.held[stream_id] = assignment.borrower_id
-                if assignment.status is Status.GRANTED and assignment.since <= ripe:
+                if assignment.status is AssignmentStatus.GRANTED and assignment.granted_at <= ripe:
                     view.movable.append(stream_id)
                 else:
                     view.unripe = True
-            elif self._slots.grantable(slot, now):
+            elif self._slots.is_grantable(slot, now):
                 self._offer(slot, now, view, by_agent)
             elif assignment is not None or slot.in_flight is not None:
                 view.moving.append(stream_id)
         return view
 
-    def _offer(self, slot: Slot, now: float, view: _View, by_agent: dict[tuple[str, str | None], Member]) -> None:
+    def _offer(
+        self, slot: StreamEntry, now: float, view: _View, by_agent: dict[tuple[str, str | None], Member]
+    ) -> None:
         stream_id, is_reserved = slot.lending.stream_id, slot.lending.status is LendingStatus.RESERVED
-        if slot.kept_until > now and slot.lending.session is not None:
-            owner = self._members.named(slot.lending.session)
-            if owner is not None and owner.takes_part:
+        if slot.reserved_until > now and slot.lending.session is not None:
+            owner = self._members.find_by_session(slot.lending.session)
+            if owner is not None and owner.is_eligible:
                 view.held[stream_id] = owner.borrower_id
                 view.returning.append((stream_id, owner.borrower_id))
                 view.unripe = True
             else:
-                view.again_at = min(view.again_at, slot.kept_until)
+                view.again_at = min(view.again_at, slot.reserved_until)
             return
         if is_reserved:
             view.overdue.append(stream_id)
             return
         view.free.append(stream_id)
-        if slot.last is not None:
-            before = self._members.get(slot.last.borrower_id) or by_agent.get((slot.last.agent, slot.last.session))
-            if before is not None and before.takes_part:
+        if slot.last_holder is not None:
+            before = self._members.get(slot.last_holder.borrower_id) or by_agent.get(
+                (slot.last_holder.agent, slot.last_holder.session)
+            )
+            if before is not None and before.is_eligible:
                 view.last[stream_id] = before.borrower_id

@@ -18,68 +18,68 @@ class Schedule:
         self._renew_at = now
         self._renewed_at = _NEVER
         self._grace_end = now + settings.reclaim_grace_s
-        self._sweep_at = now + settings.resend_s / 2
-        self._reallocate_at = now + settings.reallocate_s
+        self._sweep_at = now + settings.resend_interval_s / 2
+        self._reallocate_at = now + settings.rebalance_interval_s
         self._idle_since: float | None = now
 
-    def membership_changed(self, now: float) -> None:
+    def note_membership_change(self, now: float) -> None:
         """Somebody joined or left."""
         if self._changing_since is None:
             self._changing_since = now
-        cap = self._changing_since + self._settings.debounce_cap_s
-        self._allocate_at = min(now + self._settings.debounce_s, cap)
+        cap = self._changing_since + self._settings.rebalance_debounce_max_s
+        self._allocate_at = min(now + self._settings.rebalance_debounce_s, cap)
 
-    def stream_freed(self, at: float) -> None:
+    def note_stream_freed(self, at: float) -> None:
         """A stream can be given to somebody from then on."""
         if self._changing_since is None:
             self._allocate_at = min(self._allocate_at, at)
 
-    def allocate_by(self, at: float) -> None:
+    def rebalance_by(self, at: float) -> None:
         """Look again at that time: something could not move yet."""
         self._allocate_at = min(self._allocate_at, at)
 
-    def take_allocation(self, now: float) -> bool:
+    def take_rebalance_due(self, now: float) -> bool:
         """True once the allocation is due."""
         if now >= self._reallocate_at:
             self._allocate_at = min(self._allocate_at, now)
         if now < self._allocate_at:
             return False
         self._allocate_at, self._changing_since = _NEVER, None
-        self._reallocate_at = now + self._settings.reallocate_s
+        self._reallocate_at = now + self._settings.rebalance_interval_s
         return True
 
-    def renew_soon(self, now: float) -> None:
+    def sync_soon(self, now: float) -> None:
         """Streams are said to have changed. Said again and again, it still costs no more than one look per debounce."""
-        self._renew_at = min(self._renew_at, max(now, self._renewed_at + self._settings.debounce_s))
+        self._renew_at = min(self._renew_at, max(now, self._renewed_at + self._settings.rebalance_debounce_s))
 
-    def take_renewal(self, now: float) -> bool:
+    def take_sync_due(self, now: float) -> bool:
         """True once the streams are to be renewed."""
         if now < self._renew_at:
             return False
-        self._renewed_at, self._renew_at = now, now + self._settings.renew_streams_s
+        self._renewed_at, self._renew_at = now, now + self._settings.stream_sync_interval_s
         return True
 
-    def take_grace_end(self, now: float) -> bool:
+    def take_grace_due(self, now: float) -> bool:
         """True once, when borrowers of the last leader's time had long enough to come back."""
         if now < self._grace_end:
             return False
         self._grace_end = _NEVER
         return True
 
-    def take_sweep(self, now: float) -> bool:
+    def take_sweep_due(self, now: float) -> bool:
         """True when resends and evictions are to be looked at."""
         if now < self._sweep_at:
             return False
-        self._sweep_at = now + self._settings.resend_s / 2
+        self._sweep_at = now + self._settings.resend_interval_s / 2
         return True
 
-    def idle_too_long(self, idle: bool, now: float) -> bool:
+    def is_idle_timeout(self, idle: bool, now: float) -> bool:
         """True when there has been nobody, and nothing to write, for the idle time."""
         if not idle:
             self._idle_since = None
         elif self._idle_since is None:
             self._idle_since = now
-        return self._idle_since is not None and now >= self._idle_since + self._settings.idle_stop_s
+        return self._idle_since is not None and now >= self._idle_since + self._settings.leader_idle_timeout_s
 
     def wake_at(self) -> float:
         """The next due time."""

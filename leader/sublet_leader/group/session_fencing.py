@@ -10,22 +10,22 @@ from collections.abc import Callable
 
 from sublet_leader.group.assignments import Assignments
 from sublet_leader.group.members import Members
-from sublet_leader.group.stream_table import Slots
+from sublet_leader.group.stream_table import StreamTable
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.messages.messages import LeaderWanted
 from sublet_storage.groups.model.records import Group, LendingStatus
 
-REMEMBERED = 10_000
+MAX_REMEMBERED = 10_000
 """Names whose newest process is remembered; of more, the one that was let in the longest time ago is forgotten."""
 
 
-class Names:
+class SessionFencing:
     """Asked before a borrower is welcomed. `end(agent, borrower, term, name)` tells one that it is fenced."""
 
     def __init__(
         self,
         group: Group,
-        slots: Slots,
+        slots: StreamTable,
         members: Members,
         assignments: Assignments,
         settings: LeaderSettings,
@@ -34,7 +34,7 @@ class Names:
         self._slots, self._members, self._assignments, self._end = slots, members, assignments, end
         self._let_in: dict[str, int] = {}
         # Long enough for the newer process to be given what the older is deprived of.
-        self._keep_s = max(group.options.session_expiry_s, settings.eviction_s)
+        self._keep_s = max(group.options.session_expiry_s, settings.eviction_timeout_s)
 
     def admit(self, agent: str, wanted: LeaderWanted, term: int, now: float) -> bool:
         """Turn a process away whose name has a newer bearer; end the older bearers of its own name."""
@@ -52,22 +52,22 @@ class Names:
     def _remember(self, session: str, epoch: int) -> None:
         self._let_in.pop(session, None)
         self._let_in[session] = epoch
-        if len(self._let_in) > REMEMBERED:
+        if len(self._let_in) > MAX_REMEMBERED:
             del self._let_in[next(iter(self._let_in))]
 
     def _newest(self, session: str) -> int:
         """The highest epoch that is known of the name; 0: none is."""
-        bearer = self._members.named(session)
-        held = [slot.lending.session_epoch or 0 for slot in self._slots.of_session(session)]
+        bearer = self._members.find_by_session(session)
+        held = [slot.lending.session_epoch or 0 for slot in self._slots.streams_of_session(session)]
         return max([self._let_in.get(session, 0), bearer.session_epoch if bearer else 0, *held])
 
     def _fence(self, session: str, epoch: int, term: int, now: float) -> None:
         why = "fenced by a newer process of its session"
-        for slot in self._slots.of_session(session):
+        for slot in self._slots.streams_of_session(session):
             row = slot.lending
             if row.status is LendingStatus.HELD and 0 < (row.session_epoch or 0) < epoch:
-                self._assignments.seize(slot, why, now, self._keep_s)
-        for older in self._members.bearing(session, epoch):
-            self._assignments.put_out(older, why, now, self._keep_s)
-            self._members.replace(older.borrower_id, now)
+                self._assignments.force_release(slot, why, now, self._keep_s)
+        for older in self._members.older_than(session, epoch):
+            self._assignments.evict(older, why, now, self._keep_s)
+            self._members.mark_replaced(older.borrower_id, now)
             self._end(older.agent, older.borrower_id, term, session)

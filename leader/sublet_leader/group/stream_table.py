@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from sublet_leader.group.table import Status
-from sublet_leader.group.throughput import Meter
+from sublet_leader.group.table import AssignmentStatus
+from sublet_leader.group.throughput import ThroughputMeter
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.in_doubt import InDoubt
 from sublet_protocol.messages.messages import RevokedReason
 from sublet_storage.groups.model.records import (
-    Advance,
-    Entry,
-    EntryResult,
-    Grant,
+    AdvancePosition,
+    ChangeOutcome,
+    ChangeResult,
+    ForceRelease,
+    GrantStream,
     Lending,
+    LendingChange,
     LendingStatus,
-    Release,
-    Seize,
-    Verdict,
+    ReleaseStream,
 )
 from sublet_storage.groups.model.transitions import is_of_former_timeline
 
@@ -31,26 +31,26 @@ BUSY_RETRY_S = 0.1
 @dataclass(slots=True)
 class Assignment:
     """A stream lent, or about to be, to a borrower. `grant_id` is 0 until the grant is written; `reason` says why it is
-    to end, once that is decided; `until`: up to where it was given out and given up, as its holder's last word said;
-    `trouble`: why its holder cannot read on, if it cannot; `poison`: up to before which offset nobody can."""
+    to end, once that is decided; `delivered_end`: up to where it was given out and given up, as its holder's last word
+    said; `read_error`: why its holder cannot read on, if it cannot; `poison`: up to before which offset nobody can."""
 
     stream_id: int
     borrower_id: str
     agent: str
-    since: float
-    status: Status = Status.GRANTING
+    granted_at: float
+    status: AssignmentStatus = AssignmentStatus.GRANTING
     grant_id: int = 0
     resend_at: float = float("inf")
     deadline: float = float("inf")
     reason: str = ""
-    final_queued: bool = False
-    until: int = 0
+    is_final_queued: bool = False
+    delivered_end: int = 0
     consumed: ConsumedFrontier | None = None
     in_doubt: InDoubt | None = None
-    trouble: str = ""
+    read_error: str = ""
     poison: int = 0
-    broken_off: bool = False
-    revoked: RevokedReason = RevokedReason.LOST
+    is_aborted: bool = False
+    revoked_reason: RevokedReason = RevokedReason.LOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,86 +66,79 @@ class Holder:
 class Seizure:
     """The end of a grant without its holder's word, to be written when the right that he was promised is over."""
 
-    entry: Seize
+    entry: ForceRelease
     at: float
     borrower_id: str | None
     agent: str | None
 
 
 @dataclass(slots=True)
-class Slot:
+class StreamEntry:
     """One stream: its row as last seen, who has it, and the entries that wait for their turn.
 
-    `kept_until`: until then the free or reserved row is kept for its session. `last`: who had it last, as far as this
-    leader knows. `promised_until`: until then somebody else may begin calls on it, who was promised so.
-    """
+    `reserved_until`: until then the free or reserved row is kept for its session. `last_holder`: who had it last, as
+    far as this leader knows. `promised_until`: until then somebody else may begin calls on it, who was promised so."""
 
     lending: Lending
-    kept_until: float = 0.0
-    last: Holder | None = None
-    meter: Meter = field(default_factory=Meter)
+    reserved_until: float = 0.0
+    last_holder: Holder | None = None
+    meter: ThroughputMeter = field(default_factory=ThroughputMeter)
     assignment: Assignment | None = None
-    in_flight: Entry | None = None
-    queue: list[Entry] = field(default_factory=list)
+    in_flight: LendingChange | None = None
+    queue: list[LendingChange] = field(default_factory=list)
     retry_at: float = 0.0
     promised_until: float = float("-inf")
     seizure: Seizure | None = None
 
     @property
-    def quiet(self) -> bool:
+    def is_quiet(self) -> bool:
         """Nothing is being written and nobody has it."""
         return self.assignment is None and self.in_flight is None and not self.queue
 
     @property
     def is_ending(self) -> bool:
         """The end of its grant is being written, or is to be."""
-        ends = any(isinstance(entry, Release | Seize) for entry in (self.in_flight, *self.queue))
+        ends = any(isinstance(entry, ReleaseStream | ForceRelease) for entry in (self.in_flight, *self.queue))
         return ends or self.seizure is not None
 
 
-class Slots:
+class StreamTable:
     """All unfinished streams of a group by id."""
 
     def __init__(self, rows: Iterable[Lending], term: int, now: float, settings: LeaderSettings) -> None:
-        self._slots: dict[int, Slot] = {}
+        self._slots: dict[int, StreamEntry] = {}
         self._by_session: dict[str, set[int]] = {}
         self._ready: set[int] = set()
+        self._term, self._settings = term, settings
         for row in rows:
-            slot = self.note(row, now)
-            if slot is None:
-                continue
-            if is_of_former_timeline(row.grant_id, term):  # its leader may not know yet, and have lent it last
-                slot.promised_until = now + settings.lease_s + settings.promise_s
-            elif row.status is LendingStatus.HELD:  # the leader before may have answered its ping till now
-                slot.promised_until = now + settings.promise_s
-            elif row.session is None and row.kept_s:  # or till its lease was over, though who took it had ended that
-                since = now + min(row.kept_s, 0.0)  # above 0 where the database's clock was set back
-                slot.promised_until = since + settings.lease_s + settings.promise_s
+            self.update_row(row, now)
 
-    def stuck(self) -> int:
+    def unreadable_count(self) -> int:
         """How many have a holder who cannot read on."""
-        lent = [slot.assignment for slot in tuple(self._slots.values())]  # in one step: metrics ask from another thread
-        return sum(assignment is not None and assignment.trouble != "" for assignment in lent)
+        granted = [
+            slot.assignment for slot in tuple(self._slots.values())
+        ]  # in one step: metrics ask from another thread
+        return sum(assignment is not None and assignment.read_error != "" for assignment in granted)
 
-    def __iter__(self) -> Iterator[Slot]:
+    def __iter__(self) -> Iterator[StreamEntry]:
         return iter(self._slots.values())
 
     def __len__(self) -> int:
         return len(self._slots)
 
-    def get(self, stream_id: int) -> Slot | None:
+    def get(self, stream_id: int) -> StreamEntry | None:
         """The stream's slot; None once it is finished, or if it never was ours."""
         return self._slots.get(stream_id)
 
-    def assigned(self) -> list[int]:
+    def assigned_stream_ids(self) -> list[int]:
         """The streams that are lent, or about to be."""
         return [stream_id for stream_id, slot in self._slots.items() if slot.assignment is not None]
 
-    def of_session(self, session: str) -> list[Slot]:
+    def streams_of_session(self, session: str) -> list[StreamEntry]:
         """The streams that the process of this name holds, or that are kept for it."""
         return [self._slots[stream_id] for stream_id in sorted(self._by_session.get(session, ()))]
 
-    def grantable(self, slot: Slot, now: float) -> bool:
+    def is_grantable(self, slot: StreamEntry, now: float) -> bool:
         """Nobody's for certain, and every parent consumed: one without a slot is finished or never was the group's.
 
         Reserved ones are among them: they are one session's to have.
@@ -154,24 +147,28 @@ class Slots:
             return False
         row = slot.lending
         held_back = slot.retry_at > now or any(p in self._slots for p in row.parents)
-        return row.status in (LendingStatus.FREE, LendingStatus.RESERVED) and slot.quiet and not held_back
+        return row.status in (LendingStatus.FREE, LendingStatus.RESERVED) and slot.is_quiet and not held_back
 
-    def write(self, entry: Entry) -> None:
+    def enqueue(self, entry: LendingChange) -> None:
         """Queue an entry; progress that has not left yet is replaced by what comes after it."""
         slot = self._slots[entry.stream_id]
         last = slot.queue[-1] if slot.queue else None
-        if isinstance(last, Advance) and isinstance(entry, Advance | Release) and last.grant_id == entry.grant_id:
+        if (
+            isinstance(last, AdvancePosition)
+            and isinstance(entry, AdvancePosition | ReleaseStream)
+            and last.grant_id == entry.grant_id
+        ):
             slot.queue.pop()
-            consumed = last.consumed.later(entry.consumed) if last.consumed is not None else entry.consumed
+            consumed = last.consumed.max_of(entry.consumed) if last.consumed is not None else entry.consumed
             entry = replace(entry, position=max(last.position, entry.position), consumed=consumed)
-            if isinstance(entry, Advance) and entry.in_doubt is None:
+            if isinstance(entry, AdvancePosition) and entry.in_doubt is None:
                 entry = replace(entry, in_doubt=last.in_doubt)
         slot.queue.append(entry)
         self._ready.add(entry.stream_id)
 
-    def take(self, now: float) -> tuple[Entry, ...]:
-        """The entries to commit now, each stream's next; they are in flight until `answered` or `put_back`."""
-        taken: list[Entry] = []
+    def take_writable(self, now: float) -> tuple[LendingChange, ...]:
+        """The entries to commit now, each stream's next; they are in flight until `complete` or `put_back`."""
+        taken: list[LendingChange] = []
         for stream_id in sorted(self._ready):
             slot = self._slots.get(stream_id)
             if slot is None or not slot.queue or slot.in_flight is not None:
@@ -182,33 +179,43 @@ class Slots:
                 taken.append(slot.in_flight)
         return tuple(taken)
 
-    def answered(self, result: EntryResult, now: float) -> Slot | None:
+    def complete(self, result: ChangeResult, now: float) -> StreamEntry | None:
         """Note the row an answer brings; the slot, or None where the entry is to be written again."""
-        slot = self._slots.get(result.entry.stream_id)
+        slot = self._slots.get(result.change.stream_id)
         if slot is None:
             return None
-        if result.verdict is Verdict.BUSY and not self._is_unwanted(slot, result.entry):
-            self.put_back(result.entry, now + BUSY_RETRY_S)
+        if result.outcome is ChangeOutcome.BUSY and not self._is_unwanted(slot, result.change):
+            self.put_back(result.change, now + BUSY_RETRY_S)
             return None
         slot.in_flight = None
         if slot.queue:
-            self._ready.add(result.entry.stream_id)
+            self._ready.add(result.change.stream_id)
         if result.lending is not None:
             self._see(slot, result.lending, now)
         return slot
 
-    def put_back(self, entry: Entry, retry_at: float) -> None:
-        """The entry was not written: it is the next again."""
+    def put_back(self, entry: LendingChange, retry_at: float) -> StreamEntry:
+        """The entry was certainly not written: it is the next again, unless it is a grant that nobody is left to have.
+        Return the stream."""
         slot = self._slots[entry.stream_id]
         slot.in_flight, slot.retry_at = None, retry_at
-        slot.queue.insert(0, entry)
+        if not self._is_unwanted(slot, entry):
+            slot.queue.insert(0, entry)
         self._ready.add(entry.stream_id)
+        return slot
+
+    def drop_waiting_grant(self, slot: StreamEntry) -> None:
+        """Drop a grant that is not being written: nobody is left to have it."""
+        waiting: list[LendingChange] = [entry for entry in slot.queue if not isinstance(entry, GrantStream)]
+        if len(waiting) < len(slot.queue):
+            slot.queue = waiting
+            self.drop_finished(slot)  # a stream sync may have finished the stream meanwhile
 
     @staticmethod
-    def _is_unwanted(slot: Slot, entry: Entry) -> bool:
+    def _is_unwanted(slot: StreamEntry, entry: LendingChange) -> bool:
         """A grant for a borrower that is gone by now: not to be tried again."""
         held = slot.assignment
-        return isinstance(entry, Grant) and (held is None or held.borrower_id != entry.borrower_id)
+        return isinstance(entry, GrantStream) and (held is None or held.borrower_id != entry.borrower_id)
 
     def retry_at(self) -> float:
         """When the earliest entry that has to wait may be taken again."""
@@ -217,25 +224,37 @@ class Slots:
         waiting = (s.retry_at for s in map(self._slots.get, self._ready) if s and s.queue and s.in_flight is None)
         return min(waiting, default=float("inf"))
 
-    def note(self, row: Lending, now: float) -> Slot | None:
+    def update_row(self, row: Lending, now: float) -> StreamEntry | None:
         """A row that a renewal reported: new, closed by now, or finished. The slot, None once it is finished."""
         slot = self._slots.get(row.stream_id)
         if slot is None:
             if row.status is LendingStatus.FINISHED:
                 return None
-            slot = self._slots[row.stream_id] = Slot(row)
+            slot = self._slots[row.stream_id] = StreamEntry(row, promised_until=self._promised_until(row, now))
             self._see(slot, row, now)
         elif row.grant_id >= slot.lending.grant_id:
             self._see(slot, row, now)
         return slot
 
-    def _see(self, slot: Slot, row: Lending, now: float) -> None:
+    def _promised_until(self, row: Lending, now: float) -> float:
+        """Until when somebody may begin calls on it, whom a leader before this one, or of a former group, let."""
+        lease_s, promise_s = self._settings.lease_duration_s, self._settings.promise_s
+        if is_of_former_timeline(row.grant_id, self._term):  # its leader may not know yet, and have lent it last
+            return now + lease_s + promise_s
+        if row.status is LendingStatus.HELD:  # the leader before may have answered its ping till now
+            return now + promise_s
+        if row.session is None and row.reserved_s:  # or till its lease was over, though who took it had ended that
+            since = now + min(row.reserved_s, 0.0)  # above 0 where the database's clock was set back
+            return since + lease_s + promise_s
+        return float("-inf")
+
+    def _see(self, slot: StreamEntry, row: Lending, now: float) -> None:
         """The row as it was read just now."""
         before = slot.lending.session
         if row.grant_id != slot.lending.grant_id:
             slot.seizure = None
         slot.lending = row
-        slot.kept_until = now + row.kept_s if row.kept_s > 0 else 0.0
+        slot.reserved_until = now + row.reserved_s if row.reserved_s > 0 else 0.0
         if before is not None and before != row.session:
             self._forget_name(before, row.stream_id)
         if row.session is not None:
@@ -248,7 +267,7 @@ class Slots:
         if not streams:
             self._by_session.pop(session, None)
 
-    def drop_finished(self, slot: Slot) -> bool:
+    def drop_finished(self, slot: StreamEntry) -> bool:
         """Forget a stream that is consumed to its end; True if it was."""
         if slot.lending.status is not LendingStatus.FINISHED or slot.in_flight is not None or slot.queue:
             return False

@@ -14,7 +14,7 @@ from __future__ import annotations
 from enum import Enum
 
 
-class Status(Enum):
+class AssignmentStatus(Enum):
     """What is true of an assignment."""
 
     GRANTING = "granting"  # being written, or written and the borrower has not answered yet
@@ -24,14 +24,14 @@ class Status(Enum):
     ABSENT = "absent"  # there is no assignment
 
 
-class Kind(Enum):
+class EventKind(Enum):
     """What can happen to an assignment."""
 
     GRANT_WRITTEN = "grant written"
     GRANT_REFUSED = "grant refused"
     PROGRESS = "progress"
     FINAL = "final progress"
-    BROKEN_OFF = "left unfinished"
+    ABORTED = "aborted"
     SAVED = "progress saved"
     ENDED = "end of grant saved"
     LOST = "grant lost"
@@ -45,76 +45,79 @@ class Action(Enum):
     """What the leader does; the value is the name of its method."""
 
     IGNORE = "_ignore"
-    TELL_GRANT = "_tell_grant"
-    TELL_REVOKE = "_tell_revoke"
-    TELL_REVOKED = "_tell_revoked"
-    TELL_LOST = "_tell_lost"
-    TELL_SAVED = "_tell_saved"
+    SEND_GRANT = "_send_grant"
+    SEND_REVOKE = "_send_revoke"
+    SEND_REVOKED = "_send_revoked"
+    SEND_LOST = "_send_lost"
+    SEND_PROGRESS_SAVED = "_send_progress_saved"
     FORGET = "_forget"
     WRITE_PROGRESS = "_write_progress"
     WRITE_FINAL = "_write_final"
-    WRITE_UNHELD = "_write_unheld"
-    WRITE_BROKEN_OFF = "_write_broken_off"
-    WRITE_SEIZURE = "_write_seizure"
+    WRITE_NOT_HELD = "_write_not_held"
+    WRITE_ABORTED = "_write_aborted"
+    WRITE_FORCE_RELEASE = "_write_force_release"
 
 
-Step = tuple[Status, Action]
+Transition = tuple[AssignmentStatus, Action]
 
 
-def _row(**steps: Step) -> dict[Kind, Step]:
+def _row(**steps: Transition) -> dict[EventKind, Transition]:
     """What may happen in one status."""
-    return {Kind[name]: step for name, step in steps.items()}
+    return {EventKind[name]: step for name, step in steps.items()}
 
 
-TABLE: dict[Status, dict[Kind, Step]] = {
-    Status.GRANTING: _row(
-        GRANT_WRITTEN=(Status.GRANTING, Action.TELL_GRANT),
-        GRANT_REFUSED=(Status.ABSENT, Action.FORGET),
-        PROGRESS=(Status.GRANTED, Action.WRITE_PROGRESS),
-        FINAL=(Status.REVOKING, Action.WRITE_FINAL),
-        BROKEN_OFF=(Status.REVOKING, Action.WRITE_BROKEN_OFF),
-        SAVED=(Status.GRANTING, Action.IGNORE),
-        ENDED=(Status.REVOKED, Action.TELL_REVOKED),
-        LOST=(Status.ABSENT, Action.TELL_LOST),
-        REVOKE=(Status.REVOKING, Action.TELL_REVOKE),
-        REVOKE_FINISHED=(Status.REVOKING, Action.WRITE_UNHELD),
-        RESEND=(Status.GRANTING, Action.TELL_GRANT),
+TRANSITIONS: dict[AssignmentStatus, dict[EventKind, Transition]] = {
+    AssignmentStatus.GRANTING: _row(
+        GRANT_WRITTEN=(AssignmentStatus.GRANTING, Action.SEND_GRANT),
+        GRANT_REFUSED=(AssignmentStatus.ABSENT, Action.FORGET),
+        PROGRESS=(AssignmentStatus.GRANTED, Action.WRITE_PROGRESS),
+        FINAL=(AssignmentStatus.REVOKING, Action.WRITE_FINAL),
+        ABORTED=(AssignmentStatus.REVOKING, Action.WRITE_ABORTED),
+        SAVED=(AssignmentStatus.GRANTING, Action.IGNORE),
+        ENDED=(AssignmentStatus.REVOKED, Action.SEND_REVOKED),
+        LOST=(AssignmentStatus.ABSENT, Action.SEND_LOST),
+        REVOKE=(AssignmentStatus.REVOKING, Action.SEND_REVOKE),
+        REVOKE_FINISHED=(AssignmentStatus.REVOKING, Action.WRITE_NOT_HELD),
+        RESEND=(AssignmentStatus.GRANTING, Action.SEND_GRANT),
     ),
-    Status.GRANTED: _row(
-        GRANT_WRITTEN=(Status.GRANTED, Action.IGNORE),  # a reclaimed grant, used before the row says whose it is
-        PROGRESS=(Status.GRANTED, Action.WRITE_PROGRESS),
-        FINAL=(Status.REVOKING, Action.WRITE_FINAL),
-        BROKEN_OFF=(Status.REVOKING, Action.WRITE_BROKEN_OFF),
-        SAVED=(Status.GRANTED, Action.TELL_SAVED),
-        ENDED=(Status.REVOKED, Action.TELL_REVOKED),
-        LOST=(Status.ABSENT, Action.TELL_LOST),
-        REVOKE=(Status.REVOKING, Action.TELL_REVOKE),
-        REVOKE_FINISHED=(Status.REVOKING, Action.WRITE_UNHELD),
+    AssignmentStatus.GRANTED: _row(
+        GRANT_WRITTEN=(
+            AssignmentStatus.GRANTED,
+            Action.IGNORE,
+        ),  # a reclaimed grant, used before the row says whose it is
+        PROGRESS=(AssignmentStatus.GRANTED, Action.WRITE_PROGRESS),
+        FINAL=(AssignmentStatus.REVOKING, Action.WRITE_FINAL),
+        ABORTED=(AssignmentStatus.REVOKING, Action.WRITE_ABORTED),
+        SAVED=(AssignmentStatus.GRANTED, Action.SEND_PROGRESS_SAVED),
+        ENDED=(AssignmentStatus.REVOKED, Action.SEND_REVOKED),
+        LOST=(AssignmentStatus.ABSENT, Action.SEND_LOST),
+        REVOKE=(AssignmentStatus.REVOKING, Action.SEND_REVOKE),
+        REVOKE_FINISHED=(AssignmentStatus.REVOKING, Action.WRITE_NOT_HELD),
     ),
-    Status.REVOKING: _row(
-        GRANT_WRITTEN=(Status.REVOKING, Action.TELL_REVOKE),
-        GRANT_REFUSED=(Status.ABSENT, Action.FORGET),
-        PROGRESS=(Status.REVOKING, Action.WRITE_PROGRESS),
-        FINAL=(Status.REVOKING, Action.WRITE_FINAL),
-        BROKEN_OFF=(Status.REVOKING, Action.WRITE_BROKEN_OFF),
-        SAVED=(Status.REVOKING, Action.TELL_SAVED),
-        ENDED=(Status.REVOKED, Action.TELL_REVOKED),
-        LOST=(Status.ABSENT, Action.TELL_LOST),
-        REVOKE=(Status.REVOKING, Action.IGNORE),
-        REVOKE_FINISHED=(Status.REVOKING, Action.WRITE_UNHELD),
-        RESEND=(Status.REVOKING, Action.TELL_REVOKE),
-        DEADLINE=(Status.REVOKING, Action.WRITE_SEIZURE),
+    AssignmentStatus.REVOKING: _row(
+        GRANT_WRITTEN=(AssignmentStatus.REVOKING, Action.SEND_REVOKE),
+        GRANT_REFUSED=(AssignmentStatus.ABSENT, Action.FORGET),
+        PROGRESS=(AssignmentStatus.REVOKING, Action.WRITE_PROGRESS),
+        FINAL=(AssignmentStatus.REVOKING, Action.WRITE_FINAL),
+        ABORTED=(AssignmentStatus.REVOKING, Action.WRITE_ABORTED),
+        SAVED=(AssignmentStatus.REVOKING, Action.SEND_PROGRESS_SAVED),
+        ENDED=(AssignmentStatus.REVOKED, Action.SEND_REVOKED),
+        LOST=(AssignmentStatus.ABSENT, Action.SEND_LOST),
+        REVOKE=(AssignmentStatus.REVOKING, Action.IGNORE),
+        REVOKE_FINISHED=(AssignmentStatus.REVOKING, Action.WRITE_NOT_HELD),
+        RESEND=(AssignmentStatus.REVOKING, Action.SEND_REVOKE),
+        DEADLINE=(AssignmentStatus.REVOKING, Action.WRITE_FORCE_RELEASE),
     ),
-    Status.REVOKED: _row(
-        PROGRESS=(Status.REVOKED, Action.TELL_REVOKED),
-        FINAL=(Status.REVOKED, Action.TELL_REVOKED),
-        REVOKE_FINISHED=(Status.ABSENT, Action.FORGET),
-        RESEND=(Status.REVOKED, Action.TELL_REVOKED),
+    AssignmentStatus.REVOKED: _row(
+        PROGRESS=(AssignmentStatus.REVOKED, Action.SEND_REVOKED),
+        FINAL=(AssignmentStatus.REVOKED, Action.SEND_REVOKED),
+        REVOKE_FINISHED=(AssignmentStatus.ABSENT, Action.FORGET),
+        RESEND=(AssignmentStatus.REVOKED, Action.SEND_REVOKED),
     ),
-    Status.ABSENT: _row(
-        PROGRESS=(Status.ABSENT, Action.TELL_LOST),
-        FINAL=(Status.ABSENT, Action.TELL_LOST),
-        REVOKE_FINISHED=(Status.ABSENT, Action.IGNORE),
+    AssignmentStatus.ABSENT: _row(
+        PROGRESS=(AssignmentStatus.ABSENT, Action.SEND_LOST),
+        FINAL=(AssignmentStatus.ABSENT, Action.SEND_LOST),
+        REVOKE_FINISHED=(AssignmentStatus.ABSENT, Action.IGNORE),
     ),
 }
 """(status, event) -> (next status, action)."""

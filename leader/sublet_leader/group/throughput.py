@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sublet_leader.allocation import Load
+from sublet_leader.allocation import StreamLoad
 
 HALF_LIFE_S = 30.0
 """After so long an observation counts half: long enough that a pause in a batch is no change of load."""
 
 
 @dataclass(slots=True)
-class Meter:
+class ThroughputMeter:
     """One stream's flow; it outlives grants, so that a stream that has moved is not a stranger."""
 
     _grant_id: int = 0
@@ -21,7 +21,7 @@ class Meter:
     _rate: float | None = None
     _lag: int = -1
 
-    def note(self, grant_id: int, size: int, lag: int | None, now: float) -> None:
+    def record(self, grant_id: int, size: int, lag: int | None, now: float) -> None:
         """The holder under that grant has consumed `size` bytes in all by now, and saw `lag` messages before it."""
         if lag is not None:
             self._lag = lag
@@ -36,6 +36,6 @@ class Meter:
         self._rate = rate if self._rate is None else fade * self._rate + (1 - fade) * rate
         self._size, self._at = size, now
 
-    def load(self) -> Load | None:
+    def load(self) -> StreamLoad | None:
         """What is known; None before two reports under one grant."""
-        return None if self._rate is None else Load(self._rate, self._lag)
+        return None if self._rate is None else StreamLoad(self._rate, self._lag)

@@ -9,37 +9,37 @@ from importlib.resources import files
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from sublet_leader.http.auth import Admin, checked_token
+from sublet_leader.http.auth import AdminGuard, validate_token
 from sublet_leader.http.group_actions import GroupActions
 from sublet_leader.http.groups import GroupsApi
 from sublet_leader.http.nodes import NodeActions, NodesApi
 from sublet_leader.http.probes import MetricsPage, Probes
-from sublet_leader.http.responses import Request, Response, Route, Routes, as_json
+from sublet_leader.http.responses import Request, Response, Route, Routes, json_response
 from sublet_leader.http.server import HttpServer
 from sublet_leader.http.settings import HttpOptions
-from sublet_leader.listen_address import Listen, is_wildcard
+from sublet_leader.listen_address import ListenAddress, is_wildcard
 from sublet_leader.observe.collector import NodeCollector
-from sublet_leader.observe.connection_pool import Reading
-from sublet_leader.observe.event_counters import Counted
-from sublet_leader.observe.health import State
-from sublet_leader.observe.lag_history import Curves
-from sublet_leader.observe.node_view import Facts
+from sublet_leader.observe.connection_pool import ConnectionPool
+from sublet_leader.observe.event_counters import NodeCounters
+from sublet_leader.observe.health import HealthState
+from sublet_leader.observe.lag_history import LagHistory
+from sublet_leader.observe.node_view import NodeView
 from sublet_protocol.domain.errors import NotFound
 
 
 class HttpPort:
-    """Listens at once, and answers that the node is starting until `begin`. Raises `InvalidSetting`.
+    """Listens at once, and answers that the node is starting until `attach_node`. Raises `InvalidSetting`.
 
     `counted` is to be told what happens.
     """
 
     def __init__(self, options: HttpOptions, database_url: str) -> None:
-        self._url, self._settings, self._token = database_url, options.settings, checked_token(options.admin_token)
+        self._url, self._settings, self._token = database_url, options.settings, validate_token(options.admin_token)
         self._registry = CollectorRegistry()
-        self.counted = Counted(self._registry, self._settings.metric_groups)
-        self._curves: Curves | None = None
+        self.counted = NodeCounters(self._registry, self._settings.max_group_series)
+        self._curves: LagHistory | None = None
         self._routes: Routes | None = None
-        self._reading: Reading | None = None
+        self._reading: ConnectionPool | None = None
         self._server = HttpServer(options.listen, self._answer)
 
     @property
@@ -47,32 +47,34 @@ class HttpPort:
         """Where it listens."""
         return str(self._server.where)
 
-    def advertised(self, node: Listen) -> str | None:
+    def advertised(self, node: ListenAddress) -> str | None:
         """Where others find it: at the host of the node's main port if it is on all addresses. None: nobody knows."""
         where = self._server.where
         host = node.host if is_wildcard(where.host) else where.host
-        return None if is_wildcard(host) else str(Listen(host, where.port))
+        return None if is_wildcard(host) else str(ListenAddress(host, where.port))
 
     def start(self) -> None:
         """Answer, be it that nothing is known yet."""
         self._server.start()
 
-    def begin(self, facts: Facts) -> None:
+    def attach_node(self, facts: NodeView) -> None:
         """There is a node to tell of."""
-        self._reading = Reading(self._url, facts.health)
+        self._reading = ConnectionPool(self._url, facts.health)
         self._registry.register(NodeCollector(facts, self._reading, self._settings))
         ProcessCollector(registry=self._registry)
-        self._curves = Curves(self._reading, self._settings.curve_minutes, self._settings.curve_groups)
+        self._curves = LagHistory(
+            self._reading, self._settings.lag_history_minutes, self._settings.lag_history_max_groups
+        )
         self._curves.start()
         self._routes = self._table(facts, self._reading, self._curves)
 
-    def _table(self, facts: Facts, reading: Reading, curves: Curves) -> Routes:
-        probes, pages = Probes(facts.ref.name, facts.health), Pages()
+    def _table(self, facts: NodeView, reading: ConnectionPool, curves: LagHistory) -> Routes:
+        probes, pages = Probes(facts.ref.name, facts.health), StaticFiles()
         groups, nodes = GroupsApi(facts, reading, curves), NodesApi(facts, reading, self._token is not None)
-        admin, acting = Admin(self._token), GroupActions(self._url)
+        admin, acting = AdminGuard(self._token), GroupActions(self._url)
         gets: dict[str, Route] = {
-            "/": pages.root,
-            "/static/*": pages.file,
+            "/": pages.serve_index,
+            "/static/*": pages.serve_file,
             "/healthz": probes.live,
             "/readyz": probes.ready,
             "/readyz/*": probes.one,
@@ -84,14 +86,14 @@ class HttpPort:
             "/api/v1/group/history": groups.history,
         }
         posts: dict[str, Route] = {
-            "/api/v1/group/create": admin.only(acting.create),
-            "/api/v1/group/delete": admin.only(acting.delete),
-            "/api/v1/group/pause": admin.only(acting.pause),
-            "/api/v1/group/resume": admin.only(acting.resume),
-            "/api/v1/group/weight": admin.only(acting.weight),
-            "/api/v1/group/reset": admin.only(acting.reset),
-            "/api/v1/group/step-down": admin.only(acting.step_down),
-            "/api/v1/node/drain": admin.only(NodeActions(self._url).drain),
+            "/api/v1/group/create": admin.require_token(acting.create),
+            "/api/v1/group/delete": admin.require_token(acting.delete),
+            "/api/v1/group/pause": admin.require_token(acting.pause),
+            "/api/v1/group/resume": admin.require_token(acting.resume),
+            "/api/v1/group/weight": admin.require_token(acting.weight),
+            "/api/v1/group/reset": admin.require_token(acting.reset),
+            "/api/v1/group/step-down": admin.require_token(acting.step_down),
+            "/api/v1/node/drain": admin.require_token(NodeActions(self._url).drain),
         }
         return Routes(gets, posts)
 
@@ -106,8 +108,13 @@ class HttpPort:
     def _answer(self, request: Request) -> Response:
         if self._routes is not None:
             return self._routes(request)
-        told = {"state": State.STARTING, "why": "this node does not serve yet", "alive": True, "ready": False}
-        return as_json(told, 200 if request.path == "/healthz" else 503)
+        reported = {
+            "state": HealthState.STARTING,
+            "detail": "this node does not serve yet",
+            "alive": True,
+            "ready": False,
+        }
+        return json_response(reported, 200 if request.path == "/healthz" else 503)
 
 
 _TYPES = {
@@ -119,7 +126,7 @@ _TYPES = {
 _FRESH = {"Cache-Control": "no-cache"}
 
 
-class Pages:
+class StaticFiles:
     """All files are read once, so that no path can lead elsewhere."""
 
     def __init__(self) -> None:
@@ -129,11 +136,11 @@ class Pages:
             if (kind := each.name.rpartition(".")[2]) in _TYPES
         }
 
-    def root(self, request: Request) -> Response:
+    def serve_index(self, request: Request) -> Response:
         """The page itself."""
         return self._files["index.html"]
 
-    def file(self, request: Request) -> Response:
+    def serve_file(self, request: Request) -> Response:
         """What the page needs. Raises `NotFound`."""
         name = request.path.rpartition("/")[2]
         if name not in self._files:

@@ -1,6 +1,6 @@
 """What may be done to groups over HTTP: created, deleted, paused, resumed, weighed, reset, led by another node.
 
-The functions take the body; `Admin` lets nobody here who has no token.
+The functions take the body; `AdminGuard` lets nobody here who has no token.
 """
 
 from __future__ import annotations
@@ -9,30 +9,38 @@ from dataclasses import asdict
 from enum import StrEnum
 from typing import TypeVar
 
-from sublet_leader.allocation.strategies import find_strategy
+from sublet_leader.allocation.strategies import load_strategy
 from sublet_leader.http import body_fields as of
-from sublet_leader.http.body_fields import Told
-from sublet_leader.http.responses import Response, as_json
+from sublet_leader.http.body_fields import JsonBody
+from sublet_leader.http.responses import Response, json_response
 from sublet_protocol.domain.errors import Conflict, UsageError
-from sublet_protocol.domain.subscriptions import Start
+from sublet_protocol.domain.subscriptions import StartingPosition
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin import admin, reset_plan
 from sublet_storage.groups.admin import reset as live_reset
-from sublet_storage.groups.admin.node_desired_state import LedGroup, step_down
+from sublet_storage.groups.admin.node_desired_state import LedGroup, request_step_down
 from sublet_storage.groups.coordinator import lifecycle
-from sublet_storage.groups.model.desired_state import Order, Pause, Resume, Weigh
-from sublet_storage.groups.model.options import GroupOptions, OnPoison, WhenGone
-from sublet_storage.groups.status.json_views import options_as_json
-from sublet_storage.groups.status.overview import describe
+from sublet_storage.groups.model.desired_state import GroupCommand, PauseGroup, ResumeGroup, SetSessionWeight
+from sublet_storage.groups.model.options import GroupOptions, OnDataLoss, OnPoison
+from sublet_storage.groups.status.json_views import options_to_json
+from sublet_storage.groups.status.overview import describe_group
 from sublet_storage.nodes import live_nodes
 
 _E = TypeVar("_E", bound=StrEnum)
 
-LONGEST_WAIT_S = 5.0
+MAX_WAIT_S = 5.0
 """For members to hand over before a reset: a request must have its answer in time."""
 
 
-_OPTIONS = ("start", "when_gone", "strategy", "session_expiry_s", "atomic", "on_poison", "holds_retention")
+_OPTIONS = (
+    "starting_position",
+    "on_data_loss",
+    "strategy",
+    "session_expiry_s",
+    "atomic",
+    "on_poison",
+    "holds_retention",
+)
 
 
 class GroupActions:
@@ -41,82 +49,96 @@ class GroupActions:
     def __init__(self, url: str) -> None:
         self._url = url
 
-    def create(self, told: Told) -> Response:
+    def create(self, reported: JsonBody) -> Response:
         """As `sublet groups create`: {"subscription"} and options, named as in the answer."""
-        of.only(told, "subscription", *_OPTIONS)
-        wanted, strategy = of.subscription(told), of.text(told, "strategy", "even")
-        find_strategy(strategy)
-        start, expiry_s = Start.parse(of.text(told, "start", "latest")), of.number(told, "session_expiry_s", 0)
-        when_gone, on_poison = _one_of(told, "when_gone", WhenGone.FAIL), _one_of(told, "on_poison", OnPoison.BLOCK)
-        holds = of.truth(told, "holds_retention")
-        options = GroupOptions(start, when_gone, strategy, expiry_s, of.truth(told, "atomic"), on_poison, holds)
-        group, is_new = admin.declare(self._url, wanted, options)
+        of.reject_unknown_fields(reported, "subscription", *_OPTIONS)
+        wanted, strategy = of.read_subscription(reported), of.read_text(reported, "strategy", "even")
+        load_strategy(strategy)
+        start, expiry_s = (
+            StartingPosition.parse(of.read_text(reported, "starting_position", "latest")),
+            of.read_number(reported, "session_expiry_s", 0),
+        )
+        on_data_loss, on_poison = (
+            _one_of(reported, "on_data_loss", OnDataLoss.FAIL),
+            _one_of(reported, "on_poison", OnPoison.BLOCK),
+        )
+        holds = of.read_bool(reported, "holds_retention")
+        options = GroupOptions(
+            start, on_data_loss, strategy, expiry_s, of.read_bool(reported, "atomic"), on_poison, holds
+        )
+        group, is_new = admin.create_group(self._url, wanted, options)
         named = {"subscription": str(wanted), "group_id": group.group_id, "created": is_new}
-        return as_json({**named, **options_as_json(group.options)})
+        return json_response({**named, **options_to_json(group.options)})
 
-    def delete(self, told: Told) -> Response:
+    def delete(self, reported: JsonBody) -> Response:
         """As `sublet groups delete`: {"subscription"}."""
-        of.only(told, "subscription")
-        wanted = of.subscription(told)
-        deleted = admin.delete(self._url, wanted)
-        return as_json({"subscription": str(wanted), "group_id": deleted, "deleted": True})
+        of.reject_unknown_fields(reported, "subscription")
+        wanted = of.read_subscription(reported)
+        deleted = admin.delete_group(self._url, wanted)
+        return json_response({"subscription": str(wanted), "group_id": deleted, "deleted": True})
 
-    def pause(self, told: Told) -> Response:
+    def pause(self, reported: JsonBody) -> Response:
         """As `sublet groups pause`: {"subscription", "reason"}."""
-        of.only(told, "subscription", "reason")
-        return self._instruct(told, Pause(of.text(told, "reason", "")))
+        of.reject_unknown_fields(reported, "subscription", "reason")
+        return self._instruct(reported, PauseGroup(of.read_text(reported, "reason", "")))
 
-    def resume(self, told: Told) -> Response:
+    def resume(self, reported: JsonBody) -> Response:
         """As `sublet groups resume`: {"subscription"}."""
-        of.only(told, "subscription")
-        return self._instruct(told, Resume())
+        of.reject_unknown_fields(reported, "subscription")
+        return self._instruct(reported, ResumeGroup())
 
-    def weight(self, told: Told) -> Response:
+    def weight(self, reported: JsonBody) -> Response:
         """As `sublet groups weight`: {"subscription", "session", "weight"}; null: its own."""
-        of.only(told, "subscription", "session", "weight")
-        if "weight" not in told:
+        of.reject_unknown_fields(reported, "subscription", "session", "weight")
+        if "weight" not in reported:
             raise UsageError("the body must have 'weight', a number, or null for the session's own.")
-        weight = None if told["weight"] is None else of.number(told, "weight")
-        return self._instruct(told, Weigh(of.text(told, "session"), weight))
+        weight = None if reported["weight"] is None else of.read_number(reported, "weight")
+        return self._instruct(reported, SetSessionWeight(of.read_text(reported, "session"), weight))
 
-    def reset(self, told: Told) -> Response:
+    def reset(self, reported: JsonBody) -> Response:
         """As `sublet groups reset`: {"subscription", "to", "streams", "dry_run", "force"}."""
-        of.only(told, "subscription", "to", "streams", "dry_run", "force")
-        wanted, target, streams = of.subscription(told), of.target(told), of.streams(told)
-        force, dry_run = of.truth(told, "force"), of.truth(told, "dry_run")
+        of.reject_unknown_fields(reported, "subscription", "to", "streams", "dry_run", "force")
+        wanted, target, streams = (
+            of.read_subscription(reported),
+            of.read_reset_target(reported),
+            of.read_stream_ids(reported),
+        )
+        force, dry_run = of.read_bool(reported, "force"), of.read_bool(reported, "dry_run")
         with connect(self._url, application_name="sublet http") as connection:
-            group = lifecycle.live(connection, wanted)
-            moves = reset_plan.plan(connection, group, target, streams)
+            group = lifecycle.get_live(connection, wanted)
+            moves = reset_plan.plan_reset(connection, group, target, streams)
             if not dry_run:
-                moves = live_reset.reset(
-                    self._url, connection, group, target, streams, force=force, patience_s=LONGEST_WAIT_S
+                moves = live_reset.reset_live_group(
+                    self._url, connection, group, target, streams, force=force, patience_s=MAX_WAIT_S
                 )
         named = {"subscription": str(wanted), "group_id": group.group_id, "target": str(target), "done": not dry_run}
-        return as_json({**named, "streams": [asdict(move) for move in moves]})
+        return json_response({**named, "streams": [asdict(move) for move in moves]})
 
-    def step_down(self, told: Told) -> Response:
+    def step_down(self, reported: JsonBody) -> Response:
         """Its leader is to move to another node, if there is one: {"subscription"}."""
-        of.only(told, "subscription")
-        wanted = of.subscription(told)
+        of.reject_unknown_fields(reported, "subscription")
+        wanted = of.read_subscription(reported)
         with connect(self._url, application_name="sublet http") as connection:
-            overview = describe(connection, wanted)
+            overview = describe_group(connection, wanted)
             leader = overview.leader
-            if leader is None or not overview.led:
+            if leader is None or not overview.has_leader:
                 raise Conflict(f"nobody leads {wanted}: there is nobody to step down.")
             if len(live_nodes(connection)) < 2:
                 raise Conflict(f"node {leader.node} is the only one that can lead {wanted}: start another one first.")
-            step_down(connection, [LedGroup(overview.group.group_id, leader.term, str(wanted))])
-        return as_json({"subscription": str(wanted), "group_id": overview.group.group_id, "term": leader.term})
+            request_step_down(connection, [LedGroup(overview.group.group_id, leader.term, str(wanted))])
+        return json_response({"subscription": str(wanted), "group_id": overview.group.group_id, "term": leader.term})
 
-    def _instruct(self, told: Told, order: Order) -> Response:
-        wanted = of.subscription(told)
-        group, changed = admin.instruct(self._url, wanted, order)
+    def _instruct(self, reported: JsonBody, order: GroupCommand) -> Response:
+        wanted = of.read_subscription(reported)
+        group, changed = admin.send_command(self._url, wanted, order)
         named = {"subscription": str(wanted), "group_id": group.group_id, "changed": changed}
-        return as_json({**named, "paused": group.orders.paused, "weights": dict(group.orders.weights)})
+        return json_response(
+            {**named, "paused": group.desired_state.pause_reason, "weights": dict(group.desired_state.weights)}
+        )
 
 
-def _one_of(told: Told, name: str, default: _E) -> _E:
-    found = of.text(told, name, default)
+def _one_of(reported: JsonBody, name: str, default: _E) -> _E:
+    found = of.read_text(reported, name, default)
     try:
         return type(default)(found)
     except ValueError:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from sublet_leader.http.responses import Request, Response, as_json
-from sublet_leader.observe.connection_pool import Reading
-from sublet_leader.observe.lag_history import Curves
-from sublet_leader.observe.node_view import Facts
+from sublet_leader.http.responses import Request, Response, json_response
+from sublet_leader.observe.connection_pool import ConnectionPool
+from sublet_leader.observe.lag_history import LagHistory
+from sublet_leader.observe.node_view import NodeView
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.coordinator import lifecycle
 from sublet_storage.groups.model.history import read_behind
-from sublet_storage.groups.status.group_pages import Sort, page_of_groups
-from sublet_storage.groups.status.json_views import details, history_line, summary
-from sublet_storage.groups.status.overview import describe
+from sublet_storage.groups.status.group_pages import GroupSort, list_group_page
+from sublet_storage.groups.status.json_views import details_to_json, history_to_json, summary_to_json
+from sublet_storage.groups.status.overview import describe_group
 
 MOST_GROUPS, MOST_LINES = 500, 1000
 
@@ -19,23 +19,23 @@ MOST_GROUPS, MOST_LINES = 500, 1000
 class GroupsApi:
     """The functions behind the paths."""
 
-    def __init__(self, facts: Facts, reading: Reading, curves: Curves) -> None:
+    def __init__(self, facts: NodeView, reading: ConnectionPool, curves: LagHistory) -> None:
         self._facts, self._reading, self._curves = facts, reading, curves
 
     def groups(self, request: Request) -> Response:
         """A page of groups, with how far behind each was."""
-        limit, offset = request.whole("limit", 50, MOST_GROUPS), request.whole("offset", 0, 10**9)
-        sort = Sort(request.choice("sort", Sort.NAME, tuple(Sort)))
-        descending = request.choice("order", "asc", ("asc", "desc")) == "desc"
+        limit, offset = request.int_value("limit", 50, MOST_GROUPS), request.int_value("offset", 0, 10**9)
+        sort = GroupSort(request.choice_value("sort", GroupSort.NAME, tuple(GroupSort)))
+        descending = request.choice_value("order", "asc", ("asc", "desc")) == "desc"
         with self._reading.connection() as connection:
-            page = page_of_groups(connection, request.text("search", "")[:200], sort, descending, limit, offset)
-        times, curves = self._curves.of(overview.group.group_id for overview in page.groups)
-        return as_json(
+            page = list_group_page(connection, request.text_value("search", "")[:200], sort, descending, limit, offset)
+        times, curves = self._curves.read(overview.group.group_id for overview in page.groups)
+        return json_response(
             {
                 "total": page.total,
                 "offset": offset,
                 "limit": limit,
-                "groups": [summary(overview) for overview in page.groups],
+                "groups": [summary_to_json(overview) for overview in page.groups],
                 "sampled_at": times,
                 "curves": curves,
             }
@@ -43,22 +43,24 @@ class GroupsApi:
 
     def group(self, request: Request) -> Response:
         """One group with its streams, and with its standby members if it is led here. Raises `NotFound`."""
-        wanted = Subscription.parse(request.text("subscription"))
+        wanted = Subscription.parse(request.text_value("subscription"))
         with self._reading.connection() as connection:
-            overview = describe(connection, wanted)
+            overview = describe_group(connection, wanted)
         group_id = overview.group.group_id
-        times, curves = self._curves.of((group_id,))
+        times, curves = self._curves.read((group_id,))
         leader = self._facts.leaders().get(group_id)
-        connected = None if leader is None else [member.told for member in leader.members]
-        told = {"sampled_at": times, "curve": curves[group_id], "led_here": leader is not None}
-        return as_json({**details(overview, connected), **told})
+        connected = None if leader is None else [member.to_public_dict for member in leader.members]
+        reported = {"sampled_at": times, "curve": curves[group_id], "led_here": leader is not None}
+        return json_response({**details_to_json(overview, connected), **reported})
 
     def history(self, request: Request) -> Response:
         """What happened to a group since the answer whose `next` is `after`, oldest first. Raises `NotFound`."""
-        wanted = Subscription.parse(request.text("subscription"))
-        after, limit = request.text("after", ""), request.whole("limit", 100, MOST_LINES)
+        wanted = Subscription.parse(request.text_value("subscription"))
+        after, limit = request.text_value("after", ""), request.int_value("limit", 100, MOST_LINES)
         with self._reading.connection() as connection:
-            group = lifecycle.live(connection, wanted)
+            group = lifecycle.get_live(connection, wanted)
             found = read_behind(connection, group.group_id, after or None, limit)
-        told = [{"number": number, **history_line(line)} for number, line in found.lines]
-        return as_json({"subscription": str(wanted), "group_id": group.group_id, "history": told, "next": found.next})
+        reported = [{"number": number, **history_to_json(line)} for number, line in found.lines]
+        return json_response(
+            {"subscription": str(wanted), "group_id": group.group_id, "history": reported, "next": found.next}
+        )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from sublet_leader.http import body_fields as of
-from sublet_leader.http.body_fields import Told
-from sublet_leader.http.responses import Request, Response, as_json
-from sublet_leader.observe.connection_pool import Reading
-from sublet_leader.observe.node_view import Facts
+from sublet_leader.http.body_fields import JsonBody
+from sublet_leader.http.responses import Request, Response, json_response
+from sublet_leader.observe.connection_pool import ConnectionPool
+from sublet_leader.observe.node_view import NodeView
 from sublet_protocol.domain.errors import Conflict, NotFound
 from sublet_storage import nodes
 from sublet_storage.db.connect import connect
@@ -19,35 +19,35 @@ from sublet_storage.nodes import list_nodes, live_nodes
 class NodesApi:
     """The functions behind the paths. `actions`: whether who has the token may act here."""
 
-    def __init__(self, facts: Facts, reading: Reading, actions: bool) -> None:
+    def __init__(self, facts: NodeView, reading: ConnectionPool, actions: bool) -> None:
         self._facts, self._reading, self._actions = facts, reading, actions
 
     def node(self, request: Request) -> Response:
         """What this node knows of itself."""
         facts, health = self._facts, self._facts.health()
-        return as_json(
+        return json_response(
             {
                 "name": facts.ref.name,
                 "address": facts.ref.address,
                 "incarnation": facts.ref.incarnation,
                 "version": facts.version,
                 "actions": self._actions,
-                "state": health.worst.state,
-                "why": health.worst.why,
-                "ready": health.ready,
+                "state": health.worst_check.state,
+                "detail": health.worst_check.detail,
+                "ready": health.is_ready,
                 "checks": [asdict(check) for check in health.checks],
-                "leaderships": facts.standings(),
-                "agents": facts.agents(),
+                "leaderships": facts.leadership_counts(),
+                "agents": facts.agent_count(),
                 "held_polls": facts.sessions.held_polls,
-                "groups_without_leader": facts.vitals.unled,
+                "groups_without_leader": facts.health_signals.leaderless_group_count,
             }
         )
 
     def nodes(self, request: Request) -> Response:
         """The directory, with what each leads."""
         with self._reading.connection() as connection:
-            entries, led = nodes.list_nodes(connection), nodes.led_groups(connection)
-        return as_json({"nodes": [nodes.as_json(entry, led) for entry in entries]})
+            entries, led = nodes.list_nodes(connection), nodes.count_led_groups(connection)
+        return json_response({"nodes": [nodes.node_to_json(entry, led) for entry in entries]})
 
 
 class NodeActions:
@@ -56,15 +56,19 @@ class NodeActions:
     def __init__(self, url: str) -> None:
         self._url = url
 
-    def drain(self, told: Told) -> Response:
+    def drain(self, reported: JsonBody) -> Response:
         """As `sublet nodes drain`, without waiting: {"node", "draining", "force"}."""
-        of.only(told, "node", "draining", "force")
-        name, draining, force = of.text(told, "node"), of.truth(told, "draining", True), of.truth(told, "force")
+        of.reject_unknown_fields(reported, "node", "draining", "force")
+        name, draining, force = (
+            of.read_text(reported, "node"),
+            of.read_bool(reported, "draining", True),
+            of.read_bool(reported, "force"),
+        )
         with connect(self._url, application_name="sublet http") as connection:
             found = next((e for e in list_nodes(connection) if e.node.name == name and e.remaining_s > 0), None)
             if found is None:
                 raise NotFound(f"no node {name!r:.80} is there.")
             if draining and not force and all(each.name == name for each in live_nodes(connection)):
                 raise Conflict(f"no other node is there to take over from {name}: start one first, or send force.")
-            changed = set_draining(connection, found.node, draining) and found.draining is not draining
-        return as_json({"node": name, "draining": draining, "changed": changed})
+            changed = set_draining(connection, found.node, draining) and found.is_draining is not draining
+        return json_response({"node": name, "draining": draining, "changed": changed})

@@ -10,8 +10,8 @@ from dataclasses import asdict
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from sublet_leader.http.responses import Request, Response, as_json
-from sublet_leader.observe.health import CHECKS, Check, Health
+from sublet_leader.http.responses import Request, Response, json_response
+from sublet_leader.observe.health import CHECKS, Health, HealthCheck
 from sublet_protocol.domain.errors import NotFound
 
 
@@ -24,34 +24,34 @@ class Probes:
     def live(self, request: Request) -> Response:
         """200 as long as the process can do its work; all else that is wrong is told, and is no reason to restart."""
         health = self._look()
-        return as_json(self._told(health), 200 if health.alive else 503)
+        return json_response(self._reported(health), 200 if health.is_alive else 503)
 
     def ready(self, request: Request) -> Response:
         """200 if this node can serve; a group without a leader is told, and is not this node's failure."""
         health = self._look()
-        return as_json(self._told(health), 200 if health.ready else 503)
+        return json_response(self._reported(health), 200 if health.is_ready else 503)
 
     def one(self, request: Request) -> Response:
         """200 if that one check is well. Raises `NotFound`."""
         name = request.path.rpartition("/")[2]
         if name not in CHECKS:
             raise NotFound(f"there is no check {name[:40]!r}: there are {', '.join(CHECKS)}.")
-        check = self._look().named(name)
-        return as_json({"node": self._node, **_told(check)}, 200 if check.well else 503)
+        check = self._look().check_named(name)
+        return json_response({"node": self._node, **_reported(check)}, 200 if check.is_ok else 503)
 
-    def _told(self, health: Health) -> dict[str, object]:
-        worst = health.worst
+    def _reported(self, health: Health) -> dict[str, object]:
+        worst = health.worst_check
         return {
             "node": self._node,
             "state": worst.state,
-            "why": worst.why,
-            "alive": health.alive,
-            "ready": health.ready,
-            "checks": [_told(check) for check in health.checks],
+            "detail": worst.detail,
+            "alive": health.is_alive,
+            "ready": health.is_ready,
+            "checks": [_reported(check) for check in health.checks],
         }
 
 
-def _told(check: Check) -> dict[str, object]:
+def _reported(check: HealthCheck) -> dict[str, object]:
     return asdict(check)
 
 

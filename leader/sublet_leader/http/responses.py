@@ -26,7 +26,7 @@ class Request:
     body: bytes = b""
     client: str = ""
 
-    def text(self, name: str, default: str | None = None) -> str:
+    def text_value(self, name: str, default: str | None = None) -> str:
         """A value of the query. Raises `UsageError` where it must be given."""
         found = self.query.get(name, default)
         if found is None:
@@ -35,24 +35,24 @@ class Request:
             raise UsageError(f"{name} is {found[:40]!r}: the database takes no zero character. Leave it out.")
         return found
 
-    def whole(self, name: str, default: int, most: int) -> int:
+    def int_value(self, name: str, default: int, most: int) -> int:
         """A number of the query, from 0 to `most`. Raises `UsageError`."""
-        told = self.query.get(name)
-        if told is None:
+        reported = self.query.get(name)
+        if reported is None:
             return default
-        number = int(told) if told.isascii() and told.isdecimal() and len(told) < 20 else -1
+        number = int(reported) if reported.isascii() and reported.isdecimal() and len(reported) < 20 else -1
         if not 0 <= number <= most:
-            raise UsageError(f"{name} is {told[:40]!r}: it must be a whole number from 0 to {most}.")
+            raise UsageError(f"{name} is {reported[:40]!r}: it must be a whole number from 0 to {most}.")
         return number
 
-    def choice(self, name: str, default: str, choices: tuple[str, ...]) -> str:
+    def choice_value(self, name: str, default: str, choices: tuple[str, ...]) -> str:
         """One of several words of the query. Raises `UsageError`."""
-        told = self.query.get(name, default)
-        if told not in choices:
-            raise UsageError(f"{name} is {told[:40]!r}: it must be one of {', '.join(choices)}.")
-        return told
+        reported = self.query.get(name, default)
+        if reported not in choices:
+            raise UsageError(f"{name} is {reported[:40]!r}: it must be one of {', '.join(choices)}.")
+        return reported
 
-    def object(self) -> dict[str, Any]:
+    def json_object(self) -> dict[str, Any]:
         """The body, an object of JSON. Raises `UsageError`."""
         if self.content_type.partition(";")[0].strip().lower() != "application/json":
             raise UsageError("the body must be JSON: send it with Content-Type: application/json.")
@@ -85,12 +85,12 @@ class Response:
     headers: Mapping[str, str] = field(default_factory=lambda: NO_STORE)
 
 
-def as_json(told: Any, status: int = 200) -> Response:
+def json_response(reported: Any, status: int = 200) -> Response:
     """An object, for programs."""
-    return Response(status, json.dumps(told, ensure_ascii=False, separators=(",", ":")).encode())
+    return Response(status, json.dumps(reported, ensure_ascii=False, separators=(",", ":")).encode())
 
 
-def refusal(status: int, error: str, **headers: str) -> Response:
+def error_response(status: int, error: str, **headers: str) -> Response:
     """What was wrong, and what helps: `error` says both."""
     return Response(status, json.dumps({"error": error}).encode(), headers={**NO_STORE, **headers})
 
@@ -111,22 +111,22 @@ class Routes:
         """The answer; what a function raises on purpose is one, too."""
         methods = self._table.get(request.path) or self._table.get(f"{request.path.rpartition('/')[0]}/*")
         if methods is None:
-            return refusal(404, f"there is nothing at {request.path[:200]}: docs/http.md lists what there is.")
+            return error_response(404, f"there is nothing at {request.path[:200]}: docs/http.md lists what there is.")
         route = methods.get(request.method)
         if route is None:
             allowed = ", ".join(methods)
-            return refusal(405, f"{request.method} is not for {request.path}: use {allowed}.", Allow=allowed)
-        return answered(route, request)
+            return error_response(405, f"{request.method} is not for {request.path}: use {allowed}.", Allow=allowed)
+        return respond(route, request)
 
 
-def answered(route: Route, request: Request) -> Response:
+def respond(route: Route, request: Request) -> Response:
     """What a function answers, or raises on purpose, which is a refusal."""
     try:
         return route(request)
     except SubletError as error:
-        return refusal(_status(error), str(error))
+        return error_response(_status(error), str(error))
     except psycopg.OperationalError as error:
-        return refusal(503, f"the database did not answer as it should: {' '.join(str(error).split())}.")
+        return error_response(503, f"the database did not answer as it should: {' '.join(str(error).split())}.")
 
 
 def _status(error: SubletError) -> int:

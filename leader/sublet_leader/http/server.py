@@ -17,13 +17,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from sublet_leader.http.responses import SECURITY, Request, Response, refusal
-from sublet_leader.listen_address import Listen, is_loopback
+from sublet_leader.http.responses import SECURITY, Request, Response, error_response
+from sublet_leader.listen_address import ListenAddress, is_loopback
 from sublet_protocol.domain.errors import InvalidSetting
 
-MOST_CONNECTIONS = 32
+MAX_CONNECTIONS = 32
 """At a time; whoever comes then waits for a moment in the system's queue, and is turned away when that is over."""
-TURN_S = 1.0
+POLL_INTERVAL_S = 1.0
 
 Answer = Callable[[Request], Response]
 
@@ -31,7 +31,7 @@ Answer = Callable[[Request], Response]
 class HttpServer:
     """Serves from `start` to `close`. Raises `InvalidSetting` where it cannot listen there."""
 
-    def __init__(self, listen: Listen, answer: Answer) -> None:
+    def __init__(self, listen: ListenAddress, answer: Answer) -> None:
         if not listen.is_free():
             raise InvalidSetting(
                 f"cannot listen for HTTP on {listen}: the port is in use, or not this machine's. Give another one: "
@@ -39,7 +39,7 @@ class HttpServer:
             )
         self._server = _Server(listen, answer)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.2,), name="sublet-http", daemon=True)
-        self.where = Listen(listen.host, int(self._server.server_address[1]))
+        self.where = ListenAddress(listen.host, int(self._server.server_address[1]))
 
     def start(self) -> None:
         """Begin to answer."""
@@ -57,12 +57,12 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
     request_queue_size = 64
 
-    def __init__(self, listen: Listen, answer: Answer) -> None:
+    def __init__(self, listen: ListenAddress, answer: Answer) -> None:
         self.address_family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
         self.answer = answer
         self.only_loopback = is_loopback(listen.host)
-        self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
-        super().__init__((listen.host, listen.port), Handler)
+        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        super().__init__((listen.host, listen.port), HttpRequestHandler)
 
     def server_bind(self) -> None:
         """Without the base class's look for this machine's name, which may ask a name server."""
@@ -73,7 +73,7 @@ class _Server(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """On a thread of its own, if one is free within a moment."""
-        if not self._free.acquire(timeout=TURN_S):
+        if not self._free.acquire(timeout=POLL_INTERVAL_S):
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)
@@ -93,10 +93,10 @@ log = logging.getLogger(__name__)
 
 HEAD_S = 3.0
 """For a request's line and headers: connections that say nothing are soon out of the others' way."""
-PATIENCE_S = 10.0
+REQUEST_TIMEOUT_S = 10.0
 """For a request's body, and for taking the answer."""
-MOST_BODY = 65_536
-MOST_FIELDS = 20
+MAX_BODY = 65_536
+MAX_FIELDS = 20
 
 
 class _Timely(io.RawIOBase):
@@ -116,7 +116,7 @@ class _Timely(io.RawIOBase):
         return self._connection.recv_into(buffer)
 
 
-class Handler(BaseHTTPRequestHandler):
+class HttpRequestHandler(BaseHTTPRequestHandler):
     """One connection, and so one request: keeping connections would keep threads."""
 
     protocol_version = "HTTP/1.1"
@@ -143,33 +143,37 @@ class Handler(BaseHTTPRequestHandler):
         """What the base class finds wrong with a request, as JSON too."""
         self.close_connection = True
         self.command = getattr(self, "command", None) or "GET"
-        self._send(refusal(code, message or "this is not HTTP as it should be"))
+        self._send(error_response(code, message or "this is not HTTP as it should be"))
 
     def _answer(self) -> None:
         self.close_connection = True
-        self._timely.deadline = time.monotonic() + PATIENCE_S
+        self._timely.deadline = time.monotonic() + REQUEST_TIMEOUT_S
         try:
             response = self._respond()
         except TimeoutError:
-            response = refusal(408, f"the request's body took longer than {PATIENCE_S:g} s.")
+            response = error_response(408, f"the request's body took longer than {REQUEST_TIMEOUT_S:g} s.")
         except Exception:
             log.exception("%s %s failed; please report this", self.command, self.path.partition("?")[0])
-            response = refusal(500, "this should not happen; the node's log says where it did. Please report it.")
+            response = error_response(
+                500, "this should not happen; the node's log says where it did. Please report it."
+            )
         self._send(response)
 
     def _respond(self) -> Response:
         if not self._is_for_us():
-            return refusal(421, "this node listens on loopback only, and answers to names of loopback: 127.0.0.1.")
+            return error_response(
+                421, "this node listens on loopback only, and answers to names of loopback: 127.0.0.1."
+            )
         length = self.headers.get("Content-Length", "0")
         if "Transfer-Encoding" in self.headers or not (length.isascii() and length.isdecimal()):
-            return refusal(411, "send the body in one piece, with its Content-Length.")
-        if len(length) > 9 or int(length) > MOST_BODY:
-            return refusal(413, f"a body of {length[:20]} bytes: the limit is {MOST_BODY}.")
+            return error_response(411, "send the body in one piece, with its Content-Length.")
+        if len(length) > 9 or int(length) > MAX_BODY:
+            return error_response(413, f"a body of {length[:20]} bytes: the limit is {MAX_BODY}.")
         try:
             url = urlsplit(self.path)
-            query = dict(parse_qsl(url.query, keep_blank_values=True, max_num_fields=MOST_FIELDS))
+            query = dict(parse_qsl(url.query, keep_blank_values=True, max_num_fields=MAX_FIELDS))
         except ValueError as error:
-            return refusal(400, f"the address cannot be read: {error}.")
+            return error_response(400, f"the address cannot be read: {error}.")
         scheme, _, token = self.headers.get("Authorization", "").partition(" ")
         request = Request(
             self.command,
@@ -196,7 +200,7 @@ class Handler(BaseHTTPRequestHandler):
             return False
 
     def _send(self, response: Response) -> None:
-        self.connection.settimeout(PATIENCE_S)
+        self.connection.settimeout(REQUEST_TIMEOUT_S)
         self.send_response(response.status)
         for name, value in {**SECURITY, **response.headers}.items():
             self.send_header(name, value)

@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 
-from sublet_protocol.domain.errors import LostLeadership, SubletError
+from sublet_protocol.domain.errors import StaleTerm, SubletError
 from sublet_storage.db.connect import connect
 from sublet_storage.db.store_connection import Guard
 from sublet_storage.groups.coordinator import leadership
@@ -19,24 +19,24 @@ from sublet_storage.groups.model.records import MAINTENANCE
 from sublet_storage.log import epochs
 from sublet_storage.notify import snapshot
 from sublet_storage.notify.changes import Change
-from sublet_storage.notify.publisher import shared
+from sublet_storage.notify.publisher import shared_publisher
 from sublet_storage.objects import registry
 from sublet_storage.producer import staging
 from sublet_storage.spaces import catalogue, compaction, past_generations, retention, spaces, tiering
 from sublet_storage.spaces.routing import Space
-from sublet_storage.util.log_throttle import Quiet, again, cause
+from sublet_storage.util.log_throttle import LogThrottle, error_signature, format_suppressed_count
 
 log = logging.getLogger(__name__)
 
-EVERY_S = 5.0
+PASS_INTERVAL_S = 5.0
 """Between two passes."""
 
-Tell = Callable[[Sequence[Change]], None]
+Publish = Callable[[Sequence[Change]], None]
 
-TOLD = 5
+MAX_LISTED = 5
 """So many failed steps of a pass are told one by one."""
 
-AGAIN_S = 600.0
+RETRY_INTERVAL_S = 600.0
 """After which a step that fails in each pass is told of again, where its cause is the same."""
 
 A_PASS = "a maintenance pass"
@@ -46,25 +46,25 @@ Steps = Callable[[psycopg.Connection[Any], Guard], Iterator[tuple[str, Callable[
 """A pass, step by step, each with its name; any may fail without the next."""
 
 
-class Housekeeper:
+class MaintenanceRunner:
     """Two threads, as a place of payloads that hangs must hold up nothing in Postgres. `term` answers under which term
     this node leads the maintenance at this moment, None if it does not.
 
-    `history_s`: how long the history of lendings is kept. `grace_s`: how long objects that no block names any more.
-    """
+    `history_retention_s`: how long the history of lendings is kept. `grace_s`: how long objects that no block names any
+    more."""
 
     def __init__(
         self,
         url: str,
         term: Callable[[], int | None],
         history_s: float,
-        every_s: float = EVERY_S,
+        every_s: float = PASS_INTERVAL_S,
         grace_s: float = registry.GRACE_S,
     ) -> None:
         house = partial(
             _steps,
             history_s=history_s,
-            tell=shared(url).tell,
+            notify=shared_publisher(url).publish,
             collapse=past_generations.Collapse(),
             producers=retention.IdleProducers(),
         )
@@ -90,7 +90,7 @@ class _Keeper:
 
     def __init__(self, url: str, term: Callable[[], int | None], every_s: float, name: str, steps: Steps) -> None:
         self._url, self._term, self._every_s, self._name, self._steps = url, term, every_s, name, steps
-        self._quiet = Quiet(AGAIN_S)
+        self._quiet = LogThrottle(RETRY_INTERVAL_S)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._keep, name=name, daemon=True)
 
@@ -110,15 +110,17 @@ class _Keeper:
                 with connect(self._url, application_name=name, lock_timeout_s=2.0) as connection:
                     self._keep_house(connection, term)
                 self._succeeded([A_PASS])
-            except LostLeadership as over:
+            except StaleTerm as over:
                 log.info("maintenance goes on at another node: %s", over)
             except (SubletError, psycopg.Error) as error:
-                if (unsaid := self._quiet.ask(A_PASS, cause(error))) is not None:
-                    log.warning("%s was cut short, the next goes on: %s%s", A_PASS, error, again(unsaid))
+                if (unsaid := self._quiet.acquire(A_PASS, error_signature(error))) is not None:
+                    log.warning(
+                        "%s was cut short, the next goes on: %s%s", A_PASS, error, format_suppressed_count(unsaid)
+                    )
 
     def _keep_house(self, connection: psycopg.Connection[Any], term: int) -> None:
         def guard(inside: psycopg.Connection[Any]) -> None:
-            leadership.guard(inside, MAINTENANCE, term)
+            leadership.check_term(inside, MAINTENANCE, term)
 
         failed: list[str] = []
         done: list[str] = []
@@ -127,24 +129,28 @@ class _Keeper:
                 break
             try:
                 step()
-            except LostLeadership:
+            except StaleTerm:
                 raise
             except Exception as error:  # what ails one space or stream must not hold up the others
                 if connection.closed:
                     raise
-                if (unsaid := self._quiet.ask(what, cause(error))) is not None:
-                    failed.append(f"{what}: {str(error).strip() or type(error).__name__}{again(unsaid)}")
+                if (unsaid := self._quiet.acquire(what, error_signature(error))) is not None:
+                    failed.append(
+                        f"{what}: {str(error).strip() or type(error).__name__}{format_suppressed_count(unsaid)}"
+                    )
             else:
                 done.append(what)
         self._succeeded(done)
         if failed:
-            more = ["and so on"] if len(failed) > TOLD else []
+            more = ["and so on"] if len(failed) > MAX_LISTED else []
             log.warning(
-                "%d maintenance steps failed, and are tried again: %s", len(failed), "; ".join(failed[:TOLD] + more)
+                "%d maintenance steps failed, and are tried again: %s",
+                len(failed),
+                "; ".join(failed[:MAX_LISTED] + more),
             )
 
     def _succeeded(self, steps: Sequence[str]) -> None:
-        if over := [what for what in steps if self._quiet.over(what)]:
+        if over := [what for what in steps if self._quiet.reset(what)]:
             log.info("what had failed goes well again: %s", "; ".join(over))
 
 
@@ -152,15 +158,15 @@ def _steps(
     connection: psycopg.Connection[Any],
     guard: Guard,
     history_s: float,
-    tell: Tell,
+    notify: Publish,
     collapse: past_generations.Collapse,
     producers: retention.IdleProducers,
 ) -> Iterator[tuple[str, Callable[[], None]]]:
     """What is to be done in Postgres."""
     due: list[str] = []
-    yield "the search for spaces to roll over", lambda: due.extend(spaces.overdue(connection))
+    yield "the search for spaces to roll over", lambda: due.extend(spaces.list_overdue_rollovers(connection))
     for name in due:
-        yield f"rollover of space {name}", partial(_roll_over, connection, guard, name, tell)
+        yield f"rollover of space {name}", partial(_roll_over, connection, guard, name, notify)
     yield "retention", partial(_retain, connection, guard)
     yield "deleting of rows of past generations", partial(_collapse, connection, guard, collapse)
     fragmented: list[int] = []
@@ -184,14 +190,14 @@ def _payload_steps(
     yield "deleting of objects that no block names", partial(_sweep, connection, guard, grace_s)
 
 
-def _roll_over(connection: psycopg.Connection[Any], guard: Guard, name: str, tell: Tell) -> None:
+def _roll_over(connection: psycopg.Connection[Any], guard: Guard, name: str, notify: Publish) -> None:
     if spaces.rollover_due(connection, guard, name):
         log.info("space %s has rolled over", name)
-        tell(snapshot.spaces(connection))
+        notify(snapshot.read_spaces(connection))
 
 
 def _retain(connection: psycopg.Connection[Any], guard: Guard) -> None:
-    if dropped := retention.retain(connection, guard):
+    if dropped := retention.apply_retention(connection, guard):
         log.info("generations %s are past their retention", dropped)
 
 
@@ -217,7 +223,7 @@ def _tier(connection: psycopg.Connection[Any], guard: Guard, space: Space) -> No
 
 
 def _sweep(connection: psycopg.Connection[Any], guard: Guard, grace_s: float) -> None:
-    if deleted := registry.sweep(connection, guard, grace_s=grace_s):
+    if deleted := registry.delete_expired_objects(connection, guard, grace_s=grace_s):
         log.info("%d objects that no block names are deleted", deleted)
 
 
@@ -229,7 +235,7 @@ def _expire_epochs(connection: psycopg.Connection[Any], guard: Guard) -> None:
 
 
 def _forget_history(connection: psycopg.Connection[Any], history_s: float) -> None:
-    if forgotten := history.forget_history(connection, history_s):
+    if forgotten := history.delete_old_history(connection, history_s):
         log.info("%d lines of history are older than %g s and forgotten", forgotten, history_s)
 
 
@@ -238,5 +244,5 @@ def _forget_producers(connection: psycopg.Connection[Any], guard: Guard, produce
 
 
 def _forget_staged(connection: psycopg.Connection[Any]) -> None:
-    if forgotten := staging.forget_staged(connection):
+    if forgotten := staging.delete_abandoned_blocks(connection):
         log.info("%d blocks that were staged for a write were never published, and are forgotten", forgotten)

@@ -12,28 +12,28 @@ from typing import Any
 
 import psycopg
 
-from sublet_leader.observe.health_signals import Vitals
+from sublet_leader.observe.health_signals import HealthSignals
 from sublet_protocol.domain.errors import NodeNameTaken, SubletError
 from sublet_protocol.messages.messages import PROTOCOL_VERSION
 from sublet_storage import nodes
 from sublet_storage.db.connect import connect
-from sublet_storage.doctor.checks import unled
+from sublet_storage.doctor.checks import find_leaderless_groups
 from sublet_storage.groups.admin import node_desired_state
-from sublet_storage.groups.admin.node_desired_state import NodeOrders
+from sublet_storage.groups.admin.node_desired_state import NodeDesiredState
 from sublet_storage.nodes import NodeRef
 from sublet_storage.notify import snapshot
-from sublet_storage.notify.publisher import shared
+from sublet_storage.notify.publisher import shared_publisher
 
 log = logging.getLogger(__name__)
 
 
-LOOK_S = 1.0
+POLL_INTERVAL_S = 1.0
 """So often at least a node looks for orders."""
 
 
-class Listing:
-    """One node's line in the directory. `lease_s`: how long borrowers go on seeing a node that died. `notify`: where
-    publishers' notifications reach it. `ordered` is told, on a thread of its own, what is wanted of the node, and
+class NodeRegistration:
+    """One node's line in the directory. `lease_duration_s`: how long borrowers go on seeing a node that died. `notify`:
+    where publishers' notifications reach it. `ordered` is told, on a thread of its own, what is wanted of the node, and
     `broken` what ended that thread before its time."""
 
     def __init__(
@@ -42,20 +42,20 @@ class Listing:
         ref: NodeRef,
         lease_s: float,
         notify: str | None = None,
-        ordered: Callable[[NodeOrders], None] = lambda orders: None,
+        ordered: Callable[[NodeDesiredState], None] = lambda orders: None,
         http_address: str | None = None,
-        vitals: Vitals | None = None,
+        vitals: HealthSignals | None = None,
         broken: Callable[[Exception], None] = lambda error: None,
     ) -> None:
         self._url, self._ref, self._lease_s, self._notify, self._ordered = url, ref, lease_s, notify, ordered
         self._http_address, self._broken = http_address, broken
-        self._silence_s = max(lease_s / 3, LOOK_S)
-        self._vitals = Vitals(time.monotonic) if vitals is None else vitals
+        self._silence_s = max(lease_s / 3, POLL_INTERVAL_S)
+        self._vitals = HealthSignals(time.monotonic) if vitals is None else vitals
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="sublet-directory", daemon=True)
         self._connection: psycopg.Connection[Any] | None = None
 
-    def begin(self, announce: Callable[[str], None]) -> None:
+    def register(self, announce: Callable[[str], None]) -> None:
         """Take the name, waiting once for the lease of a former life of it to run out; then keep it.
 
         Raises `NodeNameTaken` if the other has renewed meanwhile: it is alive.
@@ -67,19 +67,19 @@ class Listing:
                 announce(f"{taken} Waiting for its lease to end.")
                 time.sleep(taken.remaining_s + 0.1)
                 self._register(connection)
-            shared(self._url).tell(snapshot.nodes(connection))
+            shared_publisher(self._url).publish(snapshot.read_nodes(connection))
         self._thread.start()
 
-    def end(self) -> None:
+    def deregister(self) -> None:
         """Strike this node off."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(self._lease_s)
         try:
             with self._opened() as connection:
-                ours = [each for each in snapshot.nodes(connection) if each.key == self._ref.name]
-                nodes.remove(connection, self._ref)
-            shared(self._url).tell([replace(each, deleted=True, data=None) for each in ours])
+                ours = [each for each in snapshot.read_nodes(connection) if each.key == self._ref.name]
+                nodes.deregister(connection, self._ref)
+            shared_publisher(self._url).publish([replace(each, is_deleted=True, data=None) for each in ours])
         except (SubletError, psycopg.Error) as error:
             log.warning("could not strike this node off the directory; its lease will: %s", error)
 
@@ -95,22 +95,22 @@ class Listing:
 
     def _renew_in_time(self) -> None:
         vitals, renew_at = self._vitals, time.monotonic() + self._lease_s / 3
-        while not self._stop.wait(min(LOOK_S, self._lease_s / 3)):
-            vitals.directory.begin(vitals.clock())
+        while not self._stop.wait(min(POLL_INTERVAL_S, self._lease_s / 3)):
+            vitals.directory.on_request(vitals.clock())
             problem: Exception | None = None
             try:
                 connection = self._connected()
                 if time.monotonic() >= renew_at:
                     renew_at = time.monotonic() + self._lease_s / 3
                     self._renew(connection)
-                orders = node_desired_state.read(connection, self._ref)
-                vitals.draining = orders.draining
+                orders = node_desired_state.read_desired_state(connection, self._ref)
+                vitals.is_draining = orders.is_draining
                 self._ordered(orders)
             except (SubletError, psycopg.Error) as error:
                 problem = error
                 log.warning("this node's line in the directory could not be renewed: %s", error)
                 self._connection = None
-            vitals.directory.end(vitals.clock(), problem)
+            vitals.directory.on_answer(vitals.clock(), problem)
         if self._connection is not None:
             self._connection.close()
 
@@ -127,8 +127,8 @@ class Listing:
             if not nodes.renew(connection, self._ref, self._lease_s):
                 self._register(connection)
         except NodeNameTaken as taken:
-            self._vitals.name_taken = str(taken)
+            self._vitals.name_conflict = str(taken)
             raise
-        self._vitals.name_taken = None
-        nodes.collect(connection)
-        self._vitals.unled = unled(connection).total
+        self._vitals.name_conflict = None
+        nodes.delete_expired(connection)
+        self._vitals.leaderless_group_count = find_leaderless_groups(connection).total

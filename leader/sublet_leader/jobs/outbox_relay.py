@@ -9,13 +9,13 @@ from typing import Any
 
 import psycopg
 
-from sublet_protocol.domain.errors import LostLeadership, SubletError
+from sublet_protocol.domain.errors import StaleTerm, SubletError
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.coordinator import leadership
 from sublet_storage.groups.model.records import MAINTENANCE
-from sublet_storage.notify.publisher import shared
-from sublet_storage.producer.outbox import Moved, Outbox
-from sublet_storage.util.log_throttle import Quiet, again
+from sublet_storage.notify.publisher import shared_publisher
+from sublet_storage.producer.outbox import MoveResult, Outbox
+from sublet_storage.util.log_throttle import LogThrottle, format_suppressed_count
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ STATEMENT_TIMEOUT_S = 10.0
 STALLED_S = 2.0
 """A relay that freezes between two statements of a move keeps publishers from its streams for no longer than this."""
 
-TOLD = 5
+MAX_LISTED = 5
 """So many refused messages of one move are told one by one."""
 
 
@@ -40,7 +40,7 @@ class Relay:
     def __init__(self, url: str, term: Callable[[], int | None]) -> None:
         self._url, self._term = url, term
         self._stop = threading.Event()
-        self._quiet = Quiet()
+        self._quiet = LogThrottle()
         self._thread = threading.Thread(target=self._keep, name="sublet-relay", daemon=True)
 
     def start(self) -> None:
@@ -59,30 +59,30 @@ class Relay:
             try:
                 with _connection(self._url) as connection:
                     self._relay(connection, term)
-            except LostLeadership as over:
+            except StaleTerm as over:
                 log.info("the relay goes on at another node: %s", over)
             except Exception as error:  # noqa: BLE001 whatever it is, this thread goes on
-                self._tell(error)
+                self._notify(error)
 
     def _relay(self, connection: psycopg.Connection[Any], term: int) -> None:
         """Look and move for as long as this term is ours."""
-        outbox = Outbox(connection, lambda inside: leadership.guard(inside, MAINTENANCE, term))
+        outbox = Outbox(connection, lambda inside: leadership.check_term(inside, MAINTENANCE, term))
         pause_s = BUSY_S
         while self._term() == term:
             moved = outbox.move()
-            shared(self._url).tell_heads(moved.heads)
-            _tell_refused(moved)
-            pause_s = BUSY_S if moved.messages or moved.refused else min(2 * pause_s, IDLE_S)
-            if self._stop.wait(0 if moved.more else pause_s):
+            shared_publisher(self._url).publish_heads(moved.heads)
+            _log_rejected(moved)
+            pause_s = BUSY_S if moved.messages or moved.rejected else min(2 * pause_s, IDLE_S)
+            if self._stop.wait(0 if moved.has_more else pause_s):
                 return
 
-    def _tell(self, error: Exception) -> None:
+    def _notify(self, error: Exception) -> None:
         """What nobody foresaw brings its traceback."""
-        if (before := self._quiet.ask(type(error).__name__)) is not None:
+        if (before := self._quiet.acquire(type(error).__name__)) is not None:
             story = None if isinstance(error, SubletError | psycopg.Error) else error
-            told = " ".join(str(error).split())
+            reported = " ".join(str(error).split())
             text = "messages published by SQL wait, and are tried again%s: %s"
-            log.warning(text, again(before), told, exc_info=story)
+            log.warning(text, format_suppressed_count(before), reported, exc_info=story)
 
 
 def _connection(url: str) -> psycopg.Connection[Any]:
@@ -97,9 +97,9 @@ def _connection(url: str) -> psycopg.Connection[Any]:
     )
 
 
-def _tell_refused(moved: Moved) -> None:
-    for number, (outbox_id, why) in enumerate(moved.refused.items()):
-        if number == TOLD:
-            log.warning("and %d more: see `reason` in outbox_refused", len(moved.refused) - TOLD)
+def _log_rejected(moved: MoveResult) -> None:
+    for number, (outbox_id, why) in enumerate(moved.rejected.items()):
+        if number == MAX_LISTED:
+            log.warning("and %d more: see `reason` in outbox_refused", len(moved.rejected) - MAX_LISTED)
             return
         log.warning("message %d of the outbox cannot be published and is now in outbox_refused: %s", outbox_id, why)

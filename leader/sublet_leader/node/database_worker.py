@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from sublet_leader.node.events import NodeEvent, RenewLeaderships, Request
-from sublet_leader.node.requests import execute, failed
+from sublet_leader.node.requests import execute, failure_answer
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import SubletError, UnknownOutcome
 from sublet_storage.groups.coordinator.store import GroupStore
 from sublet_storage.nodes import NodeRef
-from sublet_storage.util.log_throttle import Quiet, again
+from sublet_storage.util.log_throttle import LogThrottle, format_suppressed_count
 
 log = logging.getLogger(__name__)
 
@@ -25,13 +25,13 @@ JITTER_S = 0.3
 """Greatest delay added before a lost election is tried again."""
 
 
-class Observer(Protocol):
+class RequestObserver(Protocol):
     """Is told on the worker's thread what goes out and what came of it, and how many seconds that took."""
 
-    def begin(self, request: Request) -> None:
+    def on_request(self, request: Request) -> None:
         """It goes out."""
 
-    def end(self, request: Request, answer: NodeEvent, problem: Exception | None, took_s: float) -> None:
+    def on_answer(self, request: Request, answer: NodeEvent, problem: Exception | None, took_s: float) -> None:
         """It was answered, or failed."""
 
 
@@ -45,14 +45,14 @@ class DatabaseWorker:
         ref: NodeRef,
         settings: LeaderSettings,
         answer: Callable[[NodeEvent], None],
-        observers: Sequence[Observer] = (),
+        observers: Sequence[RequestObserver] = (),
         broken: Callable[[Exception], None] = lambda error: None,
     ) -> None:
         self._store, self._ref, self._settings, self._answer = store, ref, settings, answer
         self._observers, self._broken = observers, broken
         self._queue: queue.PriorityQueue[tuple[int, int, Request | None]] = queue.PriorityQueue()
         self._order = itertools.count()
-        self._quiet = Quiet()
+        self._quiet = LogThrottle()
         self._thread = threading.Thread(target=self._work, name="sublet-database", daemon=True)
 
     def start(self) -> None:
@@ -77,27 +77,29 @@ class DatabaseWorker:
 
     def _observed(self, request: Request) -> NodeEvent:
         for observer in self._observers:
-            observer.begin(request)
+            observer.on_request(request)
         began = time.monotonic()
         answer, problem = self._execute(request)
         took_s = time.monotonic() - began
         for observer in self._observers:
-            observer.end(request, answer, problem, took_s)
+            observer.on_answer(request, answer, problem, took_s)
         return answer
 
     def _execute(self, request: Request) -> tuple[NodeEvent, Exception | None]:
         jitter_s = random.uniform(0, JITTER_S)
         try:
-            return execute(request, self._store, self._ref, self._settings.lease_s, jitter_s), None
+            return execute(request, self._store, self._ref, self._settings.lease_duration_s, jitter_s), None
         except SubletError as error:
-            self._tell(request, error)
-            return failed(request, unknown=isinstance(error, UnknownOutcome), jitter_s=jitter_s), error
+            self._notify(request, error)
+            return failure_answer(request, unknown=isinstance(error, UnknownOutcome), jitter_s=jitter_s), error
         except Exception as error:  # noqa: BLE001 whatever it is, this thread goes on
-            self._tell(request, error, logging.ERROR)
-            return failed(request, unknown=True, jitter_s=jitter_s), error
+            self._notify(request, error, logging.ERROR)
+            return failure_answer(request, unknown=True, jitter_s=jitter_s), error
 
-    def _tell(self, request: Request, error: Exception, level: int = logging.WARNING) -> None:
+    def _notify(self, request: Request, error: Exception, level: int = logging.WARNING) -> None:
         """Each kind of failure of each kind of request once in a while: a database that is away fails them all."""
-        if (before := self._quiet.ask((type(request), type(error)))) is not None:
+        if (before := self._quiet.acquire((type(request), type(error)))) is not None:
             story = error if level > logging.WARNING else None
-            log.log(level, "%s failed%s: %s", type(request).__name__, again(before), error, exc_info=story)
+            log.log(
+                level, "%s failed%s: %s", type(request).__name__, format_suppressed_count(before), error, exc_info=story
+            )

@@ -6,25 +6,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sublet_leader import election as el
-from sublet_leader.group.history import Happened
-from sublet_leader.node.group_watch import Whereabouts
+from sublet_leader.group.history import GroupHistoryEvent
+from sublet_leader.node.group_watch import LeaderLocation
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.messages import ToBorrower, ToLeader
 from sublet_protocol.pubsub.counters import PublisherCounters
-from sublet_storage.groups.model.records import Claim, Group, GroupResult, GroupWrites, Lending, Start
+from sublet_storage.groups.model.records import Group, GroupResult, GroupWrites, Leadership, Lending, StartingPosition
 
 # --- requests to the database, executed in order --------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
+class OpenGroup:
     """The group of that subscription, created if it is a share's first subscriber.
 
     With `group_id`: that group, if it is not deleted; none is created.
     """
 
     subscription: Subscription
-    start: Start
+    starting_position: StartingPosition
     group_id: int | None = None
 
 
@@ -52,7 +52,7 @@ class ReleaseLeaderships:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadGroup:
     """The rows of a group just claimed."""
 
     group: Group
@@ -60,32 +60,32 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class CommitWrites:
     """What many groups want written, in one transaction."""
 
     batch: tuple[GroupWrites, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class LookUpLeader:
     """Is there a group of that subscription, and who leads it? Changes nothing."""
 
     subscription: Subscription
 
 
-Request = Open | ClaimLeadership | RenewLeaderships | ReleaseLeaderships | Load | Commit | Look
+Request = OpenGroup | ClaimLeadership | RenewLeaderships | ReleaseLeaderships | LoadGroup | CommitWrites | LookUpLeader
 
 
 # --- in -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class NodeStarted:
     """The node's life begins: stand for the maintenance of the database."""
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class MessageReceived:
     """A message from the agent that calls itself that."""
 
     agent: str
@@ -93,95 +93,95 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
-    """Answer to `Open`: the group; or None with the reason, `final` if asking again cannot help."""
+class GroupOpened:
+    """Answer to `Open`: the group; or None with the reason, `is_final` if asking again cannot help."""
 
-    request: Open
+    request: OpenGroup
     group: Group | None
-    problem: str = ""
-    final: bool = False
+    error: str = ""
+    is_final: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Claimed:
+class LeadershipClaimed:
     """Answer to `ClaimLeadership`: the row as it is; None if the database did not answer.
 
     `jitter_s`: a small random delay before the next attempt, so that the losers of a race do not race again.
     """
 
     request: ClaimLeadership
-    claim: Claim | None
+    leadership: Leadership | None
     jitter_s: float = 0.0
 
-    def heard(self) -> el.Event:
+    def to_election_event(self) -> el.Event:
         """What the election hears of it."""
         asked = self.request
-        return el.ClaimAnswered(asked.leadership_id, asked.attempt_started, self.claim, self.jitter_s)
+        return el.ClaimCompleted(asked.leadership_id, asked.attempt_started, self.leadership, self.jitter_s)
 
 
 @dataclass(frozen=True, slots=True)
-class Renewed:
+class LeadershipsRenewed:
     """Answer to `RenewLeaderships`: the ids that are still ours; None if the database did not answer."""
 
     request: RenewLeaderships
     renewed: frozenset[int] | None
 
-    def heard(self) -> el.Event:
+    def to_election_event(self) -> el.Event:
         """What the election hears of it."""
-        return el.RenewAnswered(self.request.attempt_started, self.renewed)
+        return el.RenewCompleted(self.request.attempt_started, self.renewed)
 
 
 @dataclass(frozen=True, slots=True)
-class Released:
+class LeadershipsReleased:
     """Answer to `ReleaseLeaderships`; None if the database did not answer."""
 
     request: ReleaseLeaderships
     released: frozenset[int] | None
 
-    def heard(self) -> el.Event:
+    def to_election_event(self) -> el.Event:
         """What the election hears of it."""
-        return el.ReleaseAnswered(self.request.terms, self.released is not None)
+        return el.ReleaseCompleted(self.request.terms, self.released is not None)
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """Answer to `Load`: None if the term is over, the group is `deleted`, or the database did not answer. `group` is as
-    it is now, with what is ordered."""
+class GroupLoaded:
+    """Answer to `Load`: None if the term is over, the group is `is_deleted`, or the database did not answer. `group` is
+    as it is now, with what is ordered."""
 
-    request: Load
+    request: LoadGroup
     rows: tuple[Lending, ...] | None
-    deleted: bool = False
+    is_deleted: bool = False
     group: Group | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """Answer to `Commit`."""
+class WritesCommitted:
+    """Answer to `CommitWrites`."""
 
-    request: Commit
+    request: CommitWrites
     results: tuple[GroupResult, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class NotWritten:
-    """Answer to `Commit`: it failed. `unknown`: it may have been committed all the same."""
+class CommitFailed:
+    """Answer to `CommitWrites`: it failed. `is_outcome_unknown`: it may have been committed all the same."""
 
-    request: Commit
-    unknown: bool
+    request: CommitWrites
+    is_outcome_unknown: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
-    """Answer to `Look`: the group and its leadership, as far as there are any; not `answered`: nobody knows."""
+class LeaderLookedUp:
+    """Answer to `Look`: the group and its leadership, as far as there are any; not `is_answered`: nobody knows."""
 
-    request: Look
+    request: LookUpLeader
     group: Group | None = None
-    claim: Claim | None = None
-    answered: bool = True
+    leadership: Leadership | None = None
+    is_answered: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LeaderQueried:
     """Somebody who watches that subscription wants to know who leads it."""
 
     subscriber_id: str
@@ -189,7 +189,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class RevokeWanted:
+class RevokeRequested:
     """Take these streams of a group led here back, by force at the revoke deadline."""
 
     group_id: int
@@ -207,18 +207,18 @@ class StreamsChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class Ordered:
+class DesiredStateRead:
     """What an operator wants now, said again and again: lead nothing, or no longer under those terms {group: term}."""
 
-    draining: bool
+    is_draining: bool
     step_down: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Shutdown:
-    """Hand over what is led and stop; wait no longer than `by` for what is being written."""
+class ShutdownRequested:
+    """Hand over what is led and stop; wait no longer than `deadline` for what is being written."""
 
-    by: float
+    deadline: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,10 +226,29 @@ class Tick:
     """Time has passed."""
 
 
-DatabaseAnswer = Opened | Claimed | Renewed | Released | Loaded | Written | NotWritten | Looked
+DatabaseAnswer = (
+    GroupOpened
+    | LeadershipClaimed
+    | LeadershipsRenewed
+    | LeadershipsReleased
+    | GroupLoaded
+    | WritesCommitted
+    | CommitFailed
+    | LeaderLookedUp
+)
 
 
-NodeEvent = Begin | Heard | Asked | RevokeWanted | StreamsChanged | Ordered | Shutdown | Tick | DatabaseAnswer
+NodeEvent = (
+    NodeStarted
+    | MessageReceived
+    | LeaderQueried
+    | RevokeRequested
+    | StreamsChanged
+    | DesiredStateRead
+    | ShutdownRequested
+    | Tick
+    | DatabaseAnswer
+)
 
 
 # --- out ------------------------------------------------------------------------------------------------------------
@@ -237,30 +256,29 @@ NodeEvent = Begin | Heard | Asked | RevokeWanted | StreamsChanged | Ordered | Sh
 
 @dataclass(frozen=True, slots=True)
 class NodeOutcome:
-    """`sends` are (agent, message) and may go at once. `stopped`: nothing is left to do, the process may end.
+    """`sends` are (agent, message) and may go at once. `is_stopped`: nothing is left to do, the process may end.
 
-    `stories`: rules of our own that a group's leader found broken; it is over, the other groups go on. `happened`: what
-    is true by now, for those who watch; `answers`: who leads, for those who asked.
-    """
+    `invariant_violations`: rules of our own that a group's leader found broken; it is over, the other groups go on.
+    `history`: what is true by now, for those who watch; `leader_locations`: who leads, for those who asked."""
 
     requests: tuple[Request, ...] = ()
     sends: tuple[tuple[str, ToBorrower], ...] = ()
     wake_at: float | None = None
-    stopped: bool = False
-    stories: tuple[str, ...] = ()
-    happened: tuple[Happened, ...] = ()
-    answers: tuple[Whereabouts, ...] = ()
+    is_stopped: bool = False
+    invariant_violations: tuple[str, ...] = ()
+    history: tuple[GroupHistoryEvent, ...] = ()
+    leader_locations: tuple[LeaderLocation, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """`agents` are connected, and `held_polls` of them wait at this instant. `news`: what was heard by push, missed,
-    healed and read again (`Ears.counters`), `heads`: {stream: head} as far as news and catch-ups have told; both empty
-    where nothing is pushed. `leaks`: what the session remembers in vain."""
+    """`agents` are connected, and `held_polls` of them wait at this instant. `notifications`: what was heard by push,
+    missed, healed and read again (`NotificationSubscriber.counters`), `heads`: {stream: head} as far as news and
+    catch-ups have told; both empty where nothing is pushed. `leaks`: what the session remembers in vain."""
 
     agents: int
     held_polls: int
-    session: PublisherCounters
+    pubsub: PublisherCounters
     leaks: tuple[str, ...]
-    news: Mapping[str, int] = field(default_factory=dict)
+    notifications: Mapping[str, int] = field(default_factory=dict)
     heads: Mapping[int, int] = field(default_factory=dict)

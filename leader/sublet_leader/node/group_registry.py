@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sublet_leader.group.machine import GroupLeader
-from sublet_leader.node.events import Heard
+from sublet_leader.node.events import MessageReceived
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.model.records import Group
 
@@ -21,10 +21,10 @@ class _Known:
     group: Group | None = None
     opening: bool = False
     asked_at: float = 0.0
-    waiting: dict[BorrowerKey, tuple[Heard, float]] = field(default_factory=dict)
+    waiting: dict[BorrowerKey, tuple[MessageReceived, float]] = field(default_factory=dict)
 
 
-class Registry:
+class GroupRegistry:
     """Memory only: everything in it can be asked again, so it may be forgotten at any time."""
 
     def __init__(self) -> None:
@@ -42,24 +42,24 @@ class Registry:
         """The group of that id, if it was opened here."""
         return self._by_id.get(group_id)
 
-    def wait(self, subscription: Subscription, heard: Heard, borrower_id: str, now: float) -> None:
+    def add_waiter(self, subscription: Subscription, received: MessageReceived, borrower_id: str, now: float) -> None:
         """Somebody asks for the leader; asking again replaces what was asked before."""
         known = self._known.setdefault(subscription, _Known())
         known.asked_at = now
-        known.waiting[heard.agent, borrower_id] = heard, now
+        known.waiting[received.agent, borrower_id] = received, now
         self._check_at = min(self._check_at, now + 1.0)
 
-    def wait_no_more(self, agent: str, borrower_id: str) -> None:
+    def remove_waiter(self, agent: str, borrower_id: str) -> None:
         """Somebody who may have asked has left."""
         for known in self._known.values():
             known.waiting.pop((agent, borrower_id), None)
 
-    def forget(self, group: Group) -> tuple[Heard, ...]:
+    def remove_group(self, group: Group) -> tuple[MessageReceived, ...]:
         """The group is deleted: its subscription is open to a new one. Everyone who waited for it, once."""
-        waiting = self.take_waiting(group.subscription)
-        self.opened(group.subscription, None)
+        waiting = self.take_waiters(group.subscription)
+        self.finish_opening(group.subscription, None)
         self._by_id.pop(group.group_id, None)
-        return tuple(heard for heard, _ in waiting)
+        return tuple(received for received, _ in waiting)
 
     def begin_opening(self, subscription: Subscription) -> bool:
         """True for the first who must open the group."""
@@ -67,7 +67,7 @@ class Registry:
         first, known.opening = not known.opening, True
         return first
 
-    def opened(self, subscription: Subscription, group: Group | None) -> None:
+    def finish_opening(self, subscription: Subscription, group: Group | None) -> None:
         """The answer: the group, or None where opening failed. One that had its id was lost by a failover."""
         if group is not None:
             lost = self._known.get(self._by_id.get(group.group_id, group).subscription)
@@ -77,7 +77,9 @@ class Registry:
         known = self._known.setdefault(subscription, _Known())
         known.group, known.opening = group, False
 
-    def take_waiting(self, subscription: Subscription, since: float = float("-inf")) -> tuple[tuple[Heard, str], ...]:
+    def take_waiters(
+        self, subscription: Subscription, since: float = float("-inf")
+    ) -> tuple[tuple[MessageReceived, str], ...]:
         """Everyone who waits, once; not who last asked before `since`: it has gone, or it will ask again."""
         known = self._known.get(subscription)
         if known is None:
@@ -85,24 +87,24 @@ class Registry:
         taken, known.waiting = tuple((h, b) for (_, b), (h, at) in known.waiting.items() if at >= since), {}
         return taken
 
-    def settle(self, agent: str, borrower_id: str, group_id: int) -> None:
+    def bind_borrower(self, agent: str, borrower_id: str, group_id: int) -> None:
         """The borrower's messages go to that group's leader."""
         self._home[agent, borrower_id] = group_id
 
-    def home_of(self, agent: str, borrower_id: str) -> int | None:
+    def group_of_borrower(self, agent: str, borrower_id: str) -> int | None:
         """The group whose leader knows the borrower."""
         return self._home.get((agent, borrower_id))
 
-    def unsettle(self, group_id: int) -> None:
+    def unbind_group(self, group_id: int) -> None:
         """The group's leader is over: nobody here knows its borrowers."""
         self._home = {b: g for b, g in self._home.items() if g != group_id}
 
-    def take_unasked(self, now: float, idle_s: float, leaders: Mapping[int, GroupLeader]) -> tuple[Group, ...]:
+    def take_idle_groups(self, now: float, idle_s: float, leaders: Mapping[int, GroupLeader]) -> tuple[Group, ...]:
         """Groups not led here that nobody has asked for in that time, once: they are forgotten, and so are borrowers
         that their leaders have forgotten. Looked at once a second."""
         if now < self._check_at:
             return ()
-        self._home = {b: g for b, g in self._home.items() if g in leaders and leaders[g].remembers(b[1])}
+        self._home = {b: g for b, g in self._home.items() if g in leaders and leaders[g].knows_borrower(b[1])}
         stale = [s for s, k in self._known.items() if self._is_stale(k, now - idle_s, leaders)]
         dropped = [self._known.pop(subscription) for subscription in stale]
         self._check_at = now + 1.0 if self._known else float("inf")
@@ -117,5 +119,5 @@ class Registry:
         return not (led or known.opening) and known.asked_at <= before
 
     def wake_at(self) -> float:
-        """When to look at `take_unasked` again."""
+        """When to look at `take_idle_groups` again."""
         return self._check_at

@@ -11,40 +11,40 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from sublet_leader.group.history import Happened
+from sublet_leader.group.history import GroupHistoryEvent
 from sublet_leader.group.members import Member
 from sublet_protocol.domain.errors import UsageError
-from sublet_protocol.domain.subscriptions import Start, Subscription
+from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_protocol.messages.events import LEADER, GroupEvent
 from sublet_protocol.pubsub.model import Channel
-from sublet_storage.groups.model.records import Claim, Group
+from sublet_storage.groups.model.records import Group, Leadership
 from sublet_storage.groups.model.transitions import MICROSECONDS
 
-MOST_MEMBERS = 1_000
+MAX_MEMBERS = 1_000
 """Told of a group; of more, these."""
 MAX_ASKED = 1_000
 """Subscriptions that may be looked up at a time; who asks for more asks again."""
 
 
 @dataclass(frozen=True, slots=True)
-class Whereabouts:
-    """Who leads, for one who asked: no `group` of that subscription, or no `claim` on it that is alive. `members`: all
-    that are connected, if it is led here."""
+class LeaderLocation:
+    """Who leads, for one who asked: no `group` of that subscription, or no `leadership` on it that is alive. `members`:
+    all that are connected, if it is led here."""
 
     subscriber_id: str
     subscription: str
     group: Group | None
-    claim: Claim | None
+    leadership: Leadership | None
     members: tuple[Member, ...] | None = None
 
 
-class Inquiries:
+class LeaderLookups:
     """Who waits to hear who leads what; each subscription is looked up once for all who asked meanwhile."""
 
     def __init__(self) -> None:
         self._askers: dict[Subscription, dict[str, None]] = {}
 
-    def ask(self, subscription: Subscription, subscriber_id: str | None) -> bool:
+    def add(self, subscription: Subscription, subscriber_id: str | None) -> bool:
         """True where it is to be looked up now. None: the node itself asks."""
         first = subscription not in self._askers
         if first and len(self._askers) >= MAX_ASKED:
@@ -54,21 +54,25 @@ class Inquiries:
             askers[subscriber_id] = None
         return first
 
-    def answered(
-        self, subscription: Subscription, group: Group | None, claim: Claim | None, members: Iterable[Member] | None
-    ) -> list[Whereabouts]:
+    def complete(
+        self,
+        subscription: Subscription,
+        group: Group | None,
+        claim: Leadership | None,
+        members: Iterable[Member] | None,
+    ) -> list[LeaderLocation]:
         """What to tell everyone who asked."""
         alive = claim if claim is not None and claim.remaining_s > 0 else None
         known = None if alive is None or members is None else tuple(members)
         askers = self._askers.pop(subscription, {})
-        return [Whereabouts(asker, str(subscription), group, alive, known) for asker in askers]
+        return [LeaderLocation(asker, str(subscription), group, alive, known) for asker in askers]
 
-    def unanswered(self, subscription: Subscription) -> None:
+    def cancel(self, subscription: Subscription) -> None:
         """The database did not answer: whoever still wants to know asks again."""
         self._askers.pop(subscription, None)
 
 
-class Watched:
+class GroupEventPublisher:
     """Publishes for the node of that name what is watched, and spares itself the rest. `now_us`: microseconds since
     1970 by the node's clock."""
 
@@ -76,24 +80,24 @@ class Watched:
         self._node, self._publish, self._now_us = node, publish, now_us
         self._keys: set[str | None] = set()
 
-    def interest(self, key: str | None, wanted: bool) -> None:
+    def set_interest(self, key: str | None, wanted: bool) -> None:
         """Somebody watches that group (None: all of them) from now on, or nobody does any more."""
         (self._keys.add if wanted else self._keys.discard)(key)
 
-    def tell(self, happened: Iterable[Happened]) -> None:
+    def publish(self, happened: Iterable[GroupHistoryEvent]) -> None:
         """To all who watch, in this order."""
         if not self._keys:
             return
         for each in happened:
             if each.subscription in self._keys or None in self._keys:
-                told = as_event(each, self._node, each.line.at_us or self._now_us())
-                self._publish(Channel.GROUP, each.subscription, told)
+                reported = to_group_event(each, self._node, each.record.at_us or self._now_us())
+                self._publish(Channel.GROUP, each.subscription, reported)
 
-    def answer(self, whereabouts: Whereabouts) -> GroupEvent:
+    def leader_event(self, whereabouts: LeaderLocation) -> GroupEvent:
         """The answer to a question."""
-        group, claim = whereabouts.group, whereabouts.claim
-        told: dict[str, Any] = {
-            "at": str(Start.at(self._now_us())),
+        group, claim = whereabouts.group, whereabouts.leadership
+        reported: dict[str, Any] = {
+            "at": str(StartingPosition.at_time(self._now_us())),
             "event": LEADER,
             "group_id": group.group_id if group else None,
             "subscription": whereabouts.subscription,
@@ -103,16 +107,16 @@ class Watched:
             "answered_by": self._node,
         }
         if whereabouts.members is not None:
-            found = sorted(whereabouts.members, key=lambda member: member.borrower_id)[:MOST_MEMBERS]
-            told["members"] = [member.told for member in found]
-        return GroupEvent(json.dumps(told).encode())
+            found = sorted(whereabouts.members, key=lambda member: member.borrower_id)[:MAX_MEMBERS]
+            reported["members"] = [member.to_public_dict for member in found]
+        return GroupEvent(json.dumps(reported).encode())
 
 
-def as_event(happened: Happened, node: str, at_us: int) -> GroupEvent:
+def to_group_event(happened: GroupHistoryEvent, node: str, at_us: int) -> GroupEvent:
     """The line as JSON, without what does not apply to it (docs/groups.md)."""
-    line = happened.line
-    told: dict[str, Any] = {
-        "at": str(Start.at(at_us)),
+    line = happened.record
+    reported: dict[str, Any] = {
+        "at": str(StartingPosition.at_time(at_us)),
         "event": line.event,
         "group_id": line.group_id,
         "subscription": happened.subscription,
@@ -121,17 +125,17 @@ def as_event(happened: Happened, node: str, at_us: int) -> GroupEvent:
         "stream_id": line.stream_id or None,
         "grant_id": line.grant_id or None,
         "position": line.position if line.stream_id else None,
-        "until": line.until,
-        "forced": line.forced if line.stream_id else None,
+        "redelivery_end": line.redelivery_end,
+        "forced": line.is_forced if line.stream_id else None,
         "reason": line.reason,
         "borrower": line.borrower_id,
         "agent": line.agent,
         "session": line.session,
     }
-    return GroupEvent(json.dumps({name: value for name, value in told.items() if value is not None}).encode())
+    return GroupEvent(json.dumps({name: value for name, value in reported.items() if value is not None}).encode())
 
 
-def question(event: GroupEvent) -> Subscription:
+def parse_leader_query(event: GroupEvent) -> Subscription:
     """The subscription that an agent asks about, `{"watch": SUBSCRIPTION}`. Raises `UsageError`."""
     try:
         asked = json.loads(event.payload)
@@ -139,9 +143,9 @@ def question(event: GroupEvent) -> Subscription:
         raise UsageError(f"an agent's event must be JSON: {error}") from None
     if not isinstance(asked, dict) or not isinstance(asked.get("watch"), str):
         raise UsageError('a node takes no events from agents but {"watch": SUBSCRIPTION}: the others are its own.')
-    return Subscription.stored(asked["watch"])  # it may be a group of old, with control characters
+    return Subscription.parse_stored(asked["watch"])  # it may be a group of old, with control characters
 
 
-def microseconds(seconds: float) -> int:
+def to_microseconds(seconds: float) -> int:
     """A time of the system's clock as the store counts it."""
     return round(seconds * MICROSECONDS)

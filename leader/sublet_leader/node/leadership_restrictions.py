@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sublet_leader.node.events import Ordered
+from sublet_leader.node.events import DesiredStateRead
 from sublet_storage.groups.model.records import Group
 
 
-class Obedience:
+class LeadershipRestrictions:
     """Who steps down from a group leaves it to others for `leave_s`: whoever asks this node first shall not find it
     leading again. A node that drains leads nothing until it no longer does."""
 
@@ -17,16 +17,16 @@ class Obedience:
         self.draining = False
         self._left: dict[int, float] = {}
 
-    def obey(self, orders: Ordered, led: Mapping[int, int], now: float) -> list[int]:
+    def apply(self, orders: DesiredStateRead, led: Mapping[int, int], now: float) -> list[int]:
         """Which of {leadership: term} to let go now. Orders are said again until they are obeyed."""
-        self.draining = orders.draining
+        self.draining = orders.is_draining
         self._left = {group_id: until for group_id, until in self._left.items() if now < until}
-        if orders.draining:
+        if orders.is_draining:
             return list(led)
         over = [group_id for group_id, term in led.items() if orders.step_down.get(group_id) == term]
         self._left.update(dict.fromkeys(over, now + self._leave_s))
         return over
 
-    def forbid(self, group: Group | None, now: float) -> bool:
+    def is_forbidden(self, group: Group | None, now: float) -> bool:
         """Whether this node must not lead the group (None: one that it does not know)."""
         return self.draining or (group is not None and now < self._left.get(group.group_id, now))

@@ -2,7 +2,7 @@
 
 The flow of a first subscriber: `leader_wanted` comes in, the group is opened, its leadership claimed, its rows loaded,
 a `GroupLeader` made and the message given to it. Whoever asks meanwhile waits. Where another node leads, the answer is
-its address. Writes of all groups leave in one `Commit` at a time; what comes up meanwhile is the next.
+its address. Writes of all groups leave in one `CommitWrites` at a time; what comes up meanwhile is the next.
 """
 
 from __future__ import annotations
@@ -14,47 +14,47 @@ from typing import assert_never
 
 from sublet_leader import election as el
 from sublet_leader.group import events as group_events
-from sublet_leader.group.history import STEP_DOWN, Happened, unrecorded
+from sublet_leader.group.history import STEP_DOWN, GroupHistoryEvent, transient_record
 from sublet_leader.group.machine import GroupLeader
 from sublet_leader.node.events import (
-    Asked,
-    Begin,
-    Claimed,
     ClaimLeadership,
-    Commit,
+    CommitFailed,
+    CommitWrites,
     DatabaseAnswer,
-    Heard,
-    Load,
-    Loaded,
-    Look,
-    Looked,
+    DesiredStateRead,
+    GroupLoaded,
+    GroupOpened,
+    LeaderLookedUp,
+    LeaderQueried,
+    LeadershipClaimed,
+    LeadershipsReleased,
+    LeadershipsRenewed,
+    LoadGroup,
+    LookUpLeader,
+    MessageReceived,
     NodeEvent,
     NodeOutcome,
-    NotWritten,
-    Open,
-    Opened,
-    Ordered,
-    Released,
+    NodeStarted,
+    OpenGroup,
     ReleaseLeaderships,
-    Renewed,
     RenewLeaderships,
     Request,
-    RevokeWanted,
-    Shutdown,
+    RevokeRequested,
+    ShutdownRequested,
     StreamsChanged,
     Tick,
-    Written,
+    WritesCommitted,
 )
-from sublet_leader.node.group_registry import Registry
-from sublet_leader.node.group_watch import Inquiries, Whereabouts
-from sublet_leader.node.leadership_restrictions import Obedience
+from sublet_leader.node.group_registry import GroupRegistry
+from sublet_leader.node.group_watch import LeaderLocation, LeaderLookups
+from sublet_leader.node.leadership_restrictions import LeadershipRestrictions
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.messages import (
     Disconnect,
-    EndReason,
     Invalidate,
+    InvalidateReason,
     LeaderConnectResponse,
     LeaderWanted,
     Ping,
@@ -62,7 +62,15 @@ from sublet_protocol.messages.messages import (
     ToLeader,
     UpdateProgress,
 )
-from sublet_storage.groups.model.records import MAINTENANCE, TAKEOVER, Entry, Group, GroupWrites, HistoryRecord, Start
+from sublet_storage.groups.model.records import (
+    MAINTENANCE,
+    TAKEOVER,
+    Group,
+    GroupWrites,
+    HistoryRecord,
+    LendingChange,
+    StartingPosition,
+)
 from sublet_storage.nodes import NodeRef
 
 _NEVER = float("inf")
@@ -73,7 +81,7 @@ class _Unwritten:
     """What one group wants in the next commit."""
 
     term: int
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[LendingChange] = field(default_factory=list)
     renew: bool = False
 
 
@@ -84,8 +92,8 @@ class _Out:
     requests: list[Request] = field(default_factory=list)
     sends: list[tuple[str, ToBorrower]] = field(default_factory=list)
     stories: list[str] = field(default_factory=list)
-    happened: list[Happened] = field(default_factory=list)
-    answers: list[Whereabouts] = field(default_factory=list)
+    happened: list[GroupHistoryEvent] = field(default_factory=list)
+    answers: list[LeaderLocation] = field(default_factory=list)
 
 
 class Node:
@@ -95,15 +103,15 @@ class Node:
         self.ref, self.settings = ref, settings
         self.election = el.Election(settings, ref.incarnation)
         self.leaders: dict[int, GroupLeader] = {}
-        self.registry = Registry()
+        self.registry = GroupRegistry()
         self._wake: dict[int, float] = {}
         self._election_wake = _NEVER
         self._unwritten: dict[int, _Unwritten] = {}
         self._committing = False
         self._stop_by: float | None = None
         self._releasing_all = False
-        self._orders = Obedience(settings.lease_s)
-        self._inquiries = Inquiries()
+        self._orders = LeadershipRestrictions(settings.lease_duration_s)
+        self._inquiries = LeaderLookups()
         self._out = _Out()
 
     # --- the one door -----------------------------------------------------------------------------------------------
@@ -112,22 +120,22 @@ class Node:
         """Answer one event."""
         self._out = _Out()
         match event:
-            case Begin():
-                self._elect(el.Want(MAINTENANCE), now)
-            case Heard():
-                self._hear(event, now)
-            case Asked():
+            case NodeStarted():
+                self._elect(el.Campaign(MAINTENANCE), now)
+            case MessageReceived():
+                self._receive(event, now)
+            case LeaderQueried():
                 self._asked(event)
-            case RevokeWanted():
+            case RevokeRequested():
                 leader = self.leaders.get(event.group_id)
                 if leader is not None:
-                    self._give(leader, group_events.RevokeWanted(event.stream_ids, event.reason), now)
+                    self._give(leader, group_events.RevokeRequested(event.stream_ids, event.reason), now)
             case StreamsChanged():
                 self._look_anew(event, now)
-            case Ordered():
+            case DesiredStateRead():
                 self._ordered(event, now)
-            case Shutdown():
-                self._stop_by = event.by
+            case ShutdownRequested():
+                self._stop_by = event.deadline
             case Tick():
                 self._pass_time(now)
             case _:
@@ -147,22 +155,22 @@ class Node:
 
     def _database_answered(self, event: DatabaseAnswer, now: float) -> None:
         match event:
-            case Opened():
+            case GroupOpened():
                 self._opened(event, now)
-            case Claimed() | Renewed() | Released():
-                self._elect(event.heard(), now)
-            case Loaded():
+            case LeadershipClaimed() | LeadershipsRenewed() | LeadershipsReleased():
+                self._elect(event.to_election_event(), now)
+            case GroupLoaded():
                 self._loaded(event, now)
-            case Written() | NotWritten():
+            case WritesCommitted() | CommitFailed():
                 self._commit_answered(event, now)
-            case Looked():
+            case LeaderLookedUp():
                 self._looked(event)
             case _:
                 assert_never(event)
 
     def _wake_at(self) -> float:
         stop = _NEVER if self._stop_by is None else self._stop_by
-        stop += self.settings.margin_s if self._releasing_all else 0.0
+        stop += self.settings.lease_margin_s if self._releasing_all else 0.0
         return min([self._election_wake, stop, self.registry.wake_at(), *self._wake.values()])
 
     def _send(self, agent: str, message: ToBorrower) -> None:
@@ -170,41 +178,41 @@ class Node:
 
     # --- those who watch --------------------------------------------------------------------------------------------
 
-    def _tell(self, group_id: int, lines: Sequence[HistoryRecord]) -> None:
+    def _notify(self, group_id: int, lines: Sequence[HistoryRecord]) -> None:
         group = self.registry.group_by_id(group_id)
         if lines and group is not None:
-            self._out.happened.extend(Happened(str(group.subscription), line) for line in lines)
+            self._out.happened.extend(GroupHistoryEvent(str(group.subscription), line) for line in lines)
 
-    def _asked(self, asked: Asked) -> None:
-        if self._inquiries.ask(asked.subscription, asked.subscriber_id):
-            self._out.requests.append(Look(asked.subscription))
+    def _asked(self, asked: LeaderQueried) -> None:
+        if self._inquiries.add(asked.subscription, asked.subscriber_id):
+            self._out.requests.append(LookUpLeader(asked.subscription))
 
-    def _looked(self, answer: Looked) -> None:
+    def _looked(self, answer: LeaderLookedUp) -> None:
         wanted = answer.request.subscription
-        if not answer.answered:
-            self._inquiries.unanswered(wanted)
+        if not answer.is_answered:
+            self._inquiries.cancel(wanted)
             return
-        claim = answer.claim
+        claim = answer.leadership
         leader = None if claim is None else self.leaders.get(claim.leadership_id)
         here = None if leader is None or claim is None or claim.term != leader.term else leader.members
-        self._out.answers.extend(self._inquiries.answered(wanted, answer.group, claim, here))
+        self._out.answers.extend(self._inquiries.complete(wanted, answer.group, claim, here))
         if claim is not None and claim.remaining_s > 0 and claim.node.incarnation != self.ref.incarnation:
             self._send_elsewhere(wanted, claim.leadership_id, claim.node.address)
 
     # --- messages ---------------------------------------------------------------------------------------------------
 
-    def _hear(self, heard: Heard, now: float) -> None:
-        message = heard.message
+    def _receive(self, received: MessageReceived, now: float) -> None:
+        message = received.message
         if isinstance(message, LeaderWanted):
-            self._seek(heard, message, now)
+            self._seek(received, message, now)
         elif isinstance(message, Ping):
             for borrower_id in message.borrower_ids:
                 ping = Ping((borrower_id,), message.sent_at)
-                self._to_leader(borrower_id, Heard(heard.agent, ping), now)
+                self._to_leader(borrower_id, MessageReceived(received.agent, ping), now)
         elif not self._can_wait(message):
             if isinstance(message, Disconnect) and not message.term:
-                self.registry.wait_no_more(heard.agent, message.borrower_id)
-            self._to_leader(message.borrower_id, heard, now)
+                self.registry.remove_waiter(received.agent, message.borrower_id)
+            self._to_leader(message.borrower_id, received, now)
 
     def _can_wait(self, message: ToLeader) -> bool:
         """A node that stops writes no more progress but last words, or it would never come to an end: the next leader
@@ -212,76 +220,92 @@ class Node:
         passing = isinstance(message, UpdateProgress) and not any(p.final for p in message.streams)
         return passing and self._stop_by is not None
 
-    def _to_leader(self, borrower_id: str, heard: Heard, now: float) -> None:
+    def _to_leader(self, borrower_id: str, received: MessageReceived, now: float) -> None:
         """A borrower that no leader here knows is told so; a leader outside its trust window answers nothing."""
-        group_id = self.registry.home_of(heard.agent, borrower_id)
+        group_id = self.registry.group_of_borrower(received.agent, borrower_id)
         leader = self.leaders.get(group_id) if group_id is not None else None
         if leader is None:
-            self._send(heard.agent, Invalidate(borrower_id, 0, EndReason.RETRY, "this node does not lead its group"))
+            self._send(
+                received.agent, Invalidate(borrower_id, 0, InvalidateReason.RETRY, "this node does not lead its group")
+            )
         else:
-            self._give(leader, group_events.Heard(heard.agent, heard.message), now)
+            self._give(leader, group_events.MessageReceived(received.agent, received.message), now)
 
-    def _seek(self, heard: Heard, wanted: LeaderWanted, now: float) -> None:
+    def _seek(self, received: MessageReceived, wanted: LeaderWanted, now: float) -> None:
         """Lead the group, find out who does, or say why nobody will."""
         try:
             subscription = Subscription.parse(wanted.subscription)
-            start = Start.parse(wanted.start)
+            start = StartingPosition.parse(wanted.starting_position)
         except (UsageError, ValueError) as problem:
-            self._send(heard.agent, Invalidate(wanted.borrower_id, 0, EndReason.DENIED, str(problem)))
+            self._send(received.agent, Invalidate(wanted.borrower_id, 0, InvalidateReason.DENIED, str(problem)))
             return
         if self._stop_by is not None:
             return
         group = self.registry.group(subscription)
-        self.registry.wait(subscription, heard, wanted.borrower_id, now)
-        if self._orders.forbid(group, now):
-            if self._inquiries.ask(subscription, None):
-                self._out.requests.append(Look(subscription))
+        self.registry.add_waiter(subscription, received, wanted.borrower_id, now)
+        if self._orders.is_forbidden(group, now):
+            if self._inquiries.add(subscription, None):
+                self._out.requests.append(LookUpLeader(subscription))
         elif group is None:
             if self.registry.begin_opening(subscription):
-                self._out.requests.append(Open(subscription, start, wanted.group_id))
+                self._out.requests.append(OpenGroup(subscription, start, wanted.group_id))
         elif group.group_id in self.leaders:
             self._admit(group, now)
         else:
-            self._elect(el.Want(group.group_id), now)
+            self._elect(el.Campaign(group.group_id), now)
 
-    def _opened(self, answer: Opened, now: float) -> None:
+    def _opened(self, answer: GroupOpened, now: float) -> None:
         request, group = answer.request, answer.group
         stranger = group is not None and group.subscription != request.subscription
-        self.registry.opened(request.subscription, None if stranger else group)
-        if group is not None and not stranger:
-            if self._stop_by is None and not self._orders.forbid(group, now):
-                self._elect(el.Want(group.group_id), now)
-        elif answer.final or stranger:
-            reason = EndReason.DENIED if request.group_id is None else EndReason.DELETED
-            waiting = [heard for heard, _ in self.registry.take_waiting(request.subscription)]
-            self._refuse(waiting, request.group_id, reason, answer.problem, now)
+        found = None if stranger else group
+        self.registry.finish_opening(request.subscription, found or self.registry.group(request.subscription))
+        if found is not None:
+            if self._stop_by is None and not self._orders.is_forbidden(found, now):
+                self._elect(el.Campaign(found.group_id), now)
+        elif answer.is_final or stranger:
+            reason = InvalidateReason.DENIED if request.group_id is None else InvalidateReason.DELETED
+            waiting = [received for received, _ in self.registry.take_waiters(request.subscription)]
+            self._refuse(waiting, request.group_id, reason, answer.error, now)
 
     def _refuse(
-        self, waiting: Iterable[Heard], group_id: int | None, reason: EndReason, problem: str, now: float
+        self,
+        waiting: Iterable[MessageReceived],
+        group_id: int | None,
+        reason: InvalidateReason,
+        problem: str,
+        now: float,
     ) -> None:
         """End those who asked for that very group; whoever asked for another is looked after anew."""
-        for heard in waiting:
-            wanted = heard.message
+        for received in waiting:
+            wanted = received.message
             assert isinstance(wanted, LeaderWanted)
             if wanted.group_id == group_id:
-                self._send(heard.agent, Invalidate(wanted.borrower_id, 0, reason, problem))
+                self._send(received.agent, Invalidate(wanted.borrower_id, 0, reason, problem))
             else:
-                self._seek(heard, wanted, now)
+                self._seek(received, wanted, now)
 
     def _admit(self, group: Group, now: float) -> None:
         """Give everyone who waited to the group's leader, unless it has fallen silent: nothing is lent to ghosts."""
         leader = self.leaders[group.group_id]
         since = now - self.settings.ping_timeout_s
-        for heard, borrower_id in self.registry.take_waiting(group.subscription, since):
-            wanted = heard.message
+        for received, borrower_id in self.registry.take_waiters(group.subscription, since):
+            wanted = received.message
             assert isinstance(wanted, LeaderWanted)
             if wanted.group_id is not None and wanted.group_id > group.group_id:
-                continue  # ours must be deleted, which its leader will soon find out; the borrower asks again
-            if wanted.group_id not in (None, group.group_id):
-                self._send(heard.agent, Invalidate(borrower_id, 0, EndReason.DELETED, f"group {wanted.group_id}"))
+                # Ours is deleted, which its leader will soon find out; or a failover has lost the other.
+                self.registry.add_waiter(group.subscription, received, borrower_id, now)
+                if self.registry.begin_opening(group.subscription):
+                    self._out.requests.append(
+                        OpenGroup(group.subscription, StartingPosition.parse(wanted.starting_position), wanted.group_id)
+                    )
                 continue
-            self.registry.settle(heard.agent, borrower_id, group.group_id)
-            self._give(leader, group_events.Heard(heard.agent, wanted), now)
+            if wanted.group_id not in (None, group.group_id):
+                self._send(
+                    received.agent, Invalidate(borrower_id, 0, InvalidateReason.DELETED, f"group {wanted.group_id}")
+                )
+                continue
+            self.registry.bind_borrower(received.agent, borrower_id, group.group_id)
+            self._give(leader, group_events.MessageReceived(received.agent, wanted), now)
 
     # --- leadership -------------------------------------------------------------------------------------------------
 
@@ -299,48 +323,48 @@ class Node:
     def _take_notice(self, notice: el.Notice, now: float) -> None:
         group = self.registry.group_by_id(notice.leadership_id)
         match notice:
-            case el.Led():
+            case el.LeadershipAcquired():
                 if group is not None:
-                    self._out.requests.append(Load(group, notice.term))
-            case el.LedElsewhere():
+                    self._out.requests.append(LoadGroup(group, notice.term))
+            case el.LeadershipHeldElsewhere():
                 if group is not None:
                     self._send_elsewhere(group.subscription, notice.leadership_id, notice.address)
-            case el.Lost():
+            case el.LeadershipLost():
                 self._step_down(notice.leadership_id, "lost the leadership")
             case _:
                 assert_never(notice)
 
     def _send_elsewhere(self, subscription: Subscription, group_id: int, address: str) -> None:
         """Everyone who waits for that group's leader, to the node that leads it."""
-        for heard, borrower_id in self.registry.take_waiting(subscription):
-            self._send(heard.agent, LeaderConnectResponse(borrower_id, 0, group_id, address))
+        for received, borrower_id in self.registry.take_waiters(subscription):
+            self._send(received.agent, LeaderConnectResponse(borrower_id, 0, group_id, address))
 
-    def _ordered(self, orders: Ordered, now: float) -> None:
+    def _ordered(self, orders: DesiredStateRead, now: float) -> None:
         """Let go what is not to be led any more; whoever asks for it is sent to its leader, or asks another node."""
         if self._stop_by is not None:
             return
         before = self._orders.draining
-        for group_id in self._orders.obey(orders, self.election.led(), now):
+        for group_id in self._orders.apply(orders, self.election.leaderships(), now):
             self._step_down(group_id, "an operator wants another node to lead")
-            self._elect(el.Unwant(group_id), now)
-        if orders.draining:
-            self._elect(el.UnwantAll(), now)
+            self._elect(el.Resign(group_id), now)
+        if orders.is_draining:
+            self._elect(el.ResignAll(), now)
         elif before:
-            self._elect(el.Want(MAINTENANCE), now)
+            self._elect(el.Campaign(MAINTENANCE), now)
 
-    def _loaded(self, answer: Loaded, now: float) -> None:
+    def _loaded(self, answer: GroupLoaded, now: float) -> None:
         group, term = answer.request.group, answer.request.term
-        if self.election.trusted(group.group_id, now) != term:
+        if self.election.trusted_term(group.group_id, now) != term:
             return
         if answer.rows is None:
-            self._elect(el.Unwant(group.group_id), now)
-            if answer.deleted:
+            self._elect(el.Resign(group.group_id), now)
+            if answer.is_deleted:
                 problem = f"group {group.group_id} is deleted"
-                self._refuse(self.registry.forget(group), group.group_id, EndReason.DELETED, problem, now)
+                self._refuse(self.registry.remove_group(group), group.group_id, InvalidateReason.DELETED, problem, now)
             return
         leader = GroupLeader(answer.group or group, term, answer.rows, self.settings, now)
         self.leaders[group.group_id] = leader
-        self._tell(group.group_id, [unrecorded(group.group_id, term, TAKEOVER, f"node {self.ref.name} leads")])
+        self._notify(group.group_id, [transient_record(group.group_id, term, TAKEOVER, f"node {self.ref.name} leads")])
         self._give(leader, group_events.Tick(), now)
         self._admit(group, now)
 
@@ -348,17 +372,17 @@ class Node:
         """Forget the leader; its borrowers look for the next one and keep their streams."""
         leader = self.leaders.pop(group_id, None)
         if leader is not None:
-            self._tell(group_id, [unrecorded(group_id, leader.term, STEP_DOWN, why)])
-            self._out.sends.extend(leader.dismissals(why))
+            self._notify(group_id, [transient_record(group_id, leader.term, STEP_DOWN, why)])
+            self._out.sends.extend(leader.invalidations(why))
             self._wake.pop(group_id, None)
             self._unwritten.pop(group_id, None)
-            self.registry.unsettle(group_id)
+            self.registry.unbind_group(group_id)
 
     # --- leaders at work --------------------------------------------------------------------------------------------
 
     def _give(self, leader: GroupLeader, event: group_events.Event, now: float) -> None:
         group_id = leader.group.group_id
-        if self.election.trusted(group_id, now) != leader.term:
+        if self.election.trusted_term(group_id, now) != leader.term:
             # A renewal's answer may yet come and extend the trust: by then this leader would have missed the event.
             self._elect(el.Tick(), now)
             return
@@ -367,19 +391,19 @@ class Node:
         except Exception:  # noqa: BLE001 a broken rule costs its own group a new leader, and nobody else anything
             self._out.stories.append(f"group {group_id}, {event}:\n{traceback.format_exc()}")
             self._step_down(group_id, "its leader broke a rule of its own")
-            self._elect(el.Unwant(group_id), now)
+            self._elect(el.Resign(group_id), now)
             return
         self._out.sends.extend(outcome.sends)
-        self._out.stories.extend(f"group {group_id}: {story}" for story in outcome.stories)
-        self._tell(group_id, outcome.happened)
+        self._out.stories.extend(f"group {group_id}: {story}" for story in outcome.invariant_violations)
+        self._notify(group_id, outcome.history)
         self._wake[group_id] = _NEVER if outcome.wake_at is None else outcome.wake_at
-        if outcome.entries or outcome.renew:
+        if outcome.changes or outcome.sync_streams:
             unwritten = self._unwritten.setdefault(group_id, _Unwritten(leader.term))
-            unwritten.entries.extend(outcome.entries)
-            unwritten.renew = unwritten.renew or outcome.renew
-        if outcome.stop is not None:
-            self._step_down(group_id, outcome.stop)
-            self._elect(el.Unwant(group_id), now)
+            unwritten.entries.extend(outcome.changes)
+            unwritten.renew = unwritten.renew or outcome.sync_streams
+        if outcome.stop_reason is not None:
+            self._step_down(group_id, outcome.stop_reason)
+            self._elect(el.Resign(group_id), now)
 
     def _commit(self) -> None:
         if self._committing or not self._unwritten:
@@ -387,23 +411,23 @@ class Node:
         batch = tuple(GroupWrites(g, u.term, tuple(u.entries), u.renew) for g, u in self._unwritten.items())
         self._unwritten.clear()
         self._committing = True
-        self._out.requests.append(Commit(batch))
+        self._out.requests.append(CommitWrites(batch))
 
-    def _commit_answered(self, answer: Written | NotWritten, now: float) -> None:
+    def _commit_answered(self, answer: WritesCommitted | CommitFailed, now: float) -> None:
         self._committing = False
-        if isinstance(answer, Written):
+        if isinstance(answer, WritesCommitted):
             for writes, result in zip(answer.request.batch, answer.results, strict=True):
-                self._tell(writes.group_id, result.recorded)
-                self._inform(writes, group_events.Committed(result), now)
+                self._notify(writes.group_id, result.history)
+                self._inform(writes, group_events.WritesCommitted(result), now)
             return
         for writes in answer.request.batch:
-            if answer.unknown:
+            if answer.is_outcome_unknown:
                 # Nobody knows what the rows say now: the next leader, perhaps this node again, reads them.
                 if self._leads(writes):
                     self._step_down(writes.group_id, "a commit's outcome is unknown")
-                    self._elect(el.Unwant(writes.group_id), now)
+                    self._elect(el.Resign(writes.group_id), now)
             else:
-                self._inform(writes, group_events.NotWritten(writes.entries), now)
+                self._inform(writes, group_events.CommitFailed(writes.changes), now)
 
     def _look_anew(self, said: StreamsChanged, now: float) -> None:
         """Completed epochs concern atomic groups alone."""
@@ -430,17 +454,19 @@ class Node:
             if leader is not None:
                 self._wake[group_id] = _NEVER
                 self._give(leader, group_events.Tick(), now)
-        for group in self.registry.take_unasked(now, self.settings.idle_stop_s, self.leaders):
-            self._elect(el.Unwant(group.group_id), now)
+        for group in self.registry.take_idle_groups(now, self.settings.leader_idle_timeout_s, self.leaders):
+            self._elect(el.Resign(group.group_id), now)
 
     def _wind_down(self, now: float) -> bool:
         """On shutdown: once nothing is being written, release every lease, then let the borrowers go."""
         if self._stop_by is None:
             return False
-        pending = self._committing or any(leader.pending() for leader in self.leaders.values())
+        pending = self._committing or any(leader.pending_changes() for leader in self.leaders.values())
         if not self._releasing_all and (not pending or now >= self._stop_by):
             self._releasing_all = True
-            self._elect(el.UnwantAll(), now)
+            self._elect(el.ResignAll(), now)
             for group_id in tuple(self.leaders):
                 self._step_down(group_id, "the node is shutting down")
-        return self._releasing_all and (not self.election.busy() or now >= self._stop_by + self.settings.margin_s)
+        return self._releasing_all and (
+            not self.election.is_busy() or now >= self._stop_by + self.settings.lease_margin_s
+        )

@@ -14,17 +14,17 @@ from collections.abc import Callable
 
 from sublet_protocol.messages.events import StreamHead
 from sublet_protocol.pubsub.model import Channel
-from sublet_protocol.pubsub.publisher import SessionPublisher
+from sublet_protocol.pubsub.publisher import PubSubPublisher
 from sublet_storage.notify import snapshot
 from sublet_storage.notify.changes import EPOCHS, GROUP, SPACE, STREAM, Change, NotifySettings
-from sublet_storage.notify.drivers.base import Driver
-from sublet_storage.notify.subscriber import Ears
+from sublet_storage.notify.drivers.base import NotificationDriver
+from sublet_storage.notify.subscriber import NotificationSubscriber
 
 LARGEST = 2**63 - 1
 """Of a stream id and of a head: larger ones nobody has."""
 
 
-class Hub:
+class NotificationHub:
     """Made and used on the node's loop; listens from the beginning to `close`. Raises what the driver raises.
 
     On the loop it calls `streams_changed(False)` when some were opened or closed, `streams_changed(True)` when nothing
@@ -34,8 +34,8 @@ class Hub:
     def __init__(
         self,
         url: str,
-        driver: Driver,
-        publisher: SessionPublisher,
+        driver: NotificationDriver,
+        publisher: PubSubPublisher,
         streams_changed: Callable[[bool], None],
         ordered: Callable[[int], None],
         grown: Callable[[int], None],
@@ -47,24 +47,26 @@ class Hub:
         self._lock = threading.Lock()
         self._followed: set[int] = set()
         self._news: deque[Change] = deque()
-        self._ears = Ears(url, driver, snapshot.reading(self._wanted), self._heard, settings=settings)
+        self._subscriber = NotificationSubscriber(
+            url, driver, snapshot.make_snapshot_reader(self._wanted), self._received, settings=settings
+        )
 
     @property
     def endpoint(self) -> str:
         """What publishers must know to reach this node."""
-        return self._ears.endpoint
+        return self._subscriber.endpoint
 
     @property
-    def ears(self) -> Ears:
+    def subscriber(self) -> NotificationSubscriber:
         """What is known, and how it became known."""
-        return self._ears
+        return self._subscriber
 
     @property
-    def following(self) -> int:
+    def subscribed_stream_count(self) -> int:
         """How many streams somebody follows."""
         return len(self._followed)
 
-    def followed(self, key: str, wanted: bool) -> None:
+    def set_interest(self, key: str, wanted: bool) -> None:
         """Somebody follows that stream now and is told what is known of it, or nobody does any more. A catch-up reads
         those alone that are followed, and only their heads are kept for who subscribes later."""
         stream_id = _stream_id(key)
@@ -73,26 +75,26 @@ class Hub:
         with self._lock:
             (self._followed.add if wanted else self._followed.discard)(stream_id)
         if not wanted:
-            self._publisher.retract(Channel.STREAM, key)
-        elif (known := self._ears.get(STREAM, key)) is not None:
-            self._tell(known)
+            self._publisher.clear_state(Channel.STREAM, key)
+        elif (known := self._subscriber.get(STREAM, key)) is not None:
+            self._notify(known)
         else:
-            self._ears.ask(STREAM)
+            self._subscriber.request_catch_up(STREAM)
 
-    def heads(self) -> dict[int, int]:
+    def known_heads(self) -> dict[int, int]:
         """{stream: head} of those that are followed, as far as they are known."""
-        known = {key: self._ears.get(STREAM, key) for key in map(str, self._wanted())}
+        known = {key: self._subscriber.get(STREAM, key) for key in map(str, self._wanted())}
         return {int(key): change.version // 2 for key, change in known.items() if change is not None}
 
     def close(self) -> None:
         """Listen no more; blocks for a moment."""
-        self._ears.close()
+        self._subscriber.close()
 
     def _wanted(self) -> frozenset[int]:
         with self._lock:
             return frozenset(self._followed)
 
-    def _heard(self, change: Change) -> None:
+    def _received(self, change: Change) -> None:
         """On the thread of the ears. The loop is woken once for all that has come until it is there."""
         self._news.append(change)
         if len(self._news) == 1:
@@ -104,23 +106,23 @@ class Hub:
         while self._news:
             change = self._news.popleft()
             if change.kind == STREAM:
-                self._tell(change)
+                self._notify(change)
             elif change.kind == GROUP and (group_id := _ordered(change)) is not None:
                 self._ordered(group_id)
             changed.add(change.kind)
         if changed & {SPACE, EPOCHS}:
             self._streams_changed(SPACE not in changed)
 
-    def _tell(self, change: Change) -> None:
+    def _notify(self, change: Change) -> None:
         """A head is in the version itself; what else a publisher says of it is not looked at."""
         stream_id = _stream_id(change.key)
         head, closed = divmod(change.version, 2)
-        if stream_id is None or change.deleted or not 0 <= head <= LARGEST:
+        if stream_id is None or change.is_deleted or not 0 <= head <= LARGEST:
             return
         self._grown(stream_id)
         if stream_id in self._followed:
-            told = StreamHead(stream_id, head, bool(closed))
-            self._publisher.publish(Channel.STREAM, change.key, told, min(change.version, LARGEST))
+            reported = StreamHead(stream_id, head, bool(closed))
+            self._publisher.publish(Channel.STREAM, change.key, reported, min(change.version, LARGEST))
 
 
 def _ordered(change: Change) -> int | None:

@@ -9,25 +9,25 @@ from __future__ import annotations
 from typing import assert_never
 
 from sublet_leader.node.events import (
-    Claimed,
     ClaimLeadership,
-    Commit,
+    CommitFailed,
+    CommitWrites,
     DatabaseAnswer,
-    Load,
-    Loaded,
-    Look,
-    Looked,
-    NotWritten,
-    Open,
-    Opened,
-    Released,
+    GroupLoaded,
+    GroupOpened,
+    LeaderLookedUp,
+    LeadershipClaimed,
+    LeadershipsReleased,
+    LeadershipsRenewed,
+    LoadGroup,
+    LookUpLeader,
+    OpenGroup,
     ReleaseLeaderships,
-    Renewed,
     RenewLeaderships,
     Request,
-    Written,
+    WritesCommitted,
 )
-from sublet_protocol.domain.errors import LostLeadership, UndeclaredQueue
+from sublet_protocol.domain.errors import StaleTerm, UndeclaredQueue
 from sublet_storage.groups.coordinator.store import GroupStore
 from sublet_storage.nodes import NodeRef
 
@@ -39,66 +39,66 @@ def execute(request: Request, store: GroupStore, ref: NodeRef, lease_s: float, j
     `jitter_s`: seconds that the loser of an election adds before it tries again.
     """
     match request:
-        case Open():
+        case OpenGroup():
             return _open(request, store)
         case ClaimLeadership():
-            return Claimed(request, store.claim(request.leadership_id, ref, lease_s), jitter_s)
+            return LeadershipClaimed(request, store.claim(request.leadership_id, ref, lease_s), jitter_s)
         case RenewLeaderships():
-            return Renewed(request, store.renew(ref, request.terms, lease_s))
+            return LeadershipsRenewed(request, store.renew(ref, request.terms, lease_s))
         case ReleaseLeaderships():
-            return Released(request, store.release(ref, request.terms))
-        case Load():
+            return LeadershipsReleased(request, store.release(ref, request.terms))
+        case LoadGroup():
             return _load(request, store)
-        case Commit():
-            return Written(request, store.commit(request.batch))
-        case Look():
+        case CommitWrites():
+            return WritesCommitted(request, store.commit(request.batch))
+        case LookUpLeader():
             return _look(request, store)
         case _:
             assert_never(request)
 
 
-def failed(request: Request, *, unknown: bool, jitter_s: float = 0.0) -> DatabaseAnswer:
+def failure_answer(request: Request, *, unknown: bool, jitter_s: float = 0.0) -> DatabaseAnswer:
     """What the node hears where the database did not answer. `unknown`: it may have done it all the same."""
     match request:
-        case Open():
-            return Opened(request, None, "the database did not answer")
+        case OpenGroup():
+            return GroupOpened(request, None, "the database did not answer")
         case ClaimLeadership():
-            return Claimed(request, None, jitter_s)
+            return LeadershipClaimed(request, None, jitter_s)
         case RenewLeaderships():
-            return Renewed(request, None)
+            return LeadershipsRenewed(request, None)
         case ReleaseLeaderships():
-            return Released(request, None)
-        case Load():
-            return Loaded(request, None)
-        case Commit():
-            return NotWritten(request, unknown)
-        case Look():
-            return Looked(request, answered=False)
+            return LeadershipsReleased(request, None)
+        case LoadGroup():
+            return GroupLoaded(request, None)
+        case CommitWrites():
+            return CommitFailed(request, unknown)
+        case LookUpLeader():
+            return LeaderLookedUp(request, is_answered=False)
         case _:
             assert_never(request)
 
 
-def _open(request: Open, store: GroupStore) -> Opened:
+def _open(request: OpenGroup, store: GroupStore) -> GroupOpened:
     if request.group_id is not None:
         group = store.find_group(request.group_id)
-        return Opened(request, group, f"group {request.group_id} is deleted", final=group is None)
+        return GroupOpened(request, group, f"group {request.group_id} is deleted", is_final=group is None)
     try:
-        return Opened(request, store.open_group(request.subscription, request.start))
+        return GroupOpened(request, store.open_group(request.subscription, request.starting_position))
     except UndeclaredQueue as problem:
-        return Opened(request, None, str(problem), final=True)
+        return GroupOpened(request, None, str(problem), is_final=True)
 
 
-def _load(request: Load, store: GroupStore) -> Loaded:
+def _load(request: LoadGroup, store: GroupStore) -> GroupLoaded:
     group = store.find_group(request.group.group_id)
     if group is None or group.subscription != request.group.subscription:  # lost by a failover, and its id given again
-        return Loaded(request, None, deleted=True)
+        return GroupLoaded(request, None, is_deleted=True)
     try:
-        return Loaded(request, store.load(request.group.group_id, request.term), group=group)
-    except LostLeadership:
-        return Loaded(request, None)
+        return GroupLoaded(request, store.load(request.group.group_id, request.term), group=group)
+    except StaleTerm:
+        return GroupLoaded(request, None)
 
 
-def _look(request: Look, store: GroupStore) -> Looked:
-    group = store.live_group(request.subscription)
-    claim = None if group is None else store.look((group.group_id,)).get(group.group_id)
-    return Looked(request, group, claim)
+def _look(request: LookUpLeader, store: GroupStore) -> LeaderLookedUp:
+    group = store.find_live_group(request.subscription)
+    claim = None if group is None else store.read_leaderships((group.group_id,)).get(group.group_id)
+    return LeaderLookedUp(request, group, claim)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import psycopg
@@ -18,30 +18,29 @@ from prometheus_client.registry import Collector
 
 from sublet_leader.group.machine import GroupLeader
 from sublet_leader.observe import metric_definitions
-from sublet_leader.observe.connection_pool import Reading
-from sublet_leader.observe.health import State
-from sublet_leader.observe.metric_definitions import Family, Kind
-from sublet_leader.observe.node_view import Facts
+from sublet_leader.observe.connection_pool import ConnectionPool
+from sublet_leader.observe.health import HealthState
+from sublet_leader.observe.metric_definitions import MetricDefinition, MetricType
+from sublet_leader.observe.node_view import NodeView
 from sublet_leader.observe.settings import HttpSettings
 from sublet_protocol.domain.errors import SubletError
 from sublet_storage.db.store_connection import Connection
-from sublet_storage.groups.model.records import LendingStatus
-from sublet_storage.groups.status.lag_queries import StatusLag, StreamLag, status_lags, stream_lags, summed
-from sublet_storage.groups.status.overview import Overview, led_by_nobody
+from sublet_storage.groups.status.lag_queries import StatusLag, StreamLag, status_lags, stream_lags, sum_by_status
+from sublet_storage.groups.status.overview import GroupOverview, list_leaderless_groups
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Lags:
+class LagSamples:
     """What the database says of groups; `took_s` None: it did not. Of those led here `sums`, of those that nobody leads
-    `unled`, of how many more there are `left_out`; `streams`: of some of both."""
+    `leaderless`, of how many more there are `not_exported_count`; `streams`: of some of both."""
 
     streams: tuple[StreamLag, ...] = ()
     sums: tuple[StatusLag, ...] = ()
-    unled: tuple[Overview, ...] = ()
-    left_out: int = 0
-    single: frozenset[int] = frozenset()
+    leaderless: tuple[GroupOverview, ...] = ()
+    not_exported_count: int = 0
+    stream_series_groups: frozenset[int] = frozenset()
     took_s: float | None = None
 
 
@@ -51,10 +50,10 @@ class _Families:
 
     made: dict[str, GaugeMetricFamily | CounterMetricFamily] = field(default_factory=dict)
 
-    def add(self, family: Family, value: float, *labels: str) -> None:
+    def add(self, family: MetricDefinition, value: float, *labels: str) -> None:
         """A sample."""
         if family.name not in self.made:
-            kind = CounterMetricFamily if family.kind is Kind.COUNTER else GaugeMetricFamily
+            kind = CounterMetricFamily if family.kind is MetricType.COUNTER else GaugeMetricFamily
             self.made[family.name] = kind(family.name, family.help, labels=family.labels)
         self.made[family.name].add_metric(labels, value)
 
@@ -62,7 +61,7 @@ class _Families:
 class NodeCollector(Collector):
     """Asked by `prometheus_client` for each scrape; the caller sees to it that one asks at a time."""
 
-    def __init__(self, facts: Facts, reading: Reading, settings: HttpSettings) -> None:
+    def __init__(self, facts: NodeView, reading: ConnectionPool, settings: HttpSettings) -> None:
         self._facts, self._reading, self._settings = facts, reading, settings
 
     def describe(self) -> Iterator[Metric]:
@@ -74,65 +73,68 @@ class NodeCollector(Collector):
         out = _Families()
         self._node(out.add)
         leaders = self._facts.leaders()
-        kept = dict(sorted(leaders.items())[: self._settings.metric_groups])
-        lags = self._lags(kept)
-        shown, all_of_them = len(kept) + len(lags.unled), len(leaders) + len(lags.unled) + lags.left_out
+        retained = dict(sorted(leaders.items())[: self._settings.max_group_series])
+        lags = self._lags(retained)
+        shown, all_of_them = (
+            len(retained) + len(lags.leaderless),
+            len(leaders) + len(lags.leaderless) + lags.not_exported_count,
+        )
         out.add(metric_definitions.LEFT_OUT, all_of_them - shown, "all")
-        out.add(metric_definitions.LEFT_OUT, all_of_them - len(lags.single), "streams")
-        names = {group_id: str(leader.group.subscription) for group_id, leader in kept.items()}
-        for group_id, leader in kept.items():
+        out.add(metric_definitions.LEFT_OUT, all_of_them - len(lags.stream_series_groups), "streams")
+        names = {group_id: str(leader.group.subscription) for group_id, leader in retained.items()}
+        for group_id, leader in retained.items():
             _memory(out.add, names[group_id], leader)
-        names |= {each.group.group_id: each.group.subscription for each in lags.unled}
-        for overview in lags.unled:
+        names |= {each.group.group_id: each.group.subscription for each in lags.leaderless}
+        for overview in lags.leaderless:
             _unled(out.add, overview)
-        _offsets(out.add, names, lags)
+        _offsets(out.add, names, retained, lags)
         yield from out.made.values()
 
     def _node(self, add: Callable[..., None]) -> None:
         facts, health = self._facts, self._facts.health()
         add(metric_definitions.NODE, 1, facts.ref.name, facts.version, facts.ref.incarnation)
-        for state in State:
-            add(metric_definitions.HEALTH, health.worst.state is state, state)
+        for state in HealthState:
+            add(metric_definitions.HEALTH, health.worst_check.state is state, state)
         for check in health.checks:
-            add(metric_definitions.CHECK, check.well, check.name)
-        add(metric_definitions.DATABASE_UP, health.named("database").state is not State.UNREACHABLE)
-        for status, count in facts.standings().items():
+            add(metric_definitions.CHECK, check.is_ok, check.name)
+        add(metric_definitions.DATABASE_UP, health.check_named("database").state is not HealthState.UNREACHABLE)
+        for status, count in facts.leadership_counts().items():
             add(metric_definitions.LEASES, count, status)
-        if facts.vitals.unled is not None and health.named("database").well:
-            add(metric_definitions.UNLED, facts.vitals.unled)
-        add(metric_definitions.AGENTS, facts.agents())
+        if facts.health_signals.leaderless_group_count is not None and health.check_named("database").is_ok:
+            add(metric_definitions.UNLED, facts.health_signals.leaderless_group_count)
+        add(metric_definitions.AGENTS, facts.agent_count())
         add(metric_definitions.HELD_POLLS, facts.sessions.held_polls)
-        add(metric_definitions.NEWS_KNOWN, facts.followed())
+        add(metric_definitions.NEWS_KNOWN, facts.subscribed_stream_count())
         for what, count in facts.session_counters().items():
             add(metric_definitions.SESSIONS, count, what)
-        for what, count in facts.news().items():
+        for what, count in facts.notification_counters().items():
             add(metric_definitions.NEWS, count, what)
 
-    def _lags(self, led: Mapping[int, GroupLeader]) -> Lags:
-        keeps_house = self._facts.keeps_house()
+    def _lags(self, led: Mapping[int, GroupLeader]) -> LagSamples:
+        keeps_house = self._facts.is_maintenance_leader()
         sizes = {group_id: len(leader.slots) for group_id, leader in led.items()}
         if not led and not keeps_house:
-            return Lags()
+            return LagSamples()
         began = time.monotonic()
         try:
             with self._reading.connection() as connection:
                 unled, total = self._unled(connection, led) if keeps_house else ((), 0)
-                sizes |= {each.group.group_id: _unfinished(each) for each in unled}
-                single = _within(sizes, self._settings.metric_streams)
+                sizes |= {each.group.group_id: sum(each.statuses.values()) for each in unled}
+                single = _within(sizes, self._settings.max_stream_series)
                 streams = stream_lags(connection, tuple(single)) if single else []
                 others = tuple(group_id for group_id in led if group_id not in single)
                 sums = status_lags(connection, others) if others else []
         except (SubletError, psycopg.Error) as error:
             log.debug("groups have no offsets in this scrape: %s", error)
-            return Lags(single=_within(sizes, self._settings.metric_streams))
+            return LagSamples(stream_series_groups=_within(sizes, self._settings.max_stream_series))
         of_led = [line for line in streams if line.group_id in led]
         took_s = time.monotonic() - began
-        return Lags(tuple(streams), (*summed(of_led), *sums), unled, total - len(unled), single, took_s)
+        return LagSamples(tuple(streams), (*sum_by_status(of_led), *sums), unled, total - len(unled), single, took_s)
 
-    def _unled(self, connection: Connection, led: Mapping[int, GroupLeader]) -> tuple[tuple[Overview, ...], int]:
+    def _unled(self, connection: Connection, led: Mapping[int, GroupLeader]) -> tuple[tuple[GroupOverview, ...], int]:
         """Those that nobody leads, as far as there is room, and how many they are. The database may not know yet of
         what is led here."""
-        found, total = led_by_nobody(connection, max(self._settings.metric_groups - len(led), 0))
+        found, total = list_leaderless_groups(connection, max(self._settings.max_group_series - len(led), 0))
         mine = self._facts.leaders()
         others = tuple(each for each in found if each.group.group_id not in mine)
         return others, max(total - (len(found) - len(others)), 0)
@@ -148,35 +150,30 @@ def _within(sizes: Mapping[int, int], most: int) -> frozenset[int]:
     return frozenset(found)
 
 
-def _unfinished(overview: Overview) -> int:
-    return sum(count for status, count in overview.statuses.items() if status != LendingStatus.FINISHED)
-
-
-def _unled(add: Callable[..., None], overview: Overview) -> None:
+def _unled(add: Callable[..., None], overview: GroupOverview) -> None:
     """What is told of a group that has a leader, as far as it is in the database."""
     name, counts = overview.group.subscription, overview.counts
     add(metric_definitions.MEMBERS, 0, name)
-    add(metric_definitions.PAUSED, overview.group.orders.paused is not None, name)
-    add(metric_definitions.STUCK, counts.stuck, name)
+    add(metric_definitions.PAUSED, overview.group.desired_state.pause_reason is not None, name)
+    add(metric_definitions.STUCK, counts.unreadable_count, name)
     for status, count in counts.statuses.items():
         add(metric_definitions.STREAMS, count, name, status)
-    _sums(add, name, counts.known_lag, counts.largest, counts.unknown)
+    _sums(add, name, counts.known_lag, counts.max_lag, counts.unknown_lag_count)
 
 
 def _memory(add: Callable[..., None], name: str, leader: GroupLeader) -> None:
     add(metric_definitions.MEMBERS, len(leader.members), name)
-    add(metric_definitions.PAUSED, leader.orders.paused is not None, name)
+    add(metric_definitions.PAUSED, leader.orders.pause_reason is not None, name)
     add(metric_definitions.TERM, leader.term, name)
-    add(metric_definitions.STUCK, leader.slots.stuck(), name)
+    add(metric_definitions.STUCK, leader.slots.unreadable_count(), name)
 
 
-def _offsets(add: Callable[..., None], names: Mapping[int, str], lags: Lags) -> None:
-    if lags.took_s is not None:
-        add(metric_definitions.SCRAPE, lags.took_s)
+def _offsets(add: Callable[..., None], names: Mapping[int, str], led: Iterable[int], lags: LagSamples) -> None:
+    if lags.took_s is None:
+        return
+    add(metric_definitions.SCRAPE, lags.took_s)
     heads: dict[tuple[str, str], int] = {}
     for line in lags.streams:
-        if line.status == LendingStatus.FINISHED:
-            continue
         labels = (names[line.group_id], line.space, str(line.stream_id))
         heads[line.space, labels[2]] = line.head
         add(metric_definitions.OFFSET, line.position, *labels)
@@ -184,9 +181,9 @@ def _offsets(add: Callable[..., None], names: Mapping[int, str], lags: Lags) -> 
             add(metric_definitions.LAG, line.lag, *labels)
     for (space, stream), head in heads.items():
         add(metric_definitions.HEAD, head, space, stream)
-    by_group: dict[int, list[StatusLag]] = {}
+    by_group: dict[int, list[StatusLag]] = {group_id: [] for group_id in led}
     for each in lags.sums:
-        by_group.setdefault(each.group_id, []).append(each)
+        by_group[each.group_id].append(each)
         add(metric_definitions.STREAMS, each.streams, names[each.group_id], each.status)
     for group_id, sums in by_group.items():
         largest = max((each.largest for each in sums if each.largest is not None), default=None)

@@ -7,27 +7,27 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 
-from sublet_leader.group.history import EVICT, FENCE, JOIN, LEAVE, STEP_DOWN, Happened
-from sublet_leader.node.events import Commit, NodeEvent, NotWritten, Request, Written
+from sublet_leader.group.history import EVICT, FENCE, JOIN, LEAVE, STEP_DOWN, GroupHistoryEvent
+from sublet_leader.node.events import CommitFailed, CommitWrites, NodeEvent, Request, WritesCommitted
 from sublet_leader.observe import metric_definitions
-from sublet_leader.observe.metric_definitions import Family
+from sublet_leader.observe.metric_definitions import MetricDefinition
 from sublet_storage.groups.model.records import TAKEOVER
 
 OTHERS = "(others)"
 """Stands for groups, or reasons, beyond the limit."""
-MOST_REASONS = 64
+MAX_REASONS = 64
 _MEMBERS = (JOIN, LEAVE, EVICT, FENCE)
 _LEADERS = (TAKEOVER, STEP_DOWN)
 _BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
-class Counted:
+class NodeCounters:
     """The counters of one node. `most_groups`: beyond so many, groups are counted together."""
 
     def __init__(self, registry: CollectorRegistry, most_groups: int) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a series more for each, that nobody asks for
 
-        def counter(family: Family) -> Counter:
+        def counter(family: MetricDefinition) -> Counter:
             return Counter(family.name, family.help, family.labels, registry=registry)
 
         self._lendings = counter(metric_definitions.LENDINGS)
@@ -39,36 +39,36 @@ class Counted:
         self._failures = counter(metric_definitions.FAILURES)
         latency = metric_definitions.LATENCY
         self._latency = Histogram(latency.name, latency.help, latency.labels, registry=registry, buckets=_BUCKETS_S)
-        self._groups, self._reasons = _Few(most_groups), _Few(MOST_REASONS)
+        self._groups, self._reasons = _Few(most_groups), _Few(MAX_REASONS)
 
-    def happened(self, happened: Iterable[Happened], stories: int = 0) -> None:
+    def record_history(self, happened: Iterable[GroupHistoryEvent], stories: int = 0) -> None:
         """True by now. `stories`: so many leaders broke a rule."""
         self._broken.inc(stories)
         for each in happened:
-            line = each.line
+            line = each.record
             if line.event in _LEADERS:
                 self._leading.labels(line.event).inc()
             elif line.event in _MEMBERS:
                 self._members.labels(self._groups.named(each.subscription), line.event).inc()
             elif line.stream_id:
-                reason = self._reasons.named(kind_of(line.reason))
-                forced = "true" if line.forced else "false"
+                reason = self._reasons.named(reason_category(line.reason))
+                forced = "true" if line.is_forced else "false"
                 self._lendings.labels(self._groups.named(each.subscription), line.event, reason, forced).inc()
 
-    def begin(self, request: Request) -> None:
+    def on_request(self, request: Request) -> None:
         """A request goes out to the database."""
 
-    def end(self, request: Request, answer: NodeEvent, problem: Exception | None, took_s: float) -> None:
+    def on_answer(self, request: Request, answer: NodeEvent, problem: Exception | None, took_s: float) -> None:
         """What came of it."""
         kind = type(request).__name__
         self._latency.labels(kind).observe(took_s)
         if problem is not None:
             self._failures.labels(kind).inc()
         match answer:
-            case Written(Commit(batch)):
+            case WritesCommitted(CommitWrites(batch)):
                 self._commits.labels("written").inc()
-                self._entries.inc(sum(len(writes.entries) for writes in batch))
-            case NotWritten(unknown=unknown):
+                self._entries.inc(sum(len(writes.changes) for writes in batch))
+            case CommitFailed(is_outcome_unknown=unknown):
                 self._commits.labels("unknown" if unknown else "failed").inc()
             case _:
                 pass
@@ -90,11 +90,11 @@ class _Few:
         return name
 
 
-def kind_of(reason: str) -> str:
+def reason_category(reason: str) -> str:
     """A reason of history without what is particular about this case: what people wrote, names, numbers."""
     general = re.split(r"[;(]", reason, maxsplit=1)[0]
     head, _, rest = general.partition(":")
     if head.strip() == "deadline":
-        return f"deadline: {kind_of(rest)}"
+        return f"deadline: {reason_category(rest)}"
     general = general if head.strip() == "evicted" else head
     return re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "N", general).strip()[:60] or "none"

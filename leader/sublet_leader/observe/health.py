@@ -10,14 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sublet_leader.observe.health_signals import Vitals
+from sublet_leader.observe.health_signals import HealthSignals
 from sublet_leader.settings import LeaderSettings
 
 STUCK_S = 5.0
 """A loop that has not come round for so long is stuck."""
 
 
-class State(StrEnum):
+class HealthState(StrEnum):
     """What a probe is told, in words."""
 
     OK = "ok"
@@ -25,48 +25,48 @@ class State(StrEnum):
     STOPPING = "stopping"  # it hands over what it leads
     DRAINING = "draining"  # an operator wants it to lead nothing any more
     STUCK = "stuck"  # its event loop does not turn: only a restart helps
-    UNREACHABLE = "database unreachable"  # it leads nothing beyond the end of its leases
-    DENIED = "lease denied"  # the database answers, and does not grant it a lease that it asks for
-    NO_LEADER = "no leader"  # there are groups that have consumers, and nobody leads them
+    UNREACHABLE = "database_unreachable"  # it leads nothing beyond the end of its leases
+    DENIED = "lease_denied"  # the database answers, and does not grant it a lease that it asks for
+    NO_LEADER = "no_leader"  # there are groups that have consumers, and nobody leads them
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """One thing that was looked at. `needed`: unless it is well this node cannot serve."""
+class HealthCheck:
+    """One thing that was looked at. `is_required`: unless it is well this node cannot serve."""
 
     name: str
-    state: State
-    why: str = ""
-    needed: bool = True
+    state: HealthState
+    detail: str = ""
+    is_required: bool = True
 
     @property
-    def well(self) -> bool:
+    def is_ok(self) -> bool:
         """Nothing is wrong with it."""
-        return self.state is State.OK
+        return self.state is HealthState.OK
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
     """All checks, the gravest first."""
 
-    checks: tuple[Check, ...]
+    checks: tuple[HealthCheck, ...]
 
     @property
-    def worst(self) -> Check:
+    def worst_check(self) -> HealthCheck:
         """The first that is not well, else the first."""
-        return next((check for check in self.checks if not check.well), self.checks[0])
+        return next((check for check in self.checks if not check.is_ok), self.checks[0])
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """False where only a restart helps."""
-        return self.named("loop").state is not State.STUCK
+        return self.check_named("loop").state is not HealthState.STUCK
 
     @property
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """It can serve."""
-        return all(check.well for check in self.checks if check.needed)
+        return all(check.is_ok for check in self.checks if check.is_required)
 
-    def named(self, name: str) -> Check:
+    def check_named(self, name: str) -> HealthCheck:
         """The check of that name. Raises `KeyError`."""
         return {check.name: check for check in self.checks}[name]
 
@@ -75,55 +75,57 @@ CHECKS = ("loop", "database", "lease", "leaders")
 """Their names, in paths and for gRPC."""
 
 
-def judge(vitals: Vitals, settings: LeaderSettings) -> Health:
+def evaluate_health(vitals: HealthSignals, settings: LeaderSettings) -> Health:
     """How it is at this moment."""
     now = vitals.clock()
     away = _away(vitals, settings, now)
     return Health((_loop(vitals, now), away, _lease(vitals, settings, now), _leaders(vitals, away)))
 
 
-def _loop(vitals: Vitals, now: float) -> Check:
-    if vitals.turned_at is None:
-        return Check("loop", State.STARTING, "it does not serve yet")
-    if vitals.stopping:
-        return Check("loop", State.STOPPING, "it hands over what it leads")
-    if now - vitals.turned_at > STUCK_S:
-        return Check("loop", State.STUCK, f"its event loop has not turned for {now - vitals.turned_at:.0f} s")
-    if vitals.draining:
-        return Check("loop", State.DRAINING, "an operator drains it: it leads nothing")
-    return Check("loop", State.OK)
+def _loop(vitals: HealthSignals, now: float) -> HealthCheck:
+    if vitals.last_loop_beat_at is None:
+        return HealthCheck("loop", HealthState.STARTING, "it does not serve yet")
+    if vitals.is_stopping:
+        return HealthCheck("loop", HealthState.STOPPING, "it hands over what it leads")
+    if now - vitals.last_loop_beat_at > STUCK_S:
+        return HealthCheck(
+            "loop", HealthState.STUCK, f"its event loop has not turned for {now - vitals.last_loop_beat_at:.0f} s"
+        )
+    if vitals.is_draining:
+        return HealthCheck("loop", HealthState.DRAINING, "an operator drains it: it leads nothing")
+    return HealthCheck("loop", HealthState.OK)
 
 
-def _away(vitals: Vitals, settings: LeaderSettings, now: float) -> Check:
+def _away(vitals: HealthSignals, settings: LeaderSettings, now: float) -> HealthCheck:
     """Each thread's last answer counts: what one is told says nothing of the other's connection. A request that is out
     for too long is not answered."""
     patience_s = settings.statement_timeout_s + settings.tcp_timeout_s
     for pulse in (vitals.worker, vitals.directory):
-        if pulse.failed_at > pulse.answered_at:
-            return Check("database", State.UNREACHABLE, pulse.problem)
-        began_at = pulse.began_at
+        if pulse.last_failure_at > pulse.last_answer_at:
+            return HealthCheck("database", HealthState.UNREACHABLE, pulse.last_error)
+        began_at = pulse.request_started_at
         if began_at is not None and now - began_at > patience_s:
-            return Check("database", State.UNREACHABLE, f"it has not answered for {now - began_at:.1f} s")
-    return Check("database", State.OK)
+            return HealthCheck("database", HealthState.UNREACHABLE, f"it has not answered for {now - began_at:.1f} s")
+    return HealthCheck("database", HealthState.OK)
 
 
-def _lease(vitals: Vitals, settings: LeaderSettings, now: float) -> Check:
+def _lease(vitals: HealthSignals, settings: LeaderSettings, now: float) -> HealthCheck:
     """A single failure is tried again: a row may be locked for a moment."""
-    if vitals.name_taken is not None:
-        return Check("lease", State.DENIED, vitals.name_taken)
-    if vitals.failing is not None and now - vitals.failing.at >= settings.retry_s:
-        return Check("lease", State.DENIED, vitals.failing.why)
-    if taken := vitals.taken_since(now - settings.lease_s):
+    if vitals.name_conflict is not None:
+        return HealthCheck("lease", HealthState.DENIED, vitals.name_conflict)
+    if vitals.lease_failure is not None and now - vitals.lease_failure.since >= settings.claim_retry_interval_s:
+        return HealthCheck("lease", HealthState.DENIED, vitals.lease_failure.reason)
+    if taken := vitals.leases_lost_since(now - settings.lease_duration_s):
         more = f", and {len(taken) - 1} more" if len(taken) > 1 else ""
-        return Check("lease", State.DENIED, taken[0].why + more)
-    return Check("lease", State.OK)
+        return HealthCheck("lease", HealthState.DENIED, taken[0].reason + more)
+    return HealthCheck("lease", HealthState.OK)
 
 
-def _leaders(vitals: Vitals, away: Check) -> Check:
+def _leaders(vitals: HealthSignals, away: HealthCheck) -> HealthCheck:
     """What nobody can look up is not said to be well."""
-    if not away.well:
-        return Check("leaders", State.UNREACHABLE, "nobody can look it up", needed=False)
-    if vitals.unled:
-        said = "1 group has" if vitals.unled == 1 else f"{vitals.unled} groups have"
-        return Check("leaders", State.NO_LEADER, f"{said} consumers and no leader", needed=False)
-    return Check("leaders", State.OK, needed=False)
+    if not away.is_ok:
+        return HealthCheck("leaders", HealthState.UNREACHABLE, "nobody can look it up", is_required=False)
+    if vitals.leaderless_group_count:
+        said = "1 group has" if vitals.leaderless_group_count == 1 else f"{vitals.leaderless_group_count} groups have"
+        return HealthCheck("leaders", HealthState.NO_LEADER, f"{said} consumers and no leader", is_required=False)
+    return HealthCheck("leaders", HealthState.OK, is_required=False)

@@ -24,21 +24,21 @@ _SAID = {
 
 
 class HealthService:
-    """`turn` is called at each beat, and `look` right after it."""
+    """`on_beat` is called at each beat, and `look` right after it."""
 
-    def __init__(self, server: grpc.aio.Server, turn: Callable[[], None], look: Callable[[], Health]) -> None:
-        self._turn, self._look = turn, look
+    def __init__(self, server: grpc.aio.Server, on_beat: Callable[[], None], look: Callable[[], Health]) -> None:
+        self._turn, self._look = on_beat, look
         self._service = health.aio.HealthServicer()
-        self._told: dict[str, bool] = {}
+        self._reported: dict[str, bool] = {}
         self._task: asyncio.Task[None] | None = None
         health_pb2_grpc.add_HealthServicer_to_server(self._service, server)
 
-    async def begin(self) -> None:
+    async def start(self) -> None:
         """Tell what is, and go on telling what changes."""
         await self._beat()
         self._task = asyncio.get_running_loop().create_task(self._follow())
 
-    async def end(self) -> None:
+    async def stop(self) -> None:
         """From now on nothing serves, whatever is looked at."""
         if self._task is not None:
             self._task.cancel()
@@ -52,8 +52,8 @@ class HealthService:
     async def _beat(self) -> None:
         self._turn()
         found = self._look()
-        now = {"": found.ready, LIVE: found.alive, **{name: found.named(name).well for name in CHECKS}}
+        now = {"": found.is_ready, LIVE: found.is_alive, **{name: found.check_named(name).is_ok for name in CHECKS}}
         for name, well in now.items():
-            if self._told.get(name) != well:
+            if self._reported.get(name) != well:
                 await self._service.set(name, _SAID[well])
-        self._told = now
+        self._reported = now

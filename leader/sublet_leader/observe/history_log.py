@@ -8,34 +8,34 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from sublet_leader.group.history import Happened
+from sublet_leader.group.history import GroupHistoryEvent
 
 LOGGER = "sublet.events"
 log = logging.getLogger(LOGGER)
 
 
-def write(happened: Iterable[Happened]) -> None:
+def log_history(happened: Iterable[GroupHistoryEvent]) -> None:
     """A record each, if anybody wants them."""
     if not log.isEnabledFor(logging.INFO):
         return
     for each in happened:
-        log.info("%s: %s", each.line.event, each.line.reason, extra={"fields": fields(each)})
+        log.info("%s: %s", each.record.event, each.record.reason, extra={"fields": log_fields(each)})
 
 
-def fields(happened: Happened) -> dict[str, object]:
+def log_fields(happened: GroupHistoryEvent) -> dict[str, object]:
     """The ids of what happened, without those that do not apply."""
-    line = happened.line
-    told: dict[str, object] = {
+    line = happened.record
+    reported: dict[str, object] = {
         "event": line.event,
-        "group": happened.subscription,
+        "subscription": happened.subscription,
         "group_id": line.group_id,
         "term": line.term,
-        "stream": line.stream_id or None,
-        "grant": line.grant_id or None,
+        "stream_id": line.stream_id or None,
+        "grant_id": line.grant_id or None,
         "position": line.position if line.stream_id else None,
-        "until": line.until,
-        "member": line.borrower_id,
+        "redelivery_end": line.redelivery_end,
+        "borrower_id": line.borrower_id,
         "agent": line.agent,
         "session": line.session,
     }
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in reported.items() if value is not None}

@@ -14,22 +14,22 @@ from collections.abc import Iterable
 
 import psycopg
 
-from sublet_leader.observe.connection_pool import Reading
+from sublet_leader.observe.connection_pool import ConnectionPool
 from sublet_protocol.domain.errors import SubletError
 from sublet_storage.groups.status.lag_queries import all_lags
 
 log = logging.getLogger(__name__)
 
 SAMPLE_S = 10.0
-MOST_OF_TIME = 0.02
+MAX_OF_TIME = 0.02
 """Sampling takes no more than this part of the database's time for one connection."""
 _UNKNOWN = -1
 
 
-class Curves:
+class LagHistory:
     """Samples on a thread of its own from `start` to `close`; read on any thread."""
 
-    def __init__(self, reading: Reading, minutes: int, most_groups: int) -> None:
+    def __init__(self, reading: ConnectionPool, minutes: int, most_groups: int) -> None:
         self._reading, self._most = reading, most_groups
         self._samples: deque[tuple[float, array[int]]] = deque(maxlen=max(int(minutes * 60 / SAMPLE_S), 1))
         self._columns: dict[int, int] = {}
@@ -48,7 +48,7 @@ class Curves:
         if self._thread.is_alive():
             self._thread.join(1.0)
 
-    def of(self, group_ids: Iterable[int]) -> tuple[list[float], dict[int, list[int | None]]]:
+    def read(self, group_ids: Iterable[int]) -> tuple[list[float], dict[int, list[int | None]]]:
         """When samples were taken, in seconds since 1970, and {group: its lag then, None where it is not known}."""
         samples = tuple(self._samples)
         return [round(at, 1) for at, _ in samples], {each: self._curve(each, samples) for each in group_ids}
@@ -60,7 +60,7 @@ class Curves:
         found = [lags[column] if column < len(lags) else _UNKNOWN for _, lags in samples]
         return [None if lag == _UNKNOWN else lag for lag in found]
 
-    def add(self, at: float, lags: dict[int, int | None]) -> None:
+    def add_sample(self, at: float, lags: dict[int, int | None]) -> None:
         """One sample. Groups that are gone give their columns up."""
         if len(self._columns) > len(lags) + 1000:
             self._samples.clear()
@@ -81,7 +81,7 @@ class Curves:
             try:
                 with self._reading.connection() as connection:
                     lags = all_lags(connection)
-                self.add(time.time(), lags)
+                self.add_sample(time.time(), lags)
             except (SubletError, psycopg.Error) as error:
                 log.debug("no sample of the groups' lag: %s", error)
-            wait_s = max(SAMPLE_S, (time.monotonic() - began) / MOST_OF_TIME)
+            wait_s = max(SAMPLE_S, (time.monotonic() - began) / MAX_OF_TIME)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Kind(StrEnum):
+class MetricType(StrEnum):
     """As Prometheus knows them."""
 
     GAUGE = "gauge"
@@ -15,32 +15,32 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class MetricDefinition:
     """One metric. `name` is without the `_total` that a counter is exported with."""
 
     name: str
-    kind: Kind
+    kind: MetricType
     help: str
     labels: tuple[str, ...] = ()
 
     @property
-    def exported(self) -> tuple[str, ...]:
+    def exported_names(self) -> tuple[str, ...]:
         """The names that a query may use."""
         match self.kind:
-            case Kind.COUNTER:
+            case MetricType.COUNTER:
                 return (f"{self.name}_total",)
-            case Kind.HISTOGRAM:
+            case MetricType.HISTOGRAM:
                 return tuple(f"{self.name}_{part}" for part in ("bucket", "count", "sum"))
-            case Kind.GAUGE:
+            case MetricType.GAUGE:
                 return (self.name,)
 
 
-def _gauge(name: str, help: str, *labels: str) -> Family:
-    return Family(f"sublet_{name}", Kind.GAUGE, help, labels)
+def _gauge(name: str, help: str, *labels: str) -> MetricDefinition:
+    return MetricDefinition(f"sublet_{name}", MetricType.GAUGE, help, labels)
 
 
-def _counter(name: str, help: str, *labels: str) -> Family:
-    return Family(f"sublet_{name}", Kind.COUNTER, help, labels)
+def _counter(name: str, help: str, *labels: str) -> MetricDefinition:
+    return MetricDefinition(f"sublet_{name}", MetricType.COUNTER, help, labels)
 
 
 STREAM_LABELS = ("group", "space", "stream")
@@ -48,18 +48,18 @@ STREAM_LABELS = ("group", "space", "stream")
 # --- the node --------------------------------------------------------------------------------------------------------
 
 NODE = _gauge("node_info", "1, with the node's name, release and life.", "node", "version", "incarnation")
-HEALTH = _gauge("health", "1 for the state that a probe is told, 0 for the others.", "state")
-CHECK = _gauge("check", "1 if that check of the node is well, else 0.", "check")
+HEALTH = _gauge("health_state", "1 for the state that a probe is told, 0 for the others.", "state")
+CHECK = _gauge("health_check_ok", "1 if that check of the node is well, else 0.", "check")
 DATABASE_UP = _gauge("database_up", "1 while the database answers this node, else 0.")
 LEASES = _gauge("leaderships", "Leaderships that this node has to do with, by where they stand.", "status")
 UNLED = _gauge(
     "groups_without_leader",
     "Groups of all nodes that have consumers and no leader, when last looked. Absent while the database is away.",
 )
-LEFT_OUT = _gauge("groups_left_out", "Groups too many to be exported by this node, by what is missing.", "series")
+LEFT_OUT = _gauge("groups_not_exported", "Groups too many to be exported by this node, by what is missing.", "series")
 AGENTS = _gauge("agents", "Agents that are connected to this node.")
 HELD_POLLS = _gauge("held_polls", "Polls of agents that the node holds at this moment.")
-NEWS_KNOWN = _gauge("followed_streams", "Streams whose heads somebody here wants to be told of.")
+NEWS_KNOWN = _gauge("subscribed_streams", "Streams whose heads somebody here wants to be told of.")
 
 # --- groups ----------------------------------------------------------------------------------------------------------
 
@@ -77,11 +77,16 @@ LAG_KNOWN = _gauge("consumergroup_known_lag_sum", "The lag of those streams whos
 LAG_MAX = _gauge("consumergroup_lag_max", "The largest known lag of a group's streams. Absent if none is.", "group")
 UNKNOWN = _gauge("consumergroup_unknown_lag_streams", "Streams of the group whose lag is unknown.", "group")
 STUCK = _gauge(
-    "consumergroup_stuck_streams",
+    "consumergroup_unreadable_streams",
     "Streams of the group whose holders cannot read on: what comes next lies outside of Postgres, damaged or away.",
     "group",
 )
-STREAMS = _gauge("consumergroup_streams", "Streams of the group by the status of their rows.", "group", "status")
+STREAMS = _gauge(
+    "consumergroup_streams",
+    "Streams of the group by the status of their rows. Those that are `finished` are not counted.",
+    "group",
+    "status",
+)
 MEMBERS = _gauge(
     "consumergroup_members", "Consumers that are connected to the group's leader; 0 of a group that has none.", "group"
 )
@@ -100,19 +105,27 @@ LENDINGS = _counter(
 )
 MEMBERSHIP = _counter("member_events", "Consumers that joined, left, were evicted or fenced.", "group", "event")
 LEADING = _counter("leader_events", "Leaders that began here (takeover) or ended here (step_down).", "event")
-BROKEN = _counter("broken_rules", "Leaders that ended because they broke a rule of their own: please report it.")
+BROKEN = _counter(
+    "invariant_violations", "Leaders that ended because they broke a rule of their own: please report it."
+)
 COMMITS = _counter("commits", "Transactions of the node's leaders, by what became of them.", "outcome")
-COMMITTED = _counter("committed_entries", "Changes of lending rows in the transactions that were committed.")
-LATENCY = Family(
+COMMITTED = _counter("committed_changes", "Changes of lending rows in the transactions that were committed.")
+LATENCY = MetricDefinition(
     "sublet_database_request_seconds",
-    Kind.HISTOGRAM,
+    MetricType.HISTOGRAM,
     "How long the database took to answer a request of the node's leaders.",
     ("request",),
 )
-FAILURES = _counter("database_failures", "Requests of leaders that the database did not carry out.", "request")
-SESSIONS = _counter("session", "What happened between the node and its agents, as in `NodeState.session`.", "what")
-NEWS = _counter("news", "How news of messages came to this node, and what of it was missed and read.", "what")
-SCRAPE = _gauge("scrape_database_seconds", "How long the database took for the groups' metrics, when last asked.")
+FAILURES = _counter("database_request_failures", "Requests of leaders that the database did not carry out.", "request")
+SESSIONS = _counter(
+    "pubsub_events", "What happened between the node and its agents, as in `NodeState.pubsub`.", "event"
+)
+NEWS = _counter(
+    "notification_events", "How news of messages came to this node, and what of it was missed and read.", "event"
+)
+SCRAPE = _gauge("scrape_duration_seconds", "How long the database took for the groups' metrics, when last asked.")
 
-FAMILIES: tuple[Family, ...] = tuple(each for each in tuple(globals().values()) if isinstance(each, Family))
+FAMILIES: tuple[MetricDefinition, ...] = tuple(
+    each for each in tuple(globals().values()) if isinstance(each, MetricDefinition)
+)
 """All of them, in this order."""

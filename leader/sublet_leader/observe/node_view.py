@@ -13,50 +13,52 @@ from importlib.metadata import PackageNotFoundError, version
 
 from sublet_leader.group.machine import GroupLeader
 from sublet_leader.node.machine import Node
-from sublet_leader.node.notification_hub import Hub
-from sublet_leader.observe.health import Health, judge
-from sublet_leader.observe.health_signals import Vitals
+from sublet_leader.node.notification_hub import NotificationHub
+from sublet_leader.observe.health import Health, evaluate_health
+from sublet_leader.observe.health_signals import HealthSignals
 from sublet_leader.settings import LeaderSettings
-from sublet_protocol.pubsub.server import SessionServer
+from sublet_protocol.pubsub.server import PubSubServer
 from sublet_storage.groups.model.records import MAINTENANCE
 from sublet_storage.nodes import NodeRef
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class NodeView:
     """One node."""
 
     ref: NodeRef
     settings: LeaderSettings
-    vitals: Vitals
+    health_signals: HealthSignals
     machine: Node
-    sessions: SessionServer
-    hub: Hub | None
+    sessions: PubSubServer
+    hub: NotificationHub | None
 
     @property
     def version(self) -> str:
         """The release that it runs."""
-        return release()
+        return installed_version()
 
     def health(self) -> Health:
         """How it is."""
-        return judge(self.vitals, self.settings)
+        return evaluate_health(self.health_signals, self.settings)
 
     def leaders(self) -> dict[int, GroupLeader]:
         """The groups that it may act for at this moment, by id; two nodes never have the same."""
-        now = self.vitals.clock()
+        now = self.health_signals.clock()
         found = tuple(self.machine.leaders.items())
-        return {group_id: each for group_id, each in found if self.machine.election.trusted(group_id, now) == each.term}
+        return {
+            group_id: each for group_id, each in found if self.machine.election.trusted_term(group_id, now) == each.term
+        }
 
-    def keeps_house(self) -> bool:
+    def is_maintenance_leader(self) -> bool:
         """It does what one node does for all."""
-        return self.machine.election.trusted(MAINTENANCE, self.vitals.clock()) is not None
+        return self.machine.election.trusted_term(MAINTENANCE, self.health_signals.clock()) is not None
 
-    def standings(self) -> Mapping[str, int]:
+    def leadership_counts(self) -> Mapping[str, int]:
         """How many leaderships stand where."""
         return Counter(status.value for status in self.machine.election.statuses())
 
-    def agents(self) -> int:
+    def agent_count(self) -> int:
         """How many are connected."""
         return len(self.sessions.publisher.subscriber_ids)
 
@@ -64,17 +66,17 @@ class Facts:
         """What has happened between it and its agents."""
         return asdict(self.sessions.counters)
 
-    def news(self) -> dict[str, int]:
+    def notification_counters(self) -> dict[str, int]:
         """How news came; empty where nothing is pushed."""
-        return {} if self.hub is None else self.hub.ears.counters()
+        return {} if self.hub is None else self.hub.subscriber.counters()
 
-    def followed(self) -> int:
+    def subscribed_stream_count(self) -> int:
         """Streams that somebody here follows."""
-        return 0 if self.hub is None else self.hub.following
+        return 0 if self.hub is None else self.hub.subscribed_stream_count
 
 
 @cache
-def release() -> str:
+def installed_version() -> str:
     """Of the installed distribution."""
     try:
         return version("sublet")

@@ -22,7 +22,7 @@ from sublet_protocol.domain.errors import InvalidEpoch
 
 Epoch = tuple[int, ...]
 
-MAX_NUMBERS = 8
+MAX_DIMENSIONS = 8
 """Of one epoch."""
 
 SMALLEST, LARGEST = -(2**63), 2**63 - 2
@@ -38,8 +38,8 @@ def check_epoch(value: object, numbers: int | None = None) -> Epoch:
     if not all(type(part) is int or _is_index(part) for part in given):
         raise _refused(value, "an epoch is an integer, or a tuple of integers", "Give one")
     parts = [operator.index(part) for part in given]
-    if not 1 <= len(parts) <= MAX_NUMBERS:
-        raise _refused(value, f"an epoch has 1 to {MAX_NUMBERS} numbers", "Leave some out, or put some together")
+    if not 1 <= len(parts) <= MAX_DIMENSIONS:
+        raise _refused(value, f"an epoch has 1 to {MAX_DIMENSIONS} numbers", "Leave some out, or put some together")
     if not all(SMALLEST <= part <= LARGEST for part in parts):
         raise _refused(value, f"each number of an epoch is a 64-bit integer, at most {LARGEST}", "Take others")
     if numbers is not None and len(parts) != numbers:
@@ -68,40 +68,40 @@ class LowerFrontier:
     least: tuple[Epoch, ...] = ()
 
     @classmethod
-    def of(cls, epochs: Iterable[Epoch]) -> LowerFrontier:
+    def from_epochs(cls, epochs: Iterable[Epoch]) -> LowerFrontier:
         """The frontier of all that may still be published at or after any of these."""
         given = set(epochs)
         if len(given) == 1:
             return cls(tuple(given))
         return cls(tuple(sorted(e for e in given if not any(o != e and at_or_before(o, e) for o in given))))
 
-    def may_come(self, epoch: Epoch) -> bool:
+    def admits(self, epoch: Epoch) -> bool:
         """Whether messages of the epoch may still be published."""
         for least in self.least:  # noqa: SIM110 - a reader asks this of each block, and so it is quicker
             if at_or_before(least, epoch):
                 return True
         return False
 
-    def beyond(self, begun: UpperFrontier) -> LowerFrontier:
+    def after_completing(self, begun: UpperFrontier) -> LowerFrontier:
         """What is left when all that has begun is completed: the least epochs that may come and have not begun."""
         least = set(self.least)
         for greatest in begun.greatest:
-            least = set(LowerFrontier.of(each for epoch in least for each in _beyond(epoch, greatest)).least)
-        return LowerFrontier.of(least)
+            least = set(LowerFrontier.from_epochs(each for epoch in least for each in _beyond(epoch, greatest)).least)
+        return LowerFrontier.from_epochs(least)
 
     def is_at_or_before(self, other: LowerFrontier) -> bool:
         """Whether one could become the other in time: all that may still come there may still come here."""
-        return all(self.may_come(epoch) for epoch in other.least)
+        return all(self.admits(epoch) for epoch in other.least)
 
     def meet(self, *others: LowerFrontier) -> LowerFrontier:
         """Of several streams, or of several publishers: what may come from any of them."""
-        return LowerFrontier.of(epoch for each in (self, *others) for epoch in each.least)
+        return LowerFrontier.from_epochs(epoch for each in (self, *others) for epoch in each.least)
 
-    def within(self, other: LowerFrontier) -> LowerFrontier:
+    def intersect(self, other: LowerFrontier) -> LowerFrontier:
         """What may come according to both."""
         if self == other:
             return self
-        return LowerFrontier.of(tuple(map(max, one, two)) for one in self.least for two in other.least)
+        return LowerFrontier.from_epochs(tuple(map(max, one, two)) for one in self.least for two in other.least)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class UpperFrontier:
     greatest: tuple[Epoch, ...] = ()
 
     @classmethod
-    def of(cls, epochs: Iterable[Epoch]) -> UpperFrontier:
+    def from_epochs(cls, epochs: Iterable[Epoch]) -> UpperFrontier:
         """The frontier of all these."""
         given = set(epochs)
         return cls(tuple(sorted(e for e in given if not any(o != e and at_or_before(e, o) for o in given))))
@@ -123,14 +123,14 @@ class UpperFrontier:
 
     def join(self, *others: UpperFrontier) -> UpperFrontier:
         """Of several streams: what has begun in any of them."""
-        return UpperFrontier.of(epoch for each in (self, *others) for epoch in each.greatest)
+        return UpperFrontier.from_epochs(epoch for each in (self, *others) for epoch in each.greatest)
 
-    def without(self, completed: LowerFrontier) -> UpperFrontier:
+    def remove_completed(self, completed: LowerFrontier) -> UpperFrontier:
         """Less what filters nothing any more, as nothing at or before it may come.
 
         An epoch in the lower frontier itself may come: it stays until the frontier is strictly past it.
         """
-        return UpperFrontier(tuple(epoch for epoch in self.greatest if completed.may_come(epoch)))
+        return UpperFrontier(tuple(epoch for epoch in self.greatest if completed.admits(epoch)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,34 +144,34 @@ class ConsumedFrontier:
     upto: int
     lower: LowerFrontier | None = None
 
-    def wants(self, epoch: Epoch) -> bool:
+    def needs(self, epoch: Epoch) -> bool:
         """Whether messages of the epoch are still to be consumed."""
-        return self.lower is None or self.lower.may_come(epoch)
+        return self.lower is None or self.lower.admits(epoch)
 
-    def later(self, other: ConsumedFrontier | None) -> ConsumedFrontier:
+    def max_of(self, other: ConsumedFrontier | None) -> ConsumedFrontier:
         """Whichever of the two is further on. One whose epochs have another number of numbers is not looked at."""
-        if other is None or not is_alike(self.lower, other.lower):
+        if other is None or not have_same_dimensions(self.lower, other.lower):
             return self
         if self.lower is None or other.lower is None:
             return ConsumedFrontier(max(self.upto, other.upto), self.lower or other.lower)
         if self.upto != other.upto:
             return max(self, other, key=lambda one: one.upto)
-        return self.moved(self.upto, other.lower)
+        return self.advanced_to(self.upto, other.lower)
 
-    def moved(self, upto: int, completed: LowerFrontier | None) -> ConsumedFrontier:
+    def advanced_to(self, upto: int, completed: LowerFrontier | None) -> ConsumedFrontier:
         """All is consumed that lies before `upto` and is completed."""
         if completed is None:
             return ConsumedFrontier(upto, self.lower)
-        return ConsumedFrontier(upto, completed if self.lower is None else self.lower.within(completed))
+        return ConsumedFrontier(upto, completed if self.lower is None else self.lower.intersect(completed))
 
     def to_json(self) -> dict[str, Any]:
         """As it is stored."""
         return {"upto": self.upto, "least": None if self.lower is None else self.lower.least}
 
     @classmethod
-    def of_json(cls, stored: Mapping[str, Any]) -> ConsumedFrontier:
+    def from_json(cls, stored: Mapping[str, Any]) -> ConsumedFrontier:
         """As it was stored."""
-        return cls(stored["upto"], lower_of_json(stored["least"]))
+        return cls(stored["upto"], lower_frontier_from_json(stored["least"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,33 +187,33 @@ class GroupFrontier:
     lower: LowerFrontier
 
 
-def shown(lower: LowerFrontier) -> str:
+def format_frontier(lower: LowerFrontier) -> str:
     """A frontier for people: the epoch, or each of them."""
-    return " or ".join(map(shown_epoch, lower.least)) or "nothing"
+    return " or ".join(map(format_epoch, lower.least)) or "nothing"
 
 
-def shown_epoch(epoch: Epoch) -> str:
+def format_epoch(epoch: Epoch) -> str:
     """An epoch for people: a number, or numbers in parentheses."""
     return str(epoch[0]) if len(epoch) == 1 else str(epoch)
 
 
-def lower_of_json(stored: Iterable[Iterable[int]] | None) -> LowerFrontier | None:
+def lower_frontier_from_json(stored: Iterable[Iterable[int]] | None) -> LowerFrontier | None:
     """A frontier as it is stored; None for none."""
-    return None if stored is None else LowerFrontier.of(tuple(epoch) for epoch in stored)
+    return None if stored is None else LowerFrontier.from_epochs(tuple(epoch) for epoch in stored)
 
 
 @functools.lru_cache(maxsize=1024)
-def lower_of_text(stored: str | None) -> LowerFrontier | None:
+def lower_frontier_from_text(stored: str | None) -> LowerFrontier | None:
     """The same of JSON as text. A frontier is read far more often than it moves, so it is not parsed each time."""
-    return None if stored is None else lower_of_json(json.loads(stored))
+    return None if stored is None else lower_frontier_from_json(json.loads(stored))
 
 
-def upper_of_json(stored: Iterable[Iterable[int]] | None) -> UpperFrontier:
+def upper_frontier_from_json(stored: Iterable[Iterable[int]] | None) -> UpperFrontier:
     """A frontier as it is stored; empty for none."""
-    return UpperFrontier.of(tuple(epoch) for epoch in stored or ())
+    return UpperFrontier.from_epochs(tuple(epoch) for epoch in stored or ())
 
 
-def is_alike(one: LowerFrontier | None, other: LowerFrontier | None) -> bool:
+def have_same_dimensions(one: LowerFrontier | None, other: LowerFrontier | None) -> bool:
     """Whether their epochs have as many numbers."""
     return len({len(epoch) for each in (one, other) if each is not None for epoch in each.least}) <= 1
 

@@ -92,11 +92,11 @@ class NodeNameTaken(Conflict):
         )
 
 
-class NumberTaken(Conflict):
+class BatchNumberConflict(Conflict):
     """A batch published through a node bears a number that its producer has used for another, or has passed."""
 
 
-class BatchPassed(Conflict):
+class BatchOutOfSequence(Conflict):
     """A batch of a sink that has published later ones."""
 
     def __init__(self, sink: str, batch: int, newest: int) -> None:
@@ -176,7 +176,9 @@ class PoisonBlock(SubletError):
     what is said before that.
     """
 
-    _TOLD = re.compile(r"stream (\d+): the block that begins at offset (\d+) and ends before offset (\d+) (.*)", re.S)
+    _DESCRIBED = re.compile(
+        r"stream (\d+): the block that begins at offset (\d+) and ends before offset (\d+) (.*)", re.S
+    )
 
     def __init__(self, stream_id: int, offsets: tuple[int, int], why: str, before: str = "") -> None:
         self.stream_id, self.offsets, self.why = stream_id, offsets, why
@@ -184,9 +186,9 @@ class PoisonBlock(SubletError):
         super().__init__(f"{before}{where} {why}")
 
     @classmethod
-    def told(cls, text: str) -> SubletError:
+    def reported(cls, text: str) -> SubletError:
         """The error whose text somebody else has told."""
-        found = cls._TOLD.fullmatch(text)
+        found = cls._DESCRIBED.fullmatch(text)
         return cls(int(found[1]), (int(found[2]), int(found[3])), found[4]) if found else SubletError(text)
 
 
@@ -198,11 +200,11 @@ class DataDirectoryUnusable(UsageError):
     """The embedded server cannot live there."""
 
 
-class LostLeadership(SubletError):
+class StaleTerm(SubletError):
     """A write under a term that is over. Not a failure: step down."""
 
 
-class Gone(SubletError):
+class PositionGone(SubletError):
     """A position older than retention."""
 
     def __init__(self, stream_id: int, offset: int, oldest: int | None) -> None:
@@ -214,7 +216,7 @@ class Gone(SubletError):
         )
 
 
-class LostRange(SubletError):
+class RangeLost(SubletError):
     """A query comes back to messages that it had begun, and others have got them; `ranges`: (stream, from, to)."""
 
     def __init__(self, session: str, ranges: Sequence[tuple[int, int, int]]) -> None:
@@ -222,11 +224,11 @@ class LostRange(SubletError):
         which = ", ".join(f"stream {stream_id}: [{start}, {end})" for stream_id, start, end in self.ranges)
         super().__init__(
             f"session {session!r} had begun messages that others may have got meanwhile: {which}. What of them it has "
-            "written may be there twice: see the group's history. A longer inDoubtHold keeps them longer."
+            "written may be there twice: see the group's history. A longer inDoubtTimeout keeps them longer."
         )
 
 
-class BeyondHead(Conflict):
+class PositionBeyondHead(Conflict):
     """A position after the end of its stream, or of another timeline: the database is not the one it was saved for, was
     restored, or a standby was promoted."""
 

@@ -28,11 +28,11 @@ class InDoubt:
     hold_s: float
     consumed: ConsumedFrontier | None = None
 
-    def is_open(self, position: int, consumed: ConsumedFrontier | None) -> bool:
+    def is_pending(self, position: int, consumed: ConsumedFrontier | None) -> bool:
         """Whether progress has not come so far."""
         if position < self.end:
             return True
-        return self.consumed is not None and consumed is not None and consumed.later(self.consumed) != consumed
+        return self.consumed is not None and consumed is not None and consumed.max_of(self.consumed) != consumed
 
     def to_json(self) -> dict[str, Any]:
         """As it is stored."""
@@ -45,12 +45,12 @@ class InDoubt:
         }
 
     @classmethod
-    def of_json(cls, stored: Mapping[str, Any]) -> InDoubt:
+    def from_json(cls, stored: Mapping[str, Any]) -> InDoubt:
         """As it was stored."""
-        consumed = None if stored["consumed"] is None else ConsumedFrontier.of_json(stored["consumed"])
+        consumed = None if stored["consumed"] is None else ConsumedFrontier.from_json(stored["consumed"])
         return cls(stored["grant_id"], stored["start"], stored["end"], stored["hold_s"], consumed)
 
 
-def still_open(doubt: InDoubt | None, position: int, consumed: ConsumedFrontier | None) -> InDoubt | None:
+def pending_in_doubt(doubt: InDoubt | None, position: int, consumed: ConsumedFrontier | None) -> InDoubt | None:
     """What was planned, unless progress has passed it."""
-    return doubt if doubt is not None and doubt.is_open(position, consumed) else None
+    return doubt if doubt is not None and doubt.is_pending(position, consumed) else None

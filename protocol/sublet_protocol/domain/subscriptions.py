@@ -18,7 +18,7 @@ MAX_OFFSET = 2**63 - 1
 """The largest offset that a stream could ever reach."""
 
 GroupKind = Literal["share", "queue"]
-StartPolicy = Literal["latest", "earliest", "time", "offset"]
+StartingPositionKind = Literal["latest", "earliest", "time", "offset"]
 
 _KINDS: dict[str, GroupKind] = {"$share": "share", "$shared": "share", "$queue": "queue"}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -50,13 +50,13 @@ class Subscription:
         Raises `InvalidSubscription` for its shape or the group's name, `InvalidFilter` for the filter in it. Control
         characters are refused here alone, so that a group that has some can still be read from where it is stored.
         """
-        found = cls.stored(text)
+        found = cls.parse_stored(text)
         _check_controls(InvalidSubscription, "group", found.group)
         _check_controls(InvalidFilter, "filter", found.filter.text)
         return found
 
     @classmethod
-    def stored(cls, text: str) -> Subscription:
+    def parse_stored(cls, text: str) -> Subscription:
         """Read one that is stored somewhere: `parse` without the rule about control characters."""
         prefix, _, rest = text.partition("/")
         group, slash, filter_text = rest.partition("/")
@@ -71,65 +71,65 @@ class Subscription:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartingPosition:
     """Where a group begins in the streams that are there when it is created; later ones it reads whole.
 
-    `value` is microseconds since 1970 for `time`, an offset for `offset`, else 0. `str()` is the canonical spelling.
-    """
+    `value` is microseconds since 1970 for `to_datetime`, an offset for `at_offset`, else 0. `str()` is the canonical
+    spelling."""
 
-    policy: StartPolicy
+    policy: StartingPositionKind
     value: int = 0
 
-    LATEST: ClassVar[Start]
+    LATEST: ClassVar[StartingPosition]
     """With what comes."""
-    EARLIEST: ClassVar[Start]
+    EARLIEST: ClassVar[StartingPosition]
     """With all that is stored."""
 
     @classmethod
-    def at(cls, timestamp_us: int) -> Start:
+    def at_time(cls, timestamp_us: int) -> StartingPosition:
         """With the first message stored at or after that time (the database's clock, microseconds since 1970)."""
         try:
             _EPOCH + timestamp_us * _MICROSECOND
         except OverflowError:
             rule = "a time is microseconds since 1970, in the years 1 to 9999"
-            raise text_error(UsageError, "start", str(timestamp_us), rule, "Correct it") from None
+            raise text_error(UsageError, "starting_position", str(timestamp_us), rule, "Correct it") from None
         return cls("time", timestamp_us)
 
     @classmethod
-    def offset(cls, offset: int) -> Start:
+    def at_offset(cls, offset: int) -> StartingPosition:
         """With that offset in each open stream; with what comes where a stream is not so long."""
         if not 0 <= offset <= MAX_OFFSET:
             rule = f"an offset is a whole number from 0 to {MAX_OFFSET}"
-            raise text_error(UsageError, "start", f"{_OFFSET}{offset}", rule, "Correct it")
+            raise text_error(UsageError, "starting_position", f"{_OFFSET}{offset}", rule, "Correct it")
         return cls("offset", offset)
 
     @property
-    def time(self) -> datetime:
-        """When, for the policy `time`."""
+    def to_datetime(self) -> datetime:
+        """When, for the policy `to_datetime`."""
         return _EPOCH + self.value * _MICROSECOND
 
     @classmethod
-    def parse(cls, text: str) -> Start:
+    def parse(cls, text: str) -> StartingPosition:
         """Read `latest`, `earliest`, `offset:N` or an ISO 8601 time with its time zone. Raises `UsageError`."""
         if text in _BY_NAME:
             return _BY_NAME[text]
         digits = text.removeprefix(_OFFSET)
         if digits != text and digits.isascii() and digits.isdigit() and len(digits) <= len(str(MAX_OFFSET)):
-            return cls.offset(int(digits))
+            return cls.at_offset(int(digits))
         try:
             when = datetime.fromisoformat(text)
             if when.tzinfo is not None:
-                return cls.at((when - _EPOCH) // _MICROSECOND)
+                return cls.at_time((when - _EPOCH) // _MICROSECOND)
             remedy = "Add the time zone: Z for UTC, or +01:00 say"
         except (ValueError, OverflowError):
             remedy = "Write one of them"
         rule = "a group starts at latest, earliest, offset:N, or a time with its time zone such as 2026-11-21T10:00:00Z"
-        raise text_error(UsageError, "start", text, rule, remedy)
+        raise text_error(UsageError, "starting_position", text, rule, remedy)
 
     def __str__(self) -> str:
         match self.policy:
             case "time":
-                return self.time.isoformat().replace("+00:00", "Z")
+                return self.to_datetime.isoformat().replace("+00:00", "Z")
             case "offset":
                 return f"{_OFFSET}{self.value}"
             case policy:
@@ -183,9 +183,9 @@ class Bookmark:
         )
 
 
-Start.LATEST = Start("latest")
-Start.EARLIEST = Start("earliest")
-_BY_NAME = {str(start): start for start in (Start.LATEST, Start.EARLIEST)}
+StartingPosition.LATEST = StartingPosition("latest")
+StartingPosition.EARLIEST = StartingPosition("earliest")
+_BY_NAME = {str(start): start for start in (StartingPosition.LATEST, StartingPosition.EARLIEST)}
 
 
 def _check_controls(error: type[UsageError], what: str, text: str) -> None:

@@ -10,18 +10,18 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, assert_never
 
-from sublet_protocol.domain.epochs import MAX_NUMBERS, ConsumedFrontier, GroupFrontier, LowerFrontier
+from sublet_protocol.domain.epochs import MAX_DIMENSIONS, ConsumedFrontier, GroupFrontier, LowerFrontier
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.in_doubt import InDoubt
 from sublet_protocol.messages.messages import (
     MAX_ID,
-    MAX_TROUBLE,
+    MAX_READ_ERROR_CHARS,
     MAX_WEIGHT,
     Disconnect,
-    EndReason,
     Grant,
-    Held,
+    HeldGrant,
     Invalidate,
+    InvalidateReason,
     LeaderConnectResponse,
     LeaderWanted,
     Ping,
@@ -56,11 +56,11 @@ MAX_ANTICHAIN = 1_000
 """Most epochs in one frontier."""
 
 _END_REASONS = {
-    EndReason.RETRY: pb.END_RETRY,
-    EndReason.DELETED: pb.END_DELETED,
-    EndReason.FENCED: pb.END_FENCED,
-    EndReason.DENIED: pb.END_DENIED,
-    EndReason.DONE: pb.END_DONE,
+    InvalidateReason.RETRY: pb.END_RETRY,
+    InvalidateReason.DELETED: pb.END_DELETED,
+    InvalidateReason.FENCED: pb.END_FENCED,
+    InvalidateReason.DENIED: pb.END_DENIED,
+    InvalidateReason.DONE: pb.END_DONE,
 }
 _REVOKED_REASONS = {
     RevokedReason.SAVED: pb.REVOKED_SAVED,
@@ -91,15 +91,15 @@ def encode_to_leader(message: ToLeader) -> Any:
         case RevokeFinished():
             return pb.ToLeader(revoke_finished=pb.RevokeFinished(**_stream_fields(message)))
         case Disconnect(borrower_id, term, streams, why):
-            farewell = pb.Disconnect(borrower_id=borrower_id, term=term, streams=_progress(streams), why=why)
-            return pb.ToLeader(disconnect=farewell)
+            disconnect = pb.Disconnect(borrower_id=borrower_id, term=term, streams=_progress(streams), why=why)
+            return pb.ToLeader(disconnect=disconnect)
         case _:
             assert_never(message)
 
 
 def _leader_wanted(message: LeaderWanted) -> Any:
     reclaim = (
-        pb.Held(
+        pb.HeldGrant(
             stream_id=held.stream_id,
             grant_id=held.grant_id,
             position=held.position,
@@ -116,10 +116,10 @@ def _leader_wanted(message: LeaderWanted) -> Any:
         session=message.session,
         leaving=message.leaving,
         reclaim=reclaim,
-        start=message.start,
+        starting_position=message.starting_position,
         predecessor=message.predecessor,
         session_epoch=message.session_epoch,
-        number=message.number,
+        borrower_number=message.borrower_number,
     )
 
 
@@ -132,10 +132,10 @@ def _progress(streams: Iterable[StreamProgress]) -> list[Any]:
             final=one.final,
             size=one.size,
             lag=one.lag,
-            until=one.until,
+            delivered_end=one.delivered_end,
             consumed=_consumed(one.consumed),
             in_doubt=_in_doubt(one.in_doubt),
-            trouble=one.trouble or None,
+            read_error=one.read_error or None,
             poison=one.poison,
         )
         for one in streams
@@ -164,13 +164,13 @@ def _read_leader_wanted(wire: Any) -> LeaderWanted:
         session=_id("session", wire.session) if wire.HasField("session") else None,
         leaving=wire.leaving,
         reclaim=tuple(
-            Held(**_naturals(held, "stream_id", "grant_id", "position"), consumed=_read_consumed(held))
+            HeldGrant(**_naturals(held, "stream_id", "grant_id", "position"), consumed=_read_consumed(held))
             for held in wire.reclaim
         ),
-        start=_id("start", wire.start),
+        starting_position=_id("starting_position", wire.starting_position),
         predecessor=_id("predecessor", wire.predecessor) if wire.HasField("predecessor") else None,
         session_epoch=_natural("session_epoch", wire.session_epoch),
-        number=_natural("number", wire.number),
+        borrower_number=_natural("borrower_number", wire.borrower_number),
     )
 
 
@@ -196,12 +196,12 @@ def _read_progress(streams: Sequence[Any]) -> tuple[StreamProgress, ...]:
     _check_number("streams", len(streams), MAX_STREAMS)
     return tuple(
         StreamProgress(
-            **_naturals(one, "stream_id", "grant_id", "position", "size", "until", "poison"),
+            **_naturals(one, "stream_id", "grant_id", "position", "size", "delivered_end", "poison"),
             final=one.final,
             lag=_natural("lag", one.lag) if one.HasField("lag") else None,
             consumed=_read_consumed(one),
             in_doubt=_read_in_doubt(one),
-            trouble=_text("trouble", one.trouble, MAX_TROUBLE, may_be_empty=True),
+            read_error=_text("read_error", one.read_error, MAX_READ_ERROR_CHARS, may_be_empty=True),
         )
         for one in streams
     )
@@ -247,7 +247,7 @@ def _ping_response(message: PingResponse) -> Any:
         borrower_id=message.borrower_id,
         term=message.term,
         sent_at=message.sent_at,
-        good_for_s=message.good_for_s,
+        valid_for_s=message.valid_for_s,
         epochs=(
             pb.GroupFrontier(
                 space=one.space,
@@ -309,7 +309,7 @@ def _read_ping_response(wire: Any) -> PingResponse:
         )
         for one in wire.epochs
     )
-    times = _time("sent_at", wire.sent_at), _time("good_for_s", wire.good_for_s)
+    times = _time("sent_at", wire.sent_at), _time("valid_for_s", wire.valid_for_s)
     _check_number("without", len(wire.without), MAX_STREAMS)
     without = tuple((_natural("stream_id", one.stream_id), _natural("grant_id", one.grant_id)) for one in wire.without)
     return PingResponse(*_borrower_and_term(wire), *times, epochs, without)
@@ -388,7 +388,7 @@ def _consumed(consumed: ConsumedFrontier | None) -> Any:
 
 
 def _frontier(lower: LowerFrontier) -> Any:
-    return pb.Frontier(least=(pb.Epoch(numbers=epoch) for epoch in lower.least))
+    return pb.Frontier(least=(pb.Epoch(dimensions=epoch) for epoch in lower.least))
 
 
 def _read_consumed(wire: Any) -> ConsumedFrontier | None:
@@ -423,10 +423,12 @@ def _read_in_doubt(wire: Any) -> InDoubt | None:
 
 def _read_frontier(wire: Any) -> LowerFrontier:
     _check_number("least", len(wire.least), MAX_ANTICHAIN)
-    epochs = [tuple(epoch.numbers) for epoch in wire.least]
+    epochs = [tuple(epoch.dimensions) for epoch in wire.least]
     sizes = {len(epoch) for epoch in epochs}
-    if len(sizes) > 1 or not all(1 <= size <= MAX_NUMBERS for size in sizes):
-        raise MalformedMessage(f"a frontier of epochs of {sorted(sizes)} numbers: all have as many, 1 to {MAX_NUMBERS}")
+    if len(sizes) > 1 or not all(1 <= size <= MAX_DIMENSIONS for size in sizes):
+        raise MalformedMessage(
+            f"a frontier of epochs of {sorted(sizes)} dimensions: all have as many, 1 to {MAX_DIMENSIONS}"
+        )
     return LowerFrontier(tuple(sorted(set(epochs))))
 
 

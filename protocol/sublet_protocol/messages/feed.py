@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sublet_protocol.domain.errors import ProtocolMismatch
-from sublet_protocol.domain.subscriptions import MAX_OFFSET, Bookmark, Start
+from sublet_protocol.domain.subscriptions import MAX_OFFSET, Bookmark, StartingPosition
 from sublet_protocol.domain.topics import Filter
 from sublet_protocol.messages.codec import MalformedMessage
 from sublet_protocol.messages.messages import MAX_ID, PROTOCOL_VERSION
@@ -29,19 +29,19 @@ MAX_MESSAGE_BYTES = 1 << 20
 MAX_STREAMS = 100_000
 """Most streams in a bookmark."""
 
-HELLO_S = 2.0
+HEARTBEAT_INTERVAL_S = 2.0
 """A node says something at least so often in a `History` or a `Follow`."""
 
-RETRY_AFTER = "sublet-retry-after-ms"
+RETRY_AFTER_METADATA = "sublet-retry-after-ms"
 """Beside RESOURCE_EXHAUSTED: the node has too much to do, and when to come again. Without it, trying again is vain."""
 
-ERROR = "sublet-error"
+ERROR_METADATA = "sublet-error"
 """Beside a refusal: the name of the error in `sublet_protocol.domain.errors`. Trying again is vain, but for
 `PayloadUnavailable`, and so is another node: it is of what was asked."""
 
 
 @dataclass(frozen=True, slots=True)
-class Publish:
+class PublishCommand:
     """A batch. `number` grows by one under one incarnation of a producer; `messages` is an Arrow IPC record batch."""
 
     producer: str
@@ -51,7 +51,7 @@ class Publish:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StoredSpan:
     """The messages of a batch that went to one stream: number `rows[i]` lies at `first_offset + i`."""
 
     stream_id: int
@@ -60,44 +60,43 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
-    """The batch is durable. `repeated`: it was already. `parts` None: where it lies is forgotten."""
+class PublishResult:
+    """The batch is durable. `is_duplicate`: it was already. `spans` None: where it lies is forgotten."""
 
-    parts: tuple[Part, ...] | None
-    repeated: bool = False
+    spans: tuple[StoredSpan, ...] | None
+    is_duplicate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
-    """From where to read what matches. Every page of the answer bears `subscription`."""
+class ReadCommand:
+    """From where to read what matches. Every page of the answer bears `subscription_id`."""
 
     filter: Filter
-    begin: Start | Bookmark
-    subscription: str
+    starting_position: StartingPosition | Bookmark
+    subscription_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class FeedPage:
     """A step of one stream, from `start` up to before `position`; or a bookmark; or neither, which is a sign of life.
 
-    `messages` is an Arrow IPC stream, None where nothing matches. `gone`: retention has taken what was at `start`, and
-    `oldest` is what is left (None: nothing).
-    """
+    `messages` is an Arrow IPC stream, None where nothing matches. `is_gone`: retention has taken what was at `start`,
+    and `oldest_offset` is what is left (None: nothing)."""
 
-    subscription: str
+    subscription_id: str
     bookmark: Bookmark | None = None
     stream_id: int = 0
     start: int = 0
     position: int = 0
     messages: bytes | None = None
-    gone: bool = False
-    oldest: int | None = None
+    is_gone: bool = False
+    oldest_offset: int | None = None
 
 
 # --- publish --------------------------------------------------------------------------------------------------------
 
 
-def encode_publish(batch: Publish) -> Any:
+def encode_publish(batch: PublishCommand) -> Any:
     """A `PublishRequest`."""
     return pb.PublishRequest(
         protocol_version=PROTOCOL_VERSION,
@@ -108,7 +107,7 @@ def encode_publish(batch: Publish) -> Any:
     )
 
 
-def decode_publish(wire: Any) -> Publish:
+def decode_publish(wire: Any) -> PublishCommand:
     """A batch. Raises `MalformedMessage`, and `ProtocolMismatch` for another version."""
     check_version(wire.protocol_version)
     if not wire.messages or len(wire.messages) > MAX_BATCH_BYTES:
@@ -116,10 +115,12 @@ def decode_publish(wire: Any) -> Publish:
             f"messages of {len(wire.messages)} bytes: a batch has 1 to {MAX_BATCH_BYTES}. Send several, or none."
         )
     number = check_number("number", wire.number, least=1)
-    return Publish(_id("producer", wire.producer), check_number("incarnation", wire.incarnation), number, wire.messages)
+    return PublishCommand(
+        _id("producer", wire.producer), check_number("incarnation", wire.incarnation), number, wire.messages
+    )
 
 
-def encode_published(answer: Published, count: int) -> Any:
+def encode_published(answer: PublishResult, count: int) -> Any:
     """A `PublishReply` for a batch of so many messages."""
     parts = [
         pb.PublishedPart(
@@ -128,26 +129,26 @@ def encode_published(answer: Published, count: int) -> Any:
             count=len(part.rows),
             rows=() if len(part.rows) == count else part.rows,
         )
-        for part in answer.parts or ()
+        for part in answer.spans or ()
     ]
-    return pb.PublishReply(repeated=answer.repeated, parts=parts)
+    return pb.PublishReply(is_duplicate=answer.is_duplicate, parts=parts)
 
 
-def decode_published(wire: Any, count: int) -> Published:
+def decode_published(wire: Any, count: int) -> PublishResult:
     """What became of a batch of so many messages. Raises `MalformedMessage` unless each has one place."""
-    if wire.repeated and not wire.parts:
-        return Published(None, True)
+    if wire.is_duplicate and not wire.parts:
+        return PublishResult(None, True)
     parts = tuple(_read_part(part) for part in wire.parts)
     if sorted(row for part in parts for row in part.rows) != list(range(count)):
         raise MalformedMessage(f"an answer with parts of {[len(part.rows) for part in parts]} for {count} messages")
-    return Published(parts, wire.repeated)
+    return PublishResult(parts, wire.is_duplicate)
 
 
-def _read_part(wire: Any) -> Part:
+def _read_part(wire: Any) -> StoredSpan:
     if wire.count > MAX_BATCH_MESSAGES or len(wire.rows) not in (0, wire.count):
         raise MalformedMessage(f"a part of {wire.count} messages with {len(wire.rows)} rows")
     rows: Sequence[int] = tuple(wire.rows) if wire.rows else range(wire.count)
-    return Part(
+    return StoredSpan(
         check_number("stream_id", wire.stream_id, least=1), check_number("first_offset", wire.first_offset), rows
     )
 
@@ -155,52 +156,58 @@ def _read_part(wire: Any) -> Part:
 # --- read -----------------------------------------------------------------------------------------------------------
 
 
-def encode_read(read: Read, kind: Any) -> Any:
+def encode_read(read: ReadCommand, kind: Any) -> Any:
     """A `HistoryRequest` or a `FollowRequest`: `kind`."""
-    begin = {"start": str(read.begin)} if isinstance(read.begin, Start) else {"bookmark": _bookmark(read.begin)}
-    return kind(protocol_version=PROTOCOL_VERSION, filter=read.filter.text, subscription=read.subscription, **begin)
+    begin = (
+        {"starting_position": str(read.starting_position)}
+        if isinstance(read.starting_position, StartingPosition)
+        else {"bookmark": _bookmark(read.starting_position)}
+    )
+    return kind(
+        protocol_version=PROTOCOL_VERSION, filter=read.filter.text, subscription_id=read.subscription_id, **begin
+    )
 
 
-def decode_read(wire: Any) -> Read:
+def decode_read(wire: Any) -> ReadCommand:
     """What to read. Raises `MalformedMessage`, `InvalidFilter`, `UsageError`, `ProtocolMismatch`."""
     check_version(wire.protocol_version)
     match wire.WhichOneof("from"):
-        case "start":
-            begin: Start | Bookmark = Start.parse(wire.start)
+        case "starting_position":
+            begin: StartingPosition | Bookmark = StartingPosition.parse(wire.starting_position)
         case "bookmark":
             begin = _read_bookmark(wire.bookmark)
         case _:
-            raise MalformedMessage("from: it is missing. Give a start (latest, say) or a bookmark.")
-    return Read(Filter(wire.filter), begin, _id("subscription", wire.subscription))
+            raise MalformedMessage("from: it is missing. Give a starting_position (latest, say) or a bookmark.")
+    return ReadCommand(Filter(wire.filter), begin, _id("subscription_id", wire.subscription_id))
 
 
-def encode_page(page: Page) -> Any:
+def encode_page(page: FeedPage) -> Any:
     """A `FeedPage`."""
     return pb.FeedPage(
-        subscription=page.subscription,
+        subscription_id=page.subscription_id,
         bookmark=None if page.bookmark is None else _bookmark(page.bookmark),
         stream_id=page.stream_id,
         start=page.start,
         position=page.position,
         messages=page.messages or b"",
-        gone=pb.FeedGone(oldest=page.oldest) if page.gone else None,
+        gone=pb.FeedGone(oldest=page.oldest_offset) if page.is_gone else None,
     )
 
 
-def decode_page(wire: Any) -> Page:
+def decode_page(wire: Any) -> FeedPage:
     """A page. Raises `MalformedMessage`."""
     start, position = check_number("start", wire.start), check_number("position", wire.position)
     if position < start:
         raise MalformedMessage(f"a page from {start} to {position}: it ends before it begins")
-    return Page(
-        subscription=_id("subscription", wire.subscription),
+    return FeedPage(
+        subscription_id=_id("subscription_id", wire.subscription_id),
         bookmark=_read_bookmark(wire.bookmark) if wire.HasField("bookmark") else None,
         stream_id=check_number("stream_id", wire.stream_id),
         start=start,
         position=position,
         messages=wire.messages or None,
-        gone=wire.HasField("gone"),
-        oldest=check_number("oldest", wire.gone.oldest) if wire.gone.HasField("oldest") else None,
+        is_gone=wire.HasField("gone"),
+        oldest_offset=check_number("oldest", wire.gone.oldest) if wire.gone.HasField("oldest") else None,
     )
 
 

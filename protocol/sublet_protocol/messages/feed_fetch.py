@@ -19,7 +19,7 @@ from sublet_protocol.v1 import sublet_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class FetchRequest:
     """What of a stream is to be read: what matches from `position` on, about `limit_bytes` of it at most."""
 
     stream_id: int
@@ -30,7 +30,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FetchedPage:
     """What matches from `start` up to before `position`, of a stream that ends at `head`.
 
     `messages` is an Arrow IPC stream, None where nothing matches.
@@ -39,23 +39,23 @@ class Found:
     start: int
     position: int
     head: int
-    closed: bool
+    is_closed: bool
     messages: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
-    """Retention has taken what was wanted; `oldest` is what is left of the stream, None: nothing."""
+class PageGone:
+    """Retention has taken what was wanted; `oldest_offset` is what is left of the stream, None: nothing."""
 
-    oldest: int | None
+    oldest_offset: int | None
 
 
 # --- a page ---------------------------------------------------------------------------------------------------------
 
 
-def encode_wanted(wanted: Wanted) -> Any:
-    """A `ReadRequest`."""
-    return pb.ReadRequest(
+def encode_fetch_request(wanted: FetchRequest) -> Any:
+    """A `FetchRequest`."""
+    return pb.FetchRequest(
         protocol_version=PROTOCOL_VERSION,
         stream_id=wanted.stream_id,
         position=wanted.position,
@@ -65,10 +65,10 @@ def encode_wanted(wanted: Wanted) -> Any:
     )
 
 
-def decode_wanted(wire: Any) -> Wanted:
+def decode_fetch_request(wire: Any) -> FetchRequest:
     """What to read. Raises `MalformedMessage`, `InvalidFilter`, `ProtocolMismatch`."""
     check_version(wire.protocol_version)
-    return Wanted(
+    return FetchRequest(
         check_number("stream_id", wire.stream_id, least=1),
         check_number("position", wire.position),
         Filter(wire.filter),
@@ -77,38 +77,38 @@ def decode_wanted(wire: Any) -> Wanted:
     )
 
 
-def encode_found(found: Found | Missing) -> Any:
-    """A `ReadReply`."""
-    if isinstance(found, Missing):
-        return pb.ReadReply(gone=pb.FeedGone(oldest=found.oldest))
-    return pb.ReadReply(
+def encode_fetch_reply(found: FetchedPage | PageGone) -> Any:
+    """A `FetchReply`."""
+    if isinstance(found, PageGone):
+        return pb.FetchReply(gone=pb.FeedGone(oldest=found.oldest_offset))
+    return pb.FetchReply(
         start=found.start,
         position=found.position,
         head=found.head,
-        closed=found.closed,
+        closed=found.is_closed,
         messages=found.messages or b"",
     )
 
 
-def decode_found(wire: Any) -> Found | Missing:
+def decode_fetch_reply(wire: Any) -> FetchedPage | PageGone:
     """A page, or that there is none. Raises `MalformedMessage`."""
     if wire.HasField("gone"):
-        return Missing(check_number("oldest", wire.gone.oldest) if wire.gone.HasField("oldest") else None)
+        return PageGone(check_number("oldest", wire.gone.oldest) if wire.gone.HasField("oldest") else None)
     start, position, head = (check_number(name, getattr(wire, name)) for name in ("start", "position", "head"))
     if not start <= position <= head:
         raise MalformedMessage(f"a page from {start} to {position} of a stream that ends at {head}")
-    return Found(start, position, head, wire.closed, wire.messages or None)
+    return FetchedPage(start, position, head, wire.closed, wire.messages or None)
 
 
 # --- heads, and epochs ----------------------------------------------------------------------------------------------
 
 
-def encode_heads_wanted(stream_ids: Iterable[int]) -> Any:
+def encode_heads_request(stream_ids: Iterable[int]) -> Any:
     """A `HeadsRequest`."""
     return pb.HeadsRequest(protocol_version=PROTOCOL_VERSION, stream_ids=stream_ids)
 
 
-def decode_heads_wanted(wire: Any) -> Sequence[int]:
+def decode_heads_request(wire: Any) -> Sequence[int]:
     """Streams, perhaps none. Raises `MalformedMessage`, `ProtocolMismatch`."""
     check_version(wire.protocol_version)
     if len(wire.stream_ids) > MAX_STREAMS:
@@ -116,14 +116,14 @@ def decode_heads_wanted(wire: Any) -> Sequence[int]:
     return [check_number("stream_id", stream_id, least=1) for stream_id in wire.stream_ids]
 
 
-def encode_heads(heads: Mapping[int, tuple[int, bool]]) -> Any:
+def encode_heads_reply(heads: Mapping[int, tuple[int, bool]]) -> Any:
     """A `HeadsReply`, of {stream: (head, closed)}."""
     return pb.HeadsReply(
         heads=[pb.StreamHead(stream_id=id, head=head, closed=closed) for id, (head, closed) in heads.items()]
     )
 
 
-def decode_heads(wire: Any) -> dict[int, tuple[int, bool]]:
+def decode_heads_reply(wire: Any) -> dict[int, tuple[int, bool]]:
     """{stream: (head, closed)}. Raises `MalformedMessage`."""
     return {
         check_number("stream_id", each.stream_id, least=1): (check_number("head", each.head), each.closed)
@@ -131,21 +131,21 @@ def decode_heads(wire: Any) -> dict[int, tuple[int, bool]]:
     }
 
 
-def encode_epoch_wanted() -> Any:
+def encode_session_epoch_request() -> Any:
     """A `SessionEpochRequest`."""
     return pb.SessionEpochRequest(protocol_version=PROTOCOL_VERSION)
 
 
-def decode_epoch_wanted(wire: Any) -> None:
+def decode_session_epoch_request(wire: Any) -> None:
     """Nothing but the version. Raises `ProtocolMismatch`."""
     check_version(wire.protocol_version)
 
 
-def encode_epoch(epoch: int) -> Any:
+def encode_session_epoch_reply(epoch: int) -> Any:
     """A `SessionEpochReply`."""
     return pb.SessionEpochReply(epoch=epoch)
 
 
-def decode_epoch(wire: Any) -> int:
+def decode_session_epoch_reply(wire: Any) -> int:
     """The epoch; 0, which no session has, is none. Raises `MalformedMessage`."""
     return check_number("epoch", wire.epoch, least=1)

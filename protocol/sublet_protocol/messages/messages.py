@@ -20,7 +20,7 @@ MAX_ID = 512
 """Longest id, name or address, in characters."""
 
 
-class EndReason(StrEnum):
+class InvalidateReason(StrEnum):
     """Why a borrower is over. After a final reason its agent does not make another."""
 
     RETRY = "retry"  # something was inconsistent: start again under a new id
@@ -30,9 +30,9 @@ class EndReason(StrEnum):
     DONE = "done"  # the disconnect is durable
 
     @property
-    def final(self) -> bool:
+    def is_final(self) -> bool:
         """True where the agent must not recreate the borrower."""
-        return self is not EndReason.RETRY
+        return self is not InvalidateReason.RETRY
 
 
 class RevokedReason(StrEnum):
@@ -44,7 +44,7 @@ class RevokedReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldGrant:
     """A stream that a borrower held when its leader was lost: what it asks the next leader to confirm."""
 
     stream_id: int
@@ -58,12 +58,11 @@ class StreamProgress:
     """The next offset to deliver of one stream. `final`: the last word under this grant.
 
     `size`: bytes consumed under this grant so far. `lag`: messages that were left when the reader last looked; None: it
-    has not looked yet. `until`: with the last word, what lies in [position, until) was given out and is given up, and
-    may be seen again; 0: nothing. `consumed`: in a group that is atomic, what is consumed in whole epochs. `in_doubt`:
-    what is planned; it may be begun when `ProgressSaved` says that it is written down. `trouble`: why what follows
-    cannot be read for now, for people; empty: it can be, as far as is known. `poison`: with the last word, what follows
-    cannot be decoded, up to before that offset, and `trouble` says why; 0: nothing of the kind.
-    """
+    has not looked yet. `delivered_end`: with the last word, what lies in [position, until) was given out and is given
+    up, and may be seen again; 0: nothing. `consumed`: in a group that is atomic, what is consumed in whole epochs.
+    `in_doubt`: what is planned; it may be begun when `ProgressSaved` says that it is written down. `read_error`: why
+    what follows cannot be read for now, for people; empty: it can be, as far as is known. `poison`: with the last word,
+    what follows cannot be decoded, up to before that offset, and `read_error` says why; 0: nothing of the kind."""
 
     stream_id: int
     grant_id: int
@@ -71,14 +70,14 @@ class StreamProgress:
     final: bool = False
     size: int = 0
     lag: int | None = None
-    until: int = 0
+    delivered_end: int = 0
     consumed: ConsumedFrontier | None = None
     in_doubt: InDoubt | None = None
-    trouble: str = ""
+    read_error: str = ""
     poison: int = 0
 
 
-MAX_TROUBLE = 2000
+MAX_READ_ERROR_CHARS = 2000
 """Longest `trouble`, in characters."""
 
 MAX_WEIGHT = 1e6
@@ -95,9 +94,9 @@ class LeaderWanted:
     `group_id` is None on the very first connect; afterwards an id that no longer exists is answered `deleted`.
     `weight` is how much this consumer can take, relative to others. `leaving`: hand over what `reclaim` names, want
     nothing new. `predecessor` is the invalidated borrower this one replaces: what `reclaim` does not name it never had.
-    `start` applies only if this very message creates the group. `session_epoch` comes with a `session` name: of two
-    processes under one name the one with the higher epoch stays. `number` counts the borrowers of its agent: what a
-    later one has reclaimed is not an earlier one's any more, however late that one's message comes.
+    `starting_position` applies only if this very message creates the group. `session_epoch` comes with a `session`
+    name: of two processes under one name the one with the higher epoch stays. `borrower_number` counts the borrowers of
+    its agent: what a later one has reclaimed is not an earlier one's any more, however late that one's message comes.
     """
 
     borrower_id: str
@@ -107,11 +106,11 @@ class LeaderWanted:
     weight: float = 1.0
     session: str | None = None
     leaving: bool = False
-    reclaim: tuple[Held, ...] = ()
-    start: str = "latest"
+    reclaim: tuple[HeldGrant, ...] = ()
+    starting_position: str = "latest"
     predecessor: str | None = None
     session_epoch: int = 0
-    number: int = 0
+    borrower_number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +171,7 @@ class LeaderConnectResponse:
 class PingResponse:
     """The leader knows this borrower and was within its lease; `sent_at` is the ping's.
 
-    `good_for_s`: for so long after the ping was sent nobody else gets what the borrower has, leader or no leader.
+    `valid_for_s`: for so long after the ping was sent nobody else gets what the borrower has, leader or no leader.
     `epochs`: how far an atomic group has come. When that moves on, the answer to the last ping is said again.
     `without`: (stream, grant id) of what is taken from the borrower by force: of these the answer says nothing.
     """
@@ -180,7 +179,7 @@ class PingResponse:
     borrower_id: str
     term: int
     sent_at: float
-    good_for_s: float
+    valid_for_s: float
     epochs: tuple[GroupFrontier, ...] = ()
     without: tuple[tuple[int, int], ...] = ()
 
@@ -247,7 +246,7 @@ class Invalidate:
 
     borrower_id: str
     term: int
-    reason: EndReason
+    reason: InvalidateReason
     detail: str = ""
 
 

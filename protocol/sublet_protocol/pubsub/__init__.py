@@ -19,5 +19,5 @@ one lost connection, and the machine begins again under a new subscriber id and 
 `model` are the words; `publisher` (with `mailbox` and `subscription_index`) and `subscriber` are the pure machines;
 `server` and `node_connection` (with `callbacks`) are the shells that own sockets, time and chance. Bodies are opaque to
 all but the codec. Both sides count what happens (`counters`) and can say what they remember in vain (`leaks`).
-`docs/session.md` is the page for those who use it.
+`docs/pubsub.md` is the page for those who use it.
 """

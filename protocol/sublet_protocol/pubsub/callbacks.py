@@ -10,48 +10,48 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from sublet_protocol.pubsub.model import Delivery, Gap, Subject
-from sublet_protocol.pubsub.subscriber_events import Lost, LostReason
+from sublet_protocol.pubsub.model import DeliveredMessage, Gap, Subject
+from sublet_protocol.pubsub.subscriber_events import ConnectionLost, ConnectionLostReason
 
 log = logging.getLogger(__name__)
 
-OnDelivery = Callable[[Delivery], None]
-OnLost = Callable[[Lost], None]
+OnDelivery = Callable[[DeliveredMessage], None]
+OnLost = Callable[[ConnectionLost], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class SubscriptionCallbacks:
     """What one subscription wants to be called with; None: the connection's callback will do."""
 
     on_message: OnDelivery | None
     on_lost: OnLost | None
 
 
-class Callbacks:
+class CallbackRegistry:
     """By subscription; subscribing again replaces them, as the last command wins."""
 
     def __init__(self, on_message: OnDelivery, on_lost: OnLost) -> None:
         self._on_message, self._on_lost = on_message, on_lost
-        self._pairs: dict[Subject, Pair] = {}
+        self._pairs: dict[Subject, SubscriptionCallbacks] = {}
 
-    def put(self, subject: Subject, on_message: OnDelivery | None, on_lost: OnLost | None) -> None:
+    def register(self, subject: Subject, on_message: OnDelivery | None, on_lost: OnLost | None) -> None:
         """Enter those of a subscription."""
         if on_message is None and on_lost is None:
             self._pairs.pop(subject, None)
         else:
-            self._pairs[subject] = Pair(on_message, on_lost)
+            self._pairs[subject] = SubscriptionCallbacks(on_message, on_lost)
 
-    def drop(self, subject: Subject) -> None:
+    def unregister(self, subject: Subject) -> None:
         """Forget those of a subscription."""
         self._pairs.pop(subject, None)
 
-    def deliver(self, deliveries: Iterable[Delivery]) -> None:
+    def deliver(self, deliveries: Iterable[DeliveredMessage]) -> None:
         """Call who is to have each, in order."""
         for delivery in deliveries:
             for callback in tuple(self._readers(delivery)):
-                guarded(callback, delivery)
+                call_safely(callback, delivery)
 
-    def _readers(self, delivery: Delivery) -> Iterator[OnDelivery]:
+    def _readers(self, delivery: DeliveredMessage) -> Iterator[OnDelivery]:
         if isinstance(delivery.body, Gap):
             yield self._on_message
             yield from self._readers_of(delivery.body.channels)
@@ -67,28 +67,28 @@ class Callbacks:
         pairs = (pair for (channel, _), pair in self._pairs.items() if channel in channels)
         return iter(dict.fromkeys(pair.on_message for pair in pairs if pair.on_message is not None))
 
-    def lose(self, lost: Lost) -> None:
+    def notify_lost(self, lost: ConnectionLost) -> None:
         """The connection is lost: tell it, and each subscription."""
-        guarded(self._on_lost, lost)
-        self.fail(lost)
+        call_safely(self._on_lost, lost)
+        self.notify_failed(lost)
 
-    def fail(self, lost: Lost) -> None:
+    def notify_failed(self, lost: ConnectionLost) -> None:
         """Tell each of the subscriptions that `lost` names; after a final word they are forgotten."""
         for subject in lost.subscriptions:
-            pair = self._pairs.pop(subject, None) if lost.final else self._pairs.get(subject)
+            pair = self._pairs.pop(subject, None) if lost.is_final else self._pairs.get(subject)
             if pair is not None and pair.on_lost is not None:
-                guarded(pair.on_lost, lost)
+                call_safely(pair.on_lost, lost)
 
-    def refuse(self, subject: Subject, text: str) -> None:
+    def notify_rejected(self, subject: Subject, text: str) -> None:
         """The node refused this subscription: its failure, and its alone."""
-        self.fail(Lost(LostReason.REFUSED, text, (subject,)))
+        self.notify_failed(ConnectionLost(ConnectionLostReason.REJECTED, text, (subject,)))
 
     def subjects(self) -> tuple[Subject, ...]:
         """The subscriptions with callbacks of their own."""
         return tuple(self._pairs)
 
 
-def guarded(callback: Callable[..., None], *arguments: object) -> None:
+def call_safely(callback: Callable[..., None], *arguments: object) -> None:
     """A callback that raises harms nobody else."""
     try:
         callback(*arguments)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sublet_protocol.pubsub.subscriber_events import LostReason
+from sublet_protocol.pubsub.subscriber_events import ConnectionLostReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,19 +13,19 @@ class PublisherCounters:
     """The node's side, over all its subscribers since its life began."""
 
     batches: int = 0  # executed
-    repeated_batches: int = 0  # answered again, not executed again
+    duplicate_batches: int = 0  # answered again, not executed again
     commands: int = 0  # in executed batches
-    refused_commands: int = 0  # of these, answered with an error
+    rejected_commands: int = 0  # of these, answered with an error
     polls: int = 0  # asked
     empty_polls: int = 0  # held to their end with nothing to say
     deliveries: int = 0  # handed out, each counted once
-    repeated_deliveries: int = 0  # handed out again, for want of an acknowledgement
+    redeliveries: int = 0  # handed out again, for want of an acknowledgement
     gaps: int = 0  # handed out
     dropped: int = 0  # messages that these gaps stand for
-    lives_begun: int = 0  # subscriber ids that were new
+    incarnations: int = 0  # subscriber ids that were new
     expired: int = 0  # subscriber ids forgotten after their silence
     expelled: int = 0  # subscriber ids forgotten because they broke a rule
-    unknown_answers: int = 0  # calls answered "unknown subscriber"
+    unknown_subscriber_replies: int = 0  # calls answered "unknown subscriber"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +33,13 @@ class SubscriberCounters:
     """The agent's side, over all its lives with one node."""
 
     batches: int  # sent for the first time
-    repeated_batches: int  # sent again under the same number
+    duplicate_batches: int  # sent again under the same number
     commands: int  # in batches sent for the first time
-    refused_commands: int  # answered with an error
+    rejected_commands: int  # answered with an error
     polls: int  # begun
     empty_polls: int  # answered with nothing
     deliveries: int  # seen, each once
-    repeated_deliveries: int  # brought again, and dropped
+    redeliveries: int  # brought again, and dropped
     gaps: int  # seen
-    lives_begun: int
-    lives_lost: Mapping[LostReason, int]  # by reason; a life that ends in peace is not lost
+    incarnations: int
+    connections_lost: Mapping[ConnectionLostReason, int]  # by reason; a life that ends in peace is not lost

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
-from sublet_protocol.pubsub.model import Delivery, Gap
+from sublet_protocol.pubsub.model import DeliveredMessage, Gap
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,9 @@ class MailboxLimits:
 
 
 @dataclass(slots=True)
-class Letter:
-    """A message with its place still open. `once`: while it is unacknowledged, an equal one is not queued again."""
+class QueuedMessage:
+    """A message with its place still open. `is_deduplicated`: while it is unacknowledged, an equal one is not queued
+    again."""
 
     channel: str
     key: str
@@ -36,7 +37,7 @@ class Letter:
     size: int
     is_state: bool = False
     version: int = 0
-    once: bool = False
+    is_deduplicated: bool = False
 
     @property
     def identity(self) -> tuple[str, str, object]:
@@ -62,9 +63,9 @@ class Mailbox:
 
     def __init__(self, limits: MailboxLimits) -> None:
         self._limits = limits
-        self._waiting: OrderedDict[Hashable, Letter] = OrderedDict()
+        self._waiting: OrderedDict[Hashable, QueuedMessage] = OrderedDict()
         self._waiting_bytes = 0
-        self._out: list[tuple[Delivery, Letter | None]] = []
+        self._out: list[tuple[DeliveredMessage, QueuedMessage | None]] = []
         self._out_bytes = 0
         self._once: dict[tuple[str, str, object], None] = {}
         self._last_on: dict[str, int] = {}
@@ -84,9 +85,9 @@ class Mailbox:
         """The last number that was handed out."""
         return self._sequence
 
-    def put(self, letter: Letter) -> None:
+    def put(self, letter: QueuedMessage) -> None:
         """Queue a message; if there is too much, the fullest channel's messages turn into a gap."""
-        if letter.once:
+        if letter.is_deduplicated:
             if letter.identity in self._once:
                 return
             self._once[letter.identity] = None
@@ -107,7 +108,7 @@ class Mailbox:
                 self._once.pop(letter.identity, None)
         return sequence <= self._sequence
 
-    def take(self) -> tuple[Delivery, ...]:
+    def take(self) -> tuple[DeliveredMessage, ...]:
         """All that is unacknowledged, and as much of what waits as fits into a reply."""
         if self._dropped and self._has_room(0):
             self._hand_out_gap()
@@ -115,17 +116,17 @@ class Mailbox:
             self._hand_out(self._waiting.popitem(last=False)[1])
         return tuple(delivery for delivery, _ in self._out)
 
-    def leaks(self) -> Iterator[str]:
+    def find_leaks(self) -> Iterator[str]:
         """What is kept beside the messages themselves and should have gone with them; nothing, if all is well."""
         out = [letter for _, letter in self._out if letter is not None]
-        known = {letter.identity for letter in (*self._waiting.values(), *out) if letter.once}
+        known = {letter.identity for letter in (*self._waiting.values(), *out) if letter.is_deduplicated}
         yield from (f"{identity[:2]} is not queued again, though it is gone" for identity in self._once.keys() - known)
         if self._waiting_bytes != (waiting := sum(letter.size for letter in self._waiting.values())):
             yield f"{self._waiting_bytes} bytes are said to wait, and {waiting} do"
         if self._out_bytes != (handed_out := sum(letter.size for letter in out)):
             yield f"{self._out_bytes} bytes are said to be handed out, and {handed_out} are"
 
-    def _place_of(self, letter: Letter) -> Hashable:
+    def _place_of(self, letter: QueuedMessage) -> Hashable:
         """A state takes the place of the older value that still waits; everything else goes to the end."""
         if letter.is_state:
             return letter.channel, letter.key
@@ -146,7 +147,7 @@ class Mailbox:
         for place in places:
             letter = self._waiting.pop(place)
             self._waiting_bytes -= letter.size
-            if letter.once:
+            if letter.is_deduplicated:
                 self._once.pop(letter.identity, None)
         self._dropped += len(places)
         self._dropped_channels[channel] = None
@@ -156,13 +157,15 @@ class Mailbox:
         fits = len(self._out) < self._limits.reply_messages and self._out_bytes + size <= self._limits.reply_bytes
         return fits or not self._out
 
-    def _hand_out(self, letter: Letter) -> None:
+    def _hand_out(self, letter: QueuedMessage) -> None:
         self._sequence += 1
         predecessor = 0
         if not letter.is_state:
             predecessor = self._last_on.get(letter.channel, 0)
             self._last_on[letter.channel] = self._sequence
-        delivery = Delivery(self._sequence, letter.channel, letter.key, letter.body, predecessor, letter.version)
+        delivery = DeliveredMessage(
+            self._sequence, letter.channel, letter.key, letter.body, predecessor, letter.version
+        )
         self._out.append((delivery, letter))
         self._out_bytes += letter.size
         self._waiting_bytes -= letter.size
@@ -172,6 +175,6 @@ class Mailbox:
         self._sequence += 1
         channels = tuple(self._dropped_channels)
         self._last_on.update((channel, self._sequence) for channel in channels)
-        self._out.append((Delivery(self._sequence, "", "", Gap(self._dropped, channels)), None))
+        self._out.append((DeliveredMessage(self._sequence, "", "", Gap(self._dropped, channels)), None))
         self._dropped = 0
         self._dropped_channels.clear()

@@ -83,14 +83,14 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Malformed:
+class MalformedCommand:
     """Stands where a command could not be read; `text` says why. It is answered with an error, nothing else happens."""
 
     text: str
 
 
 Command = Subscribe | Unsubscribe | Send
-ReceivedCommand = Command | Malformed
+ReceivedCommand = Command | MalformedCommand
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class DeliveredMessage:
     """One numbered message to one subscriber.
 
     `predecessor` (log channels): the sequence of the delivery before it on this channel, 0 for the first. `version`

@@ -1,6 +1,6 @@
 """The agent's side of the session on the network: one `NodeConnection` per node, on an asyncio loop.
 
-It drives a `SessionSubscriber`: carries out what the machine decides, in order, and brings back what came of it.
+It drives a `PubSubSubscriber`: carries out what the machine decides, in order, and brings back what came of it.
 Callbacks run on the loop, one after the other; they may call `send`, `subscribe` and `unsubscribe`, and must not block.
 """
 
@@ -19,26 +19,26 @@ import grpc.aio
 
 from sublet_protocol.messages.codec import MalformedMessage
 from sublet_protocol.pubsub import wire
-from sublet_protocol.pubsub.callbacks import Callbacks, OnDelivery, OnLost, guarded
+from sublet_protocol.pubsub.callbacks import CallbackRegistry, OnDelivery, OnLost, call_safely
 from sublet_protocol.pubsub.counters import SubscriberCounters
 from sublet_protocol.pubsub.model import CHANNELS, Channels, Command, Send, Subscribe, Unsubscribe
-from sublet_protocol.pubsub.subscriber import SessionSubscriber, SubscriberSettings
+from sublet_protocol.pubsub.subscriber import PubSubSubscriber, SubscriberSettings
 from sublet_protocol.pubsub.subscriber_events import (
     BatchFailed,
     CancelBatch,
     CancelPoll,
+    CommandsRejected,
+    ConnectionLost,
+    ConnectionRejected,
+    ConnectionStatus,
+    ConnectionStillLost,
     Deliver,
     Event,
     Instruction,
-    Listen,
-    Lost,
-    PeerRefused,
     PollFailed,
-    Refusals,
     SendBatch,
+    SetListening,
     StartPoll,
-    Status,
-    StillLost,
     Tick,
 )
 from sublet_protocol.v1 import sublet_pb2_grpc
@@ -56,7 +56,7 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 """What a channel to a node is made with: quick to notice that the node is back."""
 
-ANSWER_WITHIN_S = 5.0
+CALL_TIMEOUT_S = 5.0
 """How long a call may take beyond the time it is held."""
 
 _FINAL_CODES = frozenset(
@@ -75,7 +75,7 @@ SHOWN_CHARACTERS = 300
 """Longer texts of a peer are cut where people read them."""
 
 
-def shortened(text: str) -> str:
+def truncate(text: str) -> str:
     """As much of it as a line of a log should have."""
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}... ({len(text)} characters)"
 
@@ -99,7 +99,7 @@ class NodeConnection:
         *,
         on_refused: OnRefused = lambda command, text: None,
         settings: SubscriberSettings | None = None,
-        answer_within_s: float = ANSWER_WITHIN_S,
+        answer_within_s: float = CALL_TIMEOUT_S,
         credentials: Any = None,
         metadata: Sequence[tuple[str, str]] = (),
         channels: Channels = CHANNELS,
@@ -107,8 +107,8 @@ class NodeConnection:
     ) -> None:
         self.address = address
         self._channels = channels
-        self._machine = SessionSubscriber(agent, settings, channels=channels, size_of=self._size_of)
-        self._callbacks = Callbacks(on_message, on_lost)
+        self._machine = PubSubSubscriber(agent, settings, channels=channels, size_of=self._size_of)
+        self._callbacks = CallbackRegistry(on_message, on_lost)
         self._on_refused = on_refused
         self._answer_within_s = answer_within_s
         self._metadata = tuple(metadata)
@@ -129,7 +129,7 @@ class NodeConnection:
     # --- for the agent ---
 
     @property
-    def status(self) -> Status:
+    def status(self) -> ConnectionStatus:
         """What is true between this agent and the node."""
         return self._machine.status
 
@@ -143,25 +143,25 @@ class NodeConnection:
         """What happened so far."""
         return self._machine.counters
 
-    def leaks(self) -> tuple[str, ...]:
+    def find_leaks(self) -> tuple[str, ...]:
         """What is remembered though nothing wants it any more: nothing, if all is well."""
-        unwanted = [subject for subject in self._callbacks.subjects() if not self._machine.wants(*subject)]
+        unwanted = [subject for subject in self._callbacks.subjects() if not self._machine.is_subscribed(*subject)]
         running = [task for task in (self._batch, self._poll) if task is not None and not task.done()]
         found = [f"callbacks of {subject}: it is not subscribed" for subject in unwanted]
         if self._closed and (running or self._timer is not None):
             found.append(f"closed, with {len(running)} calls under way and timer {self._timer}")
-        return (*self._machine.leaks(), *found)
+        return (*self._machine.find_leaks(), *found)
 
     def send(self, message: object) -> None:
-        """Queue a message to the node, and hold a poll for what it answers from now on (`listen`)."""
+        """Queue a message to the node, and hold a poll for what it answers from now on (`set_listening`)."""
         command = Send(message)
         wire.encode_command(command, self._channels)
-        self._decide(Listen(True))
+        self._decide(SetListening(True))
         self._decide(command)
 
-    def listen(self, wanted: bool) -> None:
+    def set_listening(self, wanted: bool) -> None:
         """Whether a poll is to be held while nothing is subscribed."""
-        self._decide(Listen(wanted))
+        self._decide(SetListening(wanted))
 
     def subscribe(
         self,
@@ -179,16 +179,16 @@ class NodeConnection:
         """
         command = Subscribe(channel, key)
         wire.encode_command(command, self._channels)
-        if self._closed or (self._busy and self.status is Status.REFUSED):
+        if self._closed or (self._busy and self.status is ConnectionStatus.REJECTED):
             return  # a callback that subscribes again at a final loss would be called without end
-        self._callbacks.put((channel, key), on_message, on_lost)
+        self._callbacks.register((channel, key), on_message, on_lost)
         self._decide(command)
 
     def unsubscribe(self, channel: str, key: str | None = None) -> None:
         """Undo a subscribe. What is under way by then goes to the connection's `on_message`."""
         command = Unsubscribe(channel, key)
         wire.encode_command(command, self._channels)
-        self._callbacks.drop((channel, key))
+        self._callbacks.unregister((channel, key))
         self._decide(command)
 
     async def close(self, timeout_s: float = 5.0) -> bool:
@@ -208,12 +208,12 @@ class NodeConnection:
         losses = self._losses
         try:
             async with asyncio.timeout(timeout_s):
-                while self._machine.unsent_messages:
+                while self._machine.unacknowledged_count:
                     self._receipt.clear()
                     await self._receipt.wait()
         except TimeoutError:
             return False
-        return losses == self._losses and self.status not in (Status.DOWN, Status.REFUSED)
+        return losses == self._losses and self.status not in (ConnectionStatus.DISCONNECTED, ConnectionStatus.REJECTED)
 
     # --- driving the machine ---
 
@@ -247,29 +247,29 @@ class NodeConnection:
                 _cancel(self._poll)
             case Deliver(deliveries):
                 self._callbacks.deliver(deliveries)
-            case Refusals(refused):
+            case CommandsRejected(refused):
                 for command, text in refused:
                     self._refuse(command, text)
-            case Lost():
+            case ConnectionLost():
                 self._losses += 1
-                self._callbacks.lose(instruction)
-            case StillLost(lost):
-                self._callbacks.fail(lost)
+                self._callbacks.notify_lost(instruction)
+            case ConnectionStillLost(lost):
+                self._callbacks.notify_failed(lost)
             case _:
                 assert_never(instruction)
 
     def _refuse(self, command: Command, text: str) -> None:
         self._log_refusal(command, text)
-        if isinstance(command, Subscribe) and not self._machine.wants(command.channel, command.key):
-            self._callbacks.refuse((command.channel, command.key), text)
-        guarded(self._on_refused, command, text)
+        if isinstance(command, Subscribe) and not self._machine.is_subscribed(command.channel, command.key):
+            self._callbacks.notify_rejected((command.channel, command.key), text)
+        call_safely(self._on_refused, command, text)
 
     def _log_refusal(self, command: Command, text: str) -> None:
         """The first, the second, the fourth, the eighth ... of this connection."""
         self._refusals += 1
         if self._refusals & (self._refusals - 1) == 0:
             kind = type(command.body if isinstance(command, Send) else command).__name__
-            log.warning("node %s refused a %s (no. %d): %s", self.address, kind, self._refusals, shortened(text))
+            log.warning("node %s refused a %s (no. %d): %s", self.address, kind, self._refusals, truncate(text))
 
     def _size_of(self, command: Command) -> int:
         return wire.command_size(command, self._channels)
@@ -291,23 +291,27 @@ class NodeConnection:
 
     async def _call_commands(self, batch: SendBatch) -> None:
         def read(reply: Any) -> Event:
-            return wire.read_batch_reply(batch, reply, random.random())
+            return wire.decode_batch_reply(batch, reply, random.random())
 
         def encode() -> Any:
-            return wire.batch_request(batch, self._channels)
+            return wire.encode_batch_request(batch, self._channels)
 
         timeout = self._answer_within_s
-        self._decide(await self._answer(self._stub.Commands, encode, batch.life, timeout, BatchFailed, read))
+        self._decide(
+            await self._answer(self._stub.Commands, encode, batch.subscriber_incarnation, timeout, BatchFailed, read)
+        )
 
     async def _call_poll(self, poll: StartPoll) -> None:
         def read(reply: Any) -> Event:
-            return wire.read_poll_reply(poll, reply, random.random(), self._channels)
+            return wire.decode_poll_reply(poll, reply, random.random(), self._channels)
 
         def encode() -> Any:
-            return wire.poll_request(poll)
+            return wire.encode_poll_request(poll)
 
         timeout = poll.hold_s + self._answer_within_s
-        self._decide(await self._answer(self._stub.Poll, encode, poll.life, timeout, PollFailed, read))
+        self._decide(
+            await self._answer(self._stub.Poll, encode, poll.subscriber_incarnation, timeout, PollFailed, read)
+        )
 
     async def _answer(
         self,
@@ -323,7 +327,7 @@ class NodeConnection:
             return read(await method(encode(), timeout=timeout, metadata=self._metadata))
         except grpc.aio.AioRpcError as error:
             if error.code() in _FINAL_CODES:
-                return PeerRefused(life, f"{self.address}: {error.code().name}: {error.details()}")
+                return ConnectionRejected(life, f"{self.address}: {error.code().name}: {error.details()}")
             return failed(life, f"{self.address}: {error.code().name}: {error.details()}", random.random())
         except MalformedMessage as error:
             return failed(life, f"{self.address}: {error}", random.random())

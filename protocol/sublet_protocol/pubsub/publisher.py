@@ -13,21 +13,28 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sublet_protocol.pubsub.counters import PublisherCounters
-from sublet_protocol.pubsub.mailbox import Letter, Mailbox, MailboxLimits
+from sublet_protocol.pubsub.mailbox import Mailbox, MailboxLimits, QueuedMessage
 from sublet_protocol.pubsub.model import (
     CHANNELS,
     ChannelKind,
     CommandError,
-    Delivery,
+    DeliveredMessage,
     Gap,
-    Malformed,
+    MalformedCommand,
     ReceivedCommand,
     Send,
     Subscribe,
     Unsubscribe,
 )
-from sublet_protocol.pubsub.publisher_replies import Hold, Messages, Received, Repeated, Subscribed, Unknown
-from sublet_protocol.pubsub.subscription_index import StateValues, SubscriptionIndex
+from sublet_protocol.pubsub.publisher_replies import (
+    BatchAccepted,
+    DuplicateBatch,
+    HoldPoll,
+    PollDeliveries,
+    SubscribedKeys,
+    UnknownSubscriber,
+)
+from sublet_protocol.pubsub.subscription_index import LatestValues, SubscriptionIndex
 
 SILENT_HOLDS = 3
 """A subscriber that has not been heard of for this many hold times is forgotten."""
@@ -51,7 +58,7 @@ class _Subscriber:
     """`subjects`: the keys, or None for all, by channel."""
 
     mailbox: Mailbox
-    heard_at: float
+    received_at: float
     batch: int = 0
     errors: tuple[CommandError, ...] = ()
     subjects: dict[str, dict[str | None, None]] = field(default_factory=dict)
@@ -60,7 +67,7 @@ class _Subscriber:
         return ((channel, key) for channel, keys in self.subjects.items() for key in keys)
 
 
-class SessionPublisher:
+class PubSubPublisher:
     """All subscribers of one life of a node. Not thread-safe: one thread (or event loop) calls it.
 
     `incarnation` names this life. `channels` says which channels are served. `size_of` gives a body's size in bytes.
@@ -85,24 +92,24 @@ class SessionPublisher:
         self._expelled: list[str] = []
         self._past: OrderedDict[str, None] = OrderedDict()
         self._index = SubscriptionIndex()
-        self._states = StateValues()
+        self._states = LatestValues()
 
     # --- from subscribers ---
 
     def receive(
         self, subscriber_id: str, number: int, commands: Sequence[ReceivedCommand], now: float
-    ) -> Received | Repeated | Unknown:
+    ) -> BatchAccepted | DuplicateBatch | UnknownSubscriber:
         """Execute batch `number` (1, 2, 3, ... per subscriber id), once."""
         subscriber = self._find(subscriber_id, now, may_be_new=number == 1)
-        if isinstance(subscriber, Unknown):
+        if isinstance(subscriber, UnknownSubscriber):
             return subscriber
         if number == subscriber.batch:
-            subscriber.heard_at = now
-            self._counts["repeated_batches"] += 1
-            return Repeated(subscriber.errors)
+            subscriber.received_at = now
+            self._counts["duplicate_batches"] += 1
+            return DuplicateBatch(subscriber.errors)
         if number != subscriber.batch + 1:
             return self._expel(subscriber_id, f"batch {number} does not follow batch {subscriber.batch}")
-        subscriber.heard_at, subscriber.batch = now, number
+        subscriber.received_at, subscriber.batch = now, number
         return self._execute(subscriber_id, subscriber, commands)
 
     def add_errors(self, subscriber_id: str, number: int, errors: Sequence[CommandError]) -> tuple[CommandError, ...]:
@@ -111,35 +118,35 @@ class SessionPublisher:
         if subscriber is None or subscriber.batch != number:
             return tuple(errors)
         subscriber.errors = tuple(sorted((*subscriber.errors, *errors), key=lambda error: error.index))
-        self._counts["refused_commands"] += len(errors)
+        self._counts["rejected_commands"] += len(errors)
         return subscriber.errors
 
     def poll(
         self, subscriber_id: str, acknowledged: int, incarnation: str, now: float, hold_s: float
-    ) -> Messages | Hold | Unknown:
+    ) -> PollDeliveries | HoldPoll | UnknownSubscriber:
         """Forget what is acknowledged and hand out what waits, or hold."""
         self._counts["polls"] += 1
         if incarnation not in ("", self.incarnation):
             return self._unknown(f"incarnation {incarnation} of this node is over")
         subscriber = self._find(subscriber_id, now, may_be_new=not incarnation and not acknowledged)
-        if isinstance(subscriber, Unknown):
+        if isinstance(subscriber, UnknownSubscriber):
             return subscriber
-        subscriber.heard_at = now
+        subscriber.received_at = now
         if not subscriber.mailbox.acknowledge(acknowledged):
             return self._expel(subscriber_id, f"message {acknowledged} was acknowledged, and never sent")
         if subscriber.mailbox:
-            return Messages(self._take(subscriber.mailbox))
-        return Hold(now + min(max(hold_s, 0.0), self.settings.hold_s))
+            return PollDeliveries(self._take(subscriber.mailbox))
+        return HoldPoll(now + min(max(hold_s, 0.0), self.settings.hold_s))
 
-    def collect(self, subscriber_id: str, now: float) -> Messages | Unknown:
+    def end_poll(self, subscriber_id: str, now: float) -> PollDeliveries | UnknownSubscriber:
         """The end of a held poll: what waits by now, which may be nothing."""
         subscriber = self._subscribers.get(subscriber_id)
         if subscriber is None:
             return self._unknown("forgotten while its poll was held")
-        subscriber.heard_at = now
+        subscriber.received_at = now
         deliveries = self._take(subscriber.mailbox)
         self._counts["empty_polls"] += not deliveries
-        return Messages(deliveries)
+        return PollDeliveries(deliveries)
 
     # --- from the owner ---
 
@@ -152,9 +159,9 @@ class SessionPublisher:
         if is_state and not self._states.put(channel, key, body, version):
             return 0
         size = self._size_of(body) + len(key)
-        readers = self._index.readers(channel, key)
+        readers = self._index.subscribers(channel, key)
         for subscriber_id in readers:
-            self._put(subscriber_id, Letter(channel, key, body, size, is_state, version))
+            self._put(subscriber_id, QueuedMessage(channel, key, body, size, is_state, version))
         return len(readers)
 
     def send(self, subscriber_id: str, channel: str, key: str, body: object) -> bool:
@@ -166,17 +173,17 @@ class SessionPublisher:
             return False
         is_state = self._channels[channel] is ChannelKind.STATE
         size = self._size_of(body) + len(key)
-        self._put(subscriber_id, Letter(channel, key, body, size, is_state, once=not is_state))
+        self._put(subscriber_id, QueuedMessage(channel, key, body, size, is_state, is_deduplicated=not is_state))
         return True
 
-    def retract(self, channel: str, key: str) -> None:
+    def clear_state(self, channel: str, key: str) -> None:
         """Forget the current value of a state that is over; who subscribes later is not answered."""
         self._states.drop(channel, key)
 
     def expire(self, now: float) -> tuple[str, ...]:
         """Forget every subscriber silent for three hold times; their ids, and of who was expelled since the last."""
         since = now - SILENT_HOLDS * self.settings.hold_s
-        silent = tuple(name for name, subscriber in self._subscribers.items() if subscriber.heard_at <= since)
+        silent = tuple(name for name, subscriber in self._subscribers.items() if subscriber.received_at <= since)
         for subscriber_id in silent:
             self._forget(subscriber_id, "expired")
         expelled, self._expelled = tuple(self._expelled), []
@@ -185,7 +192,7 @@ class SessionPublisher:
     @property
     def wake_at(self) -> float | None:
         """When `expire` may find somebody; None while there is no subscriber."""
-        oldest = min((subscriber.heard_at for subscriber in self._subscribers.values()), default=None)
+        oldest = min((subscriber.received_at for subscriber in self._subscribers.values()), default=None)
         return None if oldest is None else oldest + SILENT_HOLDS * self.settings.hold_s
 
     @property
@@ -198,11 +205,11 @@ class SessionPublisher:
         subscriber = self._subscribers.get(subscriber_id)
         return () if subscriber is None else tuple(subscriber.all_subjects())
 
-    def subscribed(self, channel: str) -> Subscribed:
+    def subscribed_keys(self, channel: str) -> SubscribedKeys:
         """What of a channel anybody subscribed to: only that is worth finding out."""
-        return Subscribed(frozenset(self._index.keys(channel)), self._index.has_all(channel))
+        return SubscribedKeys(frozenset(self._index.keys(channel)), self._index.has_all(channel))
 
-    def knows(self, subscriber_id: str) -> bool:
+    def has_subscriber(self, subscriber_id: str) -> bool:
         """Whether this subscriber id is alive."""
         return subscriber_id in self._subscribers
 
@@ -211,7 +218,7 @@ class SessionPublisher:
         """What happened so far."""
         return PublisherCounters(**self._counts)
 
-    def leaks(self) -> tuple[str, ...]:
+    def find_leaks(self) -> tuple[str, ...]:
         """What is remembered of subscriptions and messages that nobody has any more: nothing, if all is well.
 
         The newest states are not leaks: they wait for who subscribes later, until they are retracted.
@@ -221,12 +228,12 @@ class SessionPublisher:
         found = [f"subscription {one}: nobody asked for it" for one in entered - wanted]
         found += [f"subscription {one}: messages pass it by" for one in wanted - entered]
         for name, subscriber in self._subscribers.items():
-            found += [f"mailbox of {name}: {leak}" for leak in subscriber.mailbox.leaks()]
+            found += [f"mailbox of {name}: {leak}" for leak in subscriber.mailbox.find_leaks()]
         return tuple(found)
 
     # --- inside ---
 
-    def _find(self, subscriber_id: str, now: float, *, may_be_new: bool) -> _Subscriber | Unknown:
+    def _find(self, subscriber_id: str, now: float, *, may_be_new: bool) -> _Subscriber | UnknownSubscriber:
         if (subscriber := self._subscribers.get(subscriber_id)) is not None:
             return subscriber
         if subscriber_id in self._past or not may_be_new:
@@ -235,14 +242,14 @@ class SessionPublisher:
             return self._unknown(f"the node serves {self.settings.subscribers} subscribers already, which is its limit")
         subscriber = _Subscriber(Mailbox(self.settings.mailbox), now)
         self._subscribers[subscriber_id] = subscriber
-        self._counts["lives_begun"] += 1
+        self._counts["incarnations"] += 1
         return subscriber
 
-    def _unknown(self, why: str) -> Unknown:
-        self._counts["unknown_answers"] += 1
-        return Unknown(why)
+    def _unknown(self, why: str) -> UnknownSubscriber:
+        self._counts["unknown_subscriber_replies"] += 1
+        return UnknownSubscriber(why)
 
-    def _expel(self, subscriber_id: str, why: str) -> Unknown:
+    def _expel(self, subscriber_id: str, why: str) -> UnknownSubscriber:
         self._forget(subscriber_id, "expelled")
         self._expelled.append(subscriber_id)
         return self._unknown(why)
@@ -259,7 +266,9 @@ class SessionPublisher:
         for channel, key in left:
             self.on_interest(channel, key, False)
 
-    def _execute(self, subscriber_id: str, subscriber: _Subscriber, commands: Sequence[ReceivedCommand]) -> Received:
+    def _execute(
+        self, subscriber_id: str, subscriber: _Subscriber, commands: Sequence[ReceivedCommand]
+    ) -> BatchAccepted:
         errors: list[CommandError] = []
         messages: list[tuple[int, object]] = []
         for index, command in enumerate(commands):
@@ -267,7 +276,7 @@ class SessionPublisher:
                 case Send(body):
                     messages.append((index, body))
                     refusal = None
-                case Malformed(text):
+                case MalformedCommand(text):
                     refusal = text
                 case Subscribe(channel, key):
                     refusal = self._subscribe(subscriber_id, subscriber, channel, key)
@@ -276,8 +285,8 @@ class SessionPublisher:
             if refusal is not None:
                 errors.append(CommandError(index, refusal))
         subscriber.errors = tuple(errors)
-        self._counts.update(batches=1, commands=len(commands), refused_commands=len(errors))
-        return Received(tuple(messages), subscriber.errors)
+        self._counts.update(batches=1, commands=len(commands), rejected_commands=len(errors))
+        return BatchAccepted(tuple(messages), subscriber.errors)
 
     def _subscribe(self, subscriber_id: str, subscriber: _Subscriber, channel: str, key: str | None) -> str | None:
         if (kind := self._channels.get(channel)) is None:
@@ -291,7 +300,7 @@ class SessionPublisher:
         if kind is ChannelKind.STATE:
             for state_key, body, version in self._states.current(channel, key):
                 size = self._size_of(body) + len(state_key)
-                self._put(subscriber_id, Letter(channel, state_key, body, size, is_state=True, version=version))
+                self._put(subscriber_id, QueuedMessage(channel, state_key, body, size, is_state=True, version=version))
         if is_first:
             self.on_interest(channel, key, True)
         return None
@@ -304,15 +313,15 @@ class SessionPublisher:
             self.on_interest(channel, key, False)
         return None
 
-    def _put(self, subscriber_id: str, letter: Letter) -> None:
+    def _put(self, subscriber_id: str, letter: QueuedMessage) -> None:
         self._subscribers[subscriber_id].mailbox.put(letter)
         self.on_ready(subscriber_id)
 
-    def _take(self, mailbox: Mailbox) -> tuple[Delivery, ...]:
+    def _take(self, mailbox: Mailbox) -> tuple[DeliveredMessage, ...]:
         before = mailbox.sequence
         deliveries = mailbox.take()
         gaps = [one.body for one in deliveries if one.sequence > before and isinstance(one.body, Gap)]
         fresh = mailbox.sequence - before
-        self._counts.update(deliveries=fresh, repeated_deliveries=len(deliveries) - fresh)
+        self._counts.update(deliveries=fresh, redeliveries=len(deliveries) - fresh)
         self._counts.update(gaps=len(gaps), dropped=sum(gap.dropped for gap in gaps))
         return deliveries

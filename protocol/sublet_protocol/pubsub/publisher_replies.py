@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sublet_protocol.pubsub.model import CommandError, Delivery
+from sublet_protocol.pubsub.model import CommandError, DeliveredMessage
 
 
 @dataclass(frozen=True, slots=True)
-class Unknown:
-    """The node has nothing of this subscriber id: it must begin again under a new one. `why` is for people."""
+class UnknownSubscriber:
+    """The node has nothing of this subscriber id: it must begin again under a new one. `reason` is for people."""
 
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Repeated:
+class DuplicateBatch:
     """The batch was executed before; these were its errors."""
 
     errors: tuple[CommandError, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class BatchAccepted:
     """The batch is executed; `messages` (index in the batch, body) are for the owner of the publisher."""
 
     messages: tuple[tuple[int, object], ...]
@@ -30,22 +30,22 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True)
-class Messages:
+class PollDeliveries:
     """The answer to a poll, in order of sequence."""
 
-    deliveries: tuple[Delivery, ...]
+    deliveries: tuple[DeliveredMessage, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
-    """Nothing waits: come back when `on_ready` names the subscriber, or at `until`."""
+class HoldPoll:
+    """Nothing waits: come back when `on_ready` names the subscriber, or at `hold_until`."""
 
-    until: float
+    hold_until: float
 
 
 @dataclass(frozen=True, slots=True)
-class Subscribed:
+class SubscribedKeys:
     """What somebody subscribed to on a channel: these keys by name, and whether anybody to all of them."""
 
     keys: frozenset[str]
-    all: bool
+    has_all: bool

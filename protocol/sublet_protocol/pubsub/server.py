@@ -1,4 +1,4 @@
-"""The node's side of the session on the network: `Session` of `sublet.proto`, around a `SessionPublisher`.
+"""The node's side of the session on the network: `Session` of `sublet.proto`, around a `PubSubPublisher`.
 
 It does the waiting that the machine does not: polls are held here, silent subscribers are swept out when their time has
 come. All of it runs on one event loop, and so do the callers of `publish` and `send`.
@@ -22,8 +22,14 @@ from sublet_protocol.messages.messages import PROTOCOL_VERSION
 from sublet_protocol.pubsub import wire
 from sublet_protocol.pubsub.counters import PublisherCounters
 from sublet_protocol.pubsub.model import CHANNELS, Channels, CommandError
-from sublet_protocol.pubsub.publisher import PublisherSettings, SessionPublisher
-from sublet_protocol.pubsub.publisher_replies import Hold, Messages, Received, Repeated, Unknown
+from sublet_protocol.pubsub.publisher import PublisherSettings, PubSubPublisher
+from sublet_protocol.pubsub.publisher_replies import (
+    BatchAccepted,
+    DuplicateBatch,
+    HoldPoll,
+    PollDeliveries,
+    UnknownSubscriber,
+)
 from sublet_protocol.v1 import sublet_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -43,12 +49,12 @@ OnInterest = Callable[[str, str | None, bool], None]
 
 def new_publisher(
     incarnation: str, settings: PublisherSettings | None = None, channels: Channels = CHANNELS
-) -> SessionPublisher:
+) -> PubSubPublisher:
     """A publisher of this project's bodies, whose mailboxes are bounded by their size on the wire."""
-    return SessionPublisher(incarnation, settings, channels=channels, size_of=wire.body_size)
+    return PubSubPublisher(incarnation, settings, channels=channels, size_of=wire.body_size)
 
 
-class SessionServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
+class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
     """Serves sessions. `on_message(subscriber_id, message)` is called once per message, in each agent's order.
 
     The agent's receipt waits for `on_message`, so that one must not wait for the database. What it raises goes back to
@@ -59,7 +65,7 @@ class SessionServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
 
     def __init__(
         self,
-        publisher: SessionPublisher,
+        publisher: PubSubPublisher,
         on_message: OnMessage,
         *,
         on_expired: OnExpired = lambda subscriber_ids: None,
@@ -77,7 +83,7 @@ class SessionServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         self._turns: dict[str, asyncio.Task[Any]] = {}
         self._sweeper: asyncio.Task[None] | None = None
         publisher.on_ready = self._end_hold
-        publisher.on_interest = self._tell_interest
+        publisher.on_interest = self._notify_interest
 
     def register(self, server: Any) -> None:
         """Add the service to a `grpc.aio.server` (made with `SERVER_OPTIONS`) and begin to sweep."""
@@ -93,11 +99,11 @@ class SessionServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
             self._end_hold(subscriber_id)
 
     def publish(self, channel: str, key: str, body: object, version: int = 0) -> int:
-        """See `SessionPublisher.publish`."""
+        """See `PubSubPublisher.publish`."""
         return self.publisher.publish(channel, key, body, version)
 
     def send(self, subscriber_id: str, channel: str, key: str, body: object) -> bool:
-        """See `SessionPublisher.send`."""
+        """See `PubSubPublisher.send`."""
         return self.publisher.send(subscriber_id, channel, key, body)
 
     @property
@@ -110,11 +116,13 @@ class SessionServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         """What happened so far."""
         return self.publisher.counters
 
-    def leaks(self) -> tuple[str, ...]:
+    def find_leaks(self) -> tuple[str, ...]:
         """What is remembered though its subscriber is gone: nothing, if all is well and no call is under way."""
-        found = list(self.publisher.leaks())
+        found = list(self.publisher.find_leaks())
         for what, names in (("poll is held", self._held), ("batch is executed", self._turns)):
-            found += [f"{name}: its {what}, and it is forgotten" for name in names if not self.publisher.knows(name)]
+            found += [
+                f"{name}: its {what}, and it is forgotten" for name in names if not self.publisher.has_subscriber(name)
+            ]
         return tuple(found)
 
     # --- the service ---
@@ -133,16 +141,16 @@ class SessionServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         self._end_hold(subscriber_id, superseded=True)
         now, hold_s = self._clock(), request.hold_ms / 1000
         answer = self.publisher.poll(subscriber_id, request.acknowledged, request.incarnation, now, hold_s)
-        if isinstance(answer, Hold):
-            if not await self._hold(subscriber_id, answer.until - now):
-                return wire.poll_reply(self.publisher.incarnation)
-            answer = self.publisher.collect(subscriber_id, self._clock())
+        if isinstance(answer, HoldPoll):
+            if not await self._hold(subscriber_id, answer.hold_until - now):
+                return wire.encode_poll_reply(self.publisher.incarnation)
+            answer = self.publisher.end_poll(subscriber_id, self._clock())
         match answer:
-            case Messages(deliveries):
-                return wire.poll_reply(self.publisher.incarnation, deliveries, channels=self._channels)
-            case Unknown(why):
+            case PollDeliveries(deliveries):
+                return wire.encode_poll_reply(self.publisher.incarnation, deliveries, channels=self._channels)
+            case UnknownSubscriber(why):
                 log.info("subscriber %s is unknown: %s", subscriber_id, why)
-                return wire.poll_reply(self.publisher.incarnation, unknown=True)
+                return wire.encode_poll_reply(self.publisher.incarnation, unknown=True)
 
     # --- inside ---
 
@@ -167,15 +175,15 @@ class SessionServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         commands = [wire.decode_command(command, self._channels) for command in request.commands]
         answer = self.publisher.receive(subscriber_id, request.number, commands, self._clock())
         match answer:
-            case Received(messages, errors):
+            case BatchAccepted(messages, errors):
                 found = [error for one in messages if (error := await self._hand_over(subscriber_id, *one))]
                 errors = self.publisher.add_errors(subscriber_id, request.number, found) if found else errors
-                return wire.batch_reply(self.publisher.incarnation, errors)
-            case Repeated(errors):
-                return wire.batch_reply(self.publisher.incarnation, errors)
-            case Unknown(why):
+                return wire.encode_batch_reply(self.publisher.incarnation, errors)
+            case DuplicateBatch(errors):
+                return wire.encode_batch_reply(self.publisher.incarnation, errors)
+            case UnknownSubscriber(why):
                 log.info("subscriber %s is unknown: %s", subscriber_id, why)
-                return wire.batch_reply(self.publisher.incarnation, unknown=True)
+                return wire.encode_batch_reply(self.publisher.incarnation, unknown=True)
 
     async def _hand_over(self, subscriber_id: str, index: int, message: object) -> CommandError | None:
         """Whatever goes wrong with one message harms its sender only."""
@@ -216,15 +224,15 @@ class SessionServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
             await asyncio.sleep(max(wait, 0.01))
             silent = self.publisher.expire(self._clock())
             if silent:
-                self._tell_expired(silent)
+                self._notify_expired(silent)
 
-    def _tell_expired(self, subscriber_ids: Sequence[str]) -> None:
+    def _notify_expired(self, subscriber_ids: Sequence[str]) -> None:
         try:
             self._on_expired(subscriber_ids)
         except Exception:
             log.exception("the handler of expired subscribers raised")
 
-    def _tell_interest(self, channel: str, key: str | None, wanted: bool) -> None:
+    def _notify_interest(self, channel: str, key: str | None, wanted: bool) -> None:
         try:
             self._on_interest(channel, key, wanted)
         except Exception:

@@ -21,7 +21,7 @@ from sublet_protocol.pubsub.model import (
     CHANNELS,
     ChannelKind,
     Command,
-    Delivery,
+    DeliveredMessage,
     Gap,
     Send,
     Subject,
@@ -29,25 +29,25 @@ from sublet_protocol.pubsub.model import (
     Unsubscribe,
 )
 from sublet_protocol.pubsub.subscriber_events import (
-    BatchAnswered,
     BatchFailed,
+    BatchReplied,
     CancelBatch,
     CancelPoll,
+    CommandsRejected,
+    ConnectionLost,
+    ConnectionLostReason,
+    ConnectionRejected,
+    ConnectionStatus,
+    ConnectionStillLost,
     Deliver,
     Event,
     Instruction,
-    Listen,
-    Lost,
-    LostReason,
     Outcome,
-    PeerRefused,
-    PollAnswered,
     PollFailed,
-    Refusals,
+    PollReplied,
     SendBatch,
+    SetListening,
     StartPoll,
-    Status,
-    StillLost,
     Tick,
 )
 
@@ -97,7 +97,7 @@ class _Life:
     poll: _Call = field(default_factory=_Call)
 
 
-class SessionSubscriber:
+class PubSubSubscriber:
     """The state between one agent and one node. `agent` names this life of the agent's process, unlike any other."""
 
     def __init__(
@@ -108,7 +108,7 @@ class SessionSubscriber:
         channels: Mapping[str, ChannelKind] = CHANNELS,
         size_of: Callable[[Command], int] = lambda command: 256,
     ) -> None:
-        self.status = Status.IDLE
+        self.status = ConnectionStatus.IDLE
         self._agent = agent
         self._settings = settings or SubscriberSettings()
         self._channels = channels
@@ -120,7 +120,7 @@ class SessionSubscriber:
         self._setbacks = 0
         self._jitter = 0.0
         self._counts: Counter[str] = Counter()
-        self._lost: Counter[LostReason] = Counter()
+        self._lost: Counter[ConnectionLostReason] = Counter()
         self._refusal = ""
         self._life = _Life(0)
         self._out: list[Instruction] = []
@@ -128,11 +128,15 @@ class SessionSubscriber:
     def decide(self, event: Event, now: float) -> Outcome:
         """Take in one event; times are seconds of a monotonic clock."""
         self._out = []
-        if self.status is not Status.REFUSED:
+        if self.status is not ConnectionStatus.REJECTED:
             self._take_in(event, now)
             self._advance(now)
         elif isinstance(event, Subscribe):
-            self._out.append(StillLost(Lost(LostReason.REFUSED, self._refusal, ((event.channel, event.key),))))
+            self._out.append(
+                ConnectionStillLost(
+                    ConnectionLost(ConnectionLostReason.REJECTED, self._refusal, ((event.channel, event.key),))
+                )
+            )
         return Outcome(tuple(self._out), self._wake_at(now))
 
     @property
@@ -141,28 +145,28 @@ class SessionSubscriber:
         return f"{self._agent}.{self._life.id}"
 
     @property
-    def unsent_messages(self) -> int:
+    def unacknowledged_count(self) -> int:
         """Messages without the node's receipt."""
         return sum(isinstance(command, Send) for command in (*self._queue, *self._life.flight))
 
-    def wants(self, channel: str, key: str | None) -> bool:
+    def is_subscribed(self, channel: str, key: str | None) -> bool:
         """Whether this is subscribed to, now or as soon as the node is there."""
         return (channel, key) in self._wanted
 
     @property
     def counters(self) -> SubscriberCounters:
         """What happened so far."""
-        names = (field.name for field in fields(SubscriberCounters) if field.name != "lives_lost")
-        return SubscriberCounters(**{name: self._counts[name] for name in names}, lives_lost=dict(self._lost))
+        names = (field.name for field in fields(SubscriberCounters) if field.name != "connections_lost")
+        return SubscriberCounters(**{name: self._counts[name] for name in names}, connections_lost=dict(self._lost))
 
-    def leaks(self) -> tuple[str, ...]:
+    def find_leaks(self) -> tuple[str, ...]:
         """What is remembered though nothing is wanted any more: nothing, if all is well."""
         unwanted = self._untold.keys() - self._wanted
         found = [f"{subject}: to be told of a loss, and not subscribed" for subject in unwanted]
-        if self.status in (Status.IDLE, Status.REFUSED):
-            kept = {"subscriptions": self._wanted, "commands": self._queue, "a batch": self._life.flight}
-            found += [f"{name}: kept while {self.status.value}" for name, things in kept.items() if things]
-        elif self._untold and self.status is not Status.DOWN:
+        if self.status in (ConnectionStatus.IDLE, ConnectionStatus.REJECTED):
+            retained = {"subscriptions": self._wanted, "commands": self._queue, "a batch": self._life.flight}
+            found += [f"{name}: kept while {self.status.value}" for name, things in retained.items() if things]
+        elif self._untold and self.status is not ConnectionStatus.DISCONNECTED:
             found.append(f"{len(self._untold)} subscriptions: to be told of a loss that is over")
         return tuple(found)
 
@@ -178,10 +182,10 @@ class SessionSubscriber:
                 self._enqueue(event, now)
             case Send():
                 self._enqueue(event, now)
-            case Listen(wanted):
+            case SetListening(wanted):
                 self._listening = wanted
-            case BatchAnswered() | BatchFailed() | PollAnswered() | PollFailed() | PeerRefused():
-                if event.life == self._life.id and self.status is not Status.IDLE:
+            case BatchReplied() | BatchFailed() | PollReplied() | PollFailed() | ConnectionRejected():
+                if event.subscriber_incarnation == self._life.id and self.status is not ConnectionStatus.IDLE:
                     self._take_in_answer(event, now)
             case Tick():
                 pass
@@ -189,26 +193,26 @@ class SessionSubscriber:
                 assert_never(event)
 
     def _take_in_answer(
-        self, event: BatchAnswered | BatchFailed | PollAnswered | PollFailed | PeerRefused, now: float
+        self, event: BatchReplied | BatchFailed | PollReplied | PollFailed | ConnectionRejected, now: float
     ) -> None:
-        if not isinstance(event, PeerRefused):
+        if not isinstance(event, ConnectionRejected):
             self._jitter = event.jitter
         match event:
-            case BatchAnswered():
+            case BatchReplied():
                 self._batch_answered(event, now)
-            case PollAnswered():
+            case PollReplied():
                 self._poll_answered(event, now)
             case BatchFailed():
                 self._failed(self._life.batch, event, now)
             case PollFailed():
                 self._failed(self._life.poll, event, now)
-            case PeerRefused(why=why):
-                self._lose(LostReason.REFUSED, why, now)
+            case ConnectionRejected(reason=why):
+                self._lose(ConnectionLostReason.REJECTED, why, now)
             case _:
                 assert_never(event)
 
     def _want(self, subject: Subject) -> None:
-        if self.status is Status.DOWN and subject not in self._wanted:
+        if self.status is ConnectionStatus.DISCONNECTED and subject not in self._wanted:
             self._untold[subject] = None
         self._wanted[subject] = None
 
@@ -219,18 +223,18 @@ class SessionSubscriber:
     def _enqueue(self, command: Command, now: float) -> None:
         self._queue.append(command)
         if len(self._queue) > self._settings.queued_commands + len(self._wanted):
-            self._lose(LostReason.OVERFLOW, f"{len(self._queue)} commands wait for the node", now)
+            self._lose(ConnectionLostReason.OVERFLOW, f"{len(self._queue)} commands wait for the node", now)
 
-    def _batch_answered(self, event: BatchAnswered, now: float) -> None:
+    def _batch_answered(self, event: BatchReplied, now: float) -> None:
         is_expected = self._life.batch.busy and event.number == self._life.number
         if not is_expected or not self._trusts(event, self._life.batch, now):
             return
         flight, self._life.flight = self._life.flight, ()
         refused = tuple((error.index, error.text) for error in event.errors if error.index < len(flight))
         if refused:
-            self._counts["refused_commands"] += len(refused)
+            self._counts["rejected_commands"] += len(refused)
             self._forget_refused(flight, {index for index, _ in refused})
-            self._out.append(Refusals(tuple((flight[index], text) for index, text in refused)))
+            self._out.append(CommandsRejected(tuple((flight[index], text) for index, text in refused)))
 
     def _forget_refused(self, flight: tuple[Command, ...], refused: set[int]) -> None:
         """A refused subscription is not declared again, unless it was asked for once more behind the refused one."""
@@ -240,35 +244,35 @@ class SessionSubscriber:
             if place in refused:
                 self._want_no_more(subject)
 
-    def _poll_answered(self, event: PollAnswered, now: float) -> None:
+    def _poll_answered(self, event: PollReplied, now: float) -> None:
         if not self._life.poll.busy or not self._trusts(event, self._life.poll, now):
             return
         fresh = tuple(delivery for delivery in event.deliveries if delivery.sequence > self._life.acknowledged)
-        self._counts.update(empty_polls=not event.deliveries, repeated_deliveries=len(event.deliveries) - len(fresh))
+        self._counts.update(empty_polls=not event.deliveries, redeliveries=len(event.deliveries) - len(fresh))
         if not all(self._follows(delivery) for delivery in fresh):
-            self._lose(LostReason.INCONSISTENT, "the node left out a message and did not say so", now)
+            self._lose(ConnectionLostReason.INCONSISTENT, "the node left out a message and did not say so", now)
         elif fresh:
             self._life.acknowledged = fresh[-1].sequence
             self._counts.update(deliveries=len(fresh), gaps=sum(isinstance(one.body, Gap) for one in fresh))
             self._out.append(Deliver(fresh))
 
-    def _trusts(self, event: BatchAnswered | PollAnswered, call: _Call, now: float) -> bool:
+    def _trusts(self, event: BatchReplied | PollReplied, call: _Call, now: float) -> bool:
         """Whether the answer is from the node's life that we know, which knows us."""
         call.busy, call.failures = False, 0
-        if self._life.incarnation not in ("", event.incarnation):
-            detail = f"incarnation {event.incarnation} instead of {self._life.incarnation}"
-            self._lose(LostReason.RESTARTED, detail, now)
+        if self._life.incarnation not in ("", event.node_incarnation):
+            detail = f"incarnation {event.node_incarnation} instead of {self._life.incarnation}"
+            self._lose(ConnectionLostReason.RESTARTED, detail, now)
             return False
         if event.unknown:
-            self._lose(LostReason.FORGOTTEN, f"the node does not know {self.subscriber_id}", now)
+            self._lose(ConnectionLostReason.EXPIRED, f"the node does not know {self.subscriber_id}", now)
             return False
-        self._life.incarnation = event.incarnation
+        self._life.incarnation = event.node_incarnation
         self._setbacks = 0
         self._untold.clear()
-        self.status = Status.CONNECTED
+        self.status = ConnectionStatus.CONNECTED
         return True
 
-    def _follows(self, delivery: Delivery) -> bool:
+    def _follows(self, delivery: DeliveredMessage) -> bool:
         """Whether this is the direct successor on its channel of the last one seen."""
         if isinstance(delivery.body, Gap):
             self._life.last_on.update((channel, delivery.sequence) for channel in delivery.body.channels)
@@ -284,8 +288,8 @@ class SessionSubscriber:
             return
         call.busy = False
         call.failures += 1
-        if self.status is Status.DOWN or call.failures >= FAILURES_TO_LOSE:
-            self._lose(LostReason.UNREACHABLE, event.why, now)
+        if self.status is ConnectionStatus.DISCONNECTED or call.failures >= FAILURES_TO_LOSE:
+            self._lose(ConnectionLostReason.UNREACHABLE, event.reason, now)
         else:
             call.not_before = now + self._delay()
 
@@ -295,35 +299,35 @@ class SessionSubscriber:
 
     # --- lives ---
 
-    def _lose(self, reason: LostReason, detail: str, now: float) -> None:
+    def _lose(self, reason: ConnectionLostReason, detail: str, now: float) -> None:
         """End this life and say so, once to each subscription; the next one begins soon, or after a longer delay."""
         self._give_up_calls()
         self._lost[reason] += 1
-        self._tell_lost(reason, detail)
-        if reason is LostReason.REFUSED:
+        self._send_lost(reason, detail)
+        if reason is ConnectionLostReason.REJECTED:
             self._end(detail)
             return
-        if self.status is Status.CONNECTED and reason is not LostReason.UNREACHABLE:
+        if self.status is ConnectionStatus.CONNECTED and reason is not ConnectionLostReason.UNREACHABLE:
             begins_at = now + self._settings.spread_s * self._jitter
-            self.status = Status.FRESH
+            self.status = ConnectionStatus.CONNECTING
         else:
             begins_at = now + self._delay()
-            self.status = Status.DOWN
+            self.status = ConnectionStatus.DISCONNECTED
             self._setbacks += 1
         self._queue = deque(Subscribe(channel, key) for channel, key in self._wanted)
         self._begin_life(begins_at)
 
-    def _tell_lost(self, reason: LostReason, detail: str) -> None:
+    def _send_lost(self, reason: ConnectionLostReason, detail: str) -> None:
         """Once; but that it is lost for good is news also to those who know that it is lost."""
-        if self.status is not Status.DOWN or reason is LostReason.REFUSED:
-            self._out.append(Lost(reason, detail, tuple(self._wanted)))
+        if self.status is not ConnectionStatus.DISCONNECTED or reason is ConnectionLostReason.REJECTED:
+            self._out.append(ConnectionLost(reason, detail, tuple(self._wanted)))
         elif self._untold:
-            self._out.append(StillLost(Lost(reason, detail, tuple(self._untold))))
+            self._out.append(ConnectionStillLost(ConnectionLost(reason, detail, tuple(self._untold))))
         self._untold.clear()
 
     def _end(self, refusal: str) -> None:
         """Nothing will be tried any more, so nothing is kept."""
-        self.status = Status.REFUSED
+        self.status = ConnectionStatus.REJECTED
         self._refusal = refusal
         self._wanted.clear()
         self._queue.clear()
@@ -337,19 +341,19 @@ class SessionSubscriber:
 
     def _begin_life(self, not_before: float) -> None:
         self._life = _Life(self._life.id + 1)
-        self._counts["lives_begun"] += 1
+        self._counts["incarnations"] += 1
         self._life.batch.not_before = self._life.poll.not_before = not_before
 
     # --- what to do next ---
 
     def _advance(self, now: float) -> None:
-        if self.status is Status.REFUSED:
+        if self.status is ConnectionStatus.REJECTED:
             return
         if not (self._wanted or self._listening or self._queue or self._life.flight):
             self._rest()
             return
-        if self.status is Status.IDLE:
-            self.status = Status.FRESH
+        if self.status is ConnectionStatus.IDLE:
+            self.status = ConnectionStatus.CONNECTING
             self._begin_life(now)
         self._advance_batch(now)
         self._advance_poll(now)
@@ -358,7 +362,7 @@ class SessionSubscriber:
         """Nothing is wanted: end this life in peace, so that the node may forget it."""
         self._give_up_calls()
         self._life = _Life(self._life.id)
-        self.status = Status.IDLE
+        self.status = ConnectionStatus.IDLE
 
     def _advance_batch(self, now: float) -> None:
         if self._life.batch.busy or now < self._life.batch.not_before:
@@ -374,7 +378,7 @@ class SessionSubscriber:
 
     def _count_batch(self, repeated: bool) -> None:
         if repeated:
-            self._counts["repeated_batches"] += 1
+            self._counts["duplicate_batches"] += 1
         else:
             self._counts.update(batches=1, commands=len(self._life.flight))
 
@@ -397,7 +401,7 @@ class SessionSubscriber:
         if not wanted or self._life.poll.busy or now < self._life.poll.not_before:
             return
         self._life.poll.busy = True
-        in_doubt = self._life.poll.failures > 0 or self.status is Status.DOWN
+        in_doubt = self._life.poll.failures > 0 or self.status is ConnectionStatus.DISCONNECTED
         hold_s = 0.0 if in_doubt else self._settings.hold_s * (1 - HOLD_SPREAD * self._jitter)
         self._counts["polls"] += 1
         poll = StartPoll(self.subscriber_id, self._life.id, self._life.acknowledged, self._life.incarnation, hold_s)
@@ -405,7 +409,7 @@ class SessionSubscriber:
 
     def _wake_at(self, now: float) -> float | None:
         """The earliest time at which a call that is put off may be made."""
-        if self.status in (Status.IDLE, Status.REFUSED):
+        if self.status in (ConnectionStatus.IDLE, ConnectionStatus.REJECTED):
             return None
         wants_batch = bool(self._life.flight or self._queue) and not self._life.batch.busy
         wants_poll = bool(self._wanted or self._listening) and not self._life.poll.busy

@@ -5,60 +5,60 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
-from sublet_protocol.pubsub.model import Command, CommandError, Delivery
+from sublet_protocol.pubsub.model import Command, CommandError, DeliveredMessage
 
 
-class Status(Enum):
+class ConnectionStatus(Enum):
     """What is true between this agent and this node."""
 
     IDLE = "idle"  # nothing is wanted and nothing waits: no subscriber id is in use
-    FRESH = "fresh"  # a life has begun, and the node has not answered it yet
+    CONNECTING = "fresh"  # a life has begun, and the node has not answered it yet
     CONNECTED = "connected"  # the node has answered in this life
-    DOWN = "down"  # the connection was reported lost; nothing good has been heard since
-    REFUSED = "refused"  # the node will never serve this agent: nothing is tried any more
+    DISCONNECTED = "down"  # the connection was reported lost; nothing good has been heard since
+    REJECTED = "refused"  # the node will never serve this agent: nothing is tried any more
 
 
-class LostReason(StrEnum):
+class ConnectionLostReason(StrEnum):
     """Why a connection is over."""
 
     UNREACHABLE = "unreachable"  # two calls of a kind failed in a row
     RESTARTED = "restarted"  # the node answered under another incarnation
-    FORGOTTEN = "forgotten"  # the node does not know this subscriber id
+    EXPIRED = "forgotten"  # the node does not know this subscriber id
     INCONSISTENT = "inconsistent"  # a message is missing without a gap: somebody is wrong
     OVERFLOW = "overflow"  # more commands were queued than the bound
-    REFUSED = "refused"  # wrong protocol version or credentials; final
+    REJECTED = "refused"  # wrong protocol version or credentials; final
 
 
 # --- events; commands are events too ---
 
 
 @dataclass(frozen=True, slots=True)
-class Listen:
+class SetListening:
     """Whether messages sent to this agent are wanted without a subscription: then a poll is held all the same."""
 
-    wanted: bool
+    is_wanted: bool
 
 
 @dataclass(frozen=True, slots=True)
-class BatchAnswered:
+class BatchReplied:
     """The node's receipt for a batch. `jitter` in [0, 1), as in all answers, spreads what many agents do next."""
 
-    life: int
+    subscriber_incarnation: int
     number: int
-    incarnation: str
+    node_incarnation: str
     unknown: bool = False
     errors: tuple[CommandError, ...] = ()
     jitter: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class PollAnswered:
+class PollReplied:
     """The end of a held poll."""
 
-    life: int
-    incarnation: str
+    subscriber_incarnation: int
+    node_incarnation: str
     unknown: bool = False
-    deliveries: tuple[Delivery, ...] = ()
+    deliveries: tuple[DeliveredMessage, ...] = ()
     jitter: float = 0.0
 
 
@@ -66,8 +66,8 @@ class PollAnswered:
 class BatchFailed:
     """A batch had no answer."""
 
-    life: int
-    why: str
+    subscriber_incarnation: int
+    reason: str
     jitter: float = 0.0
 
 
@@ -75,17 +75,17 @@ class BatchFailed:
 class PollFailed:
     """A poll had no answer."""
 
-    life: int
-    why: str
+    subscriber_incarnation: int
+    reason: str
     jitter: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class PeerRefused:
+class ConnectionRejected:
     """The node refuses this agent as such."""
 
-    life: int
-    why: str
+    subscriber_incarnation: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Tick:
     """The time named by `wake_at` has come."""
 
 
-Event = Command | Listen | BatchAnswered | PollAnswered | BatchFailed | PollFailed | PeerRefused | Tick
+Event = Command | SetListening | BatchReplied | PollReplied | BatchFailed | PollFailed | ConnectionRejected | Tick
 
 
 # --- instructions ---
@@ -101,22 +101,22 @@ Event = Command | Listen | BatchAnswered | PollAnswered | BatchFailed | PollFail
 
 @dataclass(frozen=True, slots=True)
 class SendBatch:
-    """Call `Commands`; answer with `BatchAnswered` or `BatchFailed`."""
+    """Call `Commands`; answer with `BatchReplied` or `BatchFailed`."""
 
     subscriber_id: str
-    life: int
+    subscriber_incarnation: int
     number: int
     commands: tuple[Command, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StartPoll:
-    """Call `Poll`; answer with `PollAnswered` or `PollFailed`."""
+    """Call `Poll`; answer with `PollReplied` or `PollFailed`."""
 
     subscriber_id: str
-    life: int
+    subscriber_incarnation: int
     acknowledged: int
-    incarnation: str
+    node_incarnation: str
     hold_s: float
 
 
@@ -134,41 +134,43 @@ class CancelPoll:
 class Deliver:
     """Hand these over, in order, before anything else is done."""
 
-    deliveries: tuple[Delivery, ...]
+    deliveries: tuple[DeliveredMessage, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Refusals:
+class CommandsRejected:
     """The node refused these commands, each for the reason beside it."""
 
-    refused: tuple[tuple[Command, str], ...]
+    rejected: tuple[tuple[Command, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class ConnectionLost:
     """The connection is over, said once; `subscriptions` (channel, key or None) are declared again by themselves.
 
     Messages that were queued or unanswered are dropped: their senders know better what still holds.
     """
 
-    reason: LostReason
+    reason: ConnectionLostReason
     detail: str
     subscriptions: tuple[tuple[str, str | None], ...]
 
     @property
-    def final(self) -> bool:
+    def is_final(self) -> bool:
         """True where the node will never serve this agent."""
-        return self.reason is LostReason.REFUSED
+        return self.reason is ConnectionLostReason.REJECTED
 
 
 @dataclass(frozen=True, slots=True)
-class StillLost:
+class ConnectionStillLost:
     """The connection is lost still: said once to the subscriptions declared since that was said, which `lost` names."""
 
-    lost: Lost
+    lost: ConnectionLost
 
 
-Instruction = SendBatch | StartPoll | CancelBatch | CancelPoll | Deliver | Refusals | Lost | StillLost
+Instruction = (
+    SendBatch | StartPoll | CancelBatch | CancelPoll | Deliver | CommandsRejected | ConnectionLost | ConnectionStillLost
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ class SubscriptionIndex:
             del self._channels[channel]
         return True
 
-    def readers(self, channel: str, key: str) -> dict[str, None]:
+    def subscribers(self, channel: str, key: str) -> dict[str, None]:
         """Who subscribed to this key, to all, or to both: each once."""
         return self._of(channel, key) | self._of(channel, None)
 
@@ -67,7 +67,7 @@ class SubscriptionIndex:
         return readers if isinstance(readers, dict) else {readers: None}
 
 
-class StateValues:
+class LatestValues:
     """The newest value of each key of the state channels."""
 
     def __init__(self) -> None:

@@ -26,15 +26,15 @@ from sublet_protocol.pubsub.model import (
     Channels,
     Command,
     CommandError,
-    Delivery,
+    DeliveredMessage,
     Gap,
-    Malformed,
+    MalformedCommand,
     ReceivedCommand,
     Send,
     Subscribe,
     Unsubscribe,
 )
-from sublet_protocol.pubsub.subscriber_events import BatchAnswered, PollAnswered, SendBatch, StartPoll
+from sublet_protocol.pubsub.subscriber_events import BatchReplied, PollReplied, SendBatch, StartPoll
 from sublet_protocol.v1 import sublet_pb2 as pb
 
 MAX_COMMANDS = 10_000
@@ -59,7 +59,7 @@ _ENVELOPE_BYTES = 64
 # --- requests -------------------------------------------------------------------------------------------------------
 
 
-def batch_request(batch: SendBatch, channels: Channels = CHANNELS) -> Any:
+def encode_batch_request(batch: SendBatch, channels: Channels = CHANNELS) -> Any:
     """A `CommandBatch`."""
     return pb.CommandBatch(
         protocol_version=PROTOCOL_VERSION,
@@ -69,13 +69,13 @@ def batch_request(batch: SendBatch, channels: Channels = CHANNELS) -> Any:
     )
 
 
-def poll_request(poll: StartPoll) -> Any:
+def encode_poll_request(poll: StartPoll) -> Any:
     """A `PollRequest`."""
     return pb.PollRequest(
         protocol_version=PROTOCOL_VERSION,
         subscriber_id=poll.subscriber_id,
         acknowledged=poll.acknowledged,
-        incarnation=poll.incarnation,
+        incarnation=poll.node_incarnation,
         hold_ms=round(poll.hold_s * 1000),
     )
 
@@ -120,9 +120,9 @@ def decode_command(wire: Any, channels: Channels = CHANNELS) -> ReceivedCommand:
             case "group_event":
                 return Send(_read_event(wire.group_event))
             case _:
-                return Malformed("a command: it is empty, or of a kind this version does not know")
+                return MalformedCommand("a command: it is empty, or of a kind this version does not know")
     except MalformedMessage as error:
-        return Malformed(str(error))
+        return MalformedCommand(str(error))
 
 
 def _read_event(payload: bytes) -> GroupEvent:
@@ -158,7 +158,7 @@ def _key(key: str) -> str:
 # --- replies --------------------------------------------------------------------------------------------------------
 
 
-def batch_reply(incarnation: str, errors: Iterable[CommandError] = (), *, unknown: bool = False) -> Any:
+def encode_batch_reply(incarnation: str, errors: Iterable[CommandError] = (), *, unknown: bool = False) -> Any:
     """A `CommandReply`."""
     return pb.CommandReply(
         protocol_version=PROTOCOL_VERSION,
@@ -168,8 +168,12 @@ def batch_reply(incarnation: str, errors: Iterable[CommandError] = (), *, unknow
     )
 
 
-def poll_reply(
-    incarnation: str, deliveries: Iterable[Delivery] = (), *, unknown: bool = False, channels: Channels = CHANNELS
+def encode_poll_reply(
+    incarnation: str,
+    deliveries: Iterable[DeliveredMessage] = (),
+    *,
+    unknown: bool = False,
+    channels: Channels = CHANNELS,
 ) -> Any:
     """A `PollReply`."""
     return pb.PollReply(
@@ -180,22 +184,24 @@ def poll_reply(
     )
 
 
-def read_batch_reply(batch: SendBatch, wire: Any, jitter: float = 0.0) -> BatchAnswered:
+def decode_batch_reply(batch: SendBatch, wire: Any, jitter: float = 0.0) -> BatchReplied:
     """The node's receipt, as an event for the subscriber's machine."""
     errors = tuple(CommandError(error.index, error.text) for error in wire.errors)
-    return BatchAnswered(batch.life, batch.number, wire.incarnation, wire.unknown_subscriber, errors, jitter)
+    return BatchReplied(
+        batch.subscriber_incarnation, batch.number, wire.incarnation, wire.unknown_subscriber, errors, jitter
+    )
 
 
-def read_poll_reply(poll: StartPoll, wire: Any, jitter: float = 0.0, channels: Channels = CHANNELS) -> PollAnswered:
+def decode_poll_reply(poll: StartPoll, wire: Any, jitter: float = 0.0, channels: Channels = CHANNELS) -> PollReplied:
     """What the poll brought, as an event for the subscriber's machine; raises `MalformedMessage`."""
     deliveries = tuple(decode_delivery(message, channels) for message in wire.messages)
-    return PollAnswered(poll.life, wire.incarnation, wire.unknown_subscriber, deliveries, jitter)
+    return PollReplied(poll.subscriber_incarnation, wire.incarnation, wire.unknown_subscriber, deliveries, jitter)
 
 
 # --- deliveries -----------------------------------------------------------------------------------------------------
 
 
-def encode_delivery(delivery: Delivery, channels: Channels = CHANNELS) -> Any:
+def encode_delivery(delivery: DeliveredMessage, channels: Channels = CHANNELS) -> Any:
     """A `Delivery`."""
     number: Any = channels.number(delivery.channel)
     return pb.Delivery(
@@ -221,11 +227,11 @@ def _body(body: Any, channels: Channels) -> dict[str, Any]:
             return {"to_borrower": codec.encode_to_borrower(body)}
 
 
-def decode_delivery(wire: Any, channels: Channels = CHANNELS) -> Delivery:
+def decode_delivery(wire: Any, channels: Channels = CHANNELS) -> DeliveredMessage:
     """One message of a poll's reply; raises `MalformedMessage`."""
     body = _read_body(wire, channels)
     channel = "" if isinstance(body, Gap) else _channel(wire.channel, channels)
-    return Delivery(wire.sequence, channel, wire.key, body, wire.predecessor, wire.version)
+    return DeliveredMessage(wire.sequence, channel, wire.key, body, wire.predecessor, wire.version)
 
 
 def _read_body(wire: Any, channels: Channels) -> object:

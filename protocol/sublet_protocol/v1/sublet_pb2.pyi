@@ -192,10 +192,10 @@ class Frontier(_message.Message):
     def __init__(self, least: _Optional[_Iterable[_Union[Epoch, _Mapping]]] = ...) -> None: ...
 
 class Epoch(_message.Message):
-    __slots__ = ("numbers",)
-    NUMBERS_FIELD_NUMBER: _ClassVar[int]
-    numbers: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, numbers: _Optional[_Iterable[int]] = ...) -> None: ...
+    __slots__ = ("dimensions",)
+    DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    dimensions: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, dimensions: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class InDoubt(_message.Message):
     __slots__ = ("grant_id", "start", "end", "hold_s", "consumed")
@@ -211,7 +211,7 @@ class InDoubt(_message.Message):
     consumed: ConsumedFrontier
     def __init__(self, grant_id: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., hold_s: _Optional[float] = ..., consumed: _Optional[_Union[ConsumedFrontier, _Mapping]] = ...) -> None: ...
 
-class Held(_message.Message):
+class HeldGrant(_message.Message):
     __slots__ = ("stream_id", "grant_id", "position", "consumed")
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     GRANT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -224,17 +224,17 @@ class Held(_message.Message):
     def __init__(self, stream_id: _Optional[int] = ..., grant_id: _Optional[int] = ..., position: _Optional[int] = ..., consumed: _Optional[_Union[ConsumedFrontier, _Mapping]] = ...) -> None: ...
 
 class StreamProgress(_message.Message):
-    __slots__ = ("stream_id", "grant_id", "position", "final", "size", "lag", "until", "consumed", "in_doubt", "trouble", "poison")
+    __slots__ = ("stream_id", "grant_id", "position", "final", "size", "lag", "delivered_end", "consumed", "in_doubt", "read_error", "poison")
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     GRANT_ID_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     FINAL_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     LAG_FIELD_NUMBER: _ClassVar[int]
-    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    DELIVERED_END_FIELD_NUMBER: _ClassVar[int]
     CONSUMED_FIELD_NUMBER: _ClassVar[int]
     IN_DOUBT_FIELD_NUMBER: _ClassVar[int]
-    TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    READ_ERROR_FIELD_NUMBER: _ClassVar[int]
     POISON_FIELD_NUMBER: _ClassVar[int]
     stream_id: int
     grant_id: int
@@ -242,15 +242,15 @@ class StreamProgress(_message.Message):
     final: bool
     size: int
     lag: int
-    until: int
+    delivered_end: int
     consumed: ConsumedFrontier
     in_doubt: InDoubt
-    trouble: str
+    read_error: str
     poison: int
-    def __init__(self, stream_id: _Optional[int] = ..., grant_id: _Optional[int] = ..., position: _Optional[int] = ..., final: bool = ..., size: _Optional[int] = ..., lag: _Optional[int] = ..., until: _Optional[int] = ..., consumed: _Optional[_Union[ConsumedFrontier, _Mapping]] = ..., in_doubt: _Optional[_Union[InDoubt, _Mapping]] = ..., trouble: _Optional[str] = ..., poison: _Optional[int] = ...) -> None: ...
+    def __init__(self, stream_id: _Optional[int] = ..., grant_id: _Optional[int] = ..., position: _Optional[int] = ..., final: bool = ..., size: _Optional[int] = ..., lag: _Optional[int] = ..., delivered_end: _Optional[int] = ..., consumed: _Optional[_Union[ConsumedFrontier, _Mapping]] = ..., in_doubt: _Optional[_Union[InDoubt, _Mapping]] = ..., read_error: _Optional[str] = ..., poison: _Optional[int] = ...) -> None: ...
 
 class LeaderWanted(_message.Message):
-    __slots__ = ("borrower_id", "agent", "subscription", "group_id", "weight", "session", "leaving", "reclaim", "start", "predecessor", "session_epoch", "number")
+    __slots__ = ("borrower_id", "agent", "subscription", "group_id", "weight", "session", "leaving", "reclaim", "starting_position", "predecessor", "session_epoch", "borrower_number")
     BORROWER_ID_FIELD_NUMBER: _ClassVar[int]
     AGENT_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
@@ -259,10 +259,10 @@ class LeaderWanted(_message.Message):
     SESSION_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     RECLAIM_FIELD_NUMBER: _ClassVar[int]
-    START_FIELD_NUMBER: _ClassVar[int]
+    STARTING_POSITION_FIELD_NUMBER: _ClassVar[int]
     PREDECESSOR_FIELD_NUMBER: _ClassVar[int]
     SESSION_EPOCH_FIELD_NUMBER: _ClassVar[int]
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    BORROWER_NUMBER_FIELD_NUMBER: _ClassVar[int]
     borrower_id: str
     agent: str
     subscription: str
@@ -270,12 +270,12 @@ class LeaderWanted(_message.Message):
     weight: float
     session: str
     leaving: bool
-    reclaim: _containers.RepeatedCompositeFieldContainer[Held]
-    start: str
+    reclaim: _containers.RepeatedCompositeFieldContainer[HeldGrant]
+    starting_position: str
     predecessor: str
     session_epoch: int
-    number: int
-    def __init__(self, borrower_id: _Optional[str] = ..., agent: _Optional[str] = ..., subscription: _Optional[str] = ..., group_id: _Optional[int] = ..., weight: _Optional[float] = ..., session: _Optional[str] = ..., leaving: bool = ..., reclaim: _Optional[_Iterable[_Union[Held, _Mapping]]] = ..., start: _Optional[str] = ..., predecessor: _Optional[str] = ..., session_epoch: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+    borrower_number: int
+    def __init__(self, borrower_id: _Optional[str] = ..., agent: _Optional[str] = ..., subscription: _Optional[str] = ..., group_id: _Optional[int] = ..., weight: _Optional[float] = ..., session: _Optional[str] = ..., leaving: bool = ..., reclaim: _Optional[_Iterable[_Union[HeldGrant, _Mapping]]] = ..., starting_position: _Optional[str] = ..., predecessor: _Optional[str] = ..., session_epoch: _Optional[int] = ..., borrower_number: _Optional[int] = ...) -> None: ...
 
 class Ping(_message.Message):
     __slots__ = ("borrower_ids", "sent_at")
@@ -350,20 +350,20 @@ class LeaderConnectResponse(_message.Message):
     def __init__(self, borrower_id: _Optional[str] = ..., term: _Optional[int] = ..., group_id: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
 
 class PingResponse(_message.Message):
-    __slots__ = ("borrower_id", "term", "sent_at", "good_for_s", "epochs", "without")
+    __slots__ = ("borrower_id", "term", "sent_at", "valid_for_s", "epochs", "without")
     BORROWER_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     SENT_AT_FIELD_NUMBER: _ClassVar[int]
-    GOOD_FOR_S_FIELD_NUMBER: _ClassVar[int]
+    VALID_FOR_S_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
     WITHOUT_FIELD_NUMBER: _ClassVar[int]
     borrower_id: str
     term: int
     sent_at: float
-    good_for_s: float
+    valid_for_s: float
     epochs: _containers.RepeatedCompositeFieldContainer[GroupFrontier]
     without: _containers.RepeatedCompositeFieldContainer[StreamGrant]
-    def __init__(self, borrower_id: _Optional[str] = ..., term: _Optional[int] = ..., sent_at: _Optional[float] = ..., good_for_s: _Optional[float] = ..., epochs: _Optional[_Iterable[_Union[GroupFrontier, _Mapping]]] = ..., without: _Optional[_Iterable[_Union[StreamGrant, _Mapping]]] = ...) -> None: ...
+    def __init__(self, borrower_id: _Optional[str] = ..., term: _Optional[int] = ..., sent_at: _Optional[float] = ..., valid_for_s: _Optional[float] = ..., epochs: _Optional[_Iterable[_Union[GroupFrontier, _Mapping]]] = ..., without: _Optional[_Iterable[_Union[StreamGrant, _Mapping]]] = ...) -> None: ...
 
 class StreamGrant(_message.Message):
     __slots__ = ("stream_id", "grant_id")
@@ -484,12 +484,12 @@ class PublishRequest(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., producer: _Optional[str] = ..., incarnation: _Optional[int] = ..., number: _Optional[int] = ..., messages: _Optional[bytes] = ...) -> None: ...
 
 class PublishReply(_message.Message):
-    __slots__ = ("repeated", "parts")
-    REPEATED_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("is_duplicate", "parts")
+    IS_DUPLICATE_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
-    repeated: bool
+    is_duplicate: bool
     parts: _containers.RepeatedCompositeFieldContainer[PublishedPart]
-    def __init__(self, repeated: bool = ..., parts: _Optional[_Iterable[_Union[PublishedPart, _Mapping]]] = ...) -> None: ...
+    def __init__(self, is_duplicate: bool = ..., parts: _Optional[_Iterable[_Union[PublishedPart, _Mapping]]] = ...) -> None: ...
 
 class PublishedPart(_message.Message):
     __slots__ = ("stream_id", "first_offset", "count", "rows")
@@ -522,50 +522,50 @@ class FeedPosition(_message.Message):
     def __init__(self, stream_id: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class HistoryRequest(_message.Message):
-    __slots__ = ("protocol_version", "filter", "start", "bookmark", "subscription")
+    __slots__ = ("protocol_version", "filter", "starting_position", "bookmark", "subscription_id")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     FILTER_FIELD_NUMBER: _ClassVar[int]
-    START_FIELD_NUMBER: _ClassVar[int]
+    STARTING_POSITION_FIELD_NUMBER: _ClassVar[int]
     BOOKMARK_FIELD_NUMBER: _ClassVar[int]
-    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_ID_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     filter: str
-    start: str
+    starting_position: str
     bookmark: FeedBookmark
-    subscription: str
-    def __init__(self, protocol_version: _Optional[int] = ..., filter: _Optional[str] = ..., start: _Optional[str] = ..., bookmark: _Optional[_Union[FeedBookmark, _Mapping]] = ..., subscription: _Optional[str] = ...) -> None: ...
+    subscription_id: str
+    def __init__(self, protocol_version: _Optional[int] = ..., filter: _Optional[str] = ..., starting_position: _Optional[str] = ..., bookmark: _Optional[_Union[FeedBookmark, _Mapping]] = ..., subscription_id: _Optional[str] = ...) -> None: ...
 
 class FollowRequest(_message.Message):
-    __slots__ = ("protocol_version", "filter", "start", "bookmark", "subscription")
+    __slots__ = ("protocol_version", "filter", "starting_position", "bookmark", "subscription_id")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     FILTER_FIELD_NUMBER: _ClassVar[int]
-    START_FIELD_NUMBER: _ClassVar[int]
+    STARTING_POSITION_FIELD_NUMBER: _ClassVar[int]
     BOOKMARK_FIELD_NUMBER: _ClassVar[int]
-    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_ID_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     filter: str
-    start: str
+    starting_position: str
     bookmark: FeedBookmark
-    subscription: str
-    def __init__(self, protocol_version: _Optional[int] = ..., filter: _Optional[str] = ..., start: _Optional[str] = ..., bookmark: _Optional[_Union[FeedBookmark, _Mapping]] = ..., subscription: _Optional[str] = ...) -> None: ...
+    subscription_id: str
+    def __init__(self, protocol_version: _Optional[int] = ..., filter: _Optional[str] = ..., starting_position: _Optional[str] = ..., bookmark: _Optional[_Union[FeedBookmark, _Mapping]] = ..., subscription_id: _Optional[str] = ...) -> None: ...
 
 class FeedPage(_message.Message):
-    __slots__ = ("subscription", "bookmark", "stream_id", "start", "position", "messages", "gone")
-    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("subscription_id", "bookmark", "stream_id", "start", "position", "messages", "gone")
+    SUBSCRIPTION_ID_FIELD_NUMBER: _ClassVar[int]
     BOOKMARK_FIELD_NUMBER: _ClassVar[int]
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     GONE_FIELD_NUMBER: _ClassVar[int]
-    subscription: str
+    subscription_id: str
     bookmark: FeedBookmark
     stream_id: int
     start: int
     position: int
     messages: bytes
     gone: FeedGone
-    def __init__(self, subscription: _Optional[str] = ..., bookmark: _Optional[_Union[FeedBookmark, _Mapping]] = ..., stream_id: _Optional[int] = ..., start: _Optional[int] = ..., position: _Optional[int] = ..., messages: _Optional[bytes] = ..., gone: _Optional[_Union[FeedGone, _Mapping]] = ...) -> None: ...
+    def __init__(self, subscription_id: _Optional[str] = ..., bookmark: _Optional[_Union[FeedBookmark, _Mapping]] = ..., stream_id: _Optional[int] = ..., start: _Optional[int] = ..., position: _Optional[int] = ..., messages: _Optional[bytes] = ..., gone: _Optional[_Union[FeedGone, _Mapping]] = ...) -> None: ...
 
 class FeedGone(_message.Message):
     __slots__ = ("oldest",)
@@ -573,7 +573,7 @@ class FeedGone(_message.Message):
     oldest: int
     def __init__(self, oldest: _Optional[int] = ...) -> None: ...
 
-class ReadRequest(_message.Message):
+class FetchRequest(_message.Message):
     __slots__ = ("protocol_version", "stream_id", "position", "filter", "generation_id", "limit_bytes")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
@@ -589,7 +589,7 @@ class ReadRequest(_message.Message):
     limit_bytes: int
     def __init__(self, protocol_version: _Optional[int] = ..., stream_id: _Optional[int] = ..., position: _Optional[int] = ..., filter: _Optional[str] = ..., generation_id: _Optional[int] = ..., limit_bytes: _Optional[int] = ...) -> None: ...
 
-class ReadReply(_message.Message):
+class FetchReply(_message.Message):
     __slots__ = ("start", "position", "head", "closed", "messages", "gone")
     START_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]

@@ -129,8 +129,8 @@ class FeedStub(object):
                 )
         self.Read = channel.unary_unary(
                 '/sublet.v1.Feed/Read',
-                request_serializer=sublet__protocol_dot_v1_dot_sublet__pb2.ReadRequest.SerializeToString,
-                response_deserializer=sublet__protocol_dot_v1_dot_sublet__pb2.ReadReply.FromString,
+                request_serializer=sublet__protocol_dot_v1_dot_sublet__pb2.FetchRequest.SerializeToString,
+                response_deserializer=sublet__protocol_dot_v1_dot_sublet__pb2.FetchReply.FromString,
                 )
         self.Heads = channel.unary_unary(
                 '/sublet.v1.Feed/Heads',
@@ -213,8 +213,8 @@ def add_FeedServicer_to_server(servicer, server):
             ),
             'Read': grpc.unary_unary_rpc_method_handler(
                     servicer.Read,
-                    request_deserializer=sublet__protocol_dot_v1_dot_sublet__pb2.ReadRequest.FromString,
-                    response_serializer=sublet__protocol_dot_v1_dot_sublet__pb2.ReadReply.SerializeToString,
+                    request_deserializer=sublet__protocol_dot_v1_dot_sublet__pb2.FetchRequest.FromString,
+                    response_serializer=sublet__protocol_dot_v1_dot_sublet__pb2.FetchReply.SerializeToString,
             ),
             'Heads': grpc.unary_unary_rpc_method_handler(
                     servicer.Heads,
@@ -301,8 +301,8 @@ class Feed(object):
             timeout=None,
             metadata=None):
         return grpc.experimental.unary_unary(request, target, '/sublet.v1.Feed/Read',
-            sublet__protocol_dot_v1_dot_sublet__pb2.ReadRequest.SerializeToString,
-            sublet__protocol_dot_v1_dot_sublet__pb2.ReadReply.FromString,
+            sublet__protocol_dot_v1_dot_sublet__pb2.FetchRequest.SerializeToString,
+            sublet__protocol_dot_v1_dot_sublet__pb2.FetchReply.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

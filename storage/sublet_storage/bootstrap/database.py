@@ -19,7 +19,7 @@ from sublet_storage.db.connect import check_schema, connect, database_url, redac
 
 
 @dataclass(frozen=True, slots=True)
-class Database:
+class DatabaseLocation:
     """A database that is there and of the right version. `data_dir` is that of the embedded server, else None."""
 
     url: str
@@ -37,7 +37,7 @@ class Database:
 @contextmanager
 def open_database(
     url: str | None = None, data_dir: Path | str | None = None, migrate_embedded: bool = True
-) -> Iterator[Database]:
+) -> Iterator[DatabaseLocation]:
     """The database of `url`, else of `data_dir`, else of SUBLET_DATABASE_URL, else the default data directory's.
 
     The embedded server runs at least as long as the context. Raises `SchemaMismatch`, `DatabaseUnreachable`,
@@ -49,19 +49,19 @@ def open_database(
         )
     given = url if data_dir else database_url(url)
     if given:
-        check(given)
-        yield Database(given)
+        check_database(given)
+        yield DatabaseLocation(given)
         return
     from sublet_storage.bootstrap.embedded import EmbeddedPostgres, usable_data_dir
 
     with EmbeddedPostgres(Path(data_dir) if data_dir else usable_data_dir()) as server:
         if migrate_embedded:
             _bring_up_to_date(server.url)
-        yield Database(server.url, server.data_dir)
+        yield DatabaseLocation(server.url, server.data_dir)
 
 
 @contextmanager
-def connected(url: str | None, data_dir: Path | None, application_name: str) -> Iterator[psycopg.Connection[Any]]:
+def open_connection(url: str | None, data_dir: Path | None, application_name: str) -> Iterator[psycopg.Connection[Any]]:
     """A connection to the database that `open_database` would open, checked itself if it was given."""
     given = None if data_dir else database_url(url)
     if given:
@@ -73,7 +73,7 @@ def connected(url: str | None, data_dir: Path | None, application_name: str) -> 
         yield opened
 
 
-def check(url: str) -> None:
+def check_database(url: str) -> None:
     """Raise unless the database can be reached and has this program's schema."""
     with connect(url) as conn:
         check_schema(conn)
@@ -82,7 +82,7 @@ def check(url: str) -> None:
 def _bring_up_to_date(url: str) -> None:
     """Migrate if need be; the libraries for it are loaded only then."""
     try:
-        check(url)
+        check_database(url)
     except SchemaMismatch as mismatch:
         try:
             from sublet_storage.bootstrap.migrate import migrate

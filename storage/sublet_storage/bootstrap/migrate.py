@@ -53,7 +53,7 @@ def migrate(url: str, schema: str | None = None, to: str | None = None) -> str:
     work that do not work with that version;
     `InvalidSetting` for a version of which nothing is known here, and for a database that is not in UTF-8.
     """
-    schema, target = schema_name(schema), _known(to or head())
+    schema, target = schema_name(schema), _known(to or latest_version())
     with connect(url, schema=schema, application_name="sublet migrate", silence_s=None) as conn, _alone(conn, schema):
         _refuse_encoding(conn)
         _create_schema(conn, schema)
@@ -97,18 +97,18 @@ def downgrade(url: str, schema: str | None = None, to: str | None = None) -> Non
         _alembic_command(url, schema, command.downgrade, target or "base", check)
 
 
-def current(url: str, schema: str | None = None) -> str | None:
+def current_version(url: str, schema: str | None = None) -> str | None:
     """The version the database is at; None if it has none of our tables."""
     with connect(url, schema=schema) as conn:
         return schema_version(conn)[0]
 
 
-def head() -> str:
+def latest_version() -> str:
     """The newest version this program has scripts for."""
     return str(_directory().get_current_head())
 
 
-def scripts() -> Path:
+def scripts_path() -> Path:
     """Where the migrations are: inside the installed wheel, else beside the packages in a checkout."""
     here = Path(__file__).resolve().parent
     places = (here.parent / "_migrations", here.parents[2] / "migrations")
@@ -120,7 +120,7 @@ def scripts() -> Path:
 
 def _config() -> Config:
     config = Config()
-    config.set_main_option("script_location", str(scripts()).replace("%", "%%"))
+    config.set_main_option("script_location", str(scripts_path()).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     return config
 

@@ -19,16 +19,16 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg.abc import PQGen
 
-from sublet_protocol.domain.errors import BeyondHead
+from sublet_protocol.domain.errors import PositionBeyondHead
 
 _T = TypeVar("_T")
 
 
 class BoundedConnection(psycopg.Connection[Any]):
-    """Where a request is not answered and not a byte has come for `silence_s` seconds, the connection is closed and
-    `psycopg.OperationalError` raised. Whether the server did what it was asked is unknown then."""
+    """Where a request is not answered and not a byte has come for `receive_timeout_s` seconds, the connection is closed
+    and `psycopg.OperationalError` raised. Whether the server did what it was asked is unknown then."""
 
-    silence_s: float = float("inf")
+    receive_timeout_s: float = float("inf")
     timeline: str | None = None
     """Of the server, with its system identifier: on another, what was committed on this one may be missing. None: its
     user may not see it."""
@@ -43,15 +43,16 @@ class BoundedConnection(psycopg.Connection[Any]):
 
     def _bounded(self, gen: PQGen[_T]) -> Generator[Any, Any, _T]:
         try:
-            state, heard = next(gen), time.monotonic()
+            state, received = next(gen), time.monotonic()
             while True:
                 ready, now = (yield state), time.monotonic()
                 if ready:
-                    heard = now
-                elif now >= heard + self.silence_s:
+                    received = now
+                elif now >= received + self.receive_timeout_s:
                     self.close()
                     raise psycopg.OperationalError(
-                        f"not a byte has come from Postgres for {self.silence_s:g} s, and the connection is closed"
+                        f"not a byte has come from Postgres for {self.receive_timeout_s:g} s, and the connection is "
+                        "closed"
                     )
                 state = gen.send(ready)
         except StopIteration as done:
@@ -79,11 +80,11 @@ def timeline_of(connection: psycopg.Connection[Any]) -> str | None:
 
 
 def check_timeline(connection: psycopg.Connection[Any], timeline: str | None, what: str) -> None:
-    """Raise `BeyondHead` where `what`, positions that were kept, is of another timeline than the server is on: a
-    position below the head may have been beyond it once."""
+    """Raise `PositionBeyondHead` where `what`, positions that were kept, is of another timeline than the server is on:
+    a position below the head may have been beyond it once."""
     here = timeline_of(connection)
     if None not in (timeline, here) and timeline != here:
-        raise BeyondHead(
+        raise PositionBeyondHead(
             f"{what} is of timeline {timeline} of the database, and this is {here}: a standby was promoted, or a backup"
             " restored, and other messages may lie at its offsets now. Begin again at a time, or at earliest. Where no "
             f"message was lost, take `timeline` out of {what}."

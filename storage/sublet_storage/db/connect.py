@@ -29,18 +29,18 @@ DEFAULT_SCHEMA = "sublet"
 CONNECT_TIMEOUT_S = 5
 TCP_TIMEOUT_S = 10.0
 IDLE_IN_TRANSACTION_TIMEOUT_S = 10.0
-SILENCE_S = 600.0
+RECEIVE_TIMEOUT_S = 600.0
 """A server that is silent for so long in the middle of a request is given up, unless it is asked for other patience."""
 
 ISOLATION = "read committed"
 _ISOLATION = r"-c default_transaction_isolation=read\ committed"
 _RESULTS = ("DateStyle=ISO", "IntervalStyle=postgres", "extra_float_digits=1", "standard_conforming_strings=on")
 """The form in which results are understood and literals are meant."""
-_LOOK = """
+_READ = """
 select current_setting('default_transaction_isolation'), pg_is_in_recovery(),
        case when not pg_is_in_recovery() then (select system_identifier::text from pg_control_system())
          || '/' || left(pg_walfile_name(pg_current_wal_lsn()), 8) end"""
-_LOOK_AT_LEAST = "select current_setting('default_transaction_isolation'), pg_is_in_recovery(), null"
+_READ_SETTING = "select current_setting('default_transaction_isolation'), pg_is_in_recovery(), null"
 
 _SHAPE = "postgresql://USER:PASSWORD@HOST:PORT/DATABASE, special characters percent-encoded"
 _URI_PASSWORD = re.compile(r"^(\w[\w+.-]*://[^:/?#@]*):(.*)@", re.DOTALL)
@@ -72,7 +72,7 @@ def connect(
     idle_in_transaction_timeout_s: float | None = IDLE_IN_TRANSACTION_TIMEOUT_S,
     transaction_timeout_s: float | None = None,
     own_search_path: bool = True,
-    silence_s: float | None = SILENCE_S,
+    silence_s: float | None = RECEIVE_TIMEOUT_S,
 ) -> BoundedConnection:
     """Open a connection whose search_path is `schema` (default: SUBLET_SCHEMA, else `sublet`).
 
@@ -90,7 +90,7 @@ def connect(
     conninfo = _conninfo(url, search_path, application_name, timeouts, tcp_timeout_s)
     try:
         connection = BoundedConnection.connect(conninfo, autocommit=True)
-        connection.silence_s = float("inf") if silence_s is None else silence_s
+        connection.receive_timeout_s = float("inf") if silence_s is None else silence_s
         _check(connection, url)
         if transaction_timeout_s is not None and connection.info.server_version >= 170000:
             connection.execute(f"set transaction_timeout = {_milliseconds(transaction_timeout_s)}")
@@ -103,9 +103,9 @@ def connect(
 def _check(connection: BoundedConnection, url: str) -> None:
     """Keep on which timeline the server is; close the connection and raise where it is none to be used."""
     try:
-        level, is_standby, connection.timeline = connection.execute(_LOOK).fetchall()[0]
+        level, is_standby, connection.timeline = connection.execute(_READ).fetchall()[0]
     except (psycopg.errors.InsufficientPrivilege, psycopg.errors.FeatureNotSupported):
-        level, is_standby, _ = connection.execute(_LOOK_AT_LEAST).fetchall()[0]
+        level, is_standby, _ = connection.execute(_READ_SETTING).fetchall()[0]
     if level != ISOLATION or is_standby:
         connection.close()
     if is_standby:

@@ -21,20 +21,20 @@ import psycopg
 
 from sublet_protocol.domain.errors import DatabaseUnreachable, UnknownOutcome
 from sublet_storage.db.bounded_connection import BoundedConnection
-from sublet_storage.db.kept_connection import KeptConnection
+from sublet_storage.db.reconnecting_connection import ReconnectingConnection
 
 Connection = psycopg.Connection[Any]
 T = TypeVar("T")
 
 
-class RolledBack(DatabaseUnreachable):
+class TransactionRolledBack(DatabaseUnreachable):
     """The server refused the transaction (a lock not to be had in time, say) and wrote nothing. Smaller ones may do."""
 
 
 class _TurnEndingCursor(psycopg.Cursor[Any]):
     """A cursor of a channel: to wait for its result ends the client's turn in the pipeline."""
 
-    channel: Channel
+    channel: StoreConnection
 
     def fetchone(self) -> Any:
         self._arrive()
@@ -49,11 +49,11 @@ class _TurnEndingCursor(psycopg.Cursor[Any]):
             self.channel.pipeline.sync()
 
 
-class Channel:
+class StoreConnection:
     """Thread-safe by turns: callers wait for each other. Work that must not wait needs a channel of its own."""
 
     def __init__(self, connect: Callable[[], BoundedConnection]) -> None:
-        self._kept = KeptConnection(connect)
+        self._reconnecting = ReconnectingConnection(connect)
         self._turn = threading.Lock()
         self.pipeline: psycopg.Pipeline | None = None
         self._cursors = type("_Cursor", (_TurnEndingCursor,), {"channel": self})
@@ -89,7 +89,7 @@ class Channel:
     def close(self) -> None:
         """Close the connection; a later call opens another."""
         with self._turn:
-            self._kept.close()
+            self._reconnecting.close()
 
     @contextmanager
     def _pipelined(self, connection: Connection) -> Iterator[None]:
@@ -100,7 +100,7 @@ class Channel:
             self.pipeline = None
 
     def _ready(self) -> Connection:
-        connection = self._kept.ready()
+        connection = self._reconnecting.ready()
         connection.cursor_factory = self._cursors
         return connection
 
@@ -111,20 +111,23 @@ class Channel:
         that survived is not kept either: after a refusal within a pipeline psycopg may take statements for prepared
         that the server does not know, and they would fail for ever.
         """
-        told = " ".join(str(error).split()) or type(error).__name__
+        reported = " ".join(str(error).split()) or type(error).__name__
         alive = self._roll_back(connection)
-        self._kept.close()
+        self._reconnecting.close()
         if alive:
             if not isinstance(error, psycopg.OperationalError):
                 raise error
-            raise RolledBack(f"Postgres refused a statement on groups, nothing was written: {told}") from error
+            raise TransactionRolledBack(
+                f"Postgres refused a statement on groups, nothing was written: {reported}"
+            ) from error
         if committing:
             raise UnknownOutcome(
-                f"the connection to Postgres was lost during a commit on groups: {told}. It may or may not have been"
+                f"the connection to Postgres was lost during a commit on groups: {reported}. It may or may not have "
+                "been"
                 " written: read the rows again before deciding anything."
             ) from error
         raise DatabaseUnreachable(
-            f"the connection to Postgres was lost before the commit, nothing was written: {told}. The next call"
+            f"the connection to Postgres was lost before the commit, nothing was written: {reported}. The next call"
             " connects again."
         ) from error
 
@@ -133,10 +136,10 @@ class Channel:
         try:
             connection.execute("rollback")
         except psycopg.Error:
-            self._kept.close()
+            self._reconnecting.close()
             return False
         return True
 
 
 Guard = Callable[[psycopg.Connection[Any]], None]
-"""Called first in a maintenance transaction: locks the leadership row, raises `LostLeadership` if the term is over."""
+"""Called first in a maintenance transaction: locks the leadership row, raises `StaleTerm` if the term is over."""

@@ -24,7 +24,7 @@ _ENDED = (
 
 
 @contextmanager
-def users_transaction(connection: psycopg.Connection[Any], settle: Callable[[], None]) -> Iterator[None]:
+def user_transaction(connection: psycopg.Connection[Any], settle: Callable[[], None]) -> Iterator[None]:
     """The block, and then `settle`, in one transaction.
 
     Raises `UsageError` if the block has ended the transaction, or was left by `psycopg.Rollback`, which raises nothing,

@@ -11,14 +11,14 @@ from typing import Any
 import psycopg
 
 from sublet_storage.db.connect import ISOLATION, schema_name
-from sublet_storage.doctor.privileges import CONSUMERS, NODES, PUBLISHERS, grant, missing
+from sublet_storage.doctor.privileges import CONSUMERS, NODES, PUBLISHERS, find_missing_privileges, grant_statement
 from sublet_storage.groups.coordinator import leadership
 from sublet_storage.groups.model.records import MAINTENANCE
-from sublet_storage.groups.status.lag_queries import unattended
+from sublet_storage.groups.status.lag_queries import list_unconsumed_groups
 from sublet_storage.groups.status.overview import UNREADABLE_NOW
 from sublet_storage.nodes import list_nodes
 
-LEAST_VERSION = 150_000
+MIN_VERSION = 150_000
 SKEW_S = 1.0
 """So far a clock may be from the database's before it is worth a word."""
 CROWDED = 0.8
@@ -27,7 +27,7 @@ FILLED = 0.1
 """Of the server's queue of notifications, which is read by all who listen, and kept for the slowest."""
 LONG_S = 600.0
 """A transaction that is open for so long keeps the server from clearing away what was changed since."""
-MOST_NAMED = 5
+MAX_NAMED = 5
 
 _SUBSCRIPTION = "'$' || g.kind || '/' || g.name || '/' || g.filter"
 """Of a group, in SQL."""
@@ -35,7 +35,7 @@ _SUBSCRIPTION = "'$' || g.kind || '/' || g.name || '/' || g.filter"
 Connection = psycopg.Connection[Any]
 
 
-class State(StrEnum):
+class Severity(StrEnum):
     """How bad it is."""
 
     OK = "ok"
@@ -48,12 +48,12 @@ class Finding:
     """One thing that was looked at: what was found, and unless it is well, what helps."""
 
     check: str
-    state: State
-    found: str
-    remedy: str | None = None
+    state: Severity
+    detail: str
+    hint: str | None = None
 
 
-def examine(connection: Connection, now_s: float, protocol_version: int) -> Iterator[Finding]:
+def run_checks(connection: Connection, now_s: float, protocol_version: int) -> Iterator[Finding]:
     """All checks, one after the other. `now_s`: this machine's time; `protocol_version`: what this release speaks."""
     checks: dict[str, Callable[[], Finding]] = {
         "server": lambda: _server(connection),
@@ -78,36 +78,38 @@ def examine(connection: Connection, now_s: float, protocol_version: int) -> Iter
         except psycopg.Error as error:
             if connection.broken:
                 raise
-            yield failed(name, error)
+            yield check_failed(name, error)
 
 
-def failed(check: str, error: psycopg.Error) -> Finding:
+def check_failed(check: str, error: psycopg.Error) -> Finding:
     """What could not be looked at is a finding too, and hides nothing of the others."""
     said = f"it cannot be looked at: {' '.join(str(error).split())}"
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
-        return Finding(check, State.ERROR, said, f"{grant(schema_name(), 'USER', CONSUMERS)} lets it be read.")
-    return Finding(check, State.ERROR, said, "Try again; the server's log has more of it.")
+        return Finding(
+            check, Severity.ERROR, said, f"{grant_statement(schema_name(), 'USER', CONSUMERS)} lets it be read."
+        )
+    return Finding(check, Severity.ERROR, said, "Try again; the server's log has more of it.")
 
 
 def _server(connection: Connection) -> Finding:
     version = connection.info.server_version
     said = f"Postgres {version // 10_000}.{version % 10_000}"
-    if version < LEAST_VERSION:
-        return Finding("server", State.ERROR, said, f"Upgrade it to {LEAST_VERSION // 10_000} or later.")
-    return Finding("server", State.OK, said)
+    if version < MIN_VERSION:
+        return Finding("server", Severity.ERROR, said, f"Upgrade it to {MIN_VERSION // 10_000} or later.")
+    return Finding("server", Severity.OK, said)
 
 
 def _rights(connection: Connection) -> Finding:
     """Who cannot read what consumers do is of no use here; a user may be meant for them alone."""
     (row,) = connection.execute("select current_user, current_schema()").fetchall()
     user, schema = row
-    found = missing(connection)
+    found = find_missing_privileges(connection)
     if not found:
-        return Finding("rights", State.OK, f"{user} may do all that nodes, publishers and consumers do")
+        return Finding("rights", Severity.OK, f"{user} may do all that nodes, publishers and consumers do")
     whose = next(each for each in (CONSUMERS, PUBLISHERS, NODES) if each in found)
     said = "; ".join(f"for {each} it lacks {', '.join(rights)}" for each, rights in found.items())
-    hint = f"Unless they run as another user, the owner of the tables says: {grant(schema, user, whose)}"
-    return Finding("rights", State.ERROR if whose == CONSUMERS else State.WARNING, f"{user}: {said}", hint)
+    hint = f"Unless they run as another user, the owner of the tables says: {grant_statement(schema, user, whose)}"
+    return Finding("rights", Severity.ERROR if whose == CONSUMERS else Severity.WARNING, f"{user}: {said}", hint)
 
 
 def _durability(connection: Connection) -> Finding:
@@ -118,8 +120,10 @@ def _durability(connection: Connection) -> Finding:
     off = [name for name, setting in found if setting == "off"]
     if off:
         lost = "what was acknowledged may be lost when the server, or its machine, stops"
-        return Finding("durability", State.ERROR, f"{', '.join(off)} off: {lost}", "Set it to on in postgresql.conf.")
-    return Finding("durability", State.OK, ", ".join(f"{name} {setting}" for name, setting in found))
+        return Finding(
+            "durability", Severity.ERROR, f"{', '.join(off)} off: {lost}", "Set it to on in postgresql.conf."
+        )
+    return Finding("durability", Severity.OK, ", ".join(f"{name} {setting}" for name, setting in found))
 
 
 def _isolation(connection: Connection) -> Finding:
@@ -137,8 +141,8 @@ def _isolation(connection: Connection) -> Finding:
     others = [f"{level} of {whose}" for whose, level in rows if level != ISOLATION]
     if others:
         said = f"{ISOLATION}; {_some(others)} is used by nothing of sublet's"
-        return Finding("isolation", State.OK, said)
-    return Finding("isolation", State.OK, ISOLATION)
+        return Finding("isolation", Severity.OK, said)
+    return Finding("isolation", Severity.OK, ISOLATION)
 
 
 def _clock(connection: Connection, now_s: float) -> Finding:
@@ -147,8 +151,8 @@ def _clock(connection: Connection, now_s: float) -> Finding:
     said = f"this machine's is {abs(ahead):.1f} s {'ahead' if ahead > 0 else 'behind'}"
     if abs(ahead) > SKEW_S:
         hint = "Leases are not concerned; messages without a timestamp get this machine's. Run a time service here."
-        return Finding("clock", State.WARNING, said, hint)
-    return Finding("clock", State.OK, said)
+        return Finding("clock", Severity.WARNING, said, hint)
+    return Finding("clock", Severity.OK, said)
 
 
 def _connections(connection: Connection) -> Finding:
@@ -159,8 +163,8 @@ def _connections(connection: Connection) -> Finding:
     used, most = row
     if used > CROWDED * most:
         hint = "Raise max_connections: each session, publisher and node has a few, and each Spark worker one."
-        return Finding("connections", State.WARNING, f"{used} of {most} are used", hint)
-    return Finding("connections", State.OK, f"{used} of {most} are used")
+        return Finding("connections", Severity.WARNING, f"{used} of {most} are used", hint)
+    return Finding("connections", Severity.OK, f"{used} of {most} are used")
 
 
 def _transactions(connection: Connection) -> Finding:
@@ -173,8 +177,8 @@ def _transactions(connection: Connection) -> Finding:
     if rows:
         pid, name, age_s = rows[0]
         said = f"{len(rows)} open for long, the oldest for {age_s:.0f} s, by {name!r}, process {pid}"
-        return Finding("transactions", State.WARNING, said, f"End it: select pg_terminate_backend({pid})")
-    return Finding("transactions", State.OK, "none is open for long")
+        return Finding("transactions", Severity.WARNING, said, f"End it: select pg_terminate_backend({pid})")
+    return Finding("transactions", Severity.OK, "none is open for long")
 
 
 def _notifications(connection: Connection) -> Finding:
@@ -186,52 +190,55 @@ def _notifications(connection: Connection) -> Finding:
             " stays open. Find it by state, wait_event and age in pg_stat_activity, and end it with"
             " pg_terminate_backend: in a full queue nobody's NOTIFY fits."
         )
-        return Finding("notifications", State.WARNING, said, hint)
-    return Finding("notifications", State.OK, said)
+        return Finding("notifications", Severity.WARNING, said, hint)
+    return Finding("notifications", Severity.OK, said)
 
 
 def _nodes(connection: Connection, protocol_version: int) -> Finding:
     live = [each for each in list_nodes(connection) if each.remaining_s > 0]
-    nodes, drained = [each for each in live if not each.draining], [each.node.name for each in live if each.draining]
+    nodes, drained = (
+        [each for each in live if not each.is_draining],
+        [each.node.name for each in live if each.is_draining],
+    )
     undo = f"sublet nodes drain {quote(drained[0])} --undo" if drained else None
     if not nodes and undo:
         said = f"no node is there that may lead: an operator has drained {_some(drained)}"
         hint = f"Start another, sublet leader --name ANOTHER --listen HOST:PORT, or let it lead again: {undo}"
-        return Finding("nodes", State.ERROR, said, hint)
+        return Finding("nodes", Severity.ERROR, said, hint)
     if not nodes:
-        return Finding("nodes", State.ERROR, "no leader node is there", "Start one: sublet leader")
+        return Finding("nodes", Severity.ERROR, "no leader node is there", "Start one: sublet leader")
     versions = [(each.node.name, each.protocol_version) for each in nodes]
     others = [f"{name} ({version})" for name, version in versions if version != protocol_version]
     if others:
         said = f"of another protocol version than this release's ({protocol_version}): {_some(others)}"
-        return Finding("nodes", State.ERROR, said, "Bring all to the same release of sublet.")
+        return Finding("nodes", Severity.ERROR, said, "Bring all to the same release of sublet.")
     said = f"{len(nodes)}: {_some([name for name, _ in versions])}"
     said += f"; drained: {_some(drained)}" if drained else ""
     if len(nodes) == 1:
         hint = "Start a second one for safety: sublet leader --name ANOTHER --listen HOST:PORT"
         hint += f", or let a drained one lead again: {undo}" if undo else ""
-        return Finding("nodes", State.WARNING, f"{said}; nobody takes over from it", hint)
-    return Finding("nodes", State.OK, said)
+        return Finding("nodes", Severity.WARNING, f"{said}; nobody takes over from it", hint)
+    return Finding("nodes", Severity.OK, said)
 
 
 def _housekeeping(connection: Connection) -> Finding:
     """Retention, rollover, the relay and leases of epochs are one node's business at a time."""
-    leader = leadership.look(connection, (MAINTENANCE,), None).get(MAINTENANCE)
+    leader = leadership.read_leaderships(connection, (MAINTENANCE,), None).get(MAINTENANCE)
     if leader is not None and leader.remaining_s > 0:
-        return Finding("housekeeping", State.OK, f"by {leader.node.name}")
+        return Finding("housekeeping", Severity.OK, f"by {leader.node.name}")
     hint = "A node that does not drain takes it within its lease. If it stays so, look into the log of the nodes."
-    return Finding("housekeeping", State.WARNING, "nobody does it at present", hint)
+    return Finding("housekeeping", Severity.WARNING, "nobody does it at present", hint)
 
 
 @dataclass(frozen=True, slots=True)
-class Unled:
+class LeaderlessGroups:
     """Groups that have consumers and no leader: how many, and the first of them by name."""
 
     total: int
     names: tuple[str, ...]
 
 
-def unled(connection: Connection) -> Unled:
+def find_leaderless_groups(connection: Connection) -> LeaderlessGroups:
     """Looked up by the rows: whoever holds a stream is a consumer."""
     rows = connection.execute(
         f"select {_SUBSCRIPTION}, count(*) over () from consumer_group g"
@@ -239,18 +246,18 @@ def unled(connection: Connection) -> Unled:
         " where g.deleted_at is null and (l.expires_at is null or l.expires_at <= clock_timestamp())"
         "   and exists (select from lending k where k.group_id = g.group_id and k.unfinished and k.status = 'held')"
         " order by 1 limit %s",
-        (MOST_NAMED,),
+        (MAX_NAMED,),
     ).fetchall()
-    return Unled(rows[0][1] if rows else 0, tuple(name for name, _ in rows))
+    return LeaderlessGroups(rows[0][1] if rows else 0, tuple(name for name, _ in rows))
 
 
 def _unled(connection: Connection) -> Finding:
-    found = unled(connection)
+    found = find_leaderless_groups(connection)
     if found.total:
         said = f"{found.total} have consumers and no leader: {_some(found.names, found.total)}"
         hint = "One is elected within its lease if a node is there that does not drain, and as soon as a consumer asks."
-        return Finding("groups", State.WARNING, said, hint)
-    return Finding("groups", State.OK, "each that has consumers is led")
+        return Finding("groups", Severity.WARNING, said, hint)
+    return Finding("groups", Severity.OK, "each that has consumers is led")
 
 
 def _blocked(connection: Connection) -> Finding:
@@ -266,8 +273,8 @@ def _blocked(connection: Connection) -> Finding:
         said += "" if why is None else f"; the first because of this: {why.rstrip(' .')}"
         again = f"sublet groups reset {quote(name)} --stream {stream_id} --to-current"
         hint = f"sublet groups why {quote(name)} says why, {again} tries once more."
-        return Finding("streams", State.ERROR, said, hint)
-    return Finding("streams", State.OK, "none is blocked")
+        return Finding("streams", Severity.ERROR, said, hint)
+    return Finding("streams", Severity.OK, "none is blocked")
 
 
 def _unreadable(connection: Connection) -> Finding:
@@ -278,8 +285,10 @@ def _unreadable(connection: Connection) -> Finding:
     if rows:
         said = f"{len(rows)} streams cannot be read on by who holds them: "
         said += _some([f"{stream} of {group}" for group, stream in rows])
-        return Finding("reading", State.ERROR, said, f"sublet groups why {quote(rows[0][0])} says why, and what helps.")
-    return Finding("reading", State.OK, "no holder of a stream says that it cannot read on")
+        return Finding(
+            "reading", Severity.ERROR, said, f"sublet groups why {quote(rows[0][0])} says why, and what helps."
+        )
+    return Finding("reading", Severity.OK, "no holder of a stream says that it cannot read on")
 
 
 def _paused(connection: Connection) -> Finding:
@@ -289,20 +298,20 @@ def _paused(connection: Connection) -> Finding:
     if rows:
         said = f"{len(rows)} groups are paused: {_some([name for (name,) in rows])}"
         return Finding(
-            "pauses", State.WARNING, said, f"Where it is not meant: sublet groups resume {quote(rows[0][0])}"
+            "pauses", Severity.WARNING, said, f"Where it is not meant: sublet groups resume {quote(rows[0][0])}"
         )
-    return Finding("pauses", State.OK, "no group is paused")
+    return Finding("pauses", Severity.OK, "no group is paused")
 
 
 def _lag(connection: Connection) -> Finding:
-    if waiting := unattended(connection):
+    if waiting := list_unconsumed_groups(connection):
         said = f"{len(waiting)} groups have messages and nobody who holds a stream: "
         said += _some([f"{name} ({lag})" for name, lag in waiting])
         hint = f"Start their consumers, or see what keeps them: sublet groups why {quote(waiting[0][0])}"
-        return Finding("lag", State.WARNING, said, hint)
-    return Finding("lag", State.OK, "no group has messages that nobody is there for")
+        return Finding("lag", Severity.WARNING, said, hint)
+    return Finding("lag", Severity.OK, "no group has messages that nobody is there for")
 
 
 def _some(names: Sequence[str], total: int | None = None) -> str:
-    unnamed = (len(names) if total is None else total) - MOST_NAMED
-    return ", ".join(names[:MOST_NAMED]) + (f" and {unnamed} more" if unnamed > 0 else "")
+    unnamed = (len(names) if total is None else total) - MAX_NAMED
+    return ", ".join(names[:MAX_NAMED]) + (f" and {unnamed} more" if unnamed > 0 else "")

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import psycopg
+from psycopg import sql
 
 from sublet_protocol.domain.errors import PayloadUnavailable
-from sublet_storage.doctor.checks import Finding, State
-from sublet_storage.objects.location import Place, known, parse
-from sublet_storage.objects.object_stores import ASK_DOCTOR, Missing, Store, store
-from sublet_storage.objects.parallel_calls import TO_CHANGE, TO_READ, once
+from sublet_storage.doctor.checks import Finding, Severity
+from sublet_storage.objects.location import PayloadLocation, parse_location, parse_stored_location
+from sublet_storage.objects.object_stores import ASK_DOCTOR, ObjectNotFound, ObjectStore, get_store
+from sublet_storage.objects.parallel_calls import TO_CHANGE, TO_READ, run_with_timeout
+from sublet_storage.spaces.rollover import partition_table
+from sublet_storage.spaces.tiering import STREAMS_TO_TIER
 
 _SPACES = """
 select space_id, name, case when dropped_at is null then payloads end, payload_places_of(space_id) from space
@@ -30,32 +34,32 @@ _WAITING = "select count(*) from payload_object where space_id = %(space)s and s
 
 _STUCK = "select count(*) from payload_object where doomed_at is not null and tried_at is not null"
 
-# Of each stream the first block that is still to be looked at: a stream that was gone through has none.
-_OVERDUE = """
-select count(*), max(extract(epoch from clock_timestamp() - due))::float8
-  from (select least(case when g.state = 'closed' then g.closed_at end,
-                     b.appended_at + make_interval(secs => p.tier_after_s)) as due
-          from space p join generation g using (space_id) join stream s using (generation_id)
-          cross join lateral (
-            select b.appended_at from block b
-             where b.generation_id = s.generation_id and b.stream_id = s.stream_id
-               and b.end_offset > coalesce(s.tiered_offset, 0)
-             order by b.end_offset limit 1) b
-         where p.space_id = %(space)s and g.state <> 'gone' and coalesce(s.tiered_offset, 0) < s.head) waiting
- where due <= clock_timestamp() - make_interval(secs => %(late)s::float8)"""
+_TO_TIER = f"""
+select s.generation_id, s.stream_id, coalesce(s.tiered_offset, 0)
+  from ({STREAMS_TO_TIER}) s join generation g using (generation_id) where g.state <> 'gone'"""
+
+# Of a stream the next block, in its partition: to the table as a whole the server would look up, and lock, all of them.
+_DUE_FOR = """
+select extract(epoch from clock_timestamp() - least(case when g.state = 'closed' then g.closed_at end,
+                                                    b.appended_at + make_interval(secs => p.tier_after_s)))::float8
+  from generation g join space p using (space_id)
+  cross join (
+    select appended_at from {block} where stream_id = %(stream)s and end_offset > %(offset)s
+     order by end_offset limit 1) b
+ where g.generation_id = %(generation)s"""
 
 LATE_S = 6 * 3600.0
 """What should have been moved so long ago is worth a word: after a rollover moving takes its time."""
 
 
-def examine(conn: psycopg.Connection[Any]) -> Iterator[Finding]:
+def check_locations(conn: psycopg.Connection[Any]) -> Iterator[Finding]:
     """A finding for each place that a space uses, and one where payloads are long due there, or objects cannot be
     deleted."""
     for space_id, name, text, used in conn.execute(_SPACES).fetchall():
-        places = {place.prefix: place for place in map(known, used)}
-        present = None if text is None else parse(text).prefix
+        places = {place.prefix: place for place in map(parse_stored_location, used)}
+        present = None if text is None else parse_location(text).prefix
         if text is not None:
-            places.setdefault(parse(text).prefix, parse(text))
+            places.setdefault(parse_location(text).prefix, parse_location(text))
         for prefix, place in sorted(places.items()):
             if prefix == present:
                 yield _present(name, place)
@@ -65,78 +69,88 @@ def examine(conn: psycopg.Connection[Any]) -> Iterator[Finding]:
     (row,) = conn.execute(_STUCK).fetchall()
     if row[0]:
         said = f"{row[0]} objects that no block names could not be deleted"
-        yield Finding("payloads", State.WARNING, said, "See the log of the node that keeps house: it says why.")
+        yield Finding("payloads", Severity.WARNING, said, "See the log of the node that keeps house: it says why.")
 
 
-def _present(space: str, place: Place) -> Finding:
+def _present(space: str, place: PayloadLocation) -> Finding:
     """Where payloads go: a node has to write there, while consumers read only."""
-    there, said = store(place), f"space {space} at {place}"
+    there, said = get_store(place), f"space {space} at {place}"
     try:
         if place.marker:
-            once(there, TO_CHANGE, there.check)
+            run_with_timeout(there, TO_CHANGE, there.check_marker)
     except PayloadUnavailable as error:
-        return _trouble(State.ERROR, space, error)
+        return _trouble(Severity.ERROR, space, error)
     try:
-        once(there, TO_CHANGE, partial(_probe, there))
+        run_with_timeout(there, TO_CHANGE, partial(_probe, there))
     except PayloadUnavailable as error:
         if not place.marker:
-            return _trouble(State.ERROR, space, error)
+            return _trouble(Severity.ERROR, space, error)
         what = str(error).partition(". ")[0]
         hint = "Where consumers run that is well. Nodes have to write and delete there: run it where they do."
-        return Finding("payloads", State.WARNING, f"{said}: it can be read, and not written: {what}", hint)
-    except Missing:
+        return Finding("payloads", Severity.WARNING, f"{said}: it can be read, and not written: {what}", hint)
+    except ObjectNotFound:
         hint = "See who else writes there, or deletes: a lifecycle rule of the bucket, say."
-        return Finding("payloads", State.ERROR, f"{said}: what was written is not there", hint)
-    return Finding("payloads", State.OK, said)
+        return Finding("payloads", Severity.ERROR, f"{said}: what was written is not there", hint)
+    return Finding("payloads", Severity.OK, said)
 
 
-def _overdue(conn: psycopg.Connection[Any], space_id: int, space: str, place: Place) -> Iterator[Finding]:
+def _overdue(conn: psycopg.Connection[Any], space_id: int, space: str, place: PayloadLocation) -> Iterator[Finding]:
     """What is not moved stays in Postgres, which it fills."""
-    ((streams, overdue_s),) = conn.execute(_OVERDUE, {"space": space_id, "late": LATE_S}).fetchall()
-    if streams:
-        said = f"space {space}: payloads of {streams} streams should have been moved to {place} long ago"
+    found = [_due_for(conn, *stream) for stream in conn.execute(_TO_TIER, {"space": space_id}).fetchall()]
+    if late := [due_s for due_s in found if due_s > LATE_S]:
+        said = f"space {space}: payloads of {len(late)} streams should have been moved to {place} long ago"
         hint = (
             "The log of the node that keeps house says what could not be moved, and why. Where it says nothing, the "
             "space was given this place a short while ago, or more comes in than is moved, as blocks are small: "
             "docs/payloads.md says what moving takes."
         )
-        yield Finding("payloads", State.WARNING, f"{said}, the oldest {overdue_s / 3600:.0f} h ago", hint)
+        yield Finding("payloads", Severity.WARNING, f"{said}, the oldest {max(late) / 3600:.0f} h ago", hint)
 
 
-def _former(conn: psycopg.Connection[Any], space_id: int, space: str, place: Place) -> Iterator[Finding]:
+def _due_for(conn: psycopg.Connection[Any], generation_id: int, stream_id: int, offset: int) -> float:
+    """For so many seconds the next block of the stream has been due to be moved."""
+    asked = {"generation": generation_id, "stream": stream_id, "offset": offset}
+    with contextlib.suppress(psycopg.errors.UndefinedTable):  # dropped meanwhile
+        statement = sql.SQL(_DUE_FOR).format(block=partition_table(generation_id))
+        if (found := conn.execute(statement, asked).fetchone()) and found[0] is not None:
+            return float(found[0])
+    return 0.0
+
+
+def _former(conn: psycopg.Connection[Any], space_id: int, space: str, place: PayloadLocation) -> Iterator[Finding]:
     """Where payloads went once: it matters as long as something lies there."""
     asked = {"space": space_id, "prefix": f"{place.prefix}/"}
     ((is_named,),) = conn.execute(_IS_NAMED, asked).fetchall()
     ((waiting,),) = conn.execute(_WAITING, asked).fetchall()
     if not (is_named or waiting):
         return
-    there = store(place)
+    there = get_store(place)
     try:
-        once(there, TO_READ, there.check)
+        run_with_timeout(there, TO_READ, there.check_marker)
     except PayloadUnavailable as error:
         if is_named:
-            yield _trouble(State.ERROR, space, error)
+            yield _trouble(Severity.ERROR, space, error)
             return
         said = f"space {space}: {waiting} objects wait to be deleted at {place}, which is away"
         hint = (
             "No message lies there. Bring it back, or where it is gone for good forget them: docs/payloads.md says how."
         )
-        yield Finding("payloads", State.WARNING, said, hint)
+        yield Finding("payloads", Severity.WARNING, said, hint)
     else:
         if is_named:
-            yield Finding("payloads", State.OK, f"space {space} at {place}, where nothing is moved to any more")
+            yield Finding("payloads", Severity.OK, f"space {space} at {place}, where nothing is moved to any more")
 
 
-def _trouble(state: State, space: str, error: PayloadUnavailable) -> Finding:
+def _trouble(state: Severity, space: str, error: PayloadUnavailable) -> Finding:
     what, _, remedy = str(error).removesuffix(f" {ASK_DOCTOR}").partition(". ")
     return Finding("payloads", state, f"space {space}: {what}", remedy.partition(". ")[2] or None)
 
 
-def _probe(place: Store) -> None:
+def _probe(place: ObjectStore) -> None:
     name, payload = f".sublet-probe-{secrets.token_hex(8)}", secrets.token_bytes(64)
     place.put(name, payload)
     try:
         if bytes(memoryview(place.get(name, 65))) != payload:
-            raise Missing
+            raise ObjectNotFound
     finally:
         place.delete(name)

@@ -42,7 +42,7 @@ having count(*) > 0
  order by 1, 2"""
 
 
-def missing(connection: psycopg.Connection[Any]) -> dict[str, list[str]]:
+def find_missing_privileges(connection: psycopg.Connection[Any]) -> dict[str, list[str]]:
     """{consumers, publishers or nodes: the rights that they need and this user has not, such as `insert on block`}.
 
     Publishers are those that publish with epochs, and from Spark, as well. Tables that a schema of another version does
@@ -58,7 +58,7 @@ def missing(connection: psycopg.Connection[Any]) -> dict[str, list[str]]:
     return found
 
 
-def grant(schema: str, user: str, for_whom: str) -> str:
+def grant_statement(schema: str, user: str, for_whom: str) -> str:
     """What somebody who owns the schema says so that the user may be a consumer, a publisher or a node."""
     rights = "select" if for_whom == CONSUMERS else "select, insert, update, delete"
     return (

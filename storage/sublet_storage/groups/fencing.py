@@ -17,23 +17,23 @@ from psycopg import sql
 
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.errors import GrantLost, UnknownOutcome, UsageError
-from sublet_protocol.domain.in_doubt import InDoubt, still_open
+from sublet_protocol.domain.in_doubt import InDoubt, pending_in_doubt
 from sublet_protocol.domain.topics import Filter
 from sublet_storage.db.connect import schema_name
-from sublet_storage.spaces.catalogue import filled
+from sublet_storage.spaces.catalogue import read_generation_filters
 
 BEFORE_COMMIT_S = 10.0
 """How long a client that has moved progress may idle before its COMMIT. Then the server rolls back: whoever is frozen
 there keeps the stream from everybody."""
 
-PATIENCE_S = 20.0
+OUTCOME_TIMEOUT_S = 20.0
 """How long whoever lost the answer to a commit waits until the server has ended that transaction: for longer than it
 lets a client idle there."""
 
 MAX_IDLE_S = 2_000_000.0
 """Postgres takes no more than 2^31 milliseconds."""
 
-LOOK_S = 0.02
+POLL_INTERVAL_S = 0.02
 """Between two looks whether it has."""
 
 _LOST = "SB001"
@@ -53,12 +53,12 @@ _STATUS = f"select case when {_TIMELINE} = %(timeline)s then pg_xact_status(%(nu
 
 
 @dataclass(frozen=True, slots=True)
-class LastPlan:
-    """What was planned last of a stream; `session`: who holds it, or for whom it is kept; `is_open`: it is not done.
+class LastPlannedRange:
+    """What was planned last of a stream; `session`: who holds it, or for whom it is kept; `is_pending`: it is not done.
     `grant_id`: under which it is held now; None if it is not."""
 
     in_doubt: InDoubt
-    is_open: bool
+    is_pending: bool
     session: str | None
     grant_id: int | None
 
@@ -92,7 +92,7 @@ class Ahead:
         return self.status in ("held", "reserved") and self.session != session
 
 
-def draw_session_epoch(conn: psycopg.Connection[Any], *, schema: str | None = None) -> int:
+def next_session_epoch(conn: psycopg.Connection[Any], *, schema: str | None = None) -> int:
     """A number above all that any caller was given before, also after the database was restored from a backup.
 
     Draw outside of a transaction: whoever draws next waits for its end.
@@ -139,7 +139,7 @@ def advance(
     return Attempt(row[0], row[1])
 
 
-def happened(conn: psycopg.Connection[Any], attempt: Attempt, patience_s: float = PATIENCE_S) -> bool | None:
+def happened(conn: psycopg.Connection[Any], attempt: Attempt, patience_s: float = OUTCOME_TIMEOUT_S) -> bool | None:
     """Whether that transaction was committed; None if this server cannot know: it is another one since.
 
     Waits for its end; raises `UnknownOutcome` where it has none after `patience_s`. Outside of a transaction.
@@ -158,10 +158,10 @@ def happened(conn: psycopg.Connection[Any], attempt: Attempt, patience_s: float 
                 f"transaction {attempt.transaction}, whose commit got no answer, is still in progress on the server. "
                 "Try again."
             )
-        time.sleep(LOOK_S)
+        time.sleep(POLL_INTERVAL_S)
 
 
-def position(
+def read_position(
     conn: psycopg.Connection[Any], group_id: int, stream_id: int, grant_id: int, *, schema: str | None = None
 ) -> int | None:
     """How far the stream came under that grant, also when it is over; None where history knows nothing of it.
@@ -173,28 +173,28 @@ def position(
     return None if row is None or row[0] is None else int(row[0])
 
 
-def consumed(
+def read_consumed_frontier(
     conn: psycopg.Connection[Any], group_id: int, stream_id: int, grant_id: int, *, schema: str | None = None
 ) -> ConsumedFrontier | None:
     """What is consumed of the stream in whole epochs, of a group that is atomic; None where the grant is over."""
     call = sql.SQL("select {}.consumed(%s::bigint, %s::bigint, %s::bigint)").format(sql.Identifier(schema_name(schema)))
     row = conn.execute(call, (group_id, stream_id, grant_id)).fetchone()
-    return None if row is None or row[0] is None else ConsumedFrontier.of_json(row[0])
+    return None if row is None or row[0] is None else ConsumedFrontier.from_json(row[0])
 
 
-def last_plans(
+def read_last_planned_ranges(
     conn: psycopg.Connection[Any], group_id: int, stream_ids: Iterable[int], *, schema: str | None = None
-) -> dict[int, LastPlan]:
+) -> dict[int, LastPlannedRange]:
     """{stream: what was planned last of it}, of those of which something was."""
     call = sql.SQL("select * from {}.planned(%s::bigint, %s::bigint[])").format(sql.Identifier(schema_name(schema)))
     found = {}
     rows = conn.execute(call, (group_id, list(stream_ids))).fetchall()
     for stream_id, session, grant_id, reached, frontier, doubt in rows:
         if doubt is not None:
-            in_doubt = InDoubt.of_json(doubt)
-            done_before = None if frontier is None else ConsumedFrontier.of_json(frontier)
-            is_open = still_open(in_doubt, reached, done_before) is not None
-            found[stream_id] = LastPlan(in_doubt, is_open, session, grant_id)
+            in_doubt = InDoubt.from_json(doubt)
+            done_before = None if frontier is None else ConsumedFrontier.from_json(frontier)
+            is_open = pending_in_doubt(in_doubt, reached, done_before) is not None
+            found[stream_id] = LastPlannedRange(in_doubt, is_open, session, grant_id)
     return found
 
 
@@ -203,7 +203,7 @@ def ahead(
 ) -> dict[int, Ahead]:
     """{stream: what the group has before it}, of those that it has something before it in, also where no leader has
     made a row yet. What a session is to have read that ends when it has had all there was is known by this."""
-    wanted = filled(conn).wanted(filter)
+    wanted = read_generation_filters(conn).matching(filter)
     call = sql.SQL("select * from {}.ahead_of(%s::bigint, %s::text[], %s::text[])")
     filters = [filter.text for filter, now in wanted.items() if now], [filter.text for filter in wanted]
     rows = conn.execute(call.format(sql.Identifier(schema_name(schema))), (group_id, *filters))

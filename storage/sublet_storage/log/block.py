@@ -45,16 +45,17 @@ Stored: TypeAlias = bytes | memoryview | pa.Buffer
 
 
 @dataclass(frozen=True, slots=True)
-class Epochs:
-    """The least and the greatest epochs in a block. `mixed`: there are messages without an epoch among the others."""
+class EpochBounds:
+    """The least and the greatest epochs in a block. `has_unset`: there are messages without an epoch among the
+    others."""
 
     least: tuple[Epoch, ...]
     greatest: tuple[Epoch, ...]
-    mixed: bool = False
+    has_unset: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackedBlock:
     """A batch ready to be appended: its payload, and what the block's row says of it."""
 
     count: int
@@ -63,29 +64,29 @@ class Packed:
     topics: list[str] | None
     codec: int
     payload: pa.Buffer
-    epochs: Epochs | None = None
+    epochs: EpochBounds | None = None
 
 
-def pack(batch: pa.RecordBatch, compression: str = "none") -> Packed:
+def pack(batch: pa.RecordBatch, compression: str = "none") -> PackedBlock:
     """Encode a non-empty batch in `BLOCK_SCHEMA` and describe it."""
     codec, payload = encode(batch, compression)
     span = pc.min_max(batch.column("timestamp"))
     first, last = span["min"].as_py(), span["max"].as_py()
-    epochs = _one_epoch(batch) if column_layout.has_one_epoch(codec) else epochs_of(batch)
-    return Packed(batch.num_rows, first, last, topics_index(batch), codec, payload, epochs)
+    epochs = _one_epoch(batch) if column_layout.has_one_epoch(codec) else compute_epoch_bounds(batch)
+    return PackedBlock(batch.num_rows, first, last, build_topic_index(batch), codec, payload, epochs)
 
 
 def encode(batch: pa.RecordBatch, compression: str = "none") -> tuple[int, pa.Buffer]:
     """Return (codec, payload) of a batch in `BLOCK_SCHEMA`; compressed only where that makes it smaller."""
     if compression not in COMPRESSIONS:
         raise InvalidSetting(f"compression {compression!r}: choose one of {', '.join(COMPRESSIONS)}.")
-    flags, lean = column_layout.shrink(batch)
+    flags, lean = column_layout.strip_columns(batch)
     plain: pa.Buffer = lean.serialize()
     if compression != "none" and batch.num_rows >= MIN_COMPRESSED:
         packed = _serialize_compressed(lean, compression)
         if packed.size < plain.size:
-            return column_layout.codec(COMPRESSIONS.index(compression), flags), packed
-    return column_layout.codec(0, flags), plain
+            return column_layout.encode_codec(COMPRESSIONS.index(compression), flags), packed
+    return column_layout.encode_codec(0, flags), plain
 
 
 def decode(codec: int, payload: Stored, stream_id: int, end_offset: int, count: int) -> pa.RecordBatch:
@@ -100,7 +101,7 @@ def decode(codec: int, payload: Stored, stream_id: int, end_offset: int, count: 
 def checked(codec: int, payload: Stored, stream_id: int, end_offset: int, count: int) -> pa.RecordBatch:
     """The batch as it is stored, for `restored`. Raises as `decode` does."""
     try:
-        return _checked(column_layout.schema(column_layout.flags_of(codec)), pa.py_buffer(payload), count)
+        return _checked(column_layout.stored_schema(column_layout.decode_flags(codec)), pa.py_buffer(payload), count)
     except pa.ArrowMemoryError:  # which says nothing of the block
         raise
     except (pa.ArrowException, SchemaMismatch, OSError, EOFError, ValueError) as error:
@@ -116,11 +117,11 @@ def checked(codec: int, payload: Stored, stream_id: int, end_offset: int, count:
 
 def restored(codec: int, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     """Batches that are stored alike as one: less work than to restore one by one and to copy them together."""
-    flags = column_layout.flags_of(codec)
+    flags = column_layout.decode_flags(codec)
     if len(batches) == 1:
-        return column_layout.restore(flags, batches[0])
+        return column_layout.restore_columns(flags, batches[0])
     (together,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
-    return column_layout.restore(flags, together)
+    return column_layout.restore_columns(flags, together)
 
 
 def _checked(schema: pa.Schema, payload: pa.Buffer, count: int) -> pa.RecordBatch:
@@ -153,7 +154,7 @@ def _check_runs(name: str, column: pa.RunEndEncodedArray) -> None:
             raise ValueError(f"its column {name} expands to {size} bytes, and the limit is {MAX_DECODED_BYTES}")
 
 
-def deliver(batch: pa.RecordBatch, stream_id: int, first_offset: int) -> pa.RecordBatch:
+def add_position_columns(batch: pa.RecordBatch, stream_id: int, first_offset: int) -> pa.RecordBatch:
     """Add the columns stream and offset to a stored batch whose first message is at `first_offset`."""
     count = batch.num_rows
     streams = pa.repeat(pa.scalar(stream_id, pa.int64()), count)
@@ -167,12 +168,12 @@ def _counting(count: int) -> pa.Array:
     return pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), count), start=-1)
 
 
-def from_offset(batch: pa.RecordBatch, first_offset: int, offset: int) -> pa.RecordBatch:
+def drop_before(batch: pa.RecordBatch, first_offset: int, offset: int) -> pa.RecordBatch:
     """Drop the messages before `offset`: a reader may begin in the middle of a block."""
     return batch.slice(max(0, offset - first_offset))
 
 
-def topics_index(batch: pa.RecordBatch) -> list[str] | None:
+def build_topic_index(batch: pa.RecordBatch) -> list[str] | None:
     """The distinct topics of a block, None when they are too many to be worth a look."""
     column = batch.column("topic")
     if len(column.slice(0, 8 * MAX_INDEXED_TOPICS).unique()) > MAX_INDEXED_TOPICS:
@@ -181,7 +182,7 @@ def topics_index(batch: pa.RecordBatch) -> list[str] | None:
     return topics.to_pylist() if len(topics) <= MAX_INDEXED_TOPICS else None
 
 
-def epochs_of(batch: pa.RecordBatch) -> Epochs | None:
+def compute_epoch_bounds(batch: pa.RecordBatch) -> EpochBounds | None:
     """The bounds of the epochs of a block; None if no message has one. All that are there have as many numbers."""
     column = batch.column("epoch")
     with_epoch = len(column) - column.null_count
@@ -190,17 +191,17 @@ def epochs_of(batch: pa.RecordBatch) -> Epochs | None:
     numbers, mixed = pc.list_flatten(column), column.null_count > 0
     if len(numbers) == with_epoch:
         bounds = pc.min_max(numbers)
-        return Epochs(((bounds["min"].as_py(),),), ((bounds["max"].as_py(),),), mixed)
+        return EpochBounds(((bounds["min"].as_py(),),), ((bounds["max"].as_py(),),), mixed)
     distinct = {tuple(epoch) for epoch in column.drop_null().to_pylist()}
-    return Epochs(LowerFrontier.of(distinct).least, UpperFrontier.of(distinct).greatest, mixed)
+    return EpochBounds(LowerFrontier.from_epochs(distinct).least, UpperFrontier.from_epochs(distinct).greatest, mixed)
 
 
-def _one_epoch(batch: pa.RecordBatch) -> Epochs:
+def _one_epoch(batch: pa.RecordBatch) -> EpochBounds:
     epoch = tuple(batch.column("epoch")[0].as_py())
-    return Epochs((epoch,), (epoch,))
+    return EpochBounds((epoch,), (epoch,))
 
 
-def matching(batch: pa.RecordBatch, filter: Filter, topics: Sequence[str] | None = None) -> pa.RecordBatch:
+def filter_by_topic(batch: pa.RecordBatch, filter: Filter, topics: Sequence[str] | None = None) -> pa.RecordBatch:
     """Keep the messages whose topic matches. `topics`, the block's skip index, decides most blocks unseen."""
     if filter.text == "#" or (topics is not None and all(map(filter.matches, topics))):
         return batch

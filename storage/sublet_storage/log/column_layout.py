@@ -38,12 +38,12 @@ _SAMPLE = 64
 """A column whose first messages have no runs is not looked at further."""
 
 
-def codec(compression: int, flags: int) -> int:
+def encode_codec(compression: int, flags: int) -> int:
     """One small integer: bits 0-1 the compression, then the flags, above them the version."""
     return VERSION << _VERSION_BIT | flags << 2 | compression
 
 
-def flags_of(codec: int) -> int:
+def decode_flags(codec: int) -> int:
     """The flags in a codec. Raises `SchemaMismatch` for one that this program does not know."""
     if codec >> _VERSION_BIT != VERSION or codec & 3 == 3:
         raise SchemaMismatch(f"block codec {codec}: this program reads version {VERSION} only. Upgrade sublet here.")
@@ -51,7 +51,7 @@ def flags_of(codec: int) -> int:
 
 
 @lru_cache
-def schema(flags: int) -> pa.Schema:
+def stored_schema(flags: int) -> pa.Schema:
     """The schema of the stored batch under these flags."""
     fields = []
     for field in BLOCK_SCHEMA:
@@ -62,7 +62,7 @@ def schema(flags: int) -> pa.Schema:
     return pa.schema(fields)
 
 
-def shrink(batch: pa.RecordBatch) -> tuple[int, pa.RecordBatch]:
+def strip_columns(batch: pa.RecordBatch) -> tuple[int, pa.RecordBatch]:
     """Leave out what needs no storing: (flags, the batch in `schema(flags)`)."""
     count, flags, columns = batch.num_rows, 0, []
     for name, column in zip(BLOCK_SCHEMA.names, batch.columns, strict=True):
@@ -76,25 +76,25 @@ def shrink(batch: pa.RecordBatch) -> tuple[int, pa.RecordBatch]:
             flags |= _bit("runs", name)
             column = pa.RunEndEncodedArray.from_arrays(_run_of(count), column.slice(0, 1))
         columns.append(column)
-    return flags, pa.RecordBatch.from_arrays(columns, schema=schema(flags))
+    return flags, pa.RecordBatch.from_arrays(columns, schema=stored_schema(flags))
 
 
 def has_one_epoch(codec: int) -> bool:
     """Whether all messages of a block that was shrunk so are in one epoch."""
-    return _is(flags_of(codec), "runs", "epoch")
+    return _is(decode_flags(codec), "runs", "epoch")
 
 
-def restore(flags: int, batch: pa.RecordBatch) -> pa.RecordBatch:
+def restore_columns(flags: int, batch: pa.RecordBatch) -> pa.RecordBatch:
     """The batch in `BLOCK_SCHEMA` again."""
     if not flags:
         return batch
     stored, count = iter(batch.columns), batch.num_rows
-    columns = [_nothing(way, count) if isinstance(way, pa.Field) else way(next(stored)) for way in _ways(flags)]
+    columns = [_nothing(way, count) if isinstance(way, pa.Field) else way(next(stored)) for way in _codecs(flags)]
     return pa.RecordBatch.from_arrays(columns, schema=BLOCK_SCHEMA)
 
 
 @lru_cache
-def _ways(flags: int) -> list[Any]:
+def _codecs(flags: int) -> list[Any]:
     """Of each column of `BLOCK_SCHEMA` how it comes from the stored one; of one that is not stored its field."""
     return [_way(flags, field) for field in BLOCK_SCHEMA]
 

@@ -21,13 +21,21 @@ from sublet_protocol.domain.epochs import (
     LowerFrontier,
     UpperFrontier,
     check_epoch,
-    lower_of_json,
-    shown,
-    shown_epoch,
+    format_epoch,
+    format_frontier,
+    lower_frontier_from_json,
 )
 from sublet_protocol.domain.errors import CapabilityExpired, EpochCompleted, SubletError, UnknownSpace
 from sublet_storage.db.store_connection import Guard
-from sublet_storage.log.log import STORED, Append, Appended, Producer, append, fenced, outcome_in_doubt
+from sublet_storage.log.log import (
+    STORED_OUTCOMES,
+    AppendResult,
+    BlockAppend,
+    Producer,
+    append,
+    producer_fenced_error,
+    raise_unknown_outcome,
+)
 from sublet_storage.notify.changes import Change, epochs_change
 
 LEASE_S = 30.0
@@ -43,7 +51,7 @@ _PRODUCER = "select pg_advisory_xact_lock(producer_lock(%s))"
 
 _HOLD = "select * from hold_epochs(%s, %s, %s, %s, %s)"
 
-KEPT_S = 7 * 86400.0
+RETENTION_S = 7 * 86400.0
 """For so long it is remembered whose epochs were closed."""
 
 
@@ -56,42 +64,42 @@ def hold(
     named producer goes on with that of the one before. Raises `EpochCompleted`, `InvalidEpoch`, `ProducerFenced`,
     `CapabilityExpired`, `UnknownSpace`.
     """
-    wanted = LowerFrontier.of(map(check_epoch, least))
+    wanted = LowerFrontier.from_epochs(map(check_epoch, least))
     return _hold(conn, space_id, who, wanted, lease_s)[0]
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
-    """What became of appends, and of an advance behind them: `news` says that it is made, `refusal` why it cannot be.
+class AdvanceResult:
+    """What became of appends, and of an advance behind them: `change` says that it is made, `error` why it cannot be.
     Where there is neither, not all is stored that comes before it."""
 
-    answers: list[Appended]
-    news: Change | None = None
-    refusal: SubletError | None = None
+    results: list[AppendResult]
+    change: Change | None = None
+    error: SubletError | None = None
 
 
-def append_and_hold(
+def append_and_advance(
     conn: psycopg.Connection[Any],
-    appends: Sequence[Append],
+    appends: Sequence[BlockAppend],
     space_id: int,
     who: Producer,
     least: Iterable[Epoch],
     lease_s: float,
-) -> Moved:
+) -> AdvanceResult:
     """Append blocks, and if all of them are stored, `hold` what comes next, in one transaction. Raises what `append`
     raises: then nothing has happened, or nobody knows, and it may be repeated."""
-    wanted = LowerFrontier.of(least)
-    with outcome_in_doubt(conn), conn.pipeline(), conn.transaction():
+    wanted = LowerFrontier.from_epochs(least)
+    with raise_unknown_outcome(conn), conn.pipeline(), conn.transaction():
         conn.execute(_TABLE)
         conn.execute(_PRODUCER, (who.producer_id,))  # before an append shares it: else two attempts wait for each other
         answers = append(conn, appends, in_pipeline=True)
-        if any(answer.outcome not in STORED for answer in answers):
-            return Moved(answers)
+        if any(answer.outcome not in STORED_OUTCOMES for answer in answers):
+            return AdvanceResult(answers)
         asked = _ask_to_hold(conn, space_id, who, wanted, lease_s)
     try:
-        return Moved(answers, _held(asked, space_id, who, wanted)[1])
+        return AdvanceResult(answers, _held(asked, space_id, who, wanted)[1])
     except SubletError as error:
-        return Moved(answers, refusal=error)
+        return AdvanceResult(answers, error=error)
 
 
 def release(conn: psycopg.Connection[Any], space_id: int, who: Producer) -> None:
@@ -101,7 +109,7 @@ def release(conn: psycopg.Connection[Any], space_id: int, who: Producer) -> None
         space = _lock(conn, space_id, who.producer_id)
         holder = space.incarnations.get(who.producer_id, who.incarnation)
         if holder > who.incarnation or _is_fenced(conn, who):
-            raise fenced(who.producer_id, who.incarnation)
+            raise producer_fenced_error(who.producer_id, who.incarnation)
         if space.incarnations.get(who.producer_id) != who.incarnation:
             return
         conn.execute(
@@ -121,7 +129,7 @@ def renew(conn: psycopg.Connection[Any], who: Producer, lease_s: float = LEASE_S
         (lease_s, who.producer_id, who.incarnation),
     ).fetchall()
     if not rows and _is_fenced(conn, who):
-        raise fenced(who.producer_id, who.incarnation)
+        raise producer_fenced_error(who.producer_id, who.incarnation)
     return frozenset(space_id for (space_id,) in rows)
 
 
@@ -130,7 +138,9 @@ def expire(conn: psycopg.Connection[Any], guard: Guard | None = None) -> list[tu
 
     What was held in a space that was dropped since is forgotten: nothing comes there any more.
     """
-    conn.execute("delete from capability where expired_at < clock_timestamp() - make_interval(secs => %s)", (KEPT_S,))
+    conn.execute(
+        "delete from capability where expired_at < clock_timestamp() - make_interval(secs => %s)", (RETENTION_S,)
+    )
     conn.execute(
         "delete from capability c using space p where p.space_id = c.space_id and p.dropped_at is not null"
         " and c.expires_at < clock_timestamp()"
@@ -142,24 +152,24 @@ def expire(conn: psycopg.Connection[Any], guard: Guard | None = None) -> list[tu
     return [(space_id, id) for space_id, id in overdue if _expire(conn, space_id, id, guard)]
 
 
-def complete(conn: psycopg.Connection[Any], space_id: int) -> None:
+def complete_space(conn: psycopg.Connection[Any], space_id: int) -> None:
     """All that has begun in the space, which is dropped and whose streams this transaction has closed, is completed:
     nothing comes there any more."""
-    lower = lower_frontier(conn, space_id)
+    lower = read_lower_frontier(conn, space_id)
     if lower is not None:
         conn.execute(
             "update space set lower_frontier = %s, frontier_moves = frontier_moves + 1 where space_id = %s",
-            (_json(lower.beyond(_begun(conn, space_id))), space_id),
+            (_json(lower.after_completing(_begun(conn, space_id))), space_id),
         )
 
 
-def lower_frontier(conn: psycopg.Connection[Any], space_id: int) -> LowerFrontier | None:
+def read_lower_frontier(conn: psycopg.Connection[Any], space_id: int) -> LowerFrontier | None:
     """What may still be published in the space; None where no epoch was ever used."""
     row = conn.execute("select lower_frontier from space where space_id = %s", (space_id,)).fetchone()
-    return lower_of_json(row[0]) if row is not None else None
+    return lower_frontier_from_json(row[0]) if row is not None else None
 
 
-def moves(conn: psycopg.Connection[Any], space_id: int) -> Change:
+def frontier_change(conn: psycopg.Connection[Any], space_id: int) -> Change:
     """The news that the lower frontier of the space has moved."""
     row = conn.execute("select name, frontier_moves from space where space_id = %s", (space_id,)).fetchone()
     assert row is not None, "spaces are dropped, not deleted"
@@ -198,7 +208,7 @@ class _Space:
     incarnations: Mapping[str, int]
 
 
-def expired(producer_id: str) -> CapabilityExpired:
+def capability_expired_error(producer_id: str) -> CapabilityExpired:
     """What an append or an advance comes to when the lease has run out."""
     return CapabilityExpired(
         f"producer {producer_id!r}: it holds no epochs, or was not heard of for longer than its lease, and the epochs "
@@ -206,17 +216,18 @@ def expired(producer_id: str) -> CapabilityExpired:
     )
 
 
-def check_forward(who: Producer, held: LowerFrontier, least: Iterable[Epoch]) -> None:
+def check_not_backwards(who: Producer, held: LowerFrontier, least: Iterable[Epoch]) -> None:
     """Raise `EpochCompleted` for an epoch that is not at or after those that the producer holds."""
     for epoch in least:
-        if not held.may_come(epoch):
+        if not held.admits(epoch):
             raise EpochCompleted(
-                f"epoch {shown_epoch(epoch)}: producer {who.producer_id!r} has advanced to {shown(held)}, and does not "
+                f"epoch {format_epoch(epoch)}: producer {who.producer_id!r} has advanced to "
+                f"{format_frontier(held)}, and does not "
                 "go back. Give an epoch at or after that."
             )
 
 
-def completed(producer_id: str) -> EpochCompleted:
+def epoch_completed_error(producer_id: str) -> EpochCompleted:
     """What an append comes to whose producer has advanced beyond one of its epochs."""
     return EpochCompleted(
         f"producer {producer_id!r}: a message is in an epoch that it has advanced beyond. Publish in an epoch before "
@@ -243,21 +254,21 @@ def _held(
     found = asked.fetchone()
     assert found is not None
     outcome, stored, name, moves = found
-    lower = lower_of_json(stored) or LowerFrontier()
+    lower = lower_frontier_from_json(stored) or LowerFrontier()
     match outcome:
         case "held":
             return lower, epochs_change(name, moves)
         case "unknown":
             raise UnknownSpace(f"space {space_id} does not exist any more.")
         case "fenced":
-            raise fenced(who.producer_id, who.incarnation)
+            raise producer_fenced_error(who.producer_id, who.incarnation)
         case "expired":
-            raise expired(who.producer_id)
+            raise capability_expired_error(who.producer_id)
         case "numbers":
             for epoch in wanted.least:
                 check_epoch(epoch, len(lower.least[0]))
         case "backward":
-            check_forward(who, lower, wanted.least)
+            check_not_backwards(who, lower, wanted.least)
         case "completed":
             _check_open(lower, wanted)
     raise AssertionError(f"hold_epochs says {outcome}: {wanted} by {lower}")
@@ -281,8 +292,10 @@ def _lock(conn: psycopg.Connection[Any], space_id: int, producer_id: str) -> _Sp
     held = conn.execute(
         "select producer_id, incarnation, least from capability where space_id = %s and expired_at is null", (space_id,)
     ).fetchall()
-    live = {id: LowerFrontier.of(map(tuple, least)) for id, _, least in held}
-    return _Space(space_id, row[0], lower_of_json(row[1]), live, {id: incarnation for id, incarnation, _ in held})
+    live = {id: LowerFrontier.from_epochs(map(tuple, least)) for id, _, least in held}
+    return _Space(
+        space_id, row[0], lower_frontier_from_json(row[1]), live, {id: incarnation for id, incarnation, _ in held}
+    )
 
 
 def _settle(conn: psycopg.Connection[Any], space: _Space, live: Mapping[str, LowerFrontier]) -> LowerFrontier:
@@ -290,7 +303,7 @@ def _settle(conn: psycopg.Connection[Any], space: _Space, live: Mapping[str, Low
     if live:
         lower = LowerFrontier().meet(*live.values())
     else:
-        lower = (space.lower or LowerFrontier()).beyond(_begun(conn, space.space_id))
+        lower = (space.lower or LowerFrontier()).after_completing(_begun(conn, space.space_id))
     if lower != space.lower:
         numbers = next((len(epoch) for epoch in lower.least), space.numbers)
         conn.execute(
@@ -305,17 +318,17 @@ def _begun(conn: psycopg.Connection[Any], space_id: int) -> UpperFrontier:
     rows = conn.execute(
         "select upper_frontier from stream where space_id = %s and upper_frontier is not null", (space_id,)
     )
-    return UpperFrontier.of(tuple(epoch) for (greatest,) in rows for epoch in greatest)
+    return UpperFrontier.from_epochs(tuple(epoch) for (greatest,) in rows for epoch in greatest)
 
 
 def _check_open(lower: LowerFrontier, wanted: LowerFrontier) -> None:
     for epoch in wanted.least:
-        if not lower.may_come(epoch):
+        if not lower.admits(epoch):
             is_over = all(number > LARGEST for least in lower.least for number in least)
             remedy = "There is none left: take another space" if is_over else "Begin with such an epoch"
             raise EpochCompleted(
-                f"epoch {shown_epoch(epoch)} is completed: in this space, what may still be published is at or after "
-                f"{shown(lower)}. {remedy}."
+                f"epoch {format_epoch(epoch)} is completed: in this space, what may still be published is at or after "
+                f"{format_frontier(lower)}. {remedy}."
             )
 
 

@@ -26,32 +26,40 @@ from psycopg.pq import TransactionStatus
 from psycopg.types.numeric import Int2, Int4, Int8
 
 from sublet_protocol.domain.errors import (
-    BeyondHead,
-    Gone,
     NotFound,
     PayloadDamaged,
     PoisonBlock,
+    PositionBeyondHead,
+    PositionGone,
     ProducerFenced,
     Unavailable,
     UnknownOutcome,
 )
 from sublet_protocol.domain.subscriptions import MAX_OFFSET
 from sublet_protocol.domain.topics import Filter
-from sublet_storage.log.block import Epochs, Packed, checked, deliver, from_offset, matching, restored
+from sublet_storage.log.block import (
+    EpochBounds,
+    PackedBlock,
+    add_position_columns,
+    checked,
+    drop_before,
+    filter_by_topic,
+    restored,
+)
 from sublet_storage.log.column_layout import has_one_epoch
 from sublet_storage.log.deleted_streams import missing
-from sublet_storage.log.epoch_selection import LeftOut, without
-from sublet_storage.log.message_predicate import IN_BLOCK, Wanted
-from sublet_storage.objects.remote_reads import fetched
+from sublet_storage.log.epoch_selection import ExcludedEpochs, drop_excluded
+from sublet_storage.log.message_predicate import BLOCK_MAY_MATCH, MessagePredicate
+from sublet_storage.objects.remote_reads import attach_payloads
 
 PAGE_BLOCKS: Final = 256
 PAGE_BYTES: Final = 4 * 1024 * 1024
-ALL = Filter("#")
+MATCH_ALL = Filter("#")
 
 UNKNOWN: Final = MAX_OFFSET
 """The head of a stream that had messages of which not even the number is known any more."""
 
-LONGEST_PATTERN: Final = 16_384
+MAX_PATTERN: Final = 16_384
 """In characters. Postgres finds some longer ones too complex: what a longer one matches is found after reading."""
 
 _APPEND = """
@@ -96,7 +104,7 @@ select u.stream_id, least(u.range_end, coalesce(max(b.end_offset) filter (where 
 _BEFORE_END = "end_offset - count < %(end)s"
 
 
-class Outcome(StrEnum):
+class AppendOutcome(StrEnum):
     """What became of an append: exactly one of these."""
 
     APPENDED = "appended"  # it is in the stream, durably, once the transaction has committed
@@ -107,7 +115,7 @@ class Outcome(StrEnum):
     EXPIRED = "expired"  # it has epochs, and its producer may publish none (any more)
 
 
-STORED = frozenset({Outcome.APPENDED, Outcome.DUPLICATE})
+STORED_OUTCOMES = frozenset({AppendOutcome.APPENDED, AppendOutcome.DUPLICATE})
 
 
 UNNAMED: Final = 1
@@ -123,7 +131,7 @@ class Producer:
 
 
 @dataclass(frozen=True, slots=True)
-class Stamp:
+class ProducerStamp:
     """Who appends: (producer, incarnation) and a sequence that grows by one per block and stream, from 1."""
 
     producer_id: str
@@ -132,41 +140,41 @@ class Stamp:
 
 
 @dataclass(frozen=True, slots=True)
-class Append:
+class BlockAppend:
     """One block for one stream. Without a stamp a retry is stored twice."""
 
     stream_id: int
-    block: Packed
-    stamp: Stamp | None = None
+    block: PackedBlock
+    stamp: ProducerStamp | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Appended:
+class AppendResult:
     """`end_offset` is the offset after the block's last message; None where nothing was written, or it is forgotten."""
 
-    outcome: Outcome
+    outcome: AppendOutcome
     end_offset: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class LogPage:
     """What one read found: batches in `DELIVERED_SCHEMA`, and where it looked: from `start` up to before `position`.
 
-    `head` and `closed` are the stream's at that instant. Batches may be fewer than blocks, where the filter skipped.
+    `head` and `is_closed` are the stream's at that instant. Batches may be fewer than blocks, where the filter skipped.
     """
 
     batches: tuple[pa.RecordBatch, ...]
     start: int
     position: int
     head: int
-    closed: bool
+    is_closed: bool
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """True if there is nothing after this page, and never will be."""
-        return self.closed and self.position == self.head
+        return self.is_closed and self.position == self.head
 
-    def before(self, offset: int) -> Page:
+    def truncate(self, offset: int) -> LogPage:
         """What of it lies before an offset."""
         if self.position <= offset:
             return self
@@ -175,15 +183,17 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
-    """Where a stream ends now. `gone`: retention has taken its messages."""
+class HeadState:
+    """Where a stream ends now. `is_gone`: retention has taken its messages."""
 
     head: int
-    closed: bool
-    gone: bool
+    is_closed: bool
+    is_gone: bool
 
 
-def append(conn: psycopg.Connection[Any], appends: Sequence[Append], *, in_pipeline: bool = False) -> list[Appended]:
+def append(
+    conn: psycopg.Connection[Any], appends: Sequence[BlockAppend], *, in_pipeline: bool = False
+) -> list[AppendResult]:
     """Append the blocks in one transaction (the caller's, if it is in one), by stream id; answers in the given order.
     `in_pipeline`: the caller has begun a pipeline, and a transaction in it.
 
@@ -191,14 +201,14 @@ def append(conn: psycopg.Connection[Any], appends: Sequence[Append], *, in_pipel
     and then nothing was written.
     """
     order = sorted(range(len(appends)), key=lambda index: appends[index].stream_id)
-    with outcome_in_doubt(conn):
+    with raise_unknown_outcome(conn):
         answers = _send(conn, [appends[index] for index in order], in_pipeline)
     by_index = dict(zip(order, answers, strict=True))
     return [by_index[index] for index in range(len(appends))]
 
 
 @contextmanager
-def outcome_in_doubt(conn: psycopg.Connection[Any]) -> Iterator[None]:
+def raise_unknown_outcome(conn: psycopg.Connection[Any]) -> Iterator[None]:
     """Raise `UnknownOutcome` where the connection dies while something is appended."""
     try:
         yield
@@ -208,27 +218,27 @@ def outcome_in_doubt(conn: psycopg.Connection[Any]) -> Iterator[None]:
         raise
 
 
-def since(
+def fetch(
     conn: psycopg.Connection[Any],
     stream_id: int,
     offset: int,
     *,
-    filter: Filter = ALL,
+    filter: Filter = MATCH_ALL,
     generation_id: int | None = None,
-    left_out: LeftOut | None = None,
-    wanted: Wanted | None = None,
+    left_out: ExcludedEpochs | None = None,
+    wanted: MessagePredicate | None = None,
     end: int | None = None,
     limit_blocks: int = PAGE_BLOCKS,
     limit_bytes: int = PAGE_BYTES,
     few: int = 0,
-) -> Page:
+) -> LogPage:
     """Read the messages at and after `offset` that match the filter, a page of blocks at most, at least one.
 
     `left_out`: without the messages of these epochs; blocks that have no others are not fetched, nor such that have
     nothing that is `wanted`, or nothing before the offset `end`. `generation_id` saves a look-up. `few`: blocks with
-    fewer messages on average come as one batch, where nothing has to be looked for in them. Raises `Gone` if the offset
-    is older than retention, `BeyondHead` after the end, `NotFound`; `PayloadUnavailable`, `PayloadUnreadable` and
-    `PoisonBlock` of the first block only, as a page ends before the next that cannot be had.
+    fewer messages on average come as one batch, where nothing has to be looked for in them. Raises `PositionGone` if
+    the offset is older than retention, `PositionBeyondHead` after the end, `NotFound`; `PayloadUnavailable`,
+    `PayloadUnreadable` and `PoisonBlock` of the first block only, as a page ends before the next that cannot be had.
     """
     if generation_id is None:
         generation_id = _generation_of(conn, stream_id, offset)
@@ -240,8 +250,8 @@ def since(
         "blocks": Int8(max(1, limit_blocks)),
         "bytes": Int8(max(1, limit_bytes)),
         "regex": filter.regex,
-        **({} if left_out is None else left_out.as_json()),
-        **({} if wanted is None else wanted.parameters()),
+        **({} if left_out is None else left_out.to_json()),
+        **({} if wanted is None else wanted.to_parameters()),
         **({} if end is None else {"end": Int8(end)}),
     }
 
@@ -251,16 +261,16 @@ def since(
     except PayloadDamaged:  # or what the row said was over when the object was read: retention has taken both, say
         head, closed, blocks = find()
     if not blocks:
-        return Page((), offset, offset, head, closed)
+        return LogPage((), offset, offset, head, closed)
     blocks = _decoded(stream_id, blocks)
-    takes_all = filter == ALL and left_out is None and wanted is None
+    takes_all = filter == MATCH_ALL and left_out is None and wanted is None
     parts = _few_together(blocks, few) if takes_all else [[block] for block in blocks]
     read = (_batch(stream_id, offset, filter, left_out, wanted, part) for part in parts)
-    page = Page(tuple(batch for batch in read if batch is not None), offset, blocks[-1][0], head, closed)
-    return page if end is None else page.before(end)
+    page = LogPage(tuple(batch for batch in read if batch is not None), offset, blocks[-1][0], head, closed)
+    return page if end is None else page.truncate(end)
 
 
-def heads(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int, Head]:
+def read_heads(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int, HeadState]:
     """Where these streams end, in one statement; unknown ids are absent."""
     rows = conn.execute(
         "select s.stream_id, s.head, s.state = 'closed', g.state = 'gone' from stream s"
@@ -268,23 +278,23 @@ def heads(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int,
         (list(stream_ids),),
         prepare=True,
     )
-    return {stream_id: Head(*facts) for stream_id, *facts in rows}
+    return {stream_id: HeadState(*facts) for stream_id, *facts in rows}
 
 
-def heads_or_ends(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int, Head]:
+def heads_or_ends(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int, HeadState]:
     """The same; streams that are past and deleted have ended, as `ends` says."""
     wanted = list(stream_ids)
-    found = heads(conn, wanted)
+    found = read_heads(conn, wanted)
     return found | ends(conn, [stream_id for stream_id in wanted if stream_id not in found])
 
 
-def ends(conn: psycopg.Connection[Any], absent: Sequence[int]) -> dict[int, Head]:
+def ends(conn: psycopg.Connection[Any], absent: Sequence[int]) -> dict[int, HeadState]:
     """Of streams without a row, those that had one: at `UNKNOWN` where they had messages, else at 0."""
     ended = missing(conn, absent) if absent else {}
-    return {stream_id: Head(UNKNOWN if had else 0, True, had) for stream_id, had in ended.items()}
+    return {stream_id: HeadState(UNKNOWN if had else 0, True, had) for stream_id, had in ended.items()}
 
 
-def within(
+def limit_ranges_by_size(
     conn: psycopg.Connection[Any], ranges: Iterable[tuple[int, int, int, int]], limit_bytes: int
 ) -> dict[int, int]:
     """{stream: an end not behind the range's, before which about so many bytes are stored}, at least a block, for each
@@ -294,7 +304,7 @@ def within(
     return dict(rows.fetchall())
 
 
-def spaces(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int, str]:
+def read_space_names(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int, str]:
     """{stream: the name of its space}; unknown ids are absent."""
     rows = conn.execute(
         "select s.stream_id, p.name from stream s join space p using (space_id) where s.stream_id = any(%s::bigint[])",
@@ -303,14 +313,14 @@ def spaces(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int
     return dict(rows.fetchall())
 
 
-def position_at(conn: psycopg.Connection[Any], stream_id: int, when: datetime) -> int:
+def offset_at_time(conn: psycopg.Connection[Any], stream_id: int, when: datetime) -> int:
     """The offset of the first message appended at or after `when` (the database's clock); the head if there is none."""
     row = conn.execute(
         "select coalesce(position_at(generation_id, stream_id, %s), head) from stream where stream_id = %s",
         (when, stream_id),
     ).fetchone()
     if row is None:
-        raise no_stream(conn, stream_id)
+        raise stream_not_found_error(conn, stream_id)
     return int(row[0])
 
 
@@ -363,7 +373,7 @@ def register_again(conn: psycopg.Connection[Any], who: Producer) -> None:
         )
 
 
-def fenced(producer_id: str, incarnation: int) -> ProducerFenced:
+def producer_fenced_error(producer_id: str, incarnation: int) -> ProducerFenced:
     """What an append that was `FENCED` comes to for whoever wanted it."""
     return ProducerFenced(
         f"producer {producer_id!r}: a newer incarnation of it has begun, and this one ({incarnation}) may write no "
@@ -371,7 +381,7 @@ def fenced(producer_id: str, incarnation: int) -> ProducerFenced:
     )
 
 
-def _send(conn: psycopg.Connection[Any], appends: list[Append], in_pipeline: bool) -> list[Appended]:
+def _send(conn: psycopg.Connection[Any], appends: list[BlockAppend], in_pipeline: bool) -> list[AppendResult]:
     if in_pipeline or len(appends) == 1:
         cursors = [_execute(conn, each) for each in appends]
     elif conn.info.transaction_status != TransactionStatus.IDLE:
@@ -383,7 +393,7 @@ def _send(conn: psycopg.Connection[Any], appends: list[Append], in_pipeline: boo
     return [_answer(cursor) for cursor in cursors]
 
 
-def _execute(conn: psycopg.Connection[Any], append: Append) -> psycopg.Cursor[Any]:
+def _execute(conn: psycopg.Connection[Any], append: BlockAppend) -> psycopg.Cursor[Any]:
     stamp, block = append.stamp, append.block
     who = (None, Int8(0), Int8(0)) if stamp is None else _stamp(stamp)
     what = (block.first_timestamp, block.last_timestamp, block.topics, Int2(block.codec), memoryview(block.payload))
@@ -391,56 +401,56 @@ def _execute(conn: psycopg.Connection[Any], append: Append) -> psycopg.Cursor[An
     return conn.execute(_APPEND, parameters, prepare=True, binary=True)
 
 
-def _epochs(epochs: Epochs | None) -> str | None:
+def _epochs(epochs: EpochBounds | None) -> str | None:
     if epochs is None:
         return None
-    return json.dumps({"least": epochs.least, "greatest": epochs.greatest, "mixed": epochs.mixed})
+    return json.dumps({"least": epochs.least, "greatest": epochs.greatest, "mixed": epochs.has_unset})
 
 
-def _stamp(stamp: Stamp) -> tuple[object, ...]:
+def _stamp(stamp: ProducerStamp) -> tuple[object, ...]:
     return stamp.producer_id, Int8(stamp.incarnation), Int8(stamp.sequence)
 
 
-def _answer(cursor: psycopg.Cursor[Any]) -> Appended:
+def _answer(cursor: psycopg.Cursor[Any]) -> AppendResult:
     row = cursor.fetchone()
     assert row is not None
-    return Appended(Outcome(row[0]), row[1])
+    return AppendResult(AppendOutcome(row[0]), row[1])
 
 
 def _generation_of(conn: psycopg.Connection[Any], stream_id: int, offset: int = 0) -> int:
     row = conn.execute("select generation_id from stream where stream_id = %s", (stream_id,)).fetchone()
     if row is None:
-        raise no_stream(conn, stream_id, offset)
+        raise stream_not_found_error(conn, stream_id, offset)
     return int(row[0])
 
 
-def no_stream(conn: psycopg.Connection[Any], stream_id: int, offset: int = 0) -> Gone | NotFound:
+def stream_not_found_error(conn: psycopg.Connection[Any], stream_id: int, offset: int = 0) -> PositionGone | NotFound:
     """Of one that is past and gone nothing but its number is known."""
     if missing(conn, [stream_id]):
-        return Gone(stream_id, offset, None)
+        return PositionGone(stream_id, offset, None)
     return NotFound(f"stream {stream_id}: there is no such stream in this database. Look at the catalogue of streams.")
 
 
-def check_covered(stream_id: int, offset: int, head: int, gone: bool, oldest: int | None) -> None:
+def check_retained(stream_id: int, offset: int, head: int, gone: bool, oldest: int | None) -> None:
     if offset > head:
-        raise beyond_head(stream_id, offset, head)
+        raise beyond_head_error(stream_id, offset, head)
     if (gone or oldest is None) and offset < head:
-        raise Gone(stream_id, offset, None)
+        raise PositionGone(stream_id, offset, None)
     if oldest is not None and oldest > offset:
-        raise Gone(stream_id, offset, oldest)
+        raise PositionGone(stream_id, offset, oldest)
 
 
-def beyond_head(stream_id: int, offset: int, head: int) -> BeyondHead:
+def beyond_head_error(stream_id: int, offset: int, head: int) -> PositionBeyondHead:
     """The stream ended there or further once, by the word of whoever asks."""
-    return BeyondHead(
+    return PositionBeyondHead(
         f"stream {stream_id}: offset {offset} is beyond the head {head}. Was the database restored from a backup, or a "
         "standby promoted that lacked the last messages? "
         "Read from an offset up to the head. A group begins again with `sublet groups delete` and `sublet groups "
-        "create ... --start`."
+        "create ... --from`."
     )
 
 
-def consecutive(spans: Sequence[tuple[int, int]]) -> int:
+def count_contiguous(spans: Sequence[tuple[int, int]]) -> int:
     """How many of these [first, end) follow directly on one another; what lies behind a hole is left to the next read,
     which names it."""
     for index, (before, behind) in enumerate(pairwise(spans), start=1):
@@ -452,15 +462,18 @@ def consecutive(spans: Sequence[tuple[int, int]]) -> int:
 def _found(
     conn: psycopg.Connection[Any], statement: str, parameters: Any, generation_id: int, stream_id: int, offset: int
 ) -> tuple[int, bool, list[tuple[Any, ...]]]:
-    """The stream's head, whether it is closed, and its blocks with their payloads."""
-    rows = conn.execute(statement, parameters, prepare=True, binary=True).fetchall()
+    """The stream's head, whether it is closed, and its blocks with their payloads.
+
+    Planned anew each time: a plan for any generation locks all of them, and a server has not so many locks.
+    """
+    rows = conn.execute(statement, parameters, prepare=False, binary=True).fetchall()
     if not rows:
-        raise no_stream(conn, stream_id, offset)
+        raise stream_not_found_error(conn, stream_id, offset)
     head, closed, gone, first_end, count = rows[0][:5]
-    check_covered(stream_id, offset, head, gone, None if first_end is None else first_end - count)
+    check_retained(stream_id, offset, head, gone, None if first_end is None else first_end - count)
     blocks = [] if first_end is None else [row[3:] for row in rows]
-    blocks = blocks[: consecutive([(row[0] - row[1], row[0]) for row in blocks])]
-    return head, closed, fetched(generation_id, stream_id, blocks)
+    blocks = blocks[: count_contiguous([(row[0] - row[1], row[0]) for row in blocks])]
+    return head, closed, attach_payloads(generation_id, stream_id, blocks)
 
 
 def _decoded(stream_id: int, blocks: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
@@ -480,13 +493,13 @@ def _decoded(stream_id: int, blocks: Sequence[tuple[Any, ...]]) -> list[tuple[An
 
 
 def _is_for_postgres(filter: Filter) -> bool:
-    return filter != ALL and len(filter.regex) <= LONGEST_PATTERN
+    return filter != MATCH_ALL and len(filter.regex) <= MAX_PATTERN
 
 
 @lru_cache
 def _statement(*asked: bool) -> str:
     """`since` with those of these conditions that are asked for."""
-    conditions = compress((_WANTED_TOPIC, _WANTED_EPOCH, IN_BLOCK, _BEFORE_END), asked)
+    conditions = compress((_WANTED_TOPIC, _WANTED_EPOCH, BLOCK_MAY_MATCH, _BEFORE_END), asked)
     return _SINCE.format(matched=" and ".join(f"({condition})" for condition in conditions) or "true")
 
 
@@ -507,8 +520,8 @@ def _batch(
     stream_id: int,
     offset: int,
     filter: Filter,
-    left_out: LeftOut | None,
-    wanted: Wanted | None,
+    left_out: ExcludedEpochs | None,
+    wanted: MessagePredicate | None,
     blocks: Sequence[tuple[Any, ...]],
 ) -> pa.RecordBatch | None:
     """The wanted messages of a block, or of several that lie alike; None if there are none."""
@@ -516,10 +529,10 @@ def _batch(
     if stored is None:
         return None
     first = end_offset - count
-    whole = deliver(restored(codec, [row[4] for row in blocks]), stream_id, first)
-    found = matching(from_offset(whole, first, offset), filter, topics)
+    entire = add_position_columns(restored(codec, [row[4] for row in blocks]), stream_id, first)
+    found = filter_by_topic(drop_before(entire, first, offset), filter, topics)
     if left_out is not None:
-        found = without(found, left_out)
+        found = drop_excluded(found, left_out)
     if wanted is not None:
-        found = wanted.of(found)
+        found = wanted.filter_batch(found)
     return found if found.num_rows else None

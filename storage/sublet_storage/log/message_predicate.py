@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from sublet_protocol.domain.epochs import LARGEST, SMALLEST
 from sublet_protocol.domain.errors import InvalidEpoch
 
-IN_BLOCK = """
+BLOCK_MAY_MATCH = """
   (topics is null or exists (
      select from unnest(topics) as t(topic)
       where (%(only_topics)s::text[] is null or topic = any(%(only_topics)s::text[]))
@@ -29,46 +29,45 @@ IN_BLOCK = """
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class MessagePredicate:
     """All of this is to be true of a message; None: whatever it is.
 
-    `topics`: one of these; `prefix`: how its topic begins. `first` and `last`: blocks are left out that have only
-    earlier or only later timestamps, and of other blocks nothing is. `epochs`: from the first up to before the second;
-    what has no epoch is not wanted then.
-    """
+    `topics`: one of these; `prefix`: how its topic begins. `min_timestamp` and `max_timestamp`: blocks are left out
+    that have only earlier or only later timestamps, and of other blocks nothing is. `epochs`: from the first up to
+    before the second; what has no epoch is not wanted then."""
 
     topics: frozenset[str] | None = None
     prefix: str = ""
-    first: datetime | None = None
-    last: datetime | None = None
+    min_timestamp: datetime | None = None
+    max_timestamp: datetime | None = None
     epochs: tuple[int, int] | None = None
 
-    def parameters(self) -> dict[str, object]:
-        """What `IN_BLOCK` asks for."""
+    def to_parameters(self) -> dict[str, object]:
+        """What `BLOCK_MAY_MATCH` asks for."""
         least, beyond = self.epochs or (SMALLEST, LARGEST)
         return {
             "only_topics": None if self.topics is None else sorted(self.topics),
             "prefix": self.prefix,
-            "first": self.first,
-            "last": self.last,
+            "first": self.min_timestamp,
+            "last": self.max_timestamp,
             "any_epoch": self.epochs is None,
             "least": least,
             "beyond": beyond,
         }
 
-    def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def filter_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The messages of a block that are wanted, but for their timestamps. Raises `InvalidEpoch`."""
         if self.topics is not None or self.prefix:
             batch = batch.filter(self._by_topic(batch))
         return batch if self.epochs is None else batch.filter(_within(batch.column("epoch"), *self.epochs))
 
-    def has_topic(self, topic: str) -> bool:
+    def may_match_topic(self, topic: str) -> bool:
         """Whether messages of the topic can be wanted."""
         return (self.topics is None or topic in self.topics) and topic.startswith(self.prefix)
 
     def _by_topic(self, batch: pa.RecordBatch) -> pa.Array:
         coded = batch.column("topic").dictionary_encode()
-        return pa.array(map(self.has_topic, coded.dictionary.to_pylist()), pa.bool_()).take(coded.indices)
+        return pa.array(map(self.may_match_topic, coded.dictionary.to_pylist()), pa.bool_()).take(coded.indices)
 
 
 def _within(column: pa.Array, least: int, beyond: int) -> pa.Array:

@@ -8,8 +8,8 @@ or was deleted at it. Versions only grow, so that changes may come late, twice o
 
 A **publisher** is a process that changes things and tells of it (`publisher`). It has a name of its own; each life of
 it is an *incarnation*, unlike any other. What it says goes out on one channel per kind of object, numbered, each
-message naming its predecessor. It begins with a *hello*, repeats it when it has been silent for `max_idle_s`, and says
-when it leaves. While news waits to be sent, the newest of each object is all that is kept (`publisher_machine`).
+message naming its predecessor. It begins with a *hello*, repeats it when it has been silent for `hello_interval_s`, and
+says when it leaves. While news waits to be sent, the newest of each object is all that is kept (`publisher_machine`).
 
 A **listener** (`subscriber`) knows from that what it has missed: a message whose predecessor it has not seen, a hello
 that is ahead, another incarnation, a connection that was lost, a publisher that is silent for longer than it should be.

@@ -1,7 +1,7 @@
 """When to read the database: needs come in with the earliest time that serves them, reads go out.
 
 A read that begins at a need's time or later serves it. One read of a channel is under way at a time, and from the
-beginning of one to that of the next it is `catch_up_every_s`: what is too early is put off, and never dropped.
+beginning of one to that of the next it is `catch_up_min_interval_s`: what is too early is put off, and never dropped.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ EARLIER = 0.2
 """So much of its period, at most, a regular catch-up may be early: that is how those of many listeners part."""
 
 
-class Cause(StrEnum):
+class CatchUpCause(StrEnum):
     """What a catch-up is for."""
 
     CONNECTED = "connected"  # listening has begun, and what was said before is not known
-    FIRST_SIGHT = "first sight"  # a publisher that was not known has spoken before, perhaps
+    NEW_PUBLISHER = "first sight"  # a publisher that was not known has spoken before, perhaps
     RESTARTED = "restarted"  # a publisher lives anew, and its last words may not have been said
-    SILENCE = "silence"  # a publisher has stopped, or what it said was lost
+    PUBLISHER_TIMEOUT = "silence"  # a publisher has stopped, or what it said was lost
     GAP = "gap"  # a message is missing
-    DOUBT = "doubt"  # a change of something that a snapshot did not have
-    ASKED = "asked"  # somebody wants to know
-    REGULAR = "regular"  # the last one is long ago
-    FAILED = "failed"  # the database was away the last time
+    AMBIGUOUS_VERSION = "doubt"  # a change of something that a snapshot did not have
+    REQUESTED = "asked"  # somebody wants to know
+    PERIODIC = "regular"  # the last one is long ago
+    RETRY = "failed"  # the database was away the last time
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +37,14 @@ class CatchUp:
     """Read the present state of a channel's objects now, and say when that has ended."""
 
     channel: str
-    causes: frozenset[Cause]
+    causes: frozenset[CatchUpCause]
 
 
 @dataclass(slots=True)
 class _Channel:
     """`needs`: by cause, the earliest and the latest of the times from which a read serves."""
 
-    needs: dict[Cause, tuple[float, float]] = field(default_factory=dict)
+    needs: dict[CatchUpCause, tuple[float, float]] = field(default_factory=dict)
     is_running: bool = False
     begun_at: float = -math.inf
     regular_at: float = math.inf
@@ -57,12 +57,12 @@ class _Channel:
         return max(min(needed_at, self.regular_at), self.begun_at + every_s)
 
 
-class CatchUps:
+class CatchUpScheduler:
     """The catch-ups of one listener, by channel."""
 
     def __init__(self, settings: NotifySettings, channels: Iterable[str]) -> None:
         self.channels = {channel: _Channel() for channel in channels}
-        self.begun: Counter[Cause] = Counter()
+        self.counts_by_cause: Counter[CatchUpCause] = Counter()
         """Reads by what they were for; one may serve several causes."""
         self.reads = 0
         self.deferred = 0
@@ -71,50 +71,50 @@ class CatchUps:
         self._period_s = math.inf
         self._wake_at: float | None = math.inf  # None: to be found again
 
-    def need(self, channel: str, cause: Cause, at: float) -> None:
+    def request(self, channel: str, cause: CatchUpCause, at: float) -> None:
         """A read of the channel is needed that begins at that time or later."""
         if (state := self.channels.get(channel)) is None:
             return
         self._wake_at = None
         first, last = state.needs.get(cause, (at, at))
         state.needs[cause] = min(first, at), max(last, at)
-        self.deferred += at < state.begun_at + self._settings.catch_up_every_s
+        self.deferred += at < state.begun_at + self._settings.catch_up_min_interval_s
 
-    def need_all(self, cause: Cause, at: float) -> None:
-        """As `need`, of every channel."""
+    def request_all(self, cause: CatchUpCause, at: float) -> None:
+        """As `request`, of every channel."""
         for channel in self.channels:
-            self.need(channel, cause, at)
+            self.request(channel, cause, at)
 
-    def every(self, period_s: float, first_at: float) -> None:
+    def set_period(self, period_s: float, first_at: float) -> None:
         """From `first_at` on, read each channel when its last read is so long ago."""
         self._period_s, self._wake_at = period_s, None
         for state in self.channels.values():
             state.regular_at = first_at
 
-    def ended(self, channel: str, ok: bool, now: float) -> None:
+    def complete(self, channel: str, ok: bool, now: float) -> None:
         """The read is over; one that failed is needed still."""
         if (state := self.channels.get(channel)) is not None:
             state.is_running, self._wake_at = False, None
             if not ok:
-                self.need(channel, Cause.FAILED, now)
+                self.request(channel, CatchUpCause.RETRY, now)
 
-    def begin(self, now: float, jitter: float) -> tuple[CatchUp, ...]:
+    def take_due(self, now: float, jitter: float) -> tuple[CatchUp, ...]:
         """The reads that are due."""
         if now < self.wake_at():
             return ()
         self._wake_at = None
-        every_s = self._settings.catch_up_every_s
+        every_s = self._settings.catch_up_min_interval_s
         due = [(channel, state) for channel, state in self.channels.items() if state.due_at(every_s) <= now]
         return tuple(CatchUp(channel, self._begin(state, now, jitter)) for channel, state in due)
 
     def wake_at(self) -> float:
-        """When `begin` has something to return next."""
+        """When `take_due` has something to return next."""
         if self._wake_at is None:
-            every_s = self._settings.catch_up_every_s
+            every_s = self._settings.catch_up_min_interval_s
             self._wake_at = min((state.due_at(every_s) for state in self.channels.values()), default=math.inf)
         return self._wake_at
 
-    def _begin(self, state: _Channel, now: float, jitter: float) -> frozenset[Cause]:
+    def _begin(self, state: _Channel, now: float, jitter: float) -> frozenset[CatchUpCause]:
         causes = frozenset(cause for cause, (first, _) in state.needs.items() if first <= now)
         state.needs = {
             cause: (first if first > now else last, last) for cause, (first, last) in state.needs.items() if last > now
@@ -122,5 +122,5 @@ class CatchUps:
         state.is_running, state.begun_at = True, now
         state.regular_at = now + self._period_s * (1 - EARLIER * jitter)
         self.reads += 1
-        self.begun.update(causes or {Cause.REGULAR})
-        return causes or frozenset({Cause.REGULAR})
+        self.counts_by_cause.update(causes or {CatchUpCause.PERIODIC})
+        return causes or frozenset({CatchUpCause.PERIODIC})

@@ -11,18 +11,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from sublet_storage.notify.changes import Change, Snapshot
+from sublet_storage.notify.changes import Change, ObjectSnapshot
 
-MOST_TOMBSTONES = 10_000
+MAX_TOMBSTONES = 10_000
 """Of more, the oldest is given up early."""
 
 
-class Verdict(Enum):
+class Freshness(Enum):
     """What a change is to the cache."""
 
     NEWER = "newer"  # it was taken in
     OLD = "old"  # this version or a later one is known
-    DOUBTFUL = "doubtful"  # a snapshot did not have the object, and may be newer or older than this
+    AMBIGUOUS = "doubtful"  # a snapshot did not have the object, and may be newer or older than this
 
 
 @dataclass(slots=True)
@@ -34,10 +34,10 @@ class _Entry:
     at: float
 
 
-class Cache:
+class ChangeCache:
     """Objects of all kinds. Not thread-safe."""
 
-    def __init__(self, tombstone_s: float, most_tombstones: int = MOST_TOMBSTONES) -> None:
+    def __init__(self, tombstone_s: float, most_tombstones: int = MAX_TOMBSTONES) -> None:
         self.old = 0
         """Changes that were no news."""
         self._tombstone_s, self._most_tombstones = tombstone_s, most_tombstones
@@ -55,24 +55,24 @@ class Cache:
         """All living objects of a kind, by key."""
         return {key: entry.change for key, entry in self._live.get(kind, {}).items()}
 
-    def apply(self, change: Change, now: float) -> Verdict:
+    def apply(self, change: Change, now: float) -> Freshness:
         """Take in a change, if it is newer than what is known."""
         self._expire(now)
         place = change.kind, change.key
-        if place in self._absent and not change.deleted:
-            verdict = Verdict.DOUBTFUL if change.version > self._dead[place].change.version else Verdict.OLD
+        if place in self._absent and not change.is_deleted:
+            verdict = Freshness.AMBIGUOUS if change.version > self._dead[place].change.version else Freshness.OLD
         else:
-            verdict = Verdict.NEWER if change.rank > self._rank(place) else Verdict.OLD
-        if verdict is Verdict.NEWER:
+            verdict = Freshness.NEWER if change.order_key > self._rank(place) else Freshness.OLD
+        if verdict is Freshness.NEWER:
             self._put(change, now)
-        self.old += verdict is Verdict.OLD
+        self.old += verdict is Freshness.OLD
         return verdict
 
-    def begin(self) -> int:
+    def begin_snapshot(self) -> int:
         """Call before a snapshot is read, and hand what it returns to `merge`."""
         return self._turn
 
-    def merge(self, kind: str, snapshot: Snapshot, begun: int, now: float) -> list[Change]:
+    def merge(self, kind: str, snapshot: ObjectSnapshot, begun: int, now: float) -> list[Change]:
         """Take in a snapshot whose reading began then; what was new in it.
 
         Living objects that it should have and does not are dead, unless they were taken in since.
@@ -94,10 +94,10 @@ class Cache:
     def _confirm(self, change: Change, begun: int, now: float) -> bool:
         """Whether the snapshot's word on one object was news."""
         place = change.kind, change.key
-        if place in self._absent and self._dead[place].turn <= begun and not change.deleted:
+        if place in self._absent and self._dead[place].turn <= begun and not change.is_deleted:
             is_news = change.version >= self._dead[place].change.version
         else:
-            is_news = change.rank > self._rank(place) or self._is_refuted(place, change, begun)
+            is_news = change.order_key > self._rank(place) or self._is_refuted(place, change, begun)
         if is_news:
             self._put(change, now)
         elif entry := self._live.get(change.kind, {}).get(change.key):
@@ -108,12 +108,12 @@ class Cache:
         """What was said before the reading began is in it, if it was ever true: versions only grow, and are told after
         they are committed."""
         entry = self._live.get(change.kind, {}).get(change.key) or self._dead.get(place)
-        return entry is not None and entry.turn <= begun and change.rank < entry.change.rank
+        return entry is not None and entry.turn <= begun and change.order_key < entry.change.order_key
 
     def _rank(self, place: tuple[str, str]) -> int:
         kind, key = place
         entry = self._live.get(kind, {}).get(key) or self._dead.get(place)
-        return entry.change.rank if entry else -1
+        return entry.change.order_key if entry else -1
 
     def _put(self, change: Change, now: float) -> None:
         place = change.kind, change.key
@@ -121,7 +121,7 @@ class Cache:
         entry = _Entry(change, self._turn, now)
         self._dead.pop(place, None)
         self._absent.discard(place)
-        if change.deleted:
+        if change.is_deleted:
             self._live.get(change.kind, {}).pop(change.key, None)
             self._dead[place] = entry
             self._expire(now)
@@ -130,7 +130,7 @@ class Cache:
 
     def _bury_absent(self, entry: _Entry, now: float) -> Change:
         last = entry.change
-        gone = Change(last.kind, last.key, last.version, deleted=True)
+        gone = Change(last.kind, last.key, last.version, is_deleted=True)
         self._put(gone, now)
         self._absent.add((gone.kind, gone.key))
         return gone

@@ -21,7 +21,7 @@ _LAST_REVISION = (1 << _REVISION_BITS) - 1
 """In the version of a group; of more changes than that only those who look by themselves hear."""
 
 
-class MalformedMessage(SubletError):
+class MalformedNotification(SubletError):
     """Bytes that are no message of ours: they are counted and dropped, and nothing else is concerned."""
 
 
@@ -36,13 +36,13 @@ class Change:
     kind: str
     key: str
     version: int
-    deleted: bool = False
+    is_deleted: bool = False
     data: Mapping[str, Any] | None = None
 
     @property
-    def rank(self) -> int:
+    def order_key(self) -> int:
         """Grows from change to change of one object."""
-        return 2 * self.version + self.deleted
+        return 2 * self.version + self.is_deleted
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +59,20 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A publisher lives, and these are the last numbers of all channels it has spoken on. `leaving`: its last word."""
+    """A publisher lives, and these are the last numbers of all channels it has spoken on. `is_leaving`: its last
+    word."""
 
     publisher: str
     incarnation: str
     sequences: Mapping[str, int]
-    leaving: bool = False
+    is_leaving: bool = False
 
 
 Message = Envelope | Hello
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class ObjectSnapshot:
     """What the database says of one kind at one instant.
 
     `keys`: the objects that were asked for, of which those without a change do not exist; None: all there are.
@@ -110,34 +111,34 @@ def epochs_change(space: str, moves: int) -> Change:
 
 @dataclass(frozen=True, slots=True)
 class NotifySettings:
-    """Seconds, but for `sends_per_s`. Publishers and listeners of one database must be told the same."""
+    """Seconds, but for `max_sends_per_s`. Publishers and listeners of one database must be told the same."""
 
-    max_idle_s: float = 5.0
+    hello_interval_s: float = 5.0
     """After so long without a message a publisher says hello again."""
     gap_window_s: float = 0.2
     """How long a listener waits for what seems to be missing: the longest that news is under way."""
-    catch_up_every_s: float = 0.5
+    catch_up_min_interval_s: float = 0.5
     """Least time between the beginnings of two catch-ups of one channel; more are put off, never dropped."""
-    spread_s: float = 0.5
+    catch_up_jitter_s: float = 0.5
     """Catch-ups that all listeners need at once are spread over so long."""
-    poll_s: float = 1.0
+    poll_interval_s: float = 1.0
     """Between two catch-ups where nothing is pushed: with the driver `poll`, or while a driver cannot listen."""
-    review_s: float = 30.0
+    catch_up_interval_s: float = 30.0
     """Between two catch-ups that nothing asked for, with a driver that pushes."""
-    forget_s: float = 60.0
+    publisher_expiry_s: float = 60.0
     """A publisher that has been silent for so long is forgotten."""
-    tombstone_s: float = 600.0
+    tombstone_retention_s: float = 600.0
     """How long it is remembered that something was deleted."""
-    tell_look_s: float = 5.0
+    endpoint_refresh_interval_s: float = 5.0
     """How often a publisher looks who listens where, while it has something to tell."""
-    sends_per_s: float = 200.0
+    max_sends_per_s: float = 200.0
     """Most messages a publisher sends per second, and under load a tenth of it; what changes meanwhile is told with the
     next."""
 
     @property
-    def silence_s(self) -> float:
+    def publisher_timeout_s(self) -> float:
         """A publisher unheard of for longer than this has stopped, or what it said was lost."""
-        return self.max_idle_s + self.gap_window_s
+        return self.hello_interval_s + self.gap_window_s
 
     def check(self) -> NotifySettings:
         """Itself, or `InvalidSetting` naming the value, the rule it breaks and the remedy."""
@@ -145,11 +146,11 @@ class NotifySettings:
             if not (math.isfinite(value) and value > 0):
                 raise InvalidSetting(f"{name} is {value}: it must be a positive number. Leave it out for the default.")
         for name, least, bound in (
-            ("max_idle_s", "gap_window_s", self.gap_window_s),
-            ("forget_s", "max_idle_s + gap_window_s", self.silence_s),
-            ("tombstone_s", "max_idle_s + gap_window_s", self.silence_s),
-            ("poll_s", "catch_up_every_s", self.catch_up_every_s),
-            ("review_s", "poll_s", self.poll_s),
+            ("hello_interval_s", "gap_window_s", self.gap_window_s),
+            ("publisher_expiry_s", "hello_interval_s + gap_window_s", self.publisher_timeout_s),
+            ("tombstone_retention_s", "hello_interval_s + gap_window_s", self.publisher_timeout_s),
+            ("poll_interval_s", "catch_up_min_interval_s", self.catch_up_min_interval_s),
+            ("catch_up_interval_s", "poll_interval_s", self.poll_interval_s),
         ):
             value = getattr(self, name)
             if value < bound:
@@ -159,11 +160,12 @@ class NotifySettings:
     def scaled(self, factor: float) -> NotifySettings:
         """All times divided by `factor`, the rate multiplied by it: for tests."""
         times = {name: value / factor for name, value in self._values()}
-        return replace(self, **(times | {"sends_per_s": self.sends_per_s * factor}))
+        return replace(self, **(times | {"max_sends_per_s": self.max_sends_per_s * factor}))
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> NotifySettings:
-        """Defaults, overridden by `SUBLET_NOTIFY_MAX_IDLE_S` and so on for each field's name in capitals; checked."""
+        """Defaults, overridden by `SUBLET_NOTIFY_HELLO_INTERVAL_S` and so on for each field's name in capitals;
+        checked."""
         source = os.environ if environ is None else environ
         found = {each.name: _number(PREFIX + each.name.upper(), source) for each in fields(cls)}
         return replace(cls(), **{name: value for name, value in found.items() if value is not None}).check()

@@ -8,15 +8,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sublet_storage.notify.changes import Change, Envelope, Hello, MalformedMessage, Message
+from sublet_storage.notify.changes import Change, Envelope, Hello, MalformedNotification, Message
 
-LARGEST_MESSAGE = 1 << 20
+MAX_MESSAGE = 1 << 20
 """In bytes; longer ones are nobody's."""
 
-LARGEST_NUMBER = 1 << 64
-LONGEST_NAME = 200
-LONGEST_KEY = 100_000
-MOST_CHANNELS = 64
+MAX_NUMBER = 1 << 64
+MAX_NAME = 200
+MAX_KEY = 100_000
+MAX_CHANNELS = 64
 
 _compact = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
@@ -29,7 +29,7 @@ def encode(message: Message) -> bytes:
                 "p": message.publisher,
                 "i": message.incarnation,
                 "h": dict(message.sequences),
-                "l": message.leaving,
+                "l": message.is_leaving,
             }
         ).encode()
     return encode_parts(message, [encode_change(change) for change in message.changes])
@@ -38,7 +38,7 @@ def encode(message: Message) -> bytes:
 def encode_change(change: Change) -> str:
     """One change: what `encode_parts` puts together."""
     data = None if change.data is None else dict(change.data)
-    return _compact([change.key, change.version, int(change.deleted), data])
+    return _compact([change.key, change.version, int(change.is_deleted), data])
 
 
 def encode_parts(envelope: Envelope, changes: list[str]) -> bytes:
@@ -49,39 +49,37 @@ def encode_parts(envelope: Envelope, changes: list[str]) -> bytes:
 
 def decode(raw: bytes) -> Message:
     """What those bytes say. Raises `MalformedMessage`, which says what is wrong with them."""
-    if len(raw) > LARGEST_MESSAGE:
-        raise MalformedMessage(f"a message of {len(raw)} bytes: the longest is {LARGEST_MESSAGE}.")
+    if len(raw) > MAX_MESSAGE:
+        raise MalformedNotification(f"a message of {len(raw)} bytes: the longest is {MAX_MESSAGE}.")
     try:
         found = json.loads(raw)
         return _envelope(found) if isinstance(found, dict) and "e" in found else _hello(found)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise MalformedMessage(f"not a message of sublet's ({type(error).__name__}): {raw[:60]!a}") from None
+        raise MalformedNotification(f"not a message of sublet's ({type(error).__name__}): {raw[:60]!a}") from None
 
 
 def _envelope(found: dict[str, Any]) -> Envelope:
     publisher, incarnation, channel = found["e"]
-    name = _text(channel, LONGEST_NAME)
-    sequence, predecessor = _whole(found["s"]), _whole(found["b"])
+    name = _text(channel, MAX_NAME)
+    sequence, predecessor = _integer(found["s"]), _integer(found["b"])
     if predecessor >= sequence:
         raise ValueError("a message cannot come before its predecessor")
     changes = tuple(_change(name, *each) for each in found["c"])
-    return Envelope(
-        _text(publisher, LONGEST_NAME), _text(incarnation, LONGEST_NAME), name, sequence, predecessor, changes
-    )
+    return Envelope(_text(publisher, MAX_NAME), _text(incarnation, MAX_NAME), name, sequence, predecessor, changes)
 
 
 def _hello(found: dict[str, Any]) -> Hello:
-    sequences = {_text(channel, LONGEST_NAME): _whole(number) for channel, number in found["h"].items()}
-    if len(sequences) > MOST_CHANNELS:
+    sequences = {_text(channel, MAX_NAME): _integer(number) for channel, number in found["h"].items()}
+    if len(sequences) > MAX_CHANNELS:
         raise ValueError("too many channels")
-    publisher, incarnation = _text(found["p"], LONGEST_NAME), _text(found["i"], LONGEST_NAME)
+    publisher, incarnation = _text(found["p"], MAX_NAME), _text(found["i"], MAX_NAME)
     return Hello(publisher, incarnation, sequences, bool(found["l"]))
 
 
 def _change(kind: str, key: object, version: object, deleted: object, data: object) -> Change:
     if not (data is None or isinstance(data, dict)):
         raise TypeError("data is an object or null")
-    return Change(kind, _text(key, LONGEST_KEY), _whole(version), bool(_whole(deleted)), data)
+    return Change(kind, _text(key, MAX_KEY), _integer(version), bool(_integer(deleted)), data)
 
 
 def _text(value: object, longest: int) -> str:
@@ -90,7 +88,7 @@ def _text(value: object, longest: int) -> str:
     return value
 
 
-def _whole(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < LARGEST_NUMBER:
+def _integer(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < MAX_NUMBER:
         raise TypeError("a number is whole, and not negative")
     return value

@@ -1,4 +1,4 @@
-"""A process's voice: the thread around `Announcer`, and the outlets to whoever listens at present.
+"""A process's voice: the thread around `PublisherMachine`, and the outlets to whoever listens at present.
 
 Who listens where is looked up in the directory of nodes, every few seconds and only while something is told; where
 nobody can be told, telling costs nothing but that. A process that has told nothing for long takes its leave, and its
@@ -27,19 +27,27 @@ from sublet_storage import nodes
 from sublet_storage.db.connect import connect
 from sublet_storage.notify.changes import Change, NotifySettings, stream_change
 from sublet_storage.notify.drivers import registry
-from sublet_storage.notify.drivers.base import Driver, Factory, Outlet
-from sublet_storage.notify.publisher_machine import Announcer, Event, Leave, Open, Status, Tell, Tick
-from sublet_storage.util.log_throttle import Quiet
+from sublet_storage.notify.drivers.base import DriverFactory, NotificationDriver, NotificationSender
+from sublet_storage.notify.publisher_machine import (
+    ChangesQueued,
+    CloseRequested,
+    EndpointsOpened,
+    Event,
+    PublisherMachine,
+    PublisherStatus,
+    Tick,
+)
+from sublet_storage.util.log_throttle import LogThrottle
 
 log = logging.getLogger(__name__)
 
-MOST_TOLD = 10_000
+MAX_PENDING_CHANGES = 10_000
 """Calls of `tell` that nobody has looked at yet; after one more, a new incarnation says that some are missing."""
 
 REST_S = 600.0
 """Having told nothing for so long, a process takes its leave."""
 
-LOOK_TIMEOUT_S = 2.0
+READ_TIMEOUT_S = 2.0
 """A directory that does not answer for so long is not to be had."""
 
 CLOSE_S = 1.0
@@ -49,7 +57,7 @@ GRACE_S = 1.0
 """How much longer than that it takes at most."""
 
 
-class Teller:
+class NotificationPublisher:
     """Tells whoever listens what has changed. Thread-safe; nothing it does raises or waits. In a fork it is silent.
 
     `publisher` is a name that no other process has at the same time; without one, it is made up.
@@ -61,14 +69,14 @@ class Teller:
         *,
         publisher: str | None = None,
         settings: NotifySettings | None = None,
-        load: Callable[[str], Factory] = registry.load,
+        load: Callable[[str], DriverFactory] = registry.load_driver,
     ) -> None:
         self._settings = (settings or NotifySettings()).check()
         self._url = url
         self._publisher = publisher or f"{socket.gethostname()[:40]}:{os.getpid()}:{secrets.token_hex(3)}"
         self._process = os.getpid()
         self._changed = threading.Condition()
-        self._told: deque[Sequence[Change]] = deque()
+        self._reported: deque[Sequence[Change]] = deque()
         self._has_overflown = self._is_closing = False
         self._is_looking = self._is_napping = False
         self._found: list[str] | None = None
@@ -78,18 +86,18 @@ class Teller:
         # The rest belongs to that thread.
         self._look_at = self._rest_at = -math.inf
         self._announcer = self._new_announcer()
-        self._voices = Voices(url, load)
-        self._quiet = Quiet()
+        self._senders = SenderSet(url, load)
+        self._quiet = LogThrottle()
         self.sent = 0
         """Messages handed to drivers."""
 
-    def tell(self, changes: Sequence[Change]) -> None:
+    def publish(self, changes: Sequence[Change]) -> None:
         """Let everybody know of changes that are committed. The sequence must not change afterwards."""
         if self._is_in_vain():
             return
         with self._changed:
-            if len(self._told) < MOST_TOLD:
-                self._told.append(changes)
+            if len(self._reported) < MAX_PENDING_CHANGES:
+                self._reported.append(changes)
             else:
                 self._has_overflown = True
             if self._thread is None:
@@ -97,10 +105,10 @@ class Teller:
             if not self._is_napping:
                 self._changed.notify()
 
-    def tell_heads(self, heads: Mapping[int, int]) -> None:
+    def publish_heads(self, heads: Mapping[int, int]) -> None:
         """Let everybody know where streams that take more end now, {stream: head}; free where nobody listens."""
         if heads and not self._is_in_vain():
-            self.tell([stream_change(stream_id, head, closed=False) for stream_id, head in heads.items()])
+            self.publish([stream_change(stream_id, head, closed=False) for stream_id, head in heads.items()])
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Send what was told, within that time, take leave and let go of everything; harmless when repeated."""
@@ -132,15 +140,15 @@ class Teller:
         wake_at = math.inf
         while self._wait(wake_at):
             wake_at = self._work(time.monotonic())
-        self._say(Leave(), time.monotonic())
-        self._voices.close()
+        self._say(CloseRequested(), time.monotonic())
+        self._senders.close()
 
     def _wait(self, wake_at: float) -> bool:
         """Until there is something to do and the rate allows it; False: it is over."""
         with self._changed:
             while True:
                 now = time.monotonic()
-                has_work = bool(self._told) or self._found is not None
+                has_work = bool(self._reported) or self._found is not None
                 is_early = now < self._announcer.ready_at and not self._is_closing
                 if has_work and not is_early:
                     return True
@@ -155,18 +163,18 @@ class Teller:
 
     def _is_over(self) -> bool:
         """Whether nothing is left to be done before closing: what waits for the directory is, while there is time."""
-        is_waiting = self._is_looking and self._announcer.status is Status.WAITING
+        is_waiting = self._is_looking and self._announcer.status is PublisherStatus.WAITING
         return self._is_closing and not (is_waiting and time.monotonic() < self._close_by)
 
     def _work(self, now: float) -> float:
         """Do it; when to come back at the latest."""
         with self._changed:
-            told, has_overflown, found = list(self._told), self._has_overflown, self._found
-            self._told.clear()
+            reported, has_overflown, found = list(self._reported), self._has_overflown, self._found
+            self._reported.clear()
             self._has_overflown, self._found = False, None
-        if told:
+        if reported:
             self._rest_at = now + REST_S
-            self._say(Tell(tuple(change for changes in told for change in changes)), now)
+            self._say(ChangesQueued(tuple(change for changes in reported for change in changes)), now)
             self._look_if_due(now)
         if found is not None:
             self._reach(found, now)
@@ -174,7 +182,7 @@ class Teller:
             self._begin_anew(now)
         if now >= self._rest_at:
             self._rest(now)
-        if self._announcer.status is Status.WAITING and self._announcer.has_waiting:
+        if self._announcer.status is PublisherStatus.WAITING and self._announcer.has_pending:
             self._look_if_due(now)  # the last look may have failed
             return self._look_at
         return self._say(Tick(), now)
@@ -182,20 +190,20 @@ class Teller:
     def _say(self, event: Event, now: float) -> float:
         outcome = self._announcer.decide(event, now)
         for message in outcome.sends:
-            self.sent += self._voices.send(message)
+            self.sent += self._senders.send(message)
         return math.inf if outcome.wake_at is None else min(outcome.wake_at, self._rest_at)
 
-    def _new_announcer(self) -> Announcer:
-        return Announcer(self._publisher, secrets.token_hex(6), self._settings)
+    def _new_announcer(self) -> PublisherMachine:
+        return PublisherMachine(self._publisher, secrets.token_hex(6), self._settings)
 
     def _begin_anew(self, now: float) -> None:
         self._announcer = self._new_announcer()
-        if self._voices:
-            self._say(Open(self._voices.payload_limit), now)
+        if self._senders:
+            self._say(EndpointsOpened(self._senders.payload_limit), now)
 
     def _rest(self, now: float) -> None:
-        self._say(Leave(), now)
-        self._voices.close()
+        self._say(CloseRequested(), now)
+        self._senders.close()
         self._announcer = self._new_announcer()
         self._look_at, self._rest_at = -math.inf, math.inf
 
@@ -205,7 +213,7 @@ class Teller:
         if self._is_looking or now < self._look_at:
             return
         self._is_looking = True
-        self._look_at = now + self._settings.tell_look_s
+        self._look_at = now + self._settings.endpoint_refresh_interval_s
         try:
             threading.Thread(target=self._look, name="sublet notify look", daemon=True).start()
         except RuntimeError:
@@ -215,10 +223,10 @@ class Teller:
         """In a thread of its own, so that a slow database holds up nobody who is told already."""
         found: list[str] | None = None
         try:
-            with connect(self._url, application_name="sublet look", silence_s=LOOK_TIMEOUT_S) as connection:
-                found = nodes.endpoints(connection)
+            with connect(self._url, application_name="sublet look", silence_s=READ_TIMEOUT_S) as connection:
+                found = nodes.list_notify_endpoints(connection)
         except (psycopg.Error, SubletError) as error:
-            if self._quiet.ask("look") is not None:
+            if self._quiet.acquire("look") is not None:
                 log.info("nobody new is told of changes, as the directory cannot be read: %s", error)
         with self._changed:
             self._found, self._is_looking = found, False
@@ -226,44 +234,44 @@ class Teller:
 
     def _reach(self, endpoints: list[str], now: float) -> None:
         """Open outlets to these endpoints; where they are others than before, everybody is greeted."""
-        opened = self._voices.reach(endpoints)
-        if not self._voices:
+        opened = self._senders.set_endpoints(endpoints)
+        if not self._senders:
             self._announcer = self._new_announcer()
             self._deaf_until = self._look_at
         elif opened:
-            self._say(Open(self._voices.payload_limit), now)
+            self._say(EndpointsOpened(self._senders.payload_limit), now)
 
 
-_shared: dict[str, Teller] = {}
-_inherited: list[Teller] = []
+_shared: dict[str, NotificationPublisher] = {}
+_inherited: list[NotificationPublisher] = []
 """Of the processes that this one was forked from: never let go of, as that might reach for the parent's sockets."""
 
 _sharing = threading.Lock()
 
 
-def shared(url: str) -> Teller:
+def shared_publisher(url: str) -> NotificationPublisher:
     """This process's teller for that database, which is closed when the process ends."""
     with _sharing:
         if url not in _shared:
-            _shared[url] = Teller(url, settings=NotifySettings.from_env())
+            _shared[url] = NotificationPublisher(url, settings=NotifySettings.from_env())
         return _shared[url]
 
 
-def tell_now(url: str, changes: Sequence[Change], timeout_s: float = CLOSE_S) -> bool:
+def publish_once(url: str, changes: Sequence[Change], timeout_s: float = CLOSE_S) -> bool:
     """For a process that ends at once: tell everybody, take leave. False if nothing went out in time; never raises."""
     try:
-        teller = Teller(url, settings=NotifySettings.from_env())
-        teller.tell(changes)
-        teller.close(timeout_s)
+        notifier = NotificationPublisher(url, settings=NotifySettings.from_env())
+        notifier.publish(changes)
+        notifier.close(timeout_s)
     except Exception:
         log.exception("changes are not announced, and will be noticed later")
         return False
-    return teller.sent > 0
+    return notifier.sent > 0
 
 
 def _close_all() -> None:
-    for teller in list(_shared.values()):
-        teller.close(CLOSE_S / 2)
+    for notifier in list(_shared.values()):
+        notifier.close(CLOSE_S / 2)
 
 
 def _forget_parents() -> None:
@@ -281,49 +289,49 @@ os.register_at_fork(after_in_child=_forget_parents)
 class _Voice:
     """The outlet of one driver, to these endpoints."""
 
-    outlet: Outlet
+    outlet: NotificationSender
     endpoints: tuple[str, ...]
     payload_limit: int | None
 
 
-class Voices:
+class SenderSet:
     """Not thread-safe. A driver that this process cannot have, or that fails, is logged and harms no other."""
 
-    def __init__(self, url: str, load: Callable[[str], Factory]) -> None:
+    def __init__(self, url: str, load: Callable[[str], DriverFactory]) -> None:
         self._url, self._load = url, load
-        self._voices: dict[str, _Voice] = {}
-        self._drivers: dict[str, Driver | None] = {}
-        self._quiet = Quiet()
+        self._senders: dict[str, _Voice] = {}
+        self._drivers: dict[str, NotificationDriver | None] = {}
+        self._quiet = LogThrottle()
 
     def __bool__(self) -> bool:
         """Whether anybody can be reached."""
-        return bool(self._voices)
+        return bool(self._senders)
 
     @property
     def payload_limit(self) -> int | None:
         """The longest message that all of them take, in bytes; None: any."""
-        limits = (voice.payload_limit for voice in self._voices.values())
+        limits = (voice.payload_limit for voice in self._senders.values())
         return min((limit for limit in limits if limit is not None), default=None)
 
-    def reach(self, endpoints: Iterable[str]) -> bool:
+    def set_endpoints(self, endpoints: Iterable[str]) -> bool:
         """Have outlets to these endpoints, and no others; True if one was opened."""
         wanted: dict[str, list[str]] = {}
         for endpoint in endpoints:
-            wanted.setdefault(registry.name_of(endpoint), []).append(endpoint)
+            wanted.setdefault(registry.driver_name(endpoint), []).append(endpoint)
         opened = [self._open(name, tuple(sorted(places))) for name, places in wanted.items()]
-        for name in self._voices.keys() - wanted.keys():
-            self._close(name, self._voices.pop(name).outlet)
+        for name in self._senders.keys() - wanted.keys():
+            self._close(name, self._senders.pop(name).outlet)
         return any(opened)
 
     def send(self, message: bytes) -> int:
         """Send by all of them; how many took it."""
-        return sum(self._send(name, voice.outlet, message) for name, voice in self._voices.items())
+        return sum(self._send(name, voice.outlet, message) for name, voice in self._senders.items())
 
     def close(self) -> None:
         """Close all outlets; others may be opened later."""
-        self.reach(())
+        self.set_endpoints(())
 
-    def _send(self, name: str, outlet: Outlet, message: bytes) -> bool:
+    def _send(self, name: str, outlet: NotificationSender, message: bytes) -> bool:
         try:
             outlet.send(message)
         except Exception as error:  # noqa: BLE001 - a driver that breaks the rules must not silence the others
@@ -332,14 +340,16 @@ class Voices:
         return True
 
     def _open(self, name: str, endpoints: tuple[str, ...]) -> bool:
-        before, driver = self._voices.get(name), self._driver(name)
+        before, driver = self._senders.get(name), self._driver(name)
         if driver is None or (before and before.endpoints == endpoints):
             return False
         try:
-            if not driver.capabilities.pushes:
+            if not driver.capabilities.is_push:
                 return False
             limit = driver.capabilities.payload_limit
-            self._voices[name] = _Voice(driver.outlet(endpoints), endpoints, None if limit is None else int(limit))
+            self._senders[name] = _Voice(
+                driver.open_sender(endpoints), endpoints, None if limit is None else int(limit)
+            )
         except Exception as error:  # noqa: BLE001 - whatever its trouble is, the others go on
             self._complain(name, f"nobody is told of changes by {name}: %s", error)
             return False
@@ -347,13 +357,13 @@ class Voices:
             self._close(name, before.outlet)
         return True
 
-    def _close(self, name: str, outlet: Outlet) -> None:
+    def _close(self, name: str, outlet: NotificationSender) -> None:
         try:
             outlet.close()
         except Exception as error:  # noqa: BLE001 - likewise
             self._complain(name, f"{name} failed to close: %s", error)
 
-    def _driver(self, name: str) -> Driver | None:
+    def _driver(self, name: str) -> NotificationDriver | None:
         """None if this process cannot have it: it is not tried again."""
         if name not in self._drivers:
             try:
@@ -364,5 +374,5 @@ class Voices:
         return self._drivers[name]
 
     def _complain(self, subject: str, text: str, error: Exception) -> None:
-        if self._quiet.ask(subject) is not None:
+        if self._quiet.acquire(subject) is not None:
             log.warning(text, error)

@@ -18,10 +18,10 @@ from typing import assert_never
 from sublet_storage.notify.changes import Change, Envelope, Hello, NotifySettings
 from sublet_storage.notify.codec import encode, encode_change, encode_parts
 
-MOST_WAITING = 10_000
+MAX_WAITING = 10_000
 """Objects whose change waits to be sent; of more, the oldest is left out."""
 
-LONGEST_MESSAGE = 256 * 1024
+MAX_MESSAGE = 256 * 1024
 """In bytes, with a driver that knows no limit."""
 
 NUMBERS = 44
@@ -39,30 +39,30 @@ LIGHT = 0.6
 """Of the most sends per second: where an object changes less often than so, the load is over."""
 
 
-class Status(Enum):
+class PublisherStatus(Enum):
     """Where an announcer stands."""
 
     WAITING = "waiting"  # no outlet is open: what is told waits
     OPEN = "open"  # what is told is sent
-    LEFT = "left"  # the last hello is out, and nothing is sent any more
+    CLOSED = "left"  # the last hello is out, and nothing is sent any more
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
+class EndpointsOpened:
     """Outlets are open, to other places than before; none takes messages of more than `payload_limit` bytes."""
 
     payload_limit: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class ChangesQueued:
     """These objects have changed."""
 
     changes: tuple[Change, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class CloseRequested:
     """The process ends, or has nothing more to tell."""
 
 
@@ -71,7 +71,7 @@ class Tick:
     """It is `wake_at`."""
 
 
-Event = Open | Tell | Leave | Tick
+Event = EndpointsOpened | ChangesQueued | CloseRequested | Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,39 +82,39 @@ class Outcome:
     wake_at: float | None
 
 
-class Announcer:
+class PublisherMachine:
     """What one incarnation of a publisher says. Give it every event, and a `Tick` at `wake_at`."""
 
     def __init__(
-        self, publisher: str, incarnation: str, settings: NotifySettings, most_waiting: int = MOST_WAITING
+        self, publisher: str, incarnation: str, settings: NotifySettings, most_waiting: int = MAX_WAITING
     ) -> None:
-        self.status = Status.WAITING
-        self.left_out = 0
+        self.status = PublisherStatus.WAITING
+        self.dropped_change_count = 0
         """Changes that were never sent: too many waited, or too long for a message."""
         self.ready_at = -math.inf
         """Before this, nothing that is told is sent, for the sake of the rate."""
         self._publisher, self._incarnation, self._settings = publisher, incarnation, settings
-        self._pause_s = 1 / settings.sends_per_s
+        self._pause_s = 1 / settings.max_sends_per_s
         self._sent_at, self._replaced = -math.inf, 0
         self._most_waiting = most_waiting
-        self._limit = LONGEST_MESSAGE
+        self._limit = MAX_MESSAGE
         self._sequences: dict[str, int] = {}
         self._waiting: OrderedDict[tuple[str, str], Change] = OrderedDict()
         self._spoke_at = -math.inf
 
     @property
-    def has_waiting(self) -> bool:
+    def has_pending(self) -> bool:
         """Whether anything was told and not sent."""
         return bool(self._waiting)
 
     def decide(self, event: Event, now: float) -> Outcome:
         """What to send now; times are seconds of a monotonic clock."""
         sends: list[bytes] = []
-        if self.status is not Status.LEFT:
+        if self.status is not PublisherStatus.CLOSED:
             sends += self._take_in(event)
             if sends:
                 self._spoke_at = now
-            if self.status is Status.OPEN and (due := self._due(now)):
+            if self.status is PublisherStatus.OPEN and (due := self._due(now)):
                 sends += due
                 self._spoke_at = now
         return Outcome(tuple(sends), self._wake_at())
@@ -123,14 +123,14 @@ class Announcer:
 
     def _take_in(self, event: Event) -> Iterable[bytes]:
         match event:
-            case Tell(changes):
+            case ChangesQueued(changes):
                 for change in changes:
                     self._keep(change)
-            case Open(payload_limit):
-                self.status = Status.OPEN
-                self._limit = LONGEST_MESSAGE if payload_limit is None else min(payload_limit, LONGEST_MESSAGE)
+            case EndpointsOpened(payload_limit):
+                self.status = PublisherStatus.OPEN
+                self._limit = MAX_MESSAGE if payload_limit is None else min(payload_limit, MAX_MESSAGE)
                 return [self._hello()]
-            case Leave():
+            case CloseRequested():
                 return self._leave()
             case Tick():
                 pass
@@ -146,18 +146,18 @@ class Announcer:
             self._waiting[place] = change
             if len(self._waiting) > self._most_waiting:
                 self._skip(self._waiting.popitem(last=False)[1].kind)
-        elif change.rank > before.rank:
+        elif change.order_key > before.order_key:
             self._waiting[place] = change
             self._replaced += 1
 
     def _skip(self, channel: str) -> None:
         """A number without a message: whoever listens will notice that something is missing."""
-        self.left_out += 1
+        self.dropped_change_count += 1
         self._sequences[channel] = self._sequences.get(channel, 0) + 1
 
     def _leave(self) -> list[bytes]:
-        was_open = self.status is Status.OPEN
-        self.status = Status.LEFT
+        was_open = self.status is PublisherStatus.OPEN
+        self.status = PublisherStatus.CLOSED
         return [*self._messages(), self._hello(leaving=True)] if was_open else []
 
     # --- sending ----------------------------------------------------------------------------------------------------
@@ -169,21 +169,21 @@ class Announcer:
             self.ready_at = now + len(sends) * self._pause_s
             self._sent_at, self._replaced = now, 0
             return sends
-        return [self._hello()] if now >= self._spoke_at + self._settings.max_idle_s else []
+        return [self._hello()] if now >= self._spoke_at + self._settings.hello_interval_s else []
 
     def _next_pause_s(self, now: float) -> float:
         """Longer, where an object has changed more often since the last send than may be sent, and the shortest again
         where it has changed seldom: what comes once in a while is told at once, however regularly."""
-        most = self._settings.sends_per_s * (now - self._sent_at)
-        told = self._replaced + 1
-        if told >= most:
-            return min(self._pause_s * GROWTH, BUSY / self._settings.sends_per_s)
-        return self._pause_s if told > LIGHT * most else 1 / self._settings.sends_per_s
+        most = self._settings.max_sends_per_s * (now - self._sent_at)
+        reported = self._replaced + 1
+        if reported >= most:
+            return min(self._pause_s * GROWTH, BUSY / self._settings.max_sends_per_s)
+        return self._pause_s if reported > LIGHT * most else 1 / self._settings.max_sends_per_s
 
     def _wake_at(self) -> float | None:
-        if self.status is not Status.OPEN:
+        if self.status is not PublisherStatus.OPEN:
             return None
-        hello_at = self._spoke_at + self._settings.max_idle_s
+        hello_at = self._spoke_at + self._settings.hello_interval_s
         return min(hello_at, self.ready_at) if self._waiting else hello_at
 
     def _hello(self, leaving: bool = False) -> bytes:

@@ -19,7 +19,7 @@ from sublet_storage.notify.changes import (
     SPACE,
     STREAM,
     Change,
-    Snapshot,
+    ObjectSnapshot,
     epochs_change,
     group_change,
     node_change,
@@ -30,7 +30,7 @@ from sublet_storage.notify.changes import (
 _EPOCHS = "select name, frontier_moves from space where dropped_at is null and frontier_moves > 0"
 
 Connection = psycopg.Connection[Any]
-ReadSnapshot = Callable[[Connection, str], Snapshot]
+ReadSnapshot = Callable[[Connection, str], ObjectSnapshot]
 """Reads what there is of one kind of object."""
 
 _STREAMS = "select stream_id, head, state = 'closed' from stream where stream_id = any(%s::bigint[])"
@@ -48,12 +48,12 @@ select name, (extract(epoch from started_at) * 1000000)::bigint, incarnation, ad
   from node where expires_at > clock_timestamp()"""
 
 
-def streams(conn: Connection, ids: Collection[int]) -> list[Change]:
+def read_streams(conn: Connection, ids: Collection[int]) -> list[Change]:
     """The heads of those streams."""
     return [stream_change(*row) for row in conn.execute(_STREAMS, (list(ids),))]
 
 
-def spaces(conn: Connection) -> list[Change]:
+def read_spaces(conn: Connection) -> list[Change]:
     """All spaces, with their newest generations."""
     return [
         space_change(name, newest, data={"filter": filter, "shards": shards})
@@ -61,7 +61,7 @@ def spaces(conn: Connection) -> list[Change]:
     ]
 
 
-def groups(conn: Connection) -> list[Change]:
+def read_groups(conn: Connection) -> list[Change]:
     """All groups, by subscription."""
     return [
         group_change(str(Subscription(kind, name, Filter(filter))), group_id, revision=revision)
@@ -69,7 +69,7 @@ def groups(conn: Connection) -> list[Change]:
     ]
 
 
-def nodes(conn: Connection) -> list[Change]:
+def read_nodes(conn: Connection) -> list[Change]:
     """The nodes whose leases live."""
     return [
         node_change(name, started_us, data={"incarnation": incarnation, "address": address, "http_address": http})
@@ -77,19 +77,21 @@ def nodes(conn: Connection) -> list[Change]:
     ]
 
 
-def epochs(conn: Connection) -> list[Change]:
+def read_epochs(conn: Connection) -> list[Change]:
     """How often the lower frontiers of the spaces that have one have moved."""
     return [epochs_change(name, moves) for name, moves in conn.execute(_EPOCHS)]
 
 
-def reading(wanted_streams: Callable[[], Collection[int]]) -> ReadSnapshot:
+def make_snapshot_reader(wanted_streams: Callable[[], Collection[int]]) -> ReadSnapshot:
     """A `ReadSnapshot` of all kinds; of the streams, those that are wanted when it is read."""
 
-    def read(conn: Connection, kind: str) -> Snapshot:
+    def read(conn: Connection, kind: str) -> ObjectSnapshot:
         if kind == STREAM:
             ids = frozenset(wanted_streams())
-            found = streams(conn, ids) if ids else []
-            return Snapshot(tuple(found), frozenset(map(str, ids)))
-        return Snapshot(tuple({SPACE: spaces, GROUP: groups, NODE: nodes, EPOCHS: epochs}[kind](conn)))
+            found = read_streams(conn, ids) if ids else []
+            return ObjectSnapshot(tuple(found), frozenset(map(str, ids)))
+        return ObjectSnapshot(
+            tuple({SPACE: read_spaces, GROUP: read_groups, NODE: read_nodes, EPOCHS: read_epochs}[kind](conn))
+        )
 
     return read

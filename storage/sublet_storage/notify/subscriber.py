@@ -1,4 +1,4 @@
-"""A node's ears: the threads and the connection around `Listener` and `Cache`.
+"""A node's ears: the threads and the connection around `SubscriberMachine` and `ChangeCache`.
 
 The driver's threads only queue what arrives. One thread decides, keeps the cache and calls `on_change`, so that changes
 are handed on one at a time, each newer than the last of its object. Another reads snapshots, over a connection of its
@@ -24,38 +24,38 @@ from sublet_protocol.domain.errors import DatabaseUnreachable
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.connect import connect
 from sublet_storage.notify.catch_up_scheduler import CatchUp
-from sublet_storage.notify.change_cache import Cache, Verdict
-from sublet_storage.notify.changes import KINDS, Change, MalformedMessage, NotifySettings, Snapshot
+from sublet_storage.notify.change_cache import ChangeCache, Freshness
+from sublet_storage.notify.changes import KINDS, Change, MalformedNotification, NotifySettings, ObjectSnapshot
 from sublet_storage.notify.codec import decode
-from sublet_storage.notify.drivers.base import Driver
+from sublet_storage.notify.drivers.base import NotificationDriver
 from sublet_storage.notify.snapshot import ReadSnapshot
 from sublet_storage.notify.subscriber_events import (
-    Asked,
-    CaughtUp,
+    CatchUpCompleted,
+    CatchUpRequested,
     Connected,
-    Doubted,
+    Disconnected,
     Event,
-    Heard,
-    Lost,
-    Malformed,
+    MalformedReceived,
+    MessageReceived,
     Started,
     Tick,
+    VersionAmbiguous,
 )
-from sublet_storage.notify.subscriber_machine import Listener
-from sublet_storage.util.log_throttle import Quiet
+from sublet_storage.notify.subscriber_machine import SubscriberMachine
+from sublet_storage.util.log_throttle import LogThrottle
 
 log = logging.getLogger(__name__)
 
 OnChange = Callable[[Change], None]
 """Called with each change that is newer than what was known of its object; must return soon."""
 
-MOST_QUEUED = 100_000
+MAX_QUEUED = 100_000
 """Messages that wait to be looked at. One more is dropped: it will be missed like any that was lost under way."""
 
 READ_TIMEOUT_S = 5.0
 """A database from which nothing comes for so long in the middle of a catch-up is away."""
 
-END_S = 2.0
+JOIN_TIMEOUT_S = 2.0
 """How long `close` waits for each thread."""
 
 
@@ -64,11 +64,11 @@ class _Read:
     """A catch-up has ended; None: the database could not be read."""
 
     channel: str
-    snapshot: Snapshot | None
+    snapshot: ObjectSnapshot | None
     begun: int
 
 
-class Ears:
+class NotificationSubscriber:
     """Listens from the moment it is made until `close`. In a fork of its process it does nothing.
 
     `read_snapshot(connection, kind)` is called from a thread of its own, `on_change` from another. What either raises
@@ -78,7 +78,7 @@ class Ears:
     def __init__(
         self,
         url: str,
-        driver: Driver,
+        driver: NotificationDriver,
         read_snapshot: ReadSnapshot,
         on_change: OnChange,
         *,
@@ -89,18 +89,20 @@ class Ears:
         self._channels = tuple(channels)
         self._on_change, self._process = on_change, os.getpid()
         self._lock = threading.Lock()
-        self._cache = Cache(self._settings.tombstone_s)
-        self._listener = Listener(self._settings, pushes=driver.capabilities.pushes, channels=self._channels)
+        self._cache = ChangeCache(self._settings.tombstone_retention_s)
+        self._listener = SubscriberMachine(self._settings, pushes=driver.capabilities.is_push, channels=self._channels)
         self._queue: deque[bytes | Event | _Read] = deque([Started()])
         self._rung = threading.Event()
         self._closing = False
         self._uncaught = set(self._channels)
         self._caught_up = threading.Event()
         self._handler_failures = self._dropped = 0
-        self._quiet = Quiet()
+        self._quiet = LogThrottle()
         self._reader = _SnapshotReader(url, read_snapshot, self._put)
         self._thread = threading.Thread(target=self._run, name="sublet notify ears", daemon=True)
-        self._inlet = driver.inlet(self._receive, lambda: self._put(Connected()), lambda: self._put(Lost()))
+        self._inlet = driver.open_receiver(
+            self._receive, lambda: self._put(Connected()), lambda: self._put(Disconnected())
+        )
         self._reader.start()
         self._thread.start()
 
@@ -119,9 +121,9 @@ class Ears:
         with self._lock:
             return self._cache.objects(kind)
 
-    def ask(self, kind: str) -> None:
+    def request_catch_up(self, kind: str) -> None:
         """Read the objects of that kind soon: somebody has a reason to want to know."""
-        self._put(Asked(kind))
+        self._put(CatchUpRequested(kind))
 
     def wait_caught_up(self, timeout_s: float) -> bool:
         """Wait until every channel has been read once; False if that took longer."""
@@ -136,7 +138,7 @@ class Ears:
                 "old_versions": self._cache.old,
                 "catch_ups": catch_ups.reads,
                 "deferred": catch_ups.deferred,
-                **{f"catch_ups_{cause.name.lower()}": times for cause, times in catch_ups.begun.items()},
+                **{f"catch_ups_{cause.name.lower()}": times for cause, times in catch_ups.counts_by_cause.items()},
                 "publishers": self._listener.publishers,
                 "handler_failures": self._handler_failures,
                 "dropped": self._dropped,
@@ -151,12 +153,12 @@ class Ears:
         self._rung.set()
         self._reader.end()
         if threading.current_thread() is not self._thread:
-            self._thread.join(END_S)
+            self._thread.join(JOIN_TIMEOUT_S)
 
     # --- what comes in, from any thread -----------------------------------------------------------------------------
 
     def _receive(self, message: bytes) -> None:
-        if len(self._queue) < MOST_QUEUED:
+        if len(self._queue) < MAX_QUEUED:
             self._put(message)
         else:
             self._dropped += 1
@@ -184,7 +186,7 @@ class Ears:
         with self._lock:
             outcome = self._listener.decide(event, time.monotonic(), random.random())
             news = [change for change in outcome.changes if self._is_news(change)]
-            begun = self._cache.begin()
+            begun = self._cache.begin_snapshot()
         for catch_up in outcome.catch_ups:
             self._reader.read(catch_up, begun)
         self._hand_on(news)
@@ -192,17 +194,17 @@ class Ears:
 
     def _decoded(self, raw: bytes) -> Event:
         try:
-            return Heard(decode(raw))
-        except MalformedMessage as error:
-            if self._quiet.ask("malformed") is not None:
+            return MessageReceived(decode(raw))
+        except MalformedNotification as error:
+            if self._quiet.acquire("malformed") is not None:
                 log.warning("a notification is dropped: %s", error)
-            return Malformed()
+            return MalformedReceived()
 
     def _is_news(self, change: Change) -> bool:
         verdict = self._cache.apply(change, time.monotonic())
-        if verdict is Verdict.DOUBTFUL:
-            self._put(Doubted(change.kind))
-        return verdict is Verdict.NEWER
+        if verdict is Freshness.AMBIGUOUS:
+            self._put(VersionAmbiguous(change.kind))
+        return verdict is Freshness.NEWER
 
     def _merge(self, read: _Read) -> float | None:
         news: list[Change] = []
@@ -214,7 +216,7 @@ class Ears:
             self._uncaught.discard(read.channel)
             if not self._uncaught:
                 self._caught_up.set()
-        return self._take_in(CaughtUp(read.channel, read.snapshot is not None))
+        return self._take_in(CatchUpCompleted(read.channel, read.snapshot is not None))
 
     def _hand_on(self, news: list[Change]) -> None:
         for change in news:
@@ -222,7 +224,7 @@ class Ears:
                 self._on_change(change)
             except Exception:
                 self._handler_failures += 1
-                if self._quiet.ask("handler") is not None:
+                if self._quiet.acquire("handler") is not None:
                     log.exception("the handler of changes failed on %r, and is called with the next", change)
 
 
@@ -246,9 +248,9 @@ class _SnapshotReader(threading.Thread):
         self._wanted.put(None)
         connection = self._connection
         if isinstance(connection, BoundedConnection):
-            connection.silence_s = 0.0
+            connection.receive_timeout_s = 0.0
         if threading.current_thread() is not self:
-            self.join(END_S)
+            self.join(JOIN_TIMEOUT_S)
 
     def run(self) -> None:
         while (wanted := self._wanted.get()) is not None and not self._ending:
@@ -256,7 +258,7 @@ class _SnapshotReader(threading.Thread):
             self._put(_Read(channel, self._attempt(channel), begun))
         self._disconnect()
 
-    def _attempt(self, channel: str) -> Snapshot | None:
+    def _attempt(self, channel: str) -> ObjectSnapshot | None:
         try:
             if self._connection is None or self._connection.closed:
                 self._connection = connect(self._url, application_name="sublet catch-up", silence_s=READ_TIMEOUT_S)

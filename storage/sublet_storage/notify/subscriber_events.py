@@ -19,42 +19,42 @@ class Connected:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class Disconnected:
     """Listening has ended, until `Connected`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class MessageReceived:
     """A message has come."""
 
     message: Message
 
 
 @dataclass(frozen=True, slots=True)
-class Malformed:
+class MalformedReceived:
     """Something has come that is no message."""
 
 
 @dataclass(frozen=True, slots=True)
-class Doubted:
+class VersionAmbiguous:
     """The cache cannot tell whether a change on that channel is news."""
 
     channel: str
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CatchUpRequested:
     """Somebody wants that channel read."""
 
     channel: str
 
 
 @dataclass(frozen=True, slots=True)
-class CaughtUp:
-    """The catch-up of that channel has ended; not `ok`: the database could not be read."""
+class CatchUpCompleted:
+    """The catch-up of that channel has ended; not `is_ok`: the database could not be read."""
 
     channel: str
-    ok: bool
+    is_ok: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,17 @@ class Tick:
     """It is `wake_at`."""
 
 
-Event = Started | Connected | Lost | Heard | Malformed | Doubted | Asked | CaughtUp | Tick
+Event = (
+    Started
+    | Connected
+    | Disconnected
+    | MessageReceived
+    | MalformedReceived
+    | VersionAmbiguous
+    | CatchUpRequested
+    | CatchUpCompleted
+    | Tick
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,23 +85,23 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class Counters:
-    """What a listener has seen since it began. `repeated`: came twice, or after its gap had been given up."""
+class NotificationCounters:
+    """What a listener has seen since it began. `duplicates`: came twice, or after its gap had been given up."""
 
     received: int = 0
-    repeated: int = 0
+    duplicates: int = 0
     malformed: int = 0
     gaps: int = 0
-    healed: int = 0
-    unhealed: int = 0
+    filled_gaps: int = 0
+    expired_gaps: int = 0
     restarts: int = 0
-    silences: int = 0
-    forgotten: int = 0
-    losses: int = 0
+    publisher_timeouts: int = 0
+    expired_publishers: int = 0
+    disconnects: int = 0
 
 
 @dataclass(slots=True)
-class Gap:
+class SequenceGap:
     """What is missing between messages that were seen, and until when it is waited for.
 
     A piece (after, until) stands for a chain of messages: the first has the predecessor `after`, the last the number
@@ -100,13 +110,13 @@ class Gap:
 
     channel: str
     deadline: float
-    pieces: list[tuple[int, int]]
+    missing_ranges: list[tuple[int, int]]
 
     def fill(self, predecessor: int, sequence: int) -> bool:
         """Take in a message that came late; False if it was not missing here."""
-        for index, (after, until) in enumerate(self.pieces):
+        for index, (after, until) in enumerate(self.missing_ranges):
             if after <= predecessor and sequence <= until:
                 rest = [(after, predecessor), (sequence, until)]
-                self.pieces[index : index + 1] = [piece for piece in rest if piece[0] < piece[1]]
+                self.missing_ranges[index : index + 1] = [piece for piece in rest if piece[0] < piece[1]]
                 return True
         return False

@@ -16,57 +16,57 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from sublet_storage.notify.catch_up_scheduler import CatchUps, Cause
+from sublet_storage.notify.catch_up_scheduler import CatchUpCause, CatchUpScheduler
 from sublet_storage.notify.changes import KINDS, Change, Envelope, Hello, Message, NotifySettings
 from sublet_storage.notify.subscriber_events import (
-    Asked,
-    CaughtUp,
+    CatchUpCompleted,
+    CatchUpRequested,
     Connected,
-    Counters,
-    Doubted,
+    Disconnected,
     Event,
-    Gap,
-    Heard,
-    Lost,
-    Malformed,
+    MalformedReceived,
+    MessageReceived,
+    NotificationCounters,
     Outcome,
+    SequenceGap,
     Started,
     Tick,
+    VersionAmbiguous,
 )
 
-MOST_PUBLISHERS = 10_000
+MAX_PUBLISHERS = 10_000
 """Of more, the one that was heard of longest ago is forgotten."""
 
-MOST_GAPS = 64
+MAX_GAPS = 64
 """On one channel of one publisher; of more, the oldest is given up early."""
 
 
 @dataclass(slots=True)
 class _Publisher:
-    """What is known of one. `last`: the newest number by channel; `is_whole`: what is not in it begins with 0."""
+    """What is known of one. `last`: the newest number by channel; `is_complete`: what is not in it begins with 0."""
 
     incarnation: str
-    heard_at: float = -math.inf
+    received_at: float = -math.inf
     last: dict[str, int] = field(default_factory=dict)
-    is_whole: bool = False
+    is_complete: bool = False
     is_leaving: bool = False
-    gaps: dict[str, list[Gap]] = field(default_factory=dict)
+    gaps: dict[str, list[SequenceGap]] = field(default_factory=dict)
 
 
-class Listener:
+class SubscriberMachine:
     """What one node hears. Give it every event, `Started` first, and a `Tick` at `wake_at`.
 
     `pushes`: whether anything can be heard at all. `jitter` is a number in [0, 1), drawn anew for every event.
     """
 
     def __init__(self, settings: NotifySettings, *, pushes: bool, channels: Iterable[str] = KINDS) -> None:
-        self.counters = Counters()
+        self.counters = NotificationCounters()
         self._settings, self._pushes = settings, pushes
-        self.catch_ups = CatchUps(settings, channels)
+        self.catch_ups = CatchUpScheduler(settings, channels)
         self._has_connected = False
         self._speaking: OrderedDict[str, _Publisher] = OrderedDict()  # by when they were last heard
         self._silent: OrderedDict[str, _Publisher] = OrderedDict()  # likewise
-        self._gaps: deque[Gap] = deque()  # by deadline; some are closed
+        self._gaps: deque[SequenceGap] = deque()  # by deadline; some are closed
         self._changes: list[Change] = []
 
     @property
@@ -79,7 +79,7 @@ class Listener:
         self._take_in(event, now, jitter)
         self._give_gaps_up(now)
         self._notice_silence(now, jitter)
-        begun = self.catch_ups.begin(now, jitter)
+        begun = self.catch_ups.take_due(now, jitter)
         changes, self._changes = tuple(self._changes), []
         return Outcome(changes, begun, self._wake_at())
 
@@ -87,24 +87,24 @@ class Listener:
 
     def _take_in(self, event: Event, now: float, jitter: float) -> None:
         match event:
-            case Heard(message):
+            case MessageReceived(message):
                 self.counters.received += 1
-                self._hear(message, now, jitter)
-            case Malformed():
+                self._receive(message, now, jitter)
+            case MalformedReceived():
                 self.counters.malformed += 1
             case Started():
                 self._start(now)
             case Connected():
                 self._connect(now, jitter)
-            case Lost():
-                self.counters.losses += 1
-                self.catch_ups.every(self._settings.poll_s, now + jitter * self._settings.poll_s)
-            case Doubted(channel):
-                self.catch_ups.need(channel, Cause.DOUBT, now + self._settings.gap_window_s)
-            case Asked(channel):
-                self.catch_ups.need(channel, Cause.ASKED, now)
-            case CaughtUp(channel, ok):
-                self.catch_ups.ended(channel, ok, now)
+            case Disconnected():
+                self.counters.disconnects += 1
+                self.catch_ups.set_period(self._settings.poll_interval_s, now + jitter * self._settings.poll_interval_s)
+            case VersionAmbiguous(channel):
+                self.catch_ups.request(channel, CatchUpCause.AMBIGUOUS_VERSION, now + self._settings.gap_window_s)
+            case CatchUpRequested(channel):
+                self.catch_ups.request(channel, CatchUpCause.REQUESTED, now)
+            case CatchUpCompleted(channel, ok):
+                self.catch_ups.complete(channel, ok, now)
             case Tick():
                 pass
             case _:
@@ -112,7 +112,7 @@ class Listener:
 
     def _start(self, now: float) -> None:
         """Nobody waits for a connection to read what is there; what changes until then is polled for."""
-        self.catch_ups.every(self._settings.poll_s, now + self._settings.poll_s)
+        self.catch_ups.set_period(self._settings.poll_interval_s, now + self._settings.poll_interval_s)
         if not self._pushes:
             self._connect(now, 0.0)
 
@@ -122,25 +122,25 @@ class Listener:
             return
         at = self._by_all(now, jitter) if self._has_connected else now
         self._has_connected = True
-        self.catch_ups.need_all(Cause.CONNECTED, at)
-        period_s = self._settings.review_s if self._pushes else self._settings.poll_s
-        self.catch_ups.every(period_s, now + period_s)
+        self.catch_ups.request_all(CatchUpCause.CONNECTED, at)
+        period_s = self._settings.catch_up_interval_s if self._pushes else self._settings.poll_interval_s
+        self.catch_ups.set_period(period_s, now + period_s)
 
     def _by_all(self, now: float, jitter: float) -> float:
         """When to read what every listener has missed at the same time."""
-        return now + self._settings.gap_window_s + jitter * self._settings.spread_s
+        return now + self._settings.gap_window_s + jitter * self._settings.catch_up_jitter_s
 
     # --- messages ---------------------------------------------------------------------------------------------------
 
-    def _hear(self, message: Message, now: float, jitter: float) -> None:
+    def _receive(self, message: Message, now: float, jitter: float) -> None:
         publisher, is_met = self._publisher(message, now, jitter)
         if isinstance(message, Hello):
             for channel, sequence in message.sequences.items():
                 if channel in self.catch_ups.channels:
                     self._greeted(message, publisher, channel, sequence, now)
-            publisher.is_whole = True
-            publisher.is_leaving |= message.leaving
-            if message.leaving:
+            publisher.is_complete = True
+            publisher.is_leaving |= message.is_leaving
+            if message.is_leaving:
                 self._silent[message.publisher] = self._speaking.pop(message.publisher, publisher)
         elif message.channel in self.catch_ups.channels:
             if message.channel not in publisher.last:
@@ -153,24 +153,24 @@ class Listener:
         known = self._speaking.pop(name, None) or self._silent.pop(name, None)
         is_met = known is None or known.incarnation != message.incarnation
         if known is None or is_met:
-            cause = Cause.FIRST_SIGHT if known is None else Cause.RESTARTED
+            cause = CatchUpCause.NEW_PUBLISHER if known is None else CatchUpCause.RESTARTED
             self.counters.restarts += known is not None
             self._drop_gaps(known)
-            self.catch_ups.need_all(cause, self._by_all(now, jitter))
+            self.catch_ups.request_all(cause, self._by_all(now, jitter))
             known = _Publisher(message.incarnation)
-        known.heard_at = now
+        known.received_at = now
         (self._silent if known.is_leaving else self._speaking)[name] = known
         self._forget_beyond_bound()
         return known, is_met
 
     def _first_of_channel(self, publisher: _Publisher, envelope: Envelope, is_met: bool, at: float) -> None:
         """Nothing came before it if a hello told of all channels; else nobody knows."""
-        publisher.last[envelope.channel] = 0 if publisher.is_whole else envelope.predecessor
-        if not publisher.is_whole and not is_met:
-            self.catch_ups.need(envelope.channel, Cause.FIRST_SIGHT, at)
+        publisher.last[envelope.channel] = 0 if publisher.is_complete else envelope.predecessor
+        if not publisher.is_complete and not is_met:
+            self.catch_ups.request(envelope.channel, CatchUpCause.NEW_PUBLISHER, at)
 
     def _greeted(self, hello: Hello, publisher: _Publisher, channel: str, sequence: int, now: float) -> None:
-        last = publisher.last.setdefault(channel, 0 if publisher.is_whole else sequence)
+        last = publisher.last.setdefault(channel, 0 if publisher.is_complete else sequence)
         if sequence > last:
             self._open_gap(publisher, channel, last, sequence, now)
 
@@ -178,7 +178,7 @@ class Listener:
         channel, last = envelope.channel, publisher.last[envelope.channel]
         if envelope.sequence <= last:
             if not self._heals(publisher, envelope):
-                self.counters.repeated += 1
+                self.counters.duplicates += 1
                 return
         elif envelope.predecessor > last:
             self._open_gap(publisher, channel, last, envelope.predecessor, now)
@@ -189,10 +189,10 @@ class Listener:
 
     def _open_gap(self, publisher: _Publisher, channel: str, after: int, until: int, now: float) -> None:
         self.counters.gaps += 1
-        gap = Gap(channel, now + self._settings.gap_window_s, [(after, until)])
+        gap = SequenceGap(channel, now + self._settings.gap_window_s, [(after, until)])
         publisher.last[channel] = until
-        still_open = [gap for gap in publisher.gaps.get(channel, ()) if gap.pieces]
-        if len(still_open) == MOST_GAPS:
+        still_open = [gap for gap in publisher.gaps.get(channel, ()) if gap.missing_ranges]
+        if len(still_open) == MAX_GAPS:
             self._give_up(still_open.pop(0), gap.deadline)
         publisher.gaps[channel] = [*still_open, gap]
         self._gaps.append(gap)
@@ -201,27 +201,27 @@ class Listener:
         """Whether the message was missing; the gap may be closed by it."""
         gaps = publisher.gaps.get(envelope.channel, [])
         gap = next((gap for gap in gaps if gap.fill(envelope.predecessor, envelope.sequence)), None)
-        if gap is not None and not gap.pieces:
+        if gap is not None and not gap.missing_ranges:
             gaps.remove(gap)
-            self.counters.healed += 1
+            self.counters.filled_gaps += 1
         return gap is not None
 
     def _give_gaps_up(self, now: float) -> None:
-        while self._gaps and (not self._gaps[0].pieces or self._gaps[0].deadline <= now):
+        while self._gaps and (not self._gaps[0].missing_ranges or self._gaps[0].deadline <= now):
             gap = self._gaps.popleft()
-            if gap.pieces:
+            if gap.missing_ranges:
                 self._give_up(gap, now)
 
-    def _give_up(self, gap: Gap, at: float) -> None:
-        gap.pieces.clear()
-        self.counters.unhealed += 1
-        self.catch_ups.need(gap.channel, Cause.GAP, at)
+    def _give_up(self, gap: SequenceGap, at: float) -> None:
+        gap.missing_ranges.clear()
+        self.counters.expired_gaps += 1
+        self.catch_ups.request(gap.channel, CatchUpCause.GAP, at)
 
     def _drop_gaps(self, publisher: _Publisher | None) -> None:
         """A catch-up of all channels answers for them."""
         for gap in (gap for gaps in (publisher.gaps.values() if publisher else ()) for gap in gaps):
-            self.counters.unhealed += bool(gap.pieces)
-            gap.pieces.clear()
+            self.counters.expired_gaps += bool(gap.missing_ranges)
+            gap.missing_ranges.clear()
 
     # --- silence ----------------------------------------------------------------------------------------------------
 
@@ -229,33 +229,33 @@ class Listener:
         """Of a publisher that should have said hello, the last words may be lost: once for each silence."""
         while self._speaking:
             name, publisher = next(iter(self._speaking.items()))
-            if now < publisher.heard_at + self._settings.silence_s:
+            if now < publisher.received_at + self._settings.publisher_timeout_s:
                 break
             del self._speaking[name]
             self._silent[name] = publisher
-            self.counters.silences += 1
-            self.catch_ups.need_all(Cause.SILENCE, now + jitter * self._settings.spread_s)
+            self.counters.publisher_timeouts += 1
+            self.catch_ups.request_all(CatchUpCause.PUBLISHER_TIMEOUT, now + jitter * self._settings.catch_up_jitter_s)
         while self._silent:
             name, publisher = next(iter(self._silent.items()))
-            if now < publisher.heard_at + self._settings.forget_s:
+            if now < publisher.received_at + self._settings.publisher_expiry_s:
                 break
             self._forget(self._silent)
 
     def _forget_beyond_bound(self) -> None:
-        if self.publishers > MOST_PUBLISHERS:
+        if self.publishers > MAX_PUBLISHERS:
             self._forget(self._silent or self._speaking)
 
     def _forget(self, publishers: OrderedDict[str, _Publisher]) -> None:
         publishers.popitem(last=False)
-        self.counters.forgotten += 1
+        self.counters.expired_publishers += 1
 
     def _wake_at(self) -> float | None:
         times = [self.catch_ups.wake_at()]
         if self._gaps:
             times.append(self._gaps[0].deadline)
         if self._speaking:
-            times.append(next(iter(self._speaking.values())).heard_at + self._settings.silence_s)
+            times.append(next(iter(self._speaking.values())).received_at + self._settings.publisher_timeout_s)
         if self._silent:
-            times.append(next(iter(self._silent.values())).heard_at + self._settings.forget_s)
+            times.append(next(iter(self._silent.values())).received_at + self._settings.publisher_expiry_s)
         earliest = min(times)
         return None if earliest == math.inf else earliest

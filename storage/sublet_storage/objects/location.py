@@ -22,7 +22,7 @@ OPTIONS = ("endpoint_override", "region", "scheme")
 """What may stand behind the `?` of an S3 place."""
 
 LONGEST = 1024
-SHOWN = 200
+MAX_SHOWN_CHARS = 200
 """So much of a text that is no place is repeated."""
 
 _PATH = re.compile(r"(/[A-Za-z0-9_.@:=+~ -]+)*")
@@ -37,7 +37,7 @@ _SHAPES = "file:///DIRECTORY, or s3://BUCKET/PREFIX with ?endpoint_override=HOST
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PayloadLocation:
     """`scheme` is file or s3; `root` an absolute path, or BUCKET/PREFIX; `options` those of `OPTIONS` that it has.
 
     `marker`: the id in its marker; empty: it is not known.
@@ -59,7 +59,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Name:
+class ObjectName:
     """Which block an object belongs to, and the digest of its bytes. `text`: relative to its place."""
 
     generation_id: int
@@ -69,10 +69,10 @@ class Name:
     text: str
 
 
-def parse(text: str) -> Place:
+def parse_location(text: str) -> PayloadLocation:
     """A place as somebody writes it. Raises `InvalidSetting`, which repeats nothing that could be a secret."""
     shown = _redacted(text)
-    shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
+    shown = shown if len(shown) <= MAX_SHOWN_CHARS else f"{shown[:MAX_SHOWN_CHARS]}..."
     if len(text) > LONGEST or not text.isascii() or not text.isprintable():
         raise _invalid(shown, f"at most {LONGEST} printable ASCII characters")
     try:
@@ -89,7 +89,7 @@ def parse(text: str) -> Place:
     if parts.scheme == "file":
         if parts.netloc or parts.query or not path:
             raise _invalid(shown, "file:// and an absolute directory other than /, without a host and options")
-        return Place("file", path)
+        return PayloadLocation("file", path)
     if parts.scheme != "s3":
         raise _invalid(shown, "of the scheme file or s3")
     if not _BUCKET.fullmatch(parts.netloc):
@@ -97,7 +97,7 @@ def parse(text: str) -> Place:
             "s3:// and a bucket: 3 to 63 small letters, digits, dots and hyphens, with a letter or digit at both ends"
         )
         raise _invalid(shown, rule)
-    return Place("s3", parts.netloc + path, _options(shown, parts.query))
+    return PayloadLocation("s3", parts.netloc + path, _options(shown, parts.query))
 
 
 def _options(shown: str, query: str) -> tuple[tuple[str, str], ...]:
@@ -137,17 +137,17 @@ def _option(name: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def known(text: str) -> Place:
+def parse_stored_location(text: str) -> PayloadLocation:
     """A place as the database has it: with the id in its marker behind a #."""
     place, _, marker = text.partition("#")
-    return replace(parse(place), marker=marker)
+    return replace(parse_location(place), marker=marker)
 
 
-def named(generation_id: int, stream_id: int, end_offset: int, payload: bytes | memoryview) -> Name:
+def new_object_name(generation_id: int, stream_id: int, end_offset: int, payload: bytes | memoryview) -> ObjectName:
     """A new name for the object of this block."""
     of_bytes = digest(payload)
     text = f"{generation_id}/{stream_id}-{end_offset}-{of_bytes}-{secrets.token_hex(8)}"
-    return Name(generation_id, stream_id, end_offset, of_bytes, text)
+    return ObjectName(generation_id, stream_id, end_offset, of_bytes, text)
 
 
 def digest(payload: bytes | memoryview) -> str:
@@ -155,20 +155,20 @@ def digest(payload: bytes | memoryview) -> str:
     return xxhash.xxh3_128_hexdigest(payload)
 
 
-def shown(text: str) -> str:
+def format_location(text: str) -> str:
     """The same for people."""
     return text.partition("#")[0]
 
 
-def located(uri: str, places: Iterable[str]) -> tuple[Place, Name] | None:
+def locate_object(uri: str, places: Iterable[str]) -> tuple[PayloadLocation, ObjectName] | None:
     """Where an object is, and what it is; None if it is not the name of one, or is in none of these places, which may
     lie within one another."""
-    for place in map(known, places):
+    for place in map(parse_stored_location, places):
         if not uri.startswith(f"{place.prefix}/"):
             continue
         text = uri[len(place.prefix) + 1 :]
         matched = _NAME.fullmatch(text)
         if matched is not None:
             generation_id, stream_id, end_offset = map(int, matched.groups()[:3])
-            return place, Name(generation_id, stream_id, end_offset, matched[4], text)
+            return place, ObjectName(generation_id, stream_id, end_offset, matched[4], text)
     return None

@@ -24,7 +24,7 @@ from typing import Any, Final, Protocol, TypeVar
 import pyarrow as pa
 
 from sublet_protocol.domain.errors import PayloadUnavailable
-from sublet_storage.objects.location import Place
+from sublet_storage.objects.location import PayloadLocation
 from sublet_storage.util.retry import Backoff
 
 MARKER: Final = ".sublet"
@@ -32,8 +32,8 @@ WRITABLE: Final = ".sublet-writable"
 """An object that is written to see whether one can."""
 
 MARKER_BYTES: Final = 1000
-FIRST_PAUSE_S: Final = 0.2
-LONGEST_PAUSE_S: Final = 5.0
+BACKOFF_INITIAL_S: Final = 0.2
+BACKOFF_MAX_S: Final = 5.0
 CONNECT_TIMEOUT_S: Final = 5.0
 REQUEST_TIMEOUT_S: Final = 10.0
 ATTEMPTS: Final = 2
@@ -53,20 +53,20 @@ Payload = bytes | memoryview
 _T = TypeVar("_T")
 
 
-class Missing(Exception):
+class ObjectNotFound(Exception):
     """There is no such object, and its place is there."""
 
 
-class ObjectRefused(PayloadUnavailable):
+class ObjectUnusable(PayloadUnavailable):
     """Something ails this object, and its place is there: others may be read, written and deleted.
 
-    `is_for_good`: unless somebody does something about it.
+    `is_permanent`: unless somebody does something about it.
     """
 
-    is_for_good = False
+    is_permanent = False
 
 
-class Backend(Protocol):
+class ObjectBackend(Protocol):
     """Names are relative to the place. All raise `OSError`, `FileNotFoundError` where there is nothing."""
 
     def write(self, name: str, payload: Payload) -> None:
@@ -82,7 +82,7 @@ class Backend(Protocol):
 class LocalBackend:
     """A directory, which must exist. All that is done is done below it, whatever links there are."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: PayloadLocation) -> None:
         self._root = place.root
 
     def write(self, name: str, payload: Payload) -> None:
@@ -156,7 +156,7 @@ class LocalBackend:
 class S3Backend:
     """A bucket's objects below a prefix."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: PayloadLocation) -> None:
         from pyarrow import fs
 
         self._root = place.root
@@ -181,33 +181,33 @@ class S3Backend:
             self._fs.delete_file(f"{self._root}/{name}")
 
 
-class Store:
+class ObjectStore:
     """A place's objects, for any thread. Raises `PayloadUnavailable` while the place is away; for a short while after
     that it does so without a look, so that whoever reads many streams is not held up by each."""
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
-        self._backend: Backend | None = None
+    def __init__(self, location: PayloadLocation) -> None:
+        self.location = location
+        self._backend: ObjectBackend | None = None
         self._lock = threading.Lock()
-        self._backoff, self._why = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), ""
+        self._backoff, self._why = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S), ""
 
     def put(self, name: str, payload: Payload) -> None:
-        """Write an object that was not there, and see that it is there now. Raises `ObjectRefused`."""
+        """Write an object that was not there, and see that it is there now. Raises `ObjectUnusable`."""
         self._attempt(name, lambda backend: _write(backend, name, payload))
 
     def get(self, name: str, most: int) -> Payload:
-        """The bytes of an object, of which at most so many. Raises `Missing`, `ObjectRefused`."""
+        """The bytes of an object, of which at most so many. Raises `Missing`, `ObjectUnusable`."""
         return self._attempt(name, lambda backend: backend.read(name, most), may_miss=True)
 
     def delete(self, name: str) -> None:
-        """Have no such object. Raises `ObjectRefused`."""
+        """Have no such object. Raises `ObjectUnusable`."""
         self._attempt(name, lambda backend: backend.delete(name))
 
-    def try_to_write(self) -> None:
+    def check_writable(self) -> None:
         """Raise `PayloadUnavailable` where nothing can be written."""
         self.put(WRITABLE, b"sublet\n")
 
-    def mark(self, marker: str) -> str:
+    def write_marker(self, marker: str) -> str:
         """The id of the place, which is this one from now on where it had none."""
         found = self._marked()
         if found is None:
@@ -219,9 +219,9 @@ class Store:
             raise self._unavailable(f"does not answer as it should: its object {MARKER} has no id")
         return found
 
-    def check(self) -> None:
+    def check_marker(self) -> None:
         """Raise `PayloadUnavailable` unless the marker is there, with the id that it has had from the beginning."""
-        found, known = self._marked(), self.place.marker
+        found, known = self._marked(), self.location.marker
         if found is None:
             raise self._unavailable(
                 f"is not there, or not mounted: it has no object {MARKER}, as all in use do"
@@ -231,7 +231,7 @@ class Store:
             raise self._unavailable(f"is not the one that it was: its object {MARKER} should have the id {known}")
         self._backoff.succeeded()
 
-    def silent(self, seconds: float) -> PayloadUnavailable:
+    def note_timeout(self, seconds: float) -> PayloadUnavailable:
         """What is raised where it has not answered for so long, and for as long again without a look."""
         return self._unavailable(f"has not answered for {seconds:g} s", seconds)
 
@@ -246,22 +246,23 @@ class Store:
         matched = _ID.search(content.decode("ascii", "replace"))
         return matched[1] if matched else ""
 
-    def _attempt(self, name: str, work: Callable[[Backend], _T], *, may_miss: bool = False) -> _T:
+    def _attempt(self, name: str, work: Callable[[ObjectBackend], _T], *, may_miss: bool = False) -> _T:
         self._pause()
         try:
             answer = work(self._opened())
         except (OSError, pa.ArrowException) as error:
-            if self.place.marker:
-                self.check()
+            if self.location.marker:
+                self.check_marker()
             if may_miss and isinstance(error, FileNotFoundError):
-                raise Missing from error
-            if not self.place.marker:
+                raise ObjectNotFound from error
+            if not self.location.marker:
                 raise self._unavailable(f"does not answer as it should: {_said(error)}") from error
-            refused = ObjectRefused(
-                f"the object {name} at the place of payloads {self.place} does not do as it should: {_said(error)}. It "
+            refused = ObjectUnusable(
+                f"the object {name} at the place of payloads {self.location} does not do as it should: "
+                f"{_said(error)}. It "
                 "is tried again, and others are not held up. See to this object, and to who may do what there."
             )
-            refused.is_for_good = isinstance(error, _FOR_GOOD) or getattr(error, "errno", None) == errno.ELOOP
+            refused.is_permanent = isinstance(error, _FOR_GOOD) or getattr(error, "errno", None) == errno.ELOOP
             raise refused from error
         self._backoff.succeeded()
         return answer
@@ -277,31 +278,33 @@ class Store:
         except (OSError, pa.ArrowException) as error:
             raise self._unavailable(f"does not answer as it should: {_said(error)}") from error
 
-    def _opened(self) -> Backend:
+    def _opened(self) -> ObjectBackend:
         with self._lock:
             if self._backend is None:
-                self._backend = LocalBackend(self.place) if self.place.scheme == "file" else S3Backend(self.place)
+                self._backend = (
+                    LocalBackend(self.location) if self.location.scheme == "file" else S3Backend(self.location)
+                )
             return self._backend
 
     def _unavailable(self, what: str, pause_s: float = 0.0) -> PayloadUnavailable:
         with self._lock:
             self._backoff.failed(pause_s)
-        remedy = _REMEDIES[self.place.scheme]
-        self._why = f"the place of payloads {self.place} {what}. It is tried again. {remedy}. {ASK_DOCTOR}"
+        remedy = _REMEDIES[self.location.scheme]
+        self._why = f"the place of payloads {self.location} {what}. It is tried again. {remedy}. {ASK_DOCTOR}"
         return PayloadUnavailable(self._why)
 
 
-def store(place: Place) -> Store:
+def get_store(place: PayloadLocation) -> ObjectStore:
     """This process's, for it."""
     return _store(os.getpid(), place)
 
 
 @lru_cache(maxsize=64)
-def _store(pid: int, place: Place) -> Store:
-    return Store(place)
+def _store(pid: int, place: PayloadLocation) -> ObjectStore:
+    return ObjectStore(place)
 
 
-def _write(backend: Backend, name: str, payload: Payload) -> None:
+def _write(backend: ObjectBackend, name: str, payload: Payload) -> None:
     """What a store keeps need not be what it was sent, and nobody has another copy of it soon: so it is read back."""
     backend.write(name, payload)
     given = memoryview(payload).cast("B")

@@ -14,10 +14,10 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import cache
 from typing import Any, Final, TypeVar
 
-from sublet_storage.objects.object_stores import Store
+from sublet_storage.objects.object_stores import ObjectStore
 
 AT_ONCE: Final = 8
-SILENCE_S: Final = 20.0
+RECEIVE_TIMEOUT_S: Final = 20.0
 """Less than a member of a group waits for the node that reads for it."""
 
 TO_READ: Final = "to read"
@@ -28,20 +28,20 @@ _T = TypeVar("_T")
 _R = TypeVar("_R")
 
 
-def together(there: Store, what: str, work: Callable[[_T], _R], items: Sequence[_T]) -> list[_R | Exception]:
+def run_parallel(there: ObjectStore, what: str, work: Callable[[_T], _R], items: Sequence[_T]) -> list[_R | Exception]:
     """What it makes of each, or has raised, in their order. `what` is done there: `TO_READ` or `TO_CHANGE`.
 
-    Raises `PayloadUnavailable` where for `SILENCE_S` none of them has ended.
+    Raises `PayloadUnavailable` where for `RECEIVE_TIMEOUT_S` none of them has ended.
     """
-    pool = _pool(os.getpid(), there.place.prefix, what)
+    pool = _pool(os.getpid(), there.location.prefix, what)
     futures: list[Future[_R]] = [pool.submit(work, item) for item in items]
     waiting = set(futures)
     while waiting:
-        ended, waiting = wait(waiting, timeout=SILENCE_S, return_when=FIRST_COMPLETED)
+        ended, waiting = wait(waiting, timeout=RECEIVE_TIMEOUT_S, return_when=FIRST_COMPLETED)
         if not ended:
             for future in waiting:
                 future.cancel()
-            raise there.silent(SILENCE_S)
+            raise there.note_timeout(RECEIVE_TIMEOUT_S)
     errors = [future.exception() for future in futures]
     return [
         error if isinstance(error, Exception) else future.result()
@@ -49,9 +49,9 @@ def together(there: Store, what: str, work: Callable[[_T], _R], items: Sequence[
     ]
 
 
-def once(there: Store, what: str, work: Callable[[], _R]) -> _R:
+def run_with_timeout(there: ObjectStore, what: str, work: Callable[[], _R]) -> _R:
     """The same of a single thing: its answer. Raises what it raises."""
-    (outcome,) = together(there, what, lambda _: work(), (None,))
+    (outcome,) = run_parallel(there, what, lambda _: work(), (None,))
     if isinstance(outcome, Exception):
         raise outcome
     return outcome

@@ -19,9 +19,9 @@ import psycopg
 
 from sublet_protocol.domain.errors import PayloadUnavailable
 from sublet_storage.db.store_connection import Guard
-from sublet_storage.objects.location import NAME, Place, known
-from sublet_storage.objects.object_stores import ObjectRefused, store
-from sublet_storage.objects.parallel_calls import TO_CHANGE, once, together
+from sublet_storage.objects.location import NAME, PayloadLocation, parse_stored_location
+from sublet_storage.objects.object_stores import ObjectUnusable, get_store
+from sublet_storage.objects.parallel_calls import TO_CHANGE, run_parallel, run_with_timeout
 
 ABANDONED_S: Final = 3600.0
 """An object that was not named for so long after it was written down is nobody's any more."""
@@ -29,9 +29,9 @@ ABANDONED_S: Final = 3600.0
 GRACE_S: Final = 7 * 86400.0
 """What a block has named is deleted so long after the last did."""
 
-MOST: Final = 1000
+MAX_OBJECTS: Final = 1000
 CHUNK: Final = 64
-MOST_S: Final = 10.0
+MAX_S: Final = 10.0
 """A sweep ends soon after that; the next goes on."""
 
 _NOTE = """
@@ -79,7 +79,7 @@ Connection = psycopg.Connection[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class BlockOwner:
     """Whose block an object is for."""
 
     space_id: int
@@ -87,28 +87,28 @@ class Owner:
     stream_id: int
 
 
-def intend(conn: Connection, owner: Owner, planned: Sequence[tuple[str, int]]) -> None:
+def register_objects(conn: Connection, owner: BlockOwner, planned: Sequence[tuple[str, int]]) -> None:
     """Write down (uri, end offset) of objects that are about to be written."""
     _note(conn, _INTEND, owner, planned)
 
 
-def doom(conn: Connection, owner: Owner, lost: Sequence[tuple[str, int]], *, was_named: bool) -> None:
+def mark_for_deletion(conn: Connection, owner: BlockOwner, lost: Sequence[tuple[str, int]], *, was_named: bool) -> None:
     """Have these deleted: no block names them, from this transaction on. `was_named`: one did before, and may still do
     so in a backup."""
     _note(conn, _DOOM_NAMED if was_named else _DOOM_UNNAMED, owner, lost)
 
 
-def claim(conn: Connection, uris: Sequence[str]) -> set[str]:
+def claim_objects(conn: Connection, uris: Sequence[str]) -> set[str]:
     """Those of them that blocks may name, if they do so in this transaction."""
     return {row[0] for row in conn.execute(_CLAIM, (list(uris),))}
 
 
-def sweep(
+def delete_expired_objects(
     conn: Connection,
     guard: Guard | None = None,
     abandoned_s: float = ABANDONED_S,
     grace_s: float = GRACE_S,
-    most_s: float = MOST_S,
+    most_s: float = MAX_S,
 ) -> int:
     """Delete doomed objects whose grace is over, some thousand of each place, for about so long; how many. What is
     abandoned is doomed before. Autocommit.
@@ -126,9 +126,9 @@ def sweep(
     deleted = 0
     problems: list[Exception] = []
     for (space_id,) in spaces:
-        asked = {"space": space_id, "grace": grace_s, "name": f"^{NAME}$", "most": MOST}
+        asked = {"space": space_id, "grace": grace_s, "name": f"^{NAME}$", "most": MAX_OBJECTS}
         for (text,) in conn.execute(_PLACES, asked).fetchall():
-            place = known(text)
+            place = parse_stored_location(text)
             try:
                 uris = _picked(conn, {**asked, "prefix": f"{place.prefix}/"})
                 deleted += _delete(conn, place, uris, until, problems)
@@ -146,7 +146,7 @@ def _picked(conn: Connection, asked: dict[str, object]) -> list[str]:
     return [uri for uri, is_named in rows if not is_named]
 
 
-def _note(conn: Connection, statement: str, owner: Owner, uris: Sequence[tuple[str, int]]) -> None:
+def _note(conn: Connection, statement: str, owner: BlockOwner, uris: Sequence[tuple[str, int]]) -> None:
     if uris:
         parameters = {
             "space": owner.space_id,
@@ -158,9 +158,11 @@ def _note(conn: Connection, statement: str, owner: Owner, uris: Sequence[tuple[s
         conn.execute(statement, parameters)
 
 
-def _delete(conn: Connection, place: Place, uris: Sequence[str], until: float, problems: list[Exception]) -> int:
+def _delete(
+    conn: Connection, place: PayloadLocation, uris: Sequence[str], until: float, problems: list[Exception]
+) -> int:
     """A row goes after its object: one that cannot be deleted keeps it, and holds up no other."""
-    deleted, there = 0, store(place)
+    deleted, there = 0, get_store(place)
 
     def delete(uri: str) -> None:
         there.delete(uri[len(place.prefix) + 1 :])
@@ -169,15 +171,17 @@ def _delete(conn: Connection, place: Place, uris: Sequence[str], until: float, p
         if time.monotonic() >= until:
             break
         chunk = uris[first : first + CHUNK]
-        once(there, TO_CHANGE, there.check)
-        outcomes = together(there, TO_CHANGE, delete, chunk)
-        once(there, TO_CHANGE, there.check)  # what is not found at a place that has gone away meanwhile is not deleted
+        run_with_timeout(there, TO_CHANGE, there.check_marker)
+        outcomes = run_parallel(there, TO_CHANGE, delete, chunk)
+        run_with_timeout(
+            there, TO_CHANGE, there.check_marker
+        )  # what is not found at a place that has gone away meanwhile is not deleted
         gone = [uri for uri, outcome in zip(chunk, outcomes, strict=True) if outcome is None]
         conn.execute(_GONE, (gone,))
         conn.execute(_TRIED, ([uri for uri in chunk if uri not in gone],))
         deleted += len(gone)
-        problems += [outcome for outcome in outcomes if isinstance(outcome, ObjectRefused)][:1]
-        others = [outcome for outcome in outcomes if outcome is not None and not isinstance(outcome, ObjectRefused)]
+        problems += [outcome for outcome in outcomes if isinstance(outcome, ObjectUnusable)][:1]
+        others = [outcome for outcome in outcomes if outcome is not None and not isinstance(outcome, ObjectUnusable)]
         if others:
             problems.append(others[0])
             break

@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any
 
 from sublet_protocol.domain.errors import PayloadDamaged, PayloadUnavailable, PayloadUnreadable
-from sublet_storage.objects.location import Name, Place, digest, located, shown
-from sublet_storage.objects.object_stores import Missing, ObjectRefused, Payload, store
-from sublet_storage.objects.parallel_calls import TO_READ, together
+from sublet_storage.objects.location import ObjectName, PayloadLocation, digest, format_location, locate_object
+from sublet_storage.objects.object_stores import ObjectNotFound, ObjectUnusable, Payload, get_store
+from sublet_storage.objects.parallel_calls import TO_READ, run_parallel
 
 Row = tuple[Any, ...]
 """end_offset, count, codec, topics, payload, where. The last is null for a payload that is inside, else [uri, bytes,
@@ -23,37 +23,37 @@ _PUT_BACK = (
     "Nothing of it is given out: put the object back from a copy of the place; what cannot be put back ends with its "
     "generation, or a group goes past it with `sublet groups reset`"
 )
-_LOOK = "It is tried again. See to this object, and to who may read it"
+_READ = "It is tried again. See to this object, and to who may read it"
 
 
-def fetched(generation_id: int, stream_id: int, rows: list[Row]) -> list[Row]:
+def attach_payloads(generation_id: int, stream_id: int, rows: list[Row]) -> list[Row]:
     """The rows with their payloads, up to before the first whose payload cannot be had.
 
     Raises what hinders the very first: `PayloadUnavailable`, `PayloadUnreadable`, `PayloadDamaged`.
     """
     if all(row[5] is None for row in rows):
         return rows
-    whole: list[Row] = []
-    for row, payload in zip(rows, payloads(generation_id, stream_id, rows), strict=True):
+    entire: list[Row] = []
+    for row, payload in zip(rows, read_payloads(generation_id, stream_id, rows), strict=True):
         if isinstance(payload, Exception):
-            if not whole:
+            if not entire:
                 raise payload
             break
-        whole.append((*row[:4], payload, row[5]))
-    return whole
+        entire.append((*row[:4], payload, row[5]))
+    return entire
 
 
-def payloads(generation_id: int, stream_id: int, rows: list[Row]) -> list[Payload | Exception | None]:
+def read_payloads(generation_id: int, stream_id: int, rows: list[Row]) -> list[Payload | Exception | None]:
     """The payload of each row, or what hinders it; null where a row is without one."""
     found: list[Payload | Exception | None] = [row[4] for row in rows]
-    by_place: dict[Place, list[tuple[int, Name]]] = {}
+    by_place: dict[PayloadLocation, list[tuple[int, ObjectName]]] = {}
     for index, row in enumerate(rows):
         if row[5] is None:
             continue
         uri, _, *places = row[5]
-        where = located(uri, places)
+        where = locate_object(uri, places)
         if where is None:
-            listed = ", ".join(map(shown, places)) or "it has none"
+            listed = ", ".join(map(format_location, places)) or "it has none"
             found[index] = _damaged(stream_id, row, f"that is not in a place of its space ({listed}): it is not read")
         else:
             by_place.setdefault(where[0], []).append((index, where[1]))
@@ -65,33 +65,33 @@ def payloads(generation_id: int, stream_id: int, rows: list[Row]) -> list[Payloa
 
 
 def _fetch(
-    generation_id: int, stream_id: int, place: Place, named: list[tuple[Row, Name]]
+    generation_id: int, stream_id: int, place: PayloadLocation, named: list[tuple[Row, ObjectName]]
 ) -> Sequence[Payload | Exception]:
     """Payloads, or what hinders, of what lies in the one place."""
     try:
-        return together(store(place), TO_READ, partial(_fetch_one, generation_id, stream_id, place), named)
+        return run_parallel(get_store(place), TO_READ, partial(_fetch_one, generation_id, stream_id, place), named)
     except PayloadUnavailable as silent:
         return [silent] * len(named)
 
 
-def _fetch_one(generation_id: int, stream_id: int, place: Place, named: tuple[Row, Name]) -> Payload:
-    """The payload of one block. Raises as `fetched` does."""
+def _fetch_one(generation_id: int, stream_id: int, place: PayloadLocation, named: tuple[Row, ObjectName]) -> Payload:
+    """The payload of one block. Raises as `attach_payloads` does."""
     row, name = named
     size = int(row[5][1])
     if (name.generation_id, name.stream_id, name.end_offset) != (generation_id, stream_id, row[0]):
         raise _damaged(stream_id, row, "that is the name of another block's: it is not read")
     try:
-        payload = store(place).get(name.text, size + 1)
-    except Missing:
+        payload = get_store(place).get(name.text, size + 1)
+    except ObjectNotFound:
         raise _damaged(stream_id, row, "there is nothing") from None
-    except ObjectRefused as refused:
+    except ObjectUnusable as refused:
         why = f"it cannot be read: {refused.__cause__}"
-        if refused.is_for_good:
+        if refused.is_permanent:
             raise _damaged(stream_id, row, why) from None
         begin = row[0] - row[1]
         raise PayloadUnreadable(
             f"stream {stream_id}: the block that begins at offset {begin} and ends before offset {row[0]} lies at "
-            f"{row[5][0]!r}, and {why}. {_LOOK}."
+            f"{row[5][0]!r}, and {why}. {_READ}."
         ) from None
     if memoryview(payload).nbytes != size:
         raise _damaged(stream_id, row, f"it should have {size} bytes and has {_sized(payload, size)}")

@@ -7,48 +7,48 @@ import operator
 
 from sublet_protocol.domain.errors import InvalidSetting
 
-LARGEST_BYTES = 512 * 1024 * 1024
+MAX_BYTES = 512 * 1024 * 1024
 """The largest block and message: half of what Postgres takes in one field."""
 
-LARGEST_COUNT = 2**31 - 1
-LONGEST_LINGER_MS = 24 * 3600 * 1000.0
-LONGEST_PRODUCER = 200
+MAX_COUNT = 2**31 - 1
+MAX_LINGER_MS = 24 * 3600 * 1000.0
+MAX_PRODUCER = 200
 
-REMEDY = "Leave it out for the default."
+HINT = "Leave it out for the default."
 
 
-def whole(name: str, value: object, most: int = LARGEST_COUNT) -> int:
+def check_int(name: str, value: object, most: int = MAX_COUNT) -> int:
     """A whole number from 1 to `most`. Raises `InvalidSetting`."""
     number = _index(value)
     if number is None:
-        raise InvalidSetting(f"{name} {_shown(value)}: must be a whole number. {REMEDY}")
+        raise InvalidSetting(f"{name} {_shown(value)}: must be a whole number. {HINT}")
     if number < 1:
-        raise InvalidSetting(f"{name} {_shown(value)}: must be at least 1. {REMEDY}")
+        raise InvalidSetting(f"{name} {_shown(value)}: must be at least 1. {HINT}")
     if number > most:
-        raise InvalidSetting(f"{name} {_shown(value)}: must be at most {most}. {REMEDY}")
+        raise InvalidSetting(f"{name} {_shown(value)}: must be at most {most}. {HINT}")
     return number
 
 
-def duration(name: str, value: object, most: float, remedy: str = REMEDY, least: float = 0) -> float:
+def check_duration(name: str, value: object, most: float, remedy: str = HINT, least: float = 0) -> float:
     """A number from `least` to `most`, in the unit that the name bears. Raises `InvalidSetting`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value) or not least <= value <= most:
         raise InvalidSetting(f"{name} {_shown(value)}: must be a number from {least:g} to {most:.12g}. {remedy}")
     return float(value)
 
 
-def text(name: str, value: object) -> str | None:
+def check_text(name: str, value: object) -> str | None:
     """Text, or None. Raises `InvalidSetting`."""
     if value is not None and not isinstance(value, str):
-        raise InvalidSetting(f"{name} of type {type(value).__name__}: must be text. {REMEDY}")
+        raise InvalidSetting(f"{name} of type {type(value).__name__}: must be text. {HINT}")
     return value
 
 
-def producer_name(value: object) -> str | None:
+def check_producer_name(value: object) -> str | None:
     """A producer's name, or None. Raises `InvalidSetting`."""
-    name = text("producer", value)
-    if name is not None and not (name.isprintable() and 0 < len(name) <= LONGEST_PRODUCER):
+    name = check_text("producer", value)
+    if name is not None and not (name.isprintable() and 0 < len(name) <= MAX_PRODUCER):
         raise InvalidSetting(
-            f"producer {_shown(name)}: must be 1 to {LONGEST_PRODUCER} printable characters. Choose a shorter or "
+            f"producer {_shown(name)}: must be 1 to {MAX_PRODUCER} printable characters. Choose a shorter or "
             "plainer name, or leave it out."
         )
     return name

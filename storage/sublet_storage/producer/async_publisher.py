@@ -17,8 +17,8 @@ from sublet_protocol.domain.epochs import Epoch
 from sublet_protocol.domain.errors import PublisherClosed
 from sublet_storage.producer.batches.columns import Columns, Headers
 from sublet_storage.producer.delivery import BatchDelivery, Delivery, ring
-from sublet_storage.producer.publisher import AtEpoch, Publisher
-from sublet_storage.util.fork_guard import check_process
+from sublet_storage.producer.publisher import EpochPublisher, Publisher
+from sublet_storage.util.fork_guard import check_not_forked
 
 
 class AsyncPublisher:
@@ -56,10 +56,10 @@ class AsyncPublisher:
         publisher = await self._opened()
         return await asyncio.to_thread(publisher.publish_batch, data)
 
-    async def at(self, epoch: int | Sequence[int]) -> AsyncAtEpoch:
-        """Publish in an epoch: `await (await publisher.at(7)).publish(...)`. See `Publisher.at`."""
+    async def in_epoch(self, epoch: int | Sequence[int]) -> AsyncEpochPublisher:
+        """Publish in an epoch: `await (await publisher.at(7)).publish(...)`. See `Publisher.in_epoch`."""
         publisher = await self._opened()
-        return AsyncAtEpoch(self, await asyncio.to_thread(publisher.at, epoch))
+        return AsyncEpochPublisher(self, await asyncio.to_thread(publisher.in_epoch, epoch))
 
     async def advance(self, *epochs: int | Sequence[int], wait: bool = True) -> None:
         """See `Publisher.advance`. It goes on when the waiting is cancelled."""
@@ -109,7 +109,7 @@ class AsyncPublisher:
 
     async def _opened(self) -> Publisher:
         """The one publisher of all who ask."""
-        check_process(self._process, "this publisher")
+        check_not_forked(self._process, "this publisher")
         while True:
             if self._opening is None or self._opening.failed:
                 if self._closed:
@@ -128,14 +128,14 @@ class AsyncPublisher:
         loop = asyncio.get_running_loop()
         room = asyncio.Event()
 
-        publisher._buffer.when_room(partial(ring, loop, room.set))
+        publisher._buffer.add_room_callback(partial(ring, loop, room.set))
         await room.wait()
 
 
-class AsyncAtEpoch:
+class AsyncEpochPublisher:
     """An asynchronous publisher, in one epoch."""
 
-    def __init__(self, publisher: AsyncPublisher, at: AtEpoch) -> None:
+    def __init__(self, publisher: AsyncPublisher, at: EpochPublisher) -> None:
         self._publisher, self._at = publisher, at
 
     async def publish(

@@ -19,33 +19,35 @@ from sublet_protocol.domain.errors import (
 )
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.connect import connect
-from sublet_storage.db.kept_connection import KeptConnection
+from sublet_storage.db.reconnecting_connection import ReconnectingConnection
 from sublet_storage.log import epochs
-from sublet_storage.log.log import Append, Producer, append
-from sublet_storage.notify.publisher import shared
-from sublet_storage.producer.sender import FIRST_PAUSE_S, LOCK_TIMEOUT_S, LONGEST_PAUSE_S, Retryable
+from sublet_storage.log.log import BlockAppend, Producer, append
+from sublet_storage.notify.publisher import shared_publisher
+from sublet_storage.producer.sender import BACKOFF_INITIAL_S, BACKOFF_MAX_S, LOCK_TIMEOUT_S, Retryable
 from sublet_storage.util.retry import Backoff, call_with_retry
 
 log = logging.getLogger(__name__)
 
-SILENCE_S = 10.0
+RECEIVE_TIMEOUT_S = 10.0
 """A database that does not answer for so long is asked again, over another connection."""
 
 _T = TypeVar("_T")
 
 
-class Capability:
+class EpochCapability:
     """Nothing is held until the first `advance`. Thread-safe; a thread of its own renews the lease while it is held."""
 
-    def __init__(self, url: str, space_id: int, who: Producer, retry_timeout_s: float, lease_s: float) -> None:
+    def __init__(self, url: str, space_id: int, who: Producer, delivery_timeout_s: float, lease_s: float) -> None:
         self._url, self._space_id, self._who = url, space_id, who
-        self._retry_timeout_s, self._lease_s = retry_timeout_s, lease_s
+        self._delivery_timeout_s, self._lease_s = delivery_timeout_s, lease_s
         self._lock = threading.Lock()
         self._held: LowerFrontier | None = None
         self._promised: LowerFrontier | None = None
         self._lost: SubletError | None = None
         self._over = threading.Event()
-        self._kept = KeptConnection(self._connect)  # for whoever has the lock: epochs may follow one another quickly
+        self._reconnecting = ReconnectingConnection(
+            self._connect
+        )  # for whoever has the lock: epochs may follow one another quickly
         self._thread: threading.Thread | None = None
 
     def check(self, least: Sequence[Epoch]) -> None:
@@ -59,27 +61,29 @@ class Capability:
             raise self._lost
         held = self._promised or self._held
         assert held is not None
-        epochs.check_forward(self._who, held, [check_epoch(epoch, len(held.least[0])) for epoch in least])
+        epochs.check_not_backwards(self._who, held, [check_epoch(epoch, len(held.least[0])) for epoch in least])
 
-    def promise(self, least: Sequence[Epoch]) -> None:
+    def reserve(self, least: Sequence[Epoch]) -> None:
         """Check what is published by these from now on; what is held moves on later. Raises what `check` raises."""
         self.check(least)
-        self._promised = LowerFrontier.of(least)
+        self._promised = LowerFrontier.from_epochs(least)
 
-    def forget_promises(self) -> None:
+    def cancel_reservations(self) -> None:
         """What was promised will not be."""
         self._promised = None
 
-    def advance(self, conn: psycopg.Connection[Any], appends: Sequence[Append], least: Sequence[Epoch]) -> epochs.Moved:
+    def advance(
+        self, conn: psycopg.Connection[Any], appends: Sequence[BlockAppend], least: Sequence[Epoch]
+    ) -> epochs.AdvanceResult:
         """Append these blocks, and publish only at or after these epochs from now on. Raises what `append` raises."""
         if self._lost is not None:
-            return epochs.Moved(append(conn, appends) if appends else [], refusal=self._lost)
-        moved = epochs.append_and_hold(conn, appends, self._space_id, self._who, least, self._lease_s)
-        if isinstance(moved.refusal, (CapabilityExpired, ProducerFenced)):
-            self._lost = moved.refusal
-        if moved.news is not None:
-            self._held = LowerFrontier.of(least)
-            shared(self._url).tell([moved.news])
+            return epochs.AdvanceResult(append(conn, appends) if appends else [], error=self._lost)
+        moved = epochs.append_and_advance(conn, appends, self._space_id, self._who, least, self._lease_s)
+        if isinstance(moved.error, (CapabilityExpired, ProducerFenced)):
+            self._lost = moved.error
+        if moved.change is not None:
+            self._held = LowerFrontier.from_epochs(least)
+            shared_publisher(self._url).publish([moved.change])
         return moved
 
     def close(self, *, abandon: bool = False) -> None:
@@ -90,21 +94,21 @@ class Capability:
             if self._held is not None and self._lost is None:
                 if not abandon:
                     self._give_back()
-                self._lost = epochs.expired(self._who.producer_id)
-            self._kept.close()
+                self._lost = epochs.capability_expired_error(self._who.producer_id)
+            self._reconnecting.close()
 
     def _give_back(self) -> None:
         try:
-            with self._kept as conn:
+            with self._reconnecting as conn:
                 epochs.release(conn, self._space_id, self._who)
-                shared(self._url).tell([epochs.moves(conn, self._space_id)])
+                shared_publisher(self._url).publish([epochs.frontier_change(conn, self._space_id)])
         except (*Retryable, SubletError) as error:
             log.warning("the epochs of producer %s end with their lease: %s", self._who.producer_id, error)
 
     def _hold(self, least: Sequence[Epoch]) -> None:
         if self._lost is not None:
             raise self._lost
-        wanted = LowerFrontier.of(check_epoch(epoch, len(least[0])) for epoch in least)
+        wanted = LowerFrontier.from_epochs(check_epoch(epoch, len(least[0])) for epoch in least)
         self._retrying(lambda conn: self._move(conn, wanted))
         self._held = wanted
         if self._thread is None:
@@ -113,7 +117,7 @@ class Capability:
 
     def _move(self, conn: psycopg.Connection[Any], wanted: LowerFrontier) -> None:
         epochs.hold(conn, self._space_id, self._who, wanted.least, self._lease_s)
-        shared(self._url).tell([epochs.moves(conn, self._space_id)])
+        shared_publisher(self._url).publish([epochs.frontier_change(conn, self._space_id)])
 
     def _keep(self) -> None:
         while not self._over.wait(self._lease_s / 3):
@@ -129,21 +133,21 @@ class Capability:
                 )
                 continue
             if self._space_id not in held and not self._over.is_set():
-                self._lost = epochs.expired(self._who.producer_id)
+                self._lost = epochs.capability_expired_error(self._who.producer_id)
                 return
 
     def _retrying(self, attempt: Callable[[psycopg.Connection[Any]], _T]) -> _T:
         """`hold` may be repeated: what it has done already, it does again."""
 
         def once() -> _T:
-            with self._kept as conn:
+            with self._reconnecting as conn:
                 return attempt(conn)
 
         try:
             return call_with_retry(
                 once,
                 lambda error: isinstance(error, Retryable) and not self._over.is_set(),
-                Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, total_s=self._retry_timeout_s),
+                Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S, total_s=self._delivery_timeout_s),
                 self._over.wait,
             )
         except Retryable as error:
@@ -151,7 +155,10 @@ class Capability:
 
     def _connect(self) -> BoundedConnection:
         return connect(
-            self._url, application_name="sublet publisher lease", lock_timeout_s=LOCK_TIMEOUT_S, silence_s=SILENCE_S
+            self._url,
+            application_name="sublet publisher lease",
+            lock_timeout_s=LOCK_TIMEOUT_S,
+            silence_s=RECEIVE_TIMEOUT_S,
         )
 
 

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from sublet_storage.util.fork_guard import check_process
+from sublet_storage.util.fork_guard import check_not_forked
 
 Rows: TypeAlias = range | pa.Array
 """Which messages of a ticket: a range of their numbers, or an Arrow array of them."""
@@ -50,44 +50,43 @@ class Span:
         return None if index < 0 else self.first_offset + index
 
 
-class Ticket:
+class DeliveryState:
     """The common fate of messages published together: settled when each of them is durable or has failed."""
 
-    __slots__ = ("_callbacks", "_error", "_event", "_left", "_lock", "_process", "_spans")
+    __slots__ = ("_callbacks", "_error", "_left", "_lock", "_process", "_spans", "entered")
 
     def __init__(self, count: int) -> None:
         self._lock = threading.Lock()
         self._left = count
         self._spans: list[Span] = []
         self._error: Exception | None = None
-        self._event: threading.Event | None = None
         self._callbacks: list[Callable[[], None]] = []
         self._process = os.getpid()
+        self.entered = 0  # so many of a batch have been queued, which is done part by part
 
-    def grow(self) -> int:
-        """One message more, while nothing of the ticket has been sent; its number."""
-        self._left += 1
-        return self._left - 1
+    def expect(self, count: int) -> None:
+        """So many messages it has, while nothing of it has been sent."""
+        self._left = count
 
     @property
-    def settled(self) -> bool:
+    def is_done(self) -> bool:
         """True once nothing will change any more."""
         return self._left == 0
 
     @property
-    def left(self) -> int:
+    def pending_count(self) -> int:
         """So many have not met their fate."""
         return self._left
 
-    def stored(self, span: Span) -> None:
+    def complete_span(self, span: Span) -> None:
         """Some of the messages are durable."""
         self._settle(len(span.rows), span, None)
 
-    def made(self) -> None:
+    def complete_empty(self) -> None:
         """What has no place in the log has come about."""
         self._settle(None, None, None)
 
-    def failed(self, count: int, error: Exception) -> None:
+    def fail(self, count: int, error: Exception) -> None:
         """Some of the messages will not be published, or nobody knows whether they were."""
         self._settle(count, None, error)
 
@@ -97,14 +96,20 @@ class Ticket:
 
     def wait(self, timeout_s: float | None) -> tuple[Span, ...]:
         """Wait until settled; the spans, or the error of the first failure. Raises TimeoutError."""
-        self._check_process()
-        with self._lock:
-            if self._left and self._event is None:
-                self._event = threading.Event()
-            event = self._event
-        if event is not None and not event.wait(timeout_s):
+        if not self.is_settled_within(timeout_s):
             raise TimeoutError(f"not durable after {timeout_s} s; it is still being tried")
         return self.outcome()
+
+    def is_settled_within(self, timeout_s: float | None) -> bool:
+        """Wait until settled, or the time is over. A bare lock: what a signal handler raises breaks nothing then."""
+        done = threading.Lock()
+        done.acquire()
+        self.add_done_callback(done.release)
+        try:
+            return done.acquire(timeout=-1 if timeout_s is None else min(max(timeout_s, 0), threading.TIMEOUT_MAX))
+        finally:
+            with self._lock, contextlib.suppress(ValueError):
+                self._callbacks.remove(done.release)
 
     def outcome(self) -> tuple[Span, ...]:
         """The spans of a settled ticket; raises its error."""
@@ -117,7 +122,7 @@ class Ticket:
         """The first failure so far."""
         return self._error
 
-    def when_settled(self, callback: Callable[[], None]) -> None:
+    def add_done_callback(self, callback: Callable[[], None]) -> None:
         """Call back once, from the publisher's thread, or at once if it is settled already."""
         self._check_process()
         with self._lock:
@@ -129,7 +134,7 @@ class Ticket:
     def _check_process(self) -> None:
         """Raise `UsageError` where nobody will ever settle it."""
         if self._left:
-            check_process(self._process, "this delivery", "Wait for it in the process that published.")
+            check_not_forked(self._process, "this delivery", "Wait for it in the process that published.")
 
     def _settle(self, count: int | None, span: Span | None, error: Exception | None) -> None:
         """So many more have met their fate; without a count, all."""
@@ -142,10 +147,7 @@ class Ticket:
             self._left -= self._left if count is None else count
             if self._left:
                 return
-            event, callbacks = self._event, self._callbacks
-            self._callbacks = []
-        if event is not None:
-            event.set()
+            callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback()
 
@@ -155,13 +157,13 @@ class _Promise:
 
     __slots__ = ("_ticket",)
 
-    def __init__(self, ticket: Ticket) -> None:
+    def __init__(self, ticket: DeliveryState) -> None:
         self._ticket = ticket
 
     @property
     def done(self) -> bool:
         """True once the outcome is known."""
-        return self._ticket.settled
+        return self._ticket.is_done
 
     def _settled_in_loop(self) -> asyncio.Future[None]:
         loop = asyncio.get_running_loop()
@@ -171,7 +173,7 @@ class _Promise:
             if not future.done():
                 future.set_result(None)
 
-        self._ticket.when_settled(partial(ring, loop, wake))
+        self._ticket.add_done_callback(partial(ring, loop, wake))
         return future
 
 
@@ -180,7 +182,7 @@ class Delivery(_Promise):
 
     __slots__ = ("_row",)
 
-    def __init__(self, ticket: Ticket, row: int) -> None:
+    def __init__(self, ticket: DeliveryState, row: int) -> None:
         super().__init__(ticket)
         self._row = row
 

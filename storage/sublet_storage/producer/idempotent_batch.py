@@ -15,15 +15,15 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 
-from sublet_protocol.domain.errors import NumberTaken, UnknownSpace, UsageError
+from sublet_protocol.domain.errors import BatchNumberConflict, UnknownSpace, UsageError
 from sublet_protocol.domain.topics import Filter
 from sublet_storage.log.block import pack
-from sublet_storage.log.log import Append, Outcome, Stamp, append, fenced
-from sublet_storage.producer.batches.routing_table import Part, Routes
+from sublet_storage.log.log import AppendOutcome, BlockAppend, ProducerStamp, append, producer_fenced_error
+from sublet_storage.producer.batches.routing_table import RoutedRows, RoutingTable
 from sublet_storage.producer.delivery import Span
 from sublet_storage.spaces.routing import Space, StreamInfo
 
-LEDGER = -1
+LEDGER_STREAM_ID = -1
 """Stands for the stream in the ledger's rows, which are forgotten with the others of an idle producer."""
 
 _ENTER = """
@@ -54,7 +54,7 @@ class StreamClosed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class IdempotentBatch:
     """Messages in `BLOCK_SCHEMA`; `number` grows under one incarnation of the producer. `digest` is the same for the
     same messages: at least 0, and less than 2^63."""
 
@@ -66,11 +66,11 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """The batch is durable. `repeated`: it was already. `spans` None: where it lies is forgotten."""
+class StoreResult:
+    """The batch is durable. `is_duplicate`: it was already. `spans` None: where it lies is forgotten."""
 
     spans: tuple[Span, ...] | None
-    repeated: bool = False
+    is_duplicate: bool = False
 
     @property
     def heads(self) -> dict[int, int]:
@@ -78,16 +78,17 @@ class Stored:
         return {span.stream: span.first_offset + len(span.rows) for span in self.spans or ()}
 
 
-def store(conn: psycopg.Connection[Any], routes: Routes, batch: Batch) -> Stored:
-    """Store the batch unless it is stored. Raises `StreamClosed`, `ProducerFenced`, `NumberTaken`, `UsageError`."""
+def store_batch(conn: psycopg.Connection[Any], routes: RoutingTable, batch: IdempotentBatch) -> StoreResult:
+    """Store the batch unless it is stored. Raises `StreamClosed`, `ProducerFenced`, `BatchNumberConflict`,
+    `UsageError`."""
     with conn.transaction():
         if not _enter(conn, batch):
-            return Stored(_places(conn, batch), repeated=True)
-        parts = routes.split(batch.messages, range(batch.messages.num_rows))
-        return Stored(_append(conn, routes, batch, parts))
+            return StoreResult(_places(conn, batch), is_duplicate=True)
+        parts = routes.partition_rows(batch.messages, range(batch.messages.num_rows))
+        return StoreResult(_append(conn, routes, batch, parts))
 
 
-def _enter(conn: psycopg.Connection[Any], batch: Batch) -> bool:
+def _enter(conn: psycopg.Connection[Any], batch: IdempotentBatch) -> bool:
     """Whether the batch is new to the ledger, where it stands from now on; else it is the one that stands there."""
     who = _who(batch)
     if conn.execute(_ENTER, who, prepare=True).fetchone() is not None:
@@ -96,10 +97,10 @@ def _enter(conn: psycopg.Connection[Any], batch: Batch) -> bool:
     assert newest is not None, "the row is locked since we looked, and was there"
     incarnation, number, digest = newest
     if incarnation > batch.incarnation:
-        raise fenced(batch.producer_id, batch.incarnation)
+        raise producer_fenced_error(batch.producer_id, batch.incarnation)
     if (number, digest) != (batch.number, batch.digest):
         with_others = "and it had other messages" if number == batch.number else "and nobody knows whether this one is"
-        raise NumberTaken(
+        raise BatchNumberConflict(
             f"producer {batch.producer_id!r}: batch number {batch.number} is not stored now, as number {number} is "
             f"stored already, {with_others}. Give each producer a name of its own, and each batch a higher number than "
             "the one before."
@@ -107,16 +108,18 @@ def _enter(conn: psycopg.Connection[Any], batch: Batch) -> bool:
     return False
 
 
-def _append(conn: psycopg.Connection[Any], routes: Routes, batch: Batch, parts: Sequence[Part]) -> tuple[Span, ...]:
-    stamp = Stamp(batch.producer_id, batch.incarnation, batch.number)
-    blocks = [Append(stream, pack(messages, routes.compression(stream)), stamp) for stream, messages, _ in parts]
+def _append(
+    conn: psycopg.Connection[Any], routes: RoutingTable, batch: IdempotentBatch, parts: Sequence[RoutedRows]
+) -> tuple[Span, ...]:
+    stamp = ProducerStamp(batch.producer_id, batch.incarnation, batch.number)
+    blocks = [BlockAppend(stream, pack(messages, routes.compression(stream)), stamp) for stream, messages, _ in parts]
     answers = append(conn, blocks)
     outcomes = {answer.outcome for answer in answers}
-    if Outcome.FENCED in outcomes:
-        raise fenced(batch.producer_id, batch.incarnation)
-    if outcomes & {Outcome.COMPLETED, Outcome.EXPIRED}:
+    if AppendOutcome.FENCED in outcomes:
+        raise producer_fenced_error(batch.producer_id, batch.incarnation)
+    if outcomes & {AppendOutcome.COMPLETED, AppendOutcome.EXPIRED}:
         raise UsageError("messages with an epoch: only a Publisher with access to the database can have them. Use one.")
-    if outcomes != {Outcome.APPENDED}:
+    if outcomes != {AppendOutcome.APPENDED}:
         raise StreamClosed
     return tuple(
         Span(stream, (answer.end_offset or 0) - len(rows), rows)
@@ -124,11 +127,11 @@ def _append(conn: psycopg.Connection[Any], routes: Routes, batch: Batch, parts: 
     )
 
 
-def _places(conn: psycopg.Connection[Any], batch: Batch) -> tuple[Span, ...] | None:
+def _places(conn: psycopg.Connection[Any], batch: IdempotentBatch) -> tuple[Span, ...] | None:
     """Where a stored batch lies: it is routed as it was then. None if later batches went to its streams since."""
     ends = dict(conn.execute(_STORED, _who(batch)).fetchall())
     try:
-        parts = _routes_of(conn, list(ends)).split(batch.messages, range(batch.messages.num_rows))
+        parts = _routes_of(conn, list(ends)).partition_rows(batch.messages, range(batch.messages.num_rows))
     except UnknownSpace:
         return None
     if {stream for stream, _, _ in parts} != ends.keys():
@@ -136,20 +139,20 @@ def _places(conn: psycopg.Connection[Any], batch: Batch) -> tuple[Span, ...] | N
     return tuple(Span(stream, ends[stream] - len(rows), rows) for stream, _, rows in parts)
 
 
-def _routes_of(conn: psycopg.Connection[Any], stream_ids: list[int]) -> Routes:
+def _routes_of(conn: psycopg.Connection[Any], stream_ids: list[int]) -> RoutingTable:
     """The part of the routes in force when these streams were open that led to them."""
     spaces, streams = {}, []
     for stream_id, space_id, generation_id, low, high, filter in conn.execute(_THEIR_GENERATIONS, (stream_ids,)):
         spaces[space_id] = Space(space_id, str(space_id), Filter(filter), 1)
         streams.append(StreamInfo(stream_id, space_id, generation_id, int(low), int(high), 0, True))
-    return Routes(list(spaces.values()), streams, None)
+    return RoutingTable(list(spaces.values()), streams, None)
 
 
-def _who(batch: Batch) -> dict[str, object]:
+def _who(batch: IdempotentBatch) -> dict[str, object]:
     return {
         "producer": batch.producer_id,
         "incarnation": batch.incarnation,
         "number": batch.number,
         "digest": batch.digest,
-        "ledger": LEDGER,
+        "ledger": LEDGER_STREAM_ID,
     }

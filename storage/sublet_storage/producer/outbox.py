@@ -23,21 +23,21 @@ from typing import Any, Final
 import psycopg
 
 from sublet_storage.db.store_connection import Guard
-from sublet_storage.log.log import Append, Outcome, append
-from sublet_storage.producer.batches.routing_table import Routes
-from sublet_storage.producer.outbox_rows import FETCHED_BYTES, Row, appends_for, judged
+from sublet_storage.log.log import AppendOutcome, BlockAppend, append
+from sublet_storage.producer.batches.routing_table import RoutingTable
+from sublet_storage.producer.outbox_rows import FETCHED_BYTES, OutboxRow, build_appends, validate_rows
 
 MOVED_ROWS: Final = 8192
 MOVED_BYTES: Final = 4 * 1024 * 1024
 """At most so many messages are moved at once; a single one may be larger than the second."""
 
-ROUTES_KEPT_S: Final = 5.0
+ROUTING_MAX_AGE_S: Final = 5.0
 """A closed stream is noticed at once; this is for what else may have changed in a space."""
 
 LOCKED_S: Final = 10.0
 """For so long after a row was found locked, locked rows are passed over; it takes a write per row to know them."""
 
-AGAIN_S: Final = 60.0
+RETRY_INTERVAL_S: Final = 60.0
 """So often everything is looked at, in case somebody wrote rows under a transaction that is not their own."""
 
 # A queue is empty in one moment and long in the next: a plan made for an empty table would read all of a long one.
@@ -86,28 +86,28 @@ select count(*), extract(epoch from clock_timestamp() - min(at))::float8, (selec
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class OutboxBacklog:
     """How many messages the relay has still to move, the age in seconds of the oldest, and how many it set aside."""
 
     messages: int
-    oldest_s: float | None
-    refused: int
+    oldest_age_s: float | None
+    rejected: int
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class MoveResult:
     """What one move did: messages that came into the log, the new heads {stream_id: head}, {outbox_id: why refused}.
 
-    `more`: it took all that a move may take, and the next need not wait.
+    `has_more`: it took all that a move may take, and the next need not wait.
     """
 
     messages: int
     heads: Mapping[int, int]
-    refused: Mapping[int, str]
-    more: bool = False
+    rejected: Mapping[int, str]
+    has_more: bool = False
 
 
-NOTHING: Final = Moved(0, {}, {})
+NOTHING: Final = MoveResult(0, {}, {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +129,11 @@ class Outbox:
     def __init__(self, conn: psycopg.Connection[Any], guard: Guard) -> None:
         self._conn, self._guard = conn, guard
         conn.execute(_PLANS)
-        self._routes: Routes | None = None
+        self._routes: RoutingTable | None = None
         self._seen: _Seen | None = None
         self._routed_at = self._locked_at = self._looked_at = float("-inf")
 
-    def move(self, rows: int = MOVED_ROWS, bytes: int = MOVED_BYTES) -> Moved:
+    def move(self, rows: int = MOVED_ROWS, bytes: int = MOVED_BYTES) -> MoveResult:
         """Move the oldest messages into the log, and aside what nobody could have published: all of it, or nothing.
 
         `NOTHING` also where a stream was closed meanwhile: the next call routes again. A row that somebody keeps locked
@@ -145,16 +145,16 @@ class Outbox:
             self._seen = seen
             return NOTHING
         routes = self._current_routes()
-        batches, refused = judged(found, routes)
-        heads = self._stored(found, refused, [each for batch in batches for each in appends_for(batch, routes)])
+        batches, refused = validate_rows(found, routes)
+        heads = self._stored(found, refused, [each for batch in batches for each in build_appends(batch, routes)])
         if heads is None:
             return NOTHING
         self._seen = seen
         more = len(found) == rows or sum(row.size for row in found) >= bytes
-        return Moved(len(found) - len(refused), heads, refused, more)
+        return MoveResult(len(found) - len(refused), heads, refused, more)
 
     def _stored(
-        self, found: Sequence[Row], refused: Mapping[int, str], appends: Sequence[Append]
+        self, found: Sequence[OutboxRow], refused: Mapping[int, str], appends: Sequence[BlockAppend]
     ) -> dict[int, int] | None:
         """The move itself, in one transaction as short as can be: the new heads. None: it has to be done over."""
         try:
@@ -167,27 +167,27 @@ class Outbox:
             self._routes = self._seen = None
             return None
 
-    def _read(self, rows: int, bytes: int) -> tuple[list[Row], _Seen | None]:
+    def _read(self, rows: int, bytes: int) -> tuple[list[OutboxRow], _Seen | None]:
         """The oldest rows, and what will have been seen once they are moved."""
         now = time.monotonic()
         passing_over = now < self._locked_at + LOCKED_S
-        if passing_over or now > self._looked_at + AGAIN_S:
+        if passing_over or now > self._looked_at + RETRY_INTERVAL_S:
             self._looked_at, self._seen = now, None
         statement = _READ_FREE if passing_over else _READ_SINCE if self._seen else _READ_ALL
         limits: dict[str, Any] = {"rows": rows, "bytes": bytes, "fetched": FETCHED_BYTES}
         since = self._seen or _Seen("0", 0, [])
         limits |= {"xact": since.xact, "outbox_id": since.outbox_id, "running": since.running}
-        found = [Row._make(line) for line in self._conn.execute(statement, limits, prepare=True, binary=True)]
+        found = [OutboxRow._make(line) for line in self._conn.execute(statement, limits, prepare=True, binary=True)]
         seen = None if passing_over else _seen(found)
-        return [] if found[0].place is None else found, seen
+        return [] if found[0].ctid is None else found, seen
 
-    def _current_routes(self) -> Routes:
-        if self._routes is None or time.monotonic() > self._routed_at + ROUTES_KEPT_S:
+    def _current_routes(self) -> RoutingTable:
+        if self._routes is None or time.monotonic() > self._routed_at + ROUTING_MAX_AGE_S:
             self._routed_at = time.monotonic()
-            self._routes = Routes.load(self._conn)
+            self._routes = RoutingTable.load(self._conn)
         return self._routes
 
-    def _take(self, rows: Sequence[Row]) -> None:
+    def _take(self, rows: Sequence[OutboxRow]) -> None:
         try:
             taken = self._conn.execute(_TAKE, (_places(rows),), prepare=True, binary=True)
         except psycopg.errors.LockNotAvailable:
@@ -195,29 +195,29 @@ class Outbox:
             raise _Elsewhere from None
         _check_same(rows, taken)
 
-    def _set_aside(self, rows: Sequence[Row], reasons: Mapping[int, str]) -> None:
+    def _set_aside(self, rows: Sequence[OutboxRow], reasons: Mapping[int, str]) -> None:
         if rows:
             why = [reasons[row.outbox_id] for row in rows]
             _check_same(rows, self._conn.execute(_SET_ASIDE, (_places(rows), [row.outbox_id for row in rows], why)))
 
-    def _append(self, appends: Sequence[Append]) -> dict[int, int]:
+    def _append(self, appends: Sequence[BlockAppend]) -> dict[int, int]:
         """The new head of each stream that got something."""
         heads: dict[int, int] = {}
         for each, answer in zip(appends, append(self._conn, appends) if appends else (), strict=True):
-            if answer.outcome is not Outcome.APPENDED or answer.end_offset is None:
+            if answer.outcome is not AppendOutcome.APPENDED or answer.end_offset is None:
                 raise _Elsewhere
             heads[each.stream_id] = answer.end_offset
         return heads
 
 
-def waiting(conn: psycopg.Connection[Any]) -> Waiting:
+def read_backlog(conn: psycopg.Connection[Any]) -> OutboxBacklog:
     """What lies in the outbox now, committed."""
     row = conn.execute(_WAITING).fetchone()
     assert row is not None
-    return Waiting(*row)
+    return OutboxBacklog(*row)
 
 
-def _seen(lines: Sequence[Row]) -> _Seen:
+def _seen(lines: Sequence[OutboxRow]) -> _Seen:
     """Postgres writes a snapshot as xmin:xmax:running,running,...; where nothing waits there is one line, all null."""
     assert lines[0].snapshot is not None
     _, next_xact, running = lines[0].snapshot.split(":")
@@ -227,11 +227,11 @@ def _seen(lines: Sequence[Row]) -> _Seen:
     return _Seen(str(xact), outbox_id, running.split(",") if running else [])
 
 
-def _places(rows: Sequence[Row]) -> str:
+def _places(rows: Sequence[OutboxRow]) -> str:
     """An array as Postgres reads it: made from a list, so many would take their time."""
-    return "{" + ",".join(f'"{row.place}"' for row in rows) + "}"
+    return "{" + ",".join(f'"{row.ctid}"' for row in rows) + "}"
 
 
-def _check_same(rows: Sequence[Row], gone: psycopg.Cursor[Any]) -> None:
+def _check_same(rows: Sequence[OutboxRow], gone: psycopg.Cursor[Any]) -> None:
     if {row.outbox_id for row in rows} != {outbox_id for (outbox_id,) in gone}:
         raise _Elsewhere

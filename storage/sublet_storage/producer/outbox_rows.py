@@ -13,11 +13,11 @@ import pyarrow as pa
 from sublet_protocol.domain.errors import UsageError
 from sublet_storage.log.block import pack
 from sublet_storage.log.column_layout import BLOCK_SCHEMA
-from sublet_storage.log.log import Append
-from sublet_storage.producer.batches.columns import as_bytes, as_headers, check_size, check_sizes, normalise
-from sublet_storage.producer.batches.pending_blocks import Piece, blocks
-from sublet_storage.producer.batches.routing_table import Routes
-from sublet_storage.producer.delivery import Ticket
+from sublet_storage.log.log import BlockAppend
+from sublet_storage.producer.batches.columns import as_bytes, as_headers, check_size, check_sizes, to_record_batches
+from sublet_storage.producer.batches.pending_blocks import PendingRows, split_into_blocks
+from sublet_storage.producer.batches.routing_table import RoutingTable
+from sublet_storage.producer.delivery import DeliveryState
 from sublet_storage.producer.publisher import MAX_MESSAGE_BYTES
 
 BLOCK_MESSAGES: Final = 1000
@@ -27,10 +27,10 @@ FETCHED_BYTES: Final = 2 * MAX_MESSAGE_BYTES
 """A row that is larger by Postgres' own measure is not even fetched: it is refused for certain."""
 
 
-class Row(NamedTuple):
-    """A line that was read. `place` is the row's ctid; `snapshot`, of the statement, is in the first line only."""
+class OutboxRow(NamedTuple):
+    """A line that was read. `ctid` is the row's ctid; `snapshot`, of the statement, is in the first line only."""
 
-    place: str
+    ctid: str
     outbox_id: int
     topic: str
     key: bytes | None
@@ -42,7 +42,7 @@ class Row(NamedTuple):
     snapshot: str | None
 
 
-def judged(rows: Sequence[Row], routes: Routes) -> tuple[list[pa.RecordBatch], dict[int, str]]:
+def validate_rows(rows: Sequence[OutboxRow], routes: RoutingTable) -> tuple[list[pa.RecordBatch], dict[int, str]]:
     """The messages in the order of their ids, and those that can never be published: {id: why}.
 
     They are looked at one by one only where one of them is bad.
@@ -58,7 +58,7 @@ def judged(rows: Sequence[Row], routes: Routes) -> tuple[list[pa.RecordBatch], d
     return _batches([row for row in rows if row.outbox_id not in refused], routes), refused
 
 
-def _batches(rows: Sequence[Row], routes: Routes) -> list[pa.RecordBatch]:
+def _batches(rows: Sequence[OutboxRow], routes: RoutingTable) -> list[pa.RecordBatch]:
     """The rows in Arrow. Raises `UsageError` if a publisher would refuse one of them."""
     if not rows:
         return []
@@ -68,7 +68,7 @@ def _batches(rows: Sequence[Row], routes: Routes) -> list[pa.RecordBatch]:
     columns |= {"value": pa.array(values, pa.binary()), "timestamp": pa.array(times, pa.int64())}
     if any(each is not None for each in headers):
         columns["headers"] = pa.array(map(_headers, headers), BLOCK_SCHEMA.field("headers").type)
-    batches = normalise(columns)
+    batches = to_record_batches(columns)
     for batch in batches:
         check_sizes(batch, MAX_MESSAGE_BYTES)
         routes.check(batch)
@@ -91,8 +91,10 @@ def _header(pair: Any) -> tuple[str, bytes | None]:
     return name, base64.b64decode(value["base64"], validate=True)
 
 
-def appends_for(batch: pa.RecordBatch, routes: Routes) -> Iterator[Append]:
+def build_appends(batch: pa.RecordBatch, routes: RoutingTable) -> Iterator[BlockAppend]:
     """Blocks for the streams that the messages belong to, in order within each."""
-    for stream_id, part, numbers in routes.split(batch, range(batch.num_rows)):
-        for piece in blocks(Piece(part, numbers, Ticket(len(numbers))), BLOCK_MESSAGES, BLOCK_BYTES):
-            yield Append(stream_id, pack(piece.batch, routes.compression(stream_id)))
+    for stream_id, part, numbers in routes.partition_rows(batch, range(batch.num_rows)):
+        for piece in split_into_blocks(
+            PendingRows(part, numbers, DeliveryState(len(numbers))), BLOCK_MESSAGES, BLOCK_BYTES
+        ):
+            yield BlockAppend(stream_id, pack(piece.batch, routes.compression(stream_id)))

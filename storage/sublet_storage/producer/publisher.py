@@ -18,10 +18,17 @@ from sublet_protocol.domain.epochs import Epoch, check_epoch
 from sublet_protocol.domain.errors import DatabaseUnreachable, PublisherClosed, UsageError
 from sublet_storage.bootstrap.database import open_database
 from sublet_storage.db.connect import connect
-from sublet_storage.log.block import epochs_of
+from sublet_storage.log.block import compute_epoch_bounds
 from sublet_storage.log.epochs import LEASE_S, LONGEST_LEASE_S, SHORTEST_LEASE_S
 from sublet_storage.log.log import UNNAMED, Producer, register_producer
-from sublet_storage.producer.arguments import LARGEST_BYTES, LONGEST_LINGER_MS, duration, producer_name, text, whole
+from sublet_storage.producer.arguments import (
+    MAX_BYTES,
+    MAX_LINGER_MS,
+    check_duration,
+    check_int,
+    check_producer_name,
+    check_text,
+)
 from sublet_storage.producer.batches.columns import (
     Columns,
     Headers,
@@ -30,29 +37,29 @@ from sublet_storage.producer.batches.columns import (
     as_timestamp_us,
     check_size,
     check_sizes,
-    in_epoch,
-    normalise,
+    set_epoch,
     size_of,
+    to_record_batches,
 )
-from sublet_storage.producer.batches.routing_table import Routes
-from sublet_storage.producer.buffer import Buffer, Limits
-from sublet_storage.producer.capability import Capability
+from sublet_storage.producer.batches.routing_table import RoutingTable
+from sublet_storage.producer.buffer import Buffer, BufferLimits
+from sublet_storage.producer.capability import EpochCapability
 from sublet_storage.producer.delivery import BatchDelivery, Delivery
 from sublet_storage.producer.sender import ATTEMPT_TIMEOUT_S, TRANSACTION_TIMEOUT_S, Sender
 from sublet_storage.spaces.catalogue import find_space
-from sublet_storage.util.fork_guard import check_process
+from sublet_storage.util.fork_guard import check_not_forked
 
 MAX_MESSAGE_BYTES = 1024 * 1024
 MAX_BUFFERED_BYTES = 32 * 1024 * 1024
 RETRY_TIMEOUT_S = 120.0
 
-MOST_BLOCKS = 1000
+MAX_BLOCKS = 1000
 """Of a stream in one transaction: of so many refusals a retry is told."""
 
 REGISTER_TIMEOUT_S = TRANSACTION_TIMEOUT_S + 5.0
 """For so long a named producer waits for what its predecessor is writing: a frozen one is cut off before that."""
 
-GIVE_UP_S = 0.5
+SENDER_STOP_TIMEOUT_S = 0.5
 """What `close` grants the sender, and the leaving of an embedded server, once its own time is over."""
 
 
@@ -64,7 +71,7 @@ class Publisher:
     `linger_ms`: let a message wait for company; 0 sends at once, and load alone makes the blocks large.
     `block_messages` and `block_bytes` bound a block, `blocks_per_commit` the blocks of a stream that are committed
     together when many wait, `max_buffered_bytes` what waits: beyond it `publish` blocks.
-    A lost database, or one that does not answer, is retried for `retry_timeout_s` (math.inf: for ever), after which
+    A lost database, or one that does not answer, is retried for `delivery_timeout_s` (math.inf: for ever), after which
     deliveries fail; what has been sent by then is given 5 s at least to be answered.
     `epoch_lease_s`: for so long after its process has died, the epochs that it had not finished stay open.
     It belongs to the process that made it: in a fork of that, every use but `close` raises `UsageError`.
@@ -82,28 +89,28 @@ class Publisher:
         blocks_per_commit: int = 8,
         max_buffered_bytes: int = MAX_BUFFERED_BYTES,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
-        retry_timeout_s: float = RETRY_TIMEOUT_S,
+        delivery_timeout_s: float = RETRY_TIMEOUT_S,
         producer: str | None = None,
         epoch_lease_s: float = LEASE_S,
     ) -> None:
         self._process = os.getpid()
-        self._max_message_bytes = whole("max_message_bytes", max_message_bytes, LARGEST_BYTES)
-        limits = Limits(
-            whole("block_messages", block_messages),
-            whole("block_bytes", block_bytes, LARGEST_BYTES),
-            whole("blocks_per_commit", blocks_per_commit, MOST_BLOCKS),
-            whole("max_buffered_bytes", max_buffered_bytes, 2**63 - 1),
-            duration("linger_ms", linger_ms, LONGEST_LINGER_MS) / 1000,
+        self._max_message_bytes = check_int("max_message_bytes", max_message_bytes, MAX_BYTES)
+        limits = BufferLimits(
+            check_int("block_messages", block_messages),
+            check_int("block_bytes", block_bytes, MAX_BYTES),
+            check_int("blocks_per_commit", blocks_per_commit, MAX_BLOCKS),
+            check_int("max_buffered_bytes", max_buffered_bytes, 2**63 - 1),
+            check_duration("linger_ms", linger_ms, MAX_LINGER_MS) / 1000,
         )
-        patience_s = duration("retry_timeout_s", retry_timeout_s, math.inf)
-        lease_s = duration("epoch_lease_s", epoch_lease_s, LONGEST_LEASE_S, least=SHORTEST_LEASE_S)
-        producer, url, space = producer_name(producer), text("url", url), text("space", space)
+        patience_s = check_duration("delivery_timeout_s", delivery_timeout_s, math.inf)
+        lease_s = check_duration("epoch_lease_s", epoch_lease_s, LONGEST_LEASE_S, least=SHORTEST_LEASE_S)
+        producer, url, space = check_producer_name(producer), check_text("url", url), check_text("space", space)
         with ExitStack() as stack:
             database = stack.enter_context(open_database(url))
             routes, writer, space_id, timeline = _begin(database.url, space, producer)
             self._capability = None
             if space_id is not None:
-                self._capability = Capability(database.url, space_id, writer, patience_s, lease_s)
+                self._capability = EpochCapability(database.url, space_id, writer, patience_s, lease_s)
             self._advancing = threading.Lock()  # advances are queued in the order in which they were allowed
             self._buffer = Buffer(routes, limits)
             advance = None if self._capability is None else self._capability.advance
@@ -138,20 +145,20 @@ class Publisher:
         return self._publish_batch(data, None)
 
     def _publish_batch(self, data: Columns, epoch: Epoch | None) -> BatchDelivery:
-        check_process(self._process, "this publisher")
-        batches = normalise(data)
+        check_not_forked(self._process, "this publisher")
+        batches = to_record_batches(data)
         if epoch is not None:
-            batches = [in_epoch(batch, epoch) for batch in batches]
+            batches = [set_epoch(batch, epoch) for batch in batches]
         for batch in batches:
             check_sizes(batch, self._max_message_bytes)
             self._buffer.routes.check(batch)
-            if epoch is None and (found := epochs_of(batch)) is not None:
+            if epoch is None and (found := compute_epoch_bounds(batch)) is not None:
                 self._epochs().check(found.least)
                 for greatest in found.greatest:
                     check_epoch(greatest)
         return self._buffer.add_batches(batches)
 
-    def at(self, epoch: int | Sequence[int]) -> AtEpoch:
+    def in_epoch(self, epoch: int | Sequence[int]) -> EpochPublisher:
         """Publish in an epoch: `publisher.at(7).publish(...)`.
 
         An epoch is an integer, or a tuple of integers in product order; all epochs of a space have as many numbers. The
@@ -159,30 +166,29 @@ class Publisher:
         others have not gone further. Raises `InvalidEpoch`, `EpochCompleted`, `CapabilityExpired`, and `UsageError`
         for a publisher without a space.
         """
-        check_process(self._process, "this publisher")
+        check_not_forked(self._process, "this publisher")
         wanted = check_epoch(epoch)
         self._epochs().check([wanted])
-        return AtEpoch(self, wanted)
+        return EpochPublisher(self, wanted)
 
     def advance(self, *epochs: int | Sequence[int], wait: bool = True) -> None:
         """Publish only at or after this epoch (or any of these) from now on. It is done, and durable, once all that was
         published so far is durable; without `wait` it may be done later, at the next `flush` at the latest.
 
         When all publishers of the space have gone past an epoch it is completed: nobody publishes in it any more, and
-        those who consume it whole have it. Closing the publisher gives all up. Raises what `at` raises, and the first
-        delivery error since the last flush, in which case nothing has advanced.
-        """
-        check_process(self._process, "this publisher")
+        those who consume it whole have it. Closing the publisher gives all up. Raises what `in_epoch` raises, and the
+        first delivery error since the last flush, in which case nothing has advanced."""
+        check_not_forked(self._process, "this publisher")
         least = [check_epoch(epoch) for epoch in epochs]
         if not least:
             raise UsageError("advance() without an epoch: give the one that is next.")
         capability = self._epochs()
         with self._advancing:
-            capability.promise(least)
+            capability.reserve(least)
             try:
                 made = self._buffer.advance(least)
             except Exception:
-                capability.forget_promises()
+                capability.cancel_reservations()
                 raise
         if wait:
             self.flush()
@@ -192,11 +198,11 @@ class Publisher:
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until all published, and advanced, so far is durable. Raises the first delivery error since the last
         flush."""
-        check_process(self._process, "this publisher")
+        check_not_forked(self._process, "this publisher")
         self._buffer.flush(timeout_s)
         if (error := self._buffer.pop_error()) is not None:
             if self._capability is not None:
-                self._capability.forget_promises()  # with it all advances that were queued are given up
+                self._capability.cancel_reservations()  # with it all advances that were queued are given up
             raise error
 
     def close(self, timeout_s: float | None = None) -> None:
@@ -216,7 +222,7 @@ class Publisher:
         self._sender.join(timeout_s)
         if self._sender.is_alive():
             self._sender.give_up()
-            self._sender.join(GIVE_UP_S)
+            self._sender.join(SENDER_STOP_TIMEOUT_S)
         if self._sender.is_alive():
             self._buffer.abandon(DatabaseUnreachable(f"not stored within the {timeout_s} s of close(), and given up."))
         error = self._buffer.pop_error()
@@ -250,13 +256,13 @@ class Publisher:
         wait: bool,
     ) -> Delivery | None:
         """`publish`; without `wait`, None instead of blocking."""
-        check_process(self._process, "this publisher")
+        check_not_forked(self._process, "this publisher")
         plain_key, plain_value = as_bytes("key", key), as_bytes("value", value)
         pairs = as_headers(headers)
         check_size(size_of(topic, plain_key, plain_value, pairs), self._max_message_bytes, "the message")
         return self._buffer.add(topic, plain_key, plain_value, pairs, as_timestamp_us(timestamp), epoch, wait)
 
-    def _epochs(self) -> Capability:
+    def _epochs(self) -> EpochCapability:
         if self._capability is None:
             raise UsageError(
                 "epochs are a space's own, and this publisher is for all spaces. Name one: Publisher(space='default')."
@@ -271,7 +277,7 @@ class Publisher:
             return
         leaving = threading.Thread(target=self._let_go, args=(abandon,), name="sublet publisher leaving", daemon=True)
         leaving.start()
-        leaving.join(max(GIVE_UP_S, deadline - time.monotonic()))
+        leaving.join(max(SENDER_STOP_TIMEOUT_S, deadline - time.monotonic()))
 
     def _let_go(self, abandon: bool) -> None:
         if self._capability is not None:
@@ -279,7 +285,7 @@ class Publisher:
         self._database.close()
 
 
-class AtEpoch:
+class EpochPublisher:
     """A publisher, in one epoch."""
 
     def __init__(self, publisher: Publisher, epoch: Epoch) -> None:
@@ -309,7 +315,7 @@ class AtEpoch:
         return self._publisher._publish_batch(data, self.epoch)
 
 
-def _begin(url: str, space: str | None, producer: str | None) -> tuple[Routes, Producer, int | None, str | None]:
+def _begin(url: str, space: str | None, producer: str | None) -> tuple[RoutingTable, Producer, int | None, str | None]:
     """The routes, who writes, the id of the one space if it is for one, and the database's timeline."""
     try:
         with connect(
@@ -319,7 +325,7 @@ def _begin(url: str, space: str | None, producer: str | None) -> tuple[Routes, P
             silence_s=ATTEMPT_TIMEOUT_S,
         ) as conn:
             space_id = None if space is None else find_space(conn, space).space_id
-            routes = Routes.load(conn, space)
+            routes = RoutingTable.load(conn, space)
             if producer is None:
                 return routes, Producer(uuid.uuid4().hex, UNNAMED), space_id, conn.timeline
             return routes, Producer(producer, register_producer(conn, producer)), space_id, conn.timeline

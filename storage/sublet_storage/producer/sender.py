@@ -24,12 +24,22 @@ from sublet_protocol.domain.errors import (
 )
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.connect import connect
-from sublet_storage.db.kept_connection import KeptConnection
+from sublet_storage.db.reconnecting_connection import ReconnectingConnection
 from sublet_storage.log import epochs
-from sublet_storage.log.log import UNNAMED, Append, Appended, Outcome, Producer, Stamp, append, fenced, register_again
-from sublet_storage.notify.publisher import shared
-from sublet_storage.producer.batches.pending_blocks import Load
-from sublet_storage.producer.batches.routing_table import Routes
+from sublet_storage.log.log import (
+    UNNAMED,
+    AppendOutcome,
+    AppendResult,
+    BlockAppend,
+    Producer,
+    ProducerStamp,
+    append,
+    producer_fenced_error,
+    register_again,
+)
+from sublet_storage.notify.publisher import shared_publisher
+from sublet_storage.producer.batches.pending_blocks import PendingBlock
+from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.producer.buffer import Buffer
 from sublet_storage.util.retry import Backoff, call_with_retry
 
@@ -37,24 +47,24 @@ LOCK_TIMEOUT_S = 10.0
 TRANSACTION_TIMEOUT_S = 30.0
 """A publisher that freezes while it sends keeps the others from its streams for no longer than this."""
 
-FIRST_PAUSE_S = 0.05
-LONGEST_PAUSE_S = 2.0
+BACKOFF_INITIAL_S = 0.05
+BACKOFF_MAX_S = 2.0
 
 ATTEMPT_TIMEOUT_S = 45.0
-LEAST_ATTEMPT_S = 5.0
+MIN_ATTEMPT_S = 5.0
 """A server that gives no answer for so long is taken for lost; the second where less time is left for retries."""
 
 Retryable = (Unavailable, psycopg.OperationalError)
 """Nothing is wrong with the request: connection lost or refused, lock not to be had, deadlock, server restarting."""
 
 
-_REFUSALS: dict[Outcome, Callable[[str], SubletError]] = {
-    Outcome.COMPLETED: epochs.completed,
-    Outcome.EXPIRED: epochs.expired,
+_REFUSALS: dict[AppendOutcome, Callable[[str], SubletError]] = {
+    AppendOutcome.COMPLETED: epochs.epoch_completed_error,
+    AppendOutcome.EXPIRED: epochs.capability_expired_error,
 }
 """What comes of loads that were not stored while the others were."""
 
-Advance = Callable[[psycopg.Connection[Any], Sequence[Append], Sequence[Epoch]], epochs.Moved]
+Advance = Callable[[psycopg.Connection[Any], Sequence[BlockAppend], Sequence[Epoch]], epochs.AdvanceResult]
 
 _T = TypeVar("_T")
 
@@ -72,18 +82,18 @@ class Sender(threading.Thread):
         buffer: Buffer,
         producer: Producer,
         space: str | None,
-        retry_timeout_s: float,
+        delivery_timeout_s: float,
         advance: Advance | None = None,
         timeline: str | None = None,
     ) -> None:
         super().__init__(name=f"sublet publisher {producer.producer_id}", daemon=True)
         self._url, self._buffer, self._producer, self._space = url, buffer, producer, space
-        self._retry_timeout_s, self._advance = retry_timeout_s, advance
-        self._kept = KeptConnection(self._connect)
+        self._delivery_timeout_s, self._advance = delivery_timeout_s, advance
+        self._reconnecting = ReconnectingConnection(self._connect)
         self._timeline = timeline
         self._sequences: defaultdict[int, int] = defaultdict(int)
         self._giving_up = threading.Event()
-        self._teller = shared(url)
+        self._notifier = shared_publisher(url)
 
     def run(self) -> None:
         """Take, send, settle; whatever goes wrong reaches the deliveries."""
@@ -95,78 +105,78 @@ class Sender(threading.Thread):
         finally:
             # Whoever was in the middle of a batch when it was closed, and who waits behind him, is told.
             self._buffer.abandon(PublisherClosed("this publisher was closed before it was stored."))
-            self._kept.close()
+            self._reconnecting.close()
 
     def give_up(self) -> None:
         """Wait for the database no longer: what has no answer by now fails, and what still waits is not sent."""
         self._giving_up.set()
-        if (conn := self._kept.current) is not None:
-            conn.silence_s = 0.0
+        if (conn := self._reconnecting.current) is not None:
+            conn.receive_timeout_s = 0.0
 
-    def _deliver(self, loads: list[Load]) -> None:
+    def _deliver(self, loads: list[PendingBlock]) -> None:
         try:
             appends = [self._append(load) for load in loads]
-            answers = self._until_answered(appends, self._buffer.due(loads))
+            answers = self._until_answered(appends, self._buffer.due_advance(loads))
         except SubletError as error:
-            self._buffer.failed(loads, error)
+            self._buffer.fail_batches(loads, error)
             if isinstance(error, ProducerFenced):
                 raise
             return
-        self._teller.tell_heads(_heads(loads, answers))
-        outcomes: dict[Outcome, list[Load]] = {outcome: [] for outcome in Outcome}
+        self._notifier.publish_heads(_heads(loads, answers))
+        outcomes: dict[AppendOutcome, list[PendingBlock]] = {outcome: [] for outcome in AppendOutcome}
         for load, answer in zip(loads, answers, strict=True):
             outcomes[answer.outcome].append(load)
         for load, first_offset in _places(loads, answers):
-            load.stored(first_offset)
-        self._buffer.settled(outcomes[Outcome.APPENDED] + outcomes[Outcome.DUPLICATE])
+            load.complete(first_offset)
+        self._buffer.release_batches(outcomes[AppendOutcome.APPENDED] + outcomes[AppendOutcome.DUPLICATE])
         for outcome, refusal in _REFUSALS.items():
             if outcomes[outcome]:
-                self._buffer.failed(outcomes[outcome], refusal(self._producer.producer_id))
-        if outcomes[Outcome.CLOSED]:
-            self._reroute(outcomes[Outcome.CLOSED])
-        if outcomes[Outcome.FENCED]:
-            self._stop_fenced(outcomes[Outcome.FENCED])
+                self._buffer.fail_batches(outcomes[outcome], refusal(self._producer.producer_id))
+        if outcomes[AppendOutcome.CLOSED]:
+            self._reroute(outcomes[AppendOutcome.CLOSED])
+        if outcomes[AppendOutcome.FENCED]:
+            self._stop_fenced(outcomes[AppendOutcome.FENCED])
 
-    def _append(self, load: Load) -> Append:
-        block = load.packed(self._buffer.routes.compression(load.stream_id))
+    def _append(self, load: PendingBlock) -> BlockAppend:
+        block = load.pack(self._buffer.routes.compression(load.stream_id))
         self._sequences[load.stream_id] += 1
-        stamp = Stamp(self._producer.producer_id, self._producer.incarnation, self._sequences[load.stream_id])
-        return Append(load.stream_id, block, stamp)
+        stamp = ProducerStamp(self._producer.producer_id, self._producer.incarnation, self._sequences[load.stream_id])
+        return BlockAppend(load.stream_id, block, stamp)
 
-    def _until_answered(self, appends: list[Append], least: Sequence[Epoch] | None) -> list[Appended]:
+    def _until_answered(self, appends: list[BlockAppend], least: Sequence[Epoch] | None) -> list[AppendResult]:
         if least is None:
             return self._retrying(lambda conn: append(conn, appends))
         assert self._advance is not None, "who publishes without epochs queues no advance"
         advance = self._advance
         moved = self._retrying(lambda conn: advance(conn, appends, least))
-        if moved.refusal is not None:
-            self._buffer.failed([], moved.refusal)
-        elif moved.news is not None:
-            self._buffer.advanced(least)
-        return moved.answers
+        if moved.error is not None:
+            self._buffer.fail_batches([], moved.error)
+        elif moved.change is not None:
+            self._buffer.complete_advance(least)
+        return moved.results
 
-    def _stop_fenced(self, loads: list[Load]) -> None:
-        error = fenced(self._producer.producer_id, self._producer.incarnation)
-        self._buffer.failed(loads, error)
+    def _stop_fenced(self, loads: list[PendingBlock]) -> None:
+        error = producer_fenced_error(self._producer.producer_id, self._producer.incarnation)
+        self._buffer.fail_batches(loads, error)
         raise error
 
-    def _reroute(self, closed: list[Load]) -> None:
+    def _reroute(self, closed: list[PendingBlock]) -> None:
         """The streams were closed: what they refused, and all that waits for closed streams, goes to the children."""
         try:
-            routes = self._retrying(lambda conn: Routes.load(conn, self._space))
+            routes = self._retrying(lambda conn: RoutingTable.load(conn, self._space))
         except SubletError as error:
-            self._buffer.failed(closed, error)
+            self._buffer.fail_batches(closed, error)
             if isinstance(error, ProducerFenced):
                 raise
             return
         self._buffer.reroute(routes, closed)
 
     def _retrying(self, attempt: Callable[[psycopg.Connection[Any]], _T]) -> _T:
-        """Call until there is an answer, over as many connections as it takes, for `retry_timeout_s` at most.
+        """Call until there is an answer, over as many connections as it takes, for `delivery_timeout_s` at most.
 
         Raises `Unavailable` when the time is up, `SubletError` for what no retry can mend.
         """
-        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, total_s=self._retry_timeout_s)
+        backoff = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S, total_s=self._delivery_timeout_s)
         try:
             return call_with_retry(
                 lambda: self._once(attempt, backoff),
@@ -182,8 +192,8 @@ class Sender(threading.Thread):
     def _once(self, attempt: Callable[[psycopg.Connection[Any]], _T], backoff: Backoff) -> _T:
         """One attempt, which ends in time also where the server is frozen."""
         self._check_time()
-        with self._kept as conn:
-            conn.silence_s = min(ATTEMPT_TIMEOUT_S, max(LEAST_ATTEMPT_S, backoff.left_s))
+        with self._reconnecting as conn:
+            conn.receive_timeout_s = min(ATTEMPT_TIMEOUT_S, max(MIN_ATTEMPT_S, backoff.left_s))
             self._check_time()  # again: from here on `give_up` ends the waiting
             if conn.timeline != self._timeline:
                 self._go_over(conn)
@@ -194,7 +204,7 @@ class Sender(threading.Thread):
             raise DatabaseUnreachable("there was no time left to send it.")
 
     def _too_late(self, error: Exception) -> Unavailable:
-        when, why = f"within {self._retry_timeout_s:g} s", " ".join(str(error).split()).rstrip(".") + "."
+        when, why = f"within {self._delivery_timeout_s:g} s", " ".join(str(error).split()).rstrip(".") + "."
         if self._giving_up.is_set():
             when = "before the publisher was closed"
             if isinstance(error, (psycopg.OperationalError, UnknownOutcome)):
@@ -222,23 +232,23 @@ class Sender(threading.Thread):
         self._timeline = conn.timeline or self._timeline
 
 
-def _heads(loads: list[Load], answers: list[Appended]) -> dict[int, int]:
+def _heads(loads: list[PendingBlock], answers: list[AppendResult]) -> dict[int, int]:
     """{stream: head} of those that have grown; the last block of a stream comes last."""
     grown = {
         load.stream_id: answer.end_offset
         for load, answer in zip(loads, answers, strict=True)
-        if answer.outcome is Outcome.APPENDED
+        if answer.outcome is AppendOutcome.APPENDED
     }
     return {stream_id: head for stream_id, head in grown.items() if head is not None}
 
 
-def _places(loads: list[Load], answers: list[Appended]) -> list[tuple[Load, int]]:
+def _places(loads: list[PendingBlock], answers: list[AppendResult]) -> list[tuple[PendingBlock, int]]:
     """The first offset of each stored load. The log remembers the end of a producer's last block only; those before it
     in the same transaction lie right before it, because their stream was locked."""
-    places: list[tuple[Load, int]] = []
+    places: list[tuple[PendingBlock, int]] = []
     starts: dict[int, int] = {}
     for load, answer in zip(reversed(loads), reversed(answers), strict=True):
-        if answer.outcome in (Outcome.APPENDED, Outcome.DUPLICATE):
+        if answer.outcome in (AppendOutcome.APPENDED, AppendOutcome.DUPLICATE):
             end = starts[load.stream_id] if answer.end_offset is None else answer.end_offset
             starts[load.stream_id] = end - load.count
             places.append((load, end - load.count))

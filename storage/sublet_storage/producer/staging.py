@@ -20,17 +20,17 @@ from typing import Any, Final
 import psycopg
 import pyarrow as pa
 
-from sublet_protocol.domain.errors import BatchPassed, StagedBlocksLost
+from sublet_protocol.domain.errors import BatchOutOfSequence, StagedBlocksLost
 from sublet_storage.log.block import decode
-from sublet_storage.log.log import Append
-from sublet_storage.producer.batches.block_builder import Gathering
-from sublet_storage.producer.batches.routing_table import Routes
+from sublet_storage.log.log import BlockAppend
+from sublet_storage.producer.batches.block_builder import BlockBuilder
+from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.spaces.catalogue import find_space
 
 COPIED_BYTES: Final = 4 * 1024 * 1024
 """About so much is staged in one transaction."""
 
-KEPT_S: Final = 86400.0
+RETENTION_S: Final = 86400.0
 """What was staged, and the record of a sink that nobody comes back to, are kept so long."""
 
 _FETCHED: Final = 64
@@ -84,16 +84,16 @@ select stream_id, head, total from grown"""
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
-    """A batch of a sink; the batches of a sink have growing numbers. `once`: the sink has no other."""
+class SinkBatch:
+    """A batch of a sink; the batches of a sink have growing numbers. `is_single`: the sink has no other."""
 
     sink: str
     batch: int
-    once: bool = False
+    is_single: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class StagedTask:
     """What an attempt at a task has staged."""
 
     task: int
@@ -103,62 +103,60 @@ class Staged:
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
-    """The batch is durable, with so many messages. `repeated`: it was already. `heads`: {stream: where it ends}, of
+class SinkCommit:
+    """The batch is durable, with so many messages. `is_duplicate`: it was already. `heads`: {stream: where it ends}, of
     those that have grown."""
 
     messages: int
     heads: dict[int, int]
-    repeated: bool = False
+    is_duplicate: bool = False
 
 
 def stage(
     conn: psycopg.Connection[Any],
-    write: Write,
+    write: SinkBatch,
     task: int,
     batches: Iterable[pa.RecordBatch],
     *,
     space: str | None = None,
-) -> Staged:
+) -> StagedTask:
     """Stage a task's messages, batches of `BLOCK_SCHEMA`, over an autocommit connection; `space`: all are to be in it.
 
-    What it has staged when it fails is named by nobody. Raises `UnknownSpace`, what `Routes.split` raises, and the
-    database's own errors.
-    """
+    What it has staged when it fails is named by nobody. Raises `UnknownSpace`, what `RoutingTable.partition_rows`
+    raises, and the database's own errors."""
     if space is not None:
         find_space(conn, space)
-    stager, gathering = _Stager(conn, write), Gathering(Routes.load(conn, space))
+    stager, gathering = _Stager(conn, write), BlockBuilder(RoutingTable.load(conn, space))
     for batch in batches:
         stager.put(gathering.add(batch))
-    stager.put(gathering.rest())
+    stager.put(gathering.flush())
     stager.flush()
-    return Staged(task, stager.attempt, stager.blocks, stager.messages)
+    return StagedTask(task, stager.attempt, stager.blocks, stager.messages)
 
 
-def commit(conn: psycopg.Connection[Any], write: Write, staged: Sequence[Staged]) -> Committed:
+def commit(conn: psycopg.Connection[Any], write: SinkBatch, staged: Sequence[StagedTask]) -> SinkCommit:
     """Store the batch unless it is stored, in one transaction over an autocommit connection; may be repeated.
 
-    Raises `BatchPassed` where a later one is stored, `StagedBlocksLost`, and the database's own errors: after a lost
-    connection it may be stored or not, and the next attempt finds out.
-    """
+    Raises `BatchOutOfSequence` where a later one is stored, `StagedBlocksLost`, and the database's own errors: after a
+    lost connection it may be stored or not, and the next attempt finds out."""
     given = sum(each.messages for each in staged)
     with conn.transaction():
         before = _enter(conn, write, given)
         if before is None:
             attempts = [each.attempt for each in sorted(staged, key=lambda each: each.task) if each.blocks]
-            committed = Committed(given, _publish(conn, write, _routed(conn, write, attempts), given))
+            committed = SinkCommit(given, _publish(conn, write, _routed(conn, write, attempts), given))
         else:
-            committed = Committed(before, {}, repeated=True)
+            committed = SinkCommit(before, {}, is_duplicate=True)
         discard(conn, write)
     return committed
 
 
-def discard(conn: psycopg.Connection[Any], write: Write) -> None:
+def discard(conn: psycopg.Connection[Any], write: SinkBatch) -> None:
     """Forget what is staged for this batch, and for earlier ones of its sink."""
     conn.execute("delete from staged_block where sink = %s and batch <= %s", (write.sink, write.batch))
 
 
-def forget_staged(conn: psycopg.Connection[Any], older_than_s: float = KEPT_S) -> int:
+def delete_abandoned_blocks(conn: psycopg.Connection[Any], older_than_s: float = RETENTION_S) -> int:
     """Remove blocks that were staged longer ago and are not published, and records of sinks that nobody comes back to;
     how many blocks they were."""
     age = "< clock_timestamp() - make_interval(secs => %s)"
@@ -166,20 +164,22 @@ def forget_staged(conn: psycopg.Connection[Any], older_than_s: float = KEPT_S) -
     return conn.execute(f"delete from staged_block where staged_at {age}", (older_than_s,)).rowcount
 
 
-def _enter(conn: psycopg.Connection[Any], write: Write, messages: int) -> int | None:
+def _enter(conn: psycopg.Connection[Any], write: SinkBatch, messages: int) -> int | None:
     """Record the batch, whose sink's row is locked from now on; if it is there, how many messages it had. Raises
-    `BatchPassed`."""
-    who = {"sink": write.sink, "batch": write.batch, "messages": messages, "once": write.once}
+    `BatchOutOfSequence`."""
+    who = {"sink": write.sink, "batch": write.batch, "messages": messages, "once": write.is_single}
     if conn.execute(_ENTER, who).fetchone() is not None:
         return None
     newest = conn.execute("select batch, messages from sink_batch where sink = %s", (write.sink,)).fetchone()
     assert newest is not None, "the row is locked since we looked, and was there"
     if newest[0] > write.batch:
-        raise BatchPassed(write.sink, write.batch, newest[0])
+        raise BatchOutOfSequence(write.sink, write.batch, newest[0])
     return int(newest[1])
 
 
-def _publish(conn: psycopg.Connection[Any], write: Write, attempts: list[uuid.UUID], messages: int) -> dict[int, int]:
+def _publish(
+    conn: psycopg.Connection[Any], write: SinkBatch, attempts: list[uuid.UUID], messages: int
+) -> dict[int, int]:
     """Append what these attempts have staged, whose streams are open: {stream: head}. Raises `StagedBlocksLost`."""
     who = {"sink": write.sink, "batch": write.batch, "attempts": attempts}
     grown = conn.execute(_PUBLISH, who).fetchall() if attempts else []
@@ -189,7 +189,7 @@ def _publish(conn: psycopg.Connection[Any], write: Write, attempts: list[uuid.UU
     return {stream_id: head for stream_id, head, _ in grown}
 
 
-def _routed(conn: psycopg.Connection[Any], write: Write, attempts: list[uuid.UUID]) -> list[uuid.UUID]:
+def _routed(conn: psycopg.Connection[Any], write: SinkBatch, attempts: list[uuid.UUID]) -> list[uuid.UUID]:
     """Lock the streams, and stage anew what is for closed ones: the attempts in order, with those that came to it."""
     while attempts:
         who = {"sink": write.sink, "batch": write.batch, "attempts": attempts}
@@ -200,7 +200,9 @@ def _routed(conn: psycopg.Connection[Any], write: Write, attempts: list[uuid.UUI
     return attempts
 
 
-def _again(conn: psycopg.Connection[Any], write: Write, attempt: uuid.UUID, closed: list[int]) -> Iterator[uuid.UUID]:
+def _again(
+    conn: psycopg.Connection[Any], write: SinkBatch, attempt: uuid.UUID, closed: list[int]
+) -> Iterator[uuid.UUID]:
     """The attempt that what this one has staged for closed streams belongs to now, if there is any.
 
     What comes out has no stream in common with what is left: those that were open at one time are not each other's
@@ -228,14 +230,14 @@ def _decoded(first: Any, others: Iterable[Any]) -> Iterator[pa.RecordBatch]:
 class _Stager:
     """One attempt's way into the table."""
 
-    def __init__(self, conn: psycopg.Connection[Any], write: Write) -> None:
+    def __init__(self, conn: psycopg.Connection[Any], write: SinkBatch) -> None:
         self._conn, self._write = conn, write
         self.attempt = uuid.uuid4()
         self.blocks = self.messages = 0
-        self._waiting: list[Append] = []
+        self._waiting: list[BlockAppend] = []
         self._size = 0
 
-    def put(self, appends: Iterable[Append]) -> None:
+    def put(self, appends: Iterable[BlockAppend]) -> None:
         """Stage these, now or with the next."""
         for append in appends:
             self._waiting.append(append)
@@ -256,7 +258,7 @@ class _Stager:
         self._waiting.clear()
         self._size = 0
 
-    def _row(self, append: Append) -> tuple[object, ...]:
+    def _row(self, append: BlockAppend) -> tuple[object, ...]:
         who = self._write.sink, self._write.batch, self.attempt, self.blocks
         block = append.block
         span = block.first_timestamp, block.last_timestamp

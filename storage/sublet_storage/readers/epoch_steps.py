@@ -27,12 +27,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg.types.numeric import Int8
 
-from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier, lower_of_text
+from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier, lower_frontier_from_text
 from sublet_storage.log import log
-from sublet_storage.log.block import Epochs
+from sublet_storage.log.block import EpochBounds
 
 PAGE_MARKS: Final = 2048
-MOST_LOOKS: Final = 20_000
+MAX_BLOCKS_SCANNED: Final = 20_000
 """A step ends sooner where so many looks at blocks were in vain, as among many of epochs far in the future."""
 
 _FIRST, _END = attrgetter("first"), attrgetter("end")
@@ -54,31 +54,33 @@ select s.stream_id, s.head, s.state = 'closed', space.lower_frontier::text from 
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class BlockSummary:
     """A block of [first, end): `size` in bytes, what its writer saw completed, and the epochs in it."""
 
     first: int
     end: int
     size: int
     lower: LowerFrontier | None
-    epochs: Epochs | None
+    epochs: EpochBounds | None
 
-    def is_like(self, behind: Mark) -> bool:
+    def has_same_epochs(self, behind: BlockSummary) -> bool:
         """Whether one that follows at once says the same."""
         return (self.end, self.lower, self.epochs) == (behind.first, behind.lower, behind.epochs)
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class BlockSummaries:
     """Blocks that follow on one another, and the stream at that instant. `lower` is what was completed in its space."""
 
-    blocks: tuple[Mark, ...]
+    blocks: tuple[BlockSummary, ...]
     head: int
-    closed: bool
+    is_closed: bool
     lower: LowerFrontier | None
 
 
-def marks(conn: psycopg.Connection[Any], stream_id: int, generation_id: int, offset: int) -> Marks:
+def read_block_summaries(
+    conn: psycopg.Connection[Any], stream_id: int, generation_id: int, offset: int
+) -> BlockSummaries:
     """The marks of the blocks behind an offset, of `PAGE_MARKS` at most. Raises what `log.since` raises."""
     rows = conn.execute(
         _MARKS,
@@ -88,47 +90,51 @@ def marks(conn: psycopg.Connection[Any], stream_id: int, generation_id: int, off
             "offset": Int8(offset),
             "blocks": Int8(PAGE_MARKS),
         },
-        prepare=True,
+        prepare=False,  # as messages are read: a plan for any generation locks all of them
     ).fetchall()
     if not rows:
-        raise log.no_stream(conn, stream_id, offset)
+        raise log.stream_not_found_error(conn, stream_id, offset)
     head, closed, gone, lower = rows[0][:4]
     found = [] if rows[0][4] is None else [_mark(*row[4:]) for row in rows]
-    log.check_covered(stream_id, offset, head, gone, found[0].first if found else None)
-    behind = found[: log.consecutive([(mark.first, mark.end) for mark in found])]
-    return Marks(tuple(behind), head, closed, lower_of_text(lower))
+    log.check_retained(stream_id, offset, head, gone, found[0].first if found else None)
+    behind = found[: log.count_contiguous([(mark.first, mark.end) for mark in found])]
+    return BlockSummaries(tuple(behind), head, closed, lower_frontier_from_text(lower))
 
 
-def lowers(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int, Marks]:
+def read_stream_frontiers(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int, BlockSummaries]:
     """Where these streams end and what is completed in their spaces, without the marks of their blocks."""
     rows = conn.execute(_LOWERS, (list(stream_ids),), prepare=True)
-    return {stream_id: Marks((), head, closed, lower_of_text(lower)) for stream_id, head, closed, lower in rows}
+    return {
+        stream_id: BlockSummaries((), head, closed, lower_frontier_from_text(lower))
+        for stream_id, head, closed, lower in rows
+    }
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """Blocks of [start, end) that follow on one another, to be read in one go. `clean`: all in them is wanted."""
+class BlockRun:
+    """Blocks of [start, end) that follow on one another, to be read in one go. `is_fully_wanted`: all in them is
+    wanted."""
 
     start: int
     end: int
     size: int
-    clean: bool
+    is_fully_wanted: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class EpochStep:
     """What is to be given out next, and the position and frontier after that.
 
-    `before` is the frontier until then: wanted is what that wants, and `consumed` does not any more.
+    `start_frontier` is the frontier until then: wanted is what that wants, and `consumed` does not any more.
     """
 
-    runs: tuple[Run, ...]
-    before: ConsumedFrontier
+    runs: tuple[BlockRun, ...]
+    start_frontier: ConsumedFrontier
     position: int
     consumed: ConsumedFrontier
 
     @property
-    def messages(self) -> int:
+    def max_messages(self) -> int:
         """At most so many."""
         return sum(run.end - run.start for run in self.runs)
 
@@ -141,25 +147,25 @@ class Step:
         """Whether it has to read any of those offsets."""
         return any(run.start < end and start < run.end for run in self.runs)
 
-    def sift(self, run: Run, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def filter_batch(self, run: BlockRun, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The messages of a batch that are in the run and wanted."""
         offsets = batch.column("offset")
         if len(offsets) and offsets[-1].as_py() >= run.end:
             batch = batch.slice(0, pc.sum(pc.less(offsets, run.end)).as_py())
-        return batch if run.clean else batch.filter(self._wanted(batch))
+        return batch if run.is_fully_wanted else batch.filter(self._wanted(batch))
 
     def _wanted(self, batch: pa.RecordBatch) -> pa.Array:
         column = batch.column("epoch")
         has_epoch = column.is_valid()
-        unseen = pc.and_(pc.invert(has_epoch), pc.greater_equal(batch.column("offset"), self.before.upto))
+        unseen = pc.and_(pc.invert(has_epoch), pc.greater_equal(batch.column("offset"), self.start_frontier.upto))
         epochs = column.drop_null()
         if not len(epochs):
             return unseen
         completed = pc.invert(_may_come(epochs, self.consumed.lower))
-        return pc.replace_with_mask(unseen, has_epoch, pc.and_(_may_come(epochs, self.before.lower), completed))
+        return pc.replace_with_mask(unseen, has_epoch, pc.and_(_may_come(epochs, self.start_frontier.lower), completed))
 
 
-class WholeEpochs:
+class EpochStepPlanner:
     """How far one stream is read. Not thread-safe.
 
     `position` and `consumed` are those after the last step that was taken; `scanned` is the offset up to which marks
@@ -170,12 +176,12 @@ class WholeEpochs:
         self.position, self.consumed = position, consumed
         self.scanned = position
         self.lower: LowerFrontier | None = None
-        self._waiting: list[Mark] = []
+        self._waiting: list[BlockSummary] = []
         self._draft, self._drafted = _Draft(consumed), 0
 
-    def copy(self) -> WholeEpochs:
+    def copy(self) -> EpochStepPlanner:
         """As it is now."""
-        other = WholeEpochs(self.position, self.consumed)
+        other = EpochStepPlanner(self.position, self.consumed)
         other.scanned, other.lower, other._waiting = self.scanned, self.lower, self._waiting.copy()
         return other
 
@@ -184,7 +190,7 @@ class WholeEpochs:
         """There are messages whose epochs are not completed, or that no step was made of yet."""
         return self.position < self.scanned
 
-    def note(self, marks: Marks) -> None:
+    def add_summaries(self, marks: BlockSummaries) -> None:
         """Marks behind those that are known. What was completed counts only if they reach the head."""
         for mark in marks.blocks:
             if mark.first <= self.scanned < mark.end:
@@ -194,11 +200,11 @@ class WholeEpochs:
         if self.scanned == marks.head:
             self.lower = marks.lower
 
-    def next_step(self, limit_bytes: int) -> Step | None:
+    def next_step(self, limit_bytes: int) -> EpochStep | None:
         """The furthest step of about so many bytes, at least the smallest there is; None if there is none yet."""
         best = None
         for draft in self._drafts():
-            if best is not None and (draft.size > limit_bytes or draft.looks > MOST_LOOKS):
+            if best is not None and (draft.size > limit_bytes or draft.looks > MAX_BLOCKS_SCANNED):
                 break
             if draft.has_effect:
                 best = draft.wanted, len(draft.wanted), draft.reached
@@ -208,30 +214,28 @@ class WholeEpochs:
         self._begin_draft()
         return self._step(wanted[:count], reached)
 
-    def step_to(self, upto: int, lower: LowerFrontier | None) -> Step:
-        """The step to where all that lies before `upto`, which is known, and is completed by `lower` is consumed."""
-        reached = self.consumed.moved(max(upto, self.consumed.upto), lower)
-        wanted = [
-            replace(mark, end=min(mark.end, reached.upto))
-            for mark in self._waiting
-            if mark.first < reached.upto and _touches(mark, self.consumed, reached)
-        ]
-        return self._step(wanted, reached)
+    def step_to(self, upto: int, lower: LowerFrontier | None) -> EpochStep:
+        """The step to where all that lies before `offset_completed_by`, which is known, and is completed by `lower` is
+        consumed."""
+        reached = self.consumed.advanced_to(max(upto, self.consumed.upto), lower)
+        before = (mark for mark in self._waiting if mark.first < reached.upto)
+        cut = (mark if mark.end <= reached.upto else replace(mark, end=reached.upto) for mark in before)
+        return self._step([mark for mark in cut if _touches(mark, self.consumed, reached)], reached)
 
-    def lowers(self) -> set[LowerFrontier]:
+    def completed_frontiers(self) -> set[LowerFrontier]:
         """What the writers of the blocks that are left to read saw completed, and what is completed at the end."""
         return {lower for lower in (self.lower, *(mark.lower for mark in self._waiting)) if lower is not None}
 
-    def upto(self, lower: LowerFrontier) -> int:
+    def offset_completed_by(self, lower: LowerFrontier) -> int:
         """An offset before which all lies that is completed by then."""
         seen = (mark.first for mark in self._waiting if mark.lower is not None and lower.is_at_or_before(mark.lower))
         return next(seen, self.scanned)
 
-    def take(self, step: Step) -> None:
+    def complete_step(self, step: EpochStep) -> None:
         """The step is made: what comes next begins behind it."""
-        self.reach(step.position, step.consumed)
+        self.seek(step.position, step.consumed)
 
-    def reach(self, position: int, consumed: ConsumedFrontier) -> None:
+    def seek(self, position: int, consumed: ConsumedFrontier) -> None:
         """What comes next begins there."""
         passed = self._before(consumed.upto)
         left = [mark for mark in self._waiting[:passed] if _stays(mark, consumed)]
@@ -240,10 +244,15 @@ class WholeEpochs:
         self._begin_draft()
         self.scanned = max(self.scanned, position)
 
-    def _append(self, mark: Mark) -> None:
+    def _append(self, mark: BlockSummary) -> None:
         """Of blocks that cannot be told apart one mark is enough, however long an epoch is."""
         last = self._waiting[-1] if self._waiting else None
-        if last is not None and mark.epochs is not None and last.first >= self.consumed.upto and last.is_like(mark):
+        if (
+            last is not None
+            and mark.epochs is not None
+            and last.first >= self.consumed.upto
+            and last.has_same_epochs(mark)
+        ):
             self._waiting[-1] = replace(last, end=mark.end, size=last.size + mark.size)
         else:
             self._waiting.append(mark)
@@ -266,13 +275,13 @@ class WholeEpochs:
         """How many of the blocks that wait end there or before. However many do not, nobody looks at them."""
         return bisect_right(self._waiting, offset, key=_END)
 
-    def _step(self, wanted: Iterable[Mark], reached: ConsumedFrontier) -> Step:
+    def _step(self, wanted: Iterable[BlockSummary], reached: ConsumedFrontier) -> EpochStep:
         left = (mark.first for mark in self._waiting[: self._before(reached.upto) + 1] if _stays(mark, reached))
         position = max(self.position, next(left, reached.upto))
         runs = self._runs(sorted(wanted, key=_FIRST), reached)
-        return Step(tuple(runs), self.consumed, position, reached)
+        return EpochStep(tuple(runs), self.consumed, position, reached)
 
-    def _runs(self, wanted: Iterable[Mark], reached: ConsumedFrontier) -> Iterator[Run]:
+    def _runs(self, wanted: Iterable[BlockSummary], reached: ConsumedFrontier) -> Iterator[BlockRun]:
         start, end, size, clean = -1, -1, 0, False
         for mark in wanted:
             is_clean = _is_clean(mark, self.consumed, reached)
@@ -280,10 +289,10 @@ class WholeEpochs:
                 end, size = mark.end, size + mark.size
                 continue
             if end >= 0:
-                yield Run(start, end, size, clean)
+                yield BlockRun(start, end, size, clean)
             start, end, size, clean = max(mark.first, self.position), mark.end, mark.size, is_clean
         if end >= 0:
-            yield Run(start, end, size, clean)
+            yield BlockRun(start, end, size, clean)
 
 
 class _Draft:
@@ -291,8 +300,8 @@ class _Draft:
 
     def __init__(self, begun: ConsumedFrontier) -> None:
         self._begun = self.reached = begun
-        self._unwanted: list[Mark] = []
-        self.wanted: list[Mark] = []
+        self._unwanted: list[BlockSummary] = []
+        self.wanted: list[BlockSummary] = []
         self.size = self.looks = 0
         self._skips = False
 
@@ -307,8 +316,10 @@ class _Draft:
         other.wanted, other._unwanted = list(self.wanted), self._unwanted
         return other
 
-    def go_on(self, blocks: tuple[Mark, ...], upto: int, lower: LowerFrontier | None, *, is_last: bool = False) -> None:
-        before, self.reached = self.reached, self.reached.moved(upto, lower)
+    def go_on(
+        self, blocks: tuple[BlockSummary, ...], upto: int, lower: LowerFrontier | None, *, is_last: bool = False
+    ) -> None:
+        before, self.reached = self.reached, self.reached.advanced_to(upto, lower)
         looked = blocks
         if before.lower != self.reached.lower:
             looked, self._unwanted = (*self._unwanted, *blocks), []
@@ -325,30 +336,30 @@ class _Draft:
                 self._unwanted.append(mark)
 
 
-def _touches(mark: Mark, begun: ConsumedFrontier, reached: ConsumedFrontier) -> bool:
+def _touches(mark: BlockSummary, begun: ConsumedFrontier, reached: ConsumedFrontier) -> bool:
     """Whether a step from there to there has to read the block."""
     epochs, is_new = mark.epochs, mark.end > begun.upto
     if epochs is None:
         return is_new
-    if epochs.mixed and is_new:
+    if epochs.has_unset and is_new:
         return True
     if begun.lower == reached.lower:
         return False
-    return any(map(begun.wants, epochs.greatest)) and not all(map(reached.wants, epochs.least))
+    return any(map(begun.needs, epochs.greatest)) and not all(map(reached.needs, epochs.least))
 
 
-def _stays(mark: Mark, reached: ConsumedFrontier) -> bool:
+def _stays(mark: BlockSummary, reached: ConsumedFrontier) -> bool:
     """Whether something in the block is left to be read after a step up to there."""
     if mark.end > reached.upto:
         return True
-    return mark.epochs is not None and any(map(reached.wants, mark.epochs.greatest))
+    return mark.epochs is not None and any(map(reached.needs, mark.epochs.greatest))
 
 
-def _is_clean(mark: Mark, begun: ConsumedFrontier, reached: ConsumedFrontier) -> bool:
+def _is_clean(mark: BlockSummary, begun: ConsumedFrontier, reached: ConsumedFrontier) -> bool:
     epochs = mark.epochs
-    if mark.first < begun.upto and (epochs is None or epochs.mixed):
+    if mark.first < begun.upto and (epochs is None or epochs.has_unset):
         return False  # of messages without an epoch only those that are new are wanted
-    return epochs is None or (all(map(begun.wants, epochs.least)) and not any(map(reached.wants, epochs.greatest)))
+    return epochs is None or (all(map(begun.needs, epochs.least)) and not any(map(reached.needs, epochs.greatest)))
 
 
 def _may_come(epochs: pa.Array, lower: LowerFrontier | None) -> pa.Array:
@@ -362,12 +373,14 @@ def _may_come(epochs: pa.Array, lower: LowerFrontier | None) -> pa.Array:
     return found
 
 
-def _mark(end: int, count: int, size: int | None, lower: str | None, epochs: str | None) -> Mark:
-    return Mark(end - count, end, size or 0, lower_of_text(lower), None if epochs is None else _epochs(epochs))
+def _mark(end: int, count: int, size: int | None, lower: str | None, epochs: str | None) -> BlockSummary:
+    return BlockSummary(
+        end - count, end, size or 0, lower_frontier_from_text(lower), None if epochs is None else _epochs(epochs)
+    )
 
 
 @functools.lru_cache(maxsize=1024)
-def _epochs(stored: str) -> Epochs:
+def _epochs(stored: str) -> EpochBounds:
     found = json.loads(stored)
     least, greatest = (tuple(tuple(epoch) for epoch in found[end]) for end in ("least", "greatest"))
-    return Epochs(least, greatest, found["mixed"])
+    return EpochBounds(least, greatest, found["mixed"])

@@ -16,14 +16,19 @@ from typing import Any, Final
 import psycopg
 import pyarrow as pa
 
-from sublet_protocol.domain.epochs import LowerFrontier, UpperFrontier, lower_of_json, upper_of_json
-from sublet_protocol.domain.errors import Gone, UsageError
+from sublet_protocol.domain.epochs import (
+    LowerFrontier,
+    UpperFrontier,
+    lower_frontier_from_json,
+    upper_frontier_from_json,
+)
+from sublet_protocol.domain.errors import PositionGone, UsageError
 from sublet_protocol.domain.topics import Filter
 from sublet_storage.log import log
-from sublet_storage.log.epoch_selection import Begin, LeftOut, Selection, active
-from sublet_storage.readers.tail import Place, Reading, matching
+from sublet_storage.log.epoch_selection import EpochSelection, EpochStart, ExcludedEpochs, active_epochs
+from sublet_storage.readers.tail import MultiStreamReader, StreamCursor, list_matching_streams
 
-_LOOK: Final = """
+_READ: Final = """
 select s.stream_id, s.head, s.state = 'closed', n.state = 'gone', s.space_id, p.lower_frontier
   from stream s join generation n using (generation_id) join space p on p.space_id = s.space_id
  where s.stream_id = any(%s::bigint[])"""
@@ -34,7 +39,7 @@ _UPPER: Final = "select space_id, upper_frontier from stream where stream_id = %
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class FrontierSnapshot:
     """Where a reader begins. `lower`: it is given epochs at or after these only (None: any); `upper`: the greatest
     that have begun and are not completed, or, of all history, that have begun."""
 
@@ -43,13 +48,13 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Data:
+class EpochMessages:
     """Messages of one stream, in `DELIVERED_SCHEMA`."""
 
     table: pa.Table
 
 
-Message = Snapshot | Data | LowerFrontier
+EpochTailItem = FrontierSnapshot | EpochMessages | LowerFrontier
 """A `LowerFrontier` says that epochs that are not at or after it are completed, and were given whole or not at all."""
 
 
@@ -57,17 +62,17 @@ Message = Snapshot | Data | LowerFrontier
 class _Look:
     """The heads of all streams that are watched, and the frontiers of the spaces of those that are open."""
 
-    heads: dict[int, log.Head]
+    heads: dict[int, log.HeadState]
     lowers: dict[int, LowerFrontier | None]
 
 
-class EpochReading:
+class EpochTailReader:
     """What a filter matches, in whole epochs. It holds no connection: each call is given one. Not thread-safe.
 
     `begin`: `latest`, the epochs that begin after the snapshot; `active`, those too that are not completed, from
     history; `earliest`, all of which retention has taken nothing. Messages without an epoch are always given: from the
-    snapshot on, or from history. `whole=False`: all messages, epochs in part too. `on_gone` is told of messages that
-    retention has taken; where whole epochs were among them `messages` raises `Gone`.
+    snapshot on, or from history. `whole=False`: all messages, epochs in part too. `on_data_loss` is told of messages
+    that retention has taken; where whole epochs were among them `read_available` raises `PositionGone`.
 
     Raises `InvalidEpoch` where the spaces' epochs cannot be compared.
     """
@@ -78,32 +83,31 @@ class EpochReading:
         filter: Filter,
         begin: str = "latest",
         *,
-        whole: bool = True,
-        on_gone: Callable[[Gone], None] = lambda _: None,
+        entire: bool = True,
+        on_data_loss: Callable[[PositionGone], None] = lambda _: None,
     ) -> None:
-        where = _begin(begin, whole)
+        where = _begin(begin, entire)
         with conn.transaction():
             conn.execute("set transaction isolation level repeatable read, read only")
-            places = matching(conn, filter)
+            places = list_matching_streams(conn, filter)
             lowers = _lowers(conn, places)
-        start = "latest" if where is Begin.LATEST else "earliest"
-        self._reading = Reading(conn, filter, start, places)
+        start = "latest" if where is EpochStart.LATEST else "earliest"
+        self._reading = MultiStreamReader(conn, filter, start, places)
         self._selection, self.snapshot = _joined(where, places, lowers)
-        self._whole, self._on_gone = whole, on_gone
+        self._needs_complete, self._on_data_loss = entire, on_data_loss
         self._introduced = False
-        self._torn: Gone | None = None
+        self._torn: PositionGone | None = None
 
     @property
-    def filtering(self) -> bool:
+    def is_filtering(self) -> bool:
         """Whether anything is left out of the streams that are read."""
         return any(self._left_out(space_id) is not None for space_id in self._reading.spaces)
 
-    def messages(self, conn: psycopg.Connection[Any]) -> Iterator[Message]:
+    def read_available(self, conn: psycopg.Connection[Any]) -> Iterator[EpochTailItem]:
         """Everything unread that is there now, then the lower frontier if it has moved; then it ends.
 
-        The very first message is the snapshot. Raises `Gone` when retention was faster, and an epoch is not whole; as a
-        `Tail` does where payloads cannot be had.
-        """
+        The very first message is the snapshot. Raises `PositionGone` when retention was faster, and an epoch is not
+        whole; as a `Tail` does where payloads cannot be had."""
         if self._torn is not None:
             raise self._torn
         if not self._introduced:
@@ -113,82 +117,88 @@ class EpochReading:
         while due := self._due(look):
             for place in due:
                 yield from self._read(conn, place, look)
-        self._reading.check()  # before the frontier is told
-        before, self._selection = self._selection.told, self._selection.after(look.lowers)
-        if self._selection.told is not None and self._selection.told != before:
-            yield self._selection.told
+        self._reading.raise_read_error()  # before the frontier is told
+        before, self._selection = self._selection.announced, self._selection.advanced_to(look.lowers)
+        if self._selection.announced is not None and self._selection.announced != before:
+            yield self._selection.announced
 
     def _look(self, conn: psycopg.Connection[Any]) -> _Look:
         """All matching streams, of one instant: while some were closed, others have opened that are not known yet."""
         while True:
-            look = _look(conn, self._reading.watched)
+            look = _look(conn, self._reading.open_streams)
             self._reading.look(look.heads)
-            if not self._reading.stale:
+            if not self._reading.is_stale:
                 return look
-            self._reading.rematch(conn)
-            if not self._reading.watched:
+            self._reading.refresh_streams(conn)
+            if not self._reading.open_streams:
                 return _Look({}, {})
 
-    def _due(self, look: _Look) -> list[Place]:
+    def _due(self, look: _Look) -> list[StreamCursor]:
         """The streams that are to be read before the frontier may be told, as far as it is their turn."""
         heads = look.heads
-        return [p for p in self._reading.turn() if p.stream_id in heads and p.position < heads[p.stream_id].head]
+        return [
+            p for p in self._reading.readable_cursors() if p.stream_id in heads and p.position < heads[p.stream_id].head
+        ]
 
-    def _read(self, conn: psycopg.Connection[Any], place: Place, look: _Look) -> Iterator[Data]:
+    def _read(self, conn: psycopg.Connection[Any], place: StreamCursor, look: _Look) -> Iterator[EpochMessages]:
         until = look.heads[place.stream_id].head if look.lowers.get(place.space_id) is None else None
         step = self._reading.read(conn, place, left_out=self._left_out(place.space_id), until=until)
         if step.gone is not None:
             self._lost(conn, step.gone)
         if step.batches:
-            yield Data(pa.Table.from_batches(step.batches))
+            yield EpochMessages(pa.Table.from_batches(step.batches))
 
-    def _left_out(self, space_id: int) -> LeftOut | None:
-        return self._selection.left_out(space_id) if self._whole else None
+    def _left_out(self, space_id: int) -> ExcludedEpochs | None:
+        return self._selection.excluded_in(space_id) if self._needs_complete else None
 
-    def _lost(self, conn: psycopg.Connection[Any], gone: Gone) -> None:
+    def _lost(self, conn: psycopg.Connection[Any], gone: PositionGone) -> None:
         row = conn.execute(_UPPER, (gone.stream_id,)).fetchone()
-        if self._whole and (row is None or self._selection.wants(row[0], upper_of_json(row[1]))):
+        if self._needs_complete and (row is None or self._selection.may_need(row[0], upper_frontier_from_json(row[1]))):
             self._torn = gone
             raise gone
-        self._on_gone(gone)
+        self._on_data_loss(gone)
 
 
-def _begin(begin: str, whole: bool) -> Begin:
-    if begin not in list(Begin):
-        raise UsageError(f"begin {begin!r}: whole epochs are read from {', '.join(Begin)}. Give one of these.")
-    if begin == Begin.ACTIVE and not whole:
+def _begin(begin: str, entire: bool) -> EpochStart:
+    if begin not in list(EpochStart):
+        raise UsageError(f"begin {begin!r}: whole epochs are read from {', '.join(EpochStart)}. Give one of these.")
+    if begin == EpochStart.ACTIVE and not entire:
         raise UsageError("begin 'active' is for whole epochs. Begin at latest or earliest to read them in part.")
-    return Begin(begin)
+    return EpochStart(begin)
 
 
-def _joined(begin: Begin, places: list[Place], lowers: dict[int, LowerFrontier | None]) -> tuple[Selection, Snapshot]:
-    open = {place.space_id for place in places if not place.closed}
-    begun = [upper_of_json(place.greatest) for place in places if place.space_id in open]
+def _joined(
+    begin: EpochStart, places: list[StreamCursor], lowers: dict[int, LowerFrontier | None]
+) -> tuple[EpochSelection, FrontierSnapshot]:
+    open = {place.space_id for place in places if not place.is_closed}
+    begun = [upper_frontier_from_json(place.greatest) for place in places if place.space_id in open]
     taken = {space_id: UpperFrontier() for space_id in lowers}
     for place in places:
-        if place.gone:
-            taken[place.space_id] = taken[place.space_id].join(upper_of_json(place.greatest))
+        if place.is_gone:
+            taken[place.space_id] = taken[place.space_id].join(upper_frontier_from_json(place.greatest))
     apart = {
-        space_id: LeftOut(taken[space_id], lower if begin is Begin.ACTIVE else None)
+        space_id: ExcludedEpochs(taken[space_id], lower if begin is EpochStart.ACTIVE else None)
         for space_id, lower in lowers.items()
         if space_id not in open
     }
     compared = {space_id: lowers[space_id] for space_id in open}
-    selection = Selection.at(begin, compared, begun, [taken[space_id] for space_id in open], apart)
-    return selection, Snapshot(selection.told, active(UpperFrontier().join(*begun), selection.told))
+    selection = EpochSelection.starting_at(begin, compared, begun, [taken[space_id] for space_id in open], apart)
+    return selection, FrontierSnapshot(
+        selection.announced, active_epochs(UpperFrontier().join(*begun), selection.announced)
+    )
 
 
 def _look(conn: psycopg.Connection[Any], stream_ids: list[int]) -> _Look:
-    heads: dict[int, log.Head] = {}
+    heads: dict[int, log.HeadState] = {}
     lowers: dict[int, LowerFrontier | None] = {}
-    for stream_id, head, closed, gone, space_id, lower in conn.execute(_LOOK, (stream_ids,), prepare=True):
-        heads[stream_id] = log.Head(head, closed, gone)
+    for stream_id, head, closed, gone, space_id, lower in conn.execute(_READ, (stream_ids,), prepare=True):
+        heads[stream_id] = log.HeadState(head, closed, gone)
         if not closed:
-            lowers[space_id] = lower_of_json(lower)
+            lowers[space_id] = lower_frontier_from_json(lower)
     ended = log.ends(conn, [stream_id for stream_id in stream_ids if stream_id not in heads])
     return _Look(heads | ended, lowers)
 
 
-def _lowers(conn: psycopg.Connection[Any], places: list[Place]) -> dict[int, LowerFrontier | None]:
+def _lowers(conn: psycopg.Connection[Any], places: list[StreamCursor]) -> dict[int, LowerFrontier | None]:
     spaces = list({place.space_id for place in places})
-    return {space_id: lower_of_json(lower) for space_id, lower in conn.execute(_LOWER, (spaces,))}
+    return {space_id: lower_frontier_from_json(lower) for space_id, lower in conn.execute(_LOWER, (spaces,))}

@@ -7,9 +7,9 @@ from typing import Any
 
 import psycopg
 
-from sublet_protocol.domain.subscriptions import Start
+from sublet_protocol.domain.subscriptions import StartingPosition
 from sublet_protocol.domain.topics import Filter
-from sublet_storage.spaces.catalogue import filled
+from sublet_storage.spaces.catalogue import read_generation_filters
 
 _POSITION = """
   case %({bound})s when 'earliest' then 0
@@ -28,25 +28,27 @@ select s.stream_id, s.generation_id, p.name, n.filter, p.epoch_numbers,
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
-    """The messages [start, end) of a stream, some of which match. `filled`: under which filter its generation was
-    filled; `epoch_numbers`: how many numbers its space's epochs have, None where there are none."""
+class OffsetRange:
+    """The messages [start, end) of a stream, some of which match. `generation_filter`: under which filter its
+    generation was filled; `epoch_dimensions`: how many numbers its space's epochs have, None where there are none."""
 
     stream_id: int
     generation_id: int
     space: str
-    filled: Filter
-    epoch_numbers: int | None
+    generation_filter: Filter
+    epoch_dimensions: int | None
     start: int
     end: int
 
 
-def extents(conn: psycopg.Connection[Any], filter: Filter, start: Start, end: Start) -> list[Extent]:
+def list_offset_ranges(
+    conn: psycopg.Connection[Any], filter: Filter, start: StartingPosition, end: StartingPosition
+) -> list[OffsetRange]:
     """What lies between the two in all streams that retention has left and that can match, open or closed, in the order
     of their generations; all of one snapshot. A time is that of the first message that was appended then or later."""
     with conn.transaction():
         conn.execute("set transaction isolation level repeatable read, read only")
-        wanted = filled(conn).wanted(filter)
+        wanted = read_generation_filters(conn).matching(filter)
         parameters = {
             "open": [filter.text for filter, now in wanted.items() if now],
             "closed": [filter.text for filter in wanted],
@@ -59,5 +61,5 @@ def extents(conn: psycopg.Connection[Any], filter: Filter, start: Start, end: St
     return [_extent(*row) for row in rows]
 
 
-def _extent(stream_id: int, generation_id: int, space: str, filled: str, *rest: Any) -> Extent:
-    return Extent(stream_id, generation_id, space, Filter(filled), *rest)
+def _extent(stream_id: int, generation_id: int, space: str, filled: str, *rest: Any) -> OffsetRange:
+    return OffsetRange(stream_id, generation_id, space, Filter(filled), *rest)

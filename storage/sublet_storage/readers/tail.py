@@ -14,16 +14,16 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 
-from sublet_protocol.domain.errors import BeyondHead, Gone, PayloadUnavailable, PoisonBlock, SubletError
+from sublet_protocol.domain.errors import PayloadUnavailable, PoisonBlock, PositionBeyondHead, PositionGone, SubletError
 from sublet_protocol.domain.subscriptions import Bookmark
 from sublet_protocol.domain.topics import Filter
 from sublet_storage.db.bounded_connection import check_timeline, timeline_of
 from sublet_storage.log import log
 from sublet_storage.log.deleted_streams import missing
-from sublet_storage.log.epoch_selection import LeftOut
-from sublet_storage.spaces.catalogue import filled
+from sublet_storage.log.epoch_selection import ExcludedEpochs
+from sublet_storage.spaces.catalogue import read_generation_filters
 
-Begin = str | int | datetime | Bookmark
+TailStart = str | int | datetime | Bookmark
 """Where to begin in the streams there are: `earliest`, `latest`, an offset, a time (of the database's clock), or where
 an earlier reader of the same filter was."""
 
@@ -37,28 +37,28 @@ select s.stream_id, s.generation_id, s.head, s.state = 'closed', n.state = 'gone
 
 
 @dataclass(slots=True)
-class Place:
-    """How far one stream was read. `target`: where it ended when that began. `done`: there will never be more.
+class StreamCursor:
+    """How far one stream was read. `initial_head`: where it ended when that began. `is_done`: there will never be more.
 
-    `greatest`: the greatest epochs in it when it came into view. `trouble`: why what comes next could not be had.
+    `greatest`: the greatest epochs in it when it came into view. `read_error`: why what comes next could not be had.
     """
 
     stream_id: int
     generation_id: int
     head: int
-    closed: bool
-    gone: bool
+    is_closed: bool
+    is_gone: bool
     parents: list[int]
     space_id: int
     greatest: list[list[int]] | None
     position: int = 0
-    target: int = 0
-    done: bool = False
-    trouble: SubletError | None = None
+    initial_head: int = 0
+    is_done: bool = False
+    read_error: SubletError | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TailPage:
     """What one read brought of one stream: the matching messages from `start` up to before `position`.
 
     `gone`: retention has taken what was at `start`; reading goes on at `position`.
@@ -68,10 +68,10 @@ class Step:
     start: int
     position: int
     batches: tuple[pa.RecordBatch, ...] = ()
-    gone: Gone | None = None
+    gone: PositionGone | None = None
 
 
-class Reading:
+class MultiStreamReader:
     """All matching streams, and how far each was read. It holds no connection: each call is given one. Not thread-safe.
 
     Streams that open later are read from their beginning. `places`: what `matching` has just found, where the caller
@@ -82,80 +82,81 @@ class Reading:
         self,
         conn: psycopg.Connection[Any],
         filter: Filter,
-        begin: Begin = "latest",
-        places: Sequence[Place] | None = None,
+        begin: TailStart = "latest",
+        places: Sequence[StreamCursor] | None = None,
     ) -> None:
         self.filter = filter
         self._timeline = timeline_of(conn)
         if isinstance(begin, Bookmark):
             check_timeline(conn, begin.timeline, "the bookmark")
-        self._places: dict[int, Place] = {}
+        self._places: dict[int, StreamCursor] = {}
         self._known = begin.known if isinstance(begin, Bookmark) else 0
         self._closures = False
-        for place in matching(conn, filter) if places is None else places:
+        for place in list_matching_streams(conn, filter) if places is None else places:
             self._known = max(self._known, place.stream_id)
-            place.target, place.position = place.head, _first_position(conn, place, begin)
+            place.initial_head, place.position = place.head, _first_position(conn, place, begin)
             self._add(place)
         if isinstance(begin, Bookmark):
             self._add_lost(conn, begin)
         self._forget()
 
     @property
-    def caught_up(self) -> bool:
+    def is_caught_up(self) -> bool:
         """True once everything that was there at the beginning has been read."""
-        return all(place.done or place.position >= place.target for place in self._places.values())
+        return all(place.is_done or place.position >= place.initial_head for place in self._places.values())
 
     @property
-    def watched(self) -> list[int]:
+    def open_streams(self) -> list[int]:
         """The streams of which more may come."""
-        return [place.stream_id for place in self._places.values() if not place.done]
+        return [place.stream_id for place in self._places.values() if not place.is_done]
 
     @property
     def spaces(self) -> set[int]:
         """Those of the streams of which more may come."""
-        return {place.space_id for place in self._places.values() if not place.done}
+        return {place.space_id for place in self._places.values() if not place.is_done}
 
     @property
     def bookmark(self) -> Bookmark:
         """How far it has come."""
-        offsets = {place.stream_id: place.position for place in self._places.values() if not place.done}
+        offsets = {place.stream_id: place.position for place in self._places.values() if not place.is_done}
         return Bookmark(self._known, offsets, self._timeline)
 
     @property
-    def stale(self) -> bool:
+    def is_stale(self) -> bool:
         """True if there may be streams it does not know: one was closed, or there is none of which more may come."""
-        return self._closures or not self.watched
+        return self._closures or not self.open_streams
 
-    def turn(self) -> list[Place]:
+    def readable_cursors(self) -> list[StreamCursor]:
         """The streams of which there is something to read now, each for a step or more."""
         waiting = self._waiting()
         return [each for each in self._places.values() if self._unread(each) and each.stream_id not in waiting]
 
-    def check(self) -> None:
+    def raise_read_error(self) -> None:
         """To be called when it is nobody's turn. Raises what hinders a stream whose payloads could not be had, if there
         is one: `PoisonBlock`, `PayloadUnavailable`. All such streams may be read again then."""
-        troubles = [place.trouble for place in self._places.values() if place.trouble is not None]
+        troubles = [place.read_error for place in self._places.values() if place.read_error is not None]
         for place in self._places.values():
-            place.trouble = None
+            place.read_error = None
         if troubles:
             raise next((each for each in troubles if isinstance(each, PoisonBlock)), troubles[0])
 
     def read(
         self,
         conn: psycopg.Connection[Any],
-        place: Place,
+        place: StreamCursor,
         limit_bytes: int = log.PAGE_BYTES,
-        left_out: LeftOut | None = None,
+        left_out: ExcludedEpochs | None = None,
         until: int | None = None,
-    ) -> Step:
+    ) -> TailPage:
         """The next page of a stream, at least one block; without the epochs that are to be left out, and up to before
-        the offset `until`, which lies ahead. Nothing where a payload cannot be had: others come first, then `check`.
+        the offset `until`, which lies ahead. Nothing where a payload cannot be had: others come first, then
+        `raise_read_error`.
 
-        Raises `BeyondHead` over a connection to another timeline of the database than that of the beginning."""
+        Raises `PositionBeyondHead` over a connection to another timeline of the database than that of the beginning."""
         start = place.position
         self.check_timeline(timeline_of(conn))
         try:
-            page = log.since(
+            page = log.fetch(
                 conn,
                 place.stream_id,
                 start,
@@ -164,59 +165,64 @@ class Reading:
                 left_out=left_out,
                 limit_bytes=limit_bytes,
             )
-        except Gone as gone:
+        except PositionGone as gone:
             place.position = place.head if gone.oldest is None else gone.oldest
-            place.done = place.closed and gone.oldest is None
-            return Step(place.stream_id, start, place.position, gone=gone)
+            place.is_done = place.is_closed and gone.oldest is None
+            return TailPage(place.stream_id, start, place.position, gone=gone)
         except (PoisonBlock, PayloadUnavailable) as trouble:
-            place.trouble = trouble
-            return Step(place.stream_id, start, start)
-        page = page if until is None else page.before(until)
-        self._closures = self._closures or page.closed != place.closed
-        place.position, place.head, place.closed, place.done = page.position, page.head, page.closed, page.finished
-        return Step(place.stream_id, start, page.position, page.batches)
+            place.read_error = trouble
+            return TailPage(place.stream_id, start, start)
+        page = page if until is None else page.truncate(until)
+        self._closures = self._closures or page.is_closed != place.is_closed
+        place.position, place.head, place.is_closed, place.is_done = (
+            page.position,
+            page.head,
+            page.is_closed,
+            page.is_finished,
+        )
+        return TailPage(place.stream_id, start, page.position, page.batches)
 
-    def look(self, heads: Mapping[int, log.Head]) -> None:
-        """Where streams end now, as the log says. Raises `BeyondHead` where more was read than there is."""
+    def look(self, heads: Mapping[int, log.HeadState]) -> None:
+        """Where streams end now, as the log says. Raises `PositionBeyondHead` where more was read than there is."""
         for stream_id, head in heads.items():
             place = self._places.get(stream_id)
             if place is not None and place.position > head.head:
-                raise log.beyond_head(stream_id, place.position, head.head)
-        self.note(heads)
+                raise log.beyond_head_error(stream_id, place.position, head.head)
+        self.update_heads(heads)
 
-    def note(self, heads: Mapping[int, log.Head]) -> None:
+    def update_heads(self, heads: Mapping[int, log.HeadState]) -> None:
         """Where streams end now, as far as somebody knows."""
         for stream_id, head in heads.items():
             place = self._places.get(stream_id)
-            if place is None or place.done or head.head < place.head:
+            if place is None or place.is_done or head.head < place.head:
                 continue
-            self._closures = self._closures or (head.closed and not place.closed)
+            self._closures = self._closures or (head.is_closed and not place.is_closed)
             end = max(place.head, place.position + 1) if head.head == log.UNKNOWN else head.head
-            place.head, place.closed = end, place.closed or head.closed
-            place.done = place.closed and place.position >= place.head
+            place.head, place.is_closed = end, place.is_closed or head.is_closed
+            place.is_done = place.is_closed and place.position >= place.head
 
     def check_timeline(self, timeline: str | None) -> None:
-        """Raise `BeyondHead` where the database is on another timeline than at the beginning."""
+        """Raise `PositionBeyondHead` where the database is on another timeline than at the beginning."""
         if timeline not in (None, self._timeline):
-            raise BeyondHead(
+            raise PositionBeyondHead(
                 f"{self.filter}: the database has gone over to another timeline since the reading began, a standby was"
                 " promoted: before the offsets that were reached may lie other messages now. Begin again at a time, or "
                 "at earliest."
             )
 
-    def rematch(self, conn: psycopg.Connection[Any]) -> None:
+    def refresh_streams(self, conn: psycopg.Connection[Any]) -> None:
         """Look for streams that have opened; forget those that are over.
 
         Rollovers exclude each other, so that what comes into view has larger ids than what was there.
         """
         self._closures = False
-        for place in matching(conn, self.filter, after=self._known):
+        for place in list_matching_streams(conn, self.filter, after=self._known):
             self._known = max(self._known, place.stream_id)
             self._add(place)
         self._forget()
 
-    def _add(self, place: Place) -> None:
-        place.done = place.closed and place.position == place.head
+    def _add(self, place: StreamCursor) -> None:
+        place.is_done = place.is_closed and place.position == place.head
         self._places[place.stream_id] = place
 
     def _add_lost(self, conn: psycopg.Connection[Any], begin: Bookmark) -> None:
@@ -224,18 +230,18 @@ class Reading:
         for stream_id, had_messages in missing(conn, begin.offsets.keys() - self._places.keys()).items():
             if had_messages:
                 offset = begin.offsets[stream_id]
-                self._add(Place(stream_id, 0, offset + 1, True, True, [], 0, None, offset, offset + 1))
+                self._add(StreamCursor(stream_id, 0, offset + 1, True, True, [], 0, None, offset, offset + 1))
 
     def _forget(self) -> None:
         """Those that are over. One that never had anything to read stays while there is something to read before it."""
         waiting = self._waiting()
         self._places = {
-            stream_id: place for stream_id, place in self._places.items() if stream_id in waiting or not place.done
+            stream_id: place for stream_id, place in self._places.items() if stream_id in waiting or not place.is_done
         }
 
     @staticmethod
-    def _unread(place: Place) -> bool:
-        return not place.done and place.position < place.head and place.trouble is None
+    def _unread(place: StreamCursor) -> bool:
+        return not place.is_done and place.position < place.head and place.read_error is None
 
     def _waiting(self) -> set[int]:
         """Those with an ancestor that was not read to its end; parents come before their children here. Such as are
@@ -243,28 +249,28 @@ class Reading:
         waiting: set[int] = set()
         for stream_id, place in self._places.items():
             above = (self._places.get(parent) for parent in place.parents)
-            if any(parent is not None and (not parent.done or parent.stream_id in waiting) for parent in above):
+            if any(parent is not None and (not parent.is_done or parent.stream_id in waiting) for parent in above):
                 waiting.add(stream_id)
         return waiting
 
 
 @dataclass(slots=True)
 class Tail:
-    """A `Reading` on one connection. `on_gone` is told of what retention has taken. Not thread-safe."""
+    """A `Reading` on one connection. `on_data_loss` is told of what retention has taken. Not thread-safe."""
 
     conn: psycopg.Connection[Any]
     filter: Filter
-    begin: Begin = "latest"
-    on_gone: Callable[[Gone], None] = lambda _: None
-    _reading: Reading = field(init=False)
+    start: TailStart = "latest"
+    on_data_loss: Callable[[PositionGone], None] = lambda _: None
+    _reading: MultiStreamReader = field(init=False)
 
     def __post_init__(self) -> None:
-        self._reading = Reading(self.conn, self.filter, self.begin)
+        self._reading = MultiStreamReader(self.conn, self.filter, self.start)
 
     @property
-    def caught_up(self) -> bool:
+    def is_caught_up(self) -> bool:
         """True once everything that was there at the beginning has been read."""
-        return self._reading.caught_up
+        return self._reading.is_caught_up
 
     def pages(self) -> Iterator[pa.Table]:
         """Everything unread that is there now, stream by stream, a page of each in turn; then it ends.
@@ -272,50 +278,50 @@ class Tail:
         Raises `PayloadUnavailable` and `PoisonBlock` of streams that could not be read on, after all others were.
         """
         reading = self._reading
-        reading.look(log.heads_or_ends(self.conn, reading.watched))
+        reading.look(log.heads_or_ends(self.conn, reading.open_streams))
         reading.check_timeline(timeline_of(self.conn))
-        if reading.stale:
-            reading.rematch(self.conn)
-        while turn := reading.turn():
+        if reading.is_stale:
+            reading.refresh_streams(self.conn)
+        while turn := reading.readable_cursors():
             for place in turn:
                 step = reading.read(self.conn, place)
                 if step.gone is not None:
-                    self.on_gone(step.gone)
+                    self.on_data_loss(step.gone)
                 if step.batches:
                     yield pa.Table.from_batches(step.batches)
-        reading.check()
+        reading.raise_read_error()
 
 
-def matching(conn: psycopg.Connection[Any], filter: Filter, after: int = 0) -> list[Place]:
+def list_matching_streams(conn: psycopg.Connection[Any], filter: Filter, after: int = 0) -> list[StreamCursor]:
     """The streams that match, with ids above `after`, by the filters that generations were filled under, in one
     snapshot."""
     with conn.transaction():
         conn.execute("set transaction isolation level repeatable read, read only")
-        wanted = filled(conn).wanted(filter)
+        wanted = read_generation_filters(conn).matching(filter)
         parameters = {
             "open": [filter.text for filter, now in wanted.items() if now],
             "closed": [filter.text for filter in wanted],
             "after": after,
         }
-        return [Place(*row) for row in conn.execute(_STREAMS, parameters)]
+        return [StreamCursor(*row) for row in conn.execute(_STREAMS, parameters)]
 
 
-def _first_position(conn: psycopg.Connection[Any], place: Place, begin: Begin) -> int:
-    """Where to begin in a stream. Raises `BeyondHead` for a bookmark that cannot be."""
+def _first_position(conn: psycopg.Connection[Any], place: StreamCursor, begin: TailStart) -> int:
+    """Where to begin in a stream. Raises `PositionBeyondHead` for a bookmark that cannot be."""
     if isinstance(begin, Bookmark):
         return _marked_position(place, begin)
-    if begin == "latest" or place.gone:
+    if begin == "latest" or place.is_gone:
         return place.head
     if isinstance(begin, datetime):
-        return log.position_at(conn, place.stream_id, begin)
+        return log.offset_at_time(conn, place.stream_id, begin)
     return min(begin, place.head) if isinstance(begin, int) else 0
 
 
-def _marked_position(place: Place, begin: Bookmark) -> int:
+def _marked_position(place: StreamCursor, begin: Bookmark) -> int:
     """Known streams that it does not name were read to their ends."""
     position = begin.offsets.get(place.stream_id, place.head if place.stream_id <= begin.known else 0)
     if position > place.head:
-        raise BeyondHead(
+        raise PositionBeyondHead(
             f"stream {place.stream_id}: offset {position} of the bookmark is beyond the head {place.head}. Is it of "
             "another database, or was this one restored from a backup? Begin again at a time, or at earliest."
         )

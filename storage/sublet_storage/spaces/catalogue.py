@@ -8,7 +8,7 @@ import psycopg
 
 from sublet_protocol.domain.errors import UnknownSpace
 from sublet_protocol.domain.topics import Filter
-from sublet_storage.spaces.routing import Filled, Space, StreamInfo
+from sublet_storage.spaces.routing import GenerationFilters, Space, StreamInfo
 
 DEFAULT_SPACE = "default"
 
@@ -41,10 +41,10 @@ def list_spaces(conn: psycopg.Connection[Any], include_dropped: bool = False) ->
 
 def find_space(conn: psycopg.Connection[Any], name: str) -> Space:
     """The space of that name. Raises `UnknownSpace`, which names those that exist."""
-    return named(name, list_spaces(conn))
+    return find_space_in(name, list_spaces(conn))
 
 
-def named(name: str, spaces: list[Space]) -> Space:
+def find_space_in(name: str, spaces: list[Space]) -> Space:
     """`find_space` among spaces read before."""
     for space in spaces:
         if space.name == name:
@@ -74,13 +74,13 @@ def routing_table(conn: psycopg.Connection[Any]) -> tuple[tuple[Space, ...], tup
     return tuple(spaces.values()), tuple(streams)
 
 
-def filled(conn: psycopg.Connection[Any]) -> Filled:
+def read_generation_filters(conn: psycopg.Connection[Any]) -> GenerationFilters:
     """The filters of all generations, in one statement and so of one instant."""
     rows = conn.execute(_FILLED).fetchall()
-    return Filled(
+    return GenerationFilters(
         filters=tuple(Filter(text) for text, _, _ in rows),
         open=frozenset(Filter(text) for text, open, _ in rows if open),
-        newest=max((newest for _, _, newest in rows), default=0),
+        newest_generation_id=max((newest for _, _, newest in rows), default=0),
     )
 
 

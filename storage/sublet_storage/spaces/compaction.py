@@ -23,7 +23,7 @@ from psycopg import sql
 from sublet_protocol.domain.errors import PoisonBlock
 from sublet_storage.db.store_connection import Guard
 from sublet_storage.log.block import decode, pack
-from sublet_storage.spaces.rollover import partition
+from sublet_storage.spaces.rollover import partition_table
 
 _Time = TypeVar("_Time", datetime, int)
 
@@ -192,7 +192,7 @@ def _of_partition(
 
 
 def _about(statement: str, generation_id: int) -> sql.Composed:
-    parts = {"block": partition(generation_id), "small": sql.SQL(_SMALL), "frontiers": sql.SQL(_FRONTIERS)}
+    parts = {"block": partition_table(generation_id), "small": sql.SQL(_SMALL), "frontiers": sql.SQL(_FRONTIERS)}
     return sql.SQL(statement).format(**parts)
 
 
@@ -254,8 +254,8 @@ def _merge(
         if [(row[0], row[1]) for row in rows] != [(row.end_offset, row.count) for row in run]:
             return 0
         read = [decode(row[2], row[3], stream_id, row[0], row[1]) for row in rows]
-        whole = pa.Table.from_batches(read).combine_chunks().to_batches()[0]
-        block, (starts, times) = pack(whole, compression), pieces([(row[1], row[4], *row[7:]) for row in rows])
+        entire = pa.Table.from_batches(read).combine_chunks().to_batches()[0]
+        block, (starts, times) = pack(entire, compression), pieces([(row[1], row[4], *row[7:]) for row in rows])
         conn.execute(_about(_REPLACED, generation_id), (stream_id, ends))
         conn.execute(
             _about(_MERGED, generation_id),

@@ -24,7 +24,7 @@ STEP = 20
 REST_S = 60.0
 """For so long a generation stays after it was closed: who reads it hears of its end from its rows."""
 
-_LOOK_AT = """
+_READ_GENERATIONS = """
 select generation_id from generation
  where state = 'closed' and is_past is null and closed_at < now() - make_interval(secs => %(rest)s)
  order by generation_id limit %(step)s for no key update skip locked"""
@@ -114,7 +114,7 @@ def _see(conn: psycopg.Connection[Any], guard: Guard | None, parameters: dict[st
     with conn.transaction():
         if guard is not None:
             guard(conn)
-        ended = [generation_id for (generation_id,) in conn.execute(_LOOK_AT, parameters).fetchall()]
+        ended = [generation_id for (generation_id,) in conn.execute(_READ_GENERATIONS, parameters).fetchall()]
         if ended:
             conn.execute(_SEE, {"generations": ended})
         conn.execute(_DROPPED)

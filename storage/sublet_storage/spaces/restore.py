@@ -12,8 +12,8 @@ import psycopg
 
 from sublet_protocol.domain.errors import PoisonBlock, SubletError
 from sublet_storage.objects import registry
-from sublet_storage.objects.registry import Owner
-from sublet_storage.objects.remote_reads import payloads
+from sublet_storage.objects.registry import BlockOwner
+from sublet_storage.objects.remote_reads import read_payloads
 
 BATCH_BLOCKS: Final = 32
 
@@ -46,7 +46,7 @@ class _Left:
         self.count, self.first = self.count + 1, self.first or error
 
 
-def recall(conn: Connection, space_id: int) -> int:
+def restore_payloads(conn: Connection, space_id: int) -> int:
     """Bring all payloads of a space back, whose place was taken from it before; how many blocks. It may be repeated.
 
     Raises what hindered the first of those that could not be brought back, after all others were: `PayloadUnavailable`,
@@ -54,24 +54,24 @@ def recall(conn: Connection, space_id: int) -> int:
     """
     brought, left = 0, _Left()
     for generation_id, stream_id in conn.execute(_OUTSIDE, (space_id,)).fetchall():
-        owner, after, before = Owner(space_id, generation_id, stream_id), -1, left.count
+        owner, after, before = BlockOwner(space_id, generation_id, stream_id), -1, left.count
         while rows := _next(conn, owner, after):
             after = rows[-1][0]
             brought += _bring(conn, owner, rows, left)
         if left.count == before:
             conn.execute(_ALL_BACK, (stream_id,))
     if left.first is not None:
-        raise _told(brought, left.count, left.first)
+        raise _reported(brought, left.count, left.first)
     return brought
 
 
-def _next(conn: Connection, owner: Owner, after: int) -> list[tuple[Any, ...]]:
+def _next(conn: Connection, owner: BlockOwner, after: int) -> list[tuple[Any, ...]]:
     asked = (owner.space_id, owner.generation_id, owner.stream_id, after, BATCH_BLOCKS)
     return conn.execute(_BLOCKS, asked, binary=True).fetchall()
 
 
-def _bring(conn: Connection, owner: Owner, rows: list[tuple[Any, ...]], left: _Left) -> int:
-    found = payloads(owner.generation_id, owner.stream_id, rows)
+def _bring(conn: Connection, owner: BlockOwner, rows: list[tuple[Any, ...]], left: _Left) -> int:
+    found = read_payloads(owner.generation_id, owner.stream_id, rows)
     with conn.transaction():
         back = []
         for row, payload in zip(rows, found, strict=True):
@@ -82,11 +82,11 @@ def _bring(conn: Connection, owner: Owner, rows: list[tuple[Any, ...]], left: _L
             where = (owner.generation_id, owner.stream_id, row[0], row[5][0])
             if conn.execute(_BACK, (memoryview(payload), *where)).rowcount:
                 back.append((row[5][0], row[0]))
-        registry.doom(conn, owner, back, was_named=True)
+        registry.mark_for_deletion(conn, owner, back, was_named=True)
     return len(back)
 
 
-def _told(brought: int, left: int, first: Exception) -> Exception:
+def _reported(brought: int, left: int, first: Exception) -> Exception:
     """What hindered the first, which names it, and how much else there is."""
     before = f"{brought} payloads are back in Postgres, and {left} are not. The first: "
     if isinstance(first, PoisonBlock):

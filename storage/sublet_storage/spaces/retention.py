@@ -20,11 +20,11 @@ from psycopg import sql
 from sublet_protocol.domain.errors import SubletError
 from sublet_protocol.domain.topics import Filter
 from sublet_storage.db.store_connection import Guard
-from sublet_storage.spaces.catalogue import filled
-from sublet_storage.spaces.rollover import partition
+from sublet_storage.spaces.catalogue import read_generation_filters
+from sublet_storage.spaces.rollover import partition_table
 
 LOCK_TIMEOUT_S = 2.0
-PRODUCERS_KEPT_S = 7 * 86400.0
+PRODUCER_RETENTION_S = 7 * 86400.0
 PRODUCERS_STEP = 200
 """So many rows of producers are looked at in one pass."""
 
@@ -89,24 +89,24 @@ select b.uri, g.space_id, g.generation_id, b.stream_id, b.end_offset, clock_time
 on conflict (uri) do update set doomed_at = coalesce(payload_object.doomed_at, excluded.doomed_at)"""
 
 
-def retain(conn: psycopg.Connection[Any], guard: Guard | None = None) -> list[int]:
+def apply_retention(conn: psycopg.Connection[Any], guard: Guard | None = None) -> list[int]:
     """One pass over an autocommit connection: declare what is too old gone, drop what was; the ids of both.
 
     A partition whose lock is not to be had within 2 s is left to the next pass, as are those that have to wait for
     its detach. What else goes wrong with one is raised after all others were done.
     """
-    declared = declare_gone(conn, guard)
+    declared = mark_expired_gone(conn, guard)
     return sorted({*declared, *drop_gone(conn)})
 
 
-def declare_gone(conn: psycopg.Connection[Any], guard: Guard | None = None) -> list[int]:
+def mark_expired_gone(conn: psycopg.Connection[Any], guard: Guard | None = None) -> list[int]:
     """Commit state gone for every generation past its retention that nobody holds back; their ids."""
     with conn.transaction():
         if guard is not None:
             guard(conn)
         conn.execute("lock table space in row exclusive mode")  # against whoever holds it shared
         holders = [(group_id, Filter(text)) for group_id, text in conn.execute(_HOLDERS)]
-        generations = filled(conn).filters
+        generations = read_generation_filters(conn).filters
         pairs = [(one.text, group) for one in generations for group, filter in holders if one.intersects(filter)]
         parameters = {"filters": [pair[0] for pair in pairs], "groups": [pair[1] for pair in pairs]}
         declared = []
@@ -117,7 +117,8 @@ def declare_gone(conn: psycopg.Connection[Any], guard: Guard | None = None) -> l
 
 
 def drop_gone(conn: psycopg.Connection[Any]) -> list[int]:
-    """Detach and drop the partitions of gone generations; the ids of those dropped. Raises as `retain` does."""
+    """Detach and drop the partitions of gone generations; the ids of those dropped. Raises as `apply_retention`
+    does."""
     dropped: list[int] = []
     failed: list[tuple[int, psycopg.Error]] = []
     for generation_id, attached, pending in conn.execute(_LEFTOVERS).fetchall():
@@ -137,7 +138,7 @@ class IdleProducers:
     """Passes over an autocommit connection, each of some producers, on from where the last one ended: there may be very
     many. Deletes the last sequences of those idle for so long that no retry of theirs can be under way."""
 
-    def __init__(self, idle_s: float = PRODUCERS_KEPT_S, step: int = PRODUCERS_STEP) -> None:
+    def __init__(self, idle_s: float = PRODUCER_RETENTION_S, step: int = PRODUCERS_STEP) -> None:
         self._idle_s, self._step, self._after = idle_s, step, _FIRST
 
     def __call__(self, conn: psycopg.Connection[Any], guard: Guard | None = None) -> int:
@@ -163,13 +164,13 @@ def _detach(conn: psycopg.Connection[Any], generation_id: int, pending: bool) ->
     """Detach without holding readers up; a detach that was begun and cut short is finished first."""
     how = sql.SQL("finalize") if pending else sql.SQL("concurrently")
     return _within_lock_timeout(
-        conn, sql.SQL("alter table block detach partition {} {}").format(partition(generation_id), how)
+        conn, sql.SQL("alter table block detach partition {} {}").format(partition_table(generation_id), how)
     )
 
 
 def _drop(conn: psycopg.Connection[Any], generation_id: int) -> bool:
     """What its rows name outside of Postgres is doomed at the same instant, and not before."""
-    part = partition(generation_id)
+    part = partition_table(generation_id)
     steps = [
         sql.SQL("lock table {} in access exclusive mode").format(part),
         sql.SQL(_DOOM).format(part=part, generation=sql.Literal(generation_id)),

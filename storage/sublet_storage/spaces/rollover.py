@@ -18,7 +18,7 @@ import psycopg
 from psycopg import sql
 
 from sublet_protocol.domain.errors import Unavailable
-from sublet_storage.spaces.routing import HashRange, Space, moves_topics, overlap, ranges
+from sublet_storage.spaces.routing import HashRange, Space, moves_topics, ranges_overlap, split_ring
 
 LOCK_TIMEOUT_S = 2.0
 LOCK_ATTEMPTS = 10
@@ -35,7 +35,7 @@ class _Parent:
     range: HashRange
 
 
-def retried(conn: psycopg.Connection[Any], change: Callable[[], _T]) -> _T:
+def retry_on_lock_timeout(conn: psycopg.Connection[Any], change: Callable[[], _T]) -> _T:
     """Run the change in a transaction of its own; begin again when a lock is not to be had soon."""
     for attempt in range(LOCK_ATTEMPTS):
         try:
@@ -50,7 +50,9 @@ def retried(conn: psycopg.Connection[Any], change: Callable[[], _T]) -> _T:
     )
 
 
-def turn_over(conn: psycopg.Connection[Any], before: list[Space], after: list[Space], changed: int) -> dict[int, int]:
+def roll_over_spaces(
+    conn: psycopg.Connection[Any], before: list[Space], after: list[Space], changed: int
+) -> dict[int, int]:
     """Close all open streams of `before`, open the next generation of each of `after`: {space_id: generation_id}.
 
     Only in or from the `changed` space may parents be of another space.
@@ -60,7 +62,7 @@ def turn_over(conn: psycopg.Connection[Any], before: list[Space], after: list[Sp
     for space in after:
         streams = [
             (space.space_id, opened[space.space_id], *each, _parents(parents, space, each, changed))
-            for each in ranges(space.shards)
+            for each in split_ring(space.shards)
         ]
         with conn.cursor() as cursor:
             cursor.executemany(
@@ -74,7 +76,7 @@ def _parents(closed: list[_Parent], space: Space, range_: HashRange, changed: in
     return [
         parent.stream_id
         for parent in closed
-        if overlap(parent.range, range_) and moves_topics(parent.space, space, changed)
+        if ranges_overlap(parent.range, range_) and moves_topics(parent.space, space, changed)
     ]
 
 
@@ -86,14 +88,14 @@ def _open_generation(conn: psycopg.Connection[Any], space: Space) -> int:
         {"space": space.space_id, "filter": space.filter.text},
     ).fetchone()
     assert row is not None
-    names = {"part": partition(row[0]), "id": sql.Literal(row[0])}
+    names = {"part": partition_table(row[0]), "id": sql.Literal(row[0])}
     conn.execute(sql.SQL("create table {part} (like block including all)").format(**names))
     conn.execute(sql.SQL("alter table {part} alter payload set storage external").format(**names))
     conn.execute(sql.SQL("alter table block attach partition {part} for values in ({id})").format(**names))
     return int(row[0])
 
 
-def partition(generation_id: int) -> sql.Identifier:
+def partition_table(generation_id: int) -> sql.Identifier:
     """The table that holds the blocks of a generation."""
     return sql.Identifier(f"block_{generation_id}")
 

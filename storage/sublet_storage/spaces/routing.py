@@ -69,7 +69,7 @@ def hash_keys(keys: Iterable[bytes]) -> list[int]:
     return list(map(xxhash.xxh3_64_intdigest, keys))
 
 
-def ranges(shards: int) -> list[HashRange]:
+def split_ring(shards: int) -> list[HashRange]:
     """Cut the ring into `shards` half-open ranges whose sizes differ by at most one."""
     if not 1 <= shards <= MAX_SHARDS:
         raise InvalidSetting(f"shards {shards}: must be from 1 to {MAX_SHARDS}. Most spaces do well with 16.")
@@ -77,7 +77,7 @@ def ranges(shards: int) -> list[HashRange]:
     return list(pairwise(cuts))
 
 
-def overlap(one: HashRange, two: HashRange) -> bool:
+def ranges_overlap(one: HashRange, two: HashRange) -> bool:
     """True if the two half-open ranges share a point."""
     return one[0] < two[1] and two[0] < one[1]
 
@@ -89,7 +89,7 @@ def moves_topics(before: Space, after: Space, changed: int) -> bool:
     return before.space_id == after.space_id or is_concerned
 
 
-def space_of(topic: str, spaces: Iterable[Space]) -> Space | None:
+def find_space_for(topic: str, spaces: Iterable[Space]) -> Space | None:
     """The most specific space that matches; None only where there is no catch-all space."""
     matching = (space for space in spaces if space.filter.matches(topic))
     return min(matching, key=lambda space: space.filter.specificity, default=None)
@@ -106,7 +106,7 @@ def candidate_filters(filter: Filter, filters: Iterable[Filter]) -> frozenset[Fi
 
 
 @dataclass(frozen=True, slots=True)
-class Filled:
+class GenerationFilters:
     """What the generations there are were filled under, at one instant.
 
     A generation keeps the filter that its space had when it was opened: the space's own may be another by now. Every
@@ -115,10 +115,10 @@ class Filled:
 
     filters: tuple[Filter, ...]
     open: frozenset[Filter]
-    newest: int
+    newest_generation_id: int
     """The largest generation id; 0 if there is none."""
 
-    def wanted(self, filter: Filter) -> dict[Filter, bool]:
+    def matching(self, filter: Filter) -> dict[Filter, bool]:
         """{filter of generations with messages for a group: True if an open one of it gets such messages too}.
 
         A closed generation may have been in a shadow that is gone, or not in one that is there now: it is always
@@ -128,7 +128,7 @@ class Filled:
         return {one: one in candidates for one in self.filters if one.intersects(filter)}
 
 
-class Ring:
+class HashRing:
     """The open streams of one space, ready to be looked up by hash."""
 
     def __init__(self, streams: Iterable[StreamInfo]) -> None:

@@ -20,16 +20,16 @@ from sublet_storage.db.store_connection import Guard
 from sublet_storage.log import epochs
 from sublet_storage.log.block import COMPRESSIONS
 from sublet_storage.objects import location
-from sublet_storage.objects.location import known, parse
-from sublet_storage.objects.object_stores import store
-from sublet_storage.objects.parallel_calls import TO_READ, once
-from sublet_storage.spaces.catalogue import DEFAULT_SPACE, list_spaces, named
-from sublet_storage.spaces.rollover import lock_streams, retried, turn_over
-from sublet_storage.spaces.routing import Space, ranges
+from sublet_storage.objects.location import parse_location, parse_stored_location
+from sublet_storage.objects.object_stores import get_store
+from sublet_storage.objects.parallel_calls import TO_READ, run_with_timeout
+from sublet_storage.spaces.catalogue import DEFAULT_SPACE, find_space_in, list_spaces
+from sublet_storage.spaces.rollover import lock_streams, retry_on_lock_timeout, roll_over_spaces
+from sublet_storage.spaces.routing import Space, split_ring
 
 DEFAULT_SHARDS = 16
 CHANGEABLE = frozenset({"filter", "shards", "retention_s", "rollover_s", "compression", "payloads", "tier_after_s"})
-LONGEST_S = 1000 * 365 * 86400
+MAX_S = 1000 * 365 * 86400
 """The longest retention and rollover, 1000 years: more would leave the span of Postgres' timestamps."""
 
 _LOCK = "lock table space in share row exclusive mode"
@@ -53,7 +53,7 @@ def ensure_default(conn: psycopg.Connection[Any], shards: int = DEFAULT_SHARDS) 
         if not conn.execute(named, (DEFAULT_SPACE,)).rowcount:
             _create(conn, Space(0, DEFAULT_SPACE, Filter("#"), shards), [])
 
-    retried(conn, create)
+    retry_on_lock_timeout(conn, create)
 
 
 def create_space(
@@ -72,8 +72,8 @@ def create_space(
 
     The same call again is a no-op. Raises `Conflict` if the name or the filter is taken with other settings.
     """
-    kept = (retention_s, rollover_s, compression, payloads, tier_after_s)
-    wanted = _checked(Space(0, name, Filter(filter), shards, *kept))
+    retained = (retention_s, rollover_s, compression, payloads, tier_after_s)
+    wanted = _checked(Space(0, name, Filter(filter), shards, *retained))
 
     def create() -> Space:
         spaces = _locked_spaces(conn)
@@ -83,7 +83,7 @@ def create_space(
         _check_filter_free(wanted, spaces)
         return _create(conn, wanted, spaces)
 
-    return retried(conn, create)
+    return retry_on_lock_timeout(conn, create)
 
 
 def alter_space(conn: psycopg.Connection[Any], name: str, **changes: Any) -> Space:
@@ -94,11 +94,11 @@ def alter_space(conn: psycopg.Connection[Any], name: str, **changes: Any) -> Spa
     if "filter" in changes:
         changes["filter"] = Filter(changes["filter"])
     if changes.get("payloads") is not None:
-        check_way(conn, name, changes["payloads"])
+        check_reaches_objects(conn, name, changes["payloads"])
 
     def alter() -> Space:
         spaces = _locked_spaces(conn)
-        old = named(name, spaces)
+        old = find_space_in(name, spaces)
         new = _checked(replace(old, **changes))
         if new.filter != old.filter:
             _check_not_default(name, "has the filter # for ever, so that every topic has a space")
@@ -106,10 +106,10 @@ def alter_space(conn: psycopg.Connection[Any], name: str, **changes: Any) -> Spa
         _update(conn, new)
         if (new.filter, new.shards) != (old.filter, old.shards):
             others = _affected(spaces, old, new) if new.filter != old.filter else []
-            turn_over(conn, [old, *others], [new, *others], old.space_id)
+            roll_over_spaces(conn, [old, *others], [new, *others], old.space_id)
         return new
 
-    return retried(conn, alter)
+    return retry_on_lock_timeout(conn, alter)
 
 
 def reshard(conn: psycopg.Connection[Any], name: str, shards: int) -> Space:
@@ -122,41 +122,41 @@ def drop_space(
     name: str,
     check: Callable[[psycopg.Connection[Any], Space], None] | None = None,
     *,
-    ends: bool = False,
+    purge: bool = False,
     space_id: int | None = None,
 ) -> None:
     """Its topics fall to the next less specific spaces; what is stored stays until its retention ends, or `ends` now,
     as by retention. `check` may raise once nobody can publish to it any more: then nothing has happened. `space_id`:
     this one, and none that has come by its name since; raises `Conflict` for such a one."""
-    check_may_end(name)
+    check_droppable(name)
 
     def drop() -> None:
         spaces = _locked_spaces(conn)
-        old = named(name, spaces)
+        old = find_space_in(name, spaces)
         if space_id not in (None, old.space_id):
             raise Conflict(
                 f"space {name!r}: the one that was meant (id {space_id}) is gone, and another has its name by now (id "
                 f"{old.space_id}). Nothing was dropped. Look at this one first, with --dry-run."
             )
-        others = heirs(spaces, old)
+        others = find_fallback_spaces(spaces, old)
         if check is not None:
             lock_streams(conn, [old, *others])
             check(conn, old)
         conn.execute("update space set dropped_at = clock_timestamp() where space_id = %s", (old.space_id,))
-        turn_over(conn, [old, *others], others, old.space_id)
-        epochs.complete(conn, old.space_id)
-        if ends:
+        roll_over_spaces(conn, [old, *others], others, old.space_id)
+        epochs.complete_space(conn, old.space_id)
+        if purge:
             conn.execute("update generation set state = 'gone' where space_id = %s", (old.space_id,))
 
-    retried(conn, drop)
+    retry_on_lock_timeout(conn, drop)
 
 
-def check_may_end(name: str) -> None:
+def check_droppable(name: str) -> None:
     """Raise `InvalidSetting` for the space that is there for ever."""
     _check_not_default(name, "cannot be dropped")
 
 
-def heirs(spaces: list[Space], space: Space) -> list[Space]:
+def find_fallback_spaces(spaces: list[Space], space: Space) -> list[Space]:
     """The other spaces that its topics fall to when it is dropped."""
     return _affected(spaces, space)
 
@@ -166,10 +166,10 @@ def rollover(conn: psycopg.Connection[Any], space: str | Space) -> int:
     name = space if isinstance(space, str) else space.name
 
     def roll() -> int:
-        found = named(name, _locked_spaces(conn))
-        return turn_over(conn, [found], [found], found.space_id)[found.space_id]
+        found = find_space_in(name, _locked_spaces(conn))
+        return roll_over_spaces(conn, [found], [found], found.space_id)[found.space_id]
 
-    return retried(conn, roll)
+    return retry_on_lock_timeout(conn, roll)
 
 
 def rollover_due(conn: psycopg.Connection[Any], guard: Guard | None = None, only: str | None = None) -> list[str]:
@@ -184,19 +184,19 @@ def rollover_due(conn: psycopg.Connection[Any], guard: Guard | None = None, only
             guard(conn)
         rolling = [space for space in _due(conn, _locked_spaces(conn)) if only in (None, space.name)]
         for space in rolling:
-            turn_over(conn, [space], [space], space.space_id)
+            roll_over_spaces(conn, [space], [space], space.space_id)
         return [space.name for space in rolling]
 
-    return retried(conn, roll)
+    return retry_on_lock_timeout(conn, roll)
 
 
-def overdue(conn: psycopg.Connection[Any]) -> list[str]:
+def list_overdue_rollovers(conn: psycopg.Connection[Any]) -> list[str]:
     """The names of the spaces that `rollover_due` would roll over now; no lock is taken."""
     return [space.name for space in _due(conn, list_spaces(conn))]
 
 
 def _due(conn: psycopg.Connection[Any], spaces: Iterable[Space]) -> list[Space]:
-    due = {row[0] for row in conn.execute(_DUE, (LONGEST_S,))}
+    due = {row[0] for row in conn.execute(_DUE, (MAX_S,))}
     return [space for space in spaces if space.space_id in due]
 
 
@@ -210,13 +210,13 @@ def _checked(space: Space) -> Space:
         raise InvalidSetting(
             f"space name {space.name!r}: 1 to 63 printable characters without blanks, /, +, # and $. Choose another."
         )
-    ranges(space.shards)
+    split_ring(space.shards)
     spans = (
         ("retention_s", space.retention_s), ("rollover_s", space.rollover_s), ("tier_after_s", space.tier_after_s)
     )  # fmt: skip
     for what, seconds in spans:
-        if seconds is not None and not 0 < seconds <= LONGEST_S:
-            rule = "above 0 seconds" if seconds <= 0 else f"at most {LONGEST_S} seconds (1000 years)"
+        if seconds is not None and not 0 < seconds <= MAX_S:
+            rule = "above 0 seconds" if seconds <= 0 else f"at most {MAX_S} seconds (1000 years)"
             raise InvalidSetting(f"{what} {seconds}: must be {rule}. Leave it out for no limit, or alter it to none.")
     if space.compression not in COMPRESSIONS:
         raise InvalidSetting(f"compression {space.compression!r}: choose one of {', '.join(COMPRESSIONS)}.")
@@ -225,7 +225,7 @@ def _checked(space: Space) -> Space:
             f"tier_after_s {space.tier_after_s}: space {space.name!r} has no place that its payloads could be moved to."
             " Give it `payloads` too, or leave this out."
         )
-    return space if space.payloads is None else replace(space, payloads=str(location.parse(space.payloads)))
+    return space if space.payloads is None else replace(space, payloads=str(location.parse_location(space.payloads)))
 
 
 def _same(space: Space, wanted: Space) -> Space:
@@ -238,8 +238,8 @@ def _same(space: Space, wanted: Space) -> Space:
 
 
 def _settings(space: Space) -> str:
-    told = {name: getattr(space, name) for name in _COLUMNS[1:]}
-    return ", ".join(f"{name} {'none' if value is None else value}" for name, value in told.items())
+    reported = {name: getattr(space, name) for name in _COLUMNS[1:]}
+    return ", ".join(f"{name} {'none' if value is None else value}" for name, value in reported.items())
 
 
 def _check_filter_free(wanted: Space, others: Iterable[Space]) -> None:
@@ -265,7 +265,7 @@ def _create(conn: psycopg.Connection[Any], wanted: Space, spaces: list[Space]) -
     assert row is not None
     created = replace(wanted, space_id=row[0])
     others = _affected(spaces, created)
-    turn_over(conn, others, [created, *others], created.space_id)
+    roll_over_spaces(conn, others, [created, *others], created.space_id)
     return created
 
 
@@ -285,8 +285,8 @@ _COLUMNS = ("name", "filter", "shards", "retention_s", "rollover_s", "compressio
 
 
 def _row(space: Space) -> tuple[object, ...]:
-    kept = (space.retention_s, space.rollover_s, space.compression, space.payloads, space.tier_after_s)
-    return (space.name, space.filter.text, space.shards, *kept)
+    retained = (space.retention_s, space.rollover_s, space.compression, space.payloads, space.tier_after_s)
+    return (space.name, space.filter.text, space.shards, *retained)
 
 
 def _affected(spaces: list[Space], *changed: Space) -> list[Space]:
@@ -304,16 +304,16 @@ def _affected(spaces: list[Space], *changed: Space) -> list[Space]:
 _USED = "select payload_places_of(space_id) from space where name = %s and dropped_at is null"
 
 
-def check_way(conn: psycopg.Connection[Any], space: str, text: str) -> None:
+def check_reaches_objects(conn: psycopg.Connection[Any], space: str, text: str) -> None:
     """Raise `InvalidSetting` where payloads of the space lie at this place, and these options do not lead to them."""
-    wanted = parse(text)
-    used = [known(each) for (places,) in conn.execute(_USED, (space,)).fetchall() for each in places]
+    wanted = parse_location(text)
+    used = [parse_stored_location(each) for (places,) in conn.execute(_USED, (space,)).fetchall() for each in places]
     for former in used:
         if former.prefix != wanted.prefix or former.options == wanted.options:
             continue
-        there = store(replace(wanted, marker=former.marker))
+        there = get_store(replace(wanted, marker=former.marker))
         try:
-            once(there, TO_READ, there.check)
+            run_with_timeout(there, TO_READ, there.check_marker)
         except PayloadUnavailable as error:
             why = str(error).partition(". ")[0]
             raise InvalidSetting(

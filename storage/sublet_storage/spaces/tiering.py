@@ -4,7 +4,7 @@ A stream's blocks are gone through once, in their order; `stream.tiered_offset` 
 it is written down which objects there will be, the objects are written, and one short transaction lets those blocks
 name them that are still what was read, and frees their payloads. Who dies in between leaves objects written down.
 
-Blocks that are smaller than `LEAST_BYTES` stay: their row is as large. What could not be moved holds up nothing that
+Blocks that are smaller than `MIN_BYTES` stay: their row is as large. What could not be moved holds up nothing that
 lies behind it: each pass goes through all that follows it again, and tries it again.
 """
 
@@ -22,32 +22,34 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 
-from sublet_protocol.domain.errors import LostLeadership, PayloadUnavailable, PoisonBlock
+from sublet_protocol.domain.errors import PayloadUnavailable, PoisonBlock, StaleTerm
 from sublet_storage.db.store_connection import Guard
-from sublet_storage.log.log import consecutive
+from sublet_storage.log.log import count_contiguous
 from sublet_storage.objects import registry
-from sublet_storage.objects.location import named, parse
-from sublet_storage.objects.object_stores import store
-from sublet_storage.objects.parallel_calls import TO_CHANGE, once, together
-from sublet_storage.objects.registry import Owner
+from sublet_storage.objects.location import new_object_name, parse_location
+from sublet_storage.objects.object_stores import get_store
+from sublet_storage.objects.parallel_calls import TO_CHANGE, run_parallel, run_with_timeout
+from sublet_storage.objects.registry import BlockOwner
 from sublet_storage.spaces import compaction
-from sublet_storage.spaces.rollover import partition
+from sublet_storage.spaces.rollover import partition_table
 from sublet_storage.spaces.routing import Space
 
-LEAST_BYTES: Final = 4096
+MIN_BYTES: Final = 4096
 BATCH_BYTES: Final = 8 << 20
 BATCH_BLOCKS: Final = 256
-MOST_S: Final = 10.0
+MAX_S: Final = 10.0
 """A pass over a space ends soon after that; the next goes on."""
 
-_WORK = """
+STREAMS_TO_TIER: Final = """
+select * from stream where space_id = %(space)s and is_to_tier
+union all
+select * from stream where state = 'open' and space_id = %(space)s and coalesce(tiered_offset, 0) < head"""
+"""In SQL: those of a space with blocks that are still to be looked at, also where they are gone."""
+
+_WORK = f"""
 select s.stream_id, s.generation_id, s.state = 'closed', s.tiered_offset, coalesce(s.tiered_offset, 0)
-  from (select * from stream where space_id = %(space)s and is_to_tier
-        union all
-        select * from stream where state = 'open' and space_id = %(space)s and coalesce(tiered_offset, 0) < head
-          and %(after)s::float8 is not null) s
-  join generation g using (generation_id)
- where g.state <> 'gone'
+  from ({STREAMS_TO_TIER}) s join generation g using (generation_id)
+ where g.state <> 'gone' and (s.state = 'closed' or %(after)s::float8 is not null)
  order by s.generation_id, s.stream_id"""
 
 # Of an open stream the next block, in its partition: to the table as a whole the server would look up all of them.
@@ -103,12 +105,12 @@ Connection = psycopg.Connection[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
-    """What was moved: so many blocks, of so many bytes. `all`: there is no more to move for now."""
+class TieringResult:
+    """What was moved: so many blocks, of so many bytes. `is_complete`: there is no more to move for now."""
 
     blocks: int
     size: int
-    all: bool
+    is_complete: bool
 
 
 @dataclass(slots=True)
@@ -136,21 +138,21 @@ class _Block:
     uri: str
 
 
-def tier_space(conn: Connection, space: Space, guard: Guard | None = None, most_s: float = MOST_S) -> Moved:
+def tier_space(conn: Connection, space: Space, guard: Guard | None = None, most_s: float = MAX_S) -> TieringResult:
     """Move what is due to the space's place, for about so long; nothing where it has none. Autocommit.
 
     What ails one object or stream is raised after all others were moved, and `PayloadUnavailable` where the place is
     away: what was moved until then has been.
     """
     if space.payloads is None:
-        return Moved(0, 0, True)
+        return TieringResult(0, 0, True)
     until, is_late = time.monotonic() + most_s, False
     mover = _Mover(conn, space, guard)
     for stream in mover.work():
         try:
             while not (mover.is_over or is_late) and mover.batch(stream):
                 is_late = time.monotonic() >= until
-        except LostLeadership:
+        except StaleTerm:
             raise
         except Exception as error:  # what ails one stream must not hold up the others
             if conn.closed:
@@ -159,7 +161,7 @@ def tier_space(conn: Connection, space: Space, guard: Guard | None = None, most_
             mover.is_over |= isinstance(error, PayloadUnavailable)
     if mover.problems:
         raise mover.problems[0]
-    return Moved(mover.blocks, mover.size, mover.is_over or not is_late)
+    return TieringResult(mover.blocks, mover.size, mover.is_over or not is_late)
 
 
 class _Mover:
@@ -168,8 +170,8 @@ class _Mover:
 
     def __init__(self, conn: Connection, space: Space, guard: Guard | None) -> None:
         self._conn, self._space = conn, space
-        self._place = parse(space.payloads or "")
-        self._store = store(self._place)
+        self._place = parse_location(space.payloads or "")
+        self._store = get_store(self._place)
         self._guard: Guard = guard or (lambda _: None)
         self.is_over = False
         self.blocks = self.size = 0
@@ -185,7 +187,7 @@ class _Mover:
     def _is_due(self, stream: _Stream) -> bool:
         asked = {"stream": stream.stream_id, "offset": stream.offset, "after": self._space.tier_after_s}
         with contextlib.suppress(psycopg.errors.UndefinedTable):  # dropped meanwhile
-            statement = sql.SQL(_IS_DUE).format(block=partition(stream.generation_id))
+            statement = sql.SQL(_IS_DUE).format(block=partition_table(stream.generation_id))
             return self._conn.execute(statement, asked).fetchone() == (True,)
         return False
 
@@ -220,12 +222,14 @@ class _Mover:
         if not is_marked:
             with self._conn.transaction():
                 self._guard(self._conn)
-            found = once(self._store, TO_CHANGE, partial(self._store.mark, marker))
+            found = run_with_timeout(self._store, TO_CHANGE, partial(self._store.write_marker, marker))
             self._conn.execute(_MARKED, (found, prefix))
             marker, _, is_in_use = self._conn.execute(_KNOWN, asked).fetchone() or row
-        self._store = store(replace(self._place, marker=marker))
-        once(self._store, TO_CHANGE, self._store.check)
-        once(self._store, TO_CHANGE, self._store.try_to_write)  # who may not is to know it before more is written down
+        self._store = get_store(replace(self._place, marker=marker))
+        run_with_timeout(self._store, TO_CHANGE, self._store.check_marker)
+        run_with_timeout(
+            self._store, TO_CHANGE, self._store.check_writable
+        )  # who may not is to know it before more is written down
         if is_in_use:
             return True
         with self._conn.transaction():
@@ -241,31 +245,33 @@ class _Mover:
                 "offset": stream.offset,
                 "closed": stream.closed,
                 "after": self._space.tier_after_s,
-                "least": LEAST_BYTES,
+                "least": MIN_BYTES,
                 "blocks": BATCH_BLOCKS,
                 "bytes": BATCH_BYTES,
             },
             binary=True,
         ).fetchall()
         young = next((index for index, row in enumerate(rows) if not row[4]), len(rows))
-        return rows[: min(young, consecutive([(row[0] - row[1], row[0]) for row in rows]))]
+        return rows[: min(young, count_contiguous([(row[0] - row[1], row[0]) for row in rows]))]
 
     def _planned(self, stream: _Stream, row: Sequence[Any]) -> _Block:
         end_offset, count, codec, payload = row[:4]
-        name = named(stream.generation_id, stream.stream_id, end_offset, payload).text
-        return _Block(end_offset, count, codec, payload, name, f"{self._store.place.prefix}/{name}")
+        name = new_object_name(stream.generation_id, stream.stream_id, end_offset, payload).text
+        return _Block(end_offset, count, codec, payload, name, f"{self._store.location.prefix}/{name}")
 
     def _write(self, stream: _Stream, blocks: list[_Block]) -> list[_Block]:
         """The blocks whose objects are there. Where the place hangs, what was written down is nobody's after a while:
         it may still be written."""
         with self._conn.transaction():
             self._guard(self._conn)
-            registry.intend(self._conn, self._owner(stream), [(block.uri, block.end_offset) for block in blocks])
+            registry.register_objects(
+                self._conn, self._owner(stream), [(block.uri, block.end_offset) for block in blocks]
+            )
         put = self._store.put
-        outcomes = together(self._store, TO_CHANGE, lambda block: put(block.name, block.payload), blocks)
+        outcomes = run_parallel(self._store, TO_CHANGE, lambda block: put(block.name, block.payload), blocks)
         self.problems += [outcome for outcome in outcomes if outcome is not None][:1]
         try:
-            once(self._store, TO_CHANGE, self._store.check)
+            run_with_timeout(self._store, TO_CHANGE, self._store.check_marker)
         except PayloadUnavailable:  # what was written to a place that has gone away meanwhile is elsewhere
             self._doom(stream, blocks)
             raise
@@ -281,7 +287,7 @@ class _Mover:
                 self._conn.execute(_LOCK)
                 self.is_over = not self._conn.execute(_STILL, (self._space.space_id, self._space.payloads)).rowcount
                 wanted = [] if self.is_over else written
-                claimed = registry.claim(self._conn, [block.uri for block in wanted])
+                claimed = registry.claim_objects(self._conn, [block.uri for block in wanted])
                 named = self._name(stream, [block for block in wanted if block.uri in claimed])
                 left = [block for block in blocks if block.uri not in named]
                 self._doom(stream, left)
@@ -318,9 +324,9 @@ class _Mover:
         return {row[0] for row in self._conn.execute(_NAME, parameters)}
 
     def _doom(self, stream: _Stream, blocks: list[_Block]) -> None:
-        registry.doom(
+        registry.mark_for_deletion(
             self._conn, self._owner(stream), [(block.uri, block.end_offset) for block in blocks], was_named=False
         )
 
-    def _owner(self, stream: _Stream) -> Owner:
-        return Owner(self._space.space_id, stream.generation_id, stream.stream_id)
+    def _owner(self, stream: _Stream) -> BlockOwner:
+        return BlockOwner(self._space.space_id, stream.generation_id, stream.stream_id)

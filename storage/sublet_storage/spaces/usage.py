@@ -12,13 +12,13 @@ import psycopg
 from sublet_protocol.domain.errors import Conflict
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import Filter
-from sublet_storage.spaces.catalogue import filled
+from sublet_storage.spaces.catalogue import read_generation_filters
 from sublet_storage.spaces.routing import Space
 
-LATELY_S = 3600.0
+RECENT_WINDOW_S = 3600.0
 """Who has published within that time is taken for one who will again."""
-MOST_NAMED = 5
-MOST_LOSSES = 20
+MAX_NAMED = 5
+MAX_LOSSES = 20
 
 _MESSAGES = """
 select coalesce(sum(s.head), 0) from stream s join generation g using (generation_id)
@@ -65,38 +65,38 @@ select producer_id from capability where space_id = %(space)s and expired_at is 
 
 
 @dataclass(frozen=True, slots=True)
-class UsedBy:
+class GroupUsage:
     """A group with messages from the space; so many of its streams are lent to members, or kept for them.
 
     `unread_messages`, in so many streams, would be lost to it with the space: those that its filter passes over too.
     """
 
     subscription: str
-    lent: int
+    granted_streams: int
     unread_streams: int
     unread_messages: int
 
 
 @dataclass(frozen=True, slots=True)
-class Uses:
+class SpaceUsage:
     """What a space holds and who uses it. `messages` may be fewer by now in an open generation, never more."""
 
     messages: int
-    groups: tuple[UsedBy, ...]
+    groups: tuple[GroupUsage, ...]
     producers: tuple[str, ...]
 
-    def losses(self) -> list[str]:
-        """Who would lose what with the space's messages, for people: a line for each group, up to `MOST_LOSSES`."""
+    def describe_losses(self) -> list[str]:
+        """Who would lose what with the space's messages, for people: a line for each group, up to `MAX_LOSSES`."""
         losing = [one for one in self.groups if one.unread_messages]
         lines = [
             f"{one.subscription} loses {one.unread_messages} unread messages, in {one.unread_streams} streams"
-            for one in losing[:MOST_LOSSES]
+            for one in losing[:MAX_LOSSES]
         ]
-        return lines + ([f"and {len(losing) - MOST_LOSSES} more groups lose some"] if len(losing) > MOST_LOSSES else [])
+        return lines + ([f"and {len(losing) - MAX_LOSSES} more groups lose some"] if len(losing) > MAX_LOSSES else [])
 
-    def told(self) -> list[str]:
+    def describe(self) -> list[str]:
         """What there is of it, for people."""
-        groups = [f"{one.subscription} ({one.lent} of its streams lent)" for one in self.groups]
+        groups = [f"{one.subscription} ({one.granted_streams} of its streams lent)" for one in self.groups]
         return [
             *([f"it holds {self.messages} messages"] if self.messages else []),
             *([f"groups use it: {_some(groups)}"] if groups else []),
@@ -105,39 +105,39 @@ class Uses:
 
 
 @dataclass(frozen=True, slots=True)
-class Dropped:
-    """A space that was dropped and holds messages still. `until`: when its retention takes the last of them, if no
-    group holds it up; None: never."""
+class DroppedSpace:
+    """A space that was dropped and holds messages still. `retained_until`: when its retention takes the last of them,
+    if no group holds it up; None: never."""
 
     space: Space
     dropped_at: datetime
     messages: int
-    until: datetime | None
+    retained_until: datetime | None
 
 
-def left_of_dropped(conn: psycopg.Connection[Any]) -> list[Dropped]:
+def list_dropped_spaces(conn: psycopg.Connection[Any]) -> list[DroppedSpace]:
     """The spaces that were dropped and hold messages still, by name; of one name there may be several."""
     return [
-        Dropped(Space(space_id, name, Filter(filter), *settings), dropped_at, int(messages), until)
+        DroppedSpace(Space(space_id, name, Filter(filter), *settings), dropped_at, int(messages), until)
         for space_id, name, filter, *settings, dropped_at, messages, until in conn.execute(_LEFT).fetchall()
     ]
 
 
-def uses(conn: psycopg.Connection[Any], space: Space) -> Uses:
+def read_usage(conn: psycopg.Connection[Any], space: Space) -> SpaceUsage:
     """As it is now."""
-    asked = {"space": space.space_id, "lately": LATELY_S}
+    asked = {"space": space.space_id, "lately": RECENT_WINDOW_S}
     ((messages,),) = conn.execute(_MESSAGES, asked).fetchall()
-    known, rows = filled(conn), conn.execute(_GROUPS, asked).fetchall()
-    wanted = {group_id: known.wanted(Filter(filter)) for group_id, _, _, filter, _ in rows}
+    known, rows = read_generation_filters(conn), conn.execute(_GROUPS, asked).fetchall()
+    wanted = {group_id: known.matching(Filter(filter)) for group_id, _, _, filter, _ in rows}
     unread = _unread(conn, space, wanted)
     groups = []
-    for group_id, kind, name, filter, lent in rows:
+    for group_id, kind, name, filter, granted in rows:
         streams, behind = unread.get(group_id, (0, 0))
         # what it holds under an older filter of the space concerns who has not read it, and nobody else
-        if lent or behind or wanted[group_id].get(space.filter):
-            groups.append(UsedBy(str(Subscription(kind, name, Filter(filter))), lent, streams, behind))
+        if granted or behind or wanted[group_id].get(space.filter):
+            groups.append(GroupUsage(str(Subscription(kind, name, Filter(filter))), granted, streams, behind))
     producers = tuple(row[0] for row in conn.execute(_PRODUCERS, asked))
-    return Uses(int(messages), tuple(groups), producers)
+    return SpaceUsage(int(messages), tuple(groups), producers)
 
 
 def _unread(
@@ -153,7 +153,7 @@ def _unread(
 
 def check_unused(conn: psycopg.Connection[Any], space: Space) -> None:
     """Raise `Conflict`, which says who uses it and what helps."""
-    if found := uses(conn, space).told():
+    if found := read_usage(conn, space).describe():
         raise Conflict(
             f"space {space.name!r} is in use: {'; '.join(found)}. Give --keep, and nothing is lost: its groups "
             "consume what is there until its retention takes it. Or give --force: its messages are gone then, groups "
@@ -162,5 +162,5 @@ def check_unused(conn: psycopg.Connection[Any], space: Space) -> None:
 
 
 def _some(names: tuple[str, ...] | list[str]) -> str:
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return ", ".join(names[:MAX_NAMED]) + more

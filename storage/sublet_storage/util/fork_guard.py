@@ -10,10 +10,10 @@ import os
 
 from sublet_protocol.domain.errors import UsageError
 
-REMEDY = "Make one in this process, after the fork."
+HINT = "Make one in this process, after the fork."
 
 
-def check_process(made_in: int, what: str, remedy: str = REMEDY) -> None:
+def check_not_forked(made_in: int, what: str, remedy: str = HINT) -> None:
     """Raise `UsageError` in any process but the one of that id."""
     here = os.getpid()
     if here != made_in:

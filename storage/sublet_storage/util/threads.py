@@ -10,13 +10,13 @@ import threading
 from collections.abc import Callable
 from typing import ParamSpec
 
-from sublet_storage.util.log_throttle import Quiet, again
+from sublet_storage.util.log_throttle import LogThrottle, format_suppressed_count
 
 log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 
-END_S = 2.0
+JOIN_TIMEOUT_S = 2.0
 """What a thread that was asked to end is waited for: longer only takes one that is stuck, in a handler or a connect."""
 
 
@@ -30,46 +30,46 @@ class DriverThread(threading.Thread):
         self._ringer, self.bell = socket.socketpair()
         """`bell` becomes readable when the thread shall end: to be waited for together with what it works on."""
         self._asked = threading.Event()
-        self._quiet = Quiet()
+        self._quiet = LogThrottle()
 
     @property
-    def ending(self) -> bool:
+    def is_stopping(self) -> bool:
         """True once it was asked to end."""
         return self._asked.is_set()
 
     @property
-    def is_ours(self) -> bool:
+    def is_owner_process(self) -> bool:
         """False in a fork of the process that made it."""
         return os.getpid() == self._process
 
-    def complain(self, text: str, *arguments: object) -> None:
+    def log_warning(self, text: str, *arguments: object) -> None:
         """A warning in the log; the same text only now and then."""
-        if (before := self._quiet.ask(text)) is not None:
-            log.warning(text + "%s", *arguments, again(before))
+        if (before := self._quiet.acquire(text)) is not None:
+            log.warning(text + "%s", *arguments, format_suppressed_count(before))
 
-    def pause(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> None:
         """Wait so long, or until asked to end."""
         self._asked.wait(seconds)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Ask it to end and wait for that, in bounded time; harmless when repeated, and from the thread itself."""
-        if not self.is_ours:
+        if not self.is_owner_process:
             return
         self._asked.set()
         with contextlib.suppress(OSError):
             self._ringer.shutdown(socket.SHUT_RDWR)
         if self is not threading.current_thread() and self.ident is not None:
-            self.join(END_S)
+            self.join(JOIN_TIMEOUT_S)
         if not self.is_alive():
             self._ringer.close()
             self.bell.close()
 
-    def call(self, handler: Callable[P, None], *arguments: P.args, **named: P.kwargs) -> None:
+    def call_handler(self, handler: Callable[P, None], *arguments: P.args, **named: P.kwargs) -> None:
         """Call a handler of somebody else's, unless asked to end: what it raises is logged, and the thread goes on."""
-        if self.ending:
+        if self.is_stopping:
             return
         try:
             handler(*arguments, **named)
         except Exception as error:
-            if self._quiet.ask(type(error).__name__) is not None:
+            if self._quiet.acquire(type(error).__name__) is not None:
                 log.exception("a handler of notifications failed; the next ones are handed to it all the same")

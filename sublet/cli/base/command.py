@@ -23,16 +23,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sublet.cli.base import lazy_commands
-from sublet.cli.base.output import Output, printable
+from sublet.cli.base.output import Output, escape_control_characters
 from sublet_protocol.domain.errors import SubletError, SubscriptionEnded, UsageError
 
 if TYPE_CHECKING:
     import psycopg
 
     from sublet_borrower.remote.feed import Feed
-    from sublet_storage.bootstrap.database import Database
+    from sublet_storage.bootstrap.database import DatabaseLocation
 
-NODE_PATIENCE_S = 10.0
+NODE_TIMEOUT_S = 10.0
 """How long a command waits for nodes that do not answer."""
 
 BROKEN_PIPE = 128 + signal.SIGPIPE
@@ -98,10 +98,10 @@ class PlainFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """As it is asked for, in as many lines as the record has."""
-        return "\n".join(map(printable, super().format(record).split("\n")))
+        return "\n".join(map(escape_control_characters, super().format(record).split("\n")))
 
 
-class Terminated(KeyboardInterrupt):
+class SignalReceived(KeyboardInterrupt):
     """SIGTERM, or the terminal has gone (SIGHUP): like Ctrl-C, from somebody else."""
 
     def __init__(self, number: int) -> None:
@@ -119,46 +119,46 @@ class Cli(Output):
         """Where an error goes that ends the command, if not to stderr as a sentence."""
 
     @contextmanager
-    def database(self, migrate_embedded: bool = True) -> Iterator[Database]:
+    def open_database(self, migrate_embedded: bool = True) -> Iterator[DatabaseLocation]:
         """The database that the options, or else the environment, name; checked."""
         from sublet_storage.bootstrap.database import open_database
 
         with open_database(self.database_url, self.data_dir, migrate_embedded) as database:
             yield database
 
-    def check_way(self) -> None:
+    def check_single_source(self) -> None:
         """For a command that goes through nodes. Raises `UsageError` where a database is named as well."""
         if self.database_url is not None or self.data_dir is not None:
             raise UsageError("--node and --database-url or --data-dir: one way is enough. Leave one of them out.")
 
-    def feed(self, nodes: list[str]) -> Feed:
+    def open_feed(self, nodes: list[str]) -> Feed:
         """A client of these nodes. Raises `UsageError` where a database is named as well."""
         from sublet_borrower.remote.feed import Feed
 
-        self.check_way()
-        return Feed(nodes, retry_timeout_s=NODE_PATIENCE_S, patience_s=NODE_PATIENCE_S)
+        self.check_single_source()
+        return Feed(nodes, delivery_timeout_s=NODE_TIMEOUT_S, node_timeout_s=NODE_TIMEOUT_S)
 
     @contextmanager
-    def connection(self) -> Iterator[psycopg.Connection[Any]]:
+    def open_connection(self) -> Iterator[psycopg.Connection[Any]]:
         """A connection to it."""
-        from sublet_storage.bootstrap.database import connected
+        from sublet_storage.bootstrap.database import open_connection
 
-        with connected(self.database_url, self.data_dir, "sublet cli") as connection:
+        with open_connection(self.database_url, self.data_dir, "sublet cli") as connection:
             gc.freeze()  # what is loaded stays: collections need not look through it while rows come by the thousand
             yield connection
 
 
-def group(help: str, commands: Mapping[str, lazy_commands.Maker]) -> lazy_commands.Maker:
+def command_group(help: str, commands: Mapping[str, lazy_commands.CommandFactory]) -> lazy_commands.CommandFactory:
     """Of a group of commands, `sublet NAME ...`."""
     return lambda name: lazy_commands.group(name, help, commands, EXIT_CODES)
 
 
-def made(function: Callable[..., int | None]) -> lazy_commands.Maker:
+def command(function: Callable[..., int | None]) -> lazy_commands.CommandFactory:
     """Of a command. The function returns its exit code; None is 0."""
     return lambda name: lazy_commands.command(name, _with_common(function), EXIT_CODES)
 
 
-def alone(function: Callable[..., None]) -> lazy_commands.Maker:
+def standalone_command(function: Callable[..., None]) -> lazy_commands.CommandFactory:
     """Of a command that has all its options itself, and `run`s."""
     return lambda name: lazy_commands.command(name, function, EXIT_CODES)
 
@@ -172,7 +172,7 @@ def _with_common(function: Callable[..., int | None]) -> Callable[..., None]:
 
     def command(**given: Any) -> None:
         cli = Cli(**{option: given.pop(option) for option in COMMON})
-        raise typer.Exit(run(cli, lambda: function(cli, **given)))
+        raise typer.Exit(run_command(cli, lambda: function(cli, **given)))
 
     parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own] + common
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -181,7 +181,7 @@ def _with_common(function: Callable[..., int | None]) -> Callable[..., None]:
     return command
 
 
-def run(cli: Cli, command: Callable[[], int | None]) -> int:
+def run_command(cli: Cli, command: Callable[[], int | None]) -> int:
     """Run a command to its exit code; every error is one sentence on stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(PlainFormatter("%(asctime)s %(levelname)s %(message)s"))
@@ -198,17 +198,17 @@ def run(cli: Cli, command: Callable[[], int | None]) -> int:
     except KeyboardInterrupt as interrupt:
         return 128 + getattr(interrupt, "number", signal.SIGINT)
     except Exception as error:  # the last resort: whatever it is, it ends as one sentence
-        text, code = explained(error)
+        text, code = explain_error(error)
         if cli.log is not None:
             cli.log.critical("%s", text, exc_info=cli.debug)
             return code
         if cli.debug:
             traceback.print_exc()
-        cli.complain(text, code)
+        cli.print_error(text, code)
         return code
 
 
-def explained(error: Exception) -> tuple[str, int]:
+def explain_error(error: Exception) -> tuple[str, int]:
     """An error as one sentence without secrets, and its exit code."""
     import psycopg
 
@@ -216,18 +216,21 @@ def explained(error: Exception) -> tuple[str, int]:
         return str(error), _ENDINGS.get(error.reason, error.exit_code)
     if isinstance(error, SubletError):
         return str(error), error.exit_code
-    told = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    reported = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     if isinstance(error, psycopg.OperationalError):
-        return f"the database did not answer as it should: {told}. Try again; --debug shows where it happened.", 5
+        return f"the database did not answer as it should: {reported}. Try again; --debug shows where it happened.", 5
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
-        return f"{told}. Give the database's user that right, or use another user.", 1
+        return f"{reported}. Give the database's user that right, or use another user.", 1
     if isinstance(error, OSError):
-        return f"{told}.", 1
-    return f"{type(error).__name__}: {told}. This should not happen; --debug shows where it did. Please report it.", 1
+        return f"{reported}.", 1
+    return (
+        f"{type(error).__name__}: {reported}. This should not happen; --debug shows where it did. Please report it.",
+        1,
+    )
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
+def defer_signals() -> Iterator[None]:
     """What is done in here is done before a signal ends the command; a second one breaks in.
 
     An exception out of nowhere in the midst of a call on a connection would leave that where nobody knows.
@@ -237,7 +240,7 @@ def held_back() -> Iterator[None]:
     def note(number: int, frame: FrameType | None) -> None:
         came.append(number)
         if len(came) > 1:
-            raise Terminated(number)
+            raise SignalReceived(number)
 
     heeded = [each for each in _ENDING_SIGNALS if signal.getsignal(each) is not signal.SIG_IGN]
     before = {number: signal.signal(number, note) for number in heeded}
@@ -247,11 +250,11 @@ def held_back() -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, handler)
         if came:
-            raise Terminated(came[0])
+            raise SignalReceived(came[0])
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
-    raise Terminated(number)
+    raise SignalReceived(number)
 
 
 def _check_stdout() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from enum import StrEnum
 
-from sublet.cli.base.output import escaped
+from sublet.cli.base.output import escape_json
 
 EVENTS = "sublet.events"
 """The logger that what happens to groups goes to, where it is wanted."""
@@ -31,7 +31,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """When, how bad, who, what; then the record's own fields, which cannot replace these."""
-        told: dict[str, object] = {
+        reported: dict[str, object] = {
             "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -39,11 +39,11 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
         }
         if record.exc_info:
-            told["traceback"] = self.formatException(record.exc_info)
-        return escaped(json.dumps({**getattr(record, "fields", {}), **told}, ensure_ascii=False, default=str))
+            reported["traceback"] = self.formatException(record.exc_info)
+        return escape_json(json.dumps({**getattr(record, "fields", {}), **reported}, ensure_ascii=False, default=str))
 
 
-def json_logs(node: str) -> Callable[[str], None]:
+def configure_json_logging(node: str) -> Callable[[str], None]:
     """From now on all that is logged goes to stderr in JSON, with what happens to groups; a function for what an
     operator wants to see, which goes there too."""
     handler = logging.StreamHandler(sys.stderr)

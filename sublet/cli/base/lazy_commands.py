@@ -9,7 +9,7 @@ from typing import Any, Self
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-Maker = Callable[[str], Any]
+CommandFactory = Callable[[str], Any]
 """Makes the command of that name."""
 
 
@@ -20,15 +20,15 @@ def command(name: str, function: Callable[..., None], epilog: str) -> Any:
     return typer.main.get_command(alone)
 
 
-def group(name: str, help: str, commands: Mapping[str, Maker], epilog: str) -> Any:
+def group(name: str, help: str, commands: Mapping[str, CommandFactory], epilog: str) -> Any:
     """A group of commands."""
     of = typer.Typer(
-        name=name, cls=holding(commands), help=help, epilog=epilog, no_args_is_help=True, rich_markup_mode=None
+        name=name, cls=lazy_group_class(commands), help=help, epilog=epilog, no_args_is_help=True, rich_markup_mode=None
     )
     return typer.main.get_group(of)
 
 
-def holding(commands: Mapping[str, Maker]) -> type[TyperGroup]:
+def lazy_group_class(commands: Mapping[str, CommandFactory]) -> type[TyperGroup]:
     """The class of a group with these commands, for `typer.Typer(cls=...)`."""
 
     class Holding(_Light, TyperGroup):
@@ -41,7 +41,7 @@ def holding(commands: Mapping[str, Maker]) -> type[TyperGroup]:
 class _Made(Mapping[str, Any]):
     """Commands by name, each made once."""
 
-    def __init__(self, makers: Mapping[str, Maker]) -> None:
+    def __init__(self, makers: Mapping[str, CommandFactory]) -> None:
         self._makers = makers
         self._made: dict[str, Any] = {}
 

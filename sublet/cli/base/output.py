@@ -15,11 +15,11 @@ from sublet_protocol.domain.errors import SubletError, UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-MOST_DRESSED = 500
+MAX_DRESSED = 500
 """Rows of a table that a terminal's width is looked at for: of more, the time it takes is felt."""
 BROKEN = frozenset({"GROUP", "LEADER", "ADDRESS", "STARTED", "FOUND", "OWNER", "REASON", "FILTER", "PAYLOADS", "SPACE"})
 """Columns that are broken where a terminal is narrow: the others are numbers, times and words, to be read whole."""
-LEAST_BROKEN = 8
+MIN_BROKEN = 8
 """So narrow they may become; where that does not do either, the terminal breaks the lines."""
 
 
@@ -30,66 +30,66 @@ class Output:
         self.json = json
 
     @cached_property
-    def prose(self) -> Console:
+    def stderr_console(self) -> Console:
         """Where stderr goes."""
         from rich.console import Console
 
         return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
     @property
-    def coloured(self) -> bool:
+    def is_coloured(self) -> bool:
         """Whether stdout is a terminal that wants colours."""
         from rich.console import Console
 
         return Console().is_terminal and not Console().no_color
 
-    def say(self, text: str) -> None:
+    def print_info(self, text: str) -> None:
         """A sentence to the person, on stderr. What could move a cursor is escaped."""
-        self.prose.print("\n".join(map(printable, text.split("\n"))), markup=False)
+        self.stderr_console.print("\n".join(map(escape_control_characters, text.split("\n"))), markup=False)
 
-    def complain(self, text: str, code: int) -> None:
+    def print_error(self, text: str, code: int) -> None:
         """An error on stderr, as a sentence or, for programs, as an object in one line."""
         if self.json:
-            self.prose.print(json.dumps({"error": text, "exit_code": code}), markup=False)
+            self.stderr_console.print(json.dumps({"error": text, "exit_code": code}), markup=False)
         else:
-            self.say(f"sublet: {text}")
+            self.print_info(f"sublet: {text}")
 
     def confirm(self, question: str, otherwise: str) -> None:
         """Ask on stderr; the answer is a line of stdin, and its end is no. Raises `SubletError`, which begins with
         `otherwise`, unless it is yes; for programs `UsageError` where nobody sits there who could be asked."""
         if self.json and not (sys.stdin is not None and sys.stdin.isatty()):
             raise UsageError(f"{otherwise} With --json it is asked at a terminal only. Give --yes.")
-        self.say(f"{question} [y/N]")
+        self.print_info(f"{question} [y/N]")
         if sys.stdin is None or sys.stdin.readline().strip().lower() not in ("y", "yes"):
             raise SubletError(f"{otherwise} Answer y, or give --yes.")
 
-    def emit(self, thing: Any) -> None:
+    def print_json(self, thing: Any) -> None:
         """An object on stdout, in a line of its own."""
-        self.write([dumps(thing)])
+        self.write_lines([to_json_line(thing)])
 
-    def write(self, lines: Iterable[str]) -> None:
+    def write_lines(self, lines: Iterable[str]) -> None:
         """Lines to stdout, there when this returns. Raises `BrokenPipeError` when nobody reads any more."""
         sys.stdout.write("".join(f"{line}\n" for line in lines))
         sys.stdout.flush()
 
-    def tell(self, lines: Iterable[str]) -> None:
+    def print_lines(self, lines: Iterable[str]) -> None:
         """Lines for people to stdout. What could move a cursor is escaped."""
-        self.write(map(printable, lines))
+        self.write_lines(map(escape_control_characters, lines))
 
-    def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    def print_table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """A table on stdout; columns whose name ends with `>` are numbers, set right. It fits a terminal, or is as wide
         as it needs to be elsewhere. Of what is too wide only prose, addresses and names of groups are broken."""
-        cells = [[shown(cell) for cell in row] for row in rows]
-        if len(cells) > MOST_DRESSED or not _dressed(columns, cells):
-            self.write(_aligned(columns, cells))
+        cells = [[format_cell(cell) for cell in row] for row in rows]
+        if len(cells) > MAX_DRESSED or not _dressed(columns, cells):
+            self.write_lines(_aligned(columns, cells))
 
 
-def dumps(thing: Any) -> str:
+def to_json_line(thing: Any) -> str:
     """Compact JSON, in the characters it is about; what could move a cursor, or turn a line around, is escaped."""
-    return escaped(json.dumps(thing, ensure_ascii=False, separators=(",", ":")))
+    return escape_json(json.dumps(thing, ensure_ascii=False, separators=(",", ":")))
 
 
-def escaped(text: str) -> str:
+def escape_json(text: str) -> str:
     """JSON, in which what cannot be printed is escaped as JSON has it."""
     return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
@@ -101,7 +101,7 @@ def _dressed(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     from rich.table import Table
 
     wide = zip(columns, _widths(columns, rows), strict=True)
-    least = [min(width, LEAST_BROKEN) if column in BROKEN else width for column, width in wide]
+    least = [min(width, MIN_BROKEN) if column in BROKEN else width for column, width in wide]
     if not Console().is_terminal or sum(least) + len(least) - 1 > Console().width:
         return False
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -135,16 +135,16 @@ def _width(text: str) -> int:
     return len(text) if text.isascii() else cell_len(text)
 
 
-def shown(cell: object) -> str:
+def format_cell(cell: object) -> str:
     """A cell of a table; what is unknown is said to be. What could move a cursor is escaped."""
     if cell is None:
         return "-"
     if isinstance(cell, float):
         return f"{cell:.1f}"
-    return printable(str(cell))
+    return escape_control_characters(str(cell))
 
 
-def printable(text: str) -> str:
+def escape_control_characters(text: str) -> str:
     """The text without what could move a cursor, which is escaped."""
     if text.isprintable():
         return text

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sublet.cli.base.output import printable
+from sublet.cli.base.output import escape_control_characters
 from sublet_protocol.domain.errors import UsageError
-from sublet_protocol.domain.subscriptions import MAX_OFFSET, Start
+from sublet_protocol.domain.subscriptions import MAX_OFFSET, StartingPosition
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,7 +29,7 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])", re.ASCII)
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
-def to_json(data: bytes | None) -> Any:
+def bytes_to_json(data: bytes | None) -> Any:
     """Bytes as text where they are UTF-8, else `{"base64": ...}`."""
     if data is None:
         return None
@@ -39,7 +39,7 @@ def to_json(data: bytes | None) -> Any:
         return {"base64": base64.b64encode(data).decode()}
 
 
-def from_json(what: str, value: Any) -> bytes | None:
+def bytes_from_json(what: str, value: Any) -> bytes | None:
     """`to_json` reversed; other JSON than text is its own compact spelling. Raises `UsageError`."""
     if value is None:
         return None
@@ -64,7 +64,7 @@ def _encoded(what: str, text: str) -> bytes:
         raise UsageError(f'{what}: holds a lone surrogate, which is not text. Give {{"base64": ...}}.') from None
 
 
-def messages(batch: pa.RecordBatch | pa.Table) -> Iterator[dict[str, Any]]:
+def messages_to_json(batch: pa.RecordBatch | pa.Table) -> Iterator[dict[str, Any]]:
     """The rows as objects for JSON."""
     import pyarrow.compute as pc
 
@@ -74,8 +74,8 @@ def messages(batch: pa.RecordBatch | pa.Table) -> Iterator[dict[str, Any]]:
     for topic, key, value, headers, epoch, stream, offset, timestamp in zip(*columns, times, strict=True):
         yield {
             "topic": topic,
-            "key": to_json(key),
-            "value": to_json(value),
+            "key": bytes_to_json(key),
+            "value": bytes_to_json(value),
             "headers": None if headers is None else [_header(pair) for pair in headers],
             "timestamp": timestamp,
             "epoch": epoch,
@@ -86,35 +86,35 @@ def messages(batch: pa.RecordBatch | pa.Table) -> Iterator[dict[str, Any]]:
 
 def _header(pair: dict[str, Any] | None) -> list[Any]:
     """Name and value; a name that is null, as no publisher of ours lets it pass, is shown so."""
-    return [None, None] if pair is None else [pair["key"], to_json(pair["value"])]
+    return [None, None] if pair is None else [pair["key"], bytes_to_json(pair["value"])]
 
 
-def lines(batch: pa.RecordBatch | pa.Table, coloured: bool) -> Iterator[str]:
+def format_messages(batch: pa.RecordBatch | pa.Table, coloured: bool) -> Iterator[str]:
     """The rows for people: topic, key and value, separated by tabs. What could move a cursor is escaped."""
     before, after = (_DIM, _PLAIN) if coloured else ("", "")
     columns = (batch.column(name).to_pylist() for name in ("topic", "key", "value"))
     for topic, key, value in zip(*columns, strict=True):
-        yield f"{before}{printable(topic)}\t{_text(key)}{after}\t{_text(value)}"
+        yield f"{before}{escape_control_characters(topic)}\t{_text(key)}{after}\t{_text(value)}"
 
 
 def _text(data: bytes | None) -> str:
     if data is None:
         return ""
     try:
-        return printable(data.decode())
+        return escape_control_characters(data.decode())
     except UnicodeDecodeError:
         return "base64:" + base64.b64encode(data).decode()
 
 
-def seconds(text: str) -> int:
+def parse_seconds(text: str) -> int:
     """A duration such as 90s, 15m, 6h, 7d, 2w or 0, in whole seconds. Raises `UsageError`."""
-    found = fine_seconds(text)
+    found = parse_fractional_seconds(text)
     if not found.is_integer():
         raise UsageError(f"duration {text!r}: it is no whole number of seconds. Round it.")
     return int(found)
 
 
-def fine_seconds(text: str) -> float:
+def parse_fractional_seconds(text: str) -> float:
     """The same with fractions, such as 0.5s. Who forgets a unit may mean days: only 0 does without. Raises
     `UsageError`."""
     wanted = text.strip()
@@ -131,12 +131,12 @@ def fine_seconds(text: str) -> float:
     raise UsageError(f"duration {text!r}: give a number and s, m, h, d or w, such as 90s or 7d.")
 
 
-def utc(at_us: int) -> str:
+def format_utc(at_us: int) -> str:
     """A time in microseconds since 1970, spelled as a start is."""
-    return str(Start.at(at_us))
+    return str(StartingPosition.at_time(at_us))
 
 
-def ranges(numbers: Iterable[int]) -> str:
+def format_ranges(numbers: Iterable[int]) -> str:
     """Numbers in as few words as they need: 1-3, 7."""
     spans: list[list[int]] = []
     for number in sorted(numbers):
@@ -147,7 +147,7 @@ def ranges(numbers: Iterable[int]) -> str:
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
-def whole(what: str, text: str, least: int = 0) -> int:
+def parse_int(what: str, text: str, least: int = 0) -> int:
     """A whole number that Postgres can hold. Raises `UsageError`."""
     is_number = text.isascii() and text.isdigit() and len(text) <= len(str(MAX_OFFSET))
     if not (is_number and least <= int(text) <= MAX_OFFSET):
@@ -155,7 +155,7 @@ def whole(what: str, text: str, least: int = 0) -> int:
     return int(text)
 
 
-def json_file(what: str, file: Path) -> Any:
+def read_json_file(what: str, file: Path) -> Any:
     """What is in a file of JSON. Raises `UsageError`."""
     try:
         return json.loads(file.read_text())
@@ -165,7 +165,7 @@ def json_file(what: str, file: Path) -> Any:
         raise UsageError(f"{what}: it is not JSON ({error}). Make one with `sublet groups export`.") from None
 
 
-def number(what: str, text: str) -> float:
+def parse_number(what: str, text: str) -> float:
     """A number. Raises `UsageError`."""
     try:
         return float(text)
@@ -173,7 +173,7 @@ def number(what: str, text: str) -> float:
         raise UsageError(f"{what} {text!r}: give a number, such as 2 or 0.5.") from None
 
 
-def moment(option: str, text: str) -> datetime:
+def parse_time(option: str, text: str) -> datetime:
     """A time with its zone, in UTC. Raises `UsageError`, which names the option."""
     try:
         when = datetime.fromisoformat(text)
@@ -187,24 +187,24 @@ def moment(option: str, text: str) -> datetime:
     raise UsageError(f"{option} {text!r}: give a time such as 2026-01-31T12:00:00Z. {remedy}.")
 
 
-def ago(option: str, text: str, instead: str) -> datetime:
+def parse_ago(option: str, text: str, instead: str) -> datetime:
     """The time so long ago. Raises `UsageError`, which says what to give where there is no such time."""
     try:
-        return datetime.now(UTC) - timedelta(seconds=fine_seconds(text))
+        return datetime.now(UTC) - timedelta(seconds=parse_fractional_seconds(text))
     except OverflowError:
         raise UsageError(f"{option} {text!r}: it is longer than time is. Use {instead}.") from None
 
 
-def begin(text: str) -> str | int | datetime:
+def parse_starting_position(text: str) -> str | int | datetime:
     """`earliest`, `latest`, an offset, a time, or a duration (so long ago). Raises `UsageError`."""
     if text in ("earliest", "latest"):
         return text
     if text == "active":
         raise UsageError("--from 'active': is for whole epochs. Add --epochs, or begin elsewhere.")
     if text.isascii() and text.isdigit():
-        return whole("--from", text)
+        return parse_int("--from", text)
     if _DURATION.fullmatch(text):
-        return ago("--from", text, "earliest")
+        return parse_ago("--from", text, "earliest")
     try:
         when = datetime.fromisoformat(text)
     except ValueError:

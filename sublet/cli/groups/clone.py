@@ -14,14 +14,14 @@ import typer
 from sublet.cli.base import values
 from sublet.cli.base.command import Cli
 from sublet.cli.base.values import GroupName
-from sublet.cli.groups.names import named
+from sublet.cli.groups.names import resolve_subscription
 from sublet_protocol.domain.errors import Conflict, SubletError, UsageError
 from sublet_protocol.domain.subscriptions import Subscription
 
 if TYPE_CHECKING:
     import psycopg
 
-    from sublet_storage.groups.admin.progress_transfer import Progress
+    from sublet_storage.groups.admin.progress_transfer import GroupProgress
     from sublet_storage.groups.model.options import GroupOptions
     from sublet_storage.groups.model.records import Group
 
@@ -45,11 +45,11 @@ def clone(cli: Cli, subscription: GroupName, target: Target, dry_run: DryRun = F
     from sublet_storage.db.clock import database_user
     from sublet_storage.groups.admin import progress_transfer
 
-    source, wanted = named(cli, subscription), Subscription.parse(target)
+    source, wanted = resolve_subscription(cli, subscription), Subscription.parse(target)
     if source.filter != wanted.filter:
         raise UsageError(
             f"{wanted}: a clone has the filter of its source, {source.filter}, since positions are in its streams. "
-            f"Write '${wanted.kind}/{wanted.group}/{source.filter}', or create a group with a --start of its own."
+            f"Write '${wanted.kind}/{wanted.group}/{source.filter}', or create a group with a --from of its own."
         )
     with _written(cli, wanted, dry_run) as connection:
         made, progress = progress_transfer.clone(connection, source, wanted, database_user(connection))
@@ -77,18 +77,18 @@ def import_(
     from sublet_storage.db.clock import database_user
     from sublet_storage.groups.admin import progress_transfer
     from sublet_storage.groups.coordinator import lifecycle
-    from sublet_storage.groups.model.group_errors import same_options
-    from sublet_storage.groups.model.transitions import by
+    from sublet_storage.groups.model.group_errors import check_same_options
+    from sublet_storage.groups.model.transitions import reason_with_user
 
     wanted, options, progress, exported_at = _read(file)
     with _written(cli, wanted, dry_run) as connection:
         found = lifecycle.find_live(connection, wanted)
         if found is None:
-            why = by(f"imported, as it was at {exported_at}", database_user(connection))
-            group = progress_transfer.begin(connection, wanted, options, progress, why)
+            why = reason_with_user(f"imported, as it was at {exported_at}", database_user(connection))
+            group = progress_transfer.create_from_progress(connection, wanted, options, progress, why)
         else:
-            group = same_options(found, options)
-            _check_same(group, progress_transfer.take(connection, group), progress, file)
+            group = check_same_options(found, options)
+            _check_same(group, progress_transfer.read_progress(connection, group), progress, file)
     _answer(cli, group, progress, dry_run, made_now=found is None)
 
 
@@ -98,26 +98,26 @@ def _written(cli: Cli, wanted: Subscription, dry_run: bool) -> Iterator[psycopg.
     from sublet_storage.db.connect import connect
     from sublet_storage.groups.coordinator import lifecycle
     from sublet_storage.notify.changes import group_change
-    from sublet_storage.notify.publisher import tell_now
+    from sublet_storage.notify.publisher import publish_once
 
-    with cli.database() as database, connect(database.url, application_name="sublet cli") as connection:
+    with cli.open_database() as database, connect(database.url, application_name="sublet cli") as connection:
         with connection.transaction(force_rollback=dry_run):
             yield connection
         if not dry_run and (made := lifecycle.find_live(connection, wanted)) is not None:
-            tell_now(database.url, [group_change(str(wanted), made.group_id)])
+            publish_once(database.url, [group_change(str(wanted), made.group_id)])
 
 
-def _read(file: Path) -> tuple[Subscription, GroupOptions, Progress, str]:
-    from sublet_storage.groups.admin.progress_transfer import of_json
+def _read(file: Path) -> tuple[Subscription, GroupOptions, GroupProgress, str]:
+    from sublet_storage.groups.admin.progress_transfer import progress_from_json
     from sublet_storage.groups.model.options import GroupOptions
 
-    found = values.json_file(str(file), file)
+    found = values.read_json_file(str(file), file)
     try:
         options = dict(found["options"])
-        start = options.pop("start")
+        start = options.pop("starting_position")
         wanted, at = Subscription.parse(found["subscription"]), str(found["exported_at"])
         of = found.get("filter", wanted.filter.text)
-        read = wanted, GroupOptions.stored(start, options), of_json(found), at
+        read = wanted, GroupOptions.from_row(start, options), progress_from_json(found), at
     except SubletError as error:
         raise UsageError(f"{file}: {error}") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -127,13 +127,13 @@ def _read(file: Path) -> tuple[Subscription, GroupOptions, Progress, str]:
     if of != wanted.filter.text:
         raise UsageError(
             f"{file}: its positions are those of the filter {of}, and {wanted} has another: some would be passed over."
-            f" Write '${wanted.kind}/{wanted.group}/{of}', or create a group with a --start of its own."
+            f" Write '${wanted.kind}/{wanted.group}/{of}', or create a group with a --from of its own."
         )
     return read
 
 
-def _check_same(group: Group, has: Progress, wanted: Progress, file: Path) -> None:
-    differing = sorted({place.stream_id for place in set(has.settled.places) ^ set(wanted.settled.places)})
+def _check_same(group: Group, has: GroupProgress, wanted: GroupProgress, file: Path) -> None:
+    differing = sorted({place.stream_id for place in set(has.to_initial.positions) ^ set(wanted.to_initial.positions)})
     if not differing:
         return
     raise Conflict(
@@ -143,20 +143,20 @@ def _check_same(group: Group, has: Progress, wanted: Progress, file: Path) -> No
     )
 
 
-def _answer(cli: Cli, group: Group, progress: Progress, dry_run: bool, *, made_now: bool) -> None:
-    from sublet_storage.groups.admin.progress_transfer import to_json
-    from sublet_storage.groups.status.json_views import options_as_json
+def _answer(cli: Cli, group: Group, progress: GroupProgress, dry_run: bool, *, made_now: bool) -> None:
+    from sublet_storage.groups.admin.progress_transfer import progress_to_json
+    from sublet_storage.groups.status.json_views import options_to_json
 
     wanted = group.subscription
     if cli.json:
-        told = {"subscription": str(wanted), "group_id": None if dry_run and made_now else group.group_id}
+        reported = {"subscription": str(wanted), "group_id": None if dry_run and made_now else group.group_id}
         done = {"created": False, "would_create": made_now} if dry_run else {"created": made_now}
-        cli.emit({**told, **done, **options_as_json(group.options), **to_json(progress.settled)})
+        cli.print_json({**reported, **done, **options_to_json(group.options), **progress_to_json(progress.to_initial)})
     elif not made_now:
-        cli.say(f"The group {wanted} exists already, with these options and positions: nothing was changed.")
+        cli.print_info(f"The group {wanted} exists already, with these options and positions: nothing was changed.")
     else:
         begins = "would begin" if dry_run else "begins"
-        cli.say(f"The group {wanted} {begins} at the positions of {len(progress.places)} streams.")
+        cli.print_info(f"The group {wanted} {begins} at the positions of {len(progress.positions)} streams.")
 
 
 def export(cli: Cli, subscription: GroupName) -> None:
@@ -174,19 +174,19 @@ def export(cli: Cli, subscription: GroupName) -> None:
     from sublet_storage.groups.admin import progress_transfer
     from sublet_storage.groups.coordinator import lifecycle
     from sublet_storage.groups.status import overview
-    from sublet_storage.groups.status.json_views import options_as_json
+    from sublet_storage.groups.status.json_views import options_to_json
 
-    wanted = named(cli, subscription)
-    with cli.connection() as connection, overview.one_instant(connection):
-        group = lifecycle.live(connection, wanted)
-        told, streams = (
-            progress_transfer.to_json(progress_transfer.take(connection, group)),
-            overview.look(connection, wanted).streams,
+    wanted = resolve_subscription(cli, subscription)
+    with cli.open_connection() as connection, overview.snapshot_transaction(connection):
+        group = lifecycle.get_live(connection, wanted)
+        reported, streams = (
+            progress_transfer.progress_to_json(progress_transfer.read_progress(connection, group)),
+            overview.read_overview(connection, wanted).streams,
         )
-    told["streams"] += [
+    reported["streams"] += [
         {"stream_id": line.stream_id, "position": line.position, "status": line.status}
         for line in streams
         if line.status == overview.NEW
     ]
-    whole = {"subscription": str(wanted), "filter": wanted.filter.text, "exported_at": datetime.now(UTC).isoformat()}
-    cli.emit({**whole, "options": options_as_json(group.options), **told})
+    entire = {"subscription": str(wanted), "filter": wanted.filter.text, "exported_at": datetime.now(UTC).isoformat()}
+    cli.print_json({**entire, "options": options_to_json(group.options), **reported})

@@ -9,8 +9,8 @@ import typer
 from sublet.cli.base import values
 from sublet.cli.base.command import Cli
 from sublet.cli.base.values import GroupName
-from sublet.cli.groups.names import named
-from sublet_storage.groups.model.desired_state import Order, Pause, Resume, Weigh
+from sublet.cli.groups.names import resolve_subscription
+from sublet_storage.groups.model.desired_state import GroupCommand, PauseGroup, ResumeGroup, SetSessionWeight
 
 
 def pause(
@@ -28,7 +28,7 @@ def pause(
     \b
       sublet groups pause '$share/billing/orders/#' --reason 'the sink is repaired'
     """
-    _instruct(cli, subscription, Pause(reason))
+    _instruct(cli, subscription, PauseGroup(reason))
 
 
 def resume(cli: Cli, subscription: GroupName) -> None:
@@ -39,7 +39,7 @@ def resume(cli: Cli, subscription: GroupName) -> None:
     \b
       sublet groups resume '$share/billing/orders/#'
     """
-    _instruct(cli, subscription, Resume())
+    _instruct(cli, subscription, ResumeGroup())
 
 
 def weight(
@@ -58,27 +58,27 @@ def weight(
     \b
       sublet groups weight '$share/billing/orders/#' nightly 0.5
     """
-    from sublet_storage.groups.status.overview import describe
+    from sublet_storage.groups.status.overview import describe_group
 
-    share = None if weight == "own" else values.number("weight", weight)
-    _instruct(cli, subscription, Weigh(session, share))
+    share = None if weight == "own" else values.parse_number("weight", weight)
+    _instruct(cli, subscription, SetSessionWeight(session, share))
     if cli.json:
         return
-    with cli.connection() as connection:
-        known = {line.session for line in describe(connection, named(cli, subscription)).streams}
+    with cli.open_connection() as connection:
+        known = {line.session for line in describe_group(connection, resolve_subscription(cli, subscription)).streams}
     if session not in known:
-        cli.say(f"No session {session!r} holds a stream at present: it is for one that is yet to get some.")
+        cli.print_info(f"No session {session!r} holds a stream at present: it is for one that is yet to get some.")
 
 
-def _instruct(cli: Cli, subscription: str, order: Order) -> None:
-    from sublet_storage.groups.admin.admin import instruct
+def _instruct(cli: Cli, subscription: str, order: GroupCommand) -> None:
+    from sublet_storage.groups.admin.admin import send_command
 
-    wanted = named(cli, subscription)
-    with cli.database() as database:
-        group, changed = instruct(database.url, wanted, order)
+    wanted = resolve_subscription(cli, subscription)
+    with cli.open_database() as database:
+        group, changed = send_command(database.url, wanted, order)
     if cli.json:
-        orders = {"paused": group.orders.paused, "weights": dict(group.orders.weights)}
-        cli.emit({"subscription": str(wanted), "group_id": group.group_id, "changed": changed, **orders})
+        orders = {"paused": group.desired_state.pause_reason, "weights": dict(group.desired_state.weights)}
+        cli.print_json({"subscription": str(wanted), "group_id": group.group_id, "changed": changed, **orders})
     else:
-        is_so = Pause(group.orders.paused or "") if isinstance(order, Pause) else order
-        cli.say(f"{wanted}: {is_so}." if changed else f"{wanted}: {is_so}, as it was: nothing was changed.")
+        is_so = PauseGroup(group.desired_state.pause_reason or "") if isinstance(order, PauseGroup) else order
+        cli.print_info(f"{wanted}: {is_so}." if changed else f"{wanted}: {is_so}, as it was: nothing was changed.")

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from sublet.cli.base.command import Cli, group, made
-from sublet.cli.base.values import GroupName, ranges, utc
+from sublet.cli.base.command import Cli, command, command_group
+from sublet.cli.base.values import GroupName, format_ranges, format_utc
 from sublet.cli.groups import clone, control, history, lifecycle, reset, watch, why
-from sublet.cli.groups.names import named
-from sublet_protocol.domain.epochs import lower_of_json, shown
+from sublet.cli.groups.names import resolve_subscription
+from sublet_protocol.domain.epochs import format_frontier, lower_frontier_from_json
 
 if TYPE_CHECKING:
-    from sublet_storage.groups.model.desired_state import Orders
-    from sublet_storage.groups.status.overview import EpochsLine, Overview, StreamLine
+    from sublet_storage.groups.model.desired_state import GroupDesiredState
+    from sublet_storage.groups.status.overview import GroupOverview, SpaceFrontierRow, StreamRow
 
 
 LEADER_S: Final = 2.0
@@ -33,15 +33,17 @@ def list_(cli: Cli) -> None:
     from sublet_storage.groups.status import json_views
     from sublet_storage.groups.status.overview import list_groups
 
-    with cli.connection() as connection:
+    with cli.open_connection() as connection:
         found = list_groups(connection)
     if cli.json:
-        cli.emit({"groups": [json_views.summary(overview) for overview in found]})
+        cli.print_json({"groups": [json_views.summary_to_json(overview) for overview in found]})
         return
-    rows = ((*_row(overview), json_views.state(overview)) for overview in found)
-    cli.table(("GROUP", "LEADER", "STREAMS>", "HELD>", "LAG>", "STATE"), rows)
+    rows = ((*_row(overview), json_views.group_state(overview).replace("_", " ")) for overview in found)
+    cli.print_table(("GROUP", "LEADER", "STREAMS>", "HELD>", "LAG>", "STATE"), rows)
     if not found:
-        cli.say("There are no groups yet: a $share group comes with its first consumer, or by `sublet groups create`.")
+        cli.print_info(
+            "There are no groups yet: a $share group comes with its first consumer, or by `sublet groups create`."
+        )
 
 
 def describe(
@@ -69,17 +71,17 @@ def describe(
     """
     from sublet_storage.groups.model.records import LendingStatus
     from sublet_storage.groups.status import json_views
-    from sublet_storage.groups.status.overview import describe as look
+    from sublet_storage.groups.status.overview import describe_group as look
 
-    wanted = named(cli, subscription)
-    with cli.connection() as connection:
+    wanted = resolve_subscription(cli, subscription)
+    with cli.open_connection() as connection:
         overview = look(connection, wanted)
     connected = _connected(overview)
     if cli.json:
-        cli.emit(json_views.details(overview, connected))
+        cli.print_json(json_views.details_to_json(overview, connected))
         return
-    cli.tell(_prose(overview, json_views.standby(overview, connected)))
-    cli.table(
+    cli.print_lines(_prose(overview, json_views.standby_to_json(overview, connected)))
+    cli.print_table(
         ("STREAM>", "SPACE", "STATUS", "POSITION>", "HEAD>", "LAG>", "AGE>", "END", "OWNER"),
         [
             (
@@ -99,50 +101,60 @@ def describe(
     )
     finished = 0 if all_ else overview.statuses.get(LendingStatus.FINISHED, 0)
     if finished:
-        cli.say(f"Finished streams, which have nothing more for the group, left out: {finished}. --all shows them.")
-    if overview.forced.lines:
-        cli.write(["", "Moves by force within the last day, and the offsets that may have been seen twice:", ""])
-        cli.table(
+        cli.print_info(
+            f"Finished streams, which have nothing more for the group, left out: {finished}. --all shows them."
+        )
+    if overview.forced.records:
+        cli.write_lines(["", "Moves by force within the last day, and the offsets that may have been seen twice:", ""])
+        cli.print_table(
             ("AT", "STREAM>", "FROM>", "UNTIL>", "OWNER", "REASON"),
             [
-                (utc(line.at_us), line.stream_id, line.position, line.until, line.session or line.agent, line.reason)
-                for line in overview.forced.lines
+                (
+                    format_utc(line.at_us),
+                    line.stream_id,
+                    line.position,
+                    line.redelivery_end,
+                    line.session or line.agent,
+                    line.reason,
+                )
+                for line in overview.forced.records
             ],
         )
-    if overview.forced.cut:
-        cli.say(
-            f"{len(overview.forced.lines)} newest of {overview.forced.total} forced moves: "
+    if overview.forced.is_truncated:
+        cli.print_info(
+            f"{len(overview.forced.records)} newest of {overview.forced.total} forced moves: "
             f"`sublet groups history {shlex.quote(str(wanted))} --limit M` shows more, among all that happened."
         )
 
 
-def _row(overview: Overview) -> tuple[object, ...]:
-    leader = overview.leader.node if overview.leader and overview.led else None
+def _row(overview: GroupOverview) -> tuple[object, ...]:
+    leader = overview.leader.node if overview.leader and overview.has_leader else None
     held, streams = overview.statuses.get("held", 0), sum(overview.statuses.values())
     return overview.group.subscription, leader, streams, held, _lag(overview)
 
 
-def _connected(overview: Overview) -> tuple[dict[str, Any], ...] | None:
+def _connected(overview: GroupOverview) -> tuple[dict[str, Any], ...] | None:
     """All members, of whom only their leader knows; None: there is none, or it does not say so."""
-    if overview.leader is None or not overview.led:
+    if overview.leader is None or not overview.has_leader:
         return None
-    from sublet_borrower.remote.group_watcher import connected
+    from sublet_borrower.remote.group_watcher import list_connected_members
 
-    return connected(overview.group.subscription, overview.leader.address, LEADER_S)
+    return list_connected_members(overview.group.subscription, overview.leader.address, LEADER_S)
 
 
-def _prose(overview: Overview, standby: list[dict[str, Any]] | None) -> list[str]:
+def _prose(overview: GroupOverview, standby: list[dict[str, Any]] | None) -> list[str]:
     from sublet_storage.groups.status import json_views
 
     leader, members = overview.leader, overview.members
-    led = f"{leader.node} at {leader.address}, term {leader.term}" if leader and overview.led else "none"
-    if leader and not overview.led:
+    led = f"{leader.node} at {leader.address}, term {leader.term}" if leader and overview.has_leader else "none"
+    if leader and not overview.has_leader:
         led += f" (last was {leader.node}, term {leader.term})"
     lines = [
-        f"group    {overview.group.subscription} (id {overview.group.group_id}), {json_views.state(overview)}",
+        f"group    {overview.group.subscription} (id {overview.group.group_id}), "
+        f"{json_views.group_state(overview).replace('_', ' ')}",
         f"leader   {led}",
         f"options  {_options(overview)}",
-        *_orders(overview.group.orders),
+        *_orders(overview.group.desired_state),
         f"lag      {_lag(overview)}",
         *_lost(overview),
         f"members  {len(members) or 'none'} holding streams{_standing_by(overview, standby)}",
@@ -151,22 +163,24 @@ def _prose(overview: Overview, standby: list[dict[str, Any]] | None) -> list[str
         name = f"{member.session} " if member.session else ""
         lines.append(f"  {name}{member.agent}: {len(member.streams)} streams")
     lines += [f"  {_named(each)}: stands by" for each in standby or ()]
-    for kept in overview.kept:
-        lines.append(f"kept     for {kept.session}, {_seconds(kept.seconds_left)} more: {len(kept.streams)} streams")
+    for retained in overview.reserved_sessions:
+        lines.append(
+            f"kept     for {retained.session}, {_seconds(retained.remaining_s)} more: {len(retained.streams)} streams"
+        )
     lines += [f"epochs   {_epochs(line)}" for line in overview.epochs]
     for line in overview.streams:
         if line.status == "blocked":
-            lines.append(f"blocked  stream {line.stream_id}: {line.blocked_because or 'no reason is recorded'}")
-        if line.unreadable_because is not None:
+            lines.append(f"blocked  stream {line.stream_id}: {line.blocked_reason or 'no reason is recorded'}")
+        if line.unreadable_reason is not None:
             lines.append(
-                f"stuck    stream {line.stream_id}, for {_seconds(line.unreadable_s)}: {line.unreadable_because}"
+                f"stuck    stream {line.stream_id}, for {_seconds(line.unreadable_s)}: {line.unreadable_reason}"
             )
     return [*lines, ""]
 
 
-def _standing_by(overview: Overview, standby: list[dict[str, Any]] | None) -> str:
+def _standing_by(overview: GroupOverview, standby: list[dict[str, Any]] | None) -> str:
     if standby is None:
-        return "; who stands by is not known: its leader does not answer" if overview.led else ""
+        return "; who stands by is not known: its leader does not answer" if overview.has_leader else ""
     return f", {len(standby)} standing by" if standby else ""
 
 
@@ -174,50 +188,54 @@ def _named(member: dict[str, Any]) -> str:
     return f"{member['session']} {member['agent']}" if member["session"] else str(member["agent"])
 
 
-def _options(overview: Overview) -> str:
+def _options(overview: GroupOverview) -> str:
     options = overview.group.options
     waits = f"streams are kept {options.session_expiry_s:g} s for a named session"
-    told = [f"start {options.start}", f"when gone {options.when_gone}", f"strategy {options.strategy}"]
+    reported = [
+        f"start {options.starting_position}",
+        f"when gone {options.on_data_loss}",
+        f"strategy {options.strategy}",
+    ]
     if options.on_poison != "block":
-        told.append(f"on poison {options.on_poison}")
+        reported.append(f"on poison {options.on_poison}")
     if options.holds_retention:
-        told.append("holds retention back")
+        reported.append("holds retention back")
     if options.atomic:
-        told.append("atomic")
-    return ", ".join([*told, waits] if options.session_expiry_s else told)
+        reported.append("atomic")
+    return ", ".join([*reported, waits] if options.session_expiry_s else reported)
 
 
-def _orders(orders: Orders) -> list[str]:
+def _orders(orders: GroupDesiredState) -> list[str]:
     """What is ordered, if anything is."""
-    paused = [] if orders.paused is None else [f"paused   {orders.paused or 'no reason is recorded'}"]
+    paused = [] if orders.pause_reason is None else [f"paused   {orders.pause_reason or 'no reason is recorded'}"]
     weights = ", ".join(f"{session} {weight:g}" for session, weight in orders.weights)
     return [*paused, *([f"weights  {weights}"] if weights else [])]
 
 
-def _lost(overview: Overview) -> list[str]:
+def _lost(overview: GroupOverview) -> list[str]:
     """What it has not been given and will not be, if anything is."""
-    lost = {line.stream_id: line.lost_messages for line in overview.streams if line.lost_messages}
-    of = f"messages, which are gone or could not be decoded, of streams {ranges(lost)}"
+    lost = {line.stream_id: line.lost_message_count for line in overview.streams if line.lost_message_count}
+    of = f"messages, which are gone or could not be decoded, of streams {format_ranges(lost)}"
     return [f"lost     {sum(lost.values())} {of}"] if lost else []
 
 
-def _epochs(line: EpochsLine) -> str:
-    consumed, completed = lower_of_json(line.consumed), lower_of_json(line.completed)
+def _epochs(line: SpaceFrontierRow) -> str:
+    consumed, completed = lower_frontier_from_json(line.consumed), lower_frontier_from_json(line.completed)
     if completed is None:
         return f"space {line.space} has none"
-    before = "none" if consumed is None else f"all before {shown(consumed)}"
-    return f"space {line.space}: {before} consumed, all before {shown(completed)} completed"
+    before = "none" if consumed is None else f"all before {format_frontier(consumed)}"
+    return f"space {line.space}: {before} consumed, all before {format_frontier(completed)} completed"
 
 
-def _owner(line: StreamLine) -> str | None:
-    if line.kept_s is not None:
+def _owner(line: StreamRow) -> str | None:
+    if line.reserved_s is not None:
         return f"(kept for {line.session})"
     return line.session or line.agent
 
 
-def _lag(overview: Overview) -> str:
-    if overview.unknown:
-        return f"{overview.known_lag} and unknown on {overview.unknown} streams"
+def _lag(overview: GroupOverview) -> str:
+    if overview.unknown_lag_count:
+        return f"{overview.known_lag} and unknown on {overview.unknown_lag_count} streams"
     return str(overview.known_lag)
 
 
@@ -226,19 +244,19 @@ def _seconds(seconds: float | None) -> str | None:
 
 
 _GROUPS = {
-    "list": made(list_),
-    "describe": made(describe),
-    "why": made(why.why),
-    "create": made(lifecycle.create),
-    "delete": made(lifecycle.delete),
-    "pause": made(control.pause),
-    "resume": made(control.resume),
-    "weight": made(control.weight),
-    "reset": made(reset.reset),
-    "export": made(clone.export),
-    "import": made(clone.import_),
-    "clone": made(clone.clone),
-    "history": made(history.history),
-    "watch": made(watch.watch),
+    "list": command(list_),
+    "describe": command(describe),
+    "why": command(why.why),
+    "create": command(lifecycle.create),
+    "delete": command(lifecycle.delete),
+    "pause": command(control.pause),
+    "resume": command(control.resume),
+    "weight": command(control.weight),
+    "reset": command(reset.reset),
+    "export": command(clone.export),
+    "import": command(clone.import_),
+    "clone": command(clone.clone),
+    "history": command(history.history),
+    "watch": command(watch.watch),
 }
-COMMANDS = {"groups": group("Groups: who consumes what, and how far behind.", _GROUPS)}
+COMMANDS = {"groups": command_group("Groups: who consumes what, and how far behind.", _GROUPS)}

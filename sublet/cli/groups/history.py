@@ -9,13 +9,13 @@ import typer
 from sublet.cli.base import values
 from sublet.cli.base.command import Cli
 from sublet.cli.base.values import GroupName
-from sublet.cli.groups.names import named
+from sublet.cli.groups.names import resolve_subscription
 from sublet_protocol.domain.subscriptions import Subscription
 
 if TYPE_CHECKING:
     import psycopg
 
-    from sublet_storage.groups.model.history import Then
+    from sublet_storage.groups.model.history import GroupAtTime
     from sublet_storage.groups.model.records import Group, HistoryRecord
 
 
@@ -43,33 +43,33 @@ def history(
       sublet groups history '$share/billing/orders/#' --stream 3 --at 2026-01-31T12:00:00Z
     """
     from sublet_storage.groups.coordinator import lifecycle
-    from sublet_storage.groups.model.history import read_history, read_then
-    from sublet_storage.groups.status.json_views import history_line
+    from sublet_storage.groups.model.history import read_group_at, read_history
+    from sublet_storage.groups.status.json_views import history_to_json
 
-    wanted = named(cli, subscription)
-    stream_id = None if stream is None else values.whole("--stream", stream)
-    most = values.whole("--limit", limit, least=1)
-    then_us = None if at is None else round(values.moment("--at", at).timestamp() * 1_000_000)
-    with cli.connection() as connection:
-        group = lifecycle.live(connection, wanted)
+    wanted = resolve_subscription(cli, subscription)
+    stream_id = None if stream is None else values.parse_int("--stream", stream)
+    most = values.parse_int("--limit", limit, least=1)
+    then_us = None if at is None else round(values.parse_time("--at", at).timestamp() * 1_000_000)
+    with cli.open_connection() as connection:
+        group = lifecycle.get_live(connection, wanted)
         if stream_id is not None and not read_history(connection, group.group_id, stream_id, 1).total:
             _check_there(connection, wanted, stream_id)
         if then_us is not None:
-            _show_then(cli, group, then_us, read_then(connection, group.group_id, then_us, stream_id))
+            _show_then(cli, group, then_us, read_group_at(connection, group.group_id, then_us, stream_id))
             return
         found = read_history(connection, group.group_id, stream_id, most)
     if cli.json:
-        told = {"subscription": str(wanted), "group_id": group.group_id}
-        cli.emit({**told, "history": [history_line(line) for line in found.lines], "total": found.total})
+        reported = {"subscription": str(wanted), "group_id": group.group_id}
+        cli.print_json({**reported, "history": [history_to_json(line) for line in found.records], "total": found.total})
         return
-    if not found.lines:
-        cli.say("Nothing has happened to it that is still known.")
+    if not found.records:
+        cli.print_info("Nothing has happened to it that is still known.")
         return
-    cli.table(
+    cli.print_table(
         ("AT", "EVENT", "STREAM>", "POSITION>", "TWICE", "OWNER", "REASON"),
         [
             (
-                values.utc(line.at_us),
+                values.format_utc(line.at_us),
                 line.event,
                 line.stream_id or None,
                 line.position if line.stream_id else None,
@@ -77,46 +77,56 @@ def history(
                 line.session or line.agent,
                 line.reason,
             )
-            for line in found.lines
+            for line in found.records
         ],
     )
-    if found.cut:
-        cli.say(f"{len(found.lines)} newest of {found.total} lines: --limit {found.total} shows more.")
+    if found.is_truncated:
+        cli.print_info(f"{len(found.records)} newest of {found.total} lines: --limit {found.total} shows more.")
 
 
 def _check_there(connection: psycopg.Connection[Any], wanted: Subscription, stream_id: int) -> None:
     """A stream may be there that nothing has happened to yet."""
-    from sublet_storage.groups.model.group_errors import no_such_stream
-    from sublet_storage.groups.status.overview import describe
+    from sublet_storage.groups.model.group_errors import stream_not_found_error
+    from sublet_storage.groups.status.overview import describe_group
 
-    if stream_id not in (line.stream_id for line in describe(connection, wanted).streams):
-        raise no_such_stream(wanted, stream_id)
+    if stream_id not in (line.stream_id for line in describe_group(connection, wanted).streams):
+        raise stream_not_found_error(wanted, stream_id)
 
 
-def _show_then(cli: Cli, group: Group, then_us: int, then: Then) -> None:
+def _show_then(cli: Cli, group: Group, then_us: int, then: GroupAtTime) -> None:
     """Who had what, and since or until which line of history."""
-    from sublet_storage.groups.model.history import owned
-    from sublet_storage.groups.status.json_views import history_line
+    from sublet_storage.groups.model.history import has_owner
+    from sublet_storage.groups.status.json_views import history_to_json
 
     if cli.json:
-        told = {"subscription": str(group.subscription), "group_id": group.group_id, "at": values.utc(then_us)}
-        streams = [{**history_line(line), "owned": owned(line)} for line in then.streams]
-        cli.emit({**told, "leader": None if then.leader is None else history_line(then.leader), "streams": streams})
+        reported = {
+            "subscription": str(group.subscription),
+            "group_id": group.group_id,
+            "at": values.format_utc(then_us),
+        }
+        streams = [{**history_to_json(line), "owned": has_owner(line)} for line in then.streams]
+        cli.print_json(
+            {**reported, "leader": None if then.leader is None else history_to_json(then.leader), "streams": streams}
+        )
         return
-    cli.say(f"At {values.utc(then_us)}: {then.leader.reason if then.leader else 'no leader is known of that time'}.")
+    cli.print_info(
+        f"At {values.format_utc(then_us)}: {then.leader.reason if then.leader else 'no leader is known of that time'}."
+    )
     if not then.streams:
-        cli.say("Nothing is known of its streams: none had been lent yet, or history of that time was forgotten since.")
+        cli.print_info(
+            "Nothing is known of its streams: none had been lent yet, or history of that time was forgotten since."
+        )
         return
-    cli.table(
+    cli.print_table(
         ("STREAM>", "OWNER", "GRANT>", "POSITION>", "BY", "AT", "REASON"),
         [
             (
                 line.stream_id,
-                (line.session or line.agent) if owned(line) else None,
-                line.grant_id if owned(line) else None,
+                (line.session or line.agent) if has_owner(line) else None,
+                line.grant_id if has_owner(line) else None,
                 line.position,
                 line.event,
-                values.utc(line.at_us),
+                values.format_utc(line.at_us),
                 line.reason,
             )
             for line in then.streams
@@ -125,6 +135,6 @@ def _show_then(cli: Cli, group: Group, then_us: int, then: Then) -> None:
 
 
 def _twice(line: HistoryRecord) -> str | None:
-    if line.until is None:
+    if line.redelivery_end is None:
         return None
-    return f"[{line.position}, {line.until})" if line.until > line.position else "nothing"
+    return f"[{line.position}, {line.redelivery_end})" if line.redelivery_end > line.position else "nothing"

@@ -9,10 +9,10 @@ import typer
 from sublet.cli.base import values
 from sublet.cli.base.command import Cli
 from sublet.cli.base.values import GroupName
-from sublet.cli.groups.names import named
-from sublet_protocol.domain.epochs import lower_of_json, shown
-from sublet_protocol.domain.subscriptions import Start, Subscription
-from sublet_storage.groups.model.options import GroupOptions, OnPoison, WhenGone
+from sublet.cli.groups.names import resolve_subscription
+from sublet_protocol.domain.epochs import format_frontier, lower_frontier_from_json
+from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
+from sublet_storage.groups.model.options import GroupOptions, OnDataLoss, OnPoison
 
 
 def create(
@@ -21,18 +21,19 @@ def create(
     start: Annotated[
         str,
         typer.Option(
+            "--from",
             metavar="WHERE",
             help="Where it begins: latest (with what comes), earliest (with all that is stored), a time such as "
             "2026-11-21T10:00:00Z, or offset:N of each stream.",
         ),
     ] = "latest",
-    when_gone: Annotated[
-        WhenGone,
+    on_data_loss: Annotated[
+        OnDataLoss,
         typer.Option(
             help="What becomes of a stream whose messages retention took before they were consumed: it is blocked "
             "until somebody decides, or goes on without them and counts them as lost."
         ),
-    ] = WhenGone.FAIL,
+    ] = OnDataLoss.FAIL,
     strategy: Annotated[
         str,
         typer.Option(
@@ -78,31 +79,36 @@ def create(
 
     \b
       sublet groups create '$queue/mail/outgoing/+'
-      sublet groups create '$share/audit/#' --start 2026-11-21T10:00:00Z --when-gone skip
+      sublet groups create '$share/audit/#' --from 2026-11-21T10:00:00Z --on-data-loss skip
     """
-    from sublet_leader.allocation.strategies import find_strategy
+    from sublet_leader.allocation.strategies import load_strategy
     from sublet_storage.db.connect import connect
-    from sublet_storage.groups.admin.admin import declare
-    from sublet_storage.groups.status.json_views import options_as_json
-    from sublet_storage.groups.status.overview import describe
+    from sublet_storage.groups.admin.admin import create_group
+    from sublet_storage.groups.status.json_views import options_to_json
+    from sublet_storage.groups.status.overview import describe_group
 
     wanted = Subscription.parse(subscription)
-    expiry_s = values.fine_seconds(session_expiry)
-    options = GroupOptions(Start.parse(start), when_gone, strategy, expiry_s, atomic, on_poison, holds_retention)
-    find_strategy(strategy)
-    with cli.database() as database, connect(database.url, application_name="sublet cli") as connection:
-        group, is_new = declare(database.url, wanted, options)
-        epochs = describe(connection, wanted).epochs if atomic else ()
+    expiry_s = values.parse_fractional_seconds(session_expiry)
+    options = GroupOptions(
+        StartingPosition.parse(start), on_data_loss, strategy, expiry_s, atomic, on_poison, holds_retention
+    )
+    load_strategy(strategy)
+    with cli.open_database() as database, connect(database.url, application_name="sublet cli") as connection:
+        group, is_new = create_group(database.url, wanted, options)
+        epochs = describe_group(connection, wanted).epochs if atomic else ()
     if cli.json:
-        told = {"subscription": str(wanted), "group_id": group.group_id, "created": is_new}
-        cli.emit({**told, **options_as_json(group.options)})
+        reported = {"subscription": str(wanted), "group_id": group.group_id, "created": is_new}
+        cli.print_json({**reported, **options_to_json(group.options)})
     elif not is_new:
-        cli.say(f"The group {wanted} exists already, with these options: nothing was changed.")
+        cli.print_info(f"The group {wanted} exists already, with these options: nothing was changed.")
     else:
-        cli.say(f"The group {wanted} exists now, and starts at {group.start}.")
+        cli.print_info(f"The group {wanted} exists now, and starts at {group.starting_position}.")
         for line in epochs:
-            first = lower_of_json(line.consumed)
-            cli.say(f"Of space {line.space} it is given all epochs{'' if first is None else ' from ' + shown(first)}.")
+            first = lower_frontier_from_json(line.consumed)
+            cli.print_info(
+                f"Of space {line.space} it is given all "
+                f"epochs{'' if first is None else ' from ' + format_frontier(first)}."
+            )
 
 
 def delete(
@@ -122,16 +128,16 @@ def delete(
     """
     from sublet_storage.db.connect import connect
     from sublet_storage.groups.admin import admin
-    from sublet_storage.groups.status.overview import describe
+    from sublet_storage.groups.status.overview import describe_group
 
-    wanted = named(cli, subscription)
-    with cli.database() as database, connect(database.url, application_name="sublet cli") as connection:
-        overview = describe(connection, wanted)
+    wanted = resolve_subscription(cli, subscription)
+    with cli.open_database() as database, connect(database.url, application_name="sublet cli") as connection:
+        overview = describe_group(connection, wanted)
         held = sum(len(member.streams) for member in overview.members)
         if not yes:
             cli.confirm(f"Delete {wanted}, its progress, and the lending of {held} streams?", "Nothing was deleted.")
-        deleted = admin.delete(database.url, wanted)
+        deleted = admin.delete_group(database.url, wanted)
     if cli.json:
-        cli.emit({"subscription": str(wanted), "group_id": deleted, "deleted": True})
+        cli.print_json({"subscription": str(wanted), "group_id": deleted, "deleted": True})
     else:
-        cli.say(f"The group {wanted} is deleted.")
+        cli.print_info(f"The group {wanted} is deleted.")

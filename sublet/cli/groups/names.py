@@ -11,31 +11,31 @@ from sublet_protocol.domain.subscriptions import Subscription
 _ESCAPE = re.compile(r"\\(?:[nrt]|x[0-9a-f]{2}|u[0-9a-f]{4}|U000[0-9a-f]{5})")
 
 
-def meant(text: str) -> list[Subscription]:
+def candidate_subscriptions(text: str) -> list[Subscription]:
     """What may be meant where nobody can be asked what is there: the first of them that is. Raises as
     `Subscription.parse` does."""
-    literal, unescaped = Subscription.parse(text), as_stored(text)
-    return [literal] if unescaped == text else [literal, Subscription.stored(unescaped)]
+    literal, unescaped = Subscription.parse(text), unescape(text)
+    return [literal] if unescaped == text else [literal, Subscription.parse_stored(unescaped)]
 
 
-def named(cli: Cli, text: str, *, or_new: bool = False) -> Subscription:
+def resolve_subscription(cli: Cli, text: str, *, or_new: bool = False) -> Subscription:
     """The subscription that is meant. Of two groups, one with a backslash in its name and one with what that may stand
     for, the first is; where neither is there, what that stands for, but for a group that is `or_new`. Raises as
     `Subscription.parse` does."""
     from sublet_storage.groups.coordinator import lifecycle
 
-    literal, *stored = meant(text)
+    literal, *stored = candidate_subscriptions(text)
     if not stored:
         return literal
-    with cli.connection() as connection:
+    with cli.open_connection() as connection:
         is_there = lifecycle.find_live(connection, literal) is not None
         is_new = or_new and lifecycle.find_live(connection, stored[0]) is None
     return literal if is_there or is_new else stored[0]
 
 
-def as_typed(text: str) -> Subscription:
+def parse_typed(text: str) -> Subscription:
     """For whom a group is made that is not there, where nobody can be asked. Raises `UsageError` for a printed name."""
-    literal, *stored = meant(text)
+    literal, *stored = candidate_subscriptions(text)
     if stored:
         raise UsageError(
             f"{text!r} has an escape, as commands print it, and nodes cannot be asked which group that is. Type the "
@@ -44,7 +44,7 @@ def as_typed(text: str) -> Subscription:
     return literal
 
 
-def as_stored(text: str) -> str:
+def unescape(text: str) -> str:
     """The text before it was printed: escapes of what is printed as an escape become that again, and no others."""
     return _ESCAPE.sub(_character, text)
 

@@ -11,13 +11,13 @@ import typer
 from sublet.cli.base import values
 from sublet.cli.base.command import Cli
 from sublet.cli.base.values import GroupName
-from sublet.cli.groups.names import named
+from sublet.cli.groups.names import resolve_subscription
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.groups.admin.reset_targets import Target
+from sublet_storage.groups.admin.reset_targets import ResetTarget
 
 if TYPE_CHECKING:
-    from sublet_storage.groups.admin.reset_plan import Move
+    from sublet_storage.groups.admin.reset_plan import PositionChange
 
 
 def reset(
@@ -90,20 +90,20 @@ def reset(
     from sublet_storage.groups.admin import reset_plan
     from sublet_storage.groups.coordinator import lifecycle
 
-    wanted = named(cli, subscription)
+    wanted = resolve_subscription(cli, subscription)
     target = _target(
         to_earliest, to_latest, to_current, to_offset, to_time, by_duration, shift_by, to_epoch, from_file, wanted
     )
-    streams, patience_s = frozenset(stream or ()), values.seconds(timeout)
-    with cli.database() as database, connect(database.url, application_name="sublet cli") as connection:
-        group, timeline = lifecycle.live(connection, wanted), timeline_of(connection)
-        moves = reset_plan.plan(connection, group, target, streams)
+    streams, patience_s = frozenset(stream or ()), values.parse_seconds(timeout)
+    with cli.open_database() as database, connect(database.url, application_name="sublet cli") as connection:
+        group, timeline = lifecycle.get_live(connection, wanted), timeline_of(connection)
+        moves = reset_plan.plan_reset(connection, group, target, streams)
         if not cli.json:
             _show(cli, moves)
         if not dry_run:
             if not yes:
                 cli.confirm(f"Reset {len(moves)} streams of {wanted} to {target}?", "Nothing was changed.")
-            moves = live_reset.reset(
+            moves = live_reset.reset_live_group(
                 database.url,
                 connection,
                 group,
@@ -111,13 +111,15 @@ def reset(
                 streams,
                 force=force,
                 patience_s=patience_s,
-                waiting=lambda held: None if cli.json else cli.say(f"waiting for members to hand over {held} streams"),
+                waiting=lambda held: (
+                    None if cli.json else cli.print_info(f"waiting for members to hand over {held} streams")
+                ),
             )
     if cli.json:
-        told = {"subscription": str(wanted), "group_id": group.group_id, "target": str(target), "done": not dry_run}
-        cli.emit({**told, "timeline": timeline, "streams": [asdict(move) for move in moves]})
+        reported = {"subscription": str(wanted), "group_id": group.group_id, "target": str(target), "done": not dry_run}
+        cli.print_json({**reported, "timeline": timeline, "streams": [asdict(move) for move in moves]})
     else:
-        cli.say(f"{len(moves)} streams of {wanted} {'would go' if dry_run else 'go'} on from {target}.")
+        cli.print_info(f"{len(moves)} streams of {wanted} {'would go' if dry_run else 'go'} on from {target}.")
 
 
 def _target(
@@ -131,16 +133,16 @@ def _target(
     epoch: str | None,
     file: Path | None,
     wanted: Subscription,
-) -> Target:
+) -> ResetTarget:
     given = [
-        *([Target.earliest()] if earliest else []),
-        *([Target.latest()] if latest else []),
-        *([Target.current()] if current else []),
-        *([] if offset is None else [Target.offset(offset)]),
-        *([] if moment is None else [Target.time(values.moment("--to-time", moment))]),
-        *([] if duration is None else [Target.time(values.ago("--by-duration", duration, "--to-earliest"))]),
-        *([] if shift is None else [Target.shift(shift)]),
-        *([] if epoch is None else [Target.at_epoch(_epoch(epoch))]),
+        *([ResetTarget.earliest()] if earliest else []),
+        *([ResetTarget.latest()] if latest else []),
+        *([ResetTarget.current()] if current else []),
+        *([] if offset is None else [ResetTarget.offset(offset)]),
+        *([] if moment is None else [ResetTarget.time(values.parse_time("--to-time", moment))]),
+        *([] if duration is None else [ResetTarget.time(values.parse_ago("--by-duration", duration, "--to-earliest"))]),
+        *([] if shift is None else [ResetTarget.shift(shift)]),
+        *([] if epoch is None else [ResetTarget.at_epoch(_epoch(epoch))]),
         *([] if file is None else [_offsets(file, wanted)]),
     ]
     if len(given) != 1:
@@ -160,9 +162,9 @@ def _epoch(text: str) -> tuple[int, ...]:
         ) from None
 
 
-def _offsets(file: Path, wanted: Subscription) -> Target:
+def _offsets(file: Path, wanted: Subscription) -> ResetTarget:
     """Of each stream its `position`, or where it was to go: `after`. Another group's positions are not this one's."""
-    found = values.json_file(f"--from-file {file}", file)
+    found = values.read_json_file(f"--from-file {file}", file)
     try:
         of, timeline = found.get("subscription"), found.get("timeline")
         streams = [_place(each) for each in found["streams"]]
@@ -180,7 +182,7 @@ def _offsets(file: Path, wanted: Subscription) -> Target:
             f"--from-file {file}: it is of {of}, not of {wanted}. `sublet groups clone` makes a group that begins "
             'where another is; to move this one to those positions all the same, take "subscription" out of the file.'
         )
-    return Target.offsets(dict(streams), timeline)
+    return ResetTarget.offsets(dict(streams), timeline)
 
 
 def _place(stored: dict[str, Any]) -> tuple[int, int]:
@@ -191,11 +193,19 @@ def _place(stored: dict[str, Any]) -> tuple[int, int]:
     return place
 
 
-def _show(cli: Cli, moves: tuple[Move, ...]) -> None:
-    cli.table(
+def _show(cli: Cli, moves: tuple[PositionChange, ...]) -> None:
+    cli.print_table(
         ("STREAM>", "STATUS", "FROM>", "TO>", "HEAD>", "AGAIN>", "SKIPPED>"),
-        [(m.stream_id, m.status or "new", m.before, m.after, m.head, m.again, m.skipped) for m in moves],
+        [
+            (m.stream_id, m.status or "new", m.before, m.after, m.head, m.redelivered_count, m.skipped_count)
+            for m in moves
+        ],
     )
-    cli.say(f"In all {sum(m.again for m in moves)} messages again, and {sum(m.skipped for m in moves)} skipped.")
+    cli.print_info(
+        f"In all {sum(m.redelivered_count for m in moves)} messages again, and "
+        f"{sum(m.skipped_count for m in moves)} skipped."
+    )
     if without := [m.stream_id for m in moves if m.has_epochs is False and m.head]:
-        cli.say(f"Streams {values.ranges(without)} have no message in any epoch: all that they have is passed over.")
+        cli.print_info(
+            f"Streams {values.format_ranges(without)} have no message in any epoch: all that they have is passed over."
+        )

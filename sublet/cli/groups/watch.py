@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from sublet.cli.base.command import NODE_PATIENCE_S, Cli, Nodes, held_back
-from sublet.cli.base.output import printable
+from sublet.cli.base.command import NODE_TIMEOUT_S, Cli, Nodes, defer_signals
+from sublet.cli.base.output import escape_control_characters
 from sublet.cli.base.values import GroupName
-from sublet.cli.groups.names import meant, named
+from sublet.cli.groups.names import candidate_subscriptions, resolve_subscription
 from sublet_protocol.domain.errors import NotFound, Unavailable
 from sublet_protocol.domain.subscriptions import Subscription
 
 if TYPE_CHECKING:
-    from sublet_borrower.remote.group_watcher import Answer, Silent, Watch
+    from sublet_borrower.remote.group_watcher import GroupWatcher, LeaderInfo, NodeUnreachable
 
-LOOK_S = 2.0
+POLL_INTERVAL_S = 2.0
 """Between two looks for nodes that are new, and two questions who leads."""
 
 
@@ -40,9 +40,9 @@ def watch(cli: Cli, subscription: GroupName, nodes: Nodes = None) -> int:
     """
     try:
         if nodes:
-            _watch_any(cli, meant(subscription), nodes)
+            _watch_any(cli, candidate_subscriptions(subscription), nodes)
         else:
-            _watch(cli, named(cli, subscription), None)
+            _watch(cli, resolve_subscription(cli, subscription), None)
     except KeyboardInterrupt as interrupt:
         if getattr(interrupt, "number", signal.SIGINT) != signal.SIGINT:
             raise
@@ -55,85 +55,89 @@ def _watch_any(cli: Cli, wanted: Sequence[Subscription], nodes: list[str]) -> No
     for each in others:
         try:
             return _watch(cli, each, nodes)
-        except NoSuchGroup:
+        except GroupNeverExisted:
             pass
     return _watch(cli, last, nodes)
 
 
 def _watch(cli: Cli, wanted: Subscription, nodes: list[str] | None) -> None:
-    from sublet_borrower.remote.group_watcher import Watch
+    from sublet_borrower.remote.group_watcher import GroupWatcher
 
-    with _way(cli, wanted, nodes) as find, Watch(str(wanted)) as watching:
+    with _way(cli, wanted, nodes) as find, GroupWatcher(str(wanted)) as watching:
         _Show(cli, wanted, watching, find).run()
 
 
-class NoSuchGroup(NotFound):
+class GroupNeverExisted(NotFound):
     """It was not there from the beginning, unlike one that was deleted while it was watched."""
 
 
 class _Show:
     """Writes what a watch sees."""
 
-    def __init__(self, cli: Cli, wanted: Subscription, watching: Watch, find: Callable[[], Sequence[str]]) -> None:
+    def __init__(
+        self, cli: Cli, wanted: Subscription, watching: GroupWatcher, find: Callable[[], Sequence[str]]
+    ) -> None:
         self._cli, self._wanted, self._watching, self._find = cli, wanted, watching, find
-        self._give_up_at = time.monotonic() + NODE_PATIENCE_S
+        self._give_up_at = time.monotonic() + NODE_TIMEOUT_S
         self._answered_at_all = False
         self._leader: tuple[str | None, int | None] | None = None
         self._trouble = ""
 
     def run(self) -> None:
         """Until a signal comes. Raises `NotFound` where the group is gone, `Unavailable` where no node answers."""
-        from sublet_borrower.remote.group_watcher import Answer, Missed, Seen, Silent
+        from sublet_borrower.remote.group_watcher import EventReceived, EventsDropped, LeaderInfo, NodeUnreachable
 
         look_at = 0.0
         while True:
             if time.monotonic() >= look_at:
                 self._look()
-                look_at = time.monotonic() + LOOK_S
-            match self._watching.take(max(look_at - time.monotonic(), 0.0)):
-                case Seen(event):
-                    self._cli.write([_line(event)]) if not self._cli.json else self._cli.emit(event)
-                case Missed(count):
+                look_at = time.monotonic() + POLL_INTERVAL_S
+            match self._watching.next_event(max(look_at - time.monotonic(), 0.0)):
+                case EventReceived(event):
+                    self._cli.write_lines([_line(event)]) if not self._cli.json else self._cli.print_json(event)
+                case EventsDropped(count):
                     self._miss(count)
-                case Answer() as answer:
+                case LeaderInfo() as answer:
                     self._answered(answer)
-                case Silent() as silent:
+                case NodeUnreachable() as silent:
                     self._silent(silent)
 
     def _look(self) -> None:
-        self._watching.follow(self._find())
-        self._watching.ask()
+        self._watching.set_nodes(self._find())
+        self._watching.query_leader()
         if not self._answered_at_all and time.monotonic() > self._give_up_at:
             unsaid = f" {self._trouble}." if self._cli.json and self._trouble else ""
             raise Unavailable(
-                f"no node has said who leads {self._wanted} within {NODE_PATIENCE_S:g} s.{unsaid} Start one with "
+                f"no node has said who leads {self._wanted} within {NODE_TIMEOUT_S:g} s.{unsaid} Start one with "
                 "`sublet leader`, or name one that is there with --node."
             )
 
-    def _answered(self, answer: Answer) -> None:
+    def _answered(self, answer: LeaderInfo) -> None:
         was_there, self._answered_at_all = self._answered_at_all, True
         if answer.group_id is None:
-            raise gone(self._wanted, was_there)
+            raise group_not_found_error(self._wanted, was_there)
         leader = (answer.node, answer.term)
-        if leader == self._leader or not (answer.here or answer.node is None):
+        if leader == self._leader or not (answer.is_led_here or answer.node is None):
             return
         before, self._leader = self._leader, leader
         who = "nobody leads it at present" if answer.node is None else f"node {answer.node} leads it"
-        self._cli.say(f"Watching {self._wanted}: {who}." if before is None else f"Now {who}.")
+        self._cli.print_info(f"Watching {self._wanted}: {who}." if before is None else f"Now {who}.")
 
     def _miss(self, count: int) -> None:
         if self._cli.json:
-            self._cli.emit({"event": "gap", "subscription": str(self._wanted), "lost": count})
+            self._cli.print_json({"event": "gap", "subscription": str(self._wanted), "lost": count})
         history = f"`sublet groups history {shlex.quote(str(self._wanted))}`"
-        self._cli.say(f"{count} events were lost; {history} has all that is durable.")
+        self._cli.print_info(f"{count} events were lost; {history} has all that is durable.")
 
-    def _silent(self, silent: Silent) -> None:
+    def _silent(self, silent: NodeUnreachable) -> None:
         """Told once: to programs, as long as nobody has answered, with the error that follows."""
-        why = silent.why.removeprefix(f"{silent.address}: ")
+        why = silent.reason.removeprefix(f"{silent.address}: ")
         self._trouble = f"Node {silent.address} does not answer: {why}"
         if self._cli.json and not self._answered_at_all:
             return
-        self._cli.say(f"{self._trouble}. What it told meanwhile, `sublet groups history` has as far as it is durable.")
+        self._cli.print_info(
+            f"{self._trouble}. What it told meanwhile, `sublet groups history` has as far as it is durable."
+        )
 
 
 @contextmanager
@@ -142,12 +146,12 @@ def _way(cli: Cli, wanted: Subscription, nodes: list[str] | None) -> Iterator[Ca
     if nodes:
         from sublet_borrower.consumer.arguments import check_node
 
-        cli.check_way()
+        cli.check_single_source()
         for node in nodes:
             check_node(node)
         yield lambda: nodes
         return
-    with cli.database() as database:
+    with cli.open_database() as database:
         listed = _Listed(cli, database.url)
         listed.check(wanted)
         yield listed
@@ -168,7 +172,7 @@ class _Listed:
 
         with connect(self._url, application_name="sublet cli") as connection:
             if lifecycle.find_live(connection, wanted) is None:
-                raise gone(wanted, was_there=False)
+                raise group_not_found_error(wanted, was_there=False)
             if not live_nodes(connection):
                 raise Unavailable("No leader node is listed in the database: start one with `sublet leader`.")
 
@@ -179,20 +183,23 @@ class _Listed:
         from sublet_storage.nodes import live_nodes
 
         try:
-            with held_back(), connect(self._url, application_name="sublet cli", silence_s=LOOK_S) as connection:
+            with (
+                defer_signals(),
+                connect(self._url, application_name="sublet cli", silence_s=POLL_INTERVAL_S) as connection,
+            ):
                 self._last = [node.address for node in live_nodes(connection)]
         except (Unavailable, psycopg.OperationalError) as error:
-            self._cli.say(f"The nodes known so far are watched: {error}")
+            self._cli.print_info(f"The nodes known so far are watched: {error}")
         return self._last
 
 
-def gone(wanted: Subscription, was_there: bool) -> NotFound:
+def group_not_found_error(wanted: Subscription, was_there: bool) -> NotFound:
     """A group that is not there, or not any more."""
-    from sublet_storage.groups.model.group_errors import no_such_group
+    from sublet_storage.groups.model.group_errors import group_not_found_error
 
     if was_there:
         return NotFound(f"group {str(wanted)!r} was deleted while it was watched.")
-    return NoSuchGroup(str(no_such_group(wanted)))
+    return GroupNeverExisted(str(group_not_found_error(wanted)))
 
 
 def _line(event: dict[str, Any]) -> str:
@@ -202,6 +209,6 @@ def _line(event: dict[str, Any]) -> str:
     parts = [str(event.get("at")), f"{name:<9}"]
     if "stream_id" in event:
         parts.append(f"stream {event['stream_id']} at {event.get('position')}")
-    if event.get("until", 0) > event.get("position", 0):
-        parts.append(f"[{event['position']}, {event['until']}) may be seen again")
-    return printable("  ".join([*parts, who, why]))
+    if event.get("redelivery_end", 0) > event.get("position", 0):
+        parts.append(f"[{event['position']}, {event['redelivery_end']}) may be seen again")
+    return escape_control_characters("  ".join([*parts, who, why]))

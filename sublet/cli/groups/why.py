@@ -11,10 +11,10 @@ import typer
 from sublet.cli.base import values
 from sublet.cli.base.command import Cli
 from sublet.cli.base.values import GroupName
-from sublet.cli.groups.names import named
+from sublet.cli.groups.names import resolve_subscription
 
 if TYPE_CHECKING:
-    from sublet_storage.groups.status.diagnosis_queries import Answer
+    from sublet_storage.groups.status.diagnosis_queries import StreamDiagnosis
 
 
 def why(
@@ -35,65 +35,65 @@ def why(
       sublet groups why '$share/billing/orders/#' --stream 12
     """
     from sublet_storage.groups.status import diagnosis_queries
-    from sublet_storage.groups.status.diagnosis_model import Reason
+    from sublet_storage.groups.status.diagnosis_model import StallReason
 
-    wanted = named(cli, subscription)
-    stream_id = None if stream is None else values.whole("--stream", stream)
-    with cli.connection() as connection:
-        group, answers = diagnosis_queries.why(connection, wanted, stream_id)
-    at_work = [answer for answer in answers if answer.ruling.reason is Reason.CONSUMING]
+    wanted = resolve_subscription(cli, subscription)
+    stream_id = None if stream is None else values.parse_int("--stream", stream)
+    with cli.open_connection() as connection:
+        group, answers = diagnosis_queries.diagnose_group(connection, wanted, stream_id)
+    at_work = [answer for answer in answers if answer.diagnosis.reason is StallReason.CONSUMING]
     if cli.json:
-        told = {"subscription": str(wanted), "group_id": group.group_id, "consuming": len(at_work)}
-        cli.emit({**told, "streams": [_as_json(answer) for answer in answers]})
+        reported = {"subscription": str(wanted), "group_id": group.group_id, "consuming": len(at_work)}
+        cli.print_json({**reported, "streams": [_as_json(answer) for answer in answers]})
         return
     if stream_id is not None:
-        cli.tell(_prose(answers))
+        cli.print_lines(_prose(answers))
         return
-    cli.tell([_in_all(str(wanted), answers, len(at_work))])
-    well = (Reason.CONSUMING, Reason.CAUGHT_UP, Reason.FINISHED)
-    for found in _alike([each for each in answers if each.ruling.reason not in well]):
-        cli.tell(["", *_prose(found)])
+    cli.print_lines([_in_all(str(wanted), answers, len(at_work))])
+    well = (StallReason.CONSUMING, StallReason.CAUGHT_UP, StallReason.FINISHED)
+    for found in _alike([each for each in answers if each.diagnosis.reason not in well]):
+        cli.print_lines(["", *_prose(found)])
 
 
-def _in_all(wanted: str, answers: Sequence[Answer], at_work: int) -> str:
+def _in_all(wanted: str, answers: Sequence[StreamDiagnosis], at_work: int) -> str:
     """A group that is well must not sound ill: nobody is missed where nothing waits."""
-    behind = sum(answer.line.lag != 0 for answer in answers)
+    behind = sum(answer.stream.lag != 0 for answer in answers)
     if behind:
         where = f"{behind} of {len(answers)} streams of {wanted} are not consumed to their ends"
         return f"{where}. Being consumed right now: {at_work}."
-    held, finished = (sum(each.line.status == status for each in answers) for status in ("held", "finished"))
+    held, finished = (sum(each.stream.status == status for each in answers) for status in ("held", "finished"))
     over = f", finished: {finished}" if finished else ""
     return f"Nothing waits: all {len(answers)} streams of {wanted} are consumed to their ends. Held: {held}{over}."
 
 
-def _alike(answers: Iterable[Answer]) -> Iterator[Sequence[Answer]]:
+def _alike(answers: Iterable[StreamDiagnosis]) -> Iterator[Sequence[StreamDiagnosis]]:
     """Those with one and the same answer together, in the order of their reasons."""
-    from sublet_storage.groups.status.diagnosis_model import Reason
+    from sublet_storage.groups.status.diagnosis_model import StallReason
 
-    order = list(Reason)
+    order = list(StallReason)
 
-    def key(answer: Answer) -> tuple[int, str, str]:
-        ruling = answer.ruling
-        return order.index(ruling.reason), ruling.because, ruling.remedy or ""
+    def key(answer: StreamDiagnosis) -> tuple[int, str, str]:
+        ruling = answer.diagnosis
+        return order.index(ruling.reason), ruling.detail, ruling.hint or ""
 
     for _, found in groupby(sorted(answers, key=key), key=key):
         yield list(found)
 
 
-def _prose(answers: Sequence[Answer]) -> list[str]:
-    ruling = answers[0].ruling
-    ids = values.ranges(answer.line.stream_id for answer in answers)
-    lines = [f"{ruling.reason}: stream{'s' * (len(answers) > 1)} {ids}", f"  {ruling.because}"]
-    return lines if ruling.remedy is None else [*lines, f"  -> {ruling.remedy}"]
+def _prose(answers: Sequence[StreamDiagnosis]) -> list[str]:
+    ruling = answers[0].diagnosis
+    ids = values.format_ranges(answer.stream.stream_id for answer in answers)
+    lines = [f"{ruling.reason}: stream{'s' * (len(answers) > 1)} {ids}", f"  {ruling.detail}"]
+    return lines if ruling.hint is None else [*lines, f"  -> {ruling.hint}"]
 
 
-def _as_json(answer: Answer) -> dict[str, Any]:
-    line, ruling = answer.line, answer.ruling
+def _as_json(answer: StreamDiagnosis) -> dict[str, Any]:
+    line, ruling = answer.stream, answer.diagnosis
     return {
         "stream_id": line.stream_id,
         "reason": ruling.reason.value,
-        "because": ruling.because,
-        "remedy": ruling.remedy,
+        "detail": ruling.detail,
+        "hint": ruling.hint,
         "status": line.status,
         "position": line.position,
         "head": line.head,

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sublet.cli.base import values
-from sublet.cli.base.command import Cli, Nodes, made
-from sublet.cli.groups.names import as_typed, named
-from sublet.cli.messages.message_printer import Printer
+from sublet.cli.base.command import Cli, Nodes, command
+from sublet.cli.groups.names import parse_typed, resolve_subscription
+from sublet.cli.messages.message_printer import MessagePrinter
 from sublet_protocol.domain.errors import ProtocolMismatch, Unavailable
-from sublet_protocol.domain.subscriptions import Start, Subscription
+from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_protocol.messages.messages import PROTOCOL_VERSION
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from sublet_borrower.streams.batch import Batch
     from sublet_storage.nodes import NodeEntry
 
-LOOK_S = 0.5
+POLL_INTERVAL_S = 0.5
 """How long one wait for a batch lasts."""
-PATIENCE_S = 3.0
+LEADER_TIMEOUT_S = 3.0
 """After which somebody who has no leader is told how to get one; and how long a node is waited for to see that."""
 
 
@@ -36,10 +36,13 @@ def consume(
     subscription: Annotated[
         str, typer.Argument(metavar="SUBSCRIPTION", help="$share/GROUP/FILTER or $queue/GROUP/FILTER. Quote it.")
     ],
-    max_messages: Annotated[str | None, typer.Option("--max", metavar="N", help="End after N messages.")] = None,
+    max_messages: Annotated[
+        str | None, typer.Option("--max-messages", metavar="N", help="End after N messages.")
+    ] = None,
     start: Annotated[
         str,
         typer.Option(
+            "--from",
             metavar="WHERE",
             help="Where the group begins if this consumer is its first: latest (with what comes), earliest (with all "
             "that is stored), a time such as 2026-11-21T10:00:00Z, or offset:N of each stream.",
@@ -55,7 +58,7 @@ def consume(
             "create --session-expiry) waits for its return.",
         ),
     ] = None,
-    idle_exit: Annotated[
+    idle_timeout: Annotated[
         str | None, typer.Option(metavar="DURATION", help="End when no message has come for so long: 10s, 5m.")
     ] = None,
 ) -> int:
@@ -70,27 +73,27 @@ def consume(
 
     \b
       sublet consume '$share/billing/orders/#'
-      sublet consume '$share/billing/orders/#' --start earliest --max 100 --json
-      sublet consume '$queue/mail/outgoing/+' --idle-exit 10s > mails.txt
+      sublet consume '$share/billing/orders/#' --from earliest --max-messages 100 --json
+      sublet consume '$queue/mail/outgoing/+' --idle-timeout 10s > mails.txt
       sublet consume '$share/billing/orders/#' --node 10.0.0.5:7411 --node 10.0.0.6:7411
     """
     from sublet_borrower.consumer.session import Session
 
-    begin = Start.parse(start)
-    wanted = as_typed(subscription) if nodes else named(cli, subscription, or_new=True)
-    printer = Printer(cli, None if max_messages is None else values.whole("--max", max_messages))
-    patience_s = None if idle_exit is None else values.fine_seconds(idle_exit)
+    begin = StartingPosition.parse(start)
+    wanted = parse_typed(subscription) if nodes else resolve_subscription(cli, subscription, or_new=True)
+    printer = MessagePrinter(cli, None if max_messages is None else values.parse_int("--max-messages", max_messages))
+    patience_s = None if idle_timeout is None else values.parse_fractional_seconds(idle_timeout)
     with (
         _way(cli, wanted, nodes) as way,
-        Session(str(wanted), **way.arguments, name=name, start=str(begin), auto_ack=False) as session,
+        Session(str(wanted), **way.arguments, name=name, starting_position=str(begin), auto_ack=False) as session,
         _drained_by_signals(session) as asked,
     ):
         for batch in _batches(cli, session, printer, patience_s, way):
-            written = printer.show(batch.table, batch.grant_id)
+            written = printer.print_batch(batch.table, batch.grant_id)
             batch.ack(None if written == len(batch) else _after(batch, written))
-            if printer.full:
+            if printer.is_full:
                 break
-    cli.say(f"{printer.count} messages consumed.")
+    cli.print_info(f"{printer.count} messages consumed.")
     return 128 + asked[0] if asked else 0
 
 
@@ -99,23 +102,25 @@ def _after(batch: Batch, written: int) -> int:
     return int(batch.table.column("offset")[written - 1].as_py()) + 1 if written else batch.first
 
 
-def _batches(cli: Cli, session: Session, printer: Printer, idle_exit: float | None, way: _Way) -> Iterator[Batch]:
+def _batches(
+    cli: Cli, session: Session, printer: MessagePrinter, idle_timeout: float | None, way: _Way
+) -> Iterator[Batch]:
     """Batches until the session is drained, the printer is full, or nothing has come for too long."""
-    began = heard = time.monotonic()
-    joined = told = False
-    while not (session.closed or printer.full):
-        batch = session.next_batch(LOOK_S if idle_exit is None else min(LOOK_S, idle_exit))
+    began = received = time.monotonic()
+    joined = reported = False
+    while not (session.is_closed or printer.is_full):
+        batch = session.poll(POLL_INTERVAL_S if idle_timeout is None else min(POLL_INTERVAL_S, idle_timeout))
         if batch is not None:
             yield batch
-            heard = time.monotonic()
-        joined = joined or batch is not None or bool(session.held())
-        if not joined and not told and time.monotonic() - began > PATIENCE_S:
-            told = True
+            received = time.monotonic()
+        joined = joined or batch is not None or bool(session.assignment())
+        if not joined and not reported and time.monotonic() - began > LEADER_TIMEOUT_S:
+            reported = True
             lacking = way.lacking()
-            cli.say(f"{_WAITING}{way.besides}" if lacking is None else f"Waiting. {lacking}")
-        if idle_exit is not None and time.monotonic() - heard >= idle_exit:
+            cli.print_info(f"{_WAITING}{way.besides}" if lacking is None else f"Waiting. {lacking}")
+        if idle_timeout is not None and time.monotonic() - received >= idle_timeout:
             if not joined and (lacking := way.lacking()) is not None:
-                raise Unavailable(f"{session.subscription}: nobody has lent anything for {idle_exit:g} s. {lacking}")
+                raise Unavailable(f"{session.subscription}: nobody has lent anything for {idle_timeout:g} s. {lacking}")
             return
 
 
@@ -136,11 +141,11 @@ class _Way:
 def _way(cli: Cli, subscription: Subscription, nodes: list[str] | None) -> Iterator[_Way]:
     """Through nodes or by the database. What would never work is said at once."""
     if nodes:
-        cli.check_way()
-        through = {"nodes": nodes, "through_nodes": True}
+        cli.check_single_source()
+        through = {"nodes": nodes, "transport": "nodes"}
         yield _Way(through, lambda: _silence(nodes), " Or the leader's own address cannot be reached from here.")
         return
-    with cli.database() as database:
+    with cli.open_database() as database:
         _check(database.url, subscription)
         yield _Way({"url": database.url}, lambda: _lacking(database.url, subscription))
 
@@ -154,9 +159,9 @@ def _lacking(url: str, subscription: Subscription) -> str | None:
         return "No leader node is listed in the database: start one with `sublet leader`."
     with connect(url, application_name="sublet consume") as connection:
         group = lifecycle.find_live(connection, subscription)
-    if group is None or group.orders.paused is None:
+    if group is None or group.desired_state.pause_reason is None:
         return None
-    why = f" ({group.orders.paused})" if group.orders.paused else ""
+    why = f" ({group.desired_state.pause_reason})" if group.desired_state.pause_reason else ""
     return f"The group is paused{why}: `sublet groups resume '{subscription}'` has its streams lent again."
 
 
@@ -164,9 +169,9 @@ def _silence(nodes: list[str]) -> str | None:
     """None if one of the nodes answers."""
     from sublet_borrower.fetch.nodes import NodeReader
 
-    reader = NodeReader(nodes, 1, PATIENCE_S)
+    reader = NodeReader(nodes, 1, LEADER_TIMEOUT_S)
     try:
-        reader.prepare()
+        reader.warm_up()
     except Unavailable as error:
         return f"Nobody can lend: {error}"
     finally:
@@ -178,11 +183,11 @@ def _check(url: str, subscription: Subscription) -> None:
     """What would never work is said at once. Raises `UndeclaredQueue`, `ProtocolMismatch`."""
     from sublet_storage.db.connect import connect
     from sublet_storage.groups.coordinator import lifecycle
-    from sublet_storage.groups.model.group_errors import undeclared
+    from sublet_storage.groups.model.group_errors import undeclared_queue_error
 
     with connect(url, application_name="sublet consume") as connection:
         if subscription.kind == "queue" and lifecycle.find_live(connection, subscription) is None:
-            raise undeclared(subscription)
+            raise undeclared_queue_error(subscription)
     versions = {entry.protocol_version for entry in _live(url)}
     if versions and PROTOCOL_VERSION not in versions:
         found = ", ".join(map(str, sorted(versions)))
@@ -219,4 +224,4 @@ def _drained_by_signals(session: Session) -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-COMMANDS = {"consume": made(consume)}
+COMMANDS = {"consume": command(consume)}

@@ -7,35 +7,35 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from sublet.cli.base.values import from_json
+from sublet.cli.base.values import bytes_from_json
 from sublet_protocol.domain.errors import SubletError, UsageError, ValueTooLarge
 from sublet_protocol.domain.topics import check_topic
 from sublet_storage.producer.batches.columns import check_size, size_of
 
 READ_BYTES = 256 * 1024
-LONGEST_LINE = 16 * 1024 * 1024
+MAX_LINE = 16 * 1024 * 1024
 """Bytes: a line that goes on for longer is not waited for."""
 
-REMEDY = "publish it in Python: Publisher(max_message_bytes=...)."
+HINT = "publish it in Python: Publisher(max_message_bytes=...)."
 """For a message over the limit; here there is no option for that."""
 
 FIELDS = frozenset({"topic", "key", "value", "headers", "timestamp"})
-IGNORED = frozenset({"stream", "offset", "grant"})
+IGNORED = frozenset({"stream", "offset", "grant_id"})
 """What `tail` and `consume` say of a message and the next publisher does not take over."""
 
 Columns = dict[str, Any]
 
 
-def chunks(
+def read_columns(
     read: Callable[[int], bytes], layout: str, topic: str | None, key: bytes | None, limit: int
 ) -> Iterator[Columns]:
     """Whole messages as they come in, as columns; no chunk is empty.
 
     A bad one raises a `SubletError` that names its line, after everything before it was given out.
     """
-    parser = Records(topic, key, limit) if layout == "ndjson" else Lines(topic, key, limit)
+    parser = NdjsonParser(topic, key, limit) if layout == "ndjson" else LineParser(topic, key, limit)
     number = 1
-    for lines in whole_lines(read):
+    for lines in read_lines(read):
         columns, problem = parser.columns(lines, number)
         if columns["value"]:
             yield columns
@@ -44,14 +44,14 @@ def chunks(
         number += len(lines)
 
 
-def whole_lines(read: Callable[[int], bytes]) -> Iterator[list[bytes]]:
+def read_lines(read: Callable[[int], bytes]) -> Iterator[list[bytes]]:
     """Lines without their ends, as many at a time as one read brings; the last one may lack its end."""
     rest = b""
     while data := read(READ_BYTES):
         if b"\n" not in data:
             rest += data
-            if len(rest) > LONGEST_LINE:
-                raise ValueTooLarge(f"a line is longer than {LONGEST_LINE} bytes. Is the input text, and complete?")
+            if len(rest) > MAX_LINE:
+                raise ValueTooLarge(f"a line is longer than {MAX_LINE} bytes. Is the input text, and complete?")
             continue
         *lines, rest = (rest + data).split(b"\n")
         yield [line.removesuffix(b"\r") for line in lines] if b"\r" in data else lines
@@ -59,7 +59,7 @@ def whole_lines(read: Callable[[int], bytes]) -> Iterator[list[bytes]]:
         yield [rest]
 
 
-class Lines:
+class LineParser:
     """Each line is the value of a message."""
 
     def __init__(self, topic: str | None, key: bytes | None, limit: int) -> None:
@@ -81,7 +81,7 @@ class Lines:
         return columns, problem
 
 
-class Records:
+class NdjsonParser:
     """Each line is an object with `value`, and `key`, `topic`, `headers`, `timestamp` if wanted."""
 
     def __init__(self, topic: str | None, key: bytes | None, limit: int) -> None:
@@ -112,16 +112,16 @@ class Records:
             check_topic(topic)
         except SubletError as error:
             raise type(error)(f"{where}: {error}") from None
-        key = from_json(f"{where}: key", record["key"]) if "key" in record else self._key
-        value = from_json(f"{where}: value", record["value"])
+        key = bytes_from_json(f"{where}: key", record["key"]) if "key" in record else self._key
+        value = bytes_from_json(f"{where}: value", record["value"])
         headers = _headers(where, record.get("headers"))
-        check_size(size_of(topic, key, value, headers), self._limit, where, REMEDY)
+        check_size(size_of(topic, key, value, headers), self._limit, where, HINT)
         return topic, key, value, headers, _timestamp(where, record.get("timestamp"))
 
 
 def _too_large(number: int, topic: str, key: bytes | None, value: bytes, limit: int) -> ValueTooLarge:
     try:
-        check_size(size_of(topic, key, value, None), limit, f"line {number}", REMEDY)
+        check_size(size_of(topic, key, value, None), limit, f"line {number}", HINT)
     except ValueTooLarge as error:
         return error
     raise AssertionError(f"line {number} is not too large")
@@ -161,7 +161,7 @@ def _headers(where: str, headers: Any) -> list[tuple[str, bytes | None]] | None:
         isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], str) for pair in pairs
     ):
         raise UsageError(f'{where}: headers: give an object, or a list of ["name", "value"] pairs.')
-    return [(name, from_json(f"{where}: header {name!r}", value)) for name, value in pairs]
+    return [(name, bytes_from_json(f"{where}: header {name!r}", value)) for name, value in pairs]
 
 
 def _timestamp(where: str, text: Any) -> datetime | None:

@@ -5,37 +5,37 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sublet.cli.base import values
-from sublet.cli.base.output import Output, dumps
+from sublet.cli.base.output import Output, to_json_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from sublet_protocol.domain.epochs import Epoch
-    from sublet_storage.readers.epoch_tail import Message
+    from sublet_storage.readers.epoch_tail import EpochTailItem
 
 
-class Printer:
+class MessagePrinter:
     """`limit`: how many messages in all; None is no limit. `count`: how many so far."""
 
     def __init__(self, output: Output, limit: int | None) -> None:
         self._output, self._limit = output, limit
-        self._coloured = output.coloured
+        self._coloured = output.is_coloured
         self.count = 0
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """The limit is reached."""
         return self._limit is not None and self.count >= self._limit
 
-    def show(self, batch: pa.RecordBatch | pa.Table, grant_id: int | None = None) -> int:
+    def print_batch(self, batch: pa.RecordBatch | pa.Table, grant_id: int | None = None) -> int:
         """Write what the limit leaves of a batch; how many. They are out of this process when it returns."""
         if self._limit is not None:
             batch = batch.slice(0, self._limit - self.count)
         if self._output.json:
-            grant = {} if grant_id is None else {"grant": grant_id}
-            self._output.write(dumps({**message, **grant}) for message in values.messages(batch))
+            grant = {} if grant_id is None else {"grant_id": grant_id}
+            self._output.write_lines(to_json_line({**message, **grant}) for message in values.messages_to_json(batch))
         else:
-            self._output.write(values.lines(batch, self._coloured))
+            self._output.write_lines(values.format_messages(batch, self._coloured))
         self.count += batch.num_rows
         return int(batch.num_rows)
 
@@ -43,31 +43,31 @@ class Printer:
 class EpochPrinter:
     """Messages go to the `printer`, which counts them. `count`: how much was written, frontiers and all."""
 
-    def __init__(self, output: Output, printer: Printer) -> None:
+    def __init__(self, output: Output, printer: MessagePrinter) -> None:
         self._output, self._printer = output, printer
         self.count = 0
 
-    def show(self, message: Message) -> bool:
+    def print_item(self, message: EpochTailItem) -> bool:
         """Write it; whether there is room for more. It is out of this process when it returns."""
-        from sublet_storage.readers.epoch_tail import Data, Snapshot
+        from sublet_storage.readers.epoch_tail import EpochMessages, FrontierSnapshot
 
         self.count += 1
-        if isinstance(message, Data):
-            self._printer.show(message.table)
-        elif isinstance(message, Snapshot):
+        if isinstance(message, EpochMessages):
+            self._printer.print_batch(message.table)
+        elif isinstance(message, FrontierSnapshot):
             lower = None if message.lower is None else message.lower.least
             upper = message.upper.greatest
-            told = {"lower": lower, "upper": upper}
-            self._say({"snapshot": told}, f"snapshot\tfrom {_listed(lower)}\tbegun {_listed(upper) or '-'}")
+            reported = {"lower": lower, "upper": upper}
+            self._say({"snapshot": reported}, f"snapshot\tfrom {_listed(lower)}\tbegun {_listed(upper) or '-'}")
         else:
             self._say({"lower": message.least}, f"completed\tbefore {_listed(message.least)}")
-        return not self._printer.full
+        return not self._printer.is_full
 
     def _say(self, thing: object, text: str) -> None:
         if self._output.json:
-            self._output.emit(thing)
+            self._output.print_json(thing)
         else:
-            self._output.write([text])
+            self._output.write_lines([text])
 
 
 def _listed(epochs: tuple[Epoch, ...] | None) -> str:

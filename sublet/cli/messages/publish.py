@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from sublet.cli.base.command import Cli, Nodes, made
+from sublet.cli.base.command import Cli, Nodes, command
 from sublet_protocol.domain.errors import SubletError
 from sublet_protocol.domain.topics import check_topic
 
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from sublet_borrower.remote.feed import Feed
     from sublet_storage.producer import BatchDelivery, Publisher
 
-GIVE_UP_S = 1.0
+INTERRUPTED_FLUSH_TIMEOUT_S = 1.0
 """What an impatient second Ctrl-C leaves to messages that are under way."""
 
 
-class Layout(StrEnum):
+class InputFormat(StrEnum):
     """How the input is written."""
 
     LINES = "lines"
     NDJSON = "ndjson"
 
 
-class Stopped(Exception):
+class InputInterrupted(Exception):
     """Asked to stop while waiting for input."""
 
 
@@ -55,12 +55,12 @@ def publish(
         ),
     ] = None,
     layout: Annotated[
-        Layout,
+        InputFormat,
         typer.Option(
             "--format",
             help='lines: each is a value. ndjson: each is {"value":…, "key":…, "topic":…, "headers":…, "timestamp":…}.',
         ),
-    ] = Layout.LINES,
+    ] = InputFormat.LINES,
     key: Annotated[
         str | None,
         typer.Option(metavar="KEY", help="Key of messages that bring none. Messages of one key keep their order."),
@@ -80,28 +80,28 @@ def publish(
       sublet publish orders/eu --node 10.0.0.5:7411 --file orders.txt
       sublet tail 'orders/#' --json | sublet publish --format ndjson --database-url postgresql://other/db
     """
-    from sublet.cli.messages.input_records import chunks
+    from sublet.cli.messages.input_records import read_columns
     from sublet_storage.producer.publisher import MAX_MESSAGE_BYTES
 
     if topic is not None:
         check_topic(topic)  # of an empty input nothing would
     with _way(cli, nodes) as make, _input(file) as source, _interruption() as interruption:
         if sys.stdin.isatty() and file is None:
-            cli.say("Reading lines from the terminal. Ctrl-D ends.")
+            cli.print_info("Reading lines from the terminal. Ctrl-D ends.")
         held_key = None if key is None else key.encode(errors="surrogateescape")
-        columns = chunks(interruption.reading(source.read), layout, topic, held_key, MAX_MESSAGE_BYTES)
+        columns = read_columns(interruption.wrap_read(source.read), layout, topic, held_key, MAX_MESSAGE_BYTES)
         publisher = make()
-        tally = Tally()
+        tally = PublishProgress()
         problem = _pump(cli, columns, publisher, tally, interruption, _size(file))
         problem = _finish(publisher, tally) or problem
-    tally.report(cli, interruption.number)
+    tally.print_report(cli, interruption.number)
     if problem is not None:
         raise problem
     return 0 if interruption.number is None else 128 + interruption.number
 
 
 @dataclass(slots=True)
-class Tally:
+class PublishProgress:
     """How many messages were accepted, and how many of those are durable."""
 
     accepted: int = 0
@@ -113,9 +113,9 @@ class Tally:
         """Some more on their way."""
         self.accepted += count
         self._under_way.append((count, delivery))
-        self.settle()
+        self.count_durable()
 
-    def settle(self) -> None:
+    def count_durable(self) -> None:
         """Count what has arrived."""
         while self._under_way and self._under_way[0][1].done:
             count, delivery = self._under_way.popleft()
@@ -123,21 +123,21 @@ class Tally:
                 delivery.result(0)
                 self.durable += count
 
-    def report(self, cli: Cli, interrupted_by: int | None) -> None:
+    def print_report(self, cli: Cli, interrupted_by: int | None) -> None:
         """Say how it went."""
         elapsed = time.monotonic() - self.began
         if cli.json:
             answer = {"read": self.accepted, "durable": self.durable, "seconds": round(elapsed, 3)}
-            cli.emit({**answer, "interrupted": interrupted_by is not None})
+            cli.print_json({**answer, "interrupted": interrupted_by is not None})
             return
         asked = "Stopped when asked to. " if interrupted_by is not None else ""
         missing = self.accepted - self.durable
         lost = f" {missing} are not known to be: they may be there or not." if missing else ""
         rate = f", {self.durable / elapsed:,.0f} a second" if elapsed > 0 else ""
-        cli.say(f"{asked}{self.durable} messages are durable ({elapsed:.1f} s{rate}).{lost}")
+        cli.print_info(f"{asked}{self.durable} messages are durable ({elapsed:.1f} s{rate}).{lost}")
 
 
-class Interruption:
+class SignalHandler:
     """Ctrl-C and SIGTERM: at once while waiting for input, else when the next read begins; a second one breaks off."""
 
     def __init__(self) -> None:
@@ -150,16 +150,17 @@ class Interruption:
             raise KeyboardInterrupt
         self.number = number
         if self._waiting:
-            raise Stopped
+            raise InputInterrupted
 
-    def reading(self, read: Callable[[int], bytes]) -> Callable[[int], bytes]:
-        """`read`, which raises `Stopped` once a signal has come: half a line is no message, and no end of input."""
+    def wrap_read(self, read: Callable[[int], bytes]) -> Callable[[int], bytes]:
+        """`read`, which raises `InputInterrupted` once a signal has come: half a line is no message, and no end of
+        input."""
 
         def guarded(size: int) -> bytes:
             try:
                 self._waiting = True
                 if self.number is not None:
-                    raise Stopped
+                    raise InputInterrupted
                 return read(size)
             finally:
                 self._waiting = False
@@ -173,15 +174,15 @@ def _way(cli: Cli, nodes: list[str] | None) -> Iterator[Callable[[], Publisher |
     from sublet_storage.producer import Publisher
 
     if nodes:
-        yield partial(cli.feed, nodes)
+        yield partial(cli.open_feed, nodes)
         return
-    with cli.database() as database:
+    with cli.open_database() as database:
         yield partial(Publisher, database.url)
 
 
 @contextmanager
-def _interruption() -> Iterator[Interruption]:
-    interruption = Interruption()
+def _interruption() -> Iterator[SignalHandler]:
+    interruption = SignalHandler()
     before = {number: signal.signal(number, interruption) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield interruption
@@ -209,8 +210,8 @@ def _pump(
     cli: Cli,
     columns: Iterator[dict[str, Any]],
     publisher: Publisher | Feed,
-    tally: Tally,
-    interruption: Interruption,
+    tally: PublishProgress,
+    interruption: SignalHandler,
     size: int | None,
 ) -> Exception | None:
     """Publish until the input ends; what stopped it before that."""
@@ -221,32 +222,32 @@ def _pump(
                 show(tally, sum(len(value or b"") + 1 for value in each["value"]))
     except SubletError as problem:
         return problem
-    except Stopped:
+    except InputInterrupted:
         return None
     except KeyboardInterrupt:
         interruption.number = interruption.number or signal.SIGINT
         with suppress(Exception):
-            publisher.close(GIVE_UP_S)
+            publisher.close(INTERRUPTED_FLUSH_TIMEOUT_S)
     return None
 
 
-def _finish(publisher: Publisher | Feed, tally: Tally) -> Exception | None:
+def _finish(publisher: Publisher | Feed, tally: PublishProgress) -> Exception | None:
     try:
         publisher.close()
     except KeyboardInterrupt:
         with suppress(Exception):
-            publisher.close(GIVE_UP_S)
+            publisher.close(INTERRUPTED_FLUSH_TIMEOUT_S)
     except SubletError as problem:
         return problem
     finally:
-        tally.settle()
+        tally.count_durable()
     return None
 
 
 @contextmanager
-def _progress(cli: Cli, size: int | None) -> Iterator[Callable[[Tally, int], None]]:
+def _progress(cli: Cli, size: int | None) -> Iterator[Callable[[PublishProgress, int], None]]:
     """A bar on a terminal that shows none of the input itself; nothing elsewhere."""
-    if not cli.prose.is_terminal or (sys.stdin.isatty() and size is None):
+    if not cli.stderr_console.is_terminal or (sys.stdin.isatty() and size is None):
         yield lambda tally, read_bytes: None
         return
     bar = _bar(cli)
@@ -258,10 +259,15 @@ def _progress(cli: Cli, size: int | None) -> Iterator[Callable[[Tally, int], Non
 def _bar(cli: Cli) -> Progress:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    told = TextColumn("{task.fields[durable]:,} durable")
+    reported = TextColumn("{task.fields[durable]:,} durable")
     return Progress(
-        TextColumn("{task.description}"), BarColumn(), told, TimeElapsedColumn(), console=cli.prose, transient=True
+        TextColumn("{task.description}"),
+        BarColumn(),
+        reported,
+        TimeElapsedColumn(),
+        console=cli.stderr_console,
+        transient=True,
     )
 
 
-COMMANDS = {"publish": made(publish)}
+COMMANDS = {"publish": command(publish)}

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from sublet.cli.base import values
-from sublet.cli.base.command import Cli, Nodes, held_back, made
-from sublet.cli.messages.message_printer import EpochPrinter, Printer
+from sublet.cli.base.command import Cli, Nodes, command, defer_signals
+from sublet.cli.messages.message_printer import EpochPrinter, MessagePrinter
 from sublet_protocol.domain.errors import PayloadUnavailable, UsageError
 from sublet_protocol.domain.topics import Filter
 
 if TYPE_CHECKING:
-    from sublet_borrower.remote.reader import Where
+    from sublet_borrower.remote.reader import FeedStart
 
 T = TypeVar("T")
 
@@ -25,7 +25,7 @@ STARTS = ("latest", "active", "earliest")
 """Of whole epochs."""
 
 FIRST_WAIT_S = 0.005
-LONGEST_WAIT_S = 0.2
+MAX_WAIT_S = 0.2
 PLACE_WAIT_S = 1.0
 """Where payloads cannot be had."""
 
@@ -47,7 +47,9 @@ def tail(
     follow: Annotated[
         bool, typer.Option(help="Go on with what is published from now on, or end where the log ends.")
     ] = True,
-    max_messages: Annotated[str | None, typer.Option("--max", metavar="N", help="End after N messages.")] = None,
+    max_messages: Annotated[
+        str | None, typer.Option("--max-messages", metavar="N", help="End after N messages.")
+    ] = None,
     epochs: Annotated[
         bool,
         typer.Option(
@@ -67,53 +69,57 @@ def tail(
     \b
       sublet tail '#'
       sublet tail 'orders/+/created' --from earliest --no-follow --json
-      sublet tail 'orders/#' --from 15m --max 10
+      sublet tail 'orders/#' --from 15m --max-messages 10
       sublet tail 'flights/#' --epochs --from active --json
       sublet tail 'orders/#' --node 10.0.0.5:7411
     """
     wanted = Filter.parse(filter)
-    printer = Printer(cli, None if max_messages is None else values.whole("--max", max_messages))
+    printer = MessagePrinter(cli, None if max_messages is None else values.parse_int("--max-messages", max_messages))
     if epochs:
-        _in_whole_epochs(cli, nodes, wanted, start, follow, printer)
+        _in_complete_epochs(cli, nodes, wanted, start, follow, printer)
         return
-    begin = values.begin(start)
+    begin = values.parse_starting_position(start)
     if nodes:
         _through_nodes(cli, nodes, wanted, begin, follow, printer)
     else:
         _from_database(cli, wanted, begin, follow, printer)
 
 
-def _through_nodes(cli: Cli, nodes: list[str], wanted: Filter, begin: Where, follow: bool, printer: Printer) -> None:
-    with cli.feed(nodes) as feed:
+def _through_nodes(
+    cli: Cli, nodes: list[str], wanted: Filter, begin: FeedStart, follow: bool, printer: MessagePrinter
+) -> None:
+    with cli.open_feed(nodes) as feed:
         read = feed.follow if follow else feed.history
-        with read(wanted, begin, on_gone=lambda gone: cli.say(f"Skipped: {gone}")) as pages:
-            while not printer.full and (page := next(pages, None)) is not None:
-                printer.show(page)
+        with read(wanted, begin, on_data_loss=lambda gone: cli.print_info(f"Skipped: {gone}")) as pages:
+            while not printer.is_full and (page := next(pages, None)) is not None:
+                printer.print_batch(page)
 
 
-def _from_database(cli: Cli, wanted: Filter, begin: str | int | datetime, follow: bool, printer: Printer) -> None:
+def _from_database(
+    cli: Cli, wanted: Filter, begin: str | int | datetime, follow: bool, printer: MessagePrinter
+) -> None:
     from sublet_storage.readers.tail import Tail
 
     waiting = _Waiting(cli)
-    with cli.connection() as connection:
-        with held_back():
-            reading = Tail(connection, wanted, begin, on_gone=lambda gone: cli.say(f"Skipped: {gone}"))
-        while not printer.full:
+    with cli.open_connection() as connection:
+        with defer_signals():
+            reading = Tail(connection, wanted, begin, on_data_loss=lambda gone: cli.print_info(f"Skipped: {gone}"))
+        while not printer.is_full:
             before = printer.count
             with waiting.for_payloads():
                 for page in _held_back(reading.pages()):
-                    printer.show(page)
-                    if printer.full or (not follow and reading.caught_up):
+                    printer.print_batch(page)
+                    if printer.is_full or (not follow and reading.is_caught_up):
                         break
-            if not follow and reading.caught_up:
+            if not follow and reading.is_caught_up:
                 return
-            waiting.after(printer.count > before or printer.full)
+            waiting.after(printer.count > before or printer.is_full)
 
 
-def _in_whole_epochs(
-    cli: Cli, nodes: list[str] | None, wanted: Filter, start: str, follow: bool, printer: Printer
+def _in_complete_epochs(
+    cli: Cli, nodes: list[str] | None, wanted: Filter, start: str, follow: bool, printer: MessagePrinter
 ) -> None:
-    from sublet_storage.readers.epoch_tail import EpochReading
+    from sublet_storage.readers.epoch_tail import EpochTailReader
 
     if nodes:
         raise UsageError(
@@ -122,14 +128,16 @@ def _in_whole_epochs(
     if start not in STARTS:
         raise UsageError(f"--from {start!r}: with --epochs, give {', '.join(STARTS)}.")
     waiting, shown = _Waiting(cli), EpochPrinter(cli, printer)
-    with cli.connection() as connection:
-        with held_back():
-            reading = EpochReading(connection, wanted, start, on_gone=lambda gone: cli.say(f"Skipped: {gone}"))
+    with cli.open_connection() as connection:
+        with defer_signals():
+            reading = EpochTailReader(
+                connection, wanted, start, on_data_loss=lambda gone: cli.print_info(f"Skipped: {gone}")
+            )
         while True:
             before, complete = shown.count, False
             with waiting.for_payloads():
-                for message in _held_back(reading.messages(connection)):
-                    if not shown.show(message):
+                for message in _held_back(reading.read_available(connection)):
+                    if not shown.print_item(message):
                         return
                 complete = True
             if complete and not follow:
@@ -151,24 +159,24 @@ class _Waiting:
             self._said = False
         except PayloadUnavailable as error:
             if not self._said:
-                self._cli.say(f"Waiting: {error}")
+                self._cli.print_info(f"Waiting: {error}")
             self._said = True
             time.sleep(PLACE_WAIT_S)
 
     def after(self, news: bool) -> None:
         """Wait for the next look; not at all after news."""
-        self._wait_s = 0.0 if news else min(self._wait_s * 1.5 + FIRST_WAIT_S, LONGEST_WAIT_S)
+        self._wait_s = 0.0 if news else min(self._wait_s * 1.5 + FIRST_WAIT_S, MAX_WAIT_S)
         time.sleep(self._wait_s)
 
 
 def _held_back(found: Iterator[T]) -> Iterator[T]:
     """What is there now; signals wait for each read to be over."""
     while True:
-        with held_back():
+        with defer_signals():
             each = next(found, None)
         if each is None:
             return
         yield each
 
 
-COMMANDS = {"tail": made(tail)}
+COMMANDS = {"tail": command(tail)}

@@ -10,7 +10,7 @@ import typer
 
 from sublet.cli.base import values
 from sublet.cli.base.command import Cli
-from sublet.cli.groups.names import named
+from sublet.cli.groups.names import resolve_subscription
 from sublet_protocol.domain.errors import Conflict, NotFound, Unavailable
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sublet_storage.groups.admin.node_desired_state import LedGroup
     from sublet_storage.nodes import NodeEntry
 
-LOOK_S = 0.1
+POLL_INTERVAL_S = 0.1
 
 NodeName = Annotated[str, typer.Argument(metavar="NODE", help="The node, as `sublet nodes list` names it.")]
 Wait = Annotated[
@@ -48,25 +48,27 @@ def drain(
     """
     from sublet_storage.groups.admin import node_desired_state
 
-    wait_s = values.seconds(wait)
-    with cli.connection() as connection:
+    wait_s = values.parse_seconds(wait)
+    with cli.open_connection() as connection:
         found = _live(connection, node)
         if not undo and not force:
             _check_others(connection, node)
-        led = [] if undo else node_desired_state.led_by(connection, found.node)
+        led = [] if undo else node_desired_state.groups_led_by(connection, found.node)
         if not node_desired_state.set_draining(connection, found.node, not undo):
             raise NotFound(f"node {node} has just ended. `sublet nodes list` shows those that live.")
-        changed = found.draining is undo
+        changed = found.is_draining is undo
         if not undo and wait_s:
             _wait(
-                lambda: not node_desired_state.led_by(connection, found.node), wait_s, f"node {node} still leads groups"
+                lambda: not node_desired_state.groups_led_by(connection, found.node),
+                wait_s,
+                f"node {node} still leads groups",
             )
         new = _leaders(connection, led)
     if undo:
-        told = f"{node} may lead again." if changed else f"{node} does not drain: nothing was changed."
+        reported = f"{node} may lead again." if changed else f"{node} does not drain: nothing was changed."
     else:
-        told = f"{node} leads nothing{' any more' if wait_s else ' soon'}, until it is stopped. {_moved(led, new)}"
-    _tell(cli, {"node": node, "draining": not undo, "changed": changed}, led, new, told)
+        reported = f"{node} leads nothing{' any more' if wait_s else ' soon'}, until it is stopped. {_moved(led, new)}"
+    _notify(cli, {"node": node, "draining": not undo, "changed": changed}, led, new, reported)
 
 
 def step_down(
@@ -92,30 +94,30 @@ def step_down(
     """
     from sublet_storage.groups.admin import node_desired_state
 
-    wait_s = values.seconds(wait)
-    wanted = {str(named(cli, each)) for each in group or ()}
-    with cli.connection() as connection:
+    wait_s = values.parse_seconds(wait)
+    wanted = {str(resolve_subscription(cli, each)) for each in group or ()}
+    with cli.open_connection() as connection:
         found = _live(connection, node)
         if not force:
             _check_others(connection, node)
         led = [
             each
-            for each in node_desired_state.led_by(connection, found.node)
+            for each in node_desired_state.groups_led_by(connection, found.node)
             if not wanted or each.subscription in wanted
         ]
         if missing := wanted - {each.subscription for each in led}:
             raise NotFound(f"node {node} does not lead {min(missing)}. `sublet groups describe` says who does.")
-        node_desired_state.step_down(connection, led)
+        node_desired_state.request_step_down(connection, led)
         if wait_s:
             still = f"node {node} still leads groups"
-            _wait(lambda: not set(led) & set(node_desired_state.led_by(connection, found.node)), wait_s, still)
+            _wait(lambda: not set(led) & set(node_desired_state.groups_led_by(connection, found.node)), wait_s, still)
         new = _leaders(connection, led)
-    told = (
+    reported = (
         f"{node} has stepped down. {_moved(led, new)}"
         if wait_s
         else f"{node} steps down from {len(led)} group{'s' * (len(led) != 1)}."
     )
-    _tell(cli, {"node": node}, led, new, told)
+    _notify(cli, {"node": node}, led, new, reported)
 
 
 def _live(connection: psycopg.Connection[Any], name: str) -> NodeEntry:
@@ -141,7 +143,7 @@ def _leaders(connection: psycopg.Connection[Any], led: list[LedGroup]) -> dict[s
     """{subscription: the node that leads it now}; None while nobody asks for its leader, or nobody has taken over."""
     from sublet_storage.groups.admin import node_desired_state
 
-    new = node_desired_state.leaders(connection, (each.group_id for each in led))
+    new = node_desired_state.leaders_of(connection, (each.group_id for each in led))
     return {each.subscription: new.get(each.group_id) for each in led}
 
 
@@ -152,7 +154,7 @@ def _wait(done: Callable[[], bool], wait_s: float, still: str) -> None:
             raise Unavailable(
                 f"{still} after {wait_s:g} s. The order stands: it is obeyed as soon as the node reaches the database."
             )
-        time.sleep(LOOK_S)
+        time.sleep(POLL_INTERVAL_S)
 
 
 def _moved(led: list[LedGroup], new: dict[str, str | None]) -> str:
@@ -164,9 +166,9 @@ def _moved(led: list[LedGroup], new: dict[str, str | None]) -> str:
     return f"Of the {len(led)} groups it led, {taken} are led by others already; the rest are when a consumer asks."
 
 
-def _tell(cli: Cli, told: dict[str, Any], led: list[LedGroup], new: dict[str, str | None], text: str) -> None:
+def _notify(cli: Cli, reported: dict[str, Any], led: list[LedGroup], new: dict[str, str | None], text: str) -> None:
     if cli.json:
         groups = [{"subscription": each.subscription, "led_by": new[each.subscription]} for each in led]
-        cli.emit({**told, "groups": groups})
+        cli.print_json({**reported, "groups": groups})
     else:
-        cli.say(text)
+        cli.print_info(text)

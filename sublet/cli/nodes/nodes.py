@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sublet.cli.base.command import Cli, group, made
+from sublet.cli.base.command import Cli, command, command_group
 from sublet.cli.nodes import control
 
 if TYPE_CHECKING:
@@ -21,15 +21,15 @@ def list_(cli: Cli) -> None:
     \b
       sublet nodes list
     """
-    from sublet_storage.nodes import as_json, led_groups, list_nodes
-    from sublet_storage.notify.drivers.registry import name_of
+    from sublet_storage.nodes import count_led_groups, list_nodes, node_to_json
+    from sublet_storage.notify.drivers.registry import driver_name
 
-    with cli.connection() as connection:
-        entries, led = list_nodes(connection), led_groups(connection)
+    with cli.open_connection() as connection:
+        entries, led = list_nodes(connection), count_led_groups(connection)
     if cli.json:
-        cli.emit({"nodes": [as_json(entry, led) for entry in entries]})
+        cli.print_json({"nodes": [node_to_json(entry, led) for entry in entries]})
         return
-    cli.table(
+    cli.print_table(
         ("NAME", "ADDRESS", "STATE", "LEADS>", "PROTOCOL>", "NEWS", "STARTED"),
         [
             (
@@ -38,25 +38,25 @@ def list_(cli: Cli) -> None:
                 _state(entry),
                 led.get(entry.node.incarnation, 0),
                 entry.protocol_version,
-                name_of(entry.notify or "poll:"),
+                driver_name(entry.notify_endpoint or "poll:"),
                 entry.started_at.isoformat(timespec="seconds"),
             )
             for entry in entries
         ],
     )
     if not entries:
-        cli.say("There are no nodes. Start one: sublet leader")
+        cli.print_info("There are no nodes. Start one: sublet leader")
 
 
 def _state(entry: NodeEntry) -> str:
     if entry.remaining_s <= 0:
         return "gone"
-    return "drains" if entry.draining else "lives"
+    return "drains" if entry.is_draining else "lives"
 
 
 _NODES = {
-    "list": made(list_),
-    "drain": made(control.drain),
-    "step-down": made(control.step_down),
+    "list": command(list_),
+    "drain": command(control.drain),
+    "step-down": command(control.step_down),
 }
-COMMANDS = {"nodes": group("Nodes: the leaders, what each leads, and moving that.", _NODES)}
+COMMANDS = {"nodes": command_group("Nodes: the leaders, what each leads, and moving that.", _NODES)}

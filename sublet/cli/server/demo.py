@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sublet.cli.base.command import Cli, Debug, Json, alone, run
+from sublet.cli.base.command import Cli, Debug, Json, run_command, standalone_command
 from sublet_protocol.domain.errors import Unavailable
 
 
@@ -32,7 +32,7 @@ def demo(
       sublet demo
       sublet demo --json --keep ./records
     """
-    raise typer.Exit(run(Cli(None, None, json, debug), lambda: _main(json, keep)))
+    raise typer.Exit(run_command(Cli(None, None, json, debug), lambda: _main(json, keep)))
 
 
 def _main(json: bool, keep: Path | None) -> int:
@@ -44,4 +44,4 @@ def _main(json: bool, keep: Path | None) -> int:
         raise Unavailable(f"the demo needs the package {missing.name}. Run: pip install 'sublet[demo]'") from None
 
 
-COMMANDS = {"demo": alone(demo)}  # it brings its own database, so the common options for that are not its
+COMMANDS = {"demo": standalone_command(demo)}  # it brings its own database, so the common options for that are not its

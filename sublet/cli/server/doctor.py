@@ -6,7 +6,7 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from sublet.cli.base.command import Cli, made
+from sublet.cli.base.command import Cli, command
 from sublet_protocol.domain.errors import SubletError
 from sublet_protocol.messages.messages import PROTOCOL_VERSION
 
@@ -31,26 +31,26 @@ def doctor(cli: Cli) -> int:
     import psycopg
 
     from sublet_storage.db.connect import check_schema
-    from sublet_storage.doctor.checks import Finding, State, examine, failed
+    from sublet_storage.doctor.checks import Finding, Severity, check_failed, run_checks
 
     findings: list[Finding] = []
     try:
-        with cli.connection() as connection:
+        with cli.open_connection() as connection:
             findings.append(_schema(check_schema(connection)))
-            findings += examine(connection, time.time(), PROTOCOL_VERSION)
+            findings += run_checks(connection, time.time(), PROTOCOL_VERSION)
             findings += _payloads(connection)
     except psycopg.errors.InsufficientPrivilege as error:
-        findings.append(failed("database", error))
+        findings.append(check_failed("database", error))
     except SubletError as error:
         what, _, remedy = str(error).partition(". ")
-        findings.append(Finding("database", State.ERROR, what, remedy or None))
-    is_well = all(finding.state is not State.ERROR for finding in findings)
+        findings.append(Finding("database", Severity.ERROR, what, remedy or None))
+    is_well = all(finding.state is not Severity.ERROR for finding in findings)
     if cli.json:
-        cli.emit({"ok": is_well, "findings": [asdict(finding) for finding in findings]})
+        cli.print_json({"ok": is_well, "findings": [asdict(finding) for finding in findings]})
     else:
-        cli.table(("CHECK", "STATE", "FOUND"), [(each.check, each.state.value, each.found) for each in findings])
-        remedies = [f"{each.check}: {each.remedy}" for each in findings if each.remedy is not None]
-        cli.tell(["", *remedies] if remedies else [])
+        cli.print_table(("CHECK", "STATE", "FOUND"), [(each.check, each.state.value, each.detail) for each in findings])
+        remedies = [f"{each.check}: {each.hint}" for each in findings if each.hint is not None]
+        cli.print_lines(["", *remedies] if remedies else [])
     return 0 if is_well else 1
 
 
@@ -58,22 +58,22 @@ def _payloads(connection: psycopg.Connection[Any]) -> list[Finding]:
     import psycopg
 
     from sublet_storage.doctor import location_checks
-    from sublet_storage.doctor.checks import failed
+    from sublet_storage.doctor.checks import check_failed
 
     try:
-        return list(location_checks.examine(connection))
+        return list(location_checks.check_locations(connection))
     except psycopg.errors.InsufficientPrivilege as error:
-        return [failed("payloads", error)]
+        return [check_failed("payloads", error)]
 
 
 def _schema(version: str) -> Finding:
     from sublet_storage.db.connect import SCHEMA_VERSION
-    from sublet_storage.doctor.checks import Finding, State
+    from sublet_storage.doctor.checks import Finding, Severity
 
     if version == SCHEMA_VERSION:
-        return Finding("database", State.OK, "it answers, and its tables are this release's")
+        return Finding("database", Severity.OK, "it answers, and its tables are this release's")
     said = f"it answers; its tables are at {version}, newer than this release's {SCHEMA_VERSION}, and do for it"
-    return Finding("database", State.WARNING, said, "Finish the upgrade: bring every program to the newer release.")
+    return Finding("database", Severity.WARNING, said, "Finish the upgrade: bring every program to the newer release.")
 
 
-COMMANDS = {"doctor": made(doctor)}
+COMMANDS = {"doctor": command(doctor)}

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sublet.cli.base.command import Cli, made
-from sublet.cli.base.json_logging import LogFormat, json_logs
+from sublet.cli.base.command import Cli, command
+from sublet.cli.base.json_logging import LogFormat, configure_json_logging
 from sublet_protocol.domain.errors import InvalidSetting, UsageError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def leader(
 
     It writes down how far they are. Run one or several, anywhere near the database: each group is led by one of them,
     and when that one stops or dies another takes over. Ctrl-C and SIGTERM hand over first; after SIGTERM the exit code
-    is 0. Times are settings, such as SUBLET_LEASE_S: see docs/settings.md.
+    is 0. Times are settings, such as SUBLET_LEASE_DURATION_S: see docs/settings.md.
 
     Examples:
 
@@ -73,7 +73,7 @@ def leader(
       SUBLET_DATABASE_URL=postgresql://db/app sublet leader --migrate --listen 10.0.0.5:7411 --insecure
     """
     from sublet_leader.http.settings import HttpOptions
-    from sublet_leader.listen_address import Listen
+    from sublet_leader.listen_address import ListenAddress
     from sublet_leader.observe.settings import HttpSettings
     from sublet_leader.server import NodeServer
     from sublet_leader.settings import LeaderSettings
@@ -81,17 +81,17 @@ def leader(
     called = socket.gethostname().split(".")[0] if name is None else name
     announce = _announcer(cli, called)
     if log_format is LogFormat.JSON:
-        announce = json_logs(called)
+        announce = configure_json_logging(called)
         cli.log = logging.getLogger("sublet")
     _check_name(called)
-    where = Listen.parse(listen, insecure=insecure)
-    at = None if http is None else Listen.parse(http, insecure=insecure)
+    where = ListenAddress.parse(listen, insecure=insecure)
+    at = None if http is None else ListenAddress.parse(http, insecure=insecure)
     settings, bounds = LeaderSettings.from_env(), HttpSettings.from_env()
     port = None if at is None else HttpOptions(at, bounds, os.environ.get("SUBLET_ADMIN_TOKEN"))
     logging.getLogger("sublet_leader").setLevel(logging.INFO)
     if migrate_first:
         _bring_up_to_date(cli)
-    with cli.database() as database:
+    with cli.open_database() as database:
         return _serve(NodeServer(database.url, called, where, settings, announce, notify, port))
 
 
@@ -122,37 +122,37 @@ def migrate(
         raise UsageError("--downgrade: it has to be said how far. Give the version, --to VERSION.")
     before, now, schema = _bring_up_to_date(cli, to, back)
     if cli.json:
-        cli.emit({"schema": schema, "from": before, "to": now})
+        cli.print_json({"schema": schema, "from": before, "to": now})
     elif before == now:
-        cli.say(f"The schema {schema} is at version {now} already.")
+        cli.print_info(f"The schema {schema} is at version {now} already.")
     else:
-        cli.say(f"The schema {schema} is at version {now} (before: {before or 'no tables'}).")
+        cli.print_info(f"The schema {schema} is at version {now} (before: {before or 'no tables'}).")
 
 
 def _bring_up_to_date(cli: Cli, to: str | None = None, back: bool = False) -> tuple[str | None, str | None, str]:
     """(version before, version now, schema). A database that was given is not checked first: it may be empty."""
-    from sublet_storage.bootstrap.migrate import current, downgrade
+    from sublet_storage.bootstrap.migrate import current_version, downgrade
     from sublet_storage.bootstrap.migrate import migrate as upgrade
     from sublet_storage.db.connect import database_url, schema_name
 
     def change(url: str) -> tuple[str | None, str | None, str]:
-        before = current(url)
+        before = current_version(url)
         (downgrade if back else upgrade)(url, to=to)
-        return before, current(url), schema_name()
+        return before, current_version(url), schema_name()
 
     given = cli.database_url if cli.data_dir is not None else database_url(cli.database_url)
     if given and cli.data_dir is None:
         return change(given)
-    with cli.database(migrate_embedded=False) as database:
+    with cli.open_database(migrate_embedded=False) as database:
         return change(database.url)
 
 
 def _announcer(cli: Cli, name: str) -> Callable[[str], None]:
     def announce(text: str) -> None:
         if cli.json:
-            cli.emit({"node": name, "message": text})
+            cli.print_json({"node": name, "message": text})
         else:
-            cli.say(text)
+            cli.print_info(text)
 
     return announce
 
@@ -171,4 +171,4 @@ def _serve(node: NodeServer) -> int:
     return 128 + signal.SIGINT if node.stopped_by is signal.SIGINT else 0
 
 
-COMMANDS = {"leader": made(leader), "migrate": made(migrate)}
+COMMANDS = {"leader": command(leader), "migrate": command(migrate)}

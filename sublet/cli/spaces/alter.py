@@ -10,7 +10,14 @@ import typer
 from sublet.cli.base import values
 from sublet.cli.base.command import Cli
 from sublet.cli.spaces import payloads as space_payloads
-from sublet.cli.spaces.change import Compression, Name, answer, changed, kept, outside
+from sublet.cli.spaces.change import (
+    Compression,
+    Name,
+    apply_change,
+    format_payload_location,
+    format_retention,
+    print_space,
+)
 from sublet.cli.spaces.payloads import NoPayloads, NoTierAfter, Payloads, Recall, TierAfter
 from sublet_protocol.domain.errors import UsageError
 
@@ -56,8 +63,8 @@ def alter(
     \b
       sublet spaces alter orders --retention 14d --compression zstd
       sublet spaces alter orders --rollover none
-      sublet spaces alter orders --payloads file:///mnt/shared/sublet --tier-after 1d
-      sublet spaces alter orders --no-payloads --recall
+      sublet spaces alter orders --payload-location file:///mnt/shared/sublet --tier-after 1d
+      sublet spaces alter orders --no-payload-location --restore-payloads
     """
     from sublet_storage.spaces.spaces import alter_space
 
@@ -66,19 +73,29 @@ def alter(
         **({} if rollover is None else {"rollover_s": _seconds(rollover)}),
         **({} if compression is None else {"compression": compression.value}),
         **({} if filter is None else {"filter": filter}),
-        **space_payloads.changes(payloads, no_payloads, recall, tier_after, no_tier_after),
+        **space_payloads.payload_changes(payloads, no_payloads, recall, tier_after, no_tier_after),
     }
     if not changes:
         raise UsageError(
-            f"space {name!r}: nothing to change. Give --retention, --rollover, --compression, --filter, --payloads or "
-            "--no-payloads (with --recall), --tier-after or --no-tier-after; for another number of streams there is "
+            f"space {name!r}: nothing to change. Give --retention, --rollover, --compression, --filter, "
+            "--payload-location or "
+            "--no-payload-location (with --restore-payloads), --tier-after or --no-tier-after; for another number "
+            "of streams there is "
             "`sublet spaces reshard`."
         )
-    space = changed(cli, partial(alter_space, name=name, **changes))
+    space = apply_change(cli, partial(alter_space, name=name, **changes))
     if recall:
-        space_payloads.bring_back(cli, space.space_id)
-    said = f"The space {space.name} holds {space.filter}, kept {kept(space)}, with compression {space.compression}."
-    answer(cli, space, said + outside(space), warning=space_payloads.warn(cli, space, payloads))
+        space_payloads.restore_all(cli, space.space_id)
+    said = (
+        f"The space {space.name} holds {space.filter}, kept {format_retention(space)}, with compression "
+        f"{space.compression}."
+    )
+    print_space(
+        cli,
+        space,
+        said + format_payload_location(space),
+        warning=space_payloads.warn_missing_directory(cli, space, payloads),
+    )
 
 
 def retention(
@@ -98,8 +115,8 @@ def retention(
     """
     from sublet_storage.spaces.spaces import alter_space
 
-    space = changed(cli, partial(alter_space, name=name, retention_s=_seconds(duration)))
-    answer(cli, space, f"The space {space.name} keeps messages {kept(space)}.")
+    space = apply_change(cli, partial(alter_space, name=name, retention_s=_seconds(duration)))
+    print_space(cli, space, f"The space {space.name} keeps messages {format_retention(space)}.")
 
 
 def rollover(cli: Cli, name: Name) -> None:
@@ -122,10 +139,10 @@ def rollover(cli: Cli, name: Name) -> None:
         rolled.append(roll(connection, name))
         return find_space(connection, name)
 
-    space = changed(cli, change)
+    space = apply_change(cli, change)
     said = f"The space {space.name} has {space.shards} new streams, of generation {rolled[0]}."
-    answer(cli, space, said, generation_id=rolled[0])
+    print_space(cli, space, said, generation_id=rolled[0])
 
 
 def _seconds(text: str) -> int | None:
-    return None if text == NONE else values.seconds(text)
+    return None if text == NONE else values.parse_seconds(text)

@@ -27,32 +27,32 @@ class Compression(StrEnum):
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The space's name, such as orders.")]
 
 
-def changed(cli: Cli, change: Callable[[psycopg.Connection[Any]], Space]) -> Space:
+def apply_change(cli: Cli, change: Callable[[psycopg.Connection[Any]], Space]) -> Space:
     """Do it, and tell the leader nodes; those that do not hear it find out by themselves."""
     from sublet_storage.db.connect import connect
     from sublet_storage.notify import snapshot
-    from sublet_storage.notify.publisher import tell_now
+    from sublet_storage.notify.publisher import publish_once
 
-    with cli.database() as database, connect(database.url, application_name="sublet cli") as connection:
+    with cli.open_database() as database, connect(database.url, application_name="sublet cli") as connection:
         space = change(connection)
-        tell_now(database.url, snapshot.spaces(connection))
+        publish_once(database.url, snapshot.read_spaces(connection))
     return space
 
 
-def answer(cli: Cli, space: Space, text: str, **more: Any) -> None:
+def print_space(cli: Cli, space: Space, text: str, **more: Any) -> None:
     """Show the space, with `more` of what was done to it, or say it."""
     if cli.json:
-        cli.emit({**as_json(space), **more})
+        cli.print_json({**space_to_json(space), **more})
     else:
-        cli.say(text)
+        cli.print_info(text)
 
 
-def kept(space: Space) -> str:
+def format_retention(space: Space) -> str:
     """For how long a space keeps its messages."""
     return "for ever" if space.retention_s is None else f"for {space.retention_s} s"
 
 
-def outside(space: Space) -> str:
+def format_payload_location(space: Space) -> str:
     """The sentence about where payloads go, for a space that has a place for them; else nothing."""
     if space.payloads is None:
         return ""
@@ -60,7 +60,7 @@ def outside(space: Space) -> str:
     return f" Payloads of closed streams{older} go to {space.payloads}."
 
 
-def as_json(space: Space) -> dict[str, Any]:
+def space_to_json(space: Space) -> dict[str, Any]:
     """A space as commands show it."""
     return {
         "space_id": space.space_id,

@@ -13,7 +13,7 @@ from sublet_protocol.domain.errors import Conflict, UsageError
 
 if TYPE_CHECKING:
     from sublet_storage.spaces.routing import Space
-    from sublet_storage.spaces.usage import Uses
+    from sublet_storage.spaces.usage import SpaceUsage
 
 
 def drop(
@@ -41,7 +41,7 @@ def drop(
     on. With --keep nobody loses anything.
 
     Otherwise what it held ends as by retention, at once: a group that had not consumed it all, be it by one message,
-    loses the rest, counted where it was created with --when-gone skip. Else its streams are blocked until they are
+    loses the rest, counted where it was created with --on-data-loss skip. Else its streams are blocked until they are
     reset, and the new streams that follow them wait. Leader nodes take the tables away, and what lies of them at a
     place for payloads after the usual grace. --dry-run and the question say which group loses how much.
 
@@ -53,30 +53,32 @@ def drop(
     """
     from sublet_storage.db.connect import connect
     from sublet_storage.notify import snapshot
-    from sublet_storage.notify.publisher import tell_now
-    from sublet_storage.spaces.catalogue import list_spaces, named
-    from sublet_storage.spaces.spaces import check_may_end, drop_space, heirs
-    from sublet_storage.spaces.usage import check_unused, uses
+    from sublet_storage.notify.publisher import publish_once
+    from sublet_storage.spaces.catalogue import find_space_in, list_spaces
+    from sublet_storage.spaces.spaces import check_droppable, drop_space, find_fallback_spaces
+    from sublet_storage.spaces.usage import check_unused, read_usage
 
-    with cli.database() as database, connect(database.url, application_name="sublet cli") as connection:
-        check_may_end(name)
+    with cli.open_database() as database, connect(database.url, application_name="sublet cli") as connection:
+        check_droppable(name)
         spaces = list_spaces(connection)
-        space = named(name, spaces)
-        found, others = uses(connection, space), heirs(spaces, space)
+        space = find_space_in(name, spaces)
+        found, others = read_usage(connection, space), find_fallback_spaces(spaces, space)
         if keep:
             _check_keep(space, force)
         elif not (force or dry_run):
             check_unused(connection, space)
-        lines = [f"The space {name}: {line}." for line in (*found.told(), *([] if keep else found.losses()))]
+        lines = [
+            f"The space {name}: {line}." for line in (*found.describe(), *([] if keep else found.describe_losses()))
+        ]
         if not (dry_run or yes):
             question = f"Drop the space {name} {'and keep' if keep else 'with'} {found.messages} messages?"
             cli.confirm("\n".join([*lines, question]), "Nothing was dropped.")
         elif lines and not cli.json:
-            cli.say("\n".join(lines))
+            cli.print_info("\n".join(lines))
         if not dry_run:
             check = None if force or keep else check_unused
-            drop_space(connection, name, check, ends=not keep, space_id=space.space_id)
-            tell_now(database.url, snapshot.spaces(connection))
+            drop_space(connection, name, check, purge=not keep, space_id=space.space_id)
+            publish_once(database.url, snapshot.read_spaces(connection))
     _answer(cli, space, found, others, dry_run, force, keep)
 
 
@@ -90,16 +92,25 @@ def _check_keep(space: Space, force: bool) -> None:
         )
 
 
-def _answer(cli: Cli, space: Space, found: Uses, others: list[Space], dry_run: bool, force: bool, keep: bool) -> None:
+def _answer(
+    cli: Cli, space: Space, found: SpaceUsage, others: list[Space], dry_run: bool, force: bool, keep: bool
+) -> None:
     names = [other.name for other in others]
     if cli.json:
-        told: dict[str, Any] = {"space_id": space.space_id, "name": space.name, "dropped": not dry_run, "kept": keep}
-        cli.emit({**told, **asdict(found), "topics_go_to": names})
+        reported: dict[str, Any] = {
+            "space_id": space.space_id,
+            "name": space.name,
+            "dropped": not dry_run,
+            "kept": keep,
+        }
+        cli.print_json({**reported, **asdict(found), "fallback_spaces": names})
         return
-    if dry_run and not (force or keep) and found.told():
-        cli.say(
+    if dry_run and not (force or keep) and found.describe():
+        cli.print_info(
             f"It would be refused: {space.name} is in use. With --keep nothing is lost; --force ends what it holds."
         )
         return
     would = "would be" if dry_run else "is"
-    cli.say(f"The space {space.name} {would} dropped. Its topics {'would ' * dry_run}go on in {', '.join(names)}.")
+    cli.print_info(
+        f"The space {space.name} {would} dropped. Its topics {'would ' * dry_run}go on in {', '.join(names)}."
+    )

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Payloads = Annotated[
     str | None,
     typer.Option(
+        "--payload-location",
         metavar="URI",
         help="Move payloads of streams that are closed there: file:///DIRECTORY that all share, or s3://BUCKET/PREFIX, "
         "with ?endpoint_override=HOST:PORT&scheme=http&region=NAME as needed. Credentials are taken from the "
@@ -31,44 +32,53 @@ TierAfter = Annotated[
     typer.Option(metavar="DURATION", help="Also move what is older than that, 1d say, of streams that are open."),
 ]
 NoPayloads = Annotated[
-    bool, typer.Option("--no-payloads", help="Move no more payloads out. What lies outside is read from there.")
+    bool, typer.Option("--no-payload-location", help="Move no more payloads out. What lies outside is read from there.")
 ]
 Recall = Annotated[
-    bool, typer.Option("--recall", help="With --no-payloads: bring what lies outside back into Postgres, too.")
+    bool,
+    typer.Option(
+        "--restore-payloads", help="With --no-payload-location: bring what lies outside back into Postgres, too."
+    ),
 ]
 NoTierAfter = Annotated[bool, typer.Option("--no-tier-after", help="Move payloads of streams that are closed only.")]
 
 
-def changes(
+def payload_changes(
     payloads: str | None, no_payloads: bool, recall: bool, tier_after: str | None, no_tier_after: bool
 ) -> dict[str, Any]:
     """What is to be changed of where payloads lie. Raises `UsageError` for what contradicts itself."""
     if (payloads is not None or tier_after is not None) and no_payloads:
-        raise UsageError("--no-payloads stands alone: without a place nothing is moved. Leave out one or the other.")
+        raise UsageError(
+            "--no-payload-location stands alone: without a place nothing is moved. Leave out one or the other."
+        )
     if tier_after is not None and no_tier_after:
         raise UsageError("--tier-after and --no-tier-after contradict each other. Leave one of them out.")
     if recall and not no_payloads:
-        raise UsageError("--recall goes with --no-payloads: what came back would be moved out again. Give both.")
+        raise UsageError(
+            "--restore-payloads goes with --no-payload-location: what came back would be moved out again. Give both."
+        )
     found: dict[str, Any] = {"payloads": None, "tier_after_s": None} if no_payloads else {}
     if payloads is not None:
         found["payloads"] = payloads
     if tier_after is not None or no_tier_after:
-        found["tier_after_s"] = None if tier_after is None else values.seconds(tier_after)
+        found["tier_after_s"] = None if tier_after is None else values.parse_seconds(tier_after)
     return found
 
 
-def warn(cli: Cli, space: Space, given: str | None) -> str | None:
+def warn_missing_directory(cli: Cli, space: Space, given: str | None) -> str | None:
     """Say, and return, what is to be done where the directory that was just given is not on this machine; None where it
     is. It may be well: nodes may run elsewhere. Of S3 nothing is asked."""
-    from sublet_storage.objects.location import parse
-    from sublet_storage.objects.object_stores import store
-    from sublet_storage.objects.parallel_calls import TO_READ, once
+    from sublet_storage.objects.location import parse_location
+    from sublet_storage.objects.object_stores import get_store
+    from sublet_storage.objects.parallel_calls import TO_READ, run_with_timeout
 
-    if given is None or space.payloads is None or (place := parse(space.payloads)).scheme != "file":
+    if given is None or space.payloads is None or (place := parse_location(space.payloads)).scheme != "file":
         return None
     found = "does not answer from"
     with suppress(PayloadUnavailable):
-        if once(store(place), TO_READ, partial(os.path.isdir, place.root)):  # what cannot be looked at is none
+        if run_with_timeout(
+            get_store(place), TO_READ, partial(os.path.isdir, place.root)
+        ):  # what cannot be looked at is none
             return None
         found = "is not there, or not to be seen, on"
     text = (
@@ -76,13 +86,13 @@ def warn(cli: Cli, space: Space, given: str | None) -> str | None:
         f"nobody makes it: mount it, or mkdir -p {shlex.quote(place.root)}. `sublet doctor` says whether that is done."
     )
     if not cli.json:
-        cli.say(f"Warning: {text}")
+        cli.print_info(f"Warning: {text}")
     return text
 
 
-def bring_back(cli: Cli, space_id: int) -> None:
+def restore_all(cli: Cli, space_id: int) -> None:
     """All that lies outside."""
-    from sublet_storage.spaces.restore import recall
+    from sublet_storage.spaces.restore import restore_payloads
 
-    with cli.connection() as connection:
-        cli.say(f"{recall(connection, space_id)} payloads are back in Postgres.")
+    with cli.open_connection() as connection:
+        cli.print_info(f"{restore_payloads(connection, space_id)} payloads are back in Postgres.")

@@ -10,13 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sublet.cli.base import values
-from sublet.cli.base.command import Cli, group, made
+from sublet.cli.base.command import Cli, command, command_group
 from sublet.cli.spaces import alter, drop
-from sublet.cli.spaces.change import Compression, Name, answer, as_json, changed, outside
-from sublet.cli.spaces.payloads import Payloads, TierAfter, warn
+from sublet.cli.spaces.change import (
+    Compression,
+    Name,
+    apply_change,
+    format_payload_location,
+    print_space,
+    space_to_json,
+)
+from sublet.cli.spaces.payloads import Payloads, TierAfter, warn_missing_directory
 
 if TYPE_CHECKING:
-    from sublet_storage.spaces.usage import Dropped
+    from sublet_storage.spaces.usage import DroppedSpace
 
 Filter = Annotated[str, typer.Argument(metavar="FILTER", help="Which topics: + is one level, # the rest. Quote it.")]
 Shards = Annotated[
@@ -63,16 +70,16 @@ def create(
         create_space,
         name=name,
         filter=filter,
-        shards=values.whole("--shards", shards),
-        retention_s=None if retention is None else values.seconds(retention),
-        rollover_s=None if rollover is None else values.seconds(rollover),
+        shards=values.parse_int("--shards", shards),
+        retention_s=None if retention is None else values.parse_seconds(retention),
+        rollover_s=None if rollover is None else values.parse_seconds(rollover),
         compression=compression,
         payloads=payloads,
-        tier_after_s=None if tier_after is None else values.seconds(tier_after),
+        tier_after_s=None if tier_after is None else values.parse_seconds(tier_after),
     )
-    space = changed(cli, create)
-    said = f"The space {space.name} holds {space.filter} in {space.shards} streams.{outside(space)}"
-    answer(cli, space, said, warning=warn(cli, space, payloads))
+    space = apply_change(cli, create)
+    said = f"The space {space.name} holds {space.filter} in {space.shards} streams.{format_payload_location(space)}"
+    print_space(cli, space, said, warning=warn_missing_directory(cli, space, payloads))
 
 
 def list_(cli: Cli) -> None:
@@ -85,20 +92,24 @@ def list_(cli: Cli) -> None:
     \b
       sublet spaces list
     """
-    from sublet_storage.producer.outbox import waiting
+    from sublet_storage.producer.outbox import read_backlog
     from sublet_storage.spaces.catalogue import list_spaces
-    from sublet_storage.spaces.usage import left_of_dropped
+    from sublet_storage.spaces.usage import list_dropped_spaces
 
-    with cli.connection() as connection:
-        spaces, outbox, dropped = list_spaces(connection), waiting(connection), left_of_dropped(connection)
+    with cli.open_connection() as connection:
+        spaces, outbox, dropped = list_spaces(connection), read_backlog(connection), list_dropped_spaces(connection)
     if outbox.messages:
-        messages, oldest_s = outbox.messages, outbox.oldest_s
-        cli.say(f"{messages} published by SQL wait for a leader node to move them, the oldest for {oldest_s:.1f} s.")
-    if outbox.refused:
-        cli.say(f"{outbox.refused} published by SQL could not be moved: see `reason` in the table outbox_refused.")
+        messages, oldest_age_s = outbox.messages, outbox.oldest_age_s
+        cli.print_info(
+            f"{messages} published by SQL wait for a leader node to move them, the oldest for {oldest_age_s:.1f} s."
+        )
+    if outbox.rejected:
+        cli.print_info(
+            f"{outbox.rejected} published by SQL could not be moved: see `reason` in the table outbox_refused."
+        )
     if cli.json:
-        live = [{**as_json(space), "state": "live"} for space in spaces]
-        cli.emit({"spaces": live, "dropped": [_left_as_json(one) for one in dropped], "outbox": asdict(outbox)})
+        live = [{**space_to_json(space), "state": "live"} for space in spaces]
+        cli.print_json({"spaces": live, "dropped": [_left_as_json(one) for one in dropped], "outbox": asdict(outbox)})
         return
     rows = [
         (s.name, s.filter, s.shards, *map(_duration, (s.retention_s, s.rollover_s)), s.compression, s.payloads,
@@ -106,20 +117,25 @@ def list_(cli: Cli) -> None:
         for s in spaces
     ]  # fmt: skip
     settings = ("SHARDS>", "RETENTION>", "ROLLOVER>", "COMPRESSION", "PAYLOADS", "TIER-AFTER>")
-    cli.table(("SPACE", "FILTER", *settings), rows)
+    cli.print_table(("SPACE", "FILTER", *settings), rows)
     if dropped:
-        cli.tell([""])
+        cli.print_lines([""])
         left = [(one.space.name, "dropped", one.space.filter, one.messages, _until(one)) for one in dropped]
-        cli.table(("SPACE", "STATE", "FILTER", "MESSAGES>", "UNTIL"), left)
+        cli.print_table(("SPACE", "STATE", "FILTER", "MESSAGES>", "UNTIL"), left)
 
 
-def _left_as_json(one: Dropped) -> dict[str, Any]:
+def _left_as_json(one: DroppedSpace) -> dict[str, Any]:
     left = {"dropped_at": _time(one.dropped_at), "messages": one.messages}
-    return {**as_json(one.space), "state": "dropped", **left, "until": one.until and _time(one.until)}
+    return {
+        **space_to_json(one.space),
+        "state": "dropped",
+        **left,
+        "until": one.retained_until and _time(one.retained_until),
+    }
 
 
-def _until(one: Dropped) -> str:
-    return "for ever" if one.until is None else _time(one.until)
+def _until(one: DroppedSpace) -> str:
+    return "for ever" if one.retained_until is None else _time(one.retained_until)
 
 
 def _time(at: datetime) -> str:
@@ -141,8 +157,8 @@ def reshard(
     """
     from sublet_storage.spaces.spaces import reshard as change
 
-    space = changed(cli, partial(change, name=name, shards=values.whole("SHARDS", shards)))
-    answer(cli, space, f"The space {space.name} has {space.shards} streams.")
+    space = apply_change(cli, partial(change, name=name, shards=values.parse_int("SHARDS", shards)))
+    print_space(cli, space, f"The space {space.name} has {space.shards} streams.")
 
 
 def _duration(seconds: int | None) -> str | None:
@@ -150,12 +166,12 @@ def _duration(seconds: int | None) -> str | None:
 
 
 _SPACES = {
-    "create": made(create),
-    "list": made(list_),
-    "alter": made(alter.alter),
-    "retention": made(alter.retention),
-    "rollover": made(alter.rollover),
-    "reshard": made(reshard),
-    "drop": made(drop.drop),
+    "create": command(create),
+    "list": command(list_),
+    "alter": command(alter.alter),
+    "retention": command(alter.retention),
+    "rollover": command(alter.rollover),
+    "reshard": command(reshard),
+    "drop": command(drop.drop),
 }
-COMMANDS = {"spaces": group("Spaces: parts of the topic tree with streams of their own.", _SPACES)}
+COMMANDS = {"spaces": command_group("Spaces: parts of the topic tree with streams of their own.", _SPACES)}

@@ -75,9 +75,9 @@ def _repeats(history: History, group: Group, calls: list[Call], lives: Lives) ->
     """Between two resets a message is given out again only where its work had failed, or where a forced move says so;
     never if its progress was committed with the work."""
     windows = {
-        (line.stream_id, line.grant_id): range(line.position, line.until)
+        (line.stream_id, line.grant_id): range(line.position, line.redelivery_end)
         for line in history.lendings.get(group.name, ())
-        if line.until is not None
+        if line.redelivery_end is not None
     }
     given: dict[tuple[int, int, int], list[Call]] = defaultdict(list)
     for call in calls:
@@ -140,12 +140,12 @@ def _from_before(history: History, group: Group, calls: list[Call], lives: Lives
                 what = f"{found} at {(call.stream, offset)} was given out, and a reset let it go on from {life.start}"
                 wrong.append(Anomaly(Kind.BEFORE, what, group.name, (found,), (call.stream,), (call.id,)))
             message = history.messages.get(found)
-            if message and group.since and _is_older(message.told_at, group.since[0], by_sql=message.by_sql):
+            if message and group.since and _is_older(message.reported_at, group.since[0], by_sql=message.by_sql):
                 what = f"{found} was given out, and was stored before {group.since[0]:.3f}, where the group began"
                 wrong.append(Anomaly(Kind.BEFORE, what, group.name, (found,), (call.stream,), (call.id,)))
     return wrong
 
 
-def _is_older(told_at: float | None, since: float, *, by_sql: bool) -> bool:
+def _is_older(reported_at: float | None, since: float, *, by_sql: bool) -> bool:
     """Whether it was stored by then: what is published by SQL comes into the log some time after it is acknowledged."""
-    return told_at is not None and not by_sql and told_at < since
+    return reported_at is not None and not by_sql and reported_at < since

@@ -31,14 +31,14 @@ def _stored(message: Message | None, found: str, at: list[Place]) -> list[Anomal
 
     if message is None:
         return [wrong(Kind.PHANTOM, f"is at {at}, and nobody published it")]
-    told = []
+    reported = []
     if len(at) > 1:
-        told.append(wrong(Kind.TWICE, f"is at {at}"))
+        reported.append(wrong(Kind.TWICE, f"is at {at}"))
     if message.outcome is Outcome.FAILED:
-        told.append(wrong(Kind.RESURRECTED, f"is at {at}, and its publisher was told that it is not published"))
+        reported.append(wrong(Kind.RESURRECTED, f"is at {at}, and its publisher was told that it is not published"))
     if message.place is not None and message.place not in at:
-        told.append(wrong(Kind.PHANTOM, f"was acknowledged at {message.place}, and is at {at}"))
-    return told
+        reported.append(wrong(Kind.PHANTOM, f"was acknowledged at {message.place}, and is at {at}"))
+    return reported
 
 
 def _holes(history: History) -> list[Anomaly]:

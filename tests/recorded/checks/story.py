@@ -17,13 +17,13 @@ def story(history: History, anomaly: Anomaly) -> list[str]:
     """Lines with the time of the wall clock, at most `MOST` of them."""
     about = [*_of_messages(history, anomaly), *_of_calls(history, anomaly)]
     times = [at for at, _ in about]
-    told = about + [
+    reported = about + [
         (at, line)
         for at, line in _of_streams(history, anomaly)
         if not times or any(near - BEFORE_S <= at <= near + AFTER_S for near in times)
     ]
-    told.sort()
-    lines = [f"    {at:.3f}  {line}" for at, line in told]
+    reported.sort()
+    lines = [f"    {at:.3f}  {line}" for at, line in reported]
     return lines if len(lines) <= MOST else [*lines[: MOST // 2], "    ...", *lines[-MOST // 2 :]]
 
 
@@ -35,33 +35,33 @@ def _of_messages(history: History, anomaly: Anomaly) -> Iterator[tuple[float, st
             yield 0.0, f"{name}: published by nobody, in the log at {at}"
             continue
         yield message.asked_at, f"{name} is published to {message.topic} (order of {message.lane})"
-        if message.told_at is not None:
+        if message.reported_at is not None:
             yield (
-                message.told_at,
+                message.reported_at,
                 f"{name}: its publisher is told {message.outcome} {message.place}; in the log at {at}",
             )
 
 
 def _of_calls(history: History, anomaly: Anomaly) -> Iterator[tuple[float, str]]:
     for call in history.calls:
-        told = {found for _, found in call.messages} & set(anomaly.messages)
-        if call.id not in anomaly.calls and not (told and call.group == anomaly.group):
+        reported = {found for _, found in call.messages} & set(anomaly.messages)
+        if call.id not in anomaly.calls and not (reported and call.group == anomaly.group):
             continue
         offsets = [offset for offset, _ in call.messages]
         where = f"stream {call.stream}, offsets {offsets[0]} to {offsets[-1]}, grant {call.grant}"
-        yield call.wall, f"{call.id} begins: {where}{_which(call, told)}"
+        yield call.wall, f"{call.id} begins: {where}{_which(call, reported)}"
         if call.ended is not None:
             yield call.wall + call.ended - call.begun, f"{call.id} ends: {call.outcome} {call.why}"
 
 
-def _which(call: Call, told: set[str]) -> str:
-    return "".join(f", {found} at {offset}" for offset, found in call.messages if found in told)
+def _which(call: Call, reported: set[str]) -> str:
+    return "".join(f", {found} at {offset}" for offset, found in call.messages if found in reported)
 
 
 def _of_streams(history: History, anomaly: Anomaly) -> Iterator[tuple[float, str]]:
     for line in history.lendings.get(anomaly.group, ()):
         if line.stream_id in anomaly.streams or line.stream_id == 0:
-            until = "" if line.until is None else f" until {line.until}"
+            until = "" if line.redelivery_end is None else f" until {line.redelivery_end}"
             who = f" {line.session or line.agent}" if line.agent else ""
             yield (
                 line.at_us / 1e6,

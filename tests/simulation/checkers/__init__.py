@@ -12,15 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sublet_borrower.machine.agent import Closed
-from sublet_borrower.machine.events import Progressed
-from sublet_borrower.planner.micro_batch import Begun
+from sublet_borrower.machine.agent import SubscriptionClosed
+from sublet_borrower.machine.events import SessionProgress
+from sublet_borrower.planner.micro_batch import StartedRange
 from sublet_leader.node.events import NodeOutcome
 from sublet_protocol.domain.epochs import GroupFrontier
-from sublet_protocol.domain.subscriptions import Start
-from sublet_storage.groups.admin.progress_transfer import Progress
-from sublet_storage.groups.model.records import Claim, Grant, Group, GroupResult, GroupWrites, Verdict
-from sublet_storage.groups.model.transitions import Row
+from sublet_protocol.domain.subscriptions import StartingPosition
+from sublet_storage.groups.admin.progress_transfer import GroupProgress
+from sublet_storage.groups.model.records import ChangeOutcome, GrantStream, Group, GroupResult, GroupWrites, Leadership
+from sublet_storage.groups.model.transitions import LendingRow
 from tests.simulation.checkers.authority import Authority
 from tests.simulation.checkers.deliveries import Deliveries
 from tests.simulation.checkers.epochs import Epochs
@@ -54,17 +54,17 @@ class Checkers:
 
     # --- the database -----------------------------------------------------------------------------------------------
 
-    def opened(self, group: Group, before: Group | None = None, progress: Progress | None = None) -> None:
+    def opened(self, group: Group, before: Group | None = None, progress: GroupProgress | None = None) -> None:
         """A group was opened or declared, perhaps for the first time; or imported, with what `before` had."""
         rows = self._simulation.store.rows(group.group_id)
         continued = None if before is None or progress is None else self._continued(before, progress)
         if self.lives.opened(group, rows, continued) and group.options.atomic:
             self.epochs.opened(group, rows, before)
 
-    def _continued(self, before: Group, progress: Progress) -> Continued:
+    def _continued(self, before: Group, progress: GroupProgress) -> Continued:
         """Who goes on from an export wants what the group before wanted: no export is further than its users were, and
         a stream that it leaves out was consumed, or wanted by nobody, or comes from its beginning."""
-        life, places = self.lives[before.group_id], {place.stream_id: place.position for place in progress.places}
+        life, places = self.lives[before.group_id], {place.stream_id: place.position for place in progress.positions}
         over = set()
         for stream_id, stream in self._simulation.streams.streams.items():
             missing = self.deliveries.first_missing(before.group_id, stream_id)
@@ -81,7 +81,9 @@ class Checkers:
         self.lives.deleted(group_id)
         self.record.deleted(group_id)
 
-    def was_reset(self, group: Group, rows: Mapping[int, Row], moves: Mapping[int, int], taken: Iterable[int]) -> None:
+    def was_reset(
+        self, group: Group, rows: Mapping[int, LendingRow], moves: Mapping[int, int], taken: Iterable[int]
+    ) -> None:
         """An operator has set these streams of it to these positions, and taken those back from whoever had them."""
         for stream_id, position in moves.items():
             if rows[stream_id].position != position:
@@ -115,7 +117,7 @@ class Checkers:
         """Blocks were merged: a window by time is what publishers know it to be, for each time there is."""
         stream, journal = self._simulation.streams.streams[stream_id], self._simulation.journal
         for at_us in {at_us + by for _, at_us in journal.appended[stream_id] for by in (0, 1)}:
-            begins, wanted = stream.position_of(Start("time", at_us)), journal.since(stream_id, at_us)
+            begins, wanted = stream.position_of(StartingPosition("time", at_us)), journal.since(stream_id, at_us)
             if begins != wanted:
                 raise Violation(f"stream {stream_id} from {at_us} on begins at {begins}, once merged, not at {wanted}")
 
@@ -139,7 +141,7 @@ class Checkers:
         """Those that are not deleted."""
         return [life.group for life in self.lives.live()]
 
-    def claimed(self, before: Claim | None, claim: Claim) -> None:
+    def claimed(self, before: Leadership | None, claim: Leadership) -> None:
         """Somebody asked to lead; that is what the row said before and says now."""
         self.record.claimed(before, claim)
 
@@ -150,22 +152,26 @@ class Checkers:
             for answer in result.results:
                 self.names.answered(writes.group_id, answer)
                 row = answer.lending
-                if isinstance(answer.entry, Grant) and answer.verdict is Verdict.APPLIED and row is not None:
+                if (
+                    isinstance(answer.change, GrantStream)
+                    and answer.outcome is ChangeOutcome.APPLIED
+                    and row is not None
+                ):
                     self.deliveries.order.check_grant((writes.group_id, row.stream_id), row.grant_id)
         self.record.read_on()
         for result in results:
             self.epochs.committed(result)
             rows = {a.lending.stream_id: a.lending for a in result.results if a.lending is not None}
-            rows |= {row.stream_id: row for row in result.renewed}  # the renewal came after the entries
+            rows |= {row.stream_id: row for row in result.synced}  # the renewal came after the entries
             self.record.compare(result.group_id, rows.values())
 
     # --- processes --------------------------------------------------------------------------------------------------
 
     def node_acted(self, node: SimulatedNode, outcome: NodeOutcome) -> None:
         """A node has answered an event."""
-        if outcome.stories:
-            raise Violation("\n".join(outcome.stories))
-        self.record.told(outcome.happened)
+        if outcome.invariant_violations:
+            raise Violation("\n".join(outcome.invariant_violations))
+        self.record.reported(outcome.history)
         self.authority.node_acted(node)
 
     def taken(self, group_id: int, stream_id: int, grant_id: int) -> None:
@@ -185,25 +191,25 @@ class Checkers:
         """It has ended."""
         self.deliveries.call_finished(work, offsets)
 
-    def batch_stored(self, query: str, group_id: int, begun: Begun) -> None:
+    def batch_stored(self, query: str, group_id: int, begun: StartedRange) -> None:
         """A query's batch is in its sink, with these messages of a stream."""
         self.deliveries.batch_stored(query, group_id, begun)
 
-    def reported(self, work: Work, told: Progressed) -> None:
+    def reported(self, work: Work, reported: SessionProgress) -> None:
         """A session says how far it is under this grant."""
         self.authority.reported(work)
-        self.epochs.reported(work, told)
+        self.epochs.reported(work, reported)
 
     def announced(self, group_id: int, epochs: Sequence[GroupFrontier]) -> None:
         """A session hears how far its group has come."""
-        self.epochs.heard(group_id, epochs)
+        self.epochs.received(group_id, epochs)
 
     def removed(self, work: Work, lost: bool) -> None:
         """A stream taken off a session that had not finished is a loss it is told of."""
         if work.busy and not lost:
             raise Violation(f"{work} was taken off in the middle of a call, and not called lost")
 
-    def closed(self, agent: SimulatedAgent, closed: Closed, wish: Wish | None, left: bool) -> None:
+    def closed(self, agent: SimulatedAgent, closed: SubscriptionClosed, wish: Wish | None, left: bool) -> None:
         """A subscription is over for good."""
         self.names.closed(agent, closed, wish, left)
 

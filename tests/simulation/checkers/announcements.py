@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from sublet_protocol.domain.epochs import GroupFrontier, LowerFrontier, shown
+from sublet_protocol.domain.epochs import GroupFrontier, LowerFrontier, format_frontier
 from sublet_storage.groups.model.records import CONSUMED, Group, GroupResult
-from sublet_storage.groups.model.transitions import Row
+from sublet_storage.groups.model.transitions import LendingRow
 from tests.simulation.checkers.lives import Life, Lives, Violation
 from tests.simulation.checkers.wanted import Wanted
 
@@ -24,7 +24,7 @@ class Announcements:
         self._frontiers: dict[tuple[int, int], LowerFrontier | None] = {}
         self._former: dict[tuple[int, int], list[LowerFrontier]] = {}
 
-    def opened(self, group: Group, rows: Mapping[int, Row]) -> None:
+    def opened(self, group: Group, rows: Mapping[int, LendingRow]) -> None:
         """A group begins, and announces nothing yet."""
         for row in rows.values():
             space_id = self._wanted.space(row.stream_id).space_id
@@ -52,7 +52,7 @@ class Announcements:
 
     def committed(self, result: GroupResult) -> None:
         """The group's frontier never goes back, and each step of it is one line of history."""
-        lines = [line.reason for line in result.recorded if line.event == CONSUMED]
+        lines = [line.reason for line in result.history if line.event == CONSUMED]
         for found in result.epochs:
             key = result.group_id, self._named(found.space)
             before = self._frontiers.get(key)
@@ -60,8 +60,8 @@ class Announcements:
                 continue
             self._frontiers[key] = found.consumed
             if before is not None and not before.is_at_or_before(found.consumed):
-                raise Violation(f"group {key}: the frontier went back from {shown(before)} to {found}")
-            said = f"space {found.space}: consumed are all epochs before {shown(found.consumed)}"
+                raise Violation(f"group {key}: the frontier went back from {format_frontier(before)} to {found}")
+            said = f"space {found.space}: consumed are all epochs before {format_frontier(found.consumed)}"
             if lines.count(said) != 1:
                 raise Violation(f"group {key}: {found} is to be announced once in {lines}")
             lines.remove(said)
@@ -76,29 +76,35 @@ class Announcements:
             if self._lives[key[0]].start(stream_id) is None:
                 continue
             for offset, epoch in self._wanted.missing((key[0], stream_id)):
-                if epoch is not None and not found.consumed.may_come(epoch):
+                if epoch is not None and not found.consumed.admits(epoch):
                     where = f"offset {offset} of stream {stream_id}, epoch {epoch}"
                     raise Violation(f"group {key[0]}: {found}, but {where} was in no call that ended")
 
-    def heard(self, group_id: int, epochs: Sequence[GroupFrontier]) -> None:
+    def received(self, group_id: int, epochs: Sequence[GroupFrontier]) -> None:
         """What a session hears is never ahead of history."""
-        for heard in epochs:
-            key = group_id, self._named(heard.space)
+        for received in epochs:
+            key = group_id, self._named(received.space)
             known = self._frontiers.get(key)
             said = [*self._former.get(key, ()), *([] if known is None else [known])]
-            if not any(heard.consumed.is_at_or_before(one) for one in said):
-                raise Violation(f"group {group_id}: a session hears {heard}, history has {known}")
+            if not any(received.consumed.is_at_or_before(one) for one in said):
+                raise Violation(f"group {group_id}: a session hears {received}, history has {known}")
 
     def check_rest(self, life: Life) -> None:
         """It has come as far as its space."""
         for space_id, lower in self._simulation.streams.lowers.items():
             found = self._frontiers.get((life.group.group_id, space_id))
-            if all(life.start(stream_id) is None for stream_id, _ in self._wanted.published(space_id)):
-                continue  # a space that was dropped before the group began
+            if not any(self._is_had(life, stream_id) for stream_id, _ in self._wanted.published(space_id)):
+                continue  # a space that was dropped before the group began, or before the time it begins at
             for epoch in self._wanted.around(space_id):
                 left_out = self._wanted.leaves_out(life.group.group_id, space_id, epoch)
-                if found is None or found.may_come(epoch) == (left_out or not lower.may_come(epoch)):
+                if found is None or found.admits(epoch) == (left_out or not lower.admits(epoch)):
                     raise Violation(f"{life.group} rests at {found}, and its space at {lower}, see {epoch}")
+
+    def _is_had(self, life: Life, stream_id: int) -> bool:
+        """Whether the group has a row of the stream, or wants something of it."""
+        stream, start = self._simulation.streams.streams[stream_id], life.start(stream_id)
+        nothing = start is None or (stream.closed and start == stream.head)
+        return not nothing or (start is not None and stream_id in self._simulation.store.rows(life.group.group_id))
 
     def _named(self, name: str) -> int:
         return next(space.space_id for space in self._simulation.streams.spaces.values() if space.name == name)

@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from sublet_storage.groups.model.records import (
-    Advance,
-    EntryResult,
-    Grant,
+    AdvancePosition,
+    ChangeOutcome,
+    ChangeResult,
+    ForceRelease,
+    GrantStream,
     GroupResult,
     GroupWrites,
     Lending,
     LendingStatus,
-    Mark,
-    Reclaim,
-    Release,
-    Seize,
-    Unreserve,
-    Verdict,
+    ReclaimStream,
+    RecordHistory,
+    ReleaseStream,
+    UnreserveStream,
 )
 from tests.simulation.checkers.lives import Key, Lives, Violation
 
@@ -49,7 +49,7 @@ class Authority:
         """The rows are as they were then; whoever leads does not know it yet. What was given stays given."""
         self._positions, self._in_force, self._had = saved
         for node in self._simulation.nodes:
-            self._cut_short.update(node.machine.election.led().items())
+            self._cut_short.update(node.machine.election.leaderships().items())
 
     def was_seized(self, key: Key) -> None:
         """No grant of the stream is in force any more."""
@@ -77,48 +77,53 @@ class Authority:
         operator deletes or resets is cut short under its leader, which can no longer write.)"""
         now, election = node.now, node.machine.election
         for group_id in node.machine.leaders:
-            term = election.trusted(group_id, now)
+            term = election.trusted_term(group_id, now)
             if term is None or self._lives.is_deleted(group_id) or (group_id, term) in self._cut_short:
                 continue
             if not self._simulation.store.is_led(group_id, node.machine.ref.incarnation, term):
-                claim = self._simulation.store.look([group_id])[group_id]
+                claim = self._simulation.store.read_leaderships([group_id])[group_id]
                 raise Violation(f"{node.machine.ref} trusts term {term} of group {group_id}, but the row is {claim}")
 
     def committed(self, batch: Sequence[GroupWrites], results: Sequence[GroupResult]) -> None:
         """Only the term in force writes, grant ids only grow, progress never goes back."""
         for writes, result in zip(batch, results, strict=True):
-            if result.deposed:
+            if result.has_stale_term:
                 continue
-            claim = self._simulation.store.look([writes.group_id])[writes.group_id]
+            claim = self._simulation.store.read_leaderships([writes.group_id])[writes.group_id]
             if claim.term != writes.term or claim.remaining_s <= 0:
                 raise Violation(f"group {writes.group_id}: written under term {writes.term}, in force is {claim}")
             for answer in result.results:
                 if answer.lending is not None:
                     self._answered((writes.group_id, answer.lending.stream_id), answer, answer.lending)
 
-    def _answered(self, key: Key, answer: EntryResult, row: Lending) -> None:
+    def _answered(self, key: Key, answer: ChangeResult, row: Lending) -> None:
         if self._lives.is_deleted(key[0]):
-            raise Violation(f"{key}: {answer.entry} found a row of a deleted group: {row}")
+            raise Violation(f"{key}: {answer.change} found a row of a deleted group: {row}")
         if row.position < self._positions.get(key, 0):
-            raise Violation(f"{key}: position went back to {row.position} by {answer.entry}")
+            raise Violation(f"{key}: position went back to {row.position} by {answer.change}")
         self._positions[key] = row.position
-        if isinstance(answer.entry, Grant):
-            if answer.verdict is Verdict.APPLIED:
+        if isinstance(answer.change, GrantStream):
+            if answer.outcome is ChangeOutcome.APPLIED:
                 self._granted(key, row)
-        elif answer.verdict is Verdict.APPLIED and not isinstance(answer.entry, Unreserve):
-            self._under_its_grant(key, answer.entry, row)
+        elif answer.outcome is ChangeOutcome.APPLIED and not isinstance(answer.change, UnreserveStream):
+            self._under_its_grant(key, answer.change, row)
         if row.status is LendingStatus.HELD:
             self._in_force[key] = row.grant_id
         else:
             self._in_force.pop(key, None)
 
-    def _under_its_grant(self, key: Key, entry: Advance | Reclaim | Release | Seize | Mark, row: Lending) -> None:
+    def _under_its_grant(
+        self,
+        key: Key,
+        entry: AdvancePosition | ReclaimStream | ReleaseStream | ForceRelease | RecordHistory,
+        row: Lending,
+    ) -> None:
         """What counts under a grant was said under that very grant, which is in force; what ends it ends its id."""
         if self._in_force.get(key) != entry.grant_id:
             raise Violation(f"{key}: {entry} was applied, but in force is {self._in_force.get(key)}")
         if row.status is not LendingStatus.HELD and row.grant_id <= entry.grant_id:
             raise Violation(f"{key}: {entry} ended the grant, but its id is still the row's: {row}")
-        if isinstance(entry, Seize | Mark):
+        if isinstance(entry, ForceRelease | RecordHistory):
             return
         reported = self._reported.get((*key, entry.grant_id), 0)
         if entry.position > reported:

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sublet_borrower.planner.micro_batch import Begun
+from sublet_borrower.planner.micro_batch import StartedRange
 from sublet_storage.groups.model.records import LendingStatus
 from tests.simulation.checkers.epochs import Epochs
 from tests.simulation.checkers.lives import Key, Lives, Violation
 from tests.simulation.checkers.order import Order
 from tests.simulation.checkers.record import Record
 from tests.simulation.journal import Key as Named
-from tests.simulation.process import MOST_DRIFT
+from tests.simulation.process import MAX_DRIFT
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
@@ -49,8 +49,7 @@ class Deliveries:
         self._reset: dict[Key, int] = {}
         self._ended: set[tuple[int, int, int]] = set()
         self.order = Order(simulation, lives, self._is_over)
-        trust_s = simulation.trust_s / (1 - MOST_DRIFT)
-        self._ended_s, self._deleted_s = trust_s, simulation.lease_s + trust_s
+        self._unheard_s = simulation.lease_s + simulation.trust_s / (1 - MAX_DRIFT)
 
     def taken(self, group_id: int, stream_id: int, grant_id: int) -> None:
         """Somebody ended this grant by hand."""
@@ -142,7 +141,7 @@ class Deliveries:
         else:
             self._done[key] = max(self._done.get(key, 0), offsets[-1] + 1)
 
-    def batch_stored(self, query: str, group_id: int, begun: Begun) -> None:
+    def batch_stored(self, query: str, group_id: int, begun: StartedRange) -> None:
         """A query has put a range of a stream into its sink, which takes each batch once. Whether its process still has
         the stream does not matter, as long as the range is kept for its name. If it is not, others may have got it
         too, as was announced."""
@@ -152,10 +151,10 @@ class Deliveries:
             return
         call = Call(*key, planned.grant_id, query, range(begun.position, planned.end))
         row = self._simulation.store.rows(group_id)[planned.stream_id]
-        doubt = row.open_doubt
+        doubt = row.pending_in_doubt
         self._simulation.world.say(query, call)
         self.stored += len(call.offsets)
-        if doubt is not None and planned.is_of(doubt) and row.session == query:
+        if doubt is not None and planned.matches(doubt) and row.session == query:
             if begun.position > self.consumed(*key):
                 raise Violation(f"{call} leaves out what follows {self.consumed(*key)}: it is lost")
             self.order.check_call(f"{call} is stored", key, call.offsets)
@@ -183,7 +182,7 @@ class Deliveries:
         now = self._simulation.world.now
         deleted_at = self._lives[call.group_id].deleted_at
         if deleted_at is not None:
-            if now > deleted_at + self._deleted_s:
+            if now > deleted_at + self._unheard_s:
                 raise Violation(f"{call} begins, but its group is gone since {deleted_at:.3f}")
             self._check_next_life(call)
             return True
@@ -191,11 +190,11 @@ class Deliveries:
         ended_at = self._record.unheard.get(grant)
         if ended_at is None:
             return grant in self._taken
-        if now > ended_at + (self._deleted_s if grant in self._record.by_reset else self._ended_s):
+        if now > ended_at + self._unheard_s:
             raise Violation(f"{call} begins, but its grant is over since {ended_at:.3f}")
         row = self._simulation.store.rows(call.group_id).get(call.stream_id)
-        is_lent = row is not None and row.status is LendingStatus.HELD and row.grant_id > call.grant_id
-        if is_lent and grant not in self._taken:
+        is_granted = row is not None and row.status is LendingStatus.HELD and row.grant_id > call.grant_id
+        if is_granted and grant not in self._taken:
             raise Violation(f"{call} begins, but the stream is lent anew: {row}")
         return True
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
-from sublet_borrower.machine.events import Progressed
+from sublet_borrower.machine.events import SessionProgress
 from sublet_protocol.domain.epochs import ConsumedFrontier, Epoch, GroupFrontier
-from sublet_storage.groups.model.records import Grant, Group, GroupResult, Lending, LendingStatus
-from sublet_storage.groups.model.transitions import Row
+from sublet_storage.groups.model.records import GrantStream, Group, GroupResult, Lending, LendingStatus
+from sublet_storage.groups.model.transitions import LendingRow
 from tests.simulation.checkers.announcements import Announcements
 from tests.simulation.checkers.lives import Key, Life, Lives, Violation
 from tests.simulation.checkers.record import Record
@@ -37,7 +37,7 @@ class Epochs:
         self._said: dict[Key, set[Place]] = defaultdict(set)
         self._rows: dict[Key, Place] = {}
 
-    def opened(self, group: Group, rows: Mapping[int, Row], before: Group | None = None) -> None:
+    def opened(self, group: Group, rows: Mapping[int, LendingRow], before: Group | None = None) -> None:
         """A group that is atomic begins; `before`: where that one was."""
         self.groups += 1
         if before is None:
@@ -59,7 +59,7 @@ class Epochs:
         self._rows, (self._wanted.given, self._wanted.done), announcements = saved
         self.announcements.failed_over(announcements)
 
-    def was_reset(self, group: Group, rows: Mapping[int, Row]) -> None:
+    def was_reset(self, group: Group, rows: Mapping[int, LendingRow]) -> None:
         """It begins anew, at other positions."""
         self._wanted.forget(group.group_id)
         for at in [key for key in (*self._said, *self._rows) if key[0] == group.group_id]:
@@ -100,23 +100,23 @@ class Epochs:
 
     # --- rows and what is said of them ------------------------------------------------------------------------------
 
-    def reported(self, work: Work, told: Progressed) -> None:
+    def reported(self, work: Work, reported: SessionProgress) -> None:
         """A session says how far it is: the position and the epochs go together."""
-        if told.consumed is not None:
-            self._said[work.group_id, work.stream_id].add((told.position, told.consumed))
+        if reported.consumed is not None:
+            self._said[work.group_id, work.stream_id].add((reported.position, reported.consumed))
 
-    def heard(self, group_id: int, epochs: Sequence[GroupFrontier]) -> None:
+    def received(self, group_id: int, epochs: Sequence[GroupFrontier]) -> None:
         """A session hears how far its group has come."""
-        self.announcements.heard(group_id, epochs)
+        self.announcements.received(group_id, epochs)
 
     def committed(self, result: GroupResult) -> None:
         """A transaction of a leader, or of an operator's hand, with its answers."""
-        if result.deposed or not self._lives[result.group_id].group.options.atomic:
+        if result.has_stale_term or not self._lives[result.group_id].group.options.atomic:
             return
         for answer in result.results:
             if answer.lending is not None:
                 key = result.group_id, answer.lending.stream_id
-                self._check_row(key, answer.lending, is_grant=isinstance(answer.entry, Grant))
+                self._check_row(key, answer.lending, is_grant=isinstance(answer.change, GrantStream))
         self.announcements.committed(result)
 
     def _check_row(self, key: Key, row: Lending, is_grant: bool) -> None:
@@ -140,7 +140,7 @@ class Epochs:
     def _check_done(self, key: Key, position: int, consumed: ConsumedFrontier) -> None:
         """What counts as consumed was in calls that ended."""
         for offset, epoch in self._wanted.missing(key):
-            passed = offset < consumed.upto and (epoch is None or not consumed.wants(epoch))
+            passed = offset < consumed.upto and (epoch is None or not consumed.needs(epoch))
             if offset < position or passed:
                 place = f"{position}, {consumed}"
                 raise Violation(
@@ -149,15 +149,15 @@ class Epochs:
 
     # --- at the end -------------------------------------------------------------------------------------------------
 
-    def check_rest(self, life: Life, rows: Mapping[int, Row]) -> None:
+    def check_rest(self, life: Life, rows: Mapping[int, LendingRow]) -> None:
         """What is completed is consumed, and the frontier is that of the space."""
         for stream_id, row in rows.items():
             if life.start(stream_id) is not None:
                 self._check_row_at_rest((life.group.group_id, stream_id), row)
-        self._check_whole(life)
+        self._check_atomic(life)
         self.announcements.check_rest(life)
 
-    def _check_row_at_rest(self, key: Key, row: Row) -> None:
+    def _check_row_at_rest(self, key: Key, row: LendingRow) -> None:
         left = list(self._wanted.missing(key))
         if late := [each for each in left if not self._wanted.may_come(key[1], each[1])]:
             raise Violation(f"{key}: completed, and not consumed: {late}, {row}")
@@ -165,7 +165,7 @@ class Epochs:
         if row.position > end or (not left and row.position != end):
             raise Violation(f"{key} rests at {row}, and this is left: {left}")
 
-    def _check_whole(self, life: Life) -> None:
+    def _check_atomic(self, life: Life) -> None:
         """Of every epoch all that the group's streams have was given out, or nothing, unless retention took some."""
         given: dict[tuple[int, Epoch], set[bool]] = defaultdict(set)
         for stream_id, epochs in self._simulation.publishing.epochs.items():

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sublet_storage.groups.model.records import Group
-from sublet_storage.groups.model.transitions import Row
+from sublet_storage.groups.model.transitions import LendingRow
 from tests.simulation.journal import Journal
 from tests.simulation.world import World
-from tests.support.memory_store.catalogue import MemoryStreams
+from tests.support.memory_store.catalogue import MemoryCatalogue
 
 Key = tuple[int, int]
 """(group id, stream id)."""
@@ -46,7 +46,7 @@ class Continued:
 class Lives:
     """All that ever were, by id."""
 
-    def __init__(self, world: World, streams: MemoryStreams, journal: Journal) -> None:
+    def __init__(self, world: World, streams: MemoryCatalogue, journal: Journal) -> None:
         self._world, self._streams, self._journal = world, streams, journal
         self._lives: dict[int, Life] = {}
 
@@ -72,7 +72,7 @@ class Lives:
             self.deleted(group_id)
             self._lives[group_id].lost = True
 
-    def opened(self, group: Group, rows: Mapping[int, Row], before: Continued | None) -> bool:
+    def opened(self, group: Group, rows: Mapping[int, LendingRow], before: Continued | None) -> bool:
         """A new one begins where its start says, or where the one before was, in this instant: nothing else of a former
         life may show in its rows. False for one that was there before."""
         if group.group_id in self._lives:
@@ -93,20 +93,20 @@ class Lives:
         """Of the streams that it wants. What is closed is over, unless it goes back in time."""
         starts = {}
         for stream_id, stream in self._streams.streams.items():
-            if stream.generation.gone or (stream.closed and group.start.policy in ("latest", "offset")):
+            if stream.generation.gone or (stream.closed and group.starting_position.policy in ("latest", "offset")):
                 continue
-            match group.start.policy:
+            match group.starting_position.policy:
                 case "earliest":
                     starts[stream_id] = 0
                 case "latest":
                     starts[stream_id] = stream.head
                 case "offset":
-                    starts[stream_id] = min(group.start.value, stream.head)
+                    starts[stream_id] = min(group.starting_position.value, stream.head)
                 case "time":
-                    starts[stream_id] = self._journal.since(stream_id, group.start.value)
+                    starts[stream_id] = self._journal.since(stream_id, group.starting_position.value)
         return starts
 
-    def _check_rows(self, life: Life, rows: Mapping[int, Row]) -> None:
+    def _check_rows(self, life: Life, rows: Mapping[int, LendingRow]) -> None:
         for stream_id in {*life.starts, *rows}:
             start, row, stream = life.start(stream_id), rows.get(stream_id), self._streams.streams[stream_id]
             nothing = stream.closed and start in (None, stream.head)

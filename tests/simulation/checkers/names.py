@@ -5,11 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sublet_borrower.machine.agent import Closed
-from sublet_protocol.messages.messages import EndReason
-from sublet_storage.groups.model.records import EntryResult, Grant, LendingStatus, Release, Seize, Verdict
+from sublet_borrower.machine.agent import SubscriptionClosed
+from sublet_protocol.messages.messages import InvalidateReason
+from sublet_storage.groups.model.records import (
+    ChangeOutcome,
+    ChangeResult,
+    ForceRelease,
+    GrantStream,
+    LendingStatus,
+    ReleaseStream,
+)
 from tests.simulation.checkers.lives import Key, Lives, Violation
-from tests.simulation.process import MOST_DRIFT
+from tests.simulation.process import MAX_DRIFT
 
 if TYPE_CHECKING:
     from tests.simulation.agents import SimulatedAgent, Wish
@@ -36,7 +43,7 @@ class Names:
     def __init__(self, simulation: Simulation, lives: Lives) -> None:
         self._simulation, self._lives = simulation, lives
         self._holders: dict[Key, Holder] = {}
-        self._kept: dict[Key, tuple[str, float]] = {}
+        self._reconnecting: dict[Key, tuple[str, float]] = {}
         self._installed: set[tuple[int, int, int]] = set()
         self.returned = self.fenced = 0
 
@@ -46,31 +53,31 @@ class Names:
 
     def saved(self) -> tuple[Any, ...]:
         """What it knows of the rows."""
-        return dict(self._holders), dict(self._kept)
+        return dict(self._holders), dict(self._reconnecting)
 
     def failed_over(self, saved: tuple[Any, ...], fenced: bool) -> None:
         """The rows are as they were then; with its timeline a grant is over, and its stream kept for nobody."""
-        self._holders, self._kept = saved
+        self._holders, self._reconnecting = saved
         if fenced:
             self._holders.clear()
 
     def was_taken_back(self, key: Key) -> None:
         """An operator has set the stream, or what comes before it, to another position: it is kept for nobody."""
         self._holders.pop(key, None)
-        self._kept.pop(key, None)
+        self._reconnecting.pop(key, None)
 
-    def answered(self, group_id: int, answer: EntryResult) -> None:
+    def answered(self, group_id: int, answer: ChangeResult) -> None:
         """An entry was written."""
-        key = group_id, answer.entry.stream_id
+        key = group_id, answer.change.stream_id
         status = answer.lending.status if answer.lending is not None else None
-        if answer.verdict is Verdict.APPLIED and isinstance(answer.entry, Grant):
-            self._granted(key, answer.entry)
-        elif answer.verdict is Verdict.APPLIED and isinstance(answer.entry, Release | Seize):
-            self._ended(key, answer.entry, status is LendingStatus.FREE)
+        if answer.outcome is ChangeOutcome.APPLIED and isinstance(answer.change, GrantStream):
+            self._granted(key, answer.change)
+        elif answer.outcome is ChangeOutcome.APPLIED and isinstance(answer.change, ReleaseStream | ForceRelease):
+            self._ended(key, answer.change, status is LendingStatus.FREE)
         if status not in (None, LendingStatus.HELD):
             self._holders.pop(key, None)
 
-    def _granted(self, key: Key, entry: Grant) -> None:
+    def _granted(self, key: Key, entry: GrantStream) -> None:
         """Never to an older process of a name whose newer one has streams; what is kept for a name, only to that name.
         (Of a newer one that has had nothing for a while no row tells a new leader.)"""
         epoch = entry.session_epoch or 0
@@ -78,10 +85,10 @@ class Names:
             rival = self._rival(key[0], entry.session, epoch)
             if rival is not None:
                 raise Violation(f"{key}: {entry}, but a newer process of that session has streams: {rival}")
-        kept = self._kept.pop(key, None)
-        if kept is not None and self._simulation.world.now < kept[1]:
-            if entry.session != kept[0]:
-                raise Violation(f"{key}: {entry}, but until {kept[1]:.3f} it is kept for {kept[0]!r}")
+        retained = self._reconnecting.pop(key, None)
+        if retained is not None and self._simulation.world.now < retained[1]:
+            if entry.session != retained[0]:
+                raise Violation(f"{key}: {entry}, but until {retained[1]:.3f} it is kept for {retained[0]!r}")
             self.returned += 1
         self._holders[key] = Holder(entry.agent, entry.session, epoch)
 
@@ -91,7 +98,7 @@ class Names:
             None,
         )
 
-    def _ended(self, key: Key, entry: Release | Seize, free: bool) -> None:
+    def _ended(self, key: Key, entry: ReleaseStream | ForceRelease, free: bool) -> None:
         """The end of a grant whose named holder has gone: from here on it is to be kept, if the group wants that."""
         holder = self._holders.pop(key, None)
         if not free or holder is None or holder.session is None or not holder.epoch:
@@ -104,25 +111,25 @@ class Names:
         gone = fenced or (own and self._has_gone(key, holder) and not entry.reason.startswith(_WANTED_AWAY))
         if gone and expiry_s:
             # A leader counts the time by its own clock, which may be fast.
-            until = self._simulation.world.now + expiry_s / (1 + MOST_DRIFT) - 0.1
-            self._kept[key] = (holder.session, until)
+            until = self._simulation.world.now + expiry_s / (1 + MAX_DRIFT) - 0.1
+            self._reconnecting[key] = (holder.session, until)
 
     def _has_gone(self, key: Key, holder: Holder) -> bool:
         agent = self._simulation.agents[holder.agent]
         subscription = self._lives[key[0]].group.subscription
         return not any(w.subscription == subscription and w.epoch == holder.epoch for w in agent.wishes.values())
 
-    def closed(self, agent: SimulatedAgent, closed: Closed, wish: Wish | None, left: bool) -> None:
+    def closed(self, agent: SimulatedAgent, closed: SubscriptionClosed, wish: Wish | None, left: bool) -> None:
         """Each end has its cause: it left, its group was deleted, or a newer process of its name came."""
         match closed.reason:
-            case EndReason.DONE:
+            case InvalidateReason.DONE:
                 right = left
-            case EndReason.DELETED:
+            case InvalidateReason.DELETED:
                 right = wish is not None and wish.group_id is not None and self._lives.is_deleted(wish.group_id)
-            case EndReason.FENCED:
+            case InvalidateReason.FENCED:
                 right = wish is not None and self._is_superseded(agent, wish)
                 self.fenced += 1
-            case EndReason.DENIED:
+            case InvalidateReason.DENIED:
                 right = wish is not None and wish.subscription in self._simulation.groups.retired
             case _:
                 right = False

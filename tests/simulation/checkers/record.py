@@ -6,17 +6,17 @@ from collections.abc import Iterable
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
-from sublet_leader.group.history import Happened
+from sublet_leader.group.history import GroupHistoryEvent
 from sublet_storage.groups.model.records import (
     CONSUMED,
     MAINTENANCE,
     ORDER,
     TAKEOVER,
-    Claim,
     HistoryRecord,
+    Leadership,
     Lending,
     LendingStatus,
-    WhenGone,
+    OnDataLoss,
 )
 from tests.simulation.checkers.lives import Key, Lives, Violation
 
@@ -32,8 +32,8 @@ class Record:
     """Plays history again as it grows: what it says is in force must be what the rows say.
 
     `twice`: (group, stream, grant id) -> the range that its forced end announced. `unheard`: when a grant ended
-    without a word to its holder, by retention, so that it is nobody's, or by an operator's forced reset (`by_reset`:
-    without a word even to its leader). `skipped`: up to where retention took what nobody had read.
+    without a word to its holder, by retention, so that it is nobody's, by an operator's forced reset, or by a failover;
+    its leader may not have heard either. `skipped`: up to where retention took what nobody had read.
     """
 
     def __init__(self, world: World, store: WatchedGroups, lives: Lives) -> None:
@@ -45,7 +45,6 @@ class Record:
         self._positions: dict[Key, int] = {}
         self.twice: dict[tuple[int, int, int], tuple[int, int]] = {}
         self.unheard: dict[tuple[int, int, int], float] = {}
-        self.by_reset: set[tuple[int, int, int]] = set()
         self.skipped: dict[Key, int] = {}
         self._reserved: dict[Key, set[int]] = {}
 
@@ -59,9 +58,8 @@ class Record:
         self._read, self._in_force, self._positions, self.skipped, self._reserved = saved
         grants |= {(*key, line.grant_id) for key, line in self._in_force.items()} if fenced else set()
         self.unheard.update(dict.fromkeys(grants, self._world.now))
-        self.by_reset.update(grants)
 
-    def claimed(self, before: Claim | None, claim: Claim) -> None:
+    def claimed(self, before: Leadership | None, claim: Leadership) -> None:
         """Who takes a group from another incarnation, or is its first leader, is in history with its term."""
         taken = before is None or before.node.incarnation != claim.node.incarnation
         new = before is None or before.term != claim.term
@@ -87,10 +85,10 @@ class Record:
         if left:
             raise Violation(f"group {group_id} is deleted, but history says that these are in force: {left}")
 
-    def told(self, happened: Iterable[Happened]) -> None:
+    def reported(self, happened: Iterable[GroupHistoryEvent]) -> None:
         """Who watches a group hears of what is in history, and of nothing that a leader merely wished."""
         for each in happened:
-            if each.line.at_us and each.line not in self._lines:
+            if each.record.at_us and each.record not in self._lines:
                 raise Violation(f"told, but not in history: {each}")
 
     def compare(self, group_id: int, rows: Iterable[Lending]) -> None:
@@ -139,16 +137,20 @@ class Record:
         if line.event == "block" and line.position > stream.head:
             return
         gone = stream.generation.gone
-        skips = self._lives[line.group_id].group.options.when_gone is WhenGone.SKIP
+        skips = self._lives[line.group_id].group.options.on_data_loss is OnDataLoss.SKIP
         if not gone or skips != (line.event == "skip"):
             raise Violation(f"{line}, of messages that {'are gone' if gone else 'are there'}, in a group with {skips=}")
 
     def _free(self, key: Key, before: HistoryRecord | None, line: HistoryRecord) -> None:
         """What was kept for a session is kept no more, and what it had planned may be seen twice."""
-        if before is not None or key not in self._reserved or line.until is None:
+        if before is not None or key not in self._reserved or line.redelivery_end is None:
             raise Violation(f"given up, but nothing was kept, or without saying what may be seen twice: {line}")
-        for grant_id in self._reserved.pop(key):
-            self.twice[(*key, grant_id)] = (line.position, line.until)
+        self._announce(key, line, self._reserved.pop(key))
+
+    def _announce(self, key: Key, line: HistoryRecord, grants: Iterable[int]) -> None:
+        """What was seen under any of these may be seen twice, where the line says so."""
+        if line.redelivery_end is not None:
+            self.twice.update({(*key, grant_id): (line.position, line.redelivery_end) for grant_id in grants})
 
     def _end(self, key: Key, before: HistoryRecord | None, line: HistoryRecord) -> None:
         if (before is not None or line.event in ("release", "seize", "reserve", "delete")) and (
@@ -159,15 +161,14 @@ class Record:
             raise Violation(f"why a grant began is not why it ended: {line}")
         if line.position < self._positions.get(key, 0) and line.event != "reset":
             raise Violation(f"a position of history went back from {self._positions[key]}: {line}")
-        if line.forced != (line.until is not None) or (line.event == "seize") > line.forced:
+        if line.is_forced != (line.redelivery_end is not None) or (line.event == "seize") > line.is_forced:
             raise Violation(f"forced, or not, without saying what may be seen twice: {line}")
         self._positions[key] = line.position
         if before is not None and line.event == "reset":
             self.unheard[(*key, before.grant_id)] = self._world.now
-            self.by_reset.add((*key, before.grant_id))
         self._in_force.pop(key, None)
-        if line.until is not None:
-            self.twice[(*key, line.grant_id)] = (line.position, line.until)
+        given_up = self._reserved.pop(key, set()) if line.event == "reset" else set()
+        self._announce(key, line, {line.grant_id, *given_up})
         if line.event == "reserve":
             doubt = self._store.rows(line.group_id)[line.stream_id].in_doubt
             planned_under = {line.grant_id} if doubt is None else {line.grant_id, doubt.grant_id}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from sublet_borrower.machine.table import Status
+from sublet_borrower.machine.table import BorrowerStatus
 from sublet_storage.groups.model.records import MAINTENANCE, LendingStatus
-from sublet_storage.groups.model.transitions import Row
+from sublet_storage.groups.model.transitions import LendingRow
 from tests.simulation.checkers.lives import Life, Violation
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def check_rest(simulation: Simulation) -> None:
     _check_nobody_else(simulation)
 
 
-def _check_streams(simulation: Simulation, life: Life, rows: dict[int, Row]) -> None:
+def _check_streams(simulation: Simulation, life: Life, rows: dict[int, LendingRow]) -> None:
     """Everything read, everything durable, closed streams finished and the others lent; none kept for anybody."""
     group_id = life.group.group_id
     for stream_id, stream in simulation.streams.streams.items():
@@ -60,7 +60,7 @@ def _members(simulation: Simulation, life: Life) -> dict[str, float]:
             if wish.subscription != life.group.subscription:
                 continue
             borrower = agent.machine.borrowers.get(wish.handle)
-            if borrower is None or borrower.status is not Status.CONNECTED:
+            if borrower is None or borrower.status is not BorrowerStatus.CONNECTED:
                 raise Violation(f"{agent.name} waits with {wish}: {borrower and borrower.status}")
             if borrower.group_id != life.group.group_id:
                 raise Violation(f"{agent.name}, {wish}: a member of group {borrower.group_id}, alive is {life.group}")
@@ -70,15 +70,15 @@ def _members(simulation: Simulation, life: Life) -> dict[str, float]:
     return members
 
 
-def _check_shares(life: Life, rows: dict[int, Row], members: dict[str, float]) -> None:
+def _check_shares(life: Life, rows: dict[int, LendingRow], members: dict[str, float]) -> None:
     """Who is there has its share, by weight, to the nearest whole stream; `load`, to which all streams here look alike,
     lets nobody starve or hoard."""
     held = Counter(row.borrower_id or "" for row in rows.values() if row.status is LendingStatus.HELD)
     if strangers := set(held) - set(members):
         raise Violation(f"{life.group}: {strangers} hold streams, but are gone")
-    total, whole = held.total(), sum(members.values())
+    total, entire = held.total(), sum(members.values())
     for borrower_id, weight in members.items():
-        share, count = total * weight / whole, held[borrower_id]
+        share, count = total * weight / entire, held[borrower_id]
         if life.group.options.strategy == "even":
             fair = abs(count - share) < 1
         else:
@@ -92,7 +92,7 @@ def _check_shares(life: Life, rows: dict[int, Row], members: dict[str, float]) -
 def _check_leaders(simulation: Simulation, groups: list[int]) -> None:
     """One node leads each group, and one keeps house."""
     for group_id in (MAINTENANCE, *groups):
-        leaders = [n.name for n in simulation.nodes if n.alive and n.machine.election.trusted(group_id, n.now)]
+        leaders = [n.name for n in simulation.nodes if n.alive and n.machine.election.trusted_term(group_id, n.now)]
         if len(leaders) != 1:
             raise Violation(f"group {group_id} is led by {leaders or 'nobody'}")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from sublet_protocol.domain.epochs import Epoch, LowerFrontier, at_or_before
 from sublet_storage.groups.model.records import Group
-from sublet_storage.groups.model.transitions import Row
+from sublet_storage.groups.model.transitions import LendingRow
 from sublet_storage.spaces.routing import Space
 from tests.simulation.checkers.lives import Key, Lives, Violation
 from tests.simulation.checkers.record import Record
@@ -31,7 +31,7 @@ class First:
     def leaves_out(self, epoch: Epoch) -> bool:
         """Whether the group is given nothing of it."""
         if epoch not in self._known:
-            over = self.completed is not None and not self.completed.may_come(epoch)
+            over = self.completed is not None and not self.completed.admits(epoch)
             self._known[epoch] = over or any(at_or_before(epoch, other) for other in self.begun)
         return self._known[epoch]
 
@@ -45,7 +45,7 @@ class Wanted:
         self.given: dict[Key, set[int]] = defaultdict(set)
         self.done: dict[Key, set[int]] = defaultdict(set)
 
-    def opened(self, group: Group, rows: Mapping[int, Row]) -> None:
+    def opened(self, group: Group, rows: Mapping[int, LendingRow]) -> None:
         """It is given those epochs of which nothing had begun before its start positions, or is gone."""
         for space_id in self._simulation.streams.spaces:
             begun = {
@@ -54,7 +54,9 @@ class Wanted:
                 for epoch in epochs[: self._begun(stream_id, rows[stream_id].position) if stream_id in rows else None]
                 if epoch is not None
             }
-            lower = self._simulation.streams.lowers.get(space_id) if group.start.policy == "latest" else None
+            lower = (
+                self._simulation.streams.lowers.get(space_id) if group.starting_position.policy == "latest" else None
+            )
             self._first[group.group_id, space_id] = First(lower, begun)
         for row in rows.values():
             self._check_first(group, row)
@@ -81,10 +83,10 @@ class Wanted:
             for at in [key for key in had if key[0] == group_id]:
                 del had[at]
 
-    def _check_first(self, group: Group, row: Row) -> None:
+    def _check_first(self, group: Group, row: LendingRow) -> None:
         space_id = self.space(row.stream_id).space_id
         for epoch in self.around(space_id):
-            if row.consumed is None or row.consumed.wants(epoch) == self.leaves_out(group.group_id, space_id, epoch):
+            if row.consumed is None or row.consumed.needs(epoch) == self.leaves_out(group.group_id, space_id, epoch):
                 raise Violation(f"{group} begins with {row}, and epoch {epoch} is on the wrong side of that")
 
     def leaves_out(self, group_id: int, space_id: int, epoch: Epoch) -> bool:
@@ -107,7 +109,7 @@ class Wanted:
     def may_come(self, stream_id: int, epoch: Epoch | None) -> bool:
         """Whether more of the epoch may be published."""
         lower = self._simulation.streams.lowers.get(self.space(stream_id).space_id)
-        return epoch is not None and (lower is None or lower.may_come(epoch))
+        return epoch is not None and (lower is None or lower.admits(epoch))
 
     def around(self, space_id: int) -> set[Epoch]:
         """Epochs that were used, and those about them."""

@@ -11,16 +11,16 @@ from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from sublet_protocol.domain.epochs import LowerFrontier
-from sublet_protocol.domain.subscriptions import Start
+from sublet_protocol.domain.subscriptions import StartingPosition
 from sublet_protocol.domain.topics import Filter
 from sublet_storage.groups.model.transitions import StreamFacts
-from sublet_storage.log.block import Epochs
-from sublet_storage.readers.epoch_steps import Mark, Marks
-from sublet_storage.spaces.routing import Filled, Space, moves_topics, overlap, ranges
+from sublet_storage.log.block import EpochBounds
+from sublet_storage.readers.epoch_steps import BlockSummaries, BlockSummary
+from sublet_storage.spaces.routing import GenerationFilters, Space, moves_topics, ranges_overlap, split_ring
 
 
 @dataclass(slots=True)
-class Generation:
+class MemoryGeneration:
     """All streams of a space opened together."""
 
     generation_id: int
@@ -33,21 +33,21 @@ class Generation:
 
 
 @dataclass(slots=True)
-class Stream:
+class MemoryStream:
     """An ordered sequence of messages, of which only the count is kept; `blocks` are (end offset, when appended).
 
-    `marks` says what the blocks have of epochs.
+    `block_summaries` says what the blocks have of epochs.
     """
 
     stream_id: int
-    generation: Generation
+    generation: MemoryGeneration
     hash_from: int
     hash_to: int
     parents: tuple[int, ...]
     head: int = 0
     closed: bool = False
     blocks: list[tuple[int, int]] = field(default_factory=list)
-    marks: list[Mark] = field(default_factory=list)
+    block_summaries: list[BlockSummary] = field(default_factory=list)
 
     def facts(self, lower: LowerFrontier | None) -> StreamFacts:
         """The stream as it is now."""
@@ -62,7 +62,7 @@ class Stream:
             lower,
         )
 
-    def position_of(self, start: Start) -> int:
+    def position_of(self, start: StartingPosition) -> int:
         """Where a group that starts so begins in this stream."""
         match start.policy:
             case "latest":
@@ -79,14 +79,14 @@ class Stream:
                 assert_never(start.policy)
 
 
-class MemoryStreams:
+class MemoryCatalogue:
     """Spaces and their streams; ids start at 1 and are given in the order of the calls."""
 
     def __init__(self) -> None:
         self.spaces: dict[int, Space] = {}
         self.dropped: set[int] = set()
-        self.generations: dict[int, Generation] = {}
-        self.streams: dict[int, Stream] = {}
+        self.generations: dict[int, MemoryGeneration] = {}
+        self.streams: dict[int, MemoryStream] = {}
         self.lowers: dict[int, LowerFrontier] = {}
         """{space_id: what may still be published}; spaces that are not in it have no epochs."""
 
@@ -113,7 +113,7 @@ class MemoryStreams:
         """Close the space's open streams and open the next generation, of `shards` streams; the new stream ids."""
         return self._turn({space_id: self.spaces[space_id].shards if shards is None else shards}, space_id)
 
-    def append(self, stream_id: int, count: int = 1, at_us: int = 0, epochs: Epochs | None = None) -> int:
+    def append(self, stream_id: int, count: int = 1, at_us: int = 0, epochs: EpochBounds | None = None) -> int:
         """Advance the head of an open stream, by a block of that time and these epochs; the head it then has.
 
         Raises `ValueError` where it is closed.
@@ -122,12 +122,12 @@ class MemoryStreams:
         if stream.closed:
             raise ValueError(f"stream {stream_id} is closed at {stream.head}: append to its children")
         lower = self.lowers.get(stream.generation.space_id)
-        stream.marks.append(Mark(stream.head, stream.head + count, count, lower, epochs))
+        stream.block_summaries.append(BlockSummary(stream.head, stream.head + count, count, lower, epochs))
         stream.head += count
         stream.blocks.append((stream.head, at_us))
         return stream.head
 
-    def retire(self, generation_id: int) -> None:
+    def expire_generation(self, generation_id: int) -> None:
         """Retention takes a closed generation. Raises `ValueError` where it is open."""
         generation = self.generations[generation_id]
         if not generation.closed:
@@ -139,11 +139,11 @@ class MemoryStreams:
         stream = self.streams.get(stream_id)
         return stream.facts(self.lowers.get(stream.generation.space_id)) if stream else None
 
-    def marks(self, stream_id: int, offset: int) -> Marks:
+    def block_summaries(self, stream_id: int, offset: int) -> BlockSummaries:
         """What the blocks behind an offset have of epochs, all of them, as the log would say it now."""
         stream = self.streams[stream_id]
-        found = tuple(mark for mark in stream.marks if mark.end > offset)
-        return Marks(found, stream.head, stream.closed, self.lowers.get(stream.generation.space_id))
+        found = tuple(mark for mark in stream.block_summaries if mark.end > offset)
+        return BlockSummaries(found, stream.head, stream.closed, self.lowers.get(stream.generation.space_id))
 
     def open_streams(self, space_id: int) -> tuple[int, ...]:
         """The appendable streams of a space, in the order of their ids."""
@@ -153,16 +153,16 @@ class MemoryStreams:
         """The spaces that are not dropped."""
         return tuple(space for space in self.spaces.values() if space.space_id not in self.dropped)
 
-    def filled(self) -> Filled:
+    def generation_filters(self) -> GenerationFilters:
         """What the generations there are were filled under."""
         generations = self.generations.values()
-        return Filled(
+        return GenerationFilters(
             filters=tuple(dict.fromkeys(generation.filter for generation in generations)),
             open=frozenset(generation.filter for generation in generations if not generation.closed),
-            newest=max(self.generations, default=0),
+            newest_generation_id=max(self.generations, default=0),
         )
 
-    def _open(self, space_ids: Iterable[int]) -> list[Stream]:
+    def _open(self, space_ids: Iterable[int]) -> list[MemoryStream]:
         wanted = set(space_ids)
         return [s for s in self.streams.values() if not s.closed and s.generation.space_id in wanted]
 
@@ -177,22 +177,22 @@ class MemoryStreams:
             for stream_id in self._begin(space_id, shards, closed, changed)
         )
 
-    def _space_of(self, stream: Stream) -> Space:
+    def _space_of(self, stream: MemoryStream) -> Space:
         """As it was when the stream was opened."""
         return replace(self.spaces[stream.generation.space_id], filter=stream.generation.filter)
 
-    def _begin(self, space_id: int, shards: int, closed: list[Stream], changed: int) -> list[int]:
+    def _begin(self, space_id: int, shards: int, closed: list[MemoryStream], changed: int) -> list[int]:
         ordinal = sum(generation.space_id == space_id for generation in self.generations.values())
-        generation = Generation(len(self.generations) + 1, space_id, ordinal, self.spaces[space_id].filter)
+        generation = MemoryGeneration(len(self.generations) + 1, space_id, ordinal, self.spaces[space_id].filter)
         self.generations[generation.generation_id] = generation
-        for start, end in ranges(shards):
+        for start, end in split_ring(shards):
             parents = tuple(
                 each.stream_id
                 for each in closed
-                if overlap((start, end), (each.hash_from, each.hash_to))
+                if ranges_overlap((start, end), (each.hash_from, each.hash_to))
                 and moves_topics(self._space_of(each), self.spaces[space_id], changed)
             )
-            stream = Stream(len(self.streams) + 1, generation, start, end, parents)
+            stream = MemoryStream(len(self.streams) + 1, generation, start, end, parents)
             self.streams[stream.stream_id] = stream
             generation.stream_ids.append(stream.stream_id)
         return generation.stream_ids

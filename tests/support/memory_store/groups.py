@@ -12,48 +12,53 @@ from dataclasses import dataclass, field, replace
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, Epoch, GroupFrontier, LowerFrontier, UpperFrontier
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.groups.model.desired_state import Order
-from sublet_storage.groups.model.group_errors import check_batch, lost, same_options, undeclared
+from sublet_storage.groups.model.desired_state import GroupCommand
+from sublet_storage.groups.model.group_errors import (
+    check_batch,
+    check_same_options,
+    stale_term_error,
+    undeclared_queue_error,
+)
 from sublet_storage.groups.model.options import DEFAULTS
 from sublet_storage.groups.model.records import (
     AT_REST,
     HOLDING,
     MAINTENANCE,
-    Claim,
-    Entry,
-    EntryResult,
+    ChangeOutcome,
+    ChangeResult,
     Group,
+    GroupDesiredState,
     GroupOptions,
     GroupResult,
     GroupWrites,
     HistoryRecord,
+    Leadership,
     Lending,
+    LendingChange,
     LendingStatus,
-    Orders,
-    Start,
-    Verdict,
-    WhenGone,
+    OnDataLoss,
+    StartingPosition,
 )
 from sublet_storage.groups.model.transitions import (
     MICROSECONDS,
     TIMELINE_US,
-    Row,
-    Ruling,
+    LendingRow,
     StreamFacts,
-    consumed_by_group,
-    consumption,
-    deletion,
-    first_epochs,
-    judge,
-    lending,
+    Transition,
+    apply_change,
+    close_out,
+    command_record,
+    consumption_record,
+    deletion_records,
+    initial_frontier,
+    merge_consumed_frontier,
     next_id,
-    ordered,
-    record,
-    takeover,
-    tidy,
+    takeover_record,
+    to_history_record,
+    to_lending,
 )
 from sublet_storage.nodes import NodeRef
-from tests.support.memory_store.catalogue import MemoryStreams, Stream
+from tests.support.memory_store.catalogue import MemoryCatalogue, MemoryStream
 
 
 @dataclass(slots=True)
@@ -69,15 +74,15 @@ class _Life:
 
     group: Group
     after_generation: int
-    rows: dict[int, Row] = field(default_factory=dict)
+    rows: dict[int, LendingRow] = field(default_factory=dict)
     frontiers: dict[int, LowerFrontier | None] = field(default_factory=dict)
     deleted: bool = False
 
 
-class MemoryGroups:
+class MemoryGroupStore:
     """`GroupStore` over dictionaries."""
 
-    def __init__(self, streams: MemoryStreams, clock: Callable[[], int]) -> None:
+    def __init__(self, streams: MemoryCatalogue, clock: Callable[[], int]) -> None:
         self.streams = streams
         self.locked: set[tuple[int, int]] = set()
         self.meanwhile: Callable[[], None] = lambda: None
@@ -89,13 +94,13 @@ class MemoryGroups:
 
     # --- groups -------------------------------------------------------------------------------------------------
 
-    def open_group(self, subscription: Subscription, start: Start = Start.LATEST) -> Group:
+    def open_group(self, subscription: Subscription, start: StartingPosition = StartingPosition.LATEST) -> Group:
         """See `GroupStore`."""
         life = self._live(subscription)
         if life is not None:
             return life.group
         if subscription.kind == "queue":
-            raise undeclared(subscription)
+            raise undeclared_queue_error(subscription)
         return self._create(subscription, GroupOptions(start))
 
     def declare_group(self, subscription: Subscription, options: GroupOptions = DEFAULTS) -> Group:
@@ -103,14 +108,14 @@ class MemoryGroups:
         life = self._live(subscription)
         if life is None:
             return self._create(subscription, options)
-        return same_options(life.group, options)
+        return check_same_options(life.group, options)
 
     def find_group(self, group_id: int) -> Group | None:
         """See `GroupStore`."""
         life = self._lives.get(group_id)
         return life.group if life and not life.deleted else None
 
-    def live_group(self, subscription: Subscription) -> Group | None:
+    def find_live_group(self, subscription: Subscription) -> Group | None:
         """See `GroupStore`."""
         life = self._live(subscription)
         return life.group if life else None
@@ -122,24 +127,24 @@ class MemoryGroups:
             return None
         leadership = self._leaderships.get(life.group.group_id)
         if leadership:
-            self._history += deletion(life.rows.values(), leadership.term, now, who)
+            self._history += deletion_records(life.rows.values(), leadership.term, now, who)
             leadership.expires_us = 0
         life.deleted = True
         life.rows.clear()
         return life.group.group_id
 
-    def instruct(self, subscription: Subscription, order: Order, who: str = "") -> Group | None:
+    def apply_command(self, subscription: Subscription, order: GroupCommand, who: str = "") -> Group | None:
         """See `GroupStore`."""
         life = self._live(subscription)
         if life is None:
             return None
         before = life.group
-        after = before.orders.after(order)
-        if after != before.orders:
-            life.group = replace(before, orders=after, revision=before.revision + 1)
+        after = before.desired_state.apply(order)
+        if after != before.desired_state:
+            life.group = replace(before, desired_state=after, revision=before.revision + 1)
             leadership = self._leaderships.get(before.group_id)
             term = leadership.term if leadership is not None else 0
-            self._history.append(ordered(before.group_id, order, term, self._clock(), who))
+            self._history.append(command_record(before.group_id, order, term, self._clock(), who))
         return life.group
 
     def history(self, group_id: int) -> tuple[HistoryRecord, ...]:
@@ -148,12 +153,12 @@ class MemoryGroups:
 
     # --- leadership ---------------------------------------------------------------------------------------------
 
-    def look(self, leadership_ids: Sequence[int]) -> dict[int, Claim]:
+    def read_leaderships(self, leadership_ids: Sequence[int]) -> dict[int, Leadership]:
         """See `GroupStore`."""
         now = self._clock()
         return {i: self._claim(i, now) for i in sorted(set(leadership_ids)) if i in self._leaderships}
 
-    def claim(self, leadership_id: int, node: NodeRef, lease_s: float) -> Claim:
+    def claim(self, leadership_id: int, node: NodeRef, lease_s: float) -> Leadership:
         """See `GroupStore`."""
         now = self._clock()
         held = self._leaderships.get(leadership_id)
@@ -161,16 +166,18 @@ class MemoryGroups:
             term = next_id(held.term if held else 0, now + self.timeline * TIMELINE_US)
             self._leaderships[leadership_id] = _Leadership(node, term, now + round(lease_s * MICROSECONDS))
             if leadership_id != MAINTENANCE and (held is None or held.node.incarnation != node.incarnation):
-                self._history.append(takeover(leadership_id, node.name, held.node.name if held else None, term, now))
+                self._history.append(
+                    takeover_record(leadership_id, node.name, held.node.name if held else None, term, now)
+                )
         return self._claim(leadership_id, now)
 
     def renew(self, node: NodeRef, terms: Mapping[int, int], lease_s: float) -> frozenset[int]:
         """See `GroupStore`."""
         now = self._clock()
-        kept = [i for i in self._own(node, terms) if self._leaderships[i].expires_us > now]
-        for leadership_id in kept:
+        retained = [i for i in self._own(node, terms) if self._leaderships[i].expires_us > now]
+        for leadership_id in retained:
             self._leaderships[leadership_id].expires_us = now + round(lease_s * MICROSECONDS)
-        return frozenset(kept)
+        return frozenset(retained)
 
     def release(self, node: NodeRef, terms: Mapping[int, int]) -> frozenset[int]:
         """See `GroupStore`."""
@@ -185,7 +192,7 @@ class MemoryGroups:
         """See `GroupStore`."""
         now = self._clock()
         if self._deposed(group_id, term, now):
-            raise lost(group_id, term)
+            raise stale_term_error(group_id, term)
         life = self._lives.get(group_id)
         rows = sorted(life.rows.values(), key=lambda row: row.stream_id) if life else []
         return tuple(self._lending(row, now) for row in rows if row.status is not LendingStatus.FINISHED)
@@ -198,33 +205,40 @@ class MemoryGroups:
 
     def _write(self, writes: GroupWrites, now: int) -> GroupResult:
         if self._deposed(writes.group_id, writes.term, now):
-            return GroupResult(writes.group_id, deposed=True)
+            return GroupResult(writes.group_id, has_stale_term=True)
         life = self._lives.get(writes.group_id)
-        before, told = dict(life.rows) if life else {}, len(self._history)
-        when_gone = life.group.options.when_gone if life else WhenGone.FAIL
-        results = tuple(self._apply(entry, writes, before, when_gone, now) for entry in writes.entries)
+        before, reported = dict(life.rows) if life else {}, len(self._history)
+        on_data_loss = life.group.options.on_data_loss if life else OnDataLoss.FAIL
+        results = tuple(self._apply(entry, writes, before, on_data_loss, now) for entry in writes.changes)
         renewed: tuple[Lending, ...] = ()
         epochs: tuple[GroupFrontier, ...] = ()
-        orders: Orders | None = None
-        if writes.renew and life and not life.deleted:
+        orders: GroupDesiredState | None = None
+        if writes.sync_streams and life and not life.deleted:
             renewed, epochs = self._renew(life, writes.term, now)
-            orders = life.group.orders
-        return GroupResult(writes.group_id, False, results, renewed, tuple(self._history[told:]), epochs, orders)
+            orders = life.group.desired_state
+        return GroupResult(writes.group_id, False, results, renewed, tuple(self._history[reported:]), epochs, orders)
 
     def _apply(
-        self, entry: Entry, writes: GroupWrites, before: Mapping[int, Row], when_gone: WhenGone, now: int
-    ) -> EntryResult:
+        self,
+        entry: LendingChange,
+        writes: GroupWrites,
+        before: Mapping[int, LendingRow],
+        on_data_loss: OnDataLoss,
+        now: int,
+    ) -> ChangeResult:
         """Judge one entry against the rows as they were before the batch."""
         row = before.get(entry.stream_id)
         if row is None:
-            return EntryResult(entry, Verdict.REFUSED, None)
+            return ChangeResult(entry, ChangeOutcome.REFUSED, None)
         if (writes.group_id, entry.stream_id) in self.locked:
-            return EntryResult(entry, Verdict.BUSY, None)
+            return ChangeResult(entry, ChangeOutcome.BUSY, None)
         facts = self._facts(entry.stream_id)
         parents = () if isinstance(entry, HOLDING) else self._ancestors(entry.stream_id, before)
-        ruling = judge(entry, row, facts, held_back=bool(parents), term=writes.term, now_us=now, when_gone=when_gone)
+        ruling = apply_change(
+            entry, row, facts, held_back=bool(parents), term=writes.term, now_us=now, on_data_loss=on_data_loss
+        )
         self._keep(ruling, writes.term, now)
-        return EntryResult(entry, ruling.verdict, lending(ruling.row, facts, now, parents))
+        return ChangeResult(entry, ruling.outcome, to_lending(ruling.row, facts, now, parents))
 
     def _renew(self, life: _Life, term: int, now: int) -> tuple[tuple[Lending, ...], tuple[GroupFrontier, ...]]:
         """In the order of the statements on Postgres: what is completed first, then rows and heads."""
@@ -242,7 +256,7 @@ class MemoryGroups:
             closed = self.streams.streams[row.stream_id].closed
             if not closed or (row.group_id, row.stream_id) in self.locked:
                 continue
-            ruling = tidy(row, self._facts(row.stream_id), now, life.group.options.when_gone)
+            ruling = close_out(row, self._facts(row.stream_id), now, life.group.options.on_data_loss)
             if ruling:
                 self._keep(ruling, term, now)
                 touched.add(row.stream_id)
@@ -270,19 +284,19 @@ class MemoryGroups:
         found = []
         for space_id, before in life.frontiers.items():
             lower = lowers.get(space_id)
-            now = life.frontiers[space_id] = consumed_by_group(before, lower, held_back.get(space_id, ()))
+            now = life.frontiers[space_id] = merge_consumed_frontier(before, lower, held_back.get(space_id, ()))
             if now is None or lower is None:
                 continue
             name = self.streams.spaces[space_id].name
             found.append(GroupFrontier(name, space_id, now, lower))
             if now != before:
-                self._history.append(consumption(life.group.group_id, name, now, term, now_us))
+                self._history.append(consumption_record(life.group.group_id, name, now, term, now_us))
         return tuple(sorted(found, key=lambda one: (one.space, one.space_id)))
 
-    def _add_rows(self, life: _Life) -> list[Row]:
+    def _add_rows(self, life: _Life) -> list[LendingRow]:
         """Rows for the streams that have none. An open one in a more specific space's shadow is nothing to read."""
-        wanted = self.streams.filled().wanted(life.group.subscription.filter)
-        added = []
+        wanted = self.streams.generation_filters().matching(life.group.subscription.filter)
+        added: dict[int, LendingRow] = {}
         for stream in self.streams.streams.values():
             generation = stream.generation
             known = stream.stream_id in life.rows or generation.generation_id <= life.after_generation
@@ -290,38 +304,41 @@ class MemoryGroups:
                 continue
             useful = stream.closed or wanted[generation.filter]
             status = LendingStatus.FREE if useful else LendingStatus.FINISHED
-            row = Row(life.group.group_id, stream.stream_id, status, 0)
+            row = LendingRow(life.group.group_id, stream.stream_id, status, 0)
             if life.group.options.atomic:
                 first = life.frontiers.setdefault(generation.space_id, None)
                 row = replace(row, consumed=ConsumedFrontier(0, first))
-            life.rows[stream.stream_id] = row
-            added.append(row)
-        return added
+            added[stream.stream_id] = row
+        added = self._heed_former(life, added)
+        life.rows |= added
+        return list(added.values())
 
     # --- small parts --------------------------------------------------------------------------------------------
 
     def _create(self, subscription: Subscription, options: GroupOptions) -> Group:
         group = Group(len(self._lives) + 1, subscription, options)
         life = _Life(group, max(self.streams.generations, default=0))
-        for stream in self._first_streams(subscription, options.start):
-            position = stream.position_of(options.start)
-            if options.start.policy == "time" and stream.closed and position == stream.head:
+        for stream in self._first_streams(subscription, options.starting_position):
+            position = stream.position_of(options.starting_position)
+            if options.starting_position.policy == "time" and stream.closed and position == stream.head:
                 continue
-            life.rows[stream.stream_id] = Row(group.group_id, stream.stream_id, LendingStatus.FREE, position)
-        self._heed_former(life)
+            life.rows[stream.stream_id] = LendingRow(group.group_id, stream.stream_id, LendingStatus.FREE, position)
+        life.rows = self._heed_former(life, life.rows)
         if options.atomic:
             self._begin_epochs(life)
         self._lives[group.group_id] = life
         return group
 
-    def _heed_former(self, life: _Life) -> None:
-        """Its rows say when they were taken from members of former groups of that name, who may not have heard."""
+    def _heed_former(self, life: _Life, new: Mapping[int, LendingRow]) -> dict[int, LendingRow]:
+        """New rows say when they were taken from members of former groups of that name, who may not have heard."""
         subscription, since_us = life.group.subscription, self._clock() - 3600 * MICROSECONDS
         former = {i for i, other in self._lives.items() if other.deleted and other.group.subscription == subscription}
-        for line in self._history:
-            is_unheard = line.event == "delete" or (line.event == "reset" and line.forced)
-            if line.group_id in former and line.at_us > since_us and is_unheard and line.stream_id in life.rows:
-                life.rows[line.stream_id] = replace(life.rows[line.stream_id], held_until_us=line.at_us)
+        heeding = dict(new)
+        for line in self._history if former else ():
+            is_unheard = line.event == "delete" or (line.event == "reset" and line.is_forced)
+            if line.group_id in former and line.at_us > since_us and is_unheard and line.stream_id in new:
+                heeding[line.stream_id] = replace(new[line.stream_id], held_until_us=line.at_us)
+        return heeding
 
     def _begin_epochs(self, life: _Life) -> None:
         """Which epochs it is given, by what had begun before its start positions."""
@@ -332,15 +349,15 @@ class MemoryGroups:
                 if stream.generation.space_id == space_id:
                     row = life.rows.get(stream.stream_id)
                     begun += _greatest(stream, stream.head if row is None else row.position)
-            lower, start = self.streams.lowers.get(space_id), life.group.options.start
-            life.frontiers[space_id] = first_epochs(start, lower, UpperFrontier.of(begun))
+            lower, start = self.streams.lowers.get(space_id), life.group.options.starting_position
+            life.frontiers[space_id] = initial_frontier(start, lower, UpperFrontier.from_epochs(begun))
         for stream_id, row in life.rows.items():
             first = life.frontiers[streams[stream_id].generation.space_id]
             life.rows[stream_id] = replace(row, consumed=ConsumedFrontier(row.position, first))
 
-    def _first_streams(self, subscription: Subscription, start: Start) -> list[Stream]:
+    def _first_streams(self, subscription: Subscription, start: StartingPosition) -> list[MemoryStream]:
         """The open streams with messages for it; closed ones are consumed, unless the group goes back in time."""
-        wanted = self.streams.filled().wanted(subscription.filter)
+        wanted = self.streams.generation_filters().matching(subscription.filter)
         closed = wanted if start.policy in ("earliest", "time") else {}
         now = {filter for filter, matching in wanted.items() if matching}
         return [
@@ -353,9 +370,9 @@ class MemoryGroups:
         lives = (life for life in self._lives.values() if life.group.subscription == subscription)
         return next((life for life in lives if not life.deleted), None)
 
-    def _claim(self, leadership_id: int, now: int) -> Claim:
+    def _claim(self, leadership_id: int, now: int) -> Leadership:
         held = self._leaderships[leadership_id]
-        return Claim(leadership_id, held.node, held.term, (held.expires_us - now) / MICROSECONDS)
+        return Leadership(leadership_id, held.node, held.term, (held.expires_us - now) / MICROSECONDS)
 
     def _own(self, node: NodeRef, terms: Mapping[int, int]) -> list[int]:
         rows = {i: self._leaderships[i] for i in terms if i in self._leaderships}
@@ -365,13 +382,13 @@ class MemoryGroups:
         held = self._leaderships.get(leadership_id)
         return held is None or held.term != term or held.expires_us <= now
 
-    def _keep(self, ruling: Ruling, term: int, now: int) -> None:
+    def _keep(self, ruling: Transition, term: int, now: int) -> None:
         row = ruling.row
         self._lives[row.group_id].rows[row.stream_id] = row
         if ruling.event:
-            self._history.append(record(row, ruling.event, term, now))
+            self._history.append(to_history_record(row, ruling.event, term, now))
 
-    def _ending(self, row: Row) -> bool:
+    def _ending(self, row: LendingRow) -> bool:
         return row.status is not LendingStatus.FINISHED and self.streams.streams[row.stream_id].closed
 
     def _facts(self, stream_id: int) -> StreamFacts:
@@ -379,11 +396,11 @@ class MemoryGroups:
         assert found is not None, "a row's stream is there"
         return found
 
-    def _lending(self, row: Row, now: int) -> Lending:
+    def _lending(self, row: LendingRow, now: int) -> Lending:
         parents = self._ancestors(row.stream_id, self._lives[row.group_id].rows) if row.status in AT_REST else ()
-        return lending(row, self._facts(row.stream_id), now, parents)
+        return to_lending(row, self._facts(row.stream_id), now, parents)
 
-    def _ancestors(self, stream_id: int, rows: Mapping[int, Row]) -> tuple[int, ...]:
+    def _ancestors(self, stream_id: int, rows: Mapping[int, LendingRow]) -> tuple[int, ...]:
         """The nearest that are unfinished by these rows, upwards through those that are finished or not among them."""
         seen, waiting = set(self.streams.streams[stream_id].parents), list(self.streams.streams[stream_id].parents)
         found = []
@@ -410,19 +427,24 @@ class MemoryGroups:
         )
 
     @staticmethod
-    def _is_unread(life: _Life, stream: Stream) -> bool:
+    def _is_unread(life: _Life, stream: MemoryStream) -> bool:
         """One without a row that is younger than the group was not noticed yet: all of it is wanted."""
         row = life.rows.get(stream.stream_id)
         if row is None:
             return stream.head > 0 and stream.generation.generation_id > life.after_generation
         return row.status is not LendingStatus.FINISHED and row.position < stream.head
 
-    def rows(self, group_id: int) -> dict[int, Row]:
+    def rows(self, group_id: int) -> dict[int, LendingRow]:
         """The group's rows as they are, by stream: for tests to look at."""
         life = self._lives.get(group_id)
         return dict(life.rows) if life else {}
 
 
-def _greatest(stream: Stream, position: int) -> list[Epoch]:
+def _greatest(stream: MemoryStream, position: int) -> list[Epoch]:
     """The greatest epochs that had begun in a stream before that position."""
-    return [epoch for mark in stream.marks if mark.first < position and mark.epochs for epoch in mark.epochs.greatest]
+    return [
+        epoch
+        for mark in stream.block_summaries
+        if mark.first < position and mark.epochs
+        for epoch in mark.epochs.greatest
+    ]

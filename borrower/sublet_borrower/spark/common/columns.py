@@ -44,7 +44,7 @@ def all_columns() -> StructType:
     )
 
 
-def chosen(schema: StructType) -> StructType:
+def select_columns(schema: StructType) -> StructType:
     """The schema that a user gave, if it is of our columns. Raises `InvalidSetting`."""
     known = {field.name: field.dataType for field in all_columns()}
     for field in schema:
@@ -61,7 +61,7 @@ def chosen(schema: StructType) -> StructType:
     return schema
 
 
-def arrow_schema(schema: StructType) -> pa.Schema:
+def to_arrow_schema(schema: StructType) -> pa.Schema:
     """What Spark wants to see in each batch, to the letter."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -69,7 +69,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     return found
 
 
-def rows(batches: Iterable[pa.RecordBatch], space: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def to_output_batches(batches: Iterable[pa.RecordBatch], space: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The messages of one space in the columns of the schema; batches of few rows together."""
     import pyarrow as pa
 

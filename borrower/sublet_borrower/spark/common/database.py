@@ -14,11 +14,11 @@ from pathlib import Path
 from psycopg.conninfo import conninfo_to_dict
 
 from sublet_protocol.domain.errors import InvalidSetting
-from sublet_storage.bootstrap.database import Database, open_database
+from sublet_storage.bootstrap.database import DatabaseLocation, open_database
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres
 
 
-def check_made(url: str | None, data_dir: str | None) -> None:
+def check_database_exists(url: str | None, data_dir: str | None) -> None:
     """Raise `InvalidSetting` where an embedded database would be made anew: Spark's own Python processes have the
     environment in which Spark was started, and whoever names his database later would get an empty one, silently."""
     from sublet_storage.bootstrap.embedded import has_cluster, usable_data_dir
@@ -41,7 +41,7 @@ def check_made(url: str | None, data_dir: str | None) -> None:
     )
 
 
-def check_socket(url: str, driver: str) -> None:
+def check_socket_reachable(url: str, driver: str) -> None:
     """An embedded server's URL is the path of a Unix socket, which means nothing on another machine."""
     host = str(conninfo_to_dict(url).get("host") or "")
     if host.startswith("/") and not Path(host).is_dir():
@@ -56,14 +56,14 @@ _held: dict[tuple[int, str], EmbeddedPostgres] = {}
 """By process, as Spark forks its workers, and directory."""
 
 
-def hold(data_dir: str | None, driver: str) -> None:
+def keep_server_running(data_dir: str | None, driver: str) -> None:
     """Use the embedded server of this directory until the process ends. On another machine than the driver there is no
     such server, and none is made."""
     if data_dir is not None and driver == socket.gethostname() and (os.getpid(), data_dir) not in _held:
-        database(None, data_dir)
+        resolve_database(None, data_dir)
 
 
-def database(url: str | None, data_dir: str | None) -> Database:
+def resolve_database(url: str | None, data_dir: str | None) -> DatabaseLocation:
     """What `open_database` finds; an embedded server is held until the process ends."""
     with open_database(url, data_dir) as found:
         key = os.getpid(), str(found.data_dir)

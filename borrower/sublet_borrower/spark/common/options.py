@@ -14,7 +14,7 @@ from sublet_protocol.domain.subscriptions import Subscription
 
 POLICIES = ("drop", "fail")
 MAX_NUMBER = 2**62
-SHOWN = 100
+MAX_SHOWN_CHARS = 100
 """So many characters of a wrong value are shown."""
 _UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "second": 1.0, "m": 60.0, "minute": 60.0, "h": 3600.0, "hour": 3600.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
@@ -46,7 +46,7 @@ class StreamOptions:
     2026-11-21T10:00:00Z, or `offset:N`. A group that exists goes on where it is."""
     weight: float = 1.0
     """How much of the group's streams this query takes, relative to others."""
-    max_messages_per_trigger: int | None = None
+    max_offsets_per_trigger: int | None = None
     """About how many messages a micro-batch has at most (default: all there are)."""
     max_bytes_per_trigger: int | None = None
     """About how many bytes it has at most, as they are stored; a block of messages is the least."""
@@ -58,11 +58,11 @@ class StreamOptions:
     whole_epochs: bool = False
     """Insist on micro-batches of whole epochs: what the streams that this query has of a space have of an epoch is in
     one batch. That is so in each group that is atomic; of any other the query is refused."""
-    in_doubt_hold: float = 120.0
+    in_doubt_timeout: float = 120.0
     """For how long messages that were in a micro-batch when this query was lost are kept for its return: seconds, or
     with a unit as in `90 s`, `5 minutes`. After that another member of the group gets them, and if this query had
     written them to its sink they are there twice."""
-    on_lost_range: str = "drop"
+    on_range_lost: str = "drop"
     """What happens to a micro-batch that was begun, when this query comes back later than that: `drop` does it again
     without the messages that others have got by now, `fail` fails the query."""
     fail_on_data_loss: bool = True
@@ -80,21 +80,25 @@ class StreamOptions:
 
 def stream_options(given: Mapping[str, str]) -> StreamOptions:
     """The options of `readStream`. Raises `InvalidSetting`, or `InvalidSubscription`, for the first that cannot be."""
-    found = read_options(given, StreamOptions, "readStream", {"inDoubtHold": _duration, "availableNowWait": _duration})
+    found = read_options(
+        given, StreamOptions, "readStream", {"inDoubtTimeout": _duration, "availableNowWait": _duration}
+    )
     for name, remedy in (
         ("subscription", "what to consume: $share/GROUP/FILTER, such as $share/billing/orders/#"),
         ("session_name", "a name for this query, which is its own and stays the same when the query is started again"),
     ):
         if name not in found:
-            raise InvalidSetting(f"option {camel(name)} is missing. Give {remedy}.")
+            raise InvalidSetting(f"option {to_camel_case(name)} is missing. Give {remedy}.")
     options = StreamOptions(**found)
     Subscription.parse(options.subscription)
     check_option_name("sessionName", options.session_name)
     check_database(options.url, options.data_dir)
     check_partitions(options.min_partitions, options.max_partitions)
-    check_arguments(weight=options.weight, start=options.starting_position, batch_bytes=1, nodes=options.nodes)
-    if options.on_lost_range not in POLICIES:
-        raise InvalidSetting(f"option onLostRange is {options.on_lost_range!r}: it is {' or '.join(POLICIES)}.")
+    check_arguments(
+        weight=options.weight, starting_position=options.starting_position, max_batch_bytes=1, nodes=options.nodes
+    )
+    if options.on_range_lost not in POLICIES:
+        raise InvalidSetting(f"option onRangeLost is {options.on_range_lost!r}: it is {' or '.join(POLICIES)}.")
     return options
 
 
@@ -125,15 +129,15 @@ def read_options(
     given: Mapping[str, str], kind: type[Any], where: str, readers: Mapping[str, Reader] | None = None
 ) -> dict[str, Any]:
     """{field: value} of the options given. `readers`: for options that are not read as their type says."""
-    names = {camel(field.name).lower(): field for field in fields(kind)}
+    names = {to_camel_case(field.name).lower(): field for field in fields(kind)}
     found = {}
     for name, text in given.items():
         field = names.get(name.lower())
         if field is None:
-            known = ", ".join(camel(field.name) for field in fields(kind))
+            known = ", ".join(to_camel_case(field.name) for field in fields(kind))
             raise InvalidSetting(f"option {name!r}: {where} has none of that name. It has: {known}.")
-        read = (readers or {}).get(camel(field.name)) or _KINDS[str(field.type)]
-        found[field.name] = read(camel(field.name), str(text))
+        read = (readers or {}).get(to_camel_case(field.name)) or _KINDS[str(field.type)]
+        found[field.name] = read(to_camel_case(field.name), str(text))
     return found
 
 
@@ -149,14 +153,18 @@ def _nodes(name: str, text: str) -> tuple[str, ...]:
 
 def _count(name: str, text: str) -> int:
     if not (_is_number(text) and int(text) > 0):
-        raise InvalidSetting(f"option {name} is {text[:SHOWN]!r}: it is a whole number from 1 to {MAX_NUMBER}.")
+        raise InvalidSetting(
+            f"option {name} is {text[:MAX_SHOWN_CHARS]!r}: it is a whole number from 1 to {MAX_NUMBER}."
+        )
     return int(text)
 
 
-def ordinal(name: str, text: str) -> int:
+def parse_index(name: str, text: str) -> int:
     """A number that may be 0. Raises `InvalidSetting`."""
     if not _is_number(text):
-        raise InvalidSetting(f"option {name} is {text[:SHOWN]!r}: it is a whole number from 0 to {MAX_NUMBER}.")
+        raise InvalidSetting(
+            f"option {name} is {text[:MAX_SHOWN_CHARS]!r}: it is a whole number from 0 to {MAX_NUMBER}."
+        )
     return int(text)
 
 
@@ -186,7 +194,7 @@ def _duration(name: str, text: str) -> float:
     return float(match[1]) * unit
 
 
-def camel(name: str) -> str:
+def to_camel_case(name: str) -> str:
     """As it is called in Spark."""
     first, *others = name.split("_")
     return first + "".join(other.capitalize() for other in others)

@@ -13,14 +13,14 @@ from sublet_storage.util.retry import Backoff, call_with_retry
 
 log = logging.getLogger(__name__)
 
-FIRST_PAUSE_S = 0.1
-LONGEST_PAUSE_S = 2.0
+BACKOFF_INITIAL_S = 0.1
+BACKOFF_MAX_S = 2.0
 JITTER = 0.5
 
 _T = TypeVar("_T")
 
 
-def patiently(attempt: Callable[[], _T], away_s: float, said: str) -> _T:
+def retry_while_unavailable(attempt: Callable[[], _T], away_s: float, said: str) -> _T:
     """The answer of an attempt, which is made again while either is away, for so long; each time it is `said`.
 
     Raises what the last attempt raised.
@@ -32,4 +32,4 @@ def patiently(attempt: Callable[[], _T], away_s: float, said: str) -> _T:
         log.warning("%s: %s", said, error)
         return True
 
-    return call_with_retry(attempt, is_away, Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, JITTER, away_s))
+    return call_with_retry(attempt, is_away, Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S, JITTER, away_s))

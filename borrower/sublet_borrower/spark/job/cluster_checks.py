@@ -7,7 +7,7 @@ import re
 import warnings
 from typing import Any
 
-from sublet_borrower.consumer.runner import Policy
+from sublet_borrower.consumer.runner import RetryPolicy
 from sublet_protocol.domain.errors import InvalidSetting, Unavailable
 from sublet_protocol.domain.subscriptions import Subscription
 
@@ -21,7 +21,7 @@ class SparkSettingsWarning(UserWarning):
     """Spark will run the tasks, but not for ever, or not all of them."""
 
 
-def check(spark: Any, fn: object, tasks: int) -> None:
+def check_cluster(spark: Any, fn: object, tasks: int) -> None:
     """Raise `InvalidSetting` or `Unavailable` for what cannot work, warn about what works only for a while."""
     if not (hasattr(spark, "conf") and hasattr(spark, "range")):
         raise InvalidSetting(
@@ -32,22 +32,27 @@ def check(spark: Any, fn: object, tasks: int) -> None:
     if not isinstance(tasks, int) or tasks < 1:
         raise InvalidSetting(f"tasks is {tasks!r}: it must be a whole number, and at least one task must consume.")
     _check_installed()
-    master = setting(spark, "spark.master", "")
+    master = read_setting(spark, "spark.master", "")
     _check_failures(spark, master)
     _check_slots(spark, master, tasks)
     _check_idle_kill(spark)
 
 
-def check_policy(subscription: Subscription, policy: Policy | None) -> None:
+def check_policy(subscription: Subscription, policy: RetryPolicy | None) -> None:
     """Raise `InvalidSetting` if what is kept would be consumed again."""
-    if policy is not None and policy.keep is not None and subscription.filter.matches(policy.keep):
+    if (
+        policy is not None
+        and policy.dead_letter_topic is not None
+        and subscription.filter.matches(policy.dead_letter_topic)
+    ):
         raise InvalidSetting(
-            f"records that cannot be done are to be kept in topic {policy.keep!r}, which {subscription} matches: they "
+            f"records that cannot be done are to be kept in topic {policy.dead_letter_topic!r}, which "
+            f"{subscription} matches: they "
             "would come again. Give a topic outside of it."
         )
 
 
-def setting(spark: Any, key: str, default: str) -> str:
+def read_setting(spark: Any, key: str, default: str) -> str:
     """A setting as Spark runs with it, also where there is no SparkContext (Spark Connect)."""
     return str(spark.conf.get(key, default) or default)
 
@@ -57,7 +62,7 @@ def is_local(master: str) -> bool:
     return _LOCAL.match(master) is not None
 
 
-def context(spark: Any) -> Any | None:
+def spark_context(spark: Any) -> Any | None:
     """The SparkContext; None on Spark Connect."""
     try:
         return spark.sparkContext
@@ -84,7 +89,7 @@ def _check_failures(spark: Any, master: str) -> None:
         allowed = int(local[2] or 1)
         remedy = f"start Spark with master local[{local[1] or 1},{ADVISED_FAILURES}]"
     else:
-        allowed = int(setting(spark, "spark.task.maxFailures", str(SPARK_DEFAULT_FAILURES)))
+        allowed = int(read_setting(spark, "spark.task.maxFailures", str(SPARK_DEFAULT_FAILURES)))
         remedy = f"set spark.task.maxFailures={ADVISED_FAILURES} when the application starts"
     if allowed < ENOUGH_FAILURES:
         often = "once" if allowed == 1 else f"{allowed} times"
@@ -96,7 +101,7 @@ def _check_failures(spark: Any, master: str) -> None:
 
 def _check_slots(spark: Any, master: str, tasks: int) -> None:
     slots = _slots(spark, master)
-    per_task = int(setting(spark, "spark.task.cpus", "1"))
+    per_task = int(read_setting(spark, "spark.task.cpus", "1"))
     if slots is not None and tasks > (usable := slots // per_task):
         _warn(
             f"{tasks} tasks and {usable} slots: a task holds its slot until it is drained, so {tasks - usable} of them "
@@ -109,7 +114,9 @@ def _slots(spark: Any, master: str) -> int | None:
     local = _LOCAL.match(master)
     if local is not None and local[1] != "*":
         return int(local[1] or 1)
-    if (sc := context(spark)) is None or setting(spark, "spark.dynamicAllocation.enabled", "false") == "true":
+    if (sc := spark_context(spark)) is None or read_setting(
+        spark, "spark.dynamicAllocation.enabled", "false"
+    ) == "true":
         return None
     return int(sc.defaultParallelism)
 
@@ -117,8 +124,8 @@ def _slots(spark: Any, master: str) -> int | None:
 def _check_idle_kill(spark: Any) -> None:
     """Nothing flows between Spark and these workers: an idle limit would take the busiest for dead."""
     key = "spark.sql.execution.pyspark.udf"
-    idle = setting(spark, f"{key}.idleTimeoutSeconds", "0")
-    kills = setting(spark, f"{key}.killOnIdleTimeout", "false")
+    idle = read_setting(spark, f"{key}.idleTimeoutSeconds", "0")
+    kills = read_setting(spark, f"{key}.killOnIdleTimeout", "false")
     if idle != "0" and kills == "true":
         raise InvalidSetting(
             f"{key}.idleTimeoutSeconds is {idle} and {key}.killOnIdleTimeout is true: Spark would kill every task "

@@ -15,11 +15,11 @@ from collections.abc import Callable
 
 import grpc.aio
 
-from sublet_borrower.spark.job.task_reports import DRAIN, Report, read_report
+from sublet_borrower.spark.job.task_reports import DRAIN_EVENT, TaskReport, decode_report
 from sublet_borrower.util.network_loop import network_loop
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.pubsub.model import Channel
-from sublet_protocol.pubsub.server import SERVER_OPTIONS, SessionServer, new_publisher
+from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, new_publisher
 
 log = logging.getLogger(__name__)
 
@@ -27,13 +27,13 @@ START_TIMEOUT_S = 10.0
 """For the server to begin, and to end."""
 
 
-class Control:
+class DriverEndpoint:
     """Serves from its making until `close`. `on_failed` is called at the first failure, from the server's thread."""
 
     def __init__(self, bind: str, advertised: str, on_failed: Callable[[], None]) -> None:
         self.token = secrets.token_hex(16)
         self._advertised, self._on_failed = advertised, on_failed
-        self._reports: dict[str, tuple[Report, float]] = {}
+        self._reports: dict[str, tuple[TaskReport, float]] = {}
         self._subscribers: dict[str, str] = {}
         self._draining = False
         self._failed = False
@@ -53,9 +53,9 @@ class Control:
 
     def drain(self) -> None:
         """Tell every task, also those that report later. From any thread."""
-        self._loop.call_soon_threadsafe(self._tell_all)
+        self._loop.call_soon_threadsafe(self._notify_all)
 
-    def reports(self) -> dict[str, tuple[Report, float]]:
+    def last_reports(self) -> dict[str, tuple[TaskReport, float]]:
         """{session: (last report, seconds since)}, of every attempt so far. From any thread."""
         now = time.monotonic()
         return {name: (report, now - at) for name, (report, at) in tuple(self._reports.items())}
@@ -71,8 +71,8 @@ class Control:
     async def _serve(self, bind: str) -> int:
         """The port; 0 where it cannot listen."""
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
-        self._sessions = SessionServer(
-            new_publisher(secrets.token_hex(6)), self._heard, on_expired=self._expired, clock=time.monotonic
+        self._sessions = PubSubServer(
+            new_publisher(secrets.token_hex(6)), self._received, on_expired=self._expired, clock=time.monotonic
         )
         try:
             port: int = self._server.add_insecure_port(f"{_bracketed(bind)}:0")
@@ -86,25 +86,25 @@ class Control:
         await self._sessions.close()
         await self._server.stop(grace=0.2)
 
-    def _heard(self, subscriber_id: str, message: object) -> None:
-        report = read_report(message, self.token)
+    def _received(self, subscriber_id: str, message: object) -> None:
+        report = decode_report(message, self.token)
         self._reports[report.session] = (report, time.monotonic())
         self._subscribers[subscriber_id] = report.session
         if self._draining:
-            self._tell(subscriber_id)
+            self._notify(subscriber_id)
         if report.failure is not None and not self._failed:
             self._failed = True
             log.error("task %s has failed, the others are drained", report.session)
-            self._tell_all()
+            self._notify_all()
             self._on_failed()
 
-    def _tell_all(self) -> None:
+    def _notify_all(self) -> None:
         self._draining = True
         for subscriber_id in self._subscribers:
-            self._tell(subscriber_id)
+            self._notify(subscriber_id)
 
-    def _tell(self, subscriber_id: str) -> None:
-        self._sessions.send(subscriber_id, Channel.GROUP, "wish", DRAIN)
+    def _notify(self, subscriber_id: str) -> None:
+        self._sessions.send(subscriber_id, Channel.GROUP, "wish", DRAIN_EVENT)
 
     def _expired(self, subscriber_ids: object) -> None:
         for subscriber_id in subscriber_ids:  # type: ignore[attr-defined]

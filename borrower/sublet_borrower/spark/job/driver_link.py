@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable
 from typing import Self
 
-from sublet_borrower.spark.job.task_reports import Report
+from sublet_borrower.spark.job.task_reports import TaskReport
 from sublet_borrower.util.network_loop import network_loop
 from sublet_protocol.messages.events import GroupEvent
-from sublet_protocol.pubsub.model import Delivery
+from sublet_protocol.pubsub.model import DeliveredMessage
 from sublet_protocol.pubsub.node_connection import NodeConnection
 from sublet_protocol.pubsub.subscriber import SubscriberSettings
-from sublet_protocol.pubsub.subscriber_events import Status
+from sublet_protocol.pubsub.subscriber_events import ConnectionStatus
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class DriverLink:
         address: str,
         token: str,
         session: str,
-        report: Callable[[], Report],
+        report: Callable[[], TaskReport],
         drain: Callable[[str], None],
         lost_after_s: float = DRIVER_LOST_S,
     ) -> None:
@@ -54,35 +54,35 @@ class DriverLink:
 
     def __exit__(self, *_: object) -> None:
         self._over = True
-        self.tell()
+        self.report_now()
         try:
             self._talking.result(LAST_WORD_S + 1.0)
         except Exception:
             log.exception("the link to the driver at %s ended badly", self._address)
 
-    def tell(self) -> None:
+    def report_now(self) -> None:
         """Report now."""
         self._loop.call_soon_threadsafe(self._wake.set)
 
     async def _talk(self) -> None:
         connection = NodeConnection(
-            self._address, self._session, self._heard, settings=SubscriberSettings(hold_s=2 * REPORT_S)
+            self._address, self._session, self._received, settings=SubscriberSettings(hold_s=2 * REPORT_S)
         )
-        heard_at, told = time.monotonic(), False
+        received_at, reported = time.monotonic(), False
         while not self._over:
             connection.send(self._report().encode(self._token))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), REPORT_S)
             self._wake.clear()
-            if connection.status is Status.CONNECTED:
-                heard_at = time.monotonic()
-            elif time.monotonic() - heard_at > self._lost_after_s and not told:
-                told = True
+            if connection.status is ConnectionStatus.CONNECTED:
+                received_at = time.monotonic()
+            elif time.monotonic() - received_at > self._lost_after_s and not reported:
+                reported = True
                 self._drain(f"the driver at {self._address} was not heard of for {self._lost_after_s:g} s")
         connection.send(self._report().encode(self._token))
         await connection.close(LAST_WORD_S)
 
-    def _heard(self, delivery: Delivery) -> None:
+    def _received(self, delivery: DeliveredMessage) -> None:
         if not isinstance(delivery.body, GroupEvent):
             return
         wish = json.loads(delivery.body.payload).get("wish")

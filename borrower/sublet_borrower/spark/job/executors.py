@@ -22,12 +22,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from sublet_borrower.consumer.arguments import check_arguments, check_name
-from sublet_borrower.consumer.runner import Policy, UserFunction
+from sublet_borrower.consumer.runner import RetryPolicy, UserFunction
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.spark.job import cluster_checks
 from sublet_borrower.spark.job.failures import unpack
-from sublet_borrower.spark.job.status import Status, TaskStatus
-from sublet_borrower.spark.job.task import Attempt, TaskSummary, Work, packed, run, unpacked
+from sublet_borrower.spark.job.status import ConsumptionStatus, TaskStatus
+from sublet_borrower.spark.job.task import Attempt, TaskSpec, TaskSummary, decode_summary, encode_summary, run
 from sublet_protocol.domain.errors import Unavailable
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.bootstrap.database import open_database
@@ -35,7 +35,7 @@ from sublet_storage.bootstrap.database import open_database
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sublet_borrower.spark.job.driver_endpoint import Control
+    from sublet_borrower.spark.job.driver_endpoint import DriverEndpoint
 
 log = logging.getLogger(__name__)
 
@@ -58,44 +58,44 @@ def consume(
     nodes: Sequence[str] | None = None,
     name: str | None = None,
     weight: float = 1.0,
-    start: str = "latest",
-    batch_bytes: int = 4 * 1024 * 1024,
+    starting_position: str = "latest",
+    max_batch_bytes: int = 4 * 1024 * 1024,
     whole_epochs: bool = False,
-    policy: Policy | None = None,
+    retry_policy: RetryPolicy | None = None,
     settings: BorrowerSettings | None = None,
     on_attempt: Callable[[Attempt], Any] | None = None,
     driver_host: str | None = None,
 ) -> Consumption:
     """Start `tasks` sessions in Spark's executors that call `fn(batch)`, and return at once.
 
-    `url`, `nodes`, `weight`, `start`, `batch_bytes`, `whole_epochs`: as for a `Session`; a database that is not given
-    is looked for, or started, on the driver. `name`: begins the sessions' names, for operators. `policy`: how often a
-    raising `fn` is tried, and what becomes of a record that it cannot do; `sys.exit` in it counts as raising, since the
-    process is Spark's. `settings`: the borrowers' times (default: the driver's environment). `on_attempt`: called in
-    the task before its session begins, to open what `fn` needs. `driver_host`: under which address the executors reach
-    the driver (default: Spark's own).
+    `url`, `nodes`, `weight`, `starting_position`, `max_batch_bytes`, `whole_epochs`: as for a `Session`; a database
+    that is not given is looked for, or started, on the driver. `name`: begins the sessions' names, for operators.
+    `policy`: how often a raising `fn` is tried, and what becomes of a record that it cannot do; `sys.exit` in it counts
+    as raising, since the process is Spark's. `settings`: the borrowers' times (default: the driver's environment).
+    `on_attempt`: called in the task before its session begins, to open what `fn` needs. `driver_host`: under which
+    address the executors reach the driver (default: Spark's own).
 
     Raises `InvalidSubscription`, `InvalidSetting`, `Unavailable`, `DatabaseUnreachable`, `SchemaMismatch`; warns
     (`SparkSettingsWarning`) of Spark settings under which the tasks would not last or not all run.
     """
-    cluster_checks.check(spark, fn, tasks)
+    cluster_checks.check_cluster(spark, fn, tasks)
     check_arguments(
         weight=weight,
-        start=start,
-        batch_bytes=batch_bytes,
+        starting_position=starting_position,
+        max_batch_bytes=max_batch_bytes,
         nodes=nodes,
         subscription=subscription,
         whole_epochs=whole_epochs,
     )
     check_name(name, MAX_NAME)
     parsed = Subscription.parse(subscription)
-    cluster_checks.check_policy(parsed, policy)
+    cluster_checks.check_policy(parsed, retry_policy)
     with contextlib.ExitStack() as opened:
         database = opened.enter_context(open_database(url, data_dir))
         consumption = Consumption(spark, tasks)
         opened.callback(consumption._close)
         control = consumption._serve(driver_host)
-        work = Work(
+        work = TaskSpec(
             str(parsed),
             fn,
             url=database.url,
@@ -105,10 +105,10 @@ def consume(
             name=f"{name or 'spark'}-{control.token[:8]}",
             nodes=None if nodes is None else tuple(nodes),
             weight=weight,
-            start=start,
-            batch_bytes=batch_bytes,
+            starting_position=starting_position,
+            max_batch_bytes=max_batch_bytes,
             whole_epochs=whole_epochs,
-            policy=policy or Policy(),
+            policy=retry_policy or RetryPolicy(),
             settings=(settings or BorrowerSettings.from_env()).check(),
             schema=os.environ.get("SUBLET_SCHEMA"),
             on_attempt=on_attempt,
@@ -125,7 +125,7 @@ class Consumption:
 
     def __init__(self, spark: Any, tasks: int) -> None:
         self._spark, self._tasks = spark, tasks
-        self._control: Control | None = None
+        self._control: DriverEndpoint | None = None
         self._tag = ""
         self._over = threading.Event()
         self._stopped = False
@@ -153,11 +153,11 @@ class Consumption:
         """Whether the Spark job is under way."""
         return not self._over.is_set()
 
-    def status(self) -> Status:
+    def status(self) -> ConsumptionStatus:
         """What every attempt reported last, at most about a second ago while it lives."""
         assert self._control is not None
-        reports = self._control.reports().values()
-        return Status(self.running, tuple(TaskStatus.of(report, age_s) for report, age_s in reports))
+        reports = self._control.last_reports().values()
+        return ConsumptionStatus(self.running, tuple(TaskStatus.of(report, age_s) for report, age_s in reports))
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for the job's end; whether it has ended. It ends when it is drained or stopped, or has failed."""
@@ -170,7 +170,7 @@ class Consumption:
         """
         self._ask_to_drain()
         if not self.wait(timeout_s):
-            busy = ", ".join(task.session for task in self.status().tasks if task.alive) or "none that has reported"
+            busy = ", ".join(task.session for task in self.status().tasks if task.is_alive) or "none that has reported"
             raise Unavailable(
                 f"the function has not returned {timeout_s:g} s after the drain began, in: {busy}. They hand over as "
                 "soon as it does: drain again to wait longer, or stop to have Spark kill them."
@@ -206,26 +206,26 @@ class Consumption:
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
-    def _serve(self, driver_host: str | None) -> Control:
-        from sublet_borrower.spark.job.driver_endpoint import Control
+    def _serve(self, driver_host: str | None) -> DriverEndpoint:
+        from sublet_borrower.spark.job.driver_endpoint import DriverEndpoint
 
         bind, advertised = _addresses(self._spark, driver_host)
-        self._control = Control(bind, advertised, self._note_failure)
+        self._control = DriverEndpoint(bind, advertised, self._note_failure)
         self._tag = f"sublet-{self._control.token[:8]}"
         return self._control
 
-    def _start(self, work: Work, resources: contextlib.ExitStack) -> None:
+    def _start(self, work: TaskSpec, resources: contextlib.ExitStack) -> None:
         threading.Thread(target=self._run_job, args=(work, resources), name="sublet-job", daemon=True).start()
 
-    def _run_job(self, work: Work, resources: contextlib.ExitStack) -> None:
+    def _run_job(self, work: TaskSpec, resources: contextlib.ExitStack) -> None:
         try:
             self._describe(work)
             rows = (
                 self._spark.range(0, self._tasks, 1, self._tasks)
-                .mapInArrow(hosted(work), "summary binary", barrier=False)
+                .mapInArrow(make_task_function(work), "summary binary", barrier=False)
                 .collect()
             )
-            summaries = [unpacked(row["summary"]) for row in rows]
+            summaries = [decode_summary(row["summary"]) for row in rows]
             self._summaries = sorted(summaries, key=lambda summary: summary.attempt.partition)
         except BaseException as error:  # noqa: BLE001 whoever asks for the result gets it
             self._error = error
@@ -237,9 +237,9 @@ class Consumption:
             finally:
                 self._over.set()
 
-    def _describe(self, work: Work) -> None:
+    def _describe(self, work: TaskSpec) -> None:
         """A tag by which this job can be cancelled, and words for Spark's page. Both belong to this thread."""
-        sc = cluster_checks.context(self._spark)
+        sc = cluster_checks.spark_context(self._spark)
         if sc is None:
             self._spark.addTag(self._tag)
         else:
@@ -247,7 +247,7 @@ class Consumption:
             sc.setJobDescription(f"{work.name}: {work.subscription}")
 
     def _cancel(self) -> None:
-        sc = cluster_checks.context(self._spark)
+        sc = cluster_checks.spark_context(self._spark)
         if sc is None:
             self._spark.interruptTag(self._tag)
         else:
@@ -267,7 +267,7 @@ class Consumption:
         """The first there was, from the results, or as reported by a task whose result never came."""
         found = [summary.failure for summary in self._summaries or ()]
         if self._control is not None:
-            found = [report.failure for report, _ in self._control.reports().values()] + found
+            found = [report.failure for report, _ in self._control.last_reports().values()] + found
         return next((failure for failure in found if failure is not None), None)
 
     def _close(self) -> None:
@@ -277,13 +277,13 @@ class Consumption:
             self._control.close()
 
 
-def hosted(work: Work) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def make_task_function(work: TaskSpec) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """The function that Spark calls in each task."""
 
     def host(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in rows:
             pass
-        yield _row(packed(run(work)))
+        yield _row(encode_summary(run(work)))
 
     return host
 
@@ -298,10 +298,10 @@ def _addresses(spark: Any, driver_host: str | None) -> tuple[str, str]:
     """Where the driver listens for its tasks, and under which address they reach it."""
     if driver_host is not None:
         return driver_host, driver_host
-    if cluster_checks.is_local(cluster_checks.setting(spark, "spark.master", "")):
+    if cluster_checks.is_local(cluster_checks.read_setting(spark, "spark.master", "")):
         return "127.0.0.1", "127.0.0.1"
-    advertised = cluster_checks.setting(spark, "spark.driver.host", "127.0.0.1")
-    return cluster_checks.setting(spark, "spark.driver.bindAddress", advertised), advertised
+    advertised = cluster_checks.read_setting(spark, "spark.driver.host", "127.0.0.1")
+    return cluster_checks.read_setting(spark, "spark.driver.bindAddress", advertised), advertised
 
 
 def _this_host() -> str:
@@ -311,4 +311,6 @@ def _this_host() -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:500]
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    # Py4J says first which call has failed, and then, behind a colon, what Java has raised.
+    return next((line[2:] for line in lines[:2] if line.startswith(": ")), lines[0])[:500]

@@ -22,16 +22,15 @@ SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 """SIGHUP is what Spark's daemon sends its workers when the executor or the driver is gone."""
 
 
-class Ending:
+class ShutdownSignals:
     """Heeds the signals inside its `with` block; if one came, the block ends with SystemExit.
 
-    `leave` is called at the first signal, on the network thread; whatever of `calls` is still running `call_s` seconds
-    later is cut off. Further signals have no effect.
-    """
+    `leave` is called at the first signal, on the network thread; whatever of `user_call` is still running `call_s`
+    seconds later is cut off. Further signals have no effect."""
 
     def __init__(self, leave: Callable[[], None], call_s: float) -> None:
         self._leave, self._call_s = leave, call_s
-        self.told: int | None = None
+        self.received_signal: int | None = None
         self.cut = False
         self._in_calls = self._time_is_over = False
         self._loop = network_loop()
@@ -39,7 +38,7 @@ class Ending:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._heard) for number in SIGNALS}
+            self._before = {number: signal.signal(number, self._received) for number in SIGNALS}
         return self
 
     def __exit__(
@@ -47,11 +46,11 @@ class Ending:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        if self.told is not None:
-            raise SystemExit(128 + self.told)
+        if self.received_signal is not None:
+            raise SystemExit(128 + self.received_signal)
 
     @contextlib.contextmanager
-    def calls(self) -> Iterator[None]:
+    def user_call(self) -> Iterator[None]:
         """The user's code runs in here and nowhere else."""
         self._in_calls = True
         try:
@@ -59,13 +58,13 @@ class Ending:
         finally:
             self._in_calls = False
 
-    def _heard(self, number: int, frame: FrameType | None) -> None:
-        if self.told is None:
-            self.told = number
+    def _received(self, number: int, frame: FrameType | None) -> None:
+        if self.received_signal is None:
+            self.received_signal = number
             self._loop.call_soon_threadsafe(self._begin)
         elif self._time_is_over and self._in_calls:
             self.cut = True
-            raise SystemExit(128 + self.told)
+            raise SystemExit(128 + self.received_signal)
 
     # --- on the loop ------------------------------------------------------------------------------------------------
 
@@ -77,5 +76,5 @@ class Ending:
         """A signal to the main thread itself: it wakes it from a sleep or a read too."""
         self._time_is_over = True
         thread = threading.main_thread().ident
-        if self._in_calls and self.told is not None and thread is not None:
-            signal.pthread_kill(thread, self.told)
+        if self._in_calls and self.received_signal is not None and thread is not None:
+            signal.pthread_kill(thread, self.received_signal)

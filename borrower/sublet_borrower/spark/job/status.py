@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sublet_borrower.spark.job.task_reports import Report
+from sublet_borrower.spark.job.task_reports import TaskReport
 
-SILENT_S = 5.0
+REPORT_TIMEOUT_S = 5.0
 """An attempt that has not reported for so long is dead, or cut off."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskStatus:
-    """One attempt of one task. `state`: opening, running, ended; `kept`: how many of the messages were passed over;
-    `lag`: how many of its streams are still to be done; `age_s`: seconds since it reported."""
+    """One attempt of one task. `state`: opening, running, ended; `dead_lettered`: how many of the messages were passed
+    over; `lag`: how many of its streams are still to be done; `age_s`: seconds since it reported."""
 
     session: str
     partition: int
@@ -22,14 +22,14 @@ class TaskStatus:
     messages: int
     batches: int
     failures: int
-    lost: int
-    kept: int
+    lost_batches: int
+    dead_lettered: int
     streams: int
     lag: int
     age_s: float
 
     @classmethod
-    def of(cls, report: Report, age_s: float) -> TaskStatus:
+    def of(cls, report: TaskReport, age_s: float) -> TaskStatus:
         """Without the failure, which `result` raises."""
         return cls(
             report.session,
@@ -39,47 +39,47 @@ class TaskStatus:
             report.messages,
             report.batches,
             report.failures,
-            report.lost,
-            report.kept,
+            report.lost_batches,
+            report.dead_lettered,
             report.streams,
             report.lag,
             age_s,
         )
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Heard of lately, and not over."""
-        return self.state != "ended" and self.age_s < SILENT_S
+        return self.state != "ended" and self.age_s < REPORT_TIMEOUT_S
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
-    """All attempts that ever reported; `running`: whether the Spark job is under way."""
+class ConsumptionStatus:
+    """All attempts that ever reported; `is_running`: whether the Spark job is under way."""
 
-    running: bool
+    is_running: bool
     tasks: tuple[TaskStatus, ...]
 
     @property
-    def alive(self) -> int:
+    def alive_count(self) -> int:
         """How many attempts are alive."""
-        return sum(task.alive for task in self.tasks)
+        return sum(task.is_alive for task in self.tasks)
 
     @property
-    def messages(self) -> int:
+    def message_count(self) -> int:
         """Done by all attempts together; a dead one counts as it last reported."""
         return sum(task.messages for task in self.tasks)
 
     @property
-    def kept(self) -> int:
+    def dead_letter_count(self) -> int:
         """Of them, those that could not be done and are kept in the policy's topic."""
-        return sum(task.kept for task in self.tasks)
+        return sum(task.dead_lettered for task in self.tasks)
 
     @property
     def lag(self) -> int:
         """Messages that the streams have which are held by the attempts that are alive, and are still to be done."""
-        return sum(task.lag for task in self.tasks if task.alive)
+        return sum(task.lag for task in self.tasks if task.is_alive)
 
     @property
-    def streams(self) -> int:
+    def stream_count(self) -> int:
         """Held by the attempts that are alive."""
-        return sum(task.streams for task in self.tasks if task.alive)
+        return sum(task.streams for task in self.tasks if task.is_alive)

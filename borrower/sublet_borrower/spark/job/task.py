@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sublet_borrower.consumer.runner import Policy, Summary, UserFunction
+from sublet_borrower.consumer.runner import RetryPolicy, RunSummary, UserFunction
 from sublet_borrower.consumer.runner import run as run_function
 from sublet_borrower.settings import BorrowerSettings
-from sublet_borrower.spark.common.database import check_socket
+from sublet_borrower.spark.common.database import check_socket_reachable
 from sublet_borrower.spark.job.failures import FunctionExited, pack
-from sublet_borrower.spark.job.shutdown_signals import Ending
-from sublet_borrower.spark.job.task_reports import Report
+from sublet_borrower.spark.job.shutdown_signals import ShutdownSignals
+from sublet_borrower.spark.job.task_reports import TaskReport
 from sublet_protocol.domain.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FIRST_PAUSE_S = 0.2
-LONGEST_PAUSE_S = 5.0
+BACKOFF_INITIAL_S = 0.2
+BACKOFF_MAX_S = 5.0
 """Between two attempts to open a session while the database is away."""
 CALL_SHARE = 0.8
 """How much of the unsubscribe timeout a running call gets when the process must end; the rest is for the hand-over."""
@@ -51,12 +51,12 @@ class TaskSummary:
     """How an attempt ended. `failure`: see `failures.pack`; None if it was drained."""
 
     attempt: Attempt
-    summary: Summary
+    summary: RunSummary
     failure: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class TaskSpec:
     """All that a task must know; pickled into the job."""
 
     subscription: str
@@ -68,33 +68,33 @@ class Work:
     name: str
     nodes: tuple[str, ...] | None
     weight: float
-    start: str
-    batch_bytes: int
+    starting_position: str
+    max_batch_bytes: int
     whole_epochs: bool
-    policy: Policy
+    policy: RetryPolicy
     settings: BorrowerSettings
     schema: str | None
     on_attempt: Callable[[Attempt], Any] | None
 
 
-def run(work: Work) -> TaskSummary:
+def run(work: TaskSpec) -> TaskSummary:
     """What Spark calls in the task's process."""
     if work.schema is not None:
         os.environ["SUBLET_SCHEMA"] = work.schema
     return run_attempt(work, _this_attempt(work))
 
 
-def run_attempt(work: Work, attempt: Attempt) -> TaskSummary:
+def run_attempt(work: TaskSpec, attempt: Attempt) -> TaskSummary:
     """One attempt, from its first report to its last. What must not be tried again is returned, not raised.
 
     SystemExit if the process was told to end meanwhile: see `shutdown_signals`.
     """
     task = _Task(work, attempt)
-    with Ending(task.leave, CALL_SHARE * work.settings.unsubscribe_timeout_s) as ending:
+    with ShutdownSignals(task.leave, CALL_SHARE * work.settings.unsubscribe_timeout_s) as ending:
         return task.run(ending)
 
 
-def _this_attempt(work: Work) -> Attempt:
+def _this_attempt(work: TaskSpec) -> Attempt:
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -104,27 +104,29 @@ def _this_attempt(work: Work) -> Attempt:
 
 
 class _Task:
-    def __init__(self, work: Work, attempt: Attempt) -> None:
+    def __init__(self, work: TaskSpec, attempt: Attempt) -> None:
         self._work, self._attempt = work, attempt
-        self._summary = Summary()
+        self._summary = RunSummary()
         self._state = "opening"
         self._failure: bytes | None = None
         self._session: Session | None = None
         self._draining = threading.Event()
 
-    def run(self, ending: Ending) -> TaskSummary:
+    def run(self, ending: ShutdownSignals) -> TaskSummary:
         from sublet_borrower.spark.job.driver_link import DriverLink
 
         work = self._work
         with DriverLink(work.driver, work.token, self._attempt.session, self._report, self._drain) as link:
             try:
-                with ending.calls():
+                with ending.user_call():
                     self._consume(ending)
             except Exception as error:
                 log.exception("task %s ends", self._attempt.session)
-                if ending.told is None:  # else it may be no more than the end of its process: Spark tries it again
+                if (
+                    ending.received_signal is None
+                ):  # else it may be no more than the end of its process: Spark tries it again
                     self._failure = pack(error)
-                link.tell()
+                link.report_now()
             finally:
                 self._release(ending.cut)
                 self._state = "ended"
@@ -137,8 +139,8 @@ class _Task:
         if (session := self._session) is not None:
             session.leave()
 
-    def _consume(self, ending: Ending) -> None:
-        check_socket(self._work.url, self._work.driver_host)
+    def _consume(self, ending: ShutdownSignals) -> None:
+        check_socket_reachable(self._work.url, self._work.driver_host)
         if self._work.on_attempt is not None:
             with _no_exit(ending, "on_attempt"):
                 self._work.on_attempt(self._attempt)
@@ -147,7 +149,7 @@ class _Task:
             self._state = "running"
             run_function(session, partial(self._call, ending), policy=self._work.policy, summary=self._summary)
 
-    def _call(self, ending: Ending, batch: Batch) -> None:
+    def _call(self, ending: ShutdownSignals, batch: Batch) -> None:
         with _no_exit(ending, "the function"):
             self._work.fn(batch)
 
@@ -155,7 +157,7 @@ class _Task:
         """The session; None if the task was drained before the database was there."""
         from sublet_borrower.consumer.session import Session
 
-        work, pause_s = self._work, FIRST_PAUSE_S
+        work, pause_s = self._work, BACKOFF_INITIAL_S
         while not self._draining.is_set():
             try:
                 self._session = Session(
@@ -163,10 +165,10 @@ class _Task:
                     work.url,
                     nodes=work.nodes,
                     name=self._attempt.session,
-                    stable=False,
+                    is_name_stable=False,
                     weight=work.weight,
-                    start=work.start,
-                    batch_bytes=work.batch_bytes,
+                    starting_position=work.starting_position,
+                    max_batch_bytes=work.max_batch_bytes,
                     whole_epochs=work.whole_epochs,
                     auto_ack=False,
                     settings=work.settings,
@@ -174,7 +176,7 @@ class _Task:
             except Unavailable as error:
                 log.warning("no session yet: %s", error)
                 self._draining.wait(pause_s)
-                pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+                pause_s = min(pause_s * 2, BACKOFF_MAX_S)
                 continue
             if self._draining.is_set():
                 self._session.drain()
@@ -195,9 +197,9 @@ class _Task:
         if (session := self._session) is not None:
             session.drain()
 
-    def _report(self) -> Report:
+    def _report(self) -> TaskReport:
         done, session = self._summary, self._session
-        return Report(
+        return TaskReport(
             self._attempt.session,
             self._attempt.partition,
             self._attempt.number,
@@ -205,16 +207,16 @@ class _Task:
             done.messages,
             done.batches,
             done.failures,
-            done.lost,
-            done.kept,
-            0 if session is None else len(session.held()),
-            0 if session is None else sum(session.lags().values()),
+            done.lost_batches,
+            done.dead_lettered,
+            0 if session is None else len(session.assignment()),
+            0 if session is None else sum(session.lag().values()),
             self._failure,
         )
 
 
 @contextlib.contextmanager
-def _no_exit(ending: Ending, who: str) -> Iterator[None]:
+def _no_exit(ending: ShutdownSignals, who: str) -> Iterator[None]:
     """The process is Spark's: users' code that ends it has failed, and says so. `shutdown_signals` may do it all the
     same."""
     try:
@@ -228,12 +230,12 @@ def _no_exit(ending: Ending, who: str) -> Iterator[None]:
         ) from exit_asked
 
 
-def packed(summary: TaskSummary) -> bytes:
+def encode_summary(summary: TaskSummary) -> bytes:
     """As the one value of the task's result row."""
     return pickle.dumps(summary)
 
 
-def unpacked(value: bytes | bytearray) -> TaskSummary:
+def decode_summary(value: bytes | bytearray) -> TaskSummary:
     """The value of a result row, of our own task."""
     summary: TaskSummary = pickle.loads(bytes(value))
     return summary

@@ -11,11 +11,11 @@ from typing import Any
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.messages.events import GroupEvent
 
-DRAIN = GroupEvent(json.dumps({"wish": "drain"}).encode())
+DRAIN_EVENT = GroupEvent(json.dumps({"wish": "drain"}).encode())
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class TaskReport:
     """How it stands with one attempt of one task. `streams`: how many it holds. `lag`: how many messages of them are
     still to be done. `failure`: see `failures.pack`."""
 
@@ -26,8 +26,8 @@ class Report:
     messages: int = 0
     batches: int = 0
     failures: int = 0
-    lost: int = 0
-    kept: int = 0
+    lost_batches: int = 0
+    dead_lettered: int = 0
     streams: int = 0
     lag: int = 0
     failure: bytes | None = None
@@ -39,7 +39,7 @@ class Report:
         return GroupEvent(json.dumps({"token": token, "report": fields}).encode())
 
 
-def read_report(message: object, token: str) -> Report:
+def decode_report(message: object, token: str) -> TaskReport:
     """Raises `UsageError` for anything but a report of this job."""
     try:
         if not isinstance(message, GroupEvent):
@@ -48,7 +48,7 @@ def read_report(message: object, token: str) -> Report:
         shown, fields = str(content["token"]), dict(content["report"])
         if fields["failure"] is not None:
             fields["failure"] = base64.b64decode(fields["failure"])
-        report = Report(**fields)
+        report = TaskReport(**fields)
     except (TypeError, ValueError, KeyError) as error:
         raise UsageError(f"not a task's report ({error}): only tasks of this job speak here.") from None
     if not hmac.compare_digest(shown.encode(), token.encode()):

@@ -41,12 +41,12 @@ def check_columns(schema: StructType, topic: str | None) -> None:
         )
 
 
-def messages(batch: pa.RecordBatch, topic: str | None) -> list[pa.RecordBatch]:
+def to_message_batches(batch: pa.RecordBatch, topic: str | None) -> list[pa.RecordBatch]:
     """The rows in `BLOCK_SCHEMA`, none empty; `topic` is that of rows without one. Raises `UsageError` for a row that
     cannot be a message."""
     import pyarrow as pa
 
-    from sublet_storage.producer.batches.columns import check_sizes, normalise
+    from sublet_storage.producer.batches.columns import check_sizes, to_record_batches
     from sublet_storage.producer.publisher import MAX_MESSAGE_BYTES
 
     columns: dict[str, Any] = {
@@ -58,7 +58,7 @@ def messages(batch: pa.RecordBatch, topic: str | None) -> list[pa.RecordBatch]:
         columns["topic"] = (
             pa.repeat(default, batch.num_rows) if given is None else given.cast(pa.string()).fill_null(default)
         )
-    found = normalise(pa.table(columns))
+    found = to_record_batches(pa.table(columns))
     for each in found:
         check_sizes(each, MAX_MESSAGE_BYTES)
     return found

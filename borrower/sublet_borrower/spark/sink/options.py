@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sublet_borrower.spark.common.options import check_database, check_option_name, ordinal, read_options
+from sublet_borrower.spark.common.options import check_database, check_option_name, parse_index, read_options
 from sublet_protocol.domain.errors import InvalidSetting, InvalidTopic
 from sublet_protocol.domain.topics import check_topic
 
@@ -13,7 +13,7 @@ SPARKS_OWN = ("checkpointlocation", "queryname")
 """What Spark keeps among a streaming query's options."""
 
 
-READERS = {"batchId": ordinal}
+READERS = {"batchId": parse_index}
 
 
 @dataclass(frozen=True, slots=True)

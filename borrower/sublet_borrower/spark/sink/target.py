@@ -12,31 +12,31 @@ from typing import Any
 
 import psycopg
 
-from sublet_borrower.spark.common.database import check_made, check_socket
+from sublet_borrower.spark.common.database import check_database_exists, check_socket_reachable
 from sublet_borrower.spark.sink.options import WriteOptions
 from sublet_protocol.domain.errors import InvalidSetting
 
 LOCK_TIMEOUT_S = 30.0
-SILENCE_S = 600.0
+RECEIVE_TIMEOUT_S = 600.0
 """A statement that publishes a large batch takes its time; one that takes longer than this is given up."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """A URL, or the directory of an embedded server on the machine `driver`."""
+class SinkTarget:
+    """A URL, or the directory of an embedded server on the machine `driver_host`."""
 
     url: str | None = field(repr=False)
     data_dir: Path | None
     schema_name: str | None
-    driver: str
+    driver_host: str
 
     @classmethod
-    def of(cls, options: WriteOptions) -> Place:
+    def of(cls, options: WriteOptions) -> SinkTarget:
         """What the options and the driver's environment say. Raises `InvalidSetting` where there is no database yet."""
         from sublet_storage.bootstrap.embedded import usable_data_dir
         from sublet_storage.db.connect import database_url
 
-        check_made(options.url, options.data_dir)
+        check_database_exists(options.url, options.data_dir)
         given = None if options.data_dir else database_url(options.url)
         data_dir = None
         if given is None:
@@ -44,7 +44,7 @@ class Place:
         return cls(given, data_dir, os.environ.get("SUBLET_SCHEMA"), socket.gethostname())
 
     @contextmanager
-    def connected(self) -> Iterator[tuple[str, psycopg.Connection[Any]]]:
+    def open_connection(self) -> Iterator[tuple[str, psycopg.Connection[Any]]]:
         """The URL, and an autocommit connection to a database of this program's schema.
 
         Raises `InvalidSetting` on a machine that cannot reach it, `SchemaMismatch`, `DatabaseUnreachable`.
@@ -56,7 +56,7 @@ class Place:
         with ExitStack() as stack:
             url = self._url(stack)
             conn = connect(
-                url, application_name="sublet spark sink", lock_timeout_s=LOCK_TIMEOUT_S, silence_s=SILENCE_S
+                url, application_name="sublet spark sink", lock_timeout_s=LOCK_TIMEOUT_S, silence_s=RECEIVE_TIMEOUT_S
             )
             stack.enter_context(conn)
             check_schema(conn)
@@ -66,11 +66,12 @@ class Place:
         from sublet_storage.bootstrap.database import open_database
 
         if self.url is not None:
-            check_socket(self.url, self.driver)
+            check_socket_reachable(self.url, self.driver_host)
             return self.url
-        if socket.gethostname() != self.driver:
+        if socket.gethostname() != self.driver_host:
             raise InvalidSetting(
-                f"the executor on {socket.gethostname()} was given a database that only {self.driver} can reach: an "
+                f"the executor on {socket.gethostname()} was given a database that only {self.driver_host} can "
+                "reach: an "
                 f"embedded server's, in {self.data_dir}. Run Postgres where all executors can reach it, and give its "
                 "URL (option url, or SUBLET_DATABASE_URL on the driver)."
             )

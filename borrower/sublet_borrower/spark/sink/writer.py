@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from sublet_borrower.spark.common.retry import patiently
-from sublet_borrower.spark.sink.columns import check_columns, messages
+from sublet_borrower.spark.common.retry import retry_while_unavailable
+from sublet_borrower.spark.sink.columns import check_columns, to_message_batches
 from sublet_borrower.spark.sink.options import WriteOptions, stream_write_options, write_options
-from sublet_borrower.spark.sink.target import Place
+from sublet_borrower.spark.sink.target import SinkTarget
 from sublet_protocol.domain.errors import InvalidSetting, SubletError
-from sublet_storage.producer.staging import Committed, Staged, Write, commit, discard, stage
+from sublet_storage.producer.staging import SinkBatch, SinkCommit, StagedTask, commit, discard, stage
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-AWAY_S = 60.0
+DATABASE_TIMEOUT_S = 60.0
 """How long a commit waits for a database that is away, or a stream that is locked, before the write fails."""
 
 
 @dataclass(frozen=True, slots=True)
-class Done(WriterCommitMessage):
+class StagedTaskMessage(WriterCommitMessage):
     """What a task tells the driver."""
 
-    write: Write
-    staged: Staged
+    write: SinkBatch
+    staged: StagedTask
 
 
 def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
@@ -54,15 +54,15 @@ def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) 
     options = write_options(given)
     _check(options, schema, overwrite, 'a write in the mode "overwrite"', 'mode("append")')
     if options.sink_name is None or options.batch_id is None:
-        return BatchWriter(Place.of(options), options, Write(f"write {uuid.uuid4().hex}", 0, once=True))
-    return BatchWriter(Place.of(options), options, Write(f"sink {options.sink_name}", options.batch_id))
+        return BatchWriter(SinkTarget.of(options), options, SinkBatch(f"write {uuid.uuid4().hex}", 0, is_single=True))
+    return BatchWriter(SinkTarget.of(options), options, SinkBatch(f"sink {options.sink_name}", options.batch_id))
 
 
 def stream_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
     """The writer of a streaming query. Raises `InvalidSetting`, `InvalidTopic`."""
     options = stream_write_options(given)
     _check(options, schema, overwrite, 'the output mode "complete"', 'outputMode("append"), or "update"')
-    return StreamWriter(Place.of(options), options)
+    return StreamWriter(SinkTarget.of(options), options)
 
 
 def _check(options: WriteOptions, schema: StructType, overwrite: bool, refused: str, remedy: str) -> None:
@@ -71,20 +71,22 @@ def _check(options: WriteOptions, schema: StructType, overwrite: bool, refused: 
     check_columns(schema, options.topic)
 
 
-def stage_rows(place: Place, options: WriteOptions, write: Write, task: int, batches: Iterator[pa.RecordBatch]) -> Done:
+def stage_rows(
+    place: SinkTarget, options: WriteOptions, write: SinkBatch, task: int, batches: Iterator[pa.RecordBatch]
+) -> StagedTaskMessage:
     """Stage what a task has. Raises what a publisher raises for a bad topic or message, and the database's errors."""
-    with place.connected() as (_, conn):
-        rows = (each for batch in batches for each in messages(batch, options.topic))
-        return Done(write, stage(conn, write, task, rows, space=options.space))
+    with place.open_connection() as (_, conn):
+        rows = (each for batch in batches for each in to_message_batches(batch, options.topic))
+        return StagedTaskMessage(write, stage(conn, write, task, rows, space=options.space))
 
 
 class BatchWriter(DataSourceArrowWriter):
     """See the module's page. Pickled on its way to the tasks, and to the commit."""
 
-    def __init__(self, place: Place, options: WriteOptions, write: Write) -> None:
+    def __init__(self, place: SinkTarget, options: WriteOptions, write: SinkBatch) -> None:
         self._place, self._options, self._write = place, options, write
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Done:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedTaskMessage:
         """On executors: one attempt at a task."""
         return stage_rows(self._place, self._options, self._write, _context().partitionId(), iterator)
 
@@ -100,10 +102,10 @@ class BatchWriter(DataSourceArrowWriter):
 class StreamWriter(DataSourceStreamArrowWriter):
     """See the module's page."""
 
-    def __init__(self, place: Place, options: WriteOptions) -> None:
+    def __init__(self, place: SinkTarget, options: WriteOptions) -> None:
         self._place, self._options = place, options
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Done:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedTaskMessage:
         """On executors: one attempt at a task of a micro-batch."""
         context = _context()
         query, batch = (context.getLocalProperty(name) for name in ("sql.streaming.queryId", "streaming.sql.batchId"))
@@ -112,7 +114,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 "Spark does not tell its tasks which query they are of, so a batch could not be stored once. Use "
                 "foreachBatch, with the options sinkName and batchId of write."
             )
-        write = Write(f"query {query}", int(batch))
+        write = SinkBatch(f"query {query}", int(batch))
         return stage_rows(self._place, self._options, write, context.partitionId(), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 Spark's name
@@ -132,40 +134,40 @@ def _context() -> Any:
     return TaskContext.get()
 
 
-def _done(messages: Sequence[WriterCommitMessage | None]) -> list[Done]:
+def _done(messages: Sequence[WriterCommitMessage | None]) -> list[StagedTaskMessage]:
     """What the tasks told; those that failed have told nothing."""
-    return [each for each in messages if isinstance(each, Done)]
+    return [each for each in messages if isinstance(each, StagedTaskMessage)]
 
 
-def _commit(place: Place, write: Write, done: Sequence[Done]) -> None:
-    def attempt() -> tuple[Committed, str]:
-        with place.connected() as (url, conn):
+def _commit(place: SinkTarget, write: SinkBatch, done: Sequence[StagedTaskMessage]) -> None:
+    def attempt() -> tuple[SinkCommit, str]:
+        with place.open_connection() as (url, conn):
             return commit(conn, write, [each.staged for each in done]), url
 
-    committed, url = patiently(attempt, AWAY_S, "the commit is tried again")
+    committed, url = retry_while_unavailable(attempt, DATABASE_TIMEOUT_S, "the commit is tried again")
     given = sum(each.staged.messages for each in done)
-    if committed.repeated and committed.messages != given:
+    if committed.is_duplicate and committed.messages != given:
         log.warning(
             "%s: batch %d was stored already, with %d messages, and nothing is stored of the %d that it has this time. "
             "If these are others, somebody else writes under this name: give it one of its own.",
             *(write.sink, write.batch, committed.messages, given),
         )
-    _tell(url, committed)
+    _notify(url, committed)
 
 
-def _tell(url: str, committed: Committed) -> None:
+def _notify(url: str, committed: SinkCommit) -> None:
     """Let whoever is listening know; this process may end at once."""
     from sublet_storage.notify.changes import stream_change
-    from sublet_storage.notify.publisher import tell_now
+    from sublet_storage.notify.publisher import publish_once
 
     if committed.heads:
-        tell_now(url, [stream_change(stream, head, closed=False) for stream, head in committed.heads.items()])
+        publish_once(url, [stream_change(stream, head, closed=False) for stream, head in committed.heads.items()])
 
 
-def _abort(place: Place, writes: Sequence[Write] | set[Write]) -> None:
+def _abort(place: SinkTarget, writes: Sequence[SinkBatch] | set[SinkBatch]) -> None:
     """What is not removed now, the next commit or maintenance removes: the error that is under way says more."""
     try:
-        with place.connected() as (_, conn):
+        with place.open_connection() as (_, conn):
             for write in writes:
                 discard(conn, write)
     except (psycopg.Error, SubletError) as error:

@@ -5,17 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
-from sublet_borrower.spark.common.options import StreamOptions, camel, check_database, check_partitions, read_options
+from sublet_borrower.spark.common.options import (
+    StreamOptions,
+    check_database,
+    check_partitions,
+    read_options,
+    to_camel_case,
+)
 from sublet_protocol.domain.epochs import LARGEST, SMALLEST
 from sublet_protocol.domain.errors import InvalidSetting, UsageError
-from sublet_protocol.domain.subscriptions import Start
+from sublet_protocol.domain.subscriptions import StartingPosition
 from sublet_protocol.domain.topics import Filter
 
 _BOUNDS = "a time with its zone such as 2026-11-21T10:00:00Z, or offset:N"
 _LEAVE_OUT = "Leave it out"
 _INSTEAD = {
     "subscription": "Give filter, such as orders/#",
-    "maxMessagesPerTrigger": "endingPosition says how far to read, and minPartitions into how many tasks",
+    "maxOffsetsPerTrigger": "endingPosition says how far to read, and minPartitions into how many tasks",
     "wholeEpochs": "startingEpoch and endingEpoch choose epochs",
     "maxBytesPerTrigger": "endingPosition says how far to read, and minPartitions into how many tasks",
 }
@@ -53,19 +59,19 @@ class BatchOptions:
     fail_on_data_loss: bool = True
     """Whether the query fails when retention takes messages after it was planned; else they are left out, with a
     warning."""
-    push_filters: bool = False
+    push_down_predicate: bool = False
     """Whether a `where` on topic, space, stream, offset or timestamp decides what is read at all. Needs
     `spark.sql.python.filterPushdown.enabled`, and a `load()` of its own for each set of filters."""
 
     @property
-    def start(self) -> Start:
+    def start(self) -> StartingPosition:
         """From where."""
-        return Start.parse(self.starting_position)
+        return StartingPosition.parse(self.starting_position)
 
     @property
-    def end(self) -> Start:
+    def end(self) -> StartingPosition:
         """Up to where."""
-        return Start.parse(self.ending_position)
+        return StartingPosition.parse(self.ending_position)
 
     @property
     def epochs(self) -> tuple[int, int] | None:
@@ -92,7 +98,9 @@ def batch_options(given: Mapping[str, str]) -> BatchOptions:
 
 def _check_no_stream(given: Mapping[str, str]) -> None:
     """Options of `readStream` are answered with what says the same here."""
-    only_there = {camel(field.name) for field in fields(StreamOptions)} - {camel(f.name) for f in fields(BatchOptions)}
+    only_there = {to_camel_case(field.name) for field in fields(StreamOptions)} - {
+        to_camel_case(f.name) for f in fields(BatchOptions)
+    }
     for name in sorted(only_there):
         if name.lower() in {option.lower() for option in given}:
             remedy = _INSTEAD.get(name, _LEAVE_OUT)
@@ -101,7 +109,7 @@ def _check_no_stream(given: Mapping[str, str]) -> None:
 
 def _check_position(name: str, text: str, named: str) -> None:
     try:
-        policy = Start.parse(text).policy
+        policy = StartingPosition.parse(text).policy
     except UsageError:
         policy = None
     if policy not in (named, "time", "offset"):

@@ -15,53 +15,53 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from sublet_borrower.spark.common.columns import arrow_schema
-from sublet_borrower.spark.common.database import check_made, database
+from sublet_borrower.spark.common.columns import to_arrow_schema
+from sublet_borrower.spark.common.database import check_database_exists, resolve_database
 from sublet_borrower.spark.source.batch_options import BatchOptions
-from sublet_borrower.spark.source.pushdown import ALL, sorted_out
-from sublet_borrower.spark.source.ranges import RangePartition, read_task, tasks_of
+from sublet_borrower.spark.source.pushdown import NO_FILTERS, split_filters
+from sublet_borrower.spark.source.ranges import RangePartition, plan_tasks, read_task
 from sublet_protocol.domain import topics
 from sublet_protocol.domain.errors import InvalidEpoch, UnknownSpace
 from sublet_storage.db.connect import connect
-from sublet_storage.log.message_predicate import Wanted
-from sublet_storage.readers.offset_ranges import Extent, extents
+from sublet_storage.log.message_predicate import MessagePredicate
+from sublet_storage.readers.offset_ranges import OffsetRange, list_offset_ranges
 from sublet_storage.spaces.catalogue import list_spaces
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from sublet_storage.bootstrap.database import Database
+    from sublet_storage.bootstrap.database import DatabaseLocation
 
 
 class SubletBatchReader(DataSourceReader):
     """See the module's page. It holds nothing but what the query said: Spark sends it to the executors."""
 
     def __init__(self, options: BatchOptions, schema: StructType) -> None:
-        self._options, self._schema, self._pushed = options, schema, ALL
+        self._options, self._schema, self._pushed = options, schema, NO_FILTERS
 
     def partitions(self) -> list[InputPartition]:
         """The tasks. Raises `UnknownSpace`, `InvalidEpoch`, and what `open_database` raises."""
         o = self._options
-        check_made(o.url, o.data_dir)
-        found = database(o.url, o.data_dir)
-        tasks = [self._task(extent, found) for extent in self._pushed.narrowed(self._extents(found))]
-        return tasks_of(tasks, o.min_partitions, o.max_partitions)
+        check_database_exists(o.url, o.data_dir)
+        found = resolve_database(o.url, o.data_dir)
+        tasks = [self._task(extent, found) for extent in self._pushed.prune(self._extents(found))]
+        return plan_tasks(tasks, o.min_partitions, o.max_partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The messages of a task."""
-        return read_task(partition, arrow_schema(self._schema))
+        return read_task(partition, to_arrow_schema(self._schema))
 
-    def _extents(self, found: Database) -> list[Extent]:
+    def _extents(self, found: DatabaseLocation) -> list[OffsetRange]:
         o = self._options
         with connect(found.url, application_name="sublet spark") as conn:
             if o.space is not None:
                 _check_space(o.space, {space.name for space in list_spaces(conn, include_dropped=True)})
-            there = extents(conn, topics.Filter.parse(o.filter), o.start, o.end)
+            there = list_offset_ranges(conn, topics.Filter.parse(o.filter), o.start, o.end)
         of_space = [extent for extent in there if o.space in (None, extent.space)]
-        return of_space if o.epochs is None else with_epochs(of_space)
+        return of_space if o.epochs is None else keep_ranges_with_epochs(of_space)
 
-    def _task(self, extent: Extent, found: Database) -> RangePartition:
+    def _task(self, extent: OffsetRange, found: DatabaseLocation) -> RangePartition:
         return RangePartition(
             stream_id=extent.stream_id,
             generation_id=extent.generation_id,
@@ -71,34 +71,37 @@ class SubletBatchReader(DataSourceReader):
             space=extent.space,
             url=found.url,
             schema_name=os.environ.get("SUBLET_SCHEMA"),
-            driver=socket.gethostname(),
+            driver_host=socket.gethostname(),
             fail_on_data_loss=self._options.fail_on_data_loss,
-            wanted=self._wanted(),
+            predicate=self._wanted(),
             data_dir=None if found.data_dir is None else str(found.data_dir),
         )
 
-    def _wanted(self) -> Wanted | None:
+    def _wanted(self) -> MessagePredicate | None:
         pushed = self._pushed
-        wanted = Wanted(pushed.topics, pushed.prefix, pushed.first, pushed.last, self._options.epochs)
-        return None if wanted == Wanted() else wanted
+        wanted = MessagePredicate(
+            pushed.topics, pushed.prefix, pushed.min_timestamp, pushed.max_timestamp, self._options.epochs
+        )
+        return None if wanted == MessagePredicate() else wanted
 
 
-class PushingBatchReader(SubletBatchReader):
+class PushdownBatchReader(SubletBatchReader):
     """One that is told the query's filters. Spark refuses it unless `spark.sql.python.filterPushdown.enabled`."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 Spark's name
         """Take what decides over what is read, and return what Spark is to look at itself."""
-        self._pushed, left = sorted_out(filters)
+        self._pushed, left = split_filters(filters)
         return left
 
 
-def with_epochs(found: Iterable[Extent]) -> list[Extent]:
+def keep_ranges_with_epochs(found: Iterable[OffsetRange]) -> list[OffsetRange]:
     """Those that can have messages in epochs. Raises `InvalidEpoch` where these have no order of before and after."""
-    there = [extent for extent in found if extent.epoch_numbers is not None]
+    there = [extent for extent in found if extent.epoch_dimensions is not None]
     for extent in there:
-        if extent.epoch_numbers != 1:
+        if extent.epoch_dimensions != 1:
             raise InvalidEpoch(
-                f"options startingEpoch and endingEpoch: epochs of space {extent.space!r} have {extent.epoch_numbers} "
+                f"options startingEpoch and endingEpoch: epochs of space {extent.space!r} have "
+                f"{extent.epoch_dimensions} "
                 "numbers, and of two of them neither may come first. Take epochs of one number, or choose the messages "
                 "with a `where` on the column epoch."
             )

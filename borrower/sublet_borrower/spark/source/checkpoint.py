@@ -11,12 +11,12 @@ from urllib.parse import unquote, urlsplit
 
 from sublet_protocol.domain.errors import UsageError
 
-_REMEDY = "give the guard the checkpointLocation of the query, and the number that foreachBatch was called with."
+_HINT = "give the guard the checkpointLocation of the query, and the number that foreachBatch was called with."
 _FIRST_OFFSET = 2
 """Before the offsets, a line each, the log has its version and the batch's settings."""
 
 
-def check(checkpoint: str) -> None:
+def check_checkpoint(checkpoint: str) -> None:
     """Raise `UsageError` for the checkpoint of a query that keeps state, or of another than the one that calls."""
     if _is_there(f"{checkpoint}/state"):
         raise UsageError(
@@ -26,15 +26,15 @@ def check(checkpoint: str) -> None:
         )
     running = _query_id()
     if running is not None and running != json.loads(_lines(f"{checkpoint}/metadata")[0])["id"]:
-        raise UsageError(f"checkpoint {checkpoint} is not that of the query that calls the guard: {_REMEDY}")
+        raise UsageError(f"checkpoint {checkpoint} is not that of the query that calls the guard: {_HINT}")
 
 
-def offsets(checkpoint: str, batch_id: int) -> list[Any]:
+def read_offsets(checkpoint: str, batch_id: int) -> list[Any]:
     """Of a batch, each source's as it is in the log; None for a source that has none. Raises `UsageError`."""
     try:
         lines = _lines(f"{checkpoint}/offsets/{batch_id}")
     except FileNotFoundError:
-        raise UsageError(f"there is no batch {batch_id} in checkpoint {checkpoint}: {_REMEDY}") from None
+        raise UsageError(f"there is no batch {batch_id} in checkpoint {checkpoint}: {_HINT}") from None
     return [_parsed(line) for line in lines[_FIRST_OFFSET:]]
 
 

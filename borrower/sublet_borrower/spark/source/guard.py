@@ -27,22 +27,22 @@ from typing import Any
 
 import psycopg
 
-from sublet_borrower.planner.micro_batch import Planned
+from sublet_borrower.planner.micro_batch import PlannedRange
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.spark.source import checkpoint
-from sublet_borrower.spark.source.offsets import NOTHING, check_form, is_ours, ranges_of
+from sublet_borrower.spark.source.offsets import EMPTY_OFFSET, check_offset_version, decode_ranges, is_sublet_offset
 from sublet_protocol.domain.errors import BatchLost, DatabaseUnreachable, GrantLost, UnknownOutcome, UsageError
 from sublet_storage.bootstrap.database import open_database
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.connect import connect
-from sublet_storage.db.kept_connection import KeptConnection
-from sublet_storage.db.user_transaction import users_transaction
+from sublet_storage.db.reconnecting_connection import ReconnectingConnection
+from sublet_storage.db.user_transaction import user_transaction
 from sublet_storage.groups import fencing
-from sublet_storage.groups.fencing import Attempt, LastPlan
+from sublet_storage.groups.fencing import Attempt, LastPlannedRange
 
 Connection = psycopg.Connection[Any]
 
-SILENCE_S = 600.0
+RECEIVE_TIMEOUT_S = 600.0
 """A statement that takes longer than this is given up."""
 
 
@@ -53,7 +53,7 @@ class Guard:
     def __init__(self, checkpoint: Path | str, url: str | None = None, *, data_dir: Path | str | None = None) -> None:
         self._checkpoint, self._url, self._data_dir = str(checkpoint).rstrip("/"), url, data_dir
         self._opened = contextlib.ExitStack()
-        self._kept = KeptConnection(self._connect)
+        self._reconnecting = ReconnectingConnection(self._connect)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Spark Connect runs `foreachBatch` in another process: it opens a connection of its own."""
@@ -71,7 +71,7 @@ class Guard:
         the one that calls, and if the block has ended the transaction.
         """
         ranges = self._ranges(batch_id)
-        connection, committing = self._kept.ready(), False
+        connection, committing = self._reconnecting.ready(), False
         attempt: Attempt | None = None
 
         def settle() -> None:
@@ -80,7 +80,7 @@ class Guard:
             committing = True
 
         try:
-            with users_transaction(connection, settle):
+            with user_transaction(connection, settle):
                 yield connection
         except psycopg.Error as error:  # also what the server says of a client that idled for too long
             if not connection.closed:
@@ -93,25 +93,25 @@ class Guard:
 
     def close(self) -> None:
         """Close the connection. The guard may be used again."""
-        self._kept.close()
+        self._reconnecting.close()
         self._opened.close()
 
-    def _ranges(self, batch_id: int) -> list[Read]:
+    def _ranges(self, batch_id: int) -> list[SourceRead]:
         """What the batch has of each source of this kind that the query has."""
-        checkpoint.check(self._checkpoint)
-        offsets = checkpoint.offsets(self._checkpoint, int(batch_id))
+        checkpoint.check_checkpoint(self._checkpoint)
+        offsets = checkpoint.read_offsets(self._checkpoint, int(batch_id))
         for offset in offsets:
-            check_form(offset)
-        known = [offset for offset in offsets if offset == NOTHING or is_ours(offset)]
+            check_offset_version(offset)
+        known = [offset for offset in offsets if offset == EMPTY_OFFSET or is_sublet_offset(offset)]
         if not known:
             raise UsageError(
                 f"batch {batch_id} in checkpoint {self._checkpoint} has nothing that was read from sublet: give the "
                 "guard the checkpointLocation of the query, and the number that foreachBatch was called with."
             )
         # A source without news stands there as it stood for the batch before.
-        before = checkpoint.offsets(self._checkpoint, batch_id - 1) if batch_id else []
+        before = checkpoint.read_offsets(self._checkpoint, batch_id - 1) if batch_id else []
         fresh = [new for new, old in zip_longest(offsets, before[: len(offsets)]) if new != old]
-        return [Read(new["group"], new["session"], ranges_of(new)) for new in fresh if is_ours(new)]
+        return [SourceRead(new["group"], new["session"], decode_ranges(new)) for new in fresh if is_sublet_offset(new)]
 
     def _connect(self) -> BoundedConnection:
         self._opened.close()
@@ -120,23 +120,23 @@ class Guard:
             application_name="sublet guard",
             idle_in_transaction_timeout_s=fencing.idle_limit_s(BorrowerSettings.from_env().max_poll_interval_s),
             own_search_path=False,
-            silence_s=SILENCE_S,
+            silence_s=RECEIVE_TIMEOUT_S,
         )
 
-    def _settle(self, connection: Connection, batch_id: int, reads: Sequence[Read]) -> Attempt | None:
+    def _settle(self, connection: Connection, batch_id: int, reads: Sequence[SourceRead]) -> Attempt | None:
         """Move the groups' progress behind all of it, in the transaction; None where there was nothing to move."""
         attempt: Attempt | None = None
         lost: list[str] = []
         for read in reads:
-            plans = read.plans(connection)
+            plans = read.last_planned(connection)
             for one in sorted(read.ranges, key=lambda one: one.stream_id):  # the order in which rows are locked
                 plan = plans.get(one.stream_id)
                 if plan is not None and one.is_put_off(plan.in_doubt):
                     continue  # the batch is done without it
-                if plan is None or not one.is_of(plan.in_doubt) or (plan.is_open and not read.may_do(plan)):
+                if plan is None or not one.matches(plan.in_doubt) or (plan.is_pending and not read.may_commit(plan)):
                     lost.append(f"stream {one.stream_id} [{one.start}, {one.end})")
-                elif plan.is_open:
-                    attempt = read.done(connection, one, plan, batch_id)
+                elif plan.is_pending:
+                    attempt = read.advance_range(connection, one, plan, batch_id)
         if lost and attempt is not None:
             raise BatchLost(
                 batch_id,
@@ -152,7 +152,7 @@ class Guard:
             )
         return attempt
 
-    def _happened(self, reads: Sequence[Read], attempt: Attempt | None, cause: Exception) -> bool:
+    def _happened(self, reads: Sequence[SourceRead], attempt: Attempt | None, cause: Exception) -> bool:
         """Whether the transaction whose commit got no answer was committed, asked on a new connection: the server knows
         it by its number, once it has ended. Where that says nothing, progress does."""
         lost = "the connection to Postgres was lost during the commit"
@@ -160,7 +160,7 @@ class Guard:
             why = "the batch had nothing of sublet's by which that could be seen. Look at the tables"
             raise UnknownOutcome(f"{lost}, and nobody can say what became of it: {why}.") from cause
         try:
-            connection = self._kept.ready()
+            connection = self._reconnecting.ready()
             happened = None if attempt is None else fencing.happened(connection, attempt)
             return all(read.is_done(connection) for read in reads) if happened is None else happened
         except (psycopg.OperationalError, DatabaseUnreachable) as error:
@@ -171,28 +171,30 @@ class Guard:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class SourceRead:
     """What a batch has of one source: of a group, as a session."""
 
     group_id: int
     session: str
-    ranges: list[Planned]
+    ranges: list[PlannedRange]
 
-    def plans(self, connection: Connection) -> dict[int, LastPlan]:
+    def last_planned(self, connection: Connection) -> dict[int, LastPlannedRange]:
         """What was planned last of its streams."""
-        return fencing.last_plans(connection, self.group_id, [one.stream_id for one in self.ranges])
+        return fencing.read_last_planned_ranges(connection, self.group_id, [one.stream_id for one in self.ranges])
 
-    def may_do(self, plan: LastPlan) -> bool:
+    def may_commit(self, plan: LastPlannedRange) -> bool:
         """Whether its session holds the stream: what is only kept for it may not be done before it has it again."""
         return plan.grant_id is not None and plan.session == self.session
 
-    def done(self, connection: Connection, one: Planned, plan: LastPlan, batch_id: int) -> Attempt:
+    def advance_range(
+        self, connection: Connection, one: PlannedRange, plan: LastPlannedRange, batch_id: int
+    ) -> Attempt:
         """Move the group's progress behind one range. Raises `BatchLost` if that has changed meanwhile."""
         assert plan.grant_id is not None
         try:
             return fencing.advance(
                 connection, self.group_id, one.stream_id, plan.grant_id, one.end,
-                consumed=one.consumed, in_doubt=plan.in_doubt,
+                consumed=one.consumed_frontier, in_doubt=plan.in_doubt,
             )  # fmt: skip
         except GrantLost as lost:
             raise BatchLost(
@@ -201,9 +203,9 @@ class Read:
 
     def is_done(self, connection: Connection) -> bool:
         """Whether progress is behind all of it."""
-        plans = self.plans(connection)
+        plans = self.last_planned(connection)
         found = [plans.get(one.stream_id) for one in self.ranges]
-        return all(plan is not None and not plan.is_open for plan in found)
+        return all(plan is not None and not plan.is_pending for plan in found)
 
 
 def _has_written(connection: Connection) -> bool:

@@ -13,32 +13,32 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sublet_borrower.planner.micro_batch import Planned
+from sublet_borrower.planner.micro_batch import PlannedRange
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.errors import InvalidSetting
 
 Offset = dict[str, Any]
 
-NOTHING: Offset = {}
+EMPTY_OFFSET: Offset = {}
 """The offset of a query that has begun nothing."""
 
 
-def offset_of(
-    ranges: Iterable[Planned], done: Iterable[Planned] = (), *, group_id: int, session: str, subscription: str
+def encode_offset(
+    ranges: Iterable[PlannedRange], done: Iterable[PlannedRange] = (), *, group_id: int, session: str, subscription: str
 ) -> Offset:
     """Of these ranges, and what was `done` before. Spark compares offsets as text, so the keys are in order."""
     before = {"done": parts} if (parts := _parts(done)) else {}
     return {**before, "group": group_id, "session": session, "streams": _parts(ranges), "subscription": subscription}
 
 
-def is_ours(offset: Any) -> bool:
+def is_sublet_offset(offset: Any) -> bool:
     """Whether this source has written it, of a batch that has something."""
     return isinstance(offset, dict) and offset.keys() - {"done"} == {"group", "session", "streams", "subscription"}
 
 
-def check_form(offset: Any) -> None:
+def check_offset_version(offset: Any) -> None:
     """Raise `InvalidSetting` for what this source has written in a way that is not known here: a newer one, say."""
-    if isinstance(offset, dict) and {"session", "streams"} <= offset.keys() and not is_ours(offset):
+    if isinstance(offset, dict) and {"session", "streams"} <= offset.keys() and not is_sublet_offset(offset):
         raise InvalidSetting(
             f"the checkpoint says {str(offset)[:200]}, in a form that this version of sublet does not know. Use the "
             "version that the query uses."
@@ -55,17 +55,17 @@ def check_owner(offset: Offset, session: str, subscription: str) -> None:
         )
 
 
-def ranges_of(offset: Mapping[str, Any]) -> list[Planned]:
+def decode_ranges(offset: Mapping[str, Any]) -> list[PlannedRange]:
     """The ranges of an offset. Raises `InvalidSetting` for what this source has not written."""
     return _listed(offset, "streams") if offset else []
 
 
-def done_before(offset: Mapping[str, Any]) -> list[Planned]:
+def decode_done_ranges(offset: Mapping[str, Any]) -> list[PlannedRange]:
     """What earlier batches have done, of which the group may not know. Raises as `ranges_of` does."""
     return _listed(offset, "done") if "done" in offset else []
 
 
-def _listed(offset: Mapping[str, Any], key: str) -> list[Planned]:
+def _listed(offset: Mapping[str, Any], key: str) -> list[PlannedRange]:
     try:
         return [_planned(int(stream_id), part) for stream_id, part in offset[key].items()]
     except (AttributeError, KeyError, TypeError, ValueError):
@@ -75,15 +75,17 @@ def _listed(offset: Mapping[str, Any], key: str) -> list[Planned]:
         ) from None
 
 
-def _parts(ranges: Iterable[Planned]) -> dict[str, Any]:
+def _parts(ranges: Iterable[PlannedRange]) -> dict[str, Any]:
     return {str(planned.stream_id): _part(planned) for planned in sorted(ranges, key=lambda one: one.stream_id)}
 
 
-def _part(planned: Planned) -> dict[str, Any]:
+def _part(planned: PlannedRange) -> dict[str, Any]:
     part: dict[str, Any] = {"from": planned.start, "grant": planned.grant_id, "to": planned.end}
-    return dict(sorted((part | (planned.consumed.to_json() if planned.consumed is not None else {})).items()))
+    return dict(
+        sorted((part | (planned.consumed_frontier.to_json() if planned.consumed_frontier is not None else {})).items())
+    )
 
 
-def _planned(stream_id: int, part: Mapping[str, Any]) -> Planned:
-    consumed = ConsumedFrontier.of_json(part) if "upto" in part else None
-    return Planned(stream_id, int(part["grant"]), int(part["from"]), int(part["to"]), consumed)
+def _planned(stream_id: int, part: Mapping[str, Any]) -> PlannedRange:
+    consumed = ConsumedFrontier.from_json(part) if "upto" in part else None
+    return PlannedRange(stream_id, int(part["grant"]), int(part["from"]), int(part["to"]), consumed)

@@ -10,13 +10,13 @@ from typing import Any
 from pyspark.sql import datasource as spark
 
 from sublet_protocol.domain.subscriptions import MAX_OFFSET
-from sublet_storage.readers.offset_ranges import Extent
+from sublet_storage.readers.offset_ranges import OffsetRange
 
 NEVER_NULL = ("topic", "timestamp", "space", "stream", "offset")
 
 
 @dataclass(frozen=True, slots=True)
-class Pushed:
+class PushedFilters:
     """What is true of all rows that a query wants. None: whatever it is; `start` and `end` are offsets."""
 
     topics: frozenset[str] | None = None
@@ -25,31 +25,31 @@ class Pushed:
     streams: frozenset[int] | None = None
     start: int = 0
     end: int = MAX_OFFSET
-    first: datetime | None = None
-    last: datetime | None = None
+    min_timestamp: datetime | None = None
+    max_timestamp: datetime | None = None
 
-    def narrowed(self, extents: Iterable[Extent]) -> Iterator[Extent]:
+    def prune(self, extents: Iterable[OffsetRange]) -> Iterator[OffsetRange]:
         """What of these can have such rows."""
         for extent in extents:
             start, end = max(extent.start, self.start), min(extent.end, self.end)
             if start < end and self._is_wanted(extent):
                 yield replace(extent, start=start, end=end)
 
-    def _is_wanted(self, extent: Extent) -> bool:
+    def _is_wanted(self, extent: OffsetRange) -> bool:
         return (
             (self.spaces is None or extent.space in self.spaces)
             and (self.streams is None or extent.stream_id in self.streams)
-            and (self.topics is None or any(map(extent.filled.matches, self.topics)))
+            and (self.topics is None or any(map(extent.generation_filter.matches, self.topics)))
         )
 
 
-ALL = Pushed()
+NO_FILTERS = PushedFilters()
 
 
-def sorted_out(filters: Iterable[spark.Filter]) -> tuple[Pushed, list[spark.Filter]]:
+def split_filters(filters: Iterable[spark.Filter]) -> tuple[PushedFilters, list[spark.Filter]]:
     """What the filters say together, and those that Spark is to look at itself: what is not understood, and times,
     which decide over whole blocks only."""
-    pushed, left = ALL, []
+    pushed, left = NO_FILTERS, []
     for each in filters:
         taken = _taken(pushed, each)
         pushed = taken or pushed
@@ -58,7 +58,7 @@ def sorted_out(filters: Iterable[spark.Filter]) -> tuple[Pushed, list[spark.Filt
     return pushed, left
 
 
-def _taken(pushed: Pushed, each: Any) -> Pushed | None:
+def _taken(pushed: PushedFilters, each: Any) -> PushedFilters | None:
     """With this filter too; None if it is left to Spark."""
     column = _column(each)
     if isinstance(each, spark.IsNotNull):
@@ -84,13 +84,13 @@ def _values(each: Any) -> tuple[Any, ...] | None:
     return tuple(each.value) if isinstance(each, spark.In) else None
 
 
-def _one_of(pushed: Pushed, field: str, values: Iterable[Any]) -> Pushed:
+def _one_of(pushed: PushedFilters, field: str, values: Iterable[Any]) -> PushedFilters:
     before, now = getattr(pushed, field), frozenset(values)
     both: Any = {field: now if before is None else now & before}
     return replace(pushed, **both)
 
 
-def _beginning(pushed: Pushed, prefix: str) -> Pushed | None:
+def _beginning(pushed: PushedFilters, prefix: str) -> PushedFilters | None:
     """Two beginnings are one where one begins with the other."""
     if prefix.startswith(pushed.prefix):
         return replace(pushed, prefix=prefix)
@@ -107,24 +107,24 @@ def _is_comparable(column: str, value: object) -> bool:
     return type(value) is int if column == "offset" else isinstance(value, datetime) and value.tzinfo is not None
 
 
-def _from(pushed: Pushed, offset: int) -> Pushed:
+def _from(pushed: PushedFilters, offset: int) -> PushedFilters:
     return replace(pushed, start=max(pushed.start, offset))
 
 
-def _before(pushed: Pushed, offset: int) -> Pushed:
+def _before(pushed: PushedFilters, offset: int) -> PushedFilters:
     return replace(pushed, end=min(pushed.end, offset))
 
 
-def _since(pushed: Pushed, when: datetime) -> Pushed:
-    return replace(pushed, first=when if pushed.first is None else max(pushed.first, when))
+def _since(pushed: PushedFilters, when: datetime) -> PushedFilters:
+    return replace(pushed, min_timestamp=when if pushed.min_timestamp is None else max(pushed.min_timestamp, when))
 
 
-def _until(pushed: Pushed, when: datetime) -> Pushed:
-    return replace(pushed, last=when if pushed.last is None else min(pushed.last, when))
+def _until(pushed: PushedFilters, when: datetime) -> PushedFilters:
+    return replace(pushed, max_timestamp=when if pushed.max_timestamp is None else min(pushed.max_timestamp, when))
 
 
 _ONE_OF: dict[str, tuple[str, type]] = {"topic": ("topics", str), "space": ("spaces", str), "stream": ("streams", int)}
-_COMPARED: dict[str, dict[type, Callable[[Pushed, Any], Pushed]]] = {
+_COMPARED: dict[str, dict[type, Callable[[PushedFilters, Any], PushedFilters]]] = {
     "offset": {
         spark.EqualTo: lambda pushed, value: _before(_from(pushed, value), value + 1),
         spark.GreaterThanOrEqual: _from,

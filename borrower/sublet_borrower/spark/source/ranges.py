@@ -18,23 +18,23 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
 
-from sublet_borrower.spark.common.database import check_socket, hold
-from sublet_borrower.spark.common.retry import patiently
-from sublet_borrower.util.worker_thread import Worker
-from sublet_protocol.domain.errors import BeyondHead, Gone, NotFound, PoisonBlock, Unavailable
+from sublet_borrower.spark.common.database import check_socket_reachable, keep_server_running
+from sublet_borrower.spark.common.retry import retry_while_unavailable
+from sublet_borrower.util.worker_thread import WorkerThread
+from sublet_protocol.domain.errors import NotFound, PoisonBlock, PositionBeyondHead, PositionGone, Unavailable
 from sublet_protocol.domain.topics import Filter
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sublet_storage.db.kept_connection import KeptConnection
-    from sublet_storage.log.log import Page
-    from sublet_storage.log.message_predicate import Wanted
-    from sublet_storage.readers.epoch_steps import Step
+    from sublet_storage.db.reconnecting_connection import ReconnectingConnection
+    from sublet_storage.log.log import LogPage
+    from sublet_storage.log.message_predicate import MessagePredicate
+    from sublet_storage.readers.epoch_steps import EpochStep
 
 log = logging.getLogger(__name__)
 
-AWAY_S = 30.0
+DATABASE_TIMEOUT_S = 30.0
 """How long a task waits for a database that is away, before it fails and Spark tries it again."""
 
 FREED_BYTES = 31 * 1024 * 1024
@@ -43,12 +43,11 @@ FREED_BYTES = 31 * 1024 * 1024
 
 @dataclass(frozen=True)
 class RangePartition(InputPartition):
-    """Messages [start, end) of a stream that match a filter; with `step` those of its epochs. `driver`: the machine
-    that named the database. `fail_on_data_loss`: whether messages that retention has taken are an error.
+    """Messages [start, end) of a stream that match a filter; with `step` those of its epochs. `driver_host`: the
+    machine that named the database. `fail_on_data_loss`: whether messages that retention has taken are an error.
 
-    `wanted`: only these of them. `data_dir`: of the embedded server that the task needs, and that nobody else may keep
-    running meanwhile.
-    """
+    `predicate`: only these of them. `data_dir`: of the embedded server that the task needs, and that nobody else may
+    keep running meanwhile."""
 
     stream_id: int
     generation_id: int
@@ -58,23 +57,23 @@ class RangePartition(InputPartition):
     space: str
     url: str = field(repr=False)
     schema_name: str | None
-    driver: str
+    driver_host: str
     fail_on_data_loss: bool
-    step: Step | None = None
-    wanted: Wanted | None = None
+    step: EpochStep | None = None
+    predicate: MessagePredicate | None = None
     data_dir: str | None = None
 
     @property
-    def messages(self) -> int:
+    def max_messages(self) -> int:
         """At most so many."""
-        return self.end - self.start if self.step is None else self.step.messages
+        return self.end - self.start if self.step is None else self.step.max_messages
 
     @property
     def spans(self) -> list[tuple[int, int]]:
         """[start, end) of what is read, one after the other."""
         return [(self.start, self.end)] if self.step is None else [(run.start, run.end) for run in self.step.runs]
 
-    def pieces(self, count: int) -> list[RangePartition]:
+    def split(self, count: int) -> list[RangePartition]:
         """The same in so many parts of about one size, at most one for each offset; a step stays whole."""
         if self.step is not None:
             return [self]
@@ -85,47 +84,46 @@ class RangePartition(InputPartition):
 
 
 @dataclass(frozen=True)
-class RangesPartition(InputPartition):
+class MultiRangePartition(InputPartition):
     """Several ranges, which one task reads one after the other."""
 
     ranges: tuple[RangePartition, ...]
 
 
-def tasks_of(ranges: Sequence[RangePartition], least: int | None, most: int | None) -> list[InputPartition]:
+def plan_tasks(ranges: Sequence[RangePartition], least: int | None, most: int | None) -> list[InputPartition]:
     """A task for each range that has something; or at least so many, if there are as many messages, for which the
     largest are divided; or at most so many, of about one size."""
     divided = _divided(ranges, least or 0)
     if most is None or len(divided) <= most:
         return list(divided)
-    return [RangesPartition(tuple(together)) for together in _put_together(divided, most)]
+    return [MultiRangePartition(tuple(together)) for together in _put_together(divided, most)]
 
 
 def _divided(ranges: Sequence[RangePartition], least: int) -> list[RangePartition]:
-    ranges = [each for each in ranges if each.messages]
+    ranges = [each for each in ranges if each.max_messages]
     total = sum(each.end - each.start for each in ranges)
     if len(ranges) >= least:
         return ranges
-    return [piece for each in ranges for piece in each.pieces(-(-least * (each.end - each.start) // total))]
+    return [piece for each in ranges for piece in each.split(-(-least * (each.end - each.start) // total))]
 
 
 def _put_together(ranges: Sequence[RangePartition], most: int) -> list[list[RangePartition]]:
     """The largest first, each to whoever has least so far; in each task they come in the order in which they were."""
     places: list[list[int]] = [[] for _ in range(most)]
     waiting = [(0, task) for task in range(most)]
-    for place in sorted(range(len(ranges)), key=lambda place: -ranges[place].messages):
+    for place in sorted(range(len(ranges)), key=lambda place: -ranges[place].max_messages):
         size, task = heappop(waiting)
         places[task].append(place)
-        heappush(waiting, (size + ranges[place].messages, task))
+        heappush(waiting, (size + ranges[place].max_messages, task))
     return [[ranges[place] for place in sorted(mine)] for mine in places if mine]
 
 
 def read_task(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """All that a task has, in the columns of the schema; nothing of the one that Spark makes where there are none.
 
-    While Spark takes one page, the next is read. A database that is away for a while is waited for. Raises `Gone`,
-    `BeyondHead`, `DatabaseUnreachable`.
-    """
-    ranges = partition.ranges if isinstance(partition, RangesPartition) else (partition,)
+    While Spark takes one page, the next is read. A database that is away for a while is waited for. Raises
+    `PositionGone`, `PositionBeyondHead`, `DatabaseUnreachable`."""
+    ranges = partition.ranges if isinstance(partition, MultiRangePartition) else (partition,)
     pages = chain.from_iterable(_read_range(one, schema) for one in ranges if isinstance(one, RangePartition))
     worker = _worker(os.getpid())
     ahead = worker.submit(partial(next, pages, None))
@@ -135,29 +133,29 @@ def read_task(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.Recor
 
 
 @cache
-def _worker(pid: int) -> Worker:
+def _worker(pid: int) -> WorkerThread:
     """One thread in each process, so that its connection is used for one thing after the other, also when a task ends
     in the midst of its pages."""
-    return Worker("sublet reads ahead")
+    return WorkerThread("sublet reads ahead")
 
 
 def _read_range(partition: RangePartition, schema: pa.Schema) -> Iterator[list[pa.RecordBatch]]:
     """Page by page."""
-    from sublet_borrower.spark.common.columns import rows
+    from sublet_borrower.spark.common.columns import to_output_batches
 
-    hold(partition.data_dir, partition.driver)
-    check_socket(partition.url, partition.driver)
+    keep_server_running(partition.data_dir, partition.driver_host)
+    check_socket_reachable(partition.url, partition.driver_host)
     if partition.schema_name is not None:
         os.environ["SUBLET_SCHEMA"] = partition.schema_name
     _keep_freed_memory()
     if partition.step is None:
         for batches in _pages(partition, partition.start, partition.end):
-            yield list(rows(batches, partition.space, schema))
+            yield list(to_output_batches(batches, partition.space, schema))
         return
     for run in partition.step.runs:
         for batches in _pages(partition, run.start, run.end):
-            sifted = [partition.step.sift(run, batch) for batch in batches]
-            yield list(rows([batch for batch in sifted if batch.num_rows], partition.space, schema))
+            sifted = [partition.step.filter_batch(run, batch) for batch in batches]
+            yield list(to_output_batches([batch for batch in sifted if batch.num_rows], partition.space, schema))
 
 
 def poison_in(partitions: Sequence[RangePartition]) -> dict[int, PoisonBlock]:
@@ -168,7 +166,7 @@ def poison_in(partitions: Sequence[RangePartition]) -> dict[int, PoisonBlock]:
     found: dict[int, PoisonBlock] = {}
     try:
         for partition in partitions:
-            with contextlib.suppress(Gone, BeyondHead, NotFound):
+            with contextlib.suppress(PositionGone, PositionBeyondHead, NotFound):
                 if (problem := _poison(partition)) is not None:
                     found[partition.stream_id] = problem
     except (Unavailable, psycopg.OperationalError) as problem:
@@ -201,14 +199,14 @@ def _pages(partition: RangePartition, start: int, end: int) -> Iterator[Sequence
     while offset < end:
         try:
             page = _page(partition, filter, offset, end)
-        except Gone as gone:
+        except PositionGone as gone:
             offset = _passed(partition, gone, end)
             continue
         yield page.batches
         offset = page.position
 
 
-def _passed(partition: RangePartition, gone: Gone, end: int) -> int:
+def _passed(partition: RangePartition, gone: PositionGone, end: int) -> int:
     """Where to go on behind what retention has taken."""
     if partition.fail_on_data_loss:
         raise gone
@@ -216,37 +214,39 @@ def _passed(partition: RangePartition, gone: Gone, end: int) -> int:
     return end if gone.oldest is None else min(gone.oldest, end)
 
 
-def _page(partition: RangePartition, filter: Filter, offset: int, end: int) -> Page:
+def _page(partition: RangePartition, filter: Filter, offset: int, end: int) -> LogPage:
     from sublet_borrower.spark.common.columns import FEW_ROWS
     from sublet_storage.log import log as message_log
 
-    def attempt() -> Page:
+    def attempt() -> LogPage:
         with _connection(partition.url) as connection:
-            return message_log.since(
+            return message_log.fetch(
                 connection,
                 partition.stream_id,
                 offset,
                 filter=filter,
                 generation_id=partition.generation_id,
-                wanted=partition.wanted,
+                wanted=partition.predicate,
                 end=end,
                 few=FEW_ROWS,
             )
 
-    page = patiently(attempt, AWAY_S, "reading goes on when it can")
+    page = retry_while_unavailable(attempt, DATABASE_TIMEOUT_S, "reading goes on when it can")
     if page.head < end:  # a standby took over, say, that had not had all that was planned
-        raise message_log.beyond_head(partition.stream_id, end, page.head)
+        raise message_log.beyond_head_error(partition.stream_id, end, page.head)
     return page
 
 
-def _connection(url: str) -> KeptConnection:
-    return _kept(os.getpid(), url, os.environ.get("SUBLET_SCHEMA"))
+def _connection(url: str) -> ReconnectingConnection:
+    return _reconnecting(os.getpid(), url, os.environ.get("SUBLET_SCHEMA"))
 
 
 @cache
-def _kept(pid: int, url: str, schema: str | None) -> KeptConnection:
+def _reconnecting(pid: int, url: str, schema: str | None) -> ReconnectingConnection:
     """By process, URL and schema."""
     from sublet_storage.db.connect import connect
-    from sublet_storage.db.kept_connection import KeptConnection
+    from sublet_storage.db.reconnecting_connection import ReconnectingConnection
 
-    return KeptConnection(lambda: connect(url, schema=schema, application_name="sublet spark", silence_s=AWAY_S))
+    return ReconnectingConnection(
+        lambda: connect(url, schema=schema, application_name="sublet spark", silence_s=DATABASE_TIMEOUT_S)
+    )

@@ -29,19 +29,26 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from sublet_borrower.planner.micro_batch import Begun, Most, Planned
-from sublet_borrower.spark.common.columns import arrow_schema
-from sublet_borrower.spark.common.database import check_made
+from sublet_borrower.planner.micro_batch import BatchLimits, PlannedRange, StartedRange
+from sublet_borrower.spark.common.columns import to_arrow_schema
+from sublet_borrower.spark.common.database import check_database_exists
 from sublet_borrower.spark.common.options import StreamOptions
-from sublet_borrower.spark.source.offsets import NOTHING, Offset, check_owner, done_before, offset_of, ranges_of
-from sublet_borrower.spark.source.ranges import RangePartition, poison_in, read_task, tasks_of
-from sublet_protocol.domain.errors import LostRange
+from sublet_borrower.spark.source.offsets import (
+    EMPTY_OFFSET,
+    Offset,
+    check_owner,
+    decode_done_ranges,
+    decode_ranges,
+    encode_offset,
+)
+from sublet_borrower.spark.source.ranges import RangePartition, plan_tasks, poison_in, read_task
+from sublet_protocol.domain.errors import RangeLost
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from sublet_borrower.planner.micro_batch_planner import Planner
+    from sublet_borrower.planner.micro_batch_planner import MicroBatchPlanner
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +62,8 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: StreamOptions, schema: StructType) -> None:
         self._options, self._schema = options, schema
-        self._planner: Planner | None = None
-        self._begun: dict[Planned, Begun] = {}
+        self._planner: MicroBatchPlanner | None = None
+        self._begun: dict[PlannedRange, StartedRange] = {}
         self._recalled = False
         self._resumed: Offset | None = None
         self._finite = False
@@ -65,11 +72,11 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 Spark's name
         """Before the first batch: always the same, whoever asks and whenever."""
-        return dict(NOTHING)
+        return dict(EMPTY_OFFSET)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 Spark's name
         """What the query allows a micro-batch."""
-        messages, size = self._options.max_messages_per_trigger, self._options.max_bytes_per_trigger
+        messages, size = self._options.max_offsets_per_trigger, self._options.max_bytes_per_trigger
         if messages is not None:
             return ReadMaxRows(messages)
         return ReadAllAvailable() if size is None else ReadMaxBytes(size)
@@ -82,16 +89,16 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """What the next micro-batch has; `start` where there is nothing. The one before is in the sink."""
         planner, before = self._opened(), self._ranges(start)
         if not self._recalled:
-            self._recall(done=[*done_before(start), *before])
+            self._recall(done=[*decode_done_ranges(start), *before])
         planner.acknowledge(before)
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         most_bytes = None if isinstance(limit, ReadAllAvailable) else self._options.max_bytes_per_trigger
-        begun = planner.plan(Most(most, most_bytes), IDLE_S, finite=self._finite)
+        begun = planner.plan(BatchLimits(most, most_bytes), IDLE_S, finite=self._finite)
         self._begun = {one.planned: one for one in begun}
         if not begun:
             return start
         whose = {"session": planner.name, "subscription": planner.subscription}
-        return offset_of(self._begun, planner.unsaved(), group_id=planner.group_id, **whose)
+        return encode_offset(self._begun, planner.unsaved_ranges(), group_id=planner.group_id, **whose)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 Spark's name
         """For people, in the query's progress: how far the streams go that this query has, and how far behind it is."""
@@ -105,10 +112,10 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The tasks of the micro-batch from one offset to the next."""
         ranges = self._ranges(end)
         if end != self._resumed and any(planned not in self._begun for planned in ranges):
-            self._resume([*self._ranges(start), *done_before(end)], ranges)
+            self._resume([*self._ranges(start), *decode_done_ranges(end)], ranges)
             self._resumed = end
         tasks = list(self._tasks([self._begun[planned] for planned in ranges if planned in self._begun]))
-        return tasks_of(tasks, self._options.min_partitions, self._options.max_partitions)
+        return plan_tasks(tasks, self._options.min_partitions, self._options.max_partitions)
 
     def commit(self, end: Offset) -> None:
         """Comes one batch late, and for the last one not at all: `latestOffset` knows sooner."""
@@ -123,55 +130,55 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The messages of a task."""
-        return read_task(partition, arrow_schema(self._schema))
+        return read_task(partition, to_arrow_schema(self._schema))
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
-    def _opened(self) -> Planner:
+    def _opened(self) -> MicroBatchPlanner:
         if self._planner is None:
-            from sublet_borrower.planner.micro_batch_planner import Planner
+            from sublet_borrower.planner.micro_batch_planner import MicroBatchPlanner
 
             _heed_sigterm()
             o = self._options
-            check_made(o.url, o.data_dir)
-            self._planner = Planner(
+            check_database_exists(o.url, o.data_dir)
+            self._planner = MicroBatchPlanner(
                 o.subscription,
                 o.url,
                 name=o.session_name,
-                hold_s=o.in_doubt_hold,
+                hold_s=o.in_doubt_timeout,
                 data_dir=o.data_dir,
                 nodes=o.nodes,
                 weight=o.weight,
-                start=o.starting_position,
+                starting_position=o.starting_position,
                 whole_epochs=o.whole_epochs,
-                lent_within_s=o.available_now_wait,
+                granted_within_s=o.available_now_wait,
                 settings=o.settings(),
             )
         return self._planner
 
-    def _ranges(self, offset: Offset) -> list[Planned]:
+    def _ranges(self, offset: Offset) -> list[PlannedRange]:
         """What a batch had. Raises `InvalidSetting` if it was not this query's."""
-        ranges = ranges_of(offset)
+        ranges = decode_ranges(offset)
         check_owner(offset, self._options.session_name, self._opened().subscription)
         return ranges
 
-    def _recall(self, done: Iterable[Planned], begun: Iterable[Planned] = ()) -> None:
+    def _recall(self, done: Iterable[PlannedRange], begun: Iterable[PlannedRange] = ()) -> None:
         self._recalled = True
-        self._opened().recall(done, begun)
+        self._opened().restore(done, begun)
 
-    def _resume(self, done: Sequence[Planned], begun: Sequence[Planned]) -> None:
+    def _resume(self, done: Sequence[PlannedRange], begun: Sequence[PlannedRange]) -> None:
         """The batch was planned by an earlier process: find out what of it is to be done again."""
         self._recall(done, begun)
-        again, lost = self._opened().resume(begun)
+        again, lost = self._opened().resolve_started(begun)
         self._begun = {one.planned: one for one in again}
         self._put_off(again)
         if lost:
-            problem = LostRange(self._options.session_name, [(p.stream_id, p.start, p.end) for p in lost])
-            if self._options.on_lost_range == "fail":
+            problem = RangeLost(self._options.session_name, [(p.stream_id, p.start, p.end) for p in lost])
+            if self._options.on_range_lost == "fail":
                 raise problem
-            log.warning("%s They are left out of this batch, as onLostRange is drop.", problem)
+            log.warning("%s They are left out of this batch, as onRangeLost is drop.", problem)
 
-    def _put_off(self, again: Sequence[Begun]) -> None:
+    def _put_off(self, again: Sequence[StartedRange]) -> None:
         """Leave out of the batch what no task can read: a block that cannot be decoded, which may be why the last
         process failed."""
         found = poison_in(list(self._tasks(again)))
@@ -186,7 +193,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 problem,
             )
 
-    def _tasks(self, begun: Sequence[Begun]) -> Iterator[RangePartition]:
+    def _tasks(self, begun: Sequence[StartedRange]) -> Iterator[RangePartition]:
         planner, o = self._opened(), self._options
         spaces = planner.spaces(one.planned.stream_id for one in begun)
         for one in begun:
@@ -199,7 +206,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 space=spaces.get(one.planned.stream_id, ""),  # none: it is gone, as reading says
                 url=planner.url,
                 schema_name=os.environ.get("SUBLET_SCHEMA"),
-                driver=socket.gethostname(),
+                driver_host=socket.gethostname(),
                 fail_on_data_loss=o.fail_on_data_loss,
                 step=one.step,
             )

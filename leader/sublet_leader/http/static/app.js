@@ -33,7 +33,7 @@ async function look(mine) {
     if (mine !== turn) return;
     document.getElementById("node-name").textContent = node.name;
     const state = badge(node.state);
-    Object.assign(state, { id: "node-state", title: node.why });
+    Object.assign(state, { id: "node-state", title: node.detail });
     document.getElementById("node-state").replaceWith(state);
     if (!page) {
       page = route(node);

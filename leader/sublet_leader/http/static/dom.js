@@ -39,9 +39,9 @@ export function table(caption, columns, rows, classes = "") {
 }
 
 export function badge(state) {
-  const kinds = { ok: "good", consuming: "good", held: "good", paused: "wait", "no member": "plain", "no consumers": "plain",
+  const kinds = { ok: "good", consuming: "good", held: "good", paused: "wait", no_members: "plain", no_consumers: "plain",
     free: "plain" };
-  return element("span", { class: `badge ${kinds[state] ?? "bad"}` }, state);
+  return element("span", { class: `badge ${kinds[state] ?? "bad"}` }, state.replaceAll("_", " "));
 }
 
 // A button must not be replaced between being pressed and being let go, nor a text while somebody copies it.

@@ -86,14 +86,14 @@ function facts(group) {
   const pairs = [
     ["State", badge(group.state)], ["Leader", led],
     ["Members", `${group.members.length} holding streams${standby}`], ["Lag", lagTitle(group)],
-    ["Options", `start ${group.start}, when gone ${group.when_gone}, strategy ${group.strategy}${group.on_poison === "skip" ? ", on poison skip" : ""}${group.holds_retention ? ", holds retention back" : ""}${group.atomic ? ", atomic" : ""}`],
+    ["Options", `start ${group.starting_position}, when gone ${group.on_data_loss}, strategy ${group.strategy}${group.on_poison === "skip" ? ", on poison skip" : ""}${group.holds_retention ? ", holds retention back" : ""}${group.atomic ? ", atomic" : ""}`],
   ];
   if (group.paused) pairs.push(["Paused", group.paused]);
-  for (const line of group.streams.filter((each) => each.unreadable_because !== null).slice(0, STUCK)) {
-    pairs.push(["Stuck", `stream ${line.stream_id}, for ${seconds(line.unreadable_s)}: ${line.unreadable_because}`]);
+  for (const line of group.streams.filter((each) => each.unreadable_reason !== null).slice(0, STUCK)) {
+    pairs.push(["Stuck", `stream ${line.stream_id}, for ${seconds(line.unreadable_s)}: ${line.unreadable_reason}`]);
   }
-  for (const kept of group.kept_for_sessions) {
-    pairs.push(["Kept", `${kept.streams.length} streams for ${kept.session}, ${seconds(kept.seconds_left)} more`]);
+  for (const kept of group.reserved_for_sessions) {
+    pairs.push(["Kept", `${kept.streams.length} streams for ${kept.session}, ${seconds(kept.remaining_s)} more`]);
   }
   return element("dl", { class: "facts" }, pairs.map(([name, value]) =>
     element("div", {}, element("dt", {}, name), element("dd", {}, value))));
@@ -103,8 +103,8 @@ function streams(group) {
   const number = true;
   const rows = group.streams.map((line) => [
     String(line.stream_id), line.space,
-    element("span", { title: line.blocked_because ?? line.unreadable_because },
-      badge(line.unreadable_because === null ? line.status : "stuck")),
+    element("span", { title: line.blocked_reason ?? line.unreadable_reason },
+      badge(line.unreadable_reason === null ? line.status : "unreadable")),
     whole(line.position), whole(line.head), line.lag === null ? "?" : whole(line.lag), seconds(line.age_s),
     element("span", { title: line.agent }, owner(line) ?? "–"),
   ]);
@@ -119,7 +119,7 @@ function history(lines) {
     element("time", { datetime: line.at, title: line.at }, clock(line.at)),
     element("span", { class: line.forced ? "forced" : "" }, line.event),
     line.stream_id ? String(line.stream_id) : null,
-    line.forced && line.until > line.position ? `${line.position}–${line.until - 1}` : null,
+    line.forced && line.redelivery_end > line.position ? `${line.position}–${line.redelivery_end - 1}` : null,
     element("span", { title: line.agent }, line.session || shortAgent(line.agent) || "–"), line.reason,
   ]);
   return table("What happened, the newest first", [{ name: "At" }, { name: "Event" }, { name: "Stream", number: true },

@@ -32,7 +32,7 @@ function line(node) {
 
 function checks(node) {
   return table("Checks of this node", [{ name: "Check" }, { name: "State" }, { name: "Why" }],
-    node.checks.map((check) => [check.name, badge(check.state), check.why || null]), "cards");
+    node.checks.map((check) => [check.name, badge(check.state), check.detail || null]), "cards");
 }
 
 function facts(node) {

@@ -5,12 +5,12 @@ const NUMBERS = new Intl.NumberFormat("en");
 export const whole = (number) => (number === null || number === undefined ? "–" : NUMBERS.format(number));
 
 export function lag(group) {
-  const unknown = group.streams_of_unknown_lag;
+  const unknown = group.unknown_lag_streams;
   return unknown ? `${whole(group.known_lag)} + ?` : whole(group.lag);
 }
 
 export function lagTitle(group) {
-  const unknown = group.streams_of_unknown_lag;
+  const unknown = group.unknown_lag_streams;
   return unknown ? `${whole(group.known_lag)}, and unknown on ${unknown} streams` : `${whole(group.lag)} messages`;
 }
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sublet_protocol.domain.errors import DatabaseUnreachable, DataDirectoryUnusable
-from sublet_storage.bootstrap.embedded.location import ServerUser, closed_to
+from sublet_storage.bootstrap.embedded.location import ServerUser, find_inaccessible
 
 OLDEST_MAJOR = 15
 PROGRAMS = ("postgres", "initdb", "pg_ctl", "pg_isready")
@@ -30,7 +30,9 @@ def find_binaries(data_dir: Path, user: ServerUser | None) -> Path:
             continue
         seen.append(f"{found} in {directory}")
         if major in (None, found):
-            return directory if user is None or closed_to(user, directory) is None else _copy(directory, data_dir)
+            return (
+                directory if user is None or find_inaccessible(user, directory) is None else _copy(directory, data_dir)
+            )
     if major is not None and seen:
         raise DataDirectoryUnusable(
             f"data directory {data_dir} was made by Postgres {major}, found only {', '.join(seen)}. Install Postgres "

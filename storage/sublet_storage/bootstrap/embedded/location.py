@@ -82,7 +82,7 @@ def server_user(data_dir: Path) -> ServerUser | None:
         return None
     users = list(_candidates(data_dir, owner))
     for user in users:
-        if closed_to(user, data_dir) is None:
+        if find_inaccessible(user, data_dir) is None:
             return user
     raise _unusable(data_dir, users)
 
@@ -95,7 +95,7 @@ def _check_no_file(data_dir: Path) -> None:
             )
 
 
-def closed_to(user: ServerUser, path: Path) -> Path | None:
+def find_inaccessible(user: ServerUser, path: Path) -> Path | None:
     """The first directory on the way to `path`, or `path`, that exists and that the user cannot enter."""
     for directory in (*reversed(path.parents), path):
         try:
@@ -112,7 +112,7 @@ def socket_directory(data_dir: Path, user: ServerUser | None) -> Path:
     directory = data_dir / "socket"
     if _fits(directory):
         directory.mkdir(mode=0o700, exist_ok=True)
-        own(directory, user)
+        chown_to(directory, user)
         return directory
     parent = Path("/tmp" if user is not None else os.environ.get("XDG_RUNTIME_DIR") or "/tmp")
     name = "sublet-" + hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:16]
@@ -121,7 +121,7 @@ def socket_directory(data_dir: Path, user: ServerUser | None) -> Path:
     return _private(parent / name, user)
 
 
-def own(path: Path, user: ServerUser | None) -> None:
+def chown_to(path: Path, user: ServerUser | None) -> None:
     """Hand a path of ours to the server's user."""
     if user is not None:
         os.chown(path, user.uid, user.gid)
@@ -131,13 +131,13 @@ def _private(directory: Path, user: ServerUser | None) -> Path:
     """The directory, made or found to be the server's alone; another, new one if somebody else took the name."""
     try:
         directory.mkdir(mode=0o700)
-        own(directory, user)
+        chown_to(directory, user)
     except FileExistsError:
         status = directory.lstat()
         uid = os.geteuid() if user is None else user.uid
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != uid or stat.S_IMODE(status.st_mode) != 0o700:
             directory = Path(tempfile.mkdtemp(prefix="sublet-", dir="/tmp"))
-            own(directory, user)
+            chown_to(directory, user)
     return directory
 
 
@@ -192,7 +192,7 @@ def _unusable(data_dir: Path, users: list[ServerUser]) -> DataDirectoryUnusable:
             f"data directory {data_dir}: Postgres does not run as root, and neither a user `postgres` nor `nobody` "
             "exists to run it as. Create one, run as another user, or give a database URL (SUBLET_DATABASE_URL)."
         )
-    closed = closed_to(users[-1], data_dir)
+    closed = find_inaccessible(users[-1], data_dir)
     names = " or ".join(user.name for user in users)
     return DataDirectoryUnusable(
         f"data directory {data_dir}: Postgres does not run as root, and user {names} cannot enter {closed}. Choose "

@@ -23,12 +23,12 @@ from sublet_storage.bootstrap.embedded.binaries import find_binaries
 from sublet_storage.bootstrap.embedded.location import (
     PORT,
     ServerUser,
+    chown_to,
     default_data_dir,
-    own,
     server_user,
     socket_directory,
 )
-from sublet_storage.bootstrap.embedded.watchdog import ZOMBIE_PATIENCE_S, bury, environment, is_zombie
+from sublet_storage.bootstrap.embedded.watchdog import ZOMBIE_TIMEOUT_S, environment, is_zombie, remove_stale_lock_files
 
 LOCK_TIMEOUT_S = 120.0
 START_TIMEOUT_S = 60.0
@@ -142,7 +142,7 @@ class EmbeddedPostgres:
         for remains in self.data_dir.glob("making-*"):
             shutil.rmtree(remains, ignore_errors=True)
         making = Path(tempfile.mkdtemp(prefix="making-", dir=self.data_dir))
-        own(making, self._user)
+        chown_to(making, self._user)
         options: list[str | Path] = ["--encoding=UTF8", "--locale=C", "--data-checksums", f"--username={SUPERUSER}"]
         options += ["--auth-local=trust", "--auth-host=scram-sha-256", "--no-instructions"]
         code, output = self._command([self._binaries / "initdb", "-D", making, *options])
@@ -170,8 +170,8 @@ class EmbeddedPostgres:
             if answer == 1:
                 time.sleep(0.05)
                 continue
-            if elapsed_s > ZOMBIE_PATIENCE_S:
-                bury([*self._socket_locks(), str(self._postmaster)])
+            if elapsed_s > ZOMBIE_TIMEOUT_S:
+                remove_stale_lock_files([*self._socket_locks(), str(self._postmaster)])
             code, output = self._command(self._start_command())
             if code != 0:
                 time.sleep(0.1)

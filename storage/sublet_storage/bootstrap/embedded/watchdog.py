@@ -21,16 +21,16 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-LOOK_S = 0.5
+POLL_INTERVAL_S = 0.5
 """Between two looks at a server that is used."""
 
-LONGEST_PAUSE_S = 30.0
+BACKOFF_MAX_S = 30.0
 """Between two attempts to start one that dies again and again; the first is made at once."""
 
 STEADY_S = 60.0
 """A server that has lived for so long begins with short pauses again."""
 
-ZOMBIE_PATIENCE_S = 2.0
+ZOMBIE_TIMEOUT_S = 2.0
 """How long a dead postmaster may wait to be reaped before its lock files are taken away."""
 
 
@@ -75,7 +75,7 @@ def _revive(story: dict[str, Any]) -> None:
     server = os.open(story["server"], os.O_RDWR)
     pause_s, started_at = 0.0, time.monotonic()
     while True:
-        time.sleep(LOOK_S)
+        time.sleep(POLL_INTERVAL_S)
         if _runs(story):
             continue
         if time.monotonic() - started_at > STEADY_S:
@@ -85,7 +85,7 @@ def _revive(story: dict[str, Any]) -> None:
         try:
             if _is_used(users, story["users"]) and not _runs(story):
                 _start(story)
-                pause_s, started_at = min(max(LOOK_S, 2 * pause_s), LONGEST_PAUSE_S), time.monotonic()
+                pause_s, started_at = min(max(POLL_INTERVAL_S, 2 * pause_s), BACKOFF_MAX_S), time.monotonic()
         finally:
             fcntl.flock(server, fcntl.LOCK_UN)
 
@@ -120,19 +120,19 @@ def _is_used(users: int, path: str) -> bool:
 def _start(story: dict[str, Any]) -> None:
     """One attempt, told in the server's log with what the programs say."""
     with _log(story) as log:
-        _tell(log, "the server was gone while it was used: starting it again")
-        deadline = time.monotonic() + ZOMBIE_PATIENCE_S
+        _notify(log, "the server was gone while it was used: starting it again")
+        deadline = time.monotonic() + ZOMBIE_TIMEOUT_S
         while is_zombie(_postmaster(story)) and time.monotonic() < deadline:
             time.sleep(0.05)
-        bury([*story["sockets"], _postmaster(story)])
+        remove_stale_lock_files([*story["sockets"], _postmaster(story)])
         try:
             code = _command(story, "start", log)
-            _tell(log, "it is back" if code == 0 else "it did not start; another attempt follows")
+            _notify(log, "it is back" if code == 0 else "it did not start; another attempt follows")
         except (OSError, subprocess.SubprocessError) as error:
-            _tell(log, f"it could not be started ({error}); another attempt follows")
+            _notify(log, f"it could not be started ({error}); another attempt follows")
 
 
-def _tell(log: int, text: str) -> None:
+def _notify(log: int, text: str) -> None:
     when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     with contextlib.suppress(OSError):
         os.write(log, f"{when} [{os.getpid()}] watchdog: {text}\n".encode())
@@ -167,7 +167,7 @@ def is_zombie(lock_file: str) -> bool:
     return status is not None and status[1] == "Z"
 
 
-def bury(lock_files: Iterable[str]) -> None:
+def remove_stale_lock_files(lock_files: Iterable[str]) -> None:
     """Drop the lock files of a postmaster that is a zombie: an init that does not reap would keep it for ever.
 
     Its children, if any lived, still hold the shared memory segment, and the next server refuses to start.

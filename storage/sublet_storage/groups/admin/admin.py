@@ -9,48 +9,48 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.groups.coordinator.postgres import PostgresGroups
-from sublet_storage.groups.model.desired_state import Order
-from sublet_storage.groups.model.group_errors import no_such_group
+from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.model.desired_state import GroupCommand
+from sublet_storage.groups.model.group_errors import group_not_found_error
 from sublet_storage.groups.model.records import Group, GroupOptions
 from sublet_storage.notify.changes import group_change
-from sublet_storage.notify.publisher import tell_now
+from sublet_storage.notify.publisher import publish_once
 
 
-def declare(url: str, wanted: Subscription, options: GroupOptions) -> tuple[Group, bool]:
+def create_group(url: str, wanted: Subscription, options: GroupOptions) -> tuple[Group, bool]:
     """Create a group; it, and whether it is new. Raises `Conflict` where it is there with other options."""
     with _store(url) as store:
-        existed = store.live_group(wanted) is not None
+        existed = store.find_live_group(wanted) is not None
         group = store.declare_group(wanted, options)
-    tell_now(url, [group_change(str(wanted), group.group_id)])
+    publish_once(url, [group_change(str(wanted), group.group_id)])
     return group, not existed
 
 
-def delete(url: str, wanted: Subscription) -> int:
+def delete_group(url: str, wanted: Subscription) -> int:
     """Delete a group with its progress; its id. Raises `NotFound`."""
     with _store(url) as store:
         deleted = store.delete_group(wanted, store.user())
     if deleted is None:
-        raise no_such_group(wanted)
-    tell_now(url, [group_change(str(wanted), deleted, deleted=True)])
+        raise group_not_found_error(wanted)
+    publish_once(url, [group_change(str(wanted), deleted, deleted=True)])
     return deleted
 
 
-def instruct(url: str, wanted: Subscription, order: Order) -> tuple[Group, bool]:
+def send_command(url: str, wanted: Subscription, order: GroupCommand) -> tuple[Group, bool]:
     """Give a live group an order; the group, and whether that was new. Raises `NotFound`."""
     with _store(url) as store:
-        before, group = store.live_group(wanted), store.instruct(wanted, order, store.user())
+        before, group = store.find_live_group(wanted), store.apply_command(wanted, order, store.user())
     if group is None or before is None:
-        raise no_such_group(wanted)
+        raise group_not_found_error(wanted)
     changed = group.revision != before.revision
     if changed:
-        tell_now(url, [group_change(str(wanted), group.group_id, revision=group.revision)])
+        publish_once(url, [group_change(str(wanted), group.group_id, revision=group.revision)])
     return group, changed
 
 
 @contextmanager
-def _store(url: str) -> Iterator[PostgresGroups]:
-    store = PostgresGroups(url)
+def _store(url: str) -> Iterator[PostgresGroupStore]:
+    store = PostgresGroupStore(url)
     try:
         yield store
     finally:

@@ -51,10 +51,10 @@ select from changed"""
 
 
 @dataclass(frozen=True, slots=True)
-class NodeOrders:
+class NodeDesiredState:
     """What one node is to do. `step_down`: {leadership: term}."""
 
-    draining: bool
+    is_draining: bool
     step_down: Mapping[int, int]
 
 
@@ -67,10 +67,14 @@ class LedGroup:
     subscription: str
 
 
-def read(conn: psycopg.Connection[Any], node: NodeRef) -> NodeOrders:
+def read_desired_state(conn: psycopg.Connection[Any], node: NodeRef) -> NodeDesiredState:
     """What is wanted of this node; nothing, where it is not listed."""
     row = conn.execute(_READ, (node.name, node.incarnation)).fetchone()
-    return NodeOrders(False, {}) if row is None else NodeOrders(row[0], {int(i): term for i, term in row[1].items()})
+    return (
+        NodeDesiredState(False, {})
+        if row is None
+        else NodeDesiredState(row[0], {int(i): term for i, term in row[1].items()})
+    )
 
 
 def set_draining(conn: psycopg.Connection[Any], node: NodeRef, draining: bool) -> bool:
@@ -78,17 +82,17 @@ def set_draining(conn: psycopg.Connection[Any], node: NodeRef, draining: bool) -
     return bool(conn.execute(_DRAIN, (draining, node.name, node.incarnation)).fetchall())
 
 
-def step_down(conn: psycopg.Connection[Any], led: Iterable[LedGroup]) -> None:
+def request_step_down(conn: psycopg.Connection[Any], led: Iterable[LedGroup]) -> None:
     """Let these leaders go, and no later ones of the same groups. Their groups' history says who wanted it."""
     pairs = [(each.group_id, each.term) for each in led]
     conn.execute(_STEP_DOWN, ([group_id for group_id, _ in pairs], [term for _, term in pairs]))
 
 
-def led_by(conn: psycopg.Connection[Any], node: NodeRef) -> list[LedGroup]:
+def groups_led_by(conn: psycopg.Connection[Any], node: NodeRef) -> list[LedGroup]:
     """The groups that this life of the node leads, by name; maintenance is no group."""
     return [LedGroup(*row) for row in conn.execute(_LED, (node.incarnation,)) if row[0] != MAINTENANCE]
 
 
-def leaders(conn: psycopg.Connection[Any], group_ids: Iterable[int]) -> dict[int, str]:
+def leaders_of(conn: psycopg.Connection[Any], group_ids: Iterable[int]) -> dict[int, str]:
     """{group: name of the node that leads it now}, of those that are led."""
     return dict(conn.execute(_LEADERS, (list(group_ids),)).fetchall())

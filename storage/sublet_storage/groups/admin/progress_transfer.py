@@ -13,7 +13,7 @@ from typing import Any
 
 from psycopg.rows import class_row
 
-from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier, lower_of_json
+from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier, lower_frontier_from_json
 from sublet_protocol.domain.errors import Conflict, UsageError
 from sublet_protocol.domain.subscriptions import MAX_OFFSET, Subscription
 from sublet_protocol.domain.topics import Filter
@@ -21,13 +21,13 @@ from sublet_storage.db.bounded_connection import check_timeline, timeline_of
 from sublet_storage.db.clock import NOW, in_microseconds
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.coordinator import lending_rows, lifecycle
-from sublet_storage.groups.model.group_errors import no_such_group
-from sublet_storage.groups.model.options import GroupOptions, WhenGone
+from sublet_storage.groups.model.group_errors import group_not_found_error
+from sublet_storage.groups.model.options import GroupOptions, OnDataLoss
 from sublet_storage.groups.model.records import CREATE, Group, HistoryRecord, LendingStatus
-from sublet_storage.groups.model.transitions import by
+from sublet_storage.groups.model.transitions import reason_with_user
 from sublet_storage.groups.status.overview import NEW
 from sublet_storage.log.deleted_streams import missing
-from sublet_storage.spaces.catalogue import filled
+from sublet_storage.spaces.catalogue import read_generation_filters
 
 _TAKE = """
 select g.after_generation,
@@ -65,7 +65,7 @@ _NOW = f"select {in_microseconds(NOW)}"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StreamPosition:
     """Where a group is in a stream; `consumed` where it is atomic."""
 
     stream_id: int
@@ -74,14 +74,14 @@ class Place:
     consumed: ConsumedFrontier | None = None
 
     @property
-    def settled(self) -> Place:
+    def to_initial(self) -> StreamPosition:
         """As a new group begins with it."""
         is_over = self.status is LendingStatus.FINISHED
         return self if is_over else replace(self, status=LendingStatus.FREE)
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class GroupProgress:
     """Places in the order of their streams, and {space_id: the least epochs that are not consumed} of an atomic group.
 
     Streams of generations up to `after_generation` without a place are none of the group's; later ones are read whole.
@@ -89,14 +89,14 @@ class Progress:
     """
 
     after_generation: int
-    places: tuple[Place, ...]
+    positions: tuple[StreamPosition, ...]
     frontiers: tuple[tuple[int, LowerFrontier | None], ...] = ()
     timeline: str | None = field(default=None, compare=False)
 
     @property
-    def settled(self) -> Progress:
+    def to_initial(self) -> GroupProgress:
         """As a new group begins with it."""
-        return replace(self, places=tuple(place.settled for place in self.places))
+        return replace(self, positions=tuple(place.to_initial for place in self.positions))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,31 +106,33 @@ class _Stream:
     filter: str
 
 
-def take(connection: Connection, group: Group) -> Progress:
+def read_progress(connection: Connection, group: Group) -> GroupProgress:
     """Where the group is. Raises `NotFound` where it was deleted meanwhile."""
     row = connection.execute(_TAKE, {"group": group.group_id}).fetchone()
     if row is None:
-        raise no_such_group(group.subscription)
+        raise group_not_found_error(group.subscription)
     after, lendings, frontiers = row
-    return Progress(after, tuple(map(_place, lendings)), tuple(map(_frontier, frontiers)), timeline_of(connection))
+    return GroupProgress(after, tuple(map(_place, lendings)), tuple(map(_frontier, frontiers)), timeline_of(connection))
 
 
-def clone(connection: Connection, source: Subscription, subscription: Subscription, who: str) -> tuple[Group, Progress]:
+def clone(
+    connection: Connection, source: Subscription, subscription: Subscription, who: str
+) -> tuple[Group, GroupProgress]:
     """A new group that goes on from where another is, in the transaction that is open. Raises `NotFound`, and what
     `begin` does."""
     lifecycle.keep_generations(connection)  # what is taken must be there still when the new group is
-    found = lifecycle.live(connection, source)
-    progress = take(connection, found)
-    why = by(f"a clone of {source}, group {found.group_id}", who)
-    return begin(connection, subscription, found.options, progress, why), progress
+    found = lifecycle.get_live(connection, source)
+    progress = read_progress(connection, found)
+    why = reason_with_user(f"a clone of {source}, group {found.group_id}", who)
+    return create_from_progress(connection, subscription, found.options, progress, why), progress
 
 
-def begin(
-    connection: Connection, subscription: Subscription, options: GroupOptions, progress: Progress, why: str
+def create_from_progress(
+    connection: Connection, subscription: Subscription, options: GroupOptions, progress: GroupProgress, why: str
 ) -> Group:
     """A new group that goes on from there, in the transaction that is open. Raises `Conflict` where there is one by
-    that name, `UsageError` where the progress is none of this database's, and `BeyondHead` where it is of another
-    timeline."""
+    that name, `UsageError` where the progress is none of this database's, and `PositionBeyondHead` where it is of
+    another timeline."""
     check_timeline(connection, progress.timeline, "the file")
     group_id = lifecycle.insert(connection, subscription, options, None, progress.after_generation)
     if group_id is None:
@@ -140,42 +142,44 @@ def begin(
         )
     there = _there(connection, subscription, options, progress)
     _check(connection, subscription, options, there)
-    _lend(connection, group_id, there.places)
-    lifecycle.heed_former(connection, group_id, None)
+    _lend(connection, group_id, there.positions)
+    lifecycle.heed_former(connection, [group_id], None)
     spaces, least = [space_id for space_id, _ in progress.frontiers], [_json(each) for _, each in progress.frontiers]
     connection.execute(_FRONTIERS, {"now_us": None, "group": group_id, "spaces": spaces, "least": least})
     ((now_us,),) = connection.execute(_NOW, {"now_us": None}).fetchall()
-    line = HistoryRecord(now_us, group_id, 0, CREATE, why, 0, None, None, 0, 0, forced=False)
+    line = HistoryRecord(now_us, group_id, 0, CREATE, why, 0, None, None, 0, 0, is_forced=False)
     lending_rows.write_history(connection, [line], now_us)
     return Group(group_id, subscription, options)
 
 
-def _there(connection: Connection, subscription: Subscription, options: GroupOptions, progress: Progress) -> Progress:
+def _there(
+    connection: Connection, subscription: Subscription, options: GroupOptions, progress: GroupProgress
+) -> GroupProgress:
     """Without the streams that are no more. Raises `Conflict` where messages went with them that the group was to have,
     unless it skips what is gone."""
-    absent = missing(connection, [place.stream_id for place in progress.places])
-    if options.when_gone is WhenGone.FAIL:
-        for place in progress.places:
+    absent = missing(connection, [place.stream_id for place in progress.positions])
+    if options.on_data_loss is OnDataLoss.FAIL:
+        for place in progress.positions:
             if absent.get(place.stream_id) and place.status is not LendingStatus.FINISHED:
                 raise _gone(f"stream {place.stream_id}: what there was from offset {place.position} on", subscription)
         for name, filter, lost in connection.execute(_LOST, {"after": progress.after_generation}).fetchall():
             if Filter(filter).intersects(subscription.filter):
                 raise _gone(f"space {name}: all that was published up to generation {lost}", subscription)
-    return replace(progress, places=tuple(place for place in progress.places if place.stream_id not in absent))
+    return replace(progress, positions=tuple(place for place in progress.positions if place.stream_id not in absent))
 
 
 def _gone(what: str, subscription: Subscription) -> Conflict:
     return Conflict(
         f"{what} is gone by retention, and {subscription} has not consumed it by this progress. Take a later one, give "
-        "it the option when_gone skip, or create the group anew with --start earliest."
+        "it the option on_data_loss skip, or create the group anew with --from earliest."
     )
 
 
-def _lend(connection: Connection, group_id: int, places: Sequence[Place]) -> None:
+def _lend(connection: Connection, group_id: int, places: Sequence[StreamPosition]) -> None:
     parameters = {
         "group": group_id,
         "streams": [place.stream_id for place in places],
-        "statuses": [place.settled.status.value for place in places],
+        "statuses": [place.to_initial.status.value for place in places],
         "positions": [place.position for place in places],
         "consumed": [None if place.consumed is None else json.dumps(place.consumed.to_json()) for place in places],
         "now_us": None,
@@ -183,13 +187,13 @@ def _lend(connection: Connection, group_id: int, places: Sequence[Place]) -> Non
     connection.execute(_LEND, parameters)
 
 
-def _check(connection: Connection, subscription: Subscription, options: GroupOptions, progress: Progress) -> None:
+def _check(connection: Connection, subscription: Subscription, options: GroupOptions, progress: GroupProgress) -> None:
     """What was taken in another database, or of another group, must not become rows that nobody can explain."""
-    wanted = {filter.text for filter in filled(connection).wanted(subscription.filter)}
+    wanted = {filter.text for filter in read_generation_filters(connection).matching(subscription.filter)}
     with connection.cursor(row_factory=class_row(_Stream)) as cursor:
-        streams = [place.stream_id for place in progress.places]
+        streams = [place.stream_id for place in progress.positions]
         known = {each.stream_id: each for each in cursor.execute(_KNOWN, {"streams": streams})}
-    for place in progress.places:
+    for place in progress.positions:
         _check_place(subscription, place, known.get(place.stream_id), wanted)
         if (place.consumed is not None) is not options.atomic:
             raise UsageError(
@@ -203,7 +207,7 @@ def _check(connection: Connection, subscription: Subscription, options: GroupOpt
         raise UsageError(f"{subscription}: its progress is of another database than this one. Export it from this one.")
 
 
-def _check_place(subscription: Subscription, place: Place, stream: _Stream | None, wanted: set[str]) -> None:
+def _check_place(subscription: Subscription, place: StreamPosition, stream: _Stream | None, wanted: set[str]) -> None:
     if stream is None or stream.filter not in wanted:
         raise UsageError(
             f"stream {place.stream_id}: it is none of {subscription} in this database. Export it from this one."
@@ -216,7 +220,7 @@ def _check_place(subscription: Subscription, place: Place, stream: _Stream | Non
         )
 
 
-def of_json(stored: Any) -> Progress:
+def progress_from_json(stored: Any) -> GroupProgress:
     """As `to_json` wrote it; streams that are new to the group are left to its leader. Raises `TypeError`, `KeyError`,
     `AttributeError` or `ValueError` for what it never writes."""
     places = sorted((_place(each) for each in stored["streams"] if each["status"] != NEW), key=lambda p: p.stream_id)
@@ -225,17 +229,17 @@ def of_json(stored: Any) -> Progress:
     timeline = stored.get("timeline")
     if not isinstance(timeline, str | None):
         raise ValueError(f"timeline {timeline!r}")
-    return Progress(
-        _whole(stored["after_generation"]), tuple(places), tuple(map(_frontier, stored["epochs"])), timeline
+    return GroupProgress(
+        _integer(stored["after_generation"]), tuple(places), tuple(map(_frontier, stored["epochs"])), timeline
     )
 
 
-def to_json(progress: Progress) -> dict[str, Any]:
+def progress_to_json(progress: GroupProgress) -> dict[str, Any]:
     """For a file."""
     return {
         "timeline": progress.timeline,
         "after_generation": progress.after_generation,
-        "streams": [_shown(place) for place in progress.places],
+        "streams": [_shown(place) for place in progress.positions],
         "epochs": [
             {"space_id": space_id, "least": None if least is None else least.least}
             for space_id, least in progress.frontiers
@@ -243,22 +247,22 @@ def to_json(progress: Progress) -> dict[str, Any]:
     }
 
 
-def _shown(place: Place) -> dict[str, Any]:
+def _shown(place: StreamPosition) -> dict[str, Any]:
     shown = {"stream_id": place.stream_id, "position": place.position, "status": place.status.value}
     return shown if place.consumed is None else {**shown, "consumed": place.consumed.to_json()}
 
 
-def _place(stored: Any) -> Place:
+def _place(stored: Any) -> StreamPosition:
     consumed = stored.get("consumed")
-    return Place(
-        _whole(stored["stream_id"]),
-        _whole(stored["position"]),
+    return StreamPosition(
+        _integer(stored["stream_id"]),
+        _integer(stored["position"]),
         LendingStatus(stored["status"]),
-        None if consumed is None else ConsumedFrontier.of_json(consumed),
+        None if consumed is None else ConsumedFrontier.from_json(consumed),
     )
 
 
-def _whole(stored: Any) -> int:
+def _integer(stored: Any) -> int:
     """As it is: what is no whole number is not made one."""
     if type(stored) is not int or not 0 <= stored <= MAX_OFFSET:
         raise ValueError(f"{stored!r} is no whole number from 0 to {MAX_OFFSET}")
@@ -266,7 +270,7 @@ def _whole(stored: Any) -> int:
 
 
 def _frontier(stored: Any) -> tuple[int, LowerFrontier | None]:
-    return _whole(stored["space_id"]), lower_of_json(stored["least"])
+    return _integer(stored["space_id"]), lower_frontier_from_json(stored["least"])
 
 
 def _json(least: LowerFrontier | None) -> str:

@@ -16,17 +16,18 @@ from shlex import quote
 from typing import Final
 
 from sublet_protocol.domain.errors import Conflict, NotFound
-from sublet_protocol.domain.subscriptions import Start
+from sublet_protocol.domain.subscriptions import StartingPosition
 from sublet_storage.db.clock import database_user
 from sublet_storage.db.connect import connect, schema_name
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.admin import reset_plan
-from sublet_storage.groups.admin.admin import instruct
-from sublet_storage.groups.admin.reset_plan import Move
-from sublet_storage.groups.admin.reset_targets import Target
-from sublet_storage.groups.model.desired_state import FOR_A_RESET, Pause, Resume
+from sublet_storage.groups.admin.admin import send_command
+from sublet_storage.groups.admin.reset_plan import PositionChange
+from sublet_storage.groups.admin.reset_targets import ResetTarget
+from sublet_storage.groups.coordinator import lifecycle
+from sublet_storage.groups.model.desired_state import FOR_A_RESET, PauseGroup, ResumeGroup
 from sublet_storage.groups.model.records import Group
-from sublet_storage.groups.model.transitions import by
+from sublet_storage.groups.model.transitions import reason_with_user
 
 _CLASS: Final = zlib.crc32(b"sublet resets") & 0x7FFFFFFF
 
@@ -44,7 +45,7 @@ select a.usename, a.pid, (extract(epoch from a.xact_start) * 1000000)::bigint, g
 
 
 @contextmanager
-def resetting(url: str, group: Group) -> Iterator[None]:
+def hold_reset_lock(url: str, group: Group) -> Iterator[None]:
     """Nobody else resets the group meanwhile. Raises `Conflict`, which names who does, where somebody is at it."""
     place = f"{schema_name()} {group.group_id}"
     wanted = {"class": _CLASS, "object": zlib.crc32(place.encode()) & 0x7FFFFFFF, "group": group.group_id}
@@ -62,7 +63,7 @@ def _taken(group: Group, holder: tuple[str | None, int, int | None, str | None] 
     """`holder` is None where the other has ended since."""
     user, pid, since_us, why = holder or (None, None, None, None)
     by = f" by database user {user}, process {pid} of the server" if user else ""
-    since = f", since {Start.at(since_us)}" if since_us is not None else ""
+    since = f", since {StartingPosition.at_time(since_us)}" if since_us is not None else ""
     what = f" ({why})" if why else ""
     end = f" If that machine is gone: select pg_terminate_backend({pid})." if pid is not None else ""
     return Conflict(
@@ -72,64 +73,77 @@ def _taken(group: Group, holder: tuple[str | None, int, int | None, str | None] 
     )
 
 
-LOOK_S = 0.2
+def _resumed(group: Group) -> Conflict:
+    name = quote(str(group.subscription))
+    return Conflict(
+        f"{group.subscription}: it was resumed while its members were to hand over for this reset; nothing was "
+        f"changed. `sublet groups history {name}` says by whom: agree with them, and reset it again."
+    )
+
+
+POLL_INTERVAL_S = 0.2
 """Between two looks whether members have handed over what they had."""
 
-LEADER_LOOKS_S = 5.0
-"""How long it takes at most until a leader knows of a pause that no news has told it of (`renew_streams_s`)."""
+LEADER_SYNC_INTERVAL_S = 5.0
+"""How long it takes at most until a leader knows of a pause that no news has told it of (`stream_sync_interval_s`)."""
 
 
-def reset(
+def reset_live_group(
     url: str,
     connection: Connection,
     group: Group,
-    target: Target,
+    target: ResetTarget,
     streams: Collection[int],
     *,
     force: bool,
     patience_s: float,
     waiting: Callable[[int], None] = lambda held: None,
-) -> tuple[Move, ...]:
+) -> tuple[PositionChange, ...]:
     """Let the group go on from the target; what moved. `connection` is in autocommit, on the database of `url`.
 
     `force` does not wait for members, who are else given `patience_s` seconds; `waiting` is told how many streams they
     still hold. Raises `Conflict` where somebody else is resetting it, where they have not handed over in time, and what
     `reset_plan.carry_out` raises: nothing was changed then.
     """
-    with resetting(url, group), _paused(url, group, target):
+    with hold_reset_lock(url, group), _paused(url, group, target):
         if not force:
             _wait(connection, group, patience_s, waiting)
         try:
             with connection.transaction():
-                reason = by(f"reset to {target}", database_user(connection))
-                return reset_plan.carry_out(connection, group, target, streams, reason=reason, force=force)
+                reason = reason_with_user(f"reset to {target}", database_user(connection))
+                return reset_plan.execute_reset(connection, group, target, streams, reason=reason, force=force)
         except Conflict as error:
-            if force or patience_s > LEADER_LOOKS_S:
+            if force or patience_s > LEADER_SYNC_INTERVAL_S:
                 raise
             said = (
-                f"A leader may take {LEADER_LOOKS_S:g} s to hear of the pause: wait for longer than {patience_s:g} s."
+                f"A leader may take {LEADER_SYNC_INTERVAL_S:g} s to hear of the pause: wait for longer than "
+                f"{patience_s:g} s."
             )
             raise Conflict(f"{error} {said}") from None
 
 
 @contextlib.contextmanager
-def _paused(url: str, group: Group, target: Target) -> Iterator[None]:
+def _paused(url: str, group: Group, target: ResetTarget) -> Iterator[None]:
     """The group is paused meanwhile; whatever happens, it is resumed afterwards unless somebody else has paused it."""
     wanted, reason = group.subscription, f"{FOR_A_RESET}{target}"
-    found, _ = instruct(url, wanted, Pause(reason))
+    found, _ = send_command(url, wanted, PauseGroup(reason))
     try:
         if found.group_id != group.group_id:
             raise NotFound(f"group {str(wanted)!r} was deleted and made anew meanwhile. Look at it, and try again.")
         yield
     finally:
-        instruct(url, wanted, Resume(only=reason))
+        send_command(url, wanted, ResumeGroup(only=reason))
 
 
 def _wait(connection: Connection, group: Group, patience_s: float, waiting: Callable[[int], None]) -> None:
-    """Until nobody has anything, or the time is over: then what is done next says what is still lent."""
-    deadline, told = time.monotonic() + patience_s, -1
-    while (held := reset_plan.held(connection, group)) and time.monotonic() < deadline:
-        if held != told:
+    """Until nobody has anything, or the time is over: then what is done next says what is still lent. Raises `Conflict`
+    where somebody has resumed the group, whose members then hand nothing over."""
+    deadline, reported = time.monotonic() + patience_s, -1
+    while (held := reset_plan.count_held(connection, group)) and time.monotonic() < deadline:
+        found = lifecycle.find_by_id(connection, group.group_id)
+        if found is not None and found.desired_state.pause_reason is None:
+            raise _resumed(group)
+        if held != reported:
             waiting(held)
-            told = held
-        time.sleep(LOOK_S)
+            reported = held
+        time.sleep(POLL_INTERVAL_S)

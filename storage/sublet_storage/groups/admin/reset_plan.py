@@ -22,13 +22,13 @@ from sublet_protocol.domain.errors import Conflict, UsageError
 from sublet_storage.db.bounded_connection import check_timeline
 from sublet_storage.db.clock import NOW, in_microseconds
 from sublet_storage.db.store_connection import Connection
-from sublet_storage.groups.admin.reset_targets import Target
+from sublet_storage.groups.admin.reset_targets import ResetTarget
 from sublet_storage.groups.coordinator import consumed_frontiers, leadership, lending_rows, lifecycle
 from sublet_storage.groups.coordinator.stream_sync import add_streams
-from sublet_storage.groups.coordinator.write_buffer import Pen
-from sublet_storage.groups.model.group_errors import no_such_group, no_such_stream
-from sublet_storage.groups.model.records import Group, LendingStatus, Start
-from sublet_storage.groups.model.transitions import Row, reset
+from sublet_storage.groups.coordinator.write_buffer import WriteBuffer
+from sublet_storage.groups.model.group_errors import group_not_found_error, row_locked, stream_not_found_error
+from sublet_storage.groups.model.records import Group, LendingStatus, StartingPosition
+from sublet_storage.groups.model.transitions import LendingRow, apply_reset
 
 _PLAN = """
 select s.stream_id, s.state = 'closed' as is_closed, n.state = 'gone' as is_gone, l.status, l.position as before,
@@ -69,7 +69,7 @@ began is none of its own, and what goes from where the group is (current, shift)
 
 _HELD = "select count(*) from lending where group_id = %(group)s and status = 'held'"
 
-_LENT = "select stream_id from lending where group_id = %(group)s and status in ('held', 'reserved')"
+_GRANTED = "select stream_id from lending where group_id = %(group)s and status in ('held', 'reserved')"
 
 _NO_LEADER = f"""
 insert into leadership (leadership_id, node, incarnation, address, term, expires_at)
@@ -89,20 +89,20 @@ _LIVES = "select 1 from consumer_group where group_id = %(group)s and deleted_at
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class PositionChange:
     """A stream with its position `before` (None: the group had not had it) and after. `head` is its end.
 
-    `again`: messages that are given out once more. `skipped`: those that would have been given, and are not; of a
-    stream that came after the group too. `has_epochs`: of a reset to an epoch, whether any of its messages is in one.
-    """
+    `redelivered_count`: messages that are given out once more. `skipped_count`: those that would have been given, and
+    are not; of a stream that came after the group too. `has_epochs`: of a reset to an epoch, whether any of its
+    messages is in one."""
 
     stream_id: int
     status: str | None
     before: int | None
     after: int
     head: int
-    again: int
-    skipped: int
+    redelivered_count: int
+    skipped_count: int
     has_epochs: bool | None
 
 
@@ -127,34 +127,38 @@ class _Planned:
         would_be_given = self.is_later and self.head > 0
         return self.status is None and self.is_closed and self.after == self.head and not would_be_given
 
-    def move(self, after: int) -> Move:
+    def move(self, after: int) -> PositionChange:
         would_be_at = (0 if self.is_later else after) if self.before is None else self.before
         again, skipped = max((self.before or 0) - after, 0), max(after - would_be_at, 0)
-        return Move(self.stream_id, self.status, self.before, after, self.head, again, skipped, self.has_epochs)
+        return PositionChange(
+            self.stream_id, self.status, self.before, after, self.head, again, skipped, self.has_epochs
+        )
 
 
-def held(connection: Connection, group: Group) -> int:
+def count_held(connection: Connection, group: Group) -> int:
     """How many streams are lent."""
     (row,) = connection.execute(_HELD, {"group": group.group_id}).fetchall()
     return int(row[0])
 
 
-def plan(connection: Connection, group: Group, target: Target, streams: Collection[int] = ()) -> tuple[Move, ...]:
+def plan_reset(
+    connection: Connection, group: Group, target: ResetTarget, streams: Collection[int] = ()
+) -> tuple[PositionChange, ...]:
     """What a reset would do now, of all streams or of these. Raises `NotFound` for one that it does not have, and
-    `BeyondHead` for offsets of another timeline of the database."""
+    `PositionBeyondHead` for offsets of another timeline of the database."""
     check_timeline(connection, target.timeline, "the file")
     _check_wholeness(group, target, streams)
     parameters = {
-        **target.parameters(),
+        **target.to_parameters(),
         "epoch": json.dumps(target.epoch),
         "group": group.group_id,
-        **lifecycle.first_filters(connection, group.subscription.filter, Start.EARLIEST),
+        **lifecycle.filters_at_start(connection, group.subscription.filter, StartingPosition.EARLIEST),
     }
     with connection.cursor(row_factory=class_row(_Planned)) as cursor:
         found = cursor.execute(_PLAN, parameters).fetchall()
-    named = set(streams) | {stream_id for stream_id, _ in target.given}
+    named = set(streams) | {stream_id for stream_id, _ in target.offsets_by_stream}
     if unknown := named - {row.stream_id for row in found}:
-        raise no_such_stream(group.subscription, min(unknown))
+        raise stream_not_found_error(group.subscription, min(unknown))
     placed = [
         (row.move(row.after), row)
         for row in found
@@ -166,7 +170,7 @@ def plan(connection: Connection, group: Group, target: Target, streams: Collecti
     return tuple(move for move, row in placed if not row.is_passed)
 
 
-def _check_place(move: Move, is_gone: bool) -> None:
+def _check_place(move: PositionChange, is_gone: bool) -> None:
     if move.after > move.head:
         raise UsageError(
             f"stream {move.stream_id}: offset {move.after} is beyond its end, {move.head}. Give one up to that."
@@ -177,7 +181,7 @@ def _check_place(move: Move, is_gone: bool) -> None:
         )
 
 
-def _check_wholeness(group: Group, target: Target, streams: Collection[int]) -> None:
+def _check_wholeness(group: Group, target: ResetTarget, streams: Collection[int]) -> None:
     """Which epochs a group is given follows from where all its streams begin: it is set for all together."""
     if group.options.atomic and (streams or target.kind in ("current", "shift", "given")):
         raise UsageError(
@@ -186,42 +190,43 @@ def _check_wholeness(group: Group, target: Target, streams: Collection[int]) -> 
         )
 
 
-def _check_numbers(connection: Connection, target: Target, stream_ids: Sequence[int]) -> None:
+def _check_numbers(connection: Connection, target: ResetTarget, stream_ids: Sequence[int]) -> None:
     if target.kind != "epoch":
         return
     for (numbers,) in connection.execute(_NUMBERS, {"streams": list(stream_ids)}).fetchall():
         check_epoch(target.epoch, numbers)
 
 
-def carry_out(
+def execute_reset(
     connection: Connection,
     group: Group,
-    target: Target,
+    target: ResetTarget,
     streams: Collection[int] = (),
     *,
     reason: str,
     force: bool = False,
-) -> tuple[Move, ...]:
+) -> tuple[PositionChange, ...]:
     """Reset, in the transaction that is open; what was done. Raises `Conflict` while streams are lent, or kept because
     something in them is in doubt, unless by `force`: then these grants end without their holders' word."""
     connection.execute(_NO_LEADER, {"group": group.group_id, "now_us": None})
-    leader = leadership.locked(leadership.lock(connection, (group.group_id,), None))[group.group_id]
+    leader = leadership.fetch_locked(leadership.lock(connection, (group.group_id,), None))[group.group_id]
     lifecycle.keep_generations(connection)
     if connection.execute(_LIVES, {"group": group.group_id}).fetchone() is None:
-        raise no_such_group(group.subscription)
-    moves = plan(connection, group, target, streams)
+        raise group_not_found_error(group.subscription)
+    moves = plan_reset(connection, group, target, streams)
     new = [move.stream_id for move in moves if move.status is None]
     consumed = json.dumps({"upto": 0, "least": None}) if group.options.atomic else None
     connection.execute(_ADD, {"group": group.group_id, "streams": new, "consumed": consumed, "now_us": None})
     add_streams(connection, [group.group_id], leader.now_us)  # those that others descend from, too
-    pen = Pen(leader.now_us)
+    lifecycle.heed_former(connection, [group.group_id], None)
+    pen = WriteBuffer(leader.now_us)
     known = _at_rest(connection, group, [move.stream_id for move in moves], force)
-    facts = lending_rows.read_facts(lending_rows.facts(connection, known))
+    facts = lending_rows.read_facts(lending_rows.query_facts(connection, known))
     for move in moves:
         row = known[move.stream_id]
         why = f"{reason}; was at {row.position}" if move.status is not None else reason
-        pen.note(row, reset(row, facts[move.stream_id], move.after, why, pen.now_us), leader.term)
-    pen.write(connection)
+        pen.add(row, apply_reset(row, facts[move.stream_id], move.after, why, pen.now_us), leader.term)
+    pen.flush(connection)
     _take_back(connection, group, pen, leader.term, reason=reason, force=force)
     if group.options.atomic:
         _begin_epochs(connection, group.group_id, target)
@@ -229,42 +234,45 @@ def carry_out(
     return moves
 
 
-def _take_back(connection: Connection, group: Group, pen: Pen, term: int, *, reason: str, force: bool) -> None:
+def _take_back(connection: Connection, group: Group, pen: WriteBuffer, term: int, *, reason: str, force: bool) -> None:
     """Streams that are lent, and now come after one that is unfinished again, wait for it."""
-    lent = connection.execute(_LENT, {"group": group.group_id}).fetchall()
+    granted = connection.execute(_GRANTED, {"group": group.group_id}).fetchall()
     above = lending_rows.read_ancestors(
-        lending_rows.ancestors(connection, [(group.group_id, stream_id) for (stream_id,) in lent])
+        lending_rows.ancestors(connection, [(group.group_id, stream_id) for (stream_id,) in granted])
     )
     known = _at_rest(connection, group, [stream_id for _, stream_id in above], force)
-    facts = lending_rows.read_facts(lending_rows.facts(connection, known))
+    facts = lending_rows.read_facts(lending_rows.query_facts(connection, known))
     for stream_id, row in sorted(known.items()):
         why = f"{reason}; waits for {', '.join(map(str, above[group.group_id, stream_id]))}, which come before it"
-        pen.note(row, reset(row, facts[stream_id], row.position, why, pen.now_us), term)
-    pen.write(connection)
+        pen.add(row, apply_reset(row, facts[stream_id], row.position, why, pen.now_us), term)
+    pen.flush(connection)
 
 
-def _at_rest(connection: Connection, group: Group, streams: Collection[int], force: bool) -> dict[int, Row]:
+def _at_rest(connection: Connection, group: Group, streams: Collection[int], force: bool) -> dict[int, LendingRow]:
     """The rows of these streams, locked."""
     keys = [(group.group_id, stream_id) for stream_id in streams]
-    known = {row.stream_id: row for row in lending_rows.read_rows(lending_rows.lock(connection, keys))}
+    known = {row.stream_id: row for row in lending_rows.read_rows(lending_rows.lock_rows(connection, keys))}
     if locked := sorted(set(streams) - known.keys()):
+        which = f"{len(locked)} of its streams, the first is {locked[0]}, have"
+        raise row_locked(group.subscription, which, lending_rows.locker(connection, group.group_id))
+    granted = sorted(
+        row.stream_id for row in known.values() if row.status in (LendingStatus.HELD, LendingStatus.RESERVED)
+    )
+    if granted and not force:
         raise Conflict(
-            f"{group.subscription}: {len(locked)} of its streams have a row that an open transaction keeps locked, a "
-            f"user's with `advance` say; the first is {locked[0]}. Nothing is changed. Try again when it has ended: "
-            "pg_stat_activity shows it."
-        )
-    lent = sorted(row.stream_id for row in known.values() if row.status in (LendingStatus.HELD, LendingStatus.RESERVED))
-    if lent and not force:
-        raise Conflict(
-            f"{group.subscription}: {len(lent)} of its streams are lent, or kept for a session that left something in "
-            f"doubt; the first is {lent[0]}. Wait until its members have handed them over, or end it by --force: then "
+            f"{group.subscription}: {len(granted)} of its streams are lent, or kept for a session that left "
+            "something in "
+            f"doubt; the first is {granted[0]}. Wait until its members have handed them over, or end it by --force: "
+            "then "
             "messages that they have in hand may be seen twice."
         )
     return known
 
 
-def _begin_epochs(connection: Connection, group_id: int, target: Target) -> None:
+def _begin_epochs(connection: Connection, group_id: int, target: ResetTarget) -> None:
     """An atomic group is given whole epochs from its new positions on."""
-    consumed_frontiers.forget(connection, group_id)
-    start = Start.LATEST if target.kind == "latest" else Start.EARLIEST
-    consumed_frontiers.begin(connection, group_id, start, None, target.epoch if target.kind == "epoch" else None)
+    consumed_frontiers.delete_frontiers(connection, group_id)
+    start = StartingPosition.LATEST if target.kind == "latest" else StartingPosition.EARLIEST
+    consumed_frontiers.initialize_frontiers(
+        connection, group_id, start, None, target.epoch if target.kind == "epoch" else None
+    )

@@ -9,43 +9,42 @@ from typing import Any
 
 from sublet_protocol.domain.epochs import Epoch, check_epoch
 from sublet_protocol.domain.errors import UsageError
-from sublet_protocol.domain.subscriptions import MAX_OFFSET, Start
+from sublet_protocol.domain.subscriptions import MAX_OFFSET, StartingPosition
 
 LARGEST = MAX_OFFSET
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ResetTarget:
     """`kind` is one of earliest, latest, current, offset, shift, time, epoch and given; the others are what it needs.
 
-    `value`: an offset, messages to go forward (or back), or microseconds since 1970; `given`: {stream: offset}, which
-    were taken on that `timeline` of the database, if that is known.
-    """
+    `value`: an offset, messages to go forward (or back), or microseconds since 1970; `offsets_by_stream`: {stream:
+    offset}, which were taken on that `timeline` of the database, if that is known."""
 
     kind: str
     value: int = 0
     epoch: Epoch = ()
-    given: tuple[tuple[int, int], ...] = ()
+    offsets_by_stream: tuple[tuple[int, int], ...] = ()
     timeline: str | None = None
 
     @classmethod
-    def earliest(cls) -> Target:
+    def earliest(cls) -> ResetTarget:
         """All that retention has left."""
         return cls("earliest")
 
     @classmethod
-    def latest(cls) -> Target:
+    def latest(cls) -> ResetTarget:
         """Nothing that is there."""
         return cls("latest")
 
     @classmethod
-    def current(cls) -> Target:
+    def current(cls) -> ResetTarget:
         """Where it is: streams that were blocked are lent again."""
         return cls("current")
 
     @classmethod
-    def offset(cls, offset: int) -> Target:
+    def offset(cls, offset: int) -> ResetTarget:
         """That offset in every stream, or its end. Raises `UsageError`."""
         if not 0 <= offset <= LARGEST:
             raise UsageError(
@@ -55,7 +54,7 @@ class Target:
         return cls("offset", offset)
 
     @classmethod
-    def shift(cls, count: int) -> Target:
+    def shift(cls, count: int) -> ResetTarget:
         """So many messages on, or back, in every stream; not beyond its ends. Raises `UsageError`."""
         if abs(count) > LARGEST:
             raise UsageError(
@@ -65,7 +64,7 @@ class Target:
         return cls("shift", count)
 
     @classmethod
-    def time(cls, moment: datetime) -> Target:
+    def time(cls, moment: datetime) -> ResetTarget:
         """In every stream what was appended at that time or later. Raises `UsageError` for a time without a zone, or
         one that is in no year from 1 to 9999 in UTC."""
         if moment.utcoffset() is None:
@@ -76,19 +75,19 @@ class Target:
             raise UsageError(f"time {moment}: in UTC it is not in the years 1 to 9999. Give one of them.") from None
 
     @classmethod
-    def at_epoch(cls, epoch: object) -> Target:
+    def at_epoch(cls, epoch: object) -> ResetTarget:
         """In every stream from its first block with that epoch, or one after it. Raises `InvalidEpoch`."""
         return cls("epoch", epoch=check_epoch(epoch))
 
     @classmethod
-    def offsets(cls, given: Mapping[int, int], timeline: str | None = None) -> Target:
+    def offsets(cls, given: Mapping[int, int], timeline: str | None = None) -> ResetTarget:
         """These streams to these offsets, and no others. Raises `UsageError`."""
         for stream_id, offset in given.items():
             if not (0 < stream_id <= LARGEST and 0 <= offset <= LARGEST):
                 raise UsageError(f"stream {stream_id}, offset {offset}: both are numbers, from 1 and from 0.")
         if not given:
             raise UsageError("no stream is given. Give at least one, with its offset.")
-        return cls("given", given=tuple(sorted(given.items())), timeline=timeline)
+        return cls("given", offsets_by_stream=tuple(sorted(given.items())), timeline=timeline)
 
     def __str__(self) -> str:
         match self.kind:
@@ -97,7 +96,7 @@ class Target:
             case "shift":
                 return f"shifted by {self.value:+d}"
             case "time":
-                return f"time {Start.at(self.value)}"
+                return f"time {StartingPosition.at_time(self.value)}"
             case "epoch":
                 return f"epoch {self.epoch[0] if len(self.epoch) == 1 else self.epoch}"
             case "given":
@@ -105,12 +104,12 @@ class Target:
             case _:
                 return self.kind
 
-    def parameters(self) -> dict[str, Any]:
+    def to_parameters(self) -> dict[str, Any]:
         """For a statement: kind, value, epoch, streams, offsets."""
         return {
             "kind": self.kind,
             "value": self.value,
             "epoch": list(self.epoch),
-            "given_streams": [stream_id for stream_id, _ in self.given],
-            "given_offsets": [offset for _, offset in self.given],
+            "given_streams": [stream_id for stream_id, _ in self.offsets_by_stream],
+            "given_offsets": [offset for _, offset in self.offsets_by_stream],
         }

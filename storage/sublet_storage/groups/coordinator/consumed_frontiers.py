@@ -16,19 +16,22 @@ from sublet_protocol.domain.epochs import (
     GroupFrontier,
     LowerFrontier,
     UpperFrontier,
-    lower_of_json,
-    upper_of_json,
+    lower_frontier_from_json,
+    upper_frontier_from_json,
 )
 from sublet_storage.db.clock import NOW
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.coordinator.lending_rows import Key
-from sublet_storage.groups.coordinator.write_buffer import Pen
-from sublet_storage.groups.model.records import Start
-from sublet_storage.groups.model.transitions import consumed_by_group, consumption, first_epochs
+from sublet_storage.groups.coordinator.write_buffer import WriteBuffer
+from sublet_storage.groups.model.records import StartingPosition
+from sublet_storage.groups.model.transitions import consumption_record, initial_frontier, merge_consumed_frontier
 
-# A day after a space was dropped whoever listens has heard how its epochs ended.
+# Those that the groups may get rows in are of generations that came after them. A day after a space was dropped whoever
+# listens has heard how its epochs ended.
 _SPACES = f"""
-select space_id, name, lower_frontier, coalesce(dropped_at < {NOW} - interval '1 day', false) from space"""
+select space_id, name, lower_frontier, coalesce(dropped_at < {NOW} - interval '1 day', false) from space
+ where space_id in (select f.space_id from consumed_frontier f where f.group_id = any(%(groups)s::bigint[])
+                    union select g.space_id from generation g where g.generation_id > %(oldest)s)"""
 
 # What had begun before the start positions; of streams without a row, which are consumed or gone, all that had. Who
 # starts at the end starts behind all that has begun by now: to leave out what began while its rows were written, all
@@ -78,8 +81,11 @@ update consumed_frontier f set least = u.least, updated_at = {NOW}
   from unnest(%(groups)s::bigint[], %(spaces)s::bigint[], %(least)s::jsonb[]) as u (group_id, space_id, least)
  where f.group_id = u.group_id and f.space_id = u.space_id"""
 
-
 _FORGET = "delete from consumed_frontier where group_id = %(group)s"
+
+_FORGET_SPACES = """
+delete from consumed_frontier f using unnest(%(groups)s::bigint[], %(spaces)s::bigint[]) as u (group_id, space_id)
+ where f.group_id = u.group_id and f.space_id = u.space_id"""
 
 _EXPIRED = """
 select space_id, producer_id, least, begun from capability
@@ -87,42 +93,48 @@ select space_id, producer_id, least, begun from capability
 
 
 @dataclass(frozen=True, slots=True)
-class Completed:
-    """A space, and what was completed in it when that was read. `is_past`: it was dropped, and not just now."""
+class SpaceFrontier:
+    """A space, and what was completed in it when that was read. `is_dropped`: it was dropped, and not just now."""
 
     name: str
     lower: LowerFrontier | None
-    is_past: bool
+    is_dropped: bool
 
 
-def completed(connection: Connection, now_us: int | None) -> dict[int, Completed]:
-    """Of every space, {space_id: what is completed}; also of those that were dropped."""
+def read_space_frontiers(
+    connection: Connection, groups: Collection[int], oldest: int, now_us: int | None
+) -> dict[int, SpaceFrontier]:
+    """{space_id: what is completed} of the spaces that these groups have to do with, also of those that were dropped.
+    `oldest`: of generations up to this one they all have the rows that they are to have."""
+    parameters = {"groups": list(groups), "oldest": oldest, "now_us": now_us}
     return {
-        space_id: Completed(name, lower_of_json(lower), is_past)
-        for space_id, name, lower, is_past in connection.execute(_SPACES, {"now_us": now_us}).fetchall()
+        space_id: SpaceFrontier(name, lower_frontier_from_json(lower), is_past)
+        for space_id, name, lower, is_past in connection.execute(_SPACES, parameters).fetchall()
     }
 
 
-def forget(connection: Connection, group_id: int) -> None:
+def delete_frontiers(connection: Connection, group_id: int) -> None:
     """The group has consumed nothing."""
     connection.execute(_FORGET, {"group": group_id})
 
 
-def begin(connection: Connection, group_id: int, start: Start, now_us: int | None, epoch: Epoch | None = None) -> None:
+def initialize_frontiers(
+    connection: Connection, group_id: int, start: StartingPosition, now_us: int | None, epoch: Epoch | None = None
+) -> None:
     """Say of a group that has no frontiers which epochs it is given, in its rows and as its first frontiers. `epoch`:
     it is given none before that."""
     lowers: dict[int, LowerFrontier | None] = {}
     begun: dict[int, UpperFrontier] = {}
     at_the_end = start.policy == "latest"
     for space_id, lower, greatest in connection.execute(_BEGUN, {"group": group_id, "at_the_end": at_the_end}):
-        lowers[space_id] = lower_of_json(lower)
-        begun[space_id] = begun.get(space_id, UpperFrontier()).join(upper_of_json(greatest))
-    first = {space_id: first_epochs(start, lower, begun[space_id]) for space_id, lower in lowers.items()}
+        lowers[space_id] = lower_frontier_from_json(lower)
+        begun[space_id] = begun.get(space_id, UpperFrontier()).join(upper_frontier_from_json(greatest))
+    first = {space_id: initial_frontier(start, lower, begun[space_id]) for space_id, lower in lowers.items()}
     if epoch is not None:
         wanted = LowerFrontier((epoch,))
         for space_id in (space_id for space_id, lower in lowers.items() if lower is not None):
             before = first[space_id]
-            first[space_id] = wanted if before is None else before.within(wanted)
+            first[space_id] = wanted if before is None else before.intersect(wanted)
     parameters = {"group": group_id, "spaces": list(first), "least": _least(first.values()), "now_us": now_us}
     connection.execute(_BEGIN, parameters)
 
@@ -133,36 +145,43 @@ def add_spaces(connection: Connection, keys: Collection[Key], now_us: int) -> No
     connection.execute(_ADD, parameters)
 
 
-def move_on(
-    connection: Connection, terms: Mapping[int, int], spaces: Mapping[int, Completed], pen: Pen
+def advance_frontiers(
+    connection: Connection, terms: Mapping[int, int], spaces: Mapping[int, SpaceFrontier], pen: WriteBuffer
 ) -> dict[int, tuple[GroupFrontier, ...]]:
     """Write how far the groups {group_id: term}, which are atomic and whose leadership is locked, have come, and say it
-    in their history; all their frontiers."""
+    in their history; all their frontiers. Those of a space that is past, and consumed, are forgotten."""
     groups = {"groups": list(terms)}
     known = connection.execute(_KNOWN, groups).fetchall()
     held_back: dict[tuple[int, int], list[LowerFrontier | None]] = {}
     for group_id, space_id, least in connection.execute(_HELD_BACK, groups).fetchall():
-        held_back.setdefault((group_id, space_id), []).append(lower_of_json(least))
+        held_back.setdefault((group_id, space_id), []).append(lower_frontier_from_json(least))
     moved: dict[tuple[int, int], tuple[LowerFrontier | None, LowerFrontier]] = {}
     found: dict[int, list[GroupFrontier]] = {}
+    past: list[tuple[int, int]] = []
     for group_id, space_id, least in known:
-        before, space = lower_of_json(least), spaces.get(space_id)
+        before, space = lower_frontier_from_json(least), spaces.get(space_id)
+        if space is not None and space.is_dropped and before == space.lower:
+            past.append((group_id, space_id))
+            continue
         if space is None or space.lower is None:
             continue
-        now = consumed_by_group(before, space.lower, held_back.get((group_id, space_id), ()))
-        if now is None or (space.is_past and now == before == space.lower):
+        now = merge_consumed_frontier(before, space.lower, held_back.get((group_id, space_id), ()))
+        if now is None:
             continue
         found.setdefault(group_id, []).append(GroupFrontier(space.name, space_id, now, space.lower))
         if now != before:
             moved[group_id, space_id] = before, now
+    if past:
+        parameters = {"groups": [group for group, _ in past], "spaces": [space for _, space in past]}
+        connection.execute(_FORGET_SPACES, parameters)
     if moved:
         _write(connection, {key: now for key, (_, now) in moved.items()}, pen.now_us)
         expired = _expired(connection, {space_id for _, space_id in moved})
         for (group_id, space_id), (before, now) in moved.items():
             unfinished = {one.producer_id: None for one in expired.get(space_id, ()) if one.is_closed_by(before, now)}
             name, term = spaces[space_id].name, terms[group_id]
-            pen.lines.append(consumption(group_id, name, now, term, pen.now_us, list(unfinished)))
-        pen.write(connection)
+            pen.history.append(consumption_record(group_id, name, now, term, pen.now_us, list(unfinished)))
+        pen.flush(connection)
     return {
         group_id: tuple(sorted(each, key=lambda one: (one.space, one.space_id))) for group_id, each in found.items()
     }
@@ -178,16 +197,16 @@ class _Expired:
 
     def is_closed_by(self, before: LowerFrontier | None, now: LowerFrontier) -> bool:
         """Whether a step consumes some of it."""
-        left = self.held if before is None else self.held.within(before)
-        return any(self.begun.covers(epoch) and not now.may_come(epoch) for epoch in left.least)
+        left = self.held if before is None else self.held.intersect(before)
+        return any(self.begun.covers(epoch) and not now.admits(epoch) for epoch in left.least)
 
 
 def _expired(connection: Connection, space_ids: Iterable[int]) -> dict[int, list[_Expired]]:
     """Whose leases have run out of late, by space."""
     found: dict[int, list[_Expired]] = {}
     for space_id, producer_id, least, begun in connection.execute(_EXPIRED, {"spaces": list(space_ids)}).fetchall():
-        held = LowerFrontier.of(map(tuple, least))
-        found.setdefault(space_id, []).append(_Expired(producer_id, held, upper_of_json(begun)))
+        held = LowerFrontier.from_epochs(map(tuple, least))
+        found.setdefault(space_id, []).append(_Expired(producer_id, held, upper_frontier_from_json(begun)))
     return found
 
 

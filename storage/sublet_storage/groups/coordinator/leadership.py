@@ -16,16 +16,16 @@ from typing import Any
 
 import psycopg
 
-from sublet_protocol.domain.errors import LostLeadership
+from sublet_protocol.domain.errors import StaleTerm
 from sublet_storage.db.clock import NOW, in_microseconds
 from sublet_storage.db.store_connection import Connection
-from sublet_storage.groups.model.records import MAINTENANCE, TAKEOVER, Claim, WhenGone
+from sublet_storage.groups.model.records import MAINTENANCE, TAKEOVER, Leadership, OnDataLoss
 from sublet_storage.groups.model.transitions import MICROSECONDS
 from sublet_storage.nodes import NodeRef
 
 _SAME_TIMELINE = "coalesce(timeline = (select timeline_now()), true)"
 
-_LOOK = f"""
+_READ = f"""
 select leadership_id, node, incarnation, address, term,
        case when {_SAME_TIMELINE} then {in_microseconds("expires_at")} - {in_microseconds(NOW)} else 0 end
   from leadership where leadership_id = any(%(ids)s::bigint[]) order by leadership_id"""
@@ -57,7 +57,7 @@ with locked as materialized (
    where leadership_id = any(%(ids)s::bigint[]) order by leadership_id for no key update {{skip}}
 )
 select leadership_id, incarnation, term, expires_at > {NOW} and {_SAME_TIMELINE}, {in_microseconds(NOW)},
-       coalesce(g.options->>'when_gone', '{WhenGone.FAIL}')
+       coalesce(g.options->>'on_data_loss', '{OnDataLoss.FAIL}')
   from locked left join consumer_group g on g.group_id = leadership_id"""
 
 _WAIT = _LOCK.format(skip="")
@@ -80,27 +80,27 @@ _OLDER_GRANTS = """
 select l.stream_id, l.grant_id from leadership d join lending l on l.group_id = d.leadership_id
  where d.leadership_id = %(id)s and l.status = 'held' and l.grant_id < d.term"""
 
-_NEVER_LENT = "update lending set grant_id = 1 where group_id = %(id)s and grant_id = 0 and unfinished"
+_MARK_NEVER_GRANTED = "update lending set grant_id = 1 where group_id = %(id)s and grant_id = 0 and unfinished"
 
 
 @dataclass(frozen=True, slots=True)
-class Locked:
+class LockedLeadership:
     """A leadership row that this transaction holds, at the time it got it, with the policy of its group."""
 
     incarnation: str
     term: int
-    alive: bool
+    is_alive: bool
     now_us: int
-    when_gone: WhenGone
+    on_data_loss: OnDataLoss
 
 
-def look(connection: Connection, ids: Iterable[int], now_us: int | None) -> dict[int, Claim]:
+def read_leaderships(connection: Connection, ids: Iterable[int], now_us: int | None) -> dict[int, Leadership]:
     """The rows as they are, without a lock."""
-    rows = connection.execute(_LOOK, {"ids": sorted(set(ids)), "now_us": now_us}).fetchall()
+    rows = connection.execute(_READ, {"ids": sorted(set(ids)), "now_us": now_us}).fetchall()
     return {row[0]: _claim(row) for row in rows}
 
 
-def claim(connection: Connection, leadership_id: int, node: NodeRef, lease_s: float, now_us: int | None) -> Claim:
+def claim(connection: Connection, leadership_id: int, node: NodeRef, lease_s: float, now_us: int | None) -> Leadership:
     """Take the row if its lease has run out or it is new; the row as it then is."""
     parameters = {
         "id": leadership_id,
@@ -111,7 +111,7 @@ def claim(connection: Connection, leadership_id: int, node: NodeRef, lease_s: fl
         "now_us": now_us,
     }
     connection.execute(_CLAIM, parameters)
-    return look(connection, (leadership_id,), now_us)[leadership_id]
+    return read_leaderships(connection, (leadership_id,), now_us)[leadership_id]
 
 
 def is_first_here(connection: Connection, leadership_id: int) -> bool:
@@ -125,10 +125,10 @@ def older_grants(connection: Connection, leadership_id: int) -> list[tuple[int, 
     return [(stream, grant) for stream, grant in connection.execute(_OLDER_GRANTS, {"id": leadership_id}).fetchall()]
 
 
-def mark_never_lent(connection: Connection, leadership_id: int) -> None:
+def mark_never_granted(connection: Connection, leadership_id: int) -> None:
     """Give what was never lent, as far as is known on this timeline, an id of the one before, as it may have been lent
     there since."""
-    connection.execute(_NEVER_LENT, {"id": leadership_id})
+    connection.execute(_MARK_NEVER_GRANTED, {"id": leadership_id})
 
 
 def lock(connection: Connection, ids: Iterable[int], now_us: int | None, *, wait: bool = True) -> psycopg.Cursor[Any]:
@@ -136,25 +136,25 @@ def lock(connection: Connection, ids: Iterable[int], now_us: int | None, *, wait
     return connection.execute(_WAIT if wait else _SKIP, {"ids": sorted(set(ids)), "now_us": now_us})
 
 
-def locked(cursor: psycopg.Cursor[Any]) -> dict[int, Locked]:
+def fetch_locked(cursor: psycopg.Cursor[Any]) -> dict[int, LockedLeadership]:
     """What `lock` got."""
-    return {row[0]: Locked(row[1], row[2], row[3], row[4], WhenGone(row[5])) for row in cursor.fetchall()}
+    return {row[0]: LockedLeadership(row[1], row[2], row[3], row[4], OnDataLoss(row[5])) for row in cursor.fetchall()}
 
 
 def renew(
     connection: Connection, node: NodeRef, terms: Mapping[int, int], lease_s: float, now_us: int | None, *, wait: bool
 ) -> frozenset[int]:
     """Extend what is this incarnation's, at its term and unexpired. Without `wait`, rows locked by others are left."""
-    rows = locked(lock(connection, terms, now_us, wait=wait))
-    kept = [i for i, row in rows.items() if row.alive and _is_own(row, node, terms[i])]
+    rows = fetch_locked(lock(connection, terms, now_us, wait=wait))
+    retained = [i for i, row in rows.items() if row.is_alive and _is_own(row, node, terms[i])]
     lease_us = round(lease_s * MICROSECONDS)
-    connection.execute(_RENEW, {"ids": kept, "lease_us": lease_us, "now_us": now_us})
-    return frozenset(kept)
+    connection.execute(_RENEW, {"ids": retained, "lease_us": lease_us, "now_us": now_us})
+    return frozenset(retained)
 
 
 def release(connection: Connection, node: NodeRef, terms: Mapping[int, int], now_us: int | None) -> frozenset[int]:
     """Expire what is still this incarnation's at its term."""
-    own = [i for i, row in locked(lock(connection, terms, now_us)).items() if _is_own(row, node, terms[i])]
+    own = [i for i, row in fetch_locked(lock(connection, terms, now_us)).items() if _is_own(row, node, terms[i])]
     expire(connection, own)
     return frozenset(own)
 
@@ -164,17 +164,17 @@ def expire(connection: Connection, ids: Sequence[int]) -> None:
     connection.execute(_EXPIRE, {"ids": list(ids)})
 
 
-def guard(connection: Connection, leadership_id: int, term: int, now_us: int | None = None) -> None:
-    """Lock the row for the rest of the transaction; raise `LostLeadership` unless the term is this one and alive."""
-    row = locked(lock(connection, (leadership_id,), now_us)).get(leadership_id)
-    if row is None or row.term != term or not row.alive:
-        raise LostLeadership(f"leadership {leadership_id}: term {term} is over. Step down.")
+def check_term(connection: Connection, leadership_id: int, term: int, now_us: int | None = None) -> None:
+    """Lock the row for the rest of the transaction; raise `StaleTerm` unless the term is this one and alive."""
+    row = fetch_locked(lock(connection, (leadership_id,), now_us)).get(leadership_id)
+    if row is None or row.term != term or not row.is_alive:
+        raise StaleTerm(f"leadership {leadership_id}: term {term} is over. Step down.")
 
 
-def _is_own(row: Locked, node: NodeRef, term: int) -> bool:
+def _is_own(row: LockedLeadership, node: NodeRef, term: int) -> bool:
     return row.incarnation == node.incarnation and row.term == term
 
 
-def _claim(row: Sequence[Any]) -> Claim:
+def _claim(row: Sequence[Any]) -> Leadership:
     leadership_id, name, incarnation, address, term, remaining_us = row
-    return Claim(leadership_id, NodeRef(name, incarnation, address), term, remaining_us / MICROSECONDS)
+    return Leadership(leadership_id, NodeRef(name, incarnation, address), term, remaining_us / MICROSECONDS)

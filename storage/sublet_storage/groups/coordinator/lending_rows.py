@@ -13,13 +13,14 @@ from typing import Any
 
 import psycopg
 
-from sublet_protocol.domain.epochs import ConsumedFrontier, lower_of_text
+from sublet_protocol.domain.epochs import ConsumedFrontier, lower_frontier_from_text
 from sublet_protocol.domain.in_doubt import InDoubt
-from sublet_storage.db.clock import NOW
+from sublet_storage.db.clock import NOW, in_microseconds
 from sublet_storage.db.store_connection import Connection
+from sublet_storage.groups.model.group_errors import Locker
 from sublet_storage.groups.model.history import RECORD
 from sublet_storage.groups.model.records import AT_REST, HistoryRecord, LendingStatus
-from sublet_storage.groups.model.transitions import Row, StreamFacts
+from sublet_storage.groups.model.transitions import LendingRow, StreamFacts
 
 Key = tuple[int, int]
 """(group_id, stream_id)"""
@@ -43,6 +44,15 @@ select {ROW} from lending l
 _EXISTING = """
 select l.group_id, l.stream_id from lending l
   join unnest(%(groups)b::bigint[], %(streams)b::bigint[]) as u (group_id, stream_id) using (group_id, stream_id)"""
+
+_LOCKER = f"""
+select a.pid, a.usename, a.application_name, {in_microseconds("a.xact_start")}
+  from (select xmax from lending where group_id = %(group)s
+        union select xmax from leadership where leadership_id = %(group)s
+        union select xmax from consumer_group where group_id = %(group)s) as row
+  join pg_locks k on k.locktype = 'transactionid' and k.granted and k.transactionid = row.xmax
+  join pg_stat_activity a using (pid)
+ where a.pid <> pg_backend_pid() order by a.xact_start limit 1"""
 
 _FACTS = f"""
 select {FACTS} from stream s join generation n using (generation_id) where s.stream_id = any(%(streams)b::bigint[])"""
@@ -103,17 +113,23 @@ _HISTORY = f"""
 select {RECORD} from lending_history where group_id = %(group)s order by history_id"""
 
 
-def lock(connection: Connection, keys: Iterable[Key]) -> psycopg.Cursor[Any]:
+def lock_rows(connection: Connection, keys: Iterable[Key]) -> psycopg.Cursor[Any]:
     """Lock the rows of these keys, in order; those locked by others are left out."""
     return connection.execute(_LOCK, _arrays(keys))
 
 
-def existing(connection: Connection, keys: Iterable[Key]) -> set[Key]:
+def find_existing(connection: Connection, keys: Iterable[Key]) -> set[Key]:
     """Which of these keys have a row, locked or not."""
     return set(connection.execute(_EXISTING, _arrays(keys)).fetchall())
 
 
-def facts(connection: Connection, stream_ids: Iterable[int]) -> psycopg.Cursor[Any]:
+def locker(connection: Connection, group_id: int) -> Locker | None:
+    """Whose transaction has a row of the group locked, of several the oldest; None where that cannot be seen."""
+    found = connection.execute(_LOCKER, {"group": group_id}).fetchone()
+    return None if found is None else Locker(*found)
+
+
+def query_facts(connection: Connection, stream_ids: Iterable[int]) -> psycopg.Cursor[Any]:
     """The streams as they are now; read the cursor with `read_facts`."""
     return connection.execute(_FACTS, {"streams": sorted(set(stream_ids))})
 
@@ -123,12 +139,12 @@ def ancestors(connection: Connection, keys: Iterable[Key]) -> psycopg.Cursor[Any
     return connection.execute(_ANCESTORS, _arrays(keys))
 
 
-def history(connection: Connection, group_id: int) -> tuple[HistoryRecord, ...]:
+def read_history(connection: Connection, group_id: int) -> tuple[HistoryRecord, ...]:
     """The group's lines, oldest first."""
     return tuple(HistoryRecord(*row) for row in connection.execute(_HISTORY, {"group": group_id}).fetchall())
 
 
-def read_rows(cursor: psycopg.Cursor[Any]) -> Iterator[Row]:
+def read_rows(cursor: psycopg.Cursor[Any]) -> Iterator[LendingRow]:
     """The lending rows of a result that begins with the columns ROW."""
     return (_row(record) for record in cursor.fetchall())
 
@@ -146,29 +162,29 @@ def read_ancestors(cursor: psycopg.Cursor[Any]) -> dict[Key, tuple[int, ...]]:
     return found
 
 
-def unfinished_above(connection: Connection, found: Iterable[Row]) -> dict[Key, tuple[int, ...]]:
+def unfinished_above(connection: Connection, found: Iterable[LendingRow]) -> dict[Key, tuple[int, ...]]:
     """The same of those of these rows that somebody may be granted."""
     keys = [(row.group_id, row.stream_id) for row in found if row.status in AT_REST]
     return read_ancestors(ancestors(connection, keys)) if keys else {}
 
 
-def read_both(cursor: psycopg.Cursor[Any]) -> Iterator[tuple[Row, StreamFacts]]:
+def read_rows_with_facts(cursor: psycopg.Cursor[Any]) -> Iterator[tuple[LendingRow, StreamFacts]]:
     """Rows beside their streams, of a result that begins with the columns ROW, FACTS."""
     return (_both(record) for record in cursor.fetchall())
 
 
-def read_at(cursor: psycopg.Cursor[Any]) -> Iterator[tuple[Row, StreamFacts, int]]:
+def read_rows_with_time(cursor: psycopg.Cursor[Any]) -> Iterator[tuple[LendingRow, StreamFacts, int]]:
     """The same, with the time that a result of the columns ROW, FACTS and a time ends with."""
     return ((*_both(record), record[-1]) for record in cursor.fetchall())
 
 
-def move(connection: Connection, moved: Sequence[tuple[Row, int]], now_us: int) -> None:
+def update_positions(connection: Connection, moved: Sequence[tuple[LendingRow, int]], now_us: int) -> None:
     """Write (row, term) where nothing but the position has changed: the common case, and never more than HOT."""
     if moved:
         connection.execute(_MOVE, _positions(moved, now_us))
 
 
-def change(connection: Connection, changed: Sequence[tuple[Row, int]], now_us: int) -> None:
+def update_rows(connection: Connection, changed: Sequence[tuple[LendingRow, int]], now_us: int) -> None:
     """Write (row, term) whole."""
     if not changed:
         return
@@ -184,7 +200,7 @@ def change(connection: Connection, changed: Sequence[tuple[Row, int]], now_us: i
         "lost": [row.lost_position for row in rows],
         "epochs": [row.session_epoch for row in rows],
         "held_until": [row.held_until_us for row in rows],
-        "lost_messages": [row.lost_messages for row in rows],
+        "lost_messages": [row.lost_message_count for row in rows],
         "consumed": [None if row.consumed is None else json.dumps(row.consumed.to_json()) for row in rows],
         "in_doubt": [None if row.in_doubt is None else json.dumps(row.in_doubt.to_json()) for row in rows],
     }
@@ -206,14 +222,14 @@ def write_history(connection: Connection, lines: Sequence[HistoryRecord], now_us
         "sessions": [line.session for line in lines],
         "positions": [line.position for line in lines],
         "terms": [line.term for line in lines],
-        "forced": [line.forced for line in lines],
-        "until": [line.until for line in lines],
+        "forced": [line.is_forced for line in lines],
+        "until": [line.redelivery_end for line in lines],
         "now_us": now_us,
     }
     connection.execute(_RECORD, parameters)
 
 
-def _positions(written: Sequence[tuple[Row, int]], now_us: int) -> dict[str, Any]:
+def _positions(written: Sequence[tuple[LendingRow, int]], now_us: int) -> dict[str, Any]:
     return {
         "groups": [row.group_id for row, _ in written],
         "streams": [row.stream_id for row, _ in written],
@@ -228,16 +244,18 @@ def _arrays(keys: Iterable[Key]) -> dict[str, list[int]]:
     return {"groups": [group for group, _ in ordered], "streams": [stream for _, stream in ordered]}
 
 
-def _both(record: Sequence[Any]) -> tuple[Row, StreamFacts]:
+def _both(record: Sequence[Any]) -> tuple[LendingRow, StreamFacts]:
     return _row(record[:_ROW_WIDTH]), _stream(record[_ROW_WIDTH : _ROW_WIDTH + _FACTS_WIDTH])
 
 
-def _row(record: Sequence[Any]) -> Row:
-    consumed = None if record[-2] is None else ConsumedFrontier.of_json(record[-2])
-    in_doubt = None if record[-1] is None else InDoubt.of_json(record[-1])
-    return Row(record[0], record[1], LendingStatus(record[2]), *(*record[3:-2], consumed, in_doubt))
+def _row(record: Sequence[Any]) -> LendingRow:
+    consumed = None if record[-2] is None else ConsumedFrontier.from_json(record[-2])
+    in_doubt = None if record[-1] is None else InDoubt.from_json(record[-1])
+    return LendingRow(record[0], record[1], LendingStatus(record[2]), *(*record[3:-2], consumed, in_doubt))
 
 
 def _stream(record: Sequence[Any]) -> StreamFacts:
     stream_id, generation_id, low, high, head, closed, gone, lower = record
-    return StreamFacts(stream_id, generation_id, int(low), int(high), head, closed, gone, lower_of_text(lower))
+    return StreamFacts(
+        stream_id, generation_id, int(low), int(high), head, closed, gone, lower_frontier_from_text(lower)
+    )

@@ -8,6 +8,7 @@ comes later has a larger id than `after_generation`, and retention takes nothing
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,11 +17,11 @@ from sublet_protocol.domain.topics import Filter
 from sublet_storage.db.clock import NOW, in_microseconds
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.coordinator import consumed_frontiers, leadership, lending_rows
-from sublet_storage.groups.model.desired_state import Order
-from sublet_storage.groups.model.group_errors import no_such_group
-from sublet_storage.groups.model.records import Group, GroupOptions, Orders, Start
-from sublet_storage.groups.model.transitions import deletion, ordered
-from sublet_storage.spaces.catalogue import filled
+from sublet_storage.groups.model.desired_state import GroupCommand
+from sublet_storage.groups.model.group_errors import group_not_found_error
+from sublet_storage.groups.model.records import Group, GroupDesiredState, GroupOptions, StartingPosition
+from sublet_storage.groups.model.transitions import command_record, deletion_records
+from sublet_storage.spaces.catalogue import read_generation_filters
 
 _COLUMNS = "group_id, kind, name, filter, start, options, orders, revision"
 
@@ -55,13 +56,13 @@ select %(group)s, stream_id, position, {NOW} from (
 
 _FORMER = f"""
 update lending l set held_until = former.at
-  from (select h.stream_id, max(h.at) as at
+  from (select g.group_id, h.stream_id, max(h.at) as at
           from consumer_group g join consumer_group f using (kind, name, filter) join lending_history h
             on h.group_id = f.group_id and h.at > {NOW} - interval '1 hour'
-         where g.group_id = %(group)s and f.deleted_at is not null
+         where g.group_id = any(%(groups)s::bigint[]) and f.deleted_at is not null
            and (h.event = 'delete' or (h.event = 'reset' and h.forced))
-         group by h.stream_id) as former
- where l.group_id = %(group)s and l.stream_id = former.stream_id"""
+         group by g.group_id, h.stream_id) as former
+ where l.group_id = former.group_id and l.stream_id = former.stream_id and l.grant_id = 0 and l.held_until is null"""
 
 _ORDERS = f"""
 select g.orders, g.revision, coalesce(l.term, 0), {in_microseconds(NOW)}
@@ -80,15 +81,15 @@ def find_live(connection: Connection, subscription: Subscription) -> Group | Non
     return _group(connection.execute(_LIVE, _names(subscription)).fetchone())
 
 
-def live(connection: Connection, subscription: Subscription) -> Group:
+def get_live(connection: Connection, subscription: Subscription) -> Group:
     """The same, where there must be one. Raises `NotFound`."""
     group = find_live(connection, subscription)
     if group is None:
-        raise no_such_group(subscription)
+        raise group_not_found_error(subscription)
     return group
 
 
-def find(connection: Connection, group_id: int) -> Group | None:
+def find_by_id(connection: Connection, group_id: int) -> Group | None:
     """The group of that id unless it is deleted."""
     return _group(connection.execute(_FIND, {"group": group_id}).fetchone())
 
@@ -100,19 +101,19 @@ def create(
     group_id = insert(connection, subscription, options, now_us)
     if group_id is None:
         return None
-    start = options.start
+    start = options.starting_position
     parameters = {"group": group_id, "policy": start.policy, "value": start.value, "now_us": now_us}
-    connection.execute(_BEGIN, {**parameters, **first_filters(connection, subscription.filter, start)})
-    heed_former(connection, group_id, now_us)
+    connection.execute(_BEGIN, {**parameters, **filters_at_start(connection, subscription.filter, start)})
+    heed_former(connection, [group_id], now_us)
     if options.atomic:
-        consumed_frontiers.begin(connection, group_id, start, now_us)
+        consumed_frontiers.initialize_frontiers(connection, group_id, start, now_us)
     return Group(group_id, subscription, options)
 
 
-def heed_former(connection: Connection, group_id: int, now_us: int | None) -> None:
-    """The rows that the new group has by now say when they were taken from members of former groups of that name, who
-    may not have heard: whoever leads it lends them when those may begin no more calls."""
-    connection.execute(_FORMER, {"group": group_id, "now_us": now_us})
+def heed_former(connection: Connection, group_ids: Sequence[int], now_us: int | None) -> None:
+    """The new rows of these groups say when they were taken from members of former groups of that name, who may not
+    have heard: whoever leads lends them when those may begin no more calls."""
+    connection.execute(_FORMER, {"groups": list(group_ids), "now_us": now_us})
 
 
 def keep_generations(connection: Connection) -> None:
@@ -133,8 +134,8 @@ def insert(
     keep_generations(connection)
     parameters = {
         **_names(subscription),
-        "start": str(options.start),
-        "options": json.dumps(options.to_store()),
+        "start": str(options.starting_position),
+        "options": json.dumps(options.to_row()),
         "after": after_generation,
         "now_us": now_us,
     }
@@ -150,33 +151,35 @@ def delete(connection: Connection, group_id: int, now_us: int | None, who: str =
     locking = leadership.lock(connection, (group_id,), now_us)
     deleted = connection.execute(_DELETE, {"group": group_id, "now_us": now_us})
     dropping = connection.execute(_DROP, {"group": group_id})
-    consumed_frontiers.forget(connection, group_id)
+    consumed_frontiers.delete_frontiers(connection, group_id)
     leadership.expire(connection, (group_id,))
-    leader = leadership.locked(locking).get(group_id)
+    leader = leadership.fetch_locked(locking).get(group_id)
     if leader is not None:
-        lines = deletion(lending_rows.read_rows(dropping), leader.term, leader.now_us, who)
+        lines = deletion_records(lending_rows.read_rows(dropping), leader.term, leader.now_us, who)
         lending_rows.write_history(connection, lines, leader.now_us)
     return deleted.fetchone() is not None
 
 
-def instruct(connection: Connection, group: Group, order: Order, now_us: int | None, who: str = "") -> Group | None:
+def apply_command(
+    connection: Connection, group: Group, order: GroupCommand, now_us: int | None, who: str = ""
+) -> Group | None:
     """Change its orders; None where somebody else has deleted it meanwhile."""
     known = connection.execute(_ORDERS, {"group": group.group_id, "now_us": now_us}).fetchone()
     if known is None:
         return None
     stored, revision, term, at_us = known
-    before = Orders.stored(stored)
-    after = before.after(order)
+    before = GroupDesiredState.from_json(stored)
+    after = before.apply(order)
     if after == before:
-        return replace(group, orders=before, revision=revision)
-    connection.execute(_ORDER, {"group": group.group_id, "orders": json.dumps(after.to_store())})
-    lending_rows.write_history(connection, [ordered(group.group_id, order, term, at_us, who)], at_us)
-    return replace(group, orders=after, revision=revision + 1)
+        return replace(group, desired_state=before, revision=revision)
+    connection.execute(_ORDER, {"group": group.group_id, "orders": json.dumps(after.to_json())})
+    lending_rows.write_history(connection, [command_record(group.group_id, order, term, at_us, who)], at_us)
+    return replace(group, desired_state=after, revision=revision + 1)
 
 
-def first_filters(connection: Connection, filter: Filter, start: Start) -> dict[str, list[str]]:
+def filters_at_start(connection: Connection, filter: Filter, start: StartingPosition) -> dict[str, list[str]]:
     """The open streams with messages for it; closed ones are consumed, unless the group goes back in time."""
-    wanted = filled(connection).wanted(filter)
+    wanted = read_generation_filters(connection).matching(filter)
     return {
         "open": [one.text for one, now in wanted.items() if now],
         "closed": [one.text for one in wanted] if start.policy in ("earliest", "time") else [],
@@ -191,5 +194,7 @@ def _group(record: tuple[Any, ...] | None) -> Group | None:
     if record is None:
         return None
     group_id, kind, name, filter, start, options, orders, revision = record
-    options = GroupOptions.stored(start, options)
-    return Group(group_id, Subscription(kind, name, Filter(filter)), options, Orders.stored(orders), revision)
+    options = GroupOptions.from_row(start, options)
+    return Group(
+        group_id, Subscription(kind, name, Filter(filter)), options, GroupDesiredState.from_json(orders), revision
+    )

@@ -13,26 +13,32 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.clock import NOW, Clock, database_user, in_microseconds
 from sublet_storage.db.connect import connect
-from sublet_storage.db.store_connection import Channel, Connection, RolledBack
+from sublet_storage.db.store_connection import Connection, StoreConnection, TransactionRolledBack
 from sublet_storage.groups.coordinator import leadership, lending_rows, lifecycle
-from sublet_storage.groups.coordinator.commits import busy_result, elect, write_batch
+from sublet_storage.groups.coordinator.commits import busy_result, commit_batch, elect
 from sublet_storage.groups.coordinator.lending_rows import FACTS, ROW
-from sublet_storage.groups.model.desired_state import Order
-from sublet_storage.groups.model.group_errors import check_batch, lost, same_options, undeclared
+from sublet_storage.groups.model.desired_state import GroupCommand
+from sublet_storage.groups.model.group_errors import (
+    check_batch,
+    check_same_options,
+    row_locked,
+    stale_term_error,
+    undeclared_queue_error,
+)
 from sublet_storage.groups.model.options import DEFAULTS
 from sublet_storage.groups.model.records import (
-    Claim,
     Group,
     GroupOptions,
     GroupResult,
     GroupWrites,
     HistoryRecord,
+    Leadership,
     Lending,
-    Start,
+    StartingPosition,
 )
-from sublet_storage.groups.model.transitions import lending
+from sublet_storage.groups.model.transitions import to_lending
 from sublet_storage.nodes import NodeRef
-from sublet_storage.util.log_throttle import Quiet, again
+from sublet_storage.util.log_throttle import LogThrottle, format_suppressed_count
 
 LOCK_TIMEOUT_S = 1.0
 STATEMENT_TIMEOUT_S = 2.5
@@ -41,7 +47,7 @@ TRANSACTION_STATEMENTS = 5
 """A transaction may take as long as so many statements; a leader that freezes while it sends one keeps its rows locked
 for no longer (Postgres 17 on)."""
 
-MOST_REFUSALS = 12
+MAX_REFUSALS = 12
 """In one commit, each of which may take as long as a lock is waited for: enough to find one group among 2000."""
 
 _log = logging.getLogger(__name__)
@@ -52,7 +58,7 @@ select {ROW}, {FACTS}, {in_microseconds(NOW)}
  where l.group_id = %(group)s and l.unfinished order by l.stream_id"""
 
 
-class PostgresGroups:
+class PostgresGroupStore:
     """One connection, made when first needed and again after it is lost; calls from several threads take turns.
 
     `clock` (microseconds since 1970) replaces the database's in tests. Sessions that stall in the middle of a
@@ -81,9 +87,10 @@ class PostgresGroups:
                 silence_s=silence_s or 2 * statement_timeout_s,
             )
 
-        self._channel = Channel(from_url if isinstance(database, str) else database)
+        self._channel = StoreConnection(from_url if isinstance(database, str) else database)
         self._clock = clock
-        self._quiet = Quiet()
+        self._quiet = LogThrottle()
+        self._refused: dict[int, None] = {}
 
     def close(self) -> None:
         """Close the connection; a later call opens another."""
@@ -91,39 +98,45 @@ class PostgresGroups:
 
     # --- groups -------------------------------------------------------------------------------------------------
 
-    def open_group(self, subscription: Subscription, start: Start = Start.LATEST) -> Group:
+    def open_group(self, subscription: Subscription, start: StartingPosition = StartingPosition.LATEST) -> Group:
         """See `GroupStore`."""
-        found = self.live_group(subscription)
+        found = self.find_live_group(subscription)
         if found is None and subscription.kind == "queue":
-            raise undeclared(subscription)
+            raise undeclared_queue_error(subscription)
         return found or self._create(subscription, GroupOptions(start))
 
     def declare_group(self, subscription: Subscription, options: GroupOptions = DEFAULTS) -> Group:
         """See `GroupStore`."""
-        return same_options(self.live_group(subscription) or self._create(subscription, options), options)
+        return check_same_options(self.find_live_group(subscription) or self._create(subscription, options), options)
 
     def find_group(self, group_id: int) -> Group | None:
         """See `GroupStore`."""
-        return self._channel.read(lambda connection: lifecycle.find(connection, group_id))
+        return self._channel.read(lambda connection: lifecycle.find_by_id(connection, group_id))
 
-    def live_group(self, subscription: Subscription) -> Group | None:
+    def find_live_group(self, subscription: Subscription) -> Group | None:
         """See `GroupStore`."""
         return self._channel.read(lambda connection: lifecycle.find_live(connection, subscription))
 
     def delete_group(self, subscription: Subscription, who: str = "") -> int | None:
         """See `GroupStore`."""
-        found, now_us = self.live_group(subscription), self._now_us()
+        found, now_us = self.find_live_group(subscription), self._now_us()
         if found is None:
             return None
-        deleted = self._channel.write(lambda connection: lifecycle.delete(connection, found.group_id, now_us, who))
+        try:
+            deleted = self._channel.write(lambda connection: lifecycle.delete(connection, found.group_id, now_us, who))
+        except TransactionRolledBack as error:
+            if not isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
+                raise
+            locker = self._channel.read(lambda connection: lending_rows.locker(connection, found.group_id))
+            raise row_locked(subscription, "it has", locker) from error
         return found.group_id if deleted else None
 
-    def instruct(self, subscription: Subscription, order: Order, who: str = "") -> Group | None:
+    def apply_command(self, subscription: Subscription, order: GroupCommand, who: str = "") -> Group | None:
         """See `GroupStore`."""
-        found, now_us = self.live_group(subscription), self._now_us()
+        found, now_us = self.find_live_group(subscription), self._now_us()
         if found is None:
             return None
-        return self._channel.write(lambda connection: lifecycle.instruct(connection, found, order, now_us, who))
+        return self._channel.write(lambda connection: lifecycle.apply_command(connection, found, order, now_us, who))
 
     def user(self) -> str:
         """Who gives the orders that this store is told, for history."""
@@ -131,19 +144,19 @@ class PostgresGroups:
 
     def history(self, group_id: int) -> tuple[HistoryRecord, ...]:
         """See `GroupStore`."""
-        return self._channel.read(lambda connection: lending_rows.history(connection, group_id))
+        return self._channel.read(lambda connection: lending_rows.read_history(connection, group_id))
 
     # --- leadership ---------------------------------------------------------------------------------------------
 
-    def look(self, leadership_ids: Sequence[int]) -> dict[int, Claim]:
+    def read_leaderships(self, leadership_ids: Sequence[int]) -> dict[int, Leadership]:
         """See `GroupStore`."""
         now_us = self._now_us()
-        return self._channel.read(lambda connection: leadership.look(connection, leadership_ids, now_us))
+        return self._channel.read(lambda connection: leadership.read_leaderships(connection, leadership_ids, now_us))
 
-    def claim(self, leadership_id: int, node: NodeRef, lease_s: float) -> Claim:
+    def claim(self, leadership_id: int, node: NodeRef, lease_s: float) -> Leadership:
         """See `GroupStore`."""
         now_us = self._now_us()
-        seen = self._channel.read(lambda connection: leadership.look(connection, (leadership_id,), now_us))
+        seen = self._channel.read(lambda connection: leadership.read_leaderships(connection, (leadership_id,), now_us))
         if leadership_id in seen and seen[leadership_id].remaining_s > 0:
             return seen[leadership_id]
         return self._channel.write(lambda connection: elect(connection, leadership_id, node, lease_s, now_us))
@@ -159,9 +172,11 @@ class PostgresGroups:
 
         try:
             return attempt(wait=True)
-        except RolledBack as error:
-            if (before := self._quiet.ask("renew")) is not None:
-                _log.warning("renewing the leases that can be had at once%s: %s", again(before), error)
+        except TransactionRolledBack as error:
+            if (before := self._quiet.acquire("renew")) is not None:
+                _log.warning(
+                    "renewing the leases that can be had at once%s: %s", format_suppressed_count(before), error
+                )
             return attempt(wait=False)
 
     def release(self, node: NodeRef, terms: Mapping[int, int]) -> frozenset[int]:
@@ -177,33 +192,38 @@ class PostgresGroups:
 
         def read(connection: Connection) -> tuple[Lending, ...]:
             found = connection.execute(_LOAD, {"group": group_id, "now_us": now_us})
-            leader = leadership.look(connection, (group_id,), now_us).get(group_id)
+            leader = leadership.read_leaderships(connection, (group_id,), now_us).get(group_id)
             if leader is None or leader.term != term or leader.remaining_s <= 0:
-                raise lost(group_id, term)
-            lines = list(lending_rows.read_at(found))
+                raise stale_term_error(group_id, term)
+            lines = list(lending_rows.read_rows_with_time(found))
             above = lending_rows.unfinished_above(connection, (row for row, _, _ in lines))
             return tuple(
-                lending(row, stream, at_us, above.get((group_id, row.stream_id), ())) for row, stream, at_us in lines
+                to_lending(row, stream, at_us, above.get((group_id, row.stream_id), ())) for row, stream, at_us in lines
             )
 
         return self._channel.read(read)
 
     def commit(self, batch: Sequence[GroupWrites]) -> tuple[GroupResult, ...]:
         """See `GroupStore`. If the server refuses the whole, its halves are tried, down to the groups it is about: they
-        are BUSY. Where it goes on refusing, so is all that was not tried, for leases are not renewed meanwhile."""
+        are BUSY, and come behind the others until they are written. Where it goes on refusing, so is all that was not
+        tried, for leases are not renewed meanwhile."""
         check_batch(batch)
         now_us = self._now_us()
         results: dict[int, GroupResult] = {}
-        waiting, refused = [tuple(batch)] if batch else [], 0
+        groups, before = {writes.group_id: writes for writes in batch}, tuple(self._refused)
+        last = tuple(groups.pop(group_id) for group_id in before if group_id in groups)
+        waiting, refused = [part for part in (last, tuple(groups.values())) if part], 0
         while waiting:
             part = waiting.pop()
             try:
-                written = self._channel.write(partial(write_batch, batch=part, now_us=now_us))
-            except (RolledBack, psycopg.Error) as error:
+                written = self._channel.write(partial(commit_batch, batch=part, now_us=now_us))
+            except (TransactionRolledBack, psycopg.Error) as error:
                 refused += 1
                 self._note_refused(part, error)
+                if len(part) == 1:
+                    self._refused = {**self._without(part), part[0].group_id: None}
                 middle = len(part) // 2
-                if middle and refused < MOST_REFUSALS:
+                if middle and refused < MAX_REFUSALS:
                     waiting += [part[middle:], part[:middle]]
                     continue
                 written = tuple(busy_result(writes) for writes in part)
@@ -211,18 +231,25 @@ class PostgresGroups:
                 if results:
                     raise UnknownOutcome(f"{len(results)} of {len(batch)} groups were written. {error}") from error
                 raise
+            else:
+                self._refused = self._without(part)
             results.update((result.group_id, result) for result in written)
-            if refused >= MOST_REFUSALS:
+            if refused >= MAX_REFUSALS:
                 results.update((writes.group_id, busy_result(writes)) for part in waiting for writes in part)
                 break
         return tuple(results[writes.group_id] for writes in batch)
 
+    def _without(self, part: Sequence[GroupWrites]) -> dict[int, None]:
+        """The groups that were refused, and are not in this part; the one that was tried last is the last."""
+        tried = {writes.group_id for writes in part}
+        return {group_id: None for group_id in self._refused if group_id not in tried}
+
     def _note_refused(self, part: Sequence[GroupWrites], error: Exception) -> None:
         if len(part) > 1:
-            if (before := self._quiet.ask("commit")) is not None:
-                _log.warning("writing %d groups in halves%s: %s", len(part), again(before), error)
-        elif (before := self._quiet.ask(part[0].group_id)) is not None:
-            _tell("group %d was not written%s: %s", part[0].group_id, again(before), error)
+            if (before := self._quiet.acquire("commit")) is not None:
+                _log.warning("writing %d groups in halves%s: %s", len(part), format_suppressed_count(before), error)
+        elif (before := self._quiet.acquire(part[0].group_id)) is not None:
+            _notify("group %d was not written%s: %s", part[0].group_id, format_suppressed_count(before), error)
 
     # --- small parts --------------------------------------------------------------------------------------------
 
@@ -236,13 +263,13 @@ class PostgresGroups:
             created = self._channel.write(
                 lambda connection: lifecycle.create(connection, subscription, options, now_us)
             )
-            group = created or self.live_group(subscription)
+            group = created or self.find_live_group(subscription)
             if group is not None:
                 return group
 
 
-def _tell(text: str, group_id: int, times: str, error: Exception) -> None:
+def _notify(text: str, group_id: int, times: str, error: Exception) -> None:
     """A lock that was not to be had in time is a line; what nobody foresaw brings its traceback."""
-    foreseen = isinstance(error, RolledBack)
+    foreseen = isinstance(error, TransactionRolledBack)
     level, story = (logging.WARNING, None) if foreseen else (logging.ERROR, error)
     _log.log(level, text, group_id, times, " ".join(str(error).split()), exc_info=story)

@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.groups.model.desired_state import Order
+from sublet_storage.groups.model.desired_state import GroupCommand
 from sublet_storage.groups.model.options import DEFAULTS
 from sublet_storage.groups.model.records import (
-    Claim,
     Group,
     GroupOptions,
     GroupResult,
     GroupWrites,
     HistoryRecord,
+    Leadership,
     Lending,
-    Start,
+    StartingPosition,
 )
 from sublet_storage.nodes import NodeRef
 
@@ -28,7 +28,7 @@ class GroupStore(Protocol):
     `sublet_protocol.domain.errors.UnknownOutcome` when the connection died during the commit.
     """
 
-    def open_group(self, subscription: Subscription, start: Start = Start.LATEST) -> Group:
+    def open_group(self, subscription: Subscription, start: StartingPosition = StartingPosition.LATEST) -> Group:
         """The live group of that subscription; created now if there is none, with a lending row for every stream it
         may match, each position resolved in the same statement. `$queue` groups are never created here:
         raises `UndeclaredQueue`."""
@@ -39,27 +39,27 @@ class GroupStore(Protocol):
     def find_group(self, group_id: int) -> Group | None:
         """The group of that id, None once it is deleted or if it never was."""
 
-    def live_group(self, subscription: Subscription) -> Group | None:
+    def find_live_group(self, subscription: Subscription) -> Group | None:
         """The group of that subscription, None where there is none; looking creates nothing."""
 
     def delete_group(self, subscription: Subscription, who: str = "") -> int | None:
         """Mark the live group deleted, drop its rows and end its leader's lease; its id, or None if there is none.
 
         Each grant that ends by it is an event `delete` of the group's history, in the same transaction, and names `who`
-        wanted it.
+        wanted it. Raises `Conflict` where somebody's transaction keeps one of its rows locked.
         """
 
-    def instruct(self, subscription: Subscription, order: Order, who: str = "") -> Group | None:
+    def apply_command(self, subscription: Subscription, order: GroupCommand, who: str = "") -> Group | None:
         """Change the live group's orders; the group as it then is, None where there is none.
 
         Its leader hears of it with its next renewal. Unless it is in force already, it is an event `order` of history,
         which names `who` gave it.
         """
 
-    def look(self, leadership_ids: Sequence[int]) -> dict[int, Claim]:
+    def read_leaderships(self, leadership_ids: Sequence[int]) -> dict[int, Leadership]:
         """Who leads, without a lock; ids never claimed are absent."""
 
-    def claim(self, leadership_id: int, node: NodeRef, lease_s: float) -> Claim:
+    def claim(self, leadership_id: int, node: NodeRef, lease_s: float) -> Leadership:
         """Insert, or take over where the lease has run out, with term = greatest(term + 1, now in microseconds).
 
         Returns the row as it then is: ours if `claim.node.incarnation` is ours, else the winner's. A claim of a row
@@ -74,7 +74,7 @@ class GroupStore(Protocol):
         """Expire (never delete) those rows that are still this incarnation's at that term."""
 
     def load(self, group_id: int, term: int) -> tuple[Lending, ...]:
-        """All unfinished rows of the group, after claiming it. Raises `LostLeadership` if the term is over."""
+        """All unfinished rows of the group, after claiming it. Raises `StaleTerm` if the term is over."""
 
     def commit(self, batch: Sequence[GroupWrites]) -> tuple[GroupResult, ...]:
         """Write many groups in one transaction of array statements; results in the order of the batch.

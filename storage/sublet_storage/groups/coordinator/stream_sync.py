@@ -17,12 +17,12 @@ from sublet_protocol.domain.epochs import GroupFrontier
 from sublet_protocol.domain.topics import Filter
 from sublet_storage.db.clock import NOW
 from sublet_storage.db.store_connection import Connection
-from sublet_storage.groups.coordinator import consumed_frontiers, lending_rows
+from sublet_storage.groups.coordinator import consumed_frontiers, lending_rows, lifecycle
 from sublet_storage.groups.coordinator.lending_rows import FACTS, ROW, Key
-from sublet_storage.groups.coordinator.write_buffer import Pen
-from sublet_storage.groups.model.records import Lending, LendingStatus, Orders, WhenGone
-from sublet_storage.groups.model.transitions import lending, tidy
-from sublet_storage.spaces.catalogue import filled
+from sublet_storage.groups.coordinator.write_buffer import WriteBuffer
+from sublet_storage.groups.model.records import GroupDesiredState, Lending, LendingStatus, OnDataLoss
+from sublet_storage.groups.model.transitions import close_out, to_lending
+from sublet_storage.spaces.catalogue import read_generation_filters
 
 _FILTERS = """
 select group_id, filter, coalesce((options ->> 'atomic')::boolean, false), orders, after_generation from consumer_group
@@ -64,10 +64,10 @@ select {ROW}, {FACTS}
  order by 1, 2"""
 
 
-Renewed: TypeAlias = tuple[tuple[Lending, ...], tuple[GroupFrontier, ...], Orders | None]
+SyncResult: TypeAlias = tuple[tuple[Lending, ...], tuple[GroupFrontier, ...], GroupDesiredState | None]
 """Rows to look at, how far an atomic group has come, and what is wanted of the group (None: it is deleted)."""
 
-NOTHING: Renewed = (), (), None
+NOTHING: SyncResult = (), (), None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +79,20 @@ class _Renewing:
     after_generation: int
 
 
-def renew_streams(
-    connection: Connection, terms: Mapping[int, int], when_gone: Mapping[int, WhenGone], pen: Pen
-) -> dict[int, Renewed]:
+def sync_streams(
+    connection: Connection, terms: Mapping[int, int], on_data_loss: Mapping[int, OnDataLoss], pen: WriteBuffer
+) -> dict[int, SyncResult]:
     """Renew the groups {group_id: term}, whose leadership is locked; what each leader has to know now."""
     groups = _renewing(connection, terms)
     atomic = {group.group_id: terms[group.group_id] for group in groups if group.atomic}
-    spaces = consumed_frontiers.completed(connection, pen.now_us) if atomic else {}
-    touched = _add_streams(connection, groups, pen.now_us) | _tidy_up(connection, terms, when_gone, pen)
-    epochs = consumed_frontiers.move_on(connection, atomic, spaces, pen) if atomic else {}
+    spaces = {}
+    if atomic:
+        oldest = min(group.after_generation for group in groups if group.atomic)
+        spaces = consumed_frontiers.read_space_frontiers(connection, atomic, oldest, pen.now_us)
+    touched = _add_streams(connection, groups, pen.now_us) | _tidy_up(connection, terms, on_data_loss, pen)
+    epochs = consumed_frontiers.advance_frontiers(connection, atomic, spaces, pen) if atomic else {}
     lendings = _report(connection, terms, touched, pen.now_us)
-    orders = {group.group_id: Orders.stored(group.orders) for group in groups}
+    orders = {group.group_id: GroupDesiredState.from_json(group.orders) for group in groups}
     return {
         group_id: (lendings.get(group_id, ()), epochs.get(group_id, ()), orders.get(group_id)) for group_id in terms
     }
@@ -104,11 +107,11 @@ def _report(
         "touched_streams": [stream for _, stream in touched],
     }
     report: dict[int, list[Lending]] = {}
-    lines = list(lending_rows.read_both(connection.execute(_REPORT, parameters)))
+    lines = list(lending_rows.read_rows_with_facts(connection.execute(_REPORT, parameters)))
     above = lending_rows.unfinished_above(connection, (row for row, _ in lines))
     for row, stream in lines:
         parents = above.get((row.group_id, row.stream_id), ())
-        report.setdefault(row.group_id, []).append(lending(row, stream, now_us, parents))
+        report.setdefault(row.group_id, []).append(to_lending(row, stream, now_us, parents))
     return {group_id: tuple(lendings) for group_id, lendings in report.items()}
 
 
@@ -122,38 +125,42 @@ def _renewing(connection: Connection, group_ids: Iterable[int]) -> list[_Renewin
 
 
 def _add_streams(connection: Connection, groups: list[_Renewing], now_us: int) -> set[Key]:
-    generations = filled(connection)
-    groups = [one for one in groups if one.after_generation < generations.newest]
+    generations = read_generation_filters(connection)
+    groups = [one for one in groups if one.after_generation < generations.newest_generation_id]
     if not groups:
         return set()
-    pairs = [(one.group_id, *pair) for one in groups for pair in generations.wanted(Filter(one.filter)).items()]
+    pairs = [(one.group_id, *pair) for one in groups for pair in generations.matching(Filter(one.filter)).items()]
     parameters: dict[str, Any] = {
         "groups": [group for group, _, _ in pairs],
         "filters": [filter.text for _, filter, _ in pairs],
         "matching": [matching for _, _, matching in pairs],
         "oldest": min(one.after_generation for one in groups),
-        "newest": generations.newest,
+        "newest": generations.newest_generation_id,
         "now_us": now_us,
     }
     added = connection.execute(_ADD, parameters).fetchall()
-    connection.execute(_ADDED, {"groups": [one.group_id for one in groups], "newest": generations.newest})
+    connection.execute(_ADDED, {"groups": [one.group_id for one in groups], "newest": generations.newest_generation_id})
+    if added:
+        lifecycle.heed_former(connection, [one.group_id for one in groups], now_us)
     atomic = {one.group_id for one in groups if one.atomic}
     if keys := [(group, stream) for group, stream, _ in added if group in atomic]:
         consumed_frontiers.add_spaces(connection, keys, now_us)
     return {(group, stream) for group, stream, status in added if status == LendingStatus.FREE}
 
 
-def _tidy_up(connection: Connection, terms: Mapping[int, int], when_gone: Mapping[int, WhenGone], pen: Pen) -> set[Key]:
+def _tidy_up(
+    connection: Connection, terms: Mapping[int, int], on_data_loss: Mapping[int, OnDataLoss], pen: WriteBuffer
+) -> set[Key]:
     """Finish or block rows of closed streams; the keys of those that changed."""
     untidy = list(lending_rows.read_rows(connection.execute(_UNTIDY, {"groups": list(terms)})))
     if not untidy:
         return set()
-    facts = lending_rows.read_facts(lending_rows.facts(connection, (row.stream_id for row in untidy)))
+    facts = lending_rows.read_facts(lending_rows.query_facts(connection, (row.stream_id for row in untidy)))
     touched = set()
     for row in untidy:
-        ruling = tidy(row, facts[row.stream_id], pen.now_us, when_gone[row.group_id])
+        ruling = close_out(row, facts[row.stream_id], pen.now_us, on_data_loss[row.group_id])
         if ruling:
-            pen.note(row, ruling, terms[row.group_id])
+            pen.add(row, ruling, terms[row.group_id])
             touched.add((row.group_id, row.stream_id))
-    pen.write(connection)
+    pen.flush(connection)
     return touched

@@ -15,8 +15,9 @@ FOR_A_RESET = "to be reset to "
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
-    """Take all streams back, and lend none until `Resume`; members stay. Raises `UsageError` for a reason too long.
+class PauseGroup:
+    """Take all streams back, and lend none until `ResumeGroup`; members stay. Raises `UsageError` for a reason too
+    long.
 
     A group that is paused stays paused for its first reason. Only what a reset has paused for as long as it takes may
     be paused for another, and is not resumed by that reset then.
@@ -32,7 +33,7 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
-class Resume:
+class ResumeGroup:
     """Lend again. `only`: if the group is paused for this very reason."""
 
     only: str | None = None
@@ -42,7 +43,7 @@ class Resume:
 
 
 @dataclass(frozen=True, slots=True)
-class Weigh:
+class SetSessionWeight:
     """From now on sessions of that name share with this weight, whatever they ask for; None: with what they ask for.
     Raises `UsageError` for a weight that is none."""
 
@@ -61,48 +62,51 @@ class Weigh:
         return f"weight of session {self.session!r}: {share}"
 
 
-Order = Pause | Resume | Weigh
+GroupCommand = PauseGroup | ResumeGroup | SetSessionWeight
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
-    """All that is in force. `paused` is why, None where the group is not; `weights` are by name of session, sorted."""
+class GroupDesiredState:
+    """All that is in force. `pause_reason` is why, None where the group is not; `weights` are by name of session,
+    sorted."""
 
-    paused: str | None = None
+    pause_reason: str | None = None
     weights: tuple[tuple[str, float], ...] = ()
 
-    def after(self, order: Order) -> Orders:
+    def apply(self, order: GroupCommand) -> GroupDesiredState:
         """With one more; the same where that is in force already."""
         match order:
-            case Pause(reason):
-                for_a_while = self.paused is None or self.paused.startswith(FOR_A_RESET)
-                return replace(self, paused=reason) if for_a_while else self
-            case Resume(only):
-                return replace(self, paused=None) if only in (None, self.paused) else self
-            case Weigh(session, weight):
+            case PauseGroup(reason):
+                for_a_while = self.pause_reason is None or self.pause_reason.startswith(FOR_A_RESET)
+                return replace(self, pause_reason=reason) if for_a_while else self
+            case ResumeGroup(only):
+                return replace(self, pause_reason=None) if only in (None, self.pause_reason) else self
+            case SetSessionWeight(session, weight):
                 others = {name: each for name, each in self.weights if name != session}
                 weights = others if weight is None else {**others, session: float(weight)}
                 return replace(self, weights=tuple(sorted(weights.items())))
             case _:
                 assert_never(order)
 
-    def shown(self) -> str:
+    def format(self) -> str:
         """For people."""
-        weights = [str(Weigh(session, weight)) for session, weight in self.weights]
-        return "; ".join([str(Resume()) if self.paused is None else str(Pause(self.paused)), *weights])
+        weights = [str(SetSessionWeight(session, weight)) for session, weight in self.weights]
+        return "; ".join(
+            [str(ResumeGroup()) if self.pause_reason is None else str(PauseGroup(self.pause_reason)), *weights]
+        )
 
-    def to_store(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """As an object of JSON."""
-        paused = {} if self.paused is None else {"paused": self.paused}
+        paused = {} if self.pause_reason is None else {"paused": self.pause_reason}
         return {**paused, "weights": dict(self.weights)} if self.weights else paused
 
     @classmethod
-    def stored(cls, orders: Mapping[str, Any]) -> Orders:
+    def from_json(cls, orders: Mapping[str, Any]) -> GroupDesiredState:
         """As they were stored."""
         return cls(orders.get("paused"), tuple(sorted(orders.get("weights", {}).items())))
 
 
-NO_ORDERS = Orders()
+NO_DESIRED_STATE = GroupDesiredState()
 
 
 def _check_text(what: str, text: str) -> None:

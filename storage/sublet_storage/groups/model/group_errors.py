@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from sublet_protocol.domain.errors import Conflict, LostLeadership, NotFound, UndeclaredQueue
-from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.domain.errors import Conflict, NotFound, StaleTerm, UndeclaredQueue
+from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 
 if TYPE_CHECKING:
     from sublet_storage.groups.model.records import Group, GroupOptions, GroupWrites
 
 
-def undeclared(subscription: Subscription) -> UndeclaredQueue:
+def undeclared_queue_error(subscription: Subscription) -> UndeclaredQueue:
     """A queue that nobody declared."""
     return UndeclaredQueue(
         f"{subscription}: a queue keeps messages for consumers that are yet to come, so it is declared before it is"
@@ -21,7 +22,7 @@ def undeclared(subscription: Subscription) -> UndeclaredQueue:
     )
 
 
-def no_such_group(subscription: Subscription) -> NotFound:
+def group_not_found_error(subscription: Subscription) -> NotFound:
     """A group that is not there, or not any more."""
     return NotFound(
         f"group {str(subscription)!r}: there is no such group. `sublet groups list` shows those there are; "
@@ -29,7 +30,7 @@ def no_such_group(subscription: Subscription) -> NotFound:
     )
 
 
-def no_such_stream(subscription: Subscription, stream_id: int) -> NotFound:
+def stream_not_found_error(subscription: Subscription, stream_id: int) -> NotFound:
     """A stream that the group does not have."""
     return NotFound(
         f"stream {stream_id} is none of {subscription}, or retention has taken it. "
@@ -37,7 +38,32 @@ def no_such_stream(subscription: Subscription, stream_id: int) -> NotFound:
     )
 
 
-def same_options(group: Group, options: GroupOptions) -> Group:
+@dataclass(frozen=True, slots=True)
+class Locker:
+    """A transaction that is open, as pg_stat_activity shows it: `since_us` only to who may see it."""
+
+    pid: int
+    user: str | None
+    application: str | None
+    since_us: int | None
+
+    def __str__(self) -> str:
+        application = f", application {self.application!r}" if self.application else ""
+        since = f", since {StartingPosition.at_time(self.since_us)}" if self.since_us is not None else ""
+        return f"process {self.pid} of the server (database user {self.user}{application}{since})"
+
+
+def row_locked(subscription: Subscription, which: str, locker: Locker | None) -> Conflict:
+    """`which` have a row that somebody has locked."""
+    by = f": {locker}" if locker else ", a user's with `advance` say"
+    end = f", or end it: select pg_terminate_backend({locker.pid})" if locker else ": pg_stat_activity shows it"
+    return Conflict(
+        f"{subscription}: {which} a row that an open transaction keeps locked{by}. Nothing is changed. Try again when "
+        f"it has ended{end}."
+    )
+
+
+def check_same_options(group: Group, options: GroupOptions) -> Group:
     """The group, if it was created with these options; raises `Conflict`, which names what differs, if with others."""
     has, wanted = _spelled(group.options), _spelled(options)
     if has != wanted:
@@ -55,8 +81,8 @@ def same_options(group: Group, options: GroupOptions) -> Group:
 def _spelled(options: GroupOptions) -> dict[str, str]:
     """The options by the names that the command line gives them."""
     return {
-        "start": str(options.start),
-        "policy when messages are gone": options.when_gone.value,
+        "starting position": str(options.starting_position),
+        "policy when messages are gone": options.on_data_loss.value,
         "policy at a block that cannot be decoded": options.on_poison.value,
         "hold on retention": "on" if options.holds_retention else "off",
         "strategy": options.strategy,
@@ -65,9 +91,9 @@ def _spelled(options: GroupOptions) -> dict[str, str]:
     }
 
 
-def lost(group_id: int, term: int) -> LostLeadership:
+def stale_term_error(group_id: int, term: int) -> StaleTerm:
     """A read under a term that is over."""
-    return LostLeadership(f"group {group_id}: term {term} is over. Step down; claim again to lead under a new term.")
+    return StaleTerm(f"group {group_id}: term {term} is over. Step down; claim again to lead under a new term.")
 
 
 def check_batch(batch: Sequence[GroupWrites]) -> None:
@@ -76,6 +102,6 @@ def check_batch(batch: Sequence[GroupWrites]) -> None:
     if len(set(groups)) < len(groups):
         raise ValueError(f"a group occurs twice in one batch: {sorted(groups)}")
     for writes in batch:
-        streams = [entry.stream_id for entry in writes.entries]
+        streams = [entry.stream_id for entry in writes.changes]
         if len(set(streams)) < len(streams):
-            raise ValueError(f"group {writes.group_id}: two entries for one stream in one batch: {writes.entries}")
+            raise ValueError(f"group {writes.group_id}: two entries for one stream in one batch: {writes.changes}")

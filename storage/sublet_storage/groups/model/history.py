@@ -75,16 +75,16 @@ _BEHIND = _NEWS.format("""
 
 
 @dataclass(frozen=True, slots=True)
-class Newest:
+class HistoryPage:
     """The newest lines, oldest first, of `total` that there are of their kind."""
 
-    lines: tuple[HistoryRecord, ...] = ()
+    records: tuple[HistoryRecord, ...] = ()
     total: int = 0
 
     @property
-    def cut(self) -> bool:
+    def is_truncated(self) -> bool:
         """Whether there are older ones."""
-        return self.total > len(self.lines)
+        return self.total > len(self.records)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,30 +96,32 @@ class Behind:
 
 
 @dataclass(frozen=True, slots=True)
-class Then:
+class GroupAtTime:
     """A group at a time in the past: the last line until then of who led, if one is known, and of each stream."""
 
     leader: HistoryRecord | None
     streams: tuple[HistoryRecord, ...]
 
 
-def owned(line: HistoryRecord) -> bool:
+def has_owner(line: HistoryRecord) -> bool:
     """Whether somebody has the stream after this line: its session, or agent."""
     return line.event in _HOLDING
 
 
-def read_then(conn: psycopg.Connection[Any], group_id: int, at_us: int, stream_id: int | None = None) -> Then:
+def read_group_at(
+    conn: psycopg.Connection[Any], group_id: int, at_us: int, stream_id: int | None = None
+) -> GroupAtTime:
     """How it was at that time, of all streams that had been lent or touched by then, or of this one."""
     rows = conn.execute(_LAST, {"group": group_id, "at": at_us, "stream": stream_id}).fetchall()
     lines = [HistoryRecord(*row) for row in rows]
-    return Then(
+    return GroupAtTime(
         next((line for line in lines if not line.stream_id), None), tuple(line for line in lines if line.stream_id)
     )
 
 
 def read_history(
     conn: psycopg.Connection[Any], group_id: int, stream_id: int | None = None, limit: int | None = None
-) -> Newest:
+) -> HistoryPage:
     """The newest `limit` lines of a group, or of one of its streams. Stream 0 is the group itself."""
     return _newest(conn.execute(_READ, {"group": group_id, "stream": stream_id, "limit": limit}))
 
@@ -137,12 +139,12 @@ def read_behind(conn: psycopg.Connection[Any], group_id: int, behind: str | None
     return Behind(lines, rows[0][0])
 
 
-def forced_lately(conn: psycopg.Connection[Any], group_id: int) -> Newest:
+def read_recent_forced_moves(conn: psycopg.Connection[Any], group_id: int) -> HistoryPage:
     """The moves of late after which messages in [position, until) may have been seen twice."""
     return _newest(conn.execute(_FORCED, {"group": group_id, "lately": LATELY_S, "limit": LATELY}))
 
 
-def forget_history(conn: psycopg.Connection[Any], older_than_s: float, limit: int = STEP) -> int:
+def delete_old_history(conn: psycopg.Connection[Any], older_than_s: float, limit: int = STEP) -> int:
     """Delete the lines older than that, at most `limit` in one statement; how many they were, of all groups.
 
     On an autocommit connection each statement is a transaction of its own.
@@ -155,6 +157,6 @@ def forget_history(conn: psycopg.Connection[Any], older_than_s: float, limit: in
             return forgotten
 
 
-def _newest(found: psycopg.Cursor[Any]) -> Newest:
+def _newest(found: psycopg.Cursor[Any]) -> HistoryPage:
     rows = found.fetchall()
-    return Newest(tuple(HistoryRecord(*row[:-1]) for row in rows), rows[0][-1] if rows else 0)
+    return HistoryPage(tuple(HistoryRecord(*row[:-1]) for row in rows), rows[0][-1] if rows else 0)

@@ -9,13 +9,13 @@ from math import isfinite
 from typing import Any
 
 from sublet_protocol.domain.errors import UsageError
-from sublet_protocol.domain.subscriptions import Start
+from sublet_protocol.domain.subscriptions import StartingPosition
 
-MAX_KEPT_S = 366 * 86_400.0
+MAX_SESSION_EXPIRY_S = 366 * 86_400.0
 """The longest that a group can ask its streams to be kept for a session that has left."""
 
 
-class WhenGone(StrEnum):
+class OnDataLoss(StrEnum):
     """What a group does about messages that retention took before it had consumed them."""
 
     FAIL = "fail"  # the stream is blocked until somebody decides
@@ -38,8 +38,8 @@ class GroupOptions:
     every `$queue` group.
     """
 
-    start: Start = Start.LATEST
-    when_gone: WhenGone = WhenGone.FAIL
+    starting_position: StartingPosition = StartingPosition.LATEST
+    on_data_loss: OnDataLoss = OnDataLoss.FAIL
     strategy: str = "even"
     session_expiry_s: float = 0.0
     atomic: bool = False
@@ -52,7 +52,7 @@ class GroupOptions:
                 f"strategy {self.strategy!r}: it is named with 1 to 255 printable characters. Write even, load, or "
                 "the name of an installed one."
             )
-        if self.atomic and self.when_gone is WhenGone.SKIP:
+        if self.atomic and self.on_data_loss is OnDataLoss.SKIP:
             raise UsageError(
                 "an atomic group cannot skip messages that are gone: it would give their epochs out in part. Leave one "
                 "of the two out."
@@ -62,25 +62,27 @@ class GroupOptions:
                 "an atomic group cannot skip messages that cannot be decoded: it would give their epochs out in part. "
                 "Leave one of the two out."
             )
-        if not (isfinite(self.session_expiry_s) and 0 <= self.session_expiry_s <= MAX_KEPT_S):
+        if not (isfinite(self.session_expiry_s) and 0 <= self.session_expiry_s <= MAX_SESSION_EXPIRY_S):
             raise UsageError(
                 f"session expiry {self.session_expiry_s}: it is a number of seconds from 0 (sessions are not waited "
-                f"for) to {MAX_KEPT_S:.0f}. Choose one of these."
+                f"for) to {MAX_SESSION_EXPIRY_S:.0f}. Choose one of these."
             )
 
     @classmethod
-    def stored(cls, start: str, options: Mapping[str, Any]) -> GroupOptions:
+    def from_row(cls, start: str, options: Mapping[str, Any]) -> GroupOptions:
         """From the columns of the table consumer_group; what they do not name has its default."""
-        when_gone, strategy = options.get("when_gone", WhenGone.FAIL), options.get("strategy", "even")
+        on_data_loss, strategy = options.get("on_data_loss", OnDataLoss.FAIL), options.get("strategy", "even")
         expiry_s, atomic = options.get("session_expiry_s", 0.0), options.get("atomic", False)
         on_poison = OnPoison(options.get("on_poison", OnPoison.BLOCK))
         holds = options.get("holds_retention", False)
-        return cls(Start.parse(start), WhenGone(when_gone), strategy, expiry_s, atomic, on_poison, holds)
+        return cls(
+            StartingPosition.parse(start), OnDataLoss(on_data_loss), strategy, expiry_s, atomic, on_poison, holds
+        )
 
-    def to_store(self) -> dict[str, Any]:
+    def to_row(self) -> dict[str, Any]:
         """All but the start, which has a column of its own, as an object of JSON."""
         return {
-            "when_gone": self.when_gone.value,
+            "on_data_loss": self.on_data_loss.value,
             "strategy": self.strategy,
             "session_expiry_s": self.session_expiry_s,
             "atomic": self.atomic,

@@ -6,21 +6,21 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier
-from sublet_protocol.domain.in_doubt import InDoubt, still_open
-from sublet_protocol.domain.subscriptions import Start as Start
+from sublet_protocol.domain.in_doubt import InDoubt, pending_in_doubt
+from sublet_protocol.domain.subscriptions import StartingPosition as StartingPosition
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.groups.model.desired_state import NO_ORDERS
-from sublet_storage.groups.model.desired_state import Orders as Orders
+from sublet_storage.groups.model.desired_state import NO_DESIRED_STATE
+from sublet_storage.groups.model.desired_state import GroupDesiredState as GroupDesiredState
 from sublet_storage.groups.model.options import DEFAULTS
 from sublet_storage.groups.model.options import GroupOptions as GroupOptions
+from sublet_storage.groups.model.options import OnDataLoss as OnDataLoss
 from sublet_storage.groups.model.options import OnPoison as OnPoison
-from sublet_storage.groups.model.options import WhenGone as WhenGone
 from sublet_storage.nodes import NodeRef
 
 MAINTENANCE = 0
 """The reserved leadership id under which one node keeps house for the whole database."""
 
-LOSSES_BEFORE_BLOCKED = 5
+MAX_LOSSES = 5
 """Forced ends of grants at one and the same position after which the stream is blocked, not lent again."""
 
 
@@ -68,17 +68,17 @@ class Group:
     group_id: int
     subscription: Subscription
     options: GroupOptions = DEFAULTS
-    orders: Orders = NO_ORDERS
+    desired_state: GroupDesiredState = NO_DESIRED_STATE
     revision: int = 0
 
     @property
-    def start(self) -> Start:
+    def starting_position(self) -> StartingPosition:
         """Where it began."""
-        return self.options.start
+        return self.options.starting_position
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class Leadership:
     """A leadership row as the database sees it now; `remaining_s` <= 0 means the lease has run out."""
 
     leadership_id: int
@@ -91,12 +91,12 @@ class Claim:
 class Lending:
     """A lending row together with the facts of its stream, read in one statement.
 
-    `head` and `closed` are the stream's at that instant. `parents`: of a row that may be granted, the nearest ancestors
-    of its stream that the group has not finished, whatever lies between; it waits for them. Of other rows: none.
-    `kept_s`: for how long the row, which is free or reserved, is still kept for `session`; not, if it is not above 0.
-    Below 0 and without a session: so long ago a reset, or the end of the group's former life, took it from its holder.
-    `consumed`: in a group that is atomic, what is consumed in whole epochs. `in_doubt`: what a holder planned last.
-    """
+    `head` and `is_closed` are the stream's at that instant. `parents`: of a row that may be granted, the nearest
+    ancestors of its stream that the group has not finished, whatever lies between; it waits for them. Of other rows:
+    none. `reserved_s`: for how long the row, which is free or reserved, is still kept for `session`; not, if it is not
+    above 0. Below 0 and without a session: so long ago a reset, or the end of the group's former life, took it from its
+    holder. `consumed`: in a group that is atomic, what is consumed in whole epochs. `in_doubt`: what a holder planned
+    last."""
 
     stream_id: int
     status: LendingStatus
@@ -109,21 +109,21 @@ class Lending:
     hash_from: int
     hash_to: int
     head: int
-    closed: bool
+    is_closed: bool
     parents: tuple[int, ...]
     session_epoch: int | None = None
-    kept_s: float = 0.0
+    reserved_s: float = 0.0
     consumed: ConsumedFrontier | None = None
     in_doubt: InDoubt | None = None
 
     @property
-    def open_doubt(self) -> InDoubt | None:
+    def pending_in_doubt(self) -> InDoubt | None:
         """What of it is not done."""
-        return still_open(self.in_doubt, self.position, self.consumed)
+        return pending_in_doubt(self.in_doubt, self.position, self.consumed)
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class GrantStream:
     """Lend a free stream, or one that is reserved for the session. Applied: status held, a new grant id, position read
     from the row.
 
@@ -139,7 +139,7 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True)
-class Reclaim:
+class ReclaimStream:
     """The same agent takes its stream over to a new borrower: the grant id stays, position only grows. Repeatable.
 
     `session_epoch` is written to the row unless it is None.
@@ -155,7 +155,7 @@ class Reclaim:
 
 
 @dataclass(frozen=True, slots=True)
-class Advance:
+class AdvancePosition:
     """Progress under a grant. A closed stream consumed to its head is finished by it, which ends the grant.
 
     `consumed`, here and elsewhere: what of it is consumed in whole epochs, where the group is atomic. `in_doubt`: what
@@ -170,50 +170,50 @@ class Advance:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class ReleaseStream:
     """The final progress of a grant: position, then free (or finished), under the next grant id.
 
-    With `keep_s` above 0 a row that is free afterwards is kept for so long for its holder's session, if it has a name.
-    Where something is in doubt the row is reserved for that session afterwards.
-    With `until` behind the position, what lies between them was given out and given up: it may be seen twice.
-    With `poison` what follows cannot be decoded, up to before that offset: the row is blocked, or, with `skips`, goes
-    on there, and what lies between is counted as lost.
-    """
+    With `reserve_s` above 0 a row that is free afterwards is kept for so long for its holder's session, if it has a
+    name. Where something is in doubt the row is reserved for that session afterwards. With `delivered_end` behind the
+    position, what lies between them was given out and given up: it may be seen twice. With `poison` what follows cannot
+    be decoded, up to before that offset: the row is blocked, or, with `skips`, goes on there, and what lies between is
+    counted as lost."""
 
     stream_id: int
     grant_id: int
     position: int
     reason: str
-    keep_s: float = 0.0
-    until: int = 0
+    reserve_s: float = 0.0
+    delivered_end: int = 0
     consumed: ConsumedFrontier | None = None
     poison: int = 0
     skips: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Seize:
-    """End a grant without its holder's word: what follows the row's position may be seen twice. `keep_s`: as above."""
+class ForceRelease:
+    """End a grant without its holder's word: what follows the row's position may be seen twice. `reserve_s`: as
+    above."""
 
     stream_id: int
     grant_id: int
     reason: str
-    keep_s: float = 0.0
+    reserve_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Unreserve:
-    """Free a reserved stream, whose session has not come back in time, or by `force`: what is in doubt may be seen
+class UnreserveStream:
+    """Free a reserved stream, whose session has not come back in time, or by `is_forced`: what is in doubt may be seen
     twice."""
 
     stream_id: int
     grant_id: int
     reason: str
-    force: bool = False
+    is_forced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class RecordHistory:
     """Write a line of history about a grant in force; nothing else changes."""
 
     stream_id: int
@@ -222,13 +222,15 @@ class Mark:
     reason: str
 
 
-Entry = Grant | Reclaim | Advance | Release | Seize | Unreserve | Mark
+LendingChange = (
+    GrantStream | ReclaimStream | AdvancePosition | ReleaseStream | ForceRelease | UnreserveStream | RecordHistory
+)
 
-HOLDING = Advance | Reclaim | Mark
+HOLDING = AdvancePosition | ReclaimStream | RecordHistory
 """What leaves a stream with its holder: nothing is asked of its ancestors."""
 
 
-class Verdict(StrEnum):
+class ChangeOutcome(StrEnum):
     """What became of one entry."""
 
     APPLIED = "applied"
@@ -237,11 +239,11 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class EntryResult:
+class ChangeResult:
     """`lending` is the row after the statement; None where there is no such row, or it was busy."""
 
-    entry: Entry
-    verdict: Verdict
+    change: LendingChange
+    outcome: ChangeOutcome
     lending: Lending | None
 
 
@@ -249,39 +251,38 @@ class EntryResult:
 class GroupWrites:
     """All that one group's leader wants written now, under one term; at most one entry per stream.
 
-    `renew` asks also to insert rows for streams opened since, to finish free closed streams with nothing left, and to
-    report every unfinished row whose stream is closed. Of a group that is atomic it moves the consumed frontier on, and
-    says where that is.
-    """
+    `sync_streams` asks also to insert rows for streams opened since, to finish free closed streams with nothing left,
+    and to report every unfinished row whose stream is closed. Of a group that is atomic it moves the consumed frontier
+    on, and says where that is."""
 
     group_id: int
     term: int
-    entries: tuple[Entry, ...] = ()
-    renew: bool = False
+    changes: tuple[LendingChange, ...] = ()
+    sync_streams: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:
-    """Answers in the order of the entries. `deposed`: the term is over and nothing of this group was written.
+    """Answers in the order of the entries. `has_stale_term`: the term is over and nothing of this group was written.
 
-    `recorded`: the lines that the group's history has from this commit, in their order, those of a renewal last.
-    `orders`, of a renewal: what is wanted now.
+    `history`: the lines that the group's history has from this commit, in their order, those of a renewal last.
+    `desired_state`, of a renewal: what is wanted now.
     """
 
     group_id: int
-    deposed: bool
-    results: tuple[EntryResult, ...] = ()
-    renewed: tuple[Lending, ...] = ()
-    recorded: tuple[HistoryRecord, ...] = ()
+    has_stale_term: bool
+    results: tuple[ChangeResult, ...] = ()
+    synced: tuple[Lending, ...] = ()
+    history: tuple[HistoryRecord, ...] = ()
     epochs: tuple[GroupFrontier, ...] = ()
-    orders: Orders | None = None
+    desired_state: GroupDesiredState | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryRecord:
-    """One line of lending_history. Of a `forced` move, messages in [position, until) may be seen twice.
+    """One line of lending_history. Of a `is_forced` move, messages in [position, until) may be seen twice.
 
-    `until` is the stream's head at that moment (not below the position); None where nothing is seen twice.
+    `redelivery_end` is the stream's head at that moment (not below the position); None where nothing is seen twice.
     """
 
     at_us: int
@@ -294,6 +295,6 @@ class HistoryRecord:
     agent: str | None
     position: int
     term: int
-    forced: bool
-    until: int | None = None
+    is_forced: bool
+    redelivery_end: int | None = None
     session: str | None = None

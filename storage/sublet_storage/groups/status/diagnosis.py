@@ -11,12 +11,12 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sublet_storage.groups.status.diagnosis_model import GroupState, Reason, StreamState
+from sublet_storage.groups.status.diagnosis_model import GroupState, StallReason, StreamState
 
 QUIET_S = 10.0
 """A stream whose messages have waited for so long, and whose holder has reported nothing meanwhile, does not move."""
 
-UNHEARD_S = 20.0
+SILENT_MEMBER_S = 20.0
 """For so long, a lease and a leader's promise of ten seconds each, a stream is lent to nobody after it was taken."""
 
 # What holders say of a block that cannot be had, or be decoded (`sublet_protocol.domain.errors.PoisonBlock`). A place
@@ -25,28 +25,28 @@ _END_OF_BLOCK = re.compile(r"\bends before offset (\d+)\b")
 
 
 @dataclass(frozen=True, slots=True)
-class Ruling:
+class Diagnosis:
     """The reason in a name and in a sentence, and what to do about it, if anything is to be done."""
 
-    reason: Reason
-    because: str
-    remedy: str | None = None
+    reason: StallReason
+    detail: str
+    hint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class DiagnosisRule:
     """A line of the table."""
 
-    reason: Reason
-    holds: Callable[[GroupState, StreamState], bool]
-    because: Callable[[GroupState, StreamState], str]
-    remedy: Callable[[GroupState, StreamState], str | None] = lambda group, stream: None
+    reason: StallReason
+    matches: Callable[[GroupState, StreamState], bool]
+    detail: Callable[[GroupState, StreamState], str]
+    hint: Callable[[GroupState, StreamState], str | None] = lambda group, stream: None
 
 
-def ruled(group: GroupState, stream: StreamState) -> Ruling:
+def diagnose(group: GroupState, stream: StreamState) -> Diagnosis:
     """Why this stream stands still, or that it does not."""
-    rule = next(rule for rule in RULES if rule.holds(group, stream))
-    return Ruling(rule.reason, rule.because(group, stream), rule.remedy(group, stream))
+    rule = next(rule for rule in RULES if rule.matches(group, stream))
+    return Diagnosis(rule.reason, rule.detail(group, stream), rule.hint(group, stream))
 
 
 def _quoted(group: GroupState) -> str:
@@ -57,23 +57,24 @@ def _reset(group: GroupState, stream: StreamState, how: str) -> str:
     return f"sublet groups reset {_quoted(group)} --stream {stream.stream_id} {how}"
 
 
-def _whole(group: GroupState) -> str:
+def _reset_group(group: GroupState) -> str:
     return f"sublet groups reset {_quoted(group)}"
 
 
 def _blocked(group: GroupState, stream: StreamState) -> str:
-    why = stream.blocked_because or "no reason is recorded"
+    why = stream.blocked_reason or "no reason is recorded"
     return f"it is blocked: {_dropped(stream) if _went_with_its_space(stream) else why}"
 
 
 def _went_with_its_space(stream: StreamState) -> bool:
-    return stream.dropped is not None and stream.gone and stream.position < stream.head
+    return stream.dropped_space is not None and stream.gone and stream.position < stream.head
 
 
 def _dropped(stream: StreamState) -> str:
     """Without offsets: it is the same of all streams of that space."""
     return (
-        f"messages that the group had not consumed are gone, with the space {stream.dropped}, which was dropped, or by "
+        f"messages that the group had not consumed are gone, with the space {stream.dropped_space}, which was "
+        "dropped, or by "
         "its retention"
     )
 
@@ -88,11 +89,11 @@ def _go_on_without_space(group: GroupState) -> str:
 def _unblock(group: GroupState, stream: StreamState) -> str:
     if _went_with_its_space(stream):
         return _go_on_without_space(group)
-    if end := _END_OF_BLOCK.search(stream.blocked_because or ""):
-        again = f"{_whole(group)} --to-earliest" if group.atomic else _reset(group, stream, "--to-current")
+    if end := _END_OF_BLOCK.search(stream.blocked_reason or ""):
+        again = f"{_reset_group(group)} --to-earliest" if group.atomic else _reset(group, stream, "--to-current")
         return f"Put it right, and try once more: {again}. {_past(group, stream, end[1])}"
     if group.atomic:
-        return f"Remove the cause. Then reset the group as a whole: {_whole(group)} --to-earliest"
+        return f"Remove the cause. Then reset the group as a whole: {_reset_group(group)} --to-earliest"
     if stream.gone and stream.position < stream.head:
         return f"Go on without what retention has taken: {_reset(group, stream, '--to-earliest')}"
     again = _reset(group, stream, "--to-current")
@@ -105,16 +106,18 @@ def _gone_next(group: GroupState, stream: StreamState) -> str:
         if _went_with_its_space(stream)
         else f"retention has taken its messages from offset {stream.position} on"
     )
-    return f"{lost}: with its leader's next look it is {'finished without them' if group.skips_gone else 'blocked'}"
+    return (
+        f"{lost}: with its leader's next look it is {'finished without them' if group.skips_lost_data else 'blocked'}"
+    )
 
 
 def _go_on(group: GroupState, stream: StreamState) -> str | None:
-    whole = f"sublet groups reset {_quoted(group)} --to-earliest"
-    if group.skips_gone:
+    entire = f"sublet groups reset {_quoted(group)} --to-earliest"
+    if group.skips_lost_data:
         return None
     if _went_with_its_space(stream):
         return _go_on_without_space(group)
-    return f"Go on without them: {whole if group.atomic else _reset(group, stream, '--to-earliest')}"
+    return f"Go on without them: {entire if group.atomic else _reset(group, stream, '--to-earliest')}"
 
 
 def _paused(group: GroupState, stream: StreamState) -> str:
@@ -139,56 +142,56 @@ def _start_node(group: GroupState, stream: StreamState) -> str:
 def _epochs(group: GroupState, stream: StreamState) -> str:
     front = stream.waits_for
     assert front is not None, "the rule has looked"
-    held = f"producer {', '.join(front.holders)} may still publish there" if front.holders else "nobody holds it"
+    held = f"producer {', '.join(front.producers)} may still publish there" if front.producers else "nobody holds it"
     return f"the epochs of space {front.space} from {front.least} on are not completed: {held}"
 
 
 def _complete(group: GroupState, stream: StreamState) -> str | None:
-    if stream.waits_for is None or not stream.waits_for.holders:
+    if stream.waits_for is None or not stream.waits_for.producers:
         return "A node completes it within seconds, if one is there."
     return "The publisher completes them by publisher.advance(...), by ending, or when its lease runs out."
 
 
 def _stalled(group: GroupState, stream: StreamState) -> str:
     where = f"stands at offset {stream.position}, {stream.lag} behind"
-    return f"{stream.owner} has it and has reported nothing for {stream.quiet_s:.0f} s: it {where}"
+    return f"{stream.owner} has it and has reported nothing for {stream.stalled_s:.0f} s: it {where}"
 
 
 def _unreadable(group: GroupState, stream: StreamState) -> str:
-    because = (stream.unreadable_because or "").rstrip(" .")
+    because = (stream.unreadable_reason or "").rstrip(" .")
     return f"{stream.owner} has it and cannot read on, for {stream.unreadable_s or 0.0:.0f} s now: {because}"
 
 
 def _make_readable(group: GroupState, stream: StreamState) -> str:
     again = "It is tried again, and goes on when that is put right; sublet doctor looks at the places of payloads."
-    end = _END_OF_BLOCK.search(stream.unreadable_because or "")
+    end = _END_OF_BLOCK.search(stream.unreadable_reason or "")
     return again if end is None else f"{again} {_past(group, stream, end[1])}"
 
 
 def _past(group: GroupState, stream: StreamState, end: str) -> str:
     """The block ends before that offset."""
-    how = f"{_whole(group)} --to-epoch EPOCH" if group.atomic else _reset(group, stream, f"--to-offset {end}")
+    how = f"{_reset_group(group)} --to-epoch EPOCH" if group.atomic else _reset(group, stream, f"--to-offset {end}")
     return f"To go past what is lost for good: {how}"
 
 
 def _reserved(group: GroupState, stream: StreamState) -> str:
-    if stream.kept_s is not None and stream.kept_s > 0:
-        return f"something in it is in doubt: it waits for session {stream.owner}, {stream.kept_s:.0f} s more"
+    if stream.reserved_s is not None and stream.reserved_s > 0:
+        return f"something in it is in doubt: it waits for session {stream.owner}, {stream.reserved_s:.0f} s more"
     return (
         f"something in it is in doubt; session {stream.owner} has not come back in time, and the leader frees it next"
     )
 
 
 def _release(group: GroupState, stream: StreamState) -> str:
-    whole = f"sublet groups reset {_quoted(group)} --to-earliest --force"
-    how = whole if group.atomic else _reset(group, stream, "--to-current --force")
+    entire = f"sublet groups reset {_quoted(group)} --to-earliest --force"
+    how = entire if group.atomic else _reset(group, stream, "--to-current --force")
     return f"Start {stream.owner} again. To give it up, and see messages twice: {how}"
 
 
 def _parents(group: GroupState, stream: StreamState) -> str:
-    told = ", ".join(f"{p.stream_id} ({p.status}, at {p.position} of {p.head})" for p in stream.parents[:3])
+    reported = ", ".join(f"{p.stream_id} ({p.status}, at {p.position} of {p.head})" for p in stream.parents[:3])
     more = f" and {len(stream.parents) - 3} more" if len(stream.parents) > 3 else ""
-    return f"it came from streams that are to be consumed first: {told}{more}"
+    return f"it came from streams that are to be consumed first: {reported}{more}"
 
 
 def _ask_parent(group: GroupState, stream: StreamState) -> str:
@@ -196,80 +199,82 @@ def _ask_parent(group: GroupState, stream: StreamState) -> str:
 
 
 RULES = (
-    Rule(Reason.FINISHED, lambda g, s: s.status == "finished", lambda g, s: "it is closed, and consumed to its end"),
-    Rule(
-        Reason.BLOCKED,
+    DiagnosisRule(
+        StallReason.FINISHED, lambda g, s: s.status == "finished", lambda g, s: "it is closed, and consumed to its end"
+    ),
+    DiagnosisRule(
+        StallReason.BLOCKED,
         lambda g, s: s.status == "blocked",
         _blocked,
         _unblock,
     ),
-    Rule(
-        Reason.GONE,
+    DiagnosisRule(
+        StallReason.GONE,
         lambda g, s: s.gone and s.position < s.head,
         _gone_next,
         _go_on,
     ),
-    Rule(
-        Reason.PAUSED,
+    DiagnosisRule(
+        StallReason.PAUSED,
         lambda g, s: g.paused is not None,
         _paused,
         lambda g, s: f"Where it is not meant any more: sublet groups resume {_quoted(g)}",
     ),
-    Rule(Reason.NO_NODE, lambda g, s: g.led_by is None and not g.nodes, _no_node, _start_node),
-    Rule(
-        Reason.NO_LEADER,
-        lambda g, s: g.led_by is None and g.held > 0,
-        lambda g, s: f"{g.last_led_by or 'nobody'} led the group last, and nobody has taken over",
+    DiagnosisRule(StallReason.NO_NODE, lambda g, s: g.leader is None and not g.nodes, _no_node, _start_node),
+    DiagnosisRule(
+        StallReason.NO_LEADER,
+        lambda g, s: g.leader is None and g.held > 0,
+        lambda g, s: f"{g.last_leader or 'nobody'} led the group last, and nobody has taken over",
         lambda g, s: "A node does within its lease once a consumer asks. If it stays so: sublet doctor",
     ),
-    Rule(
-        Reason.NO_MEMBER,
-        lambda g, s: g.led_by is None,
+    DiagnosisRule(
+        StallReason.NO_MEMBER,
+        lambda g, s: g.leader is None,
         lambda g, s: "nobody leads the group, as no consumer has asked for it since somebody last did",
         lambda g, s: f"One that runs asks within seconds, after a reset say. If none does: sublet consume {_quoted(g)}",
     ),
-    Rule(
-        Reason.REVOKED,
+    DiagnosisRule(
+        StallReason.REVOKED,
         lambda g, s: s.status == "held" and s.revoked_because is not None,
         lambda g, s: f"it is being taken back from {s.owner}: {s.revoked_because}",
         lambda g, s: "It moves when what its holder has in hand is done.",
     ),
-    Rule(Reason.CAUGHT_UP, lambda g, s: s.lag == 0, lambda g, s: "there is nothing to consume"),
-    Rule(Reason.UNREADABLE, lambda g, s: s.unreadable_because is not None, _unreadable, _make_readable),
-    Rule(Reason.EPOCHS, lambda g, s: s.waits_for is not None, _epochs, _complete),
-    Rule(
-        Reason.STALLED,
-        lambda g, s: s.status == "held" and s.quiet_s >= QUIET_S,
+    DiagnosisRule(StallReason.CAUGHT_UP, lambda g, s: s.lag == 0, lambda g, s: "there is nothing to consume"),
+    DiagnosisRule(StallReason.UNREADABLE, lambda g, s: s.unreadable_reason is not None, _unreadable, _make_readable),
+    DiagnosisRule(StallReason.WAITING_FOR_EPOCHS, lambda g, s: s.waits_for is not None, _epochs, _complete),
+    DiagnosisRule(
+        StallReason.STALLED,
+        lambda g, s: s.status == "held" and s.stalled_s >= QUIET_S,
         _stalled,
         lambda g, s: f"Look what {s.owner} is doing; when it is stopped, others get the stream.",
     ),
-    Rule(Reason.CONSUMING, lambda g, s: s.status == "held", lambda g, s: f"{s.owner} consumes it"),
-    Rule(Reason.RESERVED, lambda g, s: s.status == "reserved", _reserved, _release),
-    Rule(Reason.PARENTS, lambda g, s: bool(s.parents), _parents, _ask_parent),
-    Rule(
-        Reason.KEPT,
-        lambda g, s: s.kept_s is not None and s.kept_s > 0,
-        lambda g, s: f"session {s.owner} has left, and it is kept for its return, {s.kept_s:.0f} s more",
+    DiagnosisRule(StallReason.CONSUMING, lambda g, s: s.status == "held", lambda g, s: f"{s.owner} consumes it"),
+    DiagnosisRule(StallReason.RESERVED, lambda g, s: s.status == "reserved", _reserved, _release),
+    DiagnosisRule(StallReason.WAITING_FOR_PARENTS, lambda g, s: bool(s.parents), _parents, _ask_parent),
+    DiagnosisRule(
+        StallReason.RESERVED_FOR_SESSION,
+        lambda g, s: s.reserved_s is not None and s.reserved_s > 0,
+        lambda g, s: f"session {s.owner} has left, and it is kept for its return, {s.reserved_s:.0f} s more",
         lambda g, s: f"Start {s.owner} again, or wait: then others get it.",
     ),
-    Rule(
-        Reason.FORMER_HOLDER,
-        lambda g, s: s.taken_s is not None and s.taken_s < UNHEARD_S,
+    DiagnosisRule(
+        StallReason.FORMER_HOLDER,
+        lambda g, s: s.taken_s is not None and s.taken_s < SILENT_MEMBER_S,
         lambda g, s: (
             f"it was taken from its holder {s.taken_s or 0.0:.0f} s ago, by a reset or with the group before this one, "
-            f"and {g.led_by} lends it when that one may begin no more calls: some 20 s after"
+            f"and {g.leader} lends it when that one may begin no more calls: some 20 s after"
         ),
     ),
-    Rule(
-        Reason.NO_MEMBER_HEARD,
+    DiagnosisRule(
+        StallReason.MEMBERS_SILENT,
         lambda g, s: not g.held,
-        lambda g, s: f"{g.led_by} leads the group, and no consumer has a stream of it",
+        lambda g, s: f"{g.leader} leads the group, and no consumer has a stream of it",
         lambda g, s: f"Start a consumer. Where one is there, see whether it joins: sublet groups watch {_quoted(g)}",
     ),
-    Rule(
-        Reason.TO_BE_LENT,
+    DiagnosisRule(
+        StallReason.GRANT_PENDING,
         lambda g, s: True,
-        lambda g, s: f"it is free, and {g.led_by} lends it next",
+        lambda g, s: f"it is free, and {g.leader} lends it next",
         lambda g, s: f"If it stays so, see what its leader does: sublet groups watch {_quoted(g)}",
     ),
 )

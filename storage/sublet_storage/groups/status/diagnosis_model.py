@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Reason(StrEnum):
+class StallReason(StrEnum):
     """What is true of a stream, and by which name programs know it."""
 
     FINISHED = "finished"  # it is closed, and consumed to its end
@@ -16,32 +16,32 @@ class Reason(StrEnum):
     NO_NODE = "no_node"  # nobody leads the group, and no node is there that could
     NO_LEADER = "no_leader"  # nobody leads the group, though consumers have streams of it
     NO_MEMBER = "no_member"  # nobody leads the group, because no consumer asks for it
-    NO_MEMBER_HEARD = "no_member_heard"  # somebody leads the group, and no consumer has a stream of it
+    MEMBERS_SILENT = "members_silent"  # somebody leads the group, and no consumer has a stream of it
     UNREADABLE = "unreadable"  # somebody has it, and what comes next cannot be read
-    EPOCHS = "epochs"  # publishers have not completed the epochs that come next
+    WAITING_FOR_EPOCHS = "waiting_for_epochs"  # publishers have not completed the epochs that come next
     REVOKED = "revoked"  # it is being taken back
     CAUGHT_UP = "caught_up"  # there is nothing to consume
     STALLED = "stalled"  # somebody has it, and it does not move
     CONSUMING = "consuming"  # somebody has it, and it moves
     RESERVED = "reserved"  # what a session has in doubt waits for that session
-    PARENTS = "parents"  # the streams that it came from are consumed first
-    KEPT = "kept"  # it is kept for the return of a session that has left
+    WAITING_FOR_PARENTS = "waiting_for_parents"  # the streams that it came from are consumed first
+    RESERVED_FOR_SESSION = "reserved_for_session"  # it is kept for the return of a session that has left
     FORMER_HOLDER = "former_holder"  # whoever it was taken from may not have heard, and is waited for
-    TO_BE_LENT = "to_be_lent"  # it is free, and the leader lends it next
+    GRANT_PENDING = "grant_pending"  # it is free, and the leader lends it next
 
 
 @dataclass(frozen=True, slots=True)
-class Frontier:
+class PendingFrontier:
     """What an atomic group waits for in a space: the least epochs that are not completed, and the producers that hold
     them."""
 
     space: str
     least: str
-    holders: tuple[str, ...]
+    producers: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Parent:
+class ParentStream:
     """A stream that is consumed first, with where the group is in it."""
 
     stream_id: int
@@ -56,20 +56,20 @@ class GroupState:
 
     subscription: str
     paused: str | None
-    led_by: str | None
-    last_led_by: str | None
+    leader: str | None
+    last_leader: str | None
     nodes: int
     draining: tuple[str, ...]
     held: int
-    skips_gone: bool
+    skips_lost_data: bool
     atomic: bool
 
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """`age_s`: for how long its oldest message waits; `rested_s`: since when nothing was written of it. `kept_s`: for
+    """`age_s`: for how long its oldest message waits; `idle_s`: since when nothing was written of it. `reserved_s`: for
     how much longer it is kept for `owner`. `taken_s`: since when it is taken from a holder who may not have heard.
-    `parents`: the nearest ancestors that are not finished. `dropped`: the name
+    `parents`: the nearest ancestors that are not finished. `dropped_space`: the name
     of its space, if that was dropped."""
 
     stream_id: int
@@ -79,19 +79,19 @@ class StreamState:
     gone: bool
     lag: int | None
     age_s: float | None = None
-    rested_s: float | None = None
+    idle_s: float | None = None
     owner: str | None = None
-    kept_s: float | None = None
+    reserved_s: float | None = None
     taken_s: float | None = None
-    blocked_because: str | None = None
+    blocked_reason: str | None = None
     revoked_because: str | None = None
-    unreadable_because: str | None = None
+    unreadable_reason: str | None = None
     unreadable_s: float | None = None
-    parents: tuple[Parent, ...] = ()
-    waits_for: Frontier | None = None
-    dropped: str | None = None
+    parents: tuple[ParentStream, ...] = ()
+    waits_for: PendingFrontier | None = None
+    dropped_space: str | None = None
 
     @property
-    def quiet_s(self) -> float:
+    def stalled_s(self) -> float:
         """For how long there was something to consume and nobody reported anything."""
-        return min(self.age_s or 0.0, self.rested_s or 0.0)
+        return min(self.age_s or 0.0, self.idle_s or 0.0)

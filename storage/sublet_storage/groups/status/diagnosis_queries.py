@@ -7,15 +7,21 @@ from dataclasses import dataclass
 
 from psycopg.rows import class_row
 
-from sublet_protocol.domain.epochs import lower_of_json, shown
+from sublet_protocol.domain.epochs import format_frontier, lower_frontier_from_json
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.coordinator import lending_rows
-from sublet_storage.groups.model.group_errors import no_such_stream
-from sublet_storage.groups.model.options import WhenGone
-from sublet_storage.groups.status.diagnosis import Ruling, ruled
-from sublet_storage.groups.status.diagnosis_model import Frontier, GroupState, Parent, StreamState
-from sublet_storage.groups.status.overview import GroupLine, Overview, StreamLine, look, one_instant
+from sublet_storage.groups.model.group_errors import stream_not_found_error
+from sublet_storage.groups.model.options import OnDataLoss
+from sublet_storage.groups.status.diagnosis import Diagnosis, diagnose
+from sublet_storage.groups.status.diagnosis_model import GroupState, ParentStream, PendingFrontier, StreamState
+from sublet_storage.groups.status.overview import (
+    GroupOverview,
+    GroupRow,
+    StreamRow,
+    read_overview,
+    snapshot_transaction,
+)
 from sublet_storage.nodes import list_nodes
 
 # A revoke is in force as long as the grant is that it is about.
@@ -48,11 +54,11 @@ select p.space_id, p.name, p.lower_frontier as least, coalesce(array_agg(c.produ
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class StreamDiagnosis:
     """Why one stream stands still."""
 
-    line: StreamLine
-    ruling: Ruling
+    stream: StreamRow
+    diagnosis: Diagnosis
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,58 +81,60 @@ class _Space:
     holders: list[str]
 
 
-def why(
+def diagnose_group(
     connection: Connection, subscription: Subscription, stream_id: int | None = None
-) -> tuple[GroupLine, tuple[Answer, ...]]:
+) -> tuple[GroupRow, tuple[StreamDiagnosis, ...]]:
     """The group, and a reason for each of its streams, or for this one. Raises `NotFound`."""
-    with one_instant(connection):
-        overview = look(connection, subscription)
+    with snapshot_transaction(connection):
+        overview = read_overview(connection, subscription)
         group = _group_state(connection, overview)
         lines = [line for line in overview.streams if stream_id in (None, line.stream_id)]
         if stream_id is not None and not lines:
-            raise no_such_stream(subscription, stream_id)
+            raise stream_not_found_error(subscription, stream_id)
         states = _stream_states(connection, overview, lines)
-    answers = (Answer(line, ruled(group, state)) for line, state in zip(lines, states, strict=True))
+    answers = (StreamDiagnosis(line, diagnose(group, state)) for line, state in zip(lines, states, strict=True))
     return overview.group, tuple(answers)
 
 
-def _group_state(connection: Connection, overview: Overview) -> GroupState:
+def _group_state(connection: Connection, overview: GroupOverview) -> GroupState:
     leader, live = overview.leader, [each for each in list_nodes(connection) if each.remaining_s > 0]
-    draining = tuple(each.node.name for each in live if each.draining)
+    draining = tuple(each.node.name for each in live if each.is_draining)
     return GroupState(
         subscription=overview.group.subscription,
-        paused=overview.group.orders.paused,
-        led_by=leader.node if leader and overview.led else None,
-        last_led_by=leader.node if leader else None,
+        paused=overview.group.desired_state.pause_reason,
+        leader=leader.node if leader and overview.has_leader else None,
+        last_leader=leader.node if leader else None,
         nodes=len(live) - len(draining),
         draining=draining,
         held=overview.statuses.get("held", 0),
-        skips_gone=overview.group.options.when_gone is WhenGone.SKIP,
+        skips_lost_data=overview.group.options.on_data_loss is OnDataLoss.SKIP,
         atomic=overview.group.options.atomic,
     )
 
 
-def _stream_states(connection: Connection, overview: Overview, lines: Sequence[StreamLine]) -> list[StreamState]:
+def _stream_states(connection: Connection, overview: GroupOverview, lines: Sequence[StreamRow]) -> list[StreamState]:
     parameters = {"group": overview.group.group_id, "streams": [line.stream_id for line in lines]}
     with connection.cursor(row_factory=class_row(_More)) as cursor:
         more = {each.stream_id: each for each in cursor.execute(_MORE, parameters)}
     spaces = {each.space_id for each in more.values() if each.waits}
     with connection.cursor(row_factory=class_row(_Space)) as cursor:
         frontiers = {each.space_id: _frontier(each) for each in cursor.execute(_FRONTIERS, {"spaces": list(spaces)})}
-    seen = {each.stream_id: Parent(each.stream_id, each.status, each.position, each.head) for each in overview.streams}
+    seen = {
+        each.stream_id: ParentStream(each.stream_id, each.status, each.position, each.head) for each in overview.streams
+    }
     keys = [(line.group_id, line.stream_id) for line in lines if line.status != "finished"]
     above = lending_rows.read_ancestors(lending_rows.ancestors(connection, keys))
     parents = {stream_id: tuple(seen[each] for each in found) for (_, stream_id), found in above.items()}
     return [_state(line, more[line.stream_id], frontiers, parents.get(line.stream_id, ())) for line in lines]
 
 
-def _frontier(space: _Space) -> Frontier:
-    least = lower_of_json(space.least)
-    return Frontier(space.name, "none" if least is None else shown(least), tuple(space.holders))
+def _frontier(space: _Space) -> PendingFrontier:
+    least = lower_frontier_from_json(space.least)
+    return PendingFrontier(space.name, "none" if least is None else format_frontier(least), tuple(space.holders))
 
 
 def _state(
-    line: StreamLine, more: _More, frontiers: Mapping[int, Frontier], parents: tuple[Parent, ...]
+    line: StreamRow, more: _More, frontiers: Mapping[int, PendingFrontier], parents: tuple[ParentStream, ...]
 ) -> StreamState:
     return StreamState(
         stream_id=line.stream_id,
@@ -136,15 +144,15 @@ def _state(
         gone=line.head_state == "gone",
         lag=line.lag,
         age_s=line.age_s,
-        rested_s=more.rested_s,
+        idle_s=more.rested_s,
         owner=line.session or line.agent,
-        kept_s=line.kept_s if more.reserved_s is None else more.reserved_s,
+        reserved_s=line.reserved_s if more.reserved_s is None else more.reserved_s,
         taken_s=more.taken_s,
-        blocked_because=line.blocked_because,
+        blocked_reason=line.blocked_reason,
         revoked_because=more.revoked_because,
-        unreadable_because=line.unreadable_because,
+        unreadable_reason=line.unreadable_reason,
         unreadable_s=line.unreadable_s,
         parents=parents,
         waits_for=frontiers[more.space_id] if more.waits else None,
-        dropped=more.dropped,
+        dropped_space=more.dropped,
     )

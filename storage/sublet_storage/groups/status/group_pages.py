@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sublet_storage.db.store_connection import Connection
-from sublet_storage.groups.status.overview import COLUMNS, SEEN, TABLES, Overview, one_instant, overviews
+from sublet_storage.groups.status.overview import (
+    COLUMNS,
+    SEEN,
+    TABLES,
+    GroupOverview,
+    build_overviews,
+    snapshot_transaction,
+)
 
 _WANTED = """
  where g.deleted_at is null
@@ -28,7 +35,7 @@ select {COLUMNS} from {TABLES} left join sums on sums.group_id = g.group_id {_WA
 _NAME = "g.name {0}, g.filter {0}, g.kind {0}"
 
 
-class Sort(StrEnum):
+class GroupSort(StrEnum):
     """What groups are sorted by; an unknown lag is larger than any other."""
 
     NAME = "name"
@@ -38,39 +45,39 @@ class Sort(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class GroupPage:
     """Some of `total` groups."""
 
-    groups: tuple[Overview, ...]
+    groups: tuple[GroupOverview, ...]
     total: int
 
 
-def page_of_groups(
+def list_group_page(
     connection: Connection,
     search: str = "",
-    sort: Sort = Sort.NAME,
+    sort: GroupSort = GroupSort.NAME,
     descending: bool = False,
     limit: int = 50,
     offset: int = 0,
-) -> Page:
+) -> GroupPage:
     """The groups whose subscription contains `search`, upper or lower case, from number `offset` on."""
     parameters = {"search": search, "limit": limit, "offset": offset}
-    with one_instant(connection):
+    with snapshot_transaction(connection):
         (total,) = connection.execute(_TOTAL, parameters).fetchone() or (0,)
         statement = f"{_statement(sort, 'desc' if descending else 'asc')} limit %(limit)s offset %(offset)s"
         rows = connection.execute(statement.encode(), parameters, prepare=False).fetchall()
-        return Page(overviews(connection, rows), total)
+        return GroupPage(build_overviews(connection, rows), total)
 
 
-def _statement(sort: Sort, direction: str) -> str:
+def _statement(sort: GroupSort, direction: str) -> str:
     by_name = _NAME.format(direction)
     match sort:
-        case Sort.NAME:
+        case GroupSort.NAME:
             return f"{_BY_ROW} {by_name}"
-        case Sort.CREATED:
+        case GroupSort.CREATED:
             return f"{_BY_ROW} g.created_at {direction}, {by_name}"
-        case Sort.LAG:
+        case GroupSort.LAG:
             nulls = "first" if direction == "desc" else "last"
             return f"{_BY_LENDINGS} sums.lag {direction} nulls {nulls}, {by_name}"
-        case Sort.STREAMS:
+        case GroupSort.STREAMS:
             return f"{_BY_LENDINGS} coalesce(sums.streams, 0) {direction}, {by_name}"

@@ -6,18 +6,18 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from sublet_protocol.domain.subscriptions import Start
+from sublet_protocol.domain.subscriptions import StartingPosition
 from sublet_storage.groups.model.options import GroupOptions
 from sublet_storage.groups.model.records import HistoryRecord
-from sublet_storage.groups.status.overview import Overview
+from sublet_storage.groups.status.overview import GroupOverview
 
 
-def options_as_json(options: GroupOptions) -> dict[str, Any]:
+def options_to_json(options: GroupOptions) -> dict[str, Any]:
     """A group's options."""
-    return {"start": str(options.start), **options.to_store()}
+    return {"starting_position": str(options.starting_position), **options.to_row()}
 
 
-def summary(overview: Overview) -> dict[str, Any]:
+def summary_to_json(overview: GroupOverview) -> dict[str, Any]:
     """A group without its single streams."""
     group = overview.group
     return {
@@ -26,56 +26,56 @@ def summary(overview: Overview) -> dict[str, Any]:
         "kind": group.kind,
         "name": group.name,
         "filter": group.filter,
-        **options_as_json(group.options),
+        **options_to_json(group.options),
         "created_at": group.created_at.isoformat(),
-        "paused": group.orders.paused,
-        "weights": dict(group.orders.weights),
-        "state": state(overview),
-        "leader": leader(overview),
+        "paused": group.desired_state.pause_reason,
+        "weights": dict(group.desired_state.weights),
+        "state": group_state(overview),
+        "leader": leader_to_json(overview),
         "streams_by_status": overview.statuses,
         "lag": overview.lag,
         "known_lag": overview.known_lag,
-        "streams_of_unknown_lag": overview.unknown,
-        "stuck_streams": overview.counts.stuck,
+        "unknown_lag_streams": overview.unknown_lag_count,
+        "unreadable_streams": overview.counts.unreadable_count,
     }
 
 
-def standby(overview: Overview, connected: Iterable[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+def standby_to_json(overview: GroupOverview, connected: Iterable[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
     """Of those who are connected to the group's leader, the members that hold nothing; None: it has not said who is."""
     holding = {member.borrower_id for member in overview.members}
     return None if connected is None else [each for each in connected if each["borrower_id"] not in holding]
 
 
-def details(overview: Overview, connected: Iterable[dict[str, Any]] | None = None) -> dict[str, Any]:
+def details_to_json(overview: GroupOverview, connected: Iterable[dict[str, Any]] | None = None) -> dict[str, Any]:
     """A group with all that was asked for. `connected`: see `standby`."""
     lines = [asdict(line) for line in overview.streams]
     for line in lines:
         del line["group_id"]
     return {
-        **summary(overview),
+        **summary_to_json(overview),
         "members": [asdict(member) for member in overview.members],
-        "standby_members": standby(overview, connected),
-        "kept_for_sessions": [asdict(kept) for kept in overview.kept],
+        "standby_members": standby_to_json(overview, connected),
+        "reserved_for_sessions": [asdict(retained) for retained in overview.reserved_sessions],
         "epochs": [{**asdict(line), "moved_at": line.moved_at.isoformat()} for line in overview.epochs],
         "streams": lines,
-        "forced_moves": [history_line(line) for line in overview.forced.lines],
-        "forced_total": overview.forced.total,
+        "forced_moves": [history_to_json(line) for line in overview.forced.records],
+        "forced_move_count": overview.forced.total,
     }
 
 
-def state(overview: Overview) -> str:
+def group_state(overview: GroupOverview) -> str:
     """How the group is, in a word or two."""
-    if overview.group.orders.paused is not None:
+    if overview.group.desired_state.pause_reason is not None:
         return "paused"
     held = overview.statuses.get("held", 0) > 0
-    if not overview.led:  # which only consumers miss
-        return "no leader" if held else "no consumers"
-    if overview.counts.stuck:
-        return "stuck"
-    return "consuming" if held else "no member"
+    if not overview.has_leader:  # which only consumers miss
+        return "no_leader" if held else "no_consumers"
+    if overview.counts.unreadable_count:
+        return "unreadable"
+    return "consuming" if held else "no_members"
 
 
-def leader(overview: Overview) -> dict[str, Any] | None:
+def leader_to_json(overview: GroupOverview) -> dict[str, Any] | None:
     """Who leads, or led last."""
     found = overview.leader
     if found is None:
@@ -84,15 +84,15 @@ def leader(overview: Overview) -> dict[str, Any] | None:
         "node": found.node,
         "address": found.address,
         "term": found.term,
-        "alive": overview.led,
+        "alive": overview.has_leader,
         "lease_remaining_s": round(found.remaining_s, 3),
     }
 
 
-def history_line(line: HistoryRecord) -> dict[str, Any]:
+def history_to_json(line: HistoryRecord) -> dict[str, Any]:
     """A line of history; what is of the group as a whole has no stream."""
     return {
-        "at": str(Start.at(line.at_us)),
+        "at": str(StartingPosition.at_time(line.at_us)),
         "event": line.event,
         "reason": line.reason,
         "stream_id": line.stream_id or None,
@@ -101,7 +101,7 @@ def history_line(line: HistoryRecord) -> dict[str, Any]:
         "agent": line.agent,
         "session": line.session,
         "position": line.position if line.stream_id else None,
-        "until": line.until,
-        "forced": line.forced,
+        "redelivery_end": line.redelivery_end,
+        "forced": line.is_forced,
         "term": line.term,
     }

@@ -1,7 +1,8 @@
 """How far groups are behind, in numbers: for metrics and curves, which ask often and for many. Reads only.
 
 Lag is as in `sublet_storage.groups.status.overview`. Streams that no leader has noticed yet are not counted: a leader
-looks for them every few seconds.
+looks for them every few seconds. Nor are those that are finished, which have no lag: there are as many as messages are
+kept for long.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from dataclasses import dataclass
 from psycopg.rows import class_row
 
 from sublet_storage.db.store_connection import Connection
-from sublet_storage.groups.status.overview import SEEN, held_by_nobody
+from sublet_storage.groups.status.overview import SEEN, list_groups_without_holder
 
 _LENDINGS = f"""
-with line as (select * from lending where group_id = any(%(groups)s::bigint[])),
+with line as (select * from lending where group_id = any(%(groups)s::bigint[]) and unfinished),
 {SEEN}"""
 
 _STREAMS = f"""{_LENDINGS}
@@ -27,7 +28,6 @@ select group_id, status, count(*)::bigint as streams, coalesce(sum(lag), 0)::big
        count(*) filter (where lag is null)::bigint as unknown
   from seen group by group_id, status order by group_id, status"""
 
-# What is finished has no lag.
 _ALL = f"""
 with line as (
   select l.* from lending l join consumer_group g using (group_id) where g.deleted_at is null and l.unfinished),
@@ -64,13 +64,13 @@ class StatusLag:
 
 
 def stream_lags(connection: Connection, group_ids: Sequence[int]) -> list[StreamLag]:
-    """Each stream of these groups, in one statement."""
+    """Each unfinished stream of these groups, in one statement."""
     with connection.cursor(row_factory=class_row(StreamLag)) as cursor:
         return cursor.execute(_STREAMS, {"groups": list(group_ids)}, prepare=False).fetchall()
 
 
 def status_lags(connection: Connection, group_ids: Sequence[int]) -> list[StatusLag]:
-    """These groups' streams in sums, in one statement."""
+    """These groups' unfinished streams in sums, in one statement."""
     with connection.cursor(row_factory=class_row(StatusLag)) as cursor:
         return cursor.execute(_SUMS, {"groups": list(group_ids)}, prepare=False).fetchall()
 
@@ -80,14 +80,14 @@ def all_lags(connection: Connection) -> dict[int, int | None]:
     return dict(connection.execute(_ALL).fetchall())
 
 
-def unattended(connection: Connection) -> list[tuple[str, int]]:
+def list_unconsumed_groups(connection: Connection) -> list[tuple[str, int]]:
     """(subscription, lag) of groups that are not paused and have messages and nobody who holds a stream, the furthest
     behind first. Streams that no leader has noticed yet count, as nobody may lead such a group."""
-    found = ((each.group.subscription, each.counts.known_lag) for each in held_by_nobody(connection))
+    found = ((each.group.subscription, each.counts.known_lag) for each in list_groups_without_holder(connection))
     return sorted((each for each in found if each[1]), key=lambda each: (-each[1], each[0]))
 
 
-def summed(lines: Sequence[StreamLag]) -> list[StatusLag]:
+def sum_by_status(lines: Sequence[StreamLag]) -> list[StatusLag]:
     """The sums of these streams, as `status_lags` has them."""
     found: dict[tuple[int, str], list[StreamLag]] = {}
     for line in lines:

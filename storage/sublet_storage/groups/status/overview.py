@@ -13,7 +13,7 @@ Members that hold nothing are in their leader's memory only, and so not here.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from datetime import datetime
@@ -27,12 +27,12 @@ from psycopg.rows import class_row
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import Filter
 from sublet_storage.db.store_connection import Connection
-from sublet_storage.groups.model.desired_state import Orders
-from sublet_storage.groups.model.group_errors import no_such_group
-from sublet_storage.groups.model.history import Newest, forced_lately
+from sublet_storage.groups.model.desired_state import GroupDesiredState
+from sublet_storage.groups.model.group_errors import group_not_found_error
+from sublet_storage.groups.model.history import HistoryPage, read_recent_forced_moves
 from sublet_storage.groups.model.options import GroupOptions
 from sublet_storage.groups.model.records import LendingStatus
-from sublet_storage.spaces.catalogue import filled
+from sublet_storage.spaces.catalogue import read_generation_filters
 
 _LINE = """
 select distinct on (h.group_id, h.stream_id) h.group_id, h.stream_id, h.event, h.grant_id, h.borrower_id, h.reason
@@ -59,7 +59,7 @@ NEW = "new"
 
 
 @dataclass(frozen=True, slots=True)
-class Leader:
+class LeaderRow:
     """Who leads, or led last; `remaining_s` <= 0: the lease has run out."""
 
     group_id: int
@@ -70,13 +70,12 @@ class Leader:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamLine:
+class StreamRow:
     """One stream of one group. `age_s`: how long its oldest unread message has been waiting; None: nothing waits.
 
-    `head_state` is open, closed or gone. `held_s`: since when its holder has it. `kept_s`: for how much longer the free
-    stream is kept for the return of `session`. `blocked_because` is there for a blocked stream, `unreadable_because`
-    for one whose holder cannot read on, for `unreadable_s`.
-    """
+    `head_state` is open, closed or gone. `held_s`: since when its holder has it. `reserved_s`: for how much longer the
+    free stream is kept for the return of `session`. `blocked_reason` is there for a blocked stream, `unreadable_reason`
+    for one whose holder cannot read on, for `unreadable_s`."""
 
     group_id: int
     stream_id: int
@@ -92,16 +91,16 @@ class StreamLine:
     agent: str | None
     session: str | None
     held_s: float | None
-    kept_s: float | None
+    reserved_s: float | None
     grant_id: int
-    lost_messages: int
-    blocked_because: str | None
-    unreadable_because: str | None
+    lost_message_count: int
+    blocked_reason: str | None
+    unreadable_reason: str | None
     unreadable_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class MemberRow:
     """A borrower that holds streams."""
 
     borrower_id: str
@@ -111,16 +110,16 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """A session that has left, and the streams that are kept for its return for `seconds_left` at most."""
+class ReservedSession:
+    """A session that has left, and the streams that are kept for its return for `remaining_s` at most."""
 
     session: str
     streams: tuple[int, ...]
-    seconds_left: float
+    remaining_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class EpochsLine:
+class SpaceFrontierRow:
     """How far an atomic group has come in a space: the least epochs that it has not consumed (None: none is consumed),
     and of those that are not completed (None: there are none)."""
 
@@ -131,22 +130,22 @@ class EpochsLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class StreamCounts:
     """A group's streams in numbers: {status: how many}; the lag of those whose lag is known, together and at most
     (None: of none), and how many others; and how many there are whose holders cannot read on."""
 
     statuses: dict[str, int]
     known_lag: int
-    largest: int | None
-    unknown: int
-    stuck: int
+    max_lag: int | None
+    unknown_lag_count: int
+    unreadable_count: int
 
 
-NO_STREAMS = Counts({}, 0, None, 0, 0)
+NO_STREAMS = StreamCounts({}, 0, None, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class GroupLine:
+class GroupRow:
     """A group that is not deleted. Its options and orders stay JSON until somebody looks: lists of groups are long.
 
     `after_generation`: up to this generation it has the rows that it is to have.
@@ -156,21 +155,21 @@ class GroupLine:
     kind: str
     name: str
     filter: str
-    start: str
-    stored: str
-    ordered: str
+    starting_position: str
+    options_json: str
+    desired_state_json: str
     created_at: datetime
     after_generation: int
 
     @property
     def options(self) -> GroupOptions:
         """What it was created with."""
-        return _options(self.start, self.stored)
+        return _options(self.starting_position, self.options_json)
 
     @property
-    def orders(self) -> Orders:
+    def desired_state(self) -> GroupDesiredState:
         """What an operator wants of it."""
-        return _orders(self.ordered)
+        return _orders(self.desired_state_json)
 
     @property
     def subscription(self) -> str:
@@ -178,37 +177,36 @@ class GroupLine:
         return f"${self.kind}/{self.name}/{self.filter}"
 
 
-_OF_GROUP = len(fields(GroupLine))
+_OF_GROUP = len(fields(GroupRow))
 
 
 @lru_cache(maxsize=1024)
 def _options(start: str, stored: str) -> GroupOptions:
     """Of very many groups most have the same."""
-    return GroupOptions.stored(start, json.loads(stored))
+    return GroupOptions.from_row(start, json.loads(stored))
 
 
 @lru_cache(maxsize=1024)
-def _orders(ordered: str) -> Orders:
-    return Orders.stored(json.loads(ordered))
+def _orders(ordered: str) -> GroupDesiredState:
+    return GroupDesiredState.from_json(json.loads(ordered))
 
 
 @dataclass(frozen=True, slots=True)
-class Overview:
+class GroupOverview:
     """One group at one instant.
 
-    `streams` (and so `members` and `kept`), `epochs` and `forced` are there only where they were asked for. `forced`:
-    the moves of late after which messages in [position, until) may have been seen twice.
-    """
+    `streams` (and so `members` and `reserved_sessions`), `epochs` and `forced` are there only where they were asked
+    for. `forced`: the moves of late after which messages in [position, until) may have been seen twice."""
 
-    group: GroupLine
-    leader: Leader | None
-    counts: Counts
-    streams: tuple[StreamLine, ...] = ()
-    forced: Newest = field(default_factory=Newest)
-    epochs: tuple[EpochsLine, ...] = ()
+    group: GroupRow
+    leader: LeaderRow | None
+    counts: StreamCounts
+    streams: tuple[StreamRow, ...] = ()
+    forced: HistoryPage = field(default_factory=HistoryPage)
+    epochs: tuple[SpaceFrontierRow, ...] = ()
 
     @property
-    def led(self) -> bool:
+    def has_leader(self) -> bool:
         """Somebody leads it now."""
         return self.leader is not None and self.leader.remaining_s > 0
 
@@ -218,14 +216,14 @@ class Overview:
         return self.counts.known_lag
 
     @property
-    def unknown(self) -> int:
+    def unknown_lag_count(self) -> int:
         """How many streams' lag is unknown."""
-        return self.counts.unknown
+        return self.counts.unknown_lag_count
 
     @property
     def lag(self) -> int | None:
         """The whole lag; None if a part of it is unknown."""
-        return None if self.unknown else self.known_lag
+        return None if self.unknown_lag_count else self.known_lag
 
     @property
     def statuses(self) -> dict[str, int]:
@@ -233,26 +231,28 @@ class Overview:
         return self.counts.statuses
 
     @property
-    def members(self) -> tuple[Member, ...]:
+    def members(self) -> tuple[MemberRow, ...]:
         """Whoever holds a stream, by borrower id."""
-        held: dict[str, list[StreamLine]] = {}
+        held: dict[str, list[StreamRow]] = {}
         for line in self.streams:
             if line.borrower_id is not None:
                 held.setdefault(line.borrower_id, []).append(line)
         return tuple(
-            Member(borrower_id, lines[0].agent, lines[0].session, tuple(line.stream_id for line in lines))
+            MemberRow(borrower_id, lines[0].agent, lines[0].session, tuple(line.stream_id for line in lines))
             for borrower_id, lines in sorted(held.items())
         )
 
     @property
-    def kept(self) -> tuple[Kept, ...]:
+    def reserved_sessions(self) -> tuple[ReservedSession, ...]:
         """The sessions whose return is waited for, by name."""
-        waiting: dict[str, list[StreamLine]] = {}
+        waiting: dict[str, list[StreamRow]] = {}
         for line in self.streams:
-            if line.session is not None and line.kept_s is not None:
+            if line.session is not None and line.reserved_s is not None:
                 waiting.setdefault(line.session, []).append(line)
         return tuple(
-            Kept(session, tuple(line.stream_id for line in lines), max(line.kept_s or 0.0 for line in lines))
+            ReservedSession(
+                session, tuple(line.stream_id for line in lines), max(line.reserved_s or 0.0 for line in lines)
+            )
             for session, lines in sorted(waiting.items())
         )
 
@@ -262,7 +262,7 @@ COLUMNS = """g.group_id, g.kind, g.name, g.filter, g.start, g.options::text, g.o
        led.leadership_id, led.node, led.address, led.term,
        extract(epoch from led.expires_at - clock_timestamp())::float8"""
 TABLES = "consumer_group g left join leadership led on led.leadership_id = g.group_id"
-"""A group, and who leads it: a `GroupLine` and a `Leader`, for `overviews`."""
+"""A group, and who leads it: a `GroupRow` and a `LeaderRow`, for `overviews`."""
 
 _GROUPS = f"select {COLUMNS} from {TABLES} where g.deleted_at is null order by g.name, g.filter, g.kind"
 
@@ -293,18 +293,20 @@ SEEN = """seen as (
 )"""
 
 # Rows, and for streams that came later and that no leader has noticed, the rows that a leader would make. Groups null:
-# of all, which have rows as long as they are not deleted.
+# of all, which have rows as long as they are not deleted. `finished`: also of what is. `oldest`
+# says by a value what the server cannot know of a column: how few generations are newer.
 _LINES = f"""
 with line as (
   select l.group_id, l.stream_id, l.status, l.position, l.borrower_id, l.agent, l.session, l.granted_at, l.grant_id,
          l.lost_messages, l.held_until
-    from lending l where %(groups)s::bigint[] is null or l.group_id = any(%(groups)s::bigint[])
+    from lending l
+   where (%(groups)s::bigint[] is null or l.group_id = any(%(groups)s::bigint[])) and (%(finished)s or l.unfinished)
   union all
   select u.group_id, s.stream_id, 'new', 0, null, null, null, null, 0, 0, null
     from unnest(%(pair_groups)s::bigint[], %(filters)s::text[], %(matching)s::boolean[])
          as u (group_id, filter, matching)
     join consumer_group g using (group_id)
-    join generation n on n.filter = u.filter and n.generation_id > g.after_generation
+    join generation n on n.filter = u.filter and n.generation_id > g.after_generation and n.generation_id > %(oldest)s
     join stream s on s.generation_id = n.generation_id and (u.matching or s.state = 'closed')
    where not exists (select from lending k where k.group_id = u.group_id and k.stream_id = s.stream_id)
 ), {SEEN}
@@ -335,13 +337,13 @@ select group_id, stream_id, p.name as space, generation_id, status, position, he
        borrower_id, agent, case when status <> 'free' or held_until > now() then session end as session,
        case when status = 'held' then extract(epoch from clock_timestamp() - granted_at)::float8 end as held_s,
        case when status = 'free' and held_until > now() then extract(epoch from held_until - now())::float8
-            end as kept_s,
-       grant_id, lost_messages + gone_messages as lost_messages,
+            end as reserved_s,
+       grant_id, lost_messages + gone_messages as lost_message_count,
        case when status = 'blocked' then (
          select h.reason from lending_history h
           where h.group_id = seen.group_id and h.stream_id = seen.stream_id and h.event = 'block'
-          order by h.history_id desc limit 1) end as blocked_because,
-       u.reason as unreadable_because,
+          order by h.history_id desc limit 1) end as blocked_reason,
+       u.reason as unreadable_reason,
        extract(epoch from clock_timestamp() - u.since)::float8 as unreadable_s
   from seen join space p using (space_id)
   left join ("""
@@ -356,49 +358,50 @@ select p.name as space, f.least as consumed, p.lower_frontier as completed, f.up
   from consumed_frontier f join space p using (space_id) where f.group_id = %(group)s order by p.name"""
 
 
-def list_groups(connection: Connection) -> tuple[Overview, ...]:
+def list_groups(connection: Connection) -> tuple[GroupOverview, ...]:
     """All groups that are not deleted, by name, without their single streams."""
-    with one_instant(connection):
-        return overviews(connection, connection.execute(_GROUPS).fetchall(), are_all=True)
+    with snapshot_transaction(connection):
+        return build_overviews(connection, connection.execute(_GROUPS).fetchall(), are_all=True)
 
 
-def held_by_nobody(connection: Connection) -> tuple[Overview, ...]:
-    """Groups that are not paused and of which nobody holds a stream."""
-    with one_instant(connection):
-        return overviews(connection, connection.execute(_UNHELD).fetchall())
+def list_groups_without_holder(connection: Connection) -> tuple[GroupOverview, ...]:
+    """Groups that are not paused and of which nobody holds a stream, without what they have finished."""
+    with snapshot_transaction(connection):
+        return build_overviews(connection, connection.execute(_UNHELD).fetchall(), finished=False)
 
 
-def led_by_nobody(connection: Connection, most: int) -> tuple[tuple[Overview, ...], int]:
-    """Groups that have no leader at this moment, the oldest first, so many at most; and how many there are."""
-    with one_instant(connection):
+def list_leaderless_groups(connection: Connection, most: int) -> tuple[tuple[GroupOverview, ...], int]:
+    """Groups that have no leader at this moment, the oldest first, so many at most, and how many there are;
+    without what they have finished."""
+    with snapshot_transaction(connection):
         rows = connection.execute(_UNLED, {"most": most}).fetchall()
-        return overviews(connection, [row[:-1] for row in rows]), rows[0][-1] if rows else 0
+        return build_overviews(connection, [row[:-1] for row in rows], finished=False), rows[0][-1] if rows else 0
 
 
-def describe(connection: Connection, subscription: Subscription) -> Overview:
+def describe_group(connection: Connection, subscription: Subscription) -> GroupOverview:
     """One group with each of its streams. Raises `NotFound`."""
-    with one_instant(connection):
-        return look(connection, subscription)
+    with snapshot_transaction(connection):
+        return read_overview(connection, subscription)
 
 
-def look(connection: Connection, subscription: Subscription) -> Overview:
-    """The same, in `one_instant` that is under way."""
+def read_overview(connection: Connection, subscription: Subscription) -> GroupOverview:
+    """The same, in `snapshot_transaction` that is under way."""
     name = {"kind": subscription.kind, "name": subscription.group, "filter": subscription.filter.text}
     rows = connection.execute(_ONE, name).fetchall()
     if not rows:
-        raise no_such_group(subscription)
-    (overview,) = overviews(connection, rows)
+        raise group_not_found_error(subscription)
+    (overview,) = build_overviews(connection, rows)
     group = overview.group
-    with connection.cursor(row_factory=class_row(StreamLine)) as cursor:
+    with connection.cursor(row_factory=class_row(StreamRow)) as cursor:
         streams = cursor.execute(_STREAMS, _parameters(connection, [group]), prepare=False).fetchall()
-    forced = forced_lately(connection, group.group_id)
-    with connection.cursor(row_factory=class_row(EpochsLine)) as cursor:
+    forced = read_recent_forced_moves(connection, group.group_id)
+    with connection.cursor(row_factory=class_row(SpaceFrontierRow)) as cursor:
         epochs = cursor.execute(_EPOCHS, {"group": group.group_id}).fetchall()
-    return Overview(group, overview.leader, overview.counts, tuple(streams), forced, tuple(epochs))
+    return GroupOverview(group, overview.leader, overview.counts, tuple(streams), forced, tuple(epochs))
 
 
 @contextmanager
-def one_instant(connection: Connection) -> Iterator[None]:
+def snapshot_transaction(connection: Connection) -> Iterator[None]:
     """One snapshot for all statements, and a bound on how long it can be held."""
     with connection.transaction():
         connection.execute("set transaction isolation level repeatable read, read only")
@@ -406,38 +409,42 @@ def one_instant(connection: Connection) -> Iterator[None]:
         yield
 
 
-def overviews(connection: Connection, rows: Sequence[Sequence[Any]], are_all: bool = False) -> tuple[Overview, ...]:
+def build_overviews(
+    connection: Connection, rows: Sequence[Sequence[Any]], are_all: bool = False, finished: bool = True
+) -> tuple[GroupOverview, ...]:
     """These groups, rows of `COLUMNS`, without their single streams, in this order. `are_all`: there are no others.
+    `finished`: streams that are count too, of which there are as many as messages are kept for long.
 
     Planned anew each time: a plan for any number of groups is a bad one for thousands.
     """
-    groups = [GroupLine(*row[:_OF_GROUP]) for row in rows]
-    leaders = (None if row[_OF_GROUP] is None else Leader(*row[_OF_GROUP:]) for row in rows)
-    parameters = _parameters(connection, groups)
+    groups = [GroupRow(*row[:_OF_GROUP]) for row in rows]
+    leaders = (None if row[_OF_GROUP] is None else LeaderRow(*row[_OF_GROUP:]) for row in rows)
+    parameters = _parameters(connection, groups) | {"finished": finished}
     if are_all:
         parameters["groups"] = None
     counts = {
-        group_id: Counts({status: n for status, n in zip(_STATUSES, streams, strict=True) if n}, *lags)
+        group_id: StreamCounts({status: n for status, n in zip(_STATUSES, streams, strict=True) if n}, *lags)
         for group_id, *lags, streams in connection.execute(
             _COUNTS.encode(), parameters, prepare=False, binary=True
         ).fetchall()
     }
     return tuple(
-        Overview(group, leader, counts.get(group.group_id, NO_STREAMS))
+        GroupOverview(group, leader, counts.get(group.group_id, NO_STREAMS))
         for group, leader in zip(groups, leaders, strict=True)
     )
 
 
-def _parameters(connection: psycopg.Connection[Any], groups: Iterable[GroupLine]) -> dict[str, Any]:
+def _parameters(connection: psycopg.Connection[Any], groups: Sequence[GroupRow]) -> dict[str, Any]:
     """The groups' ids, and beside each the filters of the generations that its unnoticed streams may be in. A group
     that no generation has come after has none."""
-    generations = filled(connection)
-    parameters: dict[str, Any] = {"groups": [], "pair_groups": [], "filters": [], "matching": []}
+    generations = read_generation_filters(connection)
+    parameters: dict[str, Any] = {"groups": [], "pair_groups": [], "filters": [], "matching": [], "finished": True}
+    parameters["oldest"] = min((group.after_generation for group in groups), default=0)
     for group in groups:
         parameters["groups"].append(group.group_id)
-        if group.after_generation >= generations.newest:
+        if group.after_generation >= generations.newest_generation_id:
             continue
-        for filter, matching in generations.wanted(Filter(group.filter)).items():
+        for filter, matching in generations.matching(Filter(group.filter)).items():
             parameters["pair_groups"].append(group.group_id)
             parameters["filters"].append(filter.text)
             parameters["matching"].append(matching)

@@ -1,9 +1,8 @@
 """What a notification driver must offer: it moves bytes, and says truly what it can and cannot do.
 
 Names, sequences, gaps, windows, catch-ups and versions are the base's business (`publisher_machine`,
-`subscriber_machine`, `change_cache`); a driver may lose, repeat or reorder messages, as long as its `Capabilities` say
-so and no message arrives torn.
-"""
+`subscriber_machine`, `change_cache`); a driver may lose, repeat or reorder messages, as long as its
+`DriverCapabilities` say so and no message arrives torn."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,22 +19,21 @@ OnLost = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Capabilities:
+class DriverCapabilities:
     """What a driver can do.
 
-    `ordered`: one outlet's messages arrive in the order they were sent. `lossless`: what an outlet has not counted as
-    dropped arrives at every inlet that stays connected.
-    `payload_limit`: the longest message in bytes (None: no limit). `pushes`: False if it moves nothing at all, so that
-    nobody need open an outlet and the periodic catch-up is all there is.
-    """
+    `is_ordered`: one outlet's messages arrive in the order they were sent. `is_lossless`: what an outlet has not
+    counted as dropped arrives at every inlet that stays connected. `payload_limit`: the longest message in bytes (None:
+    no limit). `is_push`: False if it moves nothing at all, so that nobody need open an outlet and the periodic catch-up
+    is all there is."""
 
-    ordered: bool
-    lossless: bool
+    is_ordered: bool
+    is_lossless: bool
     payload_limit: int | None
-    pushes: bool
+    is_push: bool
 
 
-class Outlet(Protocol):
+class NotificationSender(Protocol):
     """The sending end, of one process. Used by one thread at a time; in a fork of its process it sends nothing."""
 
     @property
@@ -52,7 +50,7 @@ class Outlet(Protocol):
         ...
 
 
-class Inlet(Protocol):
+class NotificationReceiver(Protocol):
     """The listening end, of one node."""
 
     @property
@@ -66,7 +64,7 @@ class Inlet(Protocol):
         ...
 
 
-class Driver(Protocol):
+class NotificationDriver(Protocol):
     """One way to move notifications."""
 
     @property
@@ -75,15 +73,15 @@ class Driver(Protocol):
         ...
 
     @property
-    def capabilities(self) -> Capabilities:
+    def capabilities(self) -> DriverCapabilities:
         """What it can do."""
         ...
 
-    def outlet(self, endpoints: Sequence[str]) -> Outlet:
+    def open_sender(self, endpoints: Sequence[str]) -> NotificationSender:
         """Open the sending end towards these endpoints of its own kind."""
         ...
 
-    def inlet(self, on_message: OnMessage, on_connected: OnConnected, on_lost: OnLost) -> Inlet:
+    def open_receiver(self, on_message: OnMessage, on_connected: OnConnected, on_lost: OnLost) -> NotificationReceiver:
         """Begin to listen. The three callbacks come one at a time, and may come before this has returned.
 
         Raises `SubletError` where it can never listen; what may pass, such as a database that is away, is retried.
@@ -91,9 +89,9 @@ class Driver(Protocol):
         ...
 
 
-class Factory(Protocol):
+class DriverFactory(Protocol):
     """What an entry point of the group `sublet.notify` names: makes the driver for a database URL and opens nothing."""
 
-    def __call__(self, url: str, *, host: str = "127.0.0.1") -> Driver:
+    def __call__(self, url: str, *, host: str = "127.0.0.1") -> NotificationDriver:
         """`host`: the address of this machine that a node listens on, for drivers that open a port."""
         ...

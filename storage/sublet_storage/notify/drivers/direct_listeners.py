@@ -15,14 +15,14 @@ import psycopg
 
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_storage.db.connect import schema_name
-from sublet_storage.notify.changes import STREAM, Envelope, MalformedMessage
+from sublet_storage.notify.changes import STREAM, Envelope, MalformedNotification
 from sublet_storage.notify.codec import decode
-from sublet_storage.notify.drivers.postgres import ENDPOINT, channel_of, from_payload, listen
+from sublet_storage.notify.drivers.postgres import ENDPOINT, channel_name, decode_payload, start_listening
 
-VARIABLE: Final = "SUBLET_NOTIFY_PLACES"
-PLACES: Final = 8
-MOST_PLACES: Final = 1000
-LONGEST_ID: Final = 19
+VARIABLE: Final = "SUBLET_NOTIFY_DIRECT_LISTENERS"
+DEFAULT_LISTENER_SLOTS: Final = 8
+MAX_PLACES: Final = 1000
+MAX_ID: Final = 19
 """In digits: of 63 bits."""
 
 _CLASS: Final = zlib.crc32(b"sublet places") & 0x7FFFFFFF
@@ -34,18 +34,18 @@ select place from generate_series(1, %(places)s) place
    and pg_try_advisory_lock(%(class)s, place) limit 1"""
 
 
-def places() -> int:
+def direct_listener_slots() -> int:
     """How many there are in a database, as this process was told: 0 and it takes none. Raises `InvalidSetting`."""
-    text = os.environ.get(VARIABLE, str(PLACES))
-    if not text.isdecimal() or len(text) > 4 or int(text) > MOST_PLACES:
+    text = os.environ.get(VARIABLE, str(DEFAULT_LISTENER_SLOTS))
+    if not text.isdecimal() or len(text) > 4 or int(text) > MAX_PLACES:
         raise InvalidSetting(
-            f"{VARIABLE} is {text[:40]!r}: it must be a whole number from 0 (never listen) to {MOST_PLACES}. "
-            f"Leave it out for {PLACES}."
+            f"{VARIABLE} is {text[:40]!r}: it must be a whole number from 0 (never listen) to {MAX_PLACES}. "
+            f"Leave it out for {DEFAULT_LISTENER_SLOTS}."
         )
     return int(text)
 
 
-def take_place(connection: psycopg.Connection[Any]) -> bool:
+def acquire_listener_slot(connection: psycopg.Connection[Any]) -> bool:
     """Listen on this connection from now on, if a place is free and some node listens the same way.
 
     Never through a pooler that lends the server's connections to others: the server's process is another there than the
@@ -54,18 +54,18 @@ def take_place(connection: psycopg.Connection[Any]) -> bool:
     row = connection.execute("select pg_backend_pid()").fetchone()
     if row != (connection.info.backend_pid,):
         return False
-    wanted = {"places": places(), "endpoint": ENDPOINT, "class": _CLASS}
+    wanted = {"places": direct_listener_slots(), "endpoint": ENDPOINT, "class": _CLASS}
     if connection.execute(_TAKE, wanted).fetchone() is None:
         return False
-    listen(connection, channel_of(schema_name()))
+    start_listening(connection, channel_name(schema_name()))
     return True
 
 
-def heads_of(payload: bytes) -> dict[int, int]:
+def decode_heads(payload: bytes) -> dict[int, int]:
     """{stream: head} of what was said; nothing of what is not news of streams, or not ours."""
     try:
-        message = decode(from_payload(payload) or b"")
-    except MalformedMessage:
+        message = decode(decode_payload(payload) or b"")
+    except MalformedNotification:
         return {}
     if not isinstance(message, Envelope) or message.channel != STREAM:
         return {}
@@ -73,4 +73,4 @@ def heads_of(payload: bytes) -> dict[int, int]:
 
 
 def _is_id(key: str) -> bool:
-    return key.isdecimal() and len(key) <= LONGEST_ID
+    return key.isdecimal() and len(key) <= MAX_ID

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sublet_storage.notify.drivers.base import Capabilities, OnConnected, OnLost, OnMessage
+from sublet_storage.notify.drivers.base import DriverCapabilities, OnConnected, OnLost, OnMessage
 
 
-class PollOutlet:
+class PollSender:
     """Nobody listens, so nothing is sent, and nothing counts as dropped."""
 
     dropped = 0
@@ -19,7 +19,7 @@ class PollOutlet:
         """Nothing to let go of."""
 
 
-class PollInlet:
+class PollReceiver:
     """Nothing arrives."""
 
     endpoint = "poll:"
@@ -32,16 +32,16 @@ class PollDriver:
     """Without threads, sockets or connections."""
 
     name = "poll"
-    capabilities = Capabilities(ordered=True, lossless=False, payload_limit=None, pushes=False)
+    capabilities = DriverCapabilities(is_ordered=True, is_lossless=False, payload_limit=None, is_push=False)
 
     def __init__(self, url: str, *, host: str = "127.0.0.1") -> None:
         pass
 
-    def outlet(self, endpoints: Sequence[str]) -> PollOutlet:
+    def open_sender(self, endpoints: Sequence[str]) -> PollSender:
         """The sending end, which sends nothing."""
-        return PollOutlet()
+        return PollSender()
 
-    def inlet(self, on_message: OnMessage, on_connected: OnConnected, on_lost: OnLost) -> PollInlet:
+    def open_receiver(self, on_message: OnMessage, on_connected: OnConnected, on_lost: OnLost) -> PollReceiver:
         """The listening end; `on_connected` is called once, before this returns."""
         on_connected()
-        return PollInlet()
+        return PollReceiver()

@@ -22,23 +22,23 @@ from psycopg import sql
 
 from sublet_protocol.domain.errors import SubletError
 from sublet_storage.db.connect import connect, schema_name
-from sublet_storage.notify.drivers.base import Capabilities, OnConnected, OnLost, OnMessage
-from sublet_storage.notify.drivers.poll import PollOutlet
+from sublet_storage.notify.drivers.base import DriverCapabilities, OnConnected, OnLost, OnMessage
+from sublet_storage.notify.drivers.poll import PollSender
 from sublet_storage.util.retry import Backoff
 from sublet_storage.util.threads import DriverThread
 
 log = logging.getLogger(__name__)
 
 ENDPOINT = "postgres:"
-LONGEST_CHANNEL = 63
+MAX_CHANNEL = 63
 PER_STATEMENT = 64
-MOST_WAITING = 1024
+MAX_WAITING = 1024
 PAYLOAD_LIMIT = 5997
 """Postgres takes 7999 bytes of text: two for the header leave so many bytes of anything in base64."""
 
-FIRST_PAUSE_S = 0.05
-LONGEST_PAUSE_S = 2.0
-SILENCE_S = 5.0
+BACKOFF_INITIAL_S = 0.05
+BACKOFF_MAX_S = 2.0
+RECEIVE_TIMEOUT_S = 5.0
 """A server that does not answer a NOTIFY for so long is taken for lost."""
 FLUSH_S = 0.25
 """What waits when an outlet is closed is given so long to leave."""
@@ -48,13 +48,13 @@ _TROUBLE = (SubletError, psycopg.Error)
 _NOTIFY = "select pg_notify(%s, payload) from unnest(%s::text[]) payload"
 
 
-def channel_of(schema: str) -> str:
+def channel_name(schema: str) -> str:
     """The channel's name: the schema's, so that two in one database do not hear each other; a long one's is hashed."""
     name = f"sublet_{schema}"
-    return name if len(name) <= LONGEST_CHANNEL else f"{name[:46]}_{xxhash.xxh3_64_hexdigest(name.encode())}"
+    return name if len(name) <= MAX_CHANNEL else f"{name[:46]}_{xxhash.xxh3_64_hexdigest(name.encode())}"
 
 
-def as_payload(message: bytes, place: int) -> str:
+def encode_payload(message: bytes, place: int) -> str:
     """The message as text. `place`: its number in the statement, 0 to 63.
 
     Postgres drops a payload that equals another of its transaction: with the place in it no two are equal.
@@ -64,8 +64,8 @@ def as_payload(message: bytes, place: int) -> str:
     return f"b{chr(48 + place)}{base64.b64encode(message).decode('ascii')}"
 
 
-def from_payload(payload: bytes) -> bytes | None:
-    """The message; None if this is not one of `as_payload`."""
+def decode_payload(payload: bytes) -> bytes | None:
+    """The message; None if this is not one of `encode_payload`."""
     kind, body = payload[:1], payload[2:]
     if kind == b"t" and len(payload) > 1:
         return body
@@ -75,26 +75,26 @@ def from_payload(payload: bytes) -> bytes | None:
         return None
 
 
-def listen(connection: psycopg.Connection[Any], channel: str) -> None:
+def start_listening(connection: psycopg.Connection[Any], channel: str) -> None:
     """Hear what is said on the channel from now on."""
     # Who is stopped while it listens would hold up the notifications of the whole server (over TCP).
     connection.execute("set tcp_user_timeout = '60s'")
     connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
 
 
-def payloads(connection: psycopg.Connection[Any], thread: DriverThread) -> Iterator[bytes]:
+def receive_payloads(connection: psycopg.Connection[Any], thread: DriverThread) -> Iterator[bytes]:
     """What a connection that listens hears, until the thread is asked to end, or `psycopg.OperationalError`."""
     waiting = select.poll()
     waiting.register(connection.fileno(), select.POLLIN)
     waiting.register(thread.bell, select.POLLIN)
-    while not thread.ending:
+    while not thread.is_stopping:
         while (notification := connection.pgconn.notifies()) is not None:
             yield notification.extra
         waiting.poll()
         connection.pgconn.consume_input()
 
 
-class PostgresOutlet:
+class PostgresSender:
     """Queues what is sent for the thread that says NOTIFY; when too much waits, the oldest is dropped."""
 
     def __init__(self, url: str, channel: str) -> None:
@@ -117,7 +117,7 @@ class PostgresOutlet:
     def close(self) -> None:
         """Give what waits a moment, then close the connection."""
         self._sender.flush()
-        self._sender.end()
+        self._sender.stop()
 
 
 class _Sender(DriverThread):
@@ -129,16 +129,16 @@ class _Sender(DriverThread):
         self._waiting: deque[bytes] = deque()
         self._changed = threading.Condition()
         self._in_hand: list[bytes] = []
-        self._pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        self._pauses = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S)
         self.dropped = 0
 
     def add(self, message: bytes) -> None:
         """Queue a message; where the thread is over or another process's, it is dropped at once."""
-        if self.ending or not self.is_ours:
+        if self.is_stopping or not self.is_owner_process:
             self.dropped += 1
             return
         with self._changed:
-            if len(self._waiting) == MOST_WAITING:
+            if len(self._waiting) == MAX_WAITING:
                 self._waiting.popleft()
                 self.dropped += 1
             self._waiting.append(message)
@@ -146,23 +146,23 @@ class _Sender(DriverThread):
 
     def flush(self) -> None:
         """Wait until nothing waits, but not for long."""
-        if self.is_ours and not self.ending:
+        if self.is_owner_process and not self.is_stopping:
             with self._changed:
                 self._changed.wait_for(lambda: not (self._waiting or self._in_hand), FLUSH_S)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """As every driver's thread; what is still waiting is dropped."""
-        if not self.is_ours:
+        if not self.is_owner_process:
             return
         self._asked.set()
         with self._changed:
             self.dropped += len(self._waiting)
             self._waiting.clear()
             self._changed.notify_all()
-        super().end()
+        super().stop()
 
     def run(self) -> None:
-        while not self.ending:
+        while not self.is_stopping:
             try:
                 with self._connect() as connection:
                     while self._take():
@@ -171,13 +171,13 @@ class _Sender(DriverThread):
                 # Whoever publishes hears of a database that is away from its publisher; of one that was stopped at the
                 # end of a program nobody need hear.
                 log.info("notifications cannot be sent at present, and wait: %s", error)
-                self.pause(self._pauses.next_s())
+                self.sleep(self._pauses.next_s())
         with self._changed:
             self.dropped += len(self._in_hand)
             self._in_hand = []
 
     def _connect(self) -> psycopg.Connection[Any]:
-        connection = connect(self._url, application_name="sublet notify", silence_s=SILENCE_S)
+        connection = connect(self._url, application_name="sublet notify", silence_s=RECEIVE_TIMEOUT_S)
         # Nothing is stored, so there is nothing to wait for on a disk.
         connection.execute("set synchronous_commit = off")
         self._pauses.succeeded()
@@ -186,13 +186,13 @@ class _Sender(DriverThread):
     def _take(self) -> bool:
         """Wait for messages and take some; what a lost connection left in the hand comes first. False: it is over."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._in_hand or self.ending)
+            self._changed.wait_for(lambda: self._waiting or self._in_hand or self.is_stopping)
             while self._waiting and len(self._in_hand) < PER_STATEMENT:
                 self._in_hand.append(self._waiting.popleft())
-        return not self.ending
+        return not self.is_stopping
 
     def _say(self, connection: psycopg.Connection[Any]) -> None:
-        payloads = [as_payload(message, place) for place, message in enumerate(self._in_hand)]
+        payloads = [encode_payload(message, place) for place, message in enumerate(self._in_hand)]
         try:
             connection.execute(_NOTIFY, (self._channel, payloads), prepare=True)
             refused = 0
@@ -200,14 +200,14 @@ class _Sender(DriverThread):
             raise
         except psycopg.Error as error:
             refused = len(payloads)
-            self.complain("Postgres refuses %d notifications: %s", refused, error)
+            self.log_warning("Postgres refuses %d notifications: %s", refused, error)
         with self._changed:
             self.dropped += refused
             self._in_hand = []
             self._changed.notify_all()
 
 
-class PostgresInlet(DriverThread):
+class PostgresReceiver(DriverThread):
     """Listens, and again when the connection was lost."""
 
     endpoint = ENDPOINT
@@ -218,45 +218,45 @@ class PostgresInlet(DriverThread):
         super().__init__("sublet notify postgres inlet")
         self._url, self._channel = url, channel
         self._on_message, self._on_connected, self._on_lost = on_message, on_connected, on_lost
-        self._pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        self._pauses = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S)
         self.start()
 
     def close(self) -> None:
         """End the connection and the thread."""
-        self.end()
+        self.stop()
 
     def run(self) -> None:
-        while not self.ending:
+        while not self.is_stopping:
             connected = False
             try:
-                with connect(self._url, application_name="sublet listen", silence_s=SILENCE_S) as connection:
-                    listen(connection, self._channel)
+                with connect(self._url, application_name="sublet listen", silence_s=RECEIVE_TIMEOUT_S) as connection:
+                    start_listening(connection, self._channel)
                     connected = True
-                    self.call(self._on_connected)
+                    self.call_handler(self._on_connected)
                     self._pauses.succeeded()
-                    for payload in payloads(connection, self):
-                        if (message := from_payload(payload)) is not None:
-                            self.call(self._on_message, message)
+                    for payload in receive_payloads(connection, self):
+                        if (message := decode_payload(payload)) is not None:
+                            self.call_handler(self._on_message, message)
             except _TROUBLE as error:
-                self.complain("no notifications at present: %s", error)
+                self.log_warning("no notifications at present: %s", error)
             if connected:
-                self.call(self._on_lost)
-            self.pause(self._pauses.next_s())
+                self.call_handler(self._on_lost)
+            self.sleep(self._pauses.next_s())
 
 
 class PostgresDriver:
     """Lossless: a listener's connection that lives has all that was notified. `url` must lead past any pooler."""
 
     name = "postgres"
-    capabilities = Capabilities(ordered=True, lossless=True, payload_limit=PAYLOAD_LIMIT, pushes=True)
+    capabilities = DriverCapabilities(is_ordered=True, is_lossless=True, payload_limit=PAYLOAD_LIMIT, is_push=True)
 
     def __init__(self, url: str, *, host: str = "127.0.0.1") -> None:
-        self._url, self._channel = url, channel_of(schema_name())
+        self._url, self._channel = url, channel_name(schema_name())
 
-    def outlet(self, endpoints: Sequence[str]) -> PostgresOutlet | PollOutlet:
+    def open_sender(self, endpoints: Sequence[str]) -> PostgresSender | PollSender:
         """The sending end: one connection, however many listen; none, if nobody does."""
-        return PostgresOutlet(self._url, self._channel) if ENDPOINT in endpoints else PollOutlet()
+        return PostgresSender(self._url, self._channel) if ENDPOINT in endpoints else PollSender()
 
-    def inlet(self, on_message: OnMessage, on_connected: OnConnected, on_lost: OnLost) -> PostgresInlet:
+    def open_receiver(self, on_message: OnMessage, on_connected: OnConnected, on_lost: OnLost) -> PostgresReceiver:
         """The listening end: one connection."""
-        return PostgresInlet(self._url, self._channel, on_message, on_connected, on_lost)
+        return PostgresReceiver(self._url, self._channel, on_message, on_connected, on_lost)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import EntryPoint, entry_points
 
 from sublet_protocol.domain.errors import InvalidSetting, SubletError
-from sublet_storage.notify.drivers.base import Driver, Factory
+from sublet_storage.notify.drivers.base import DriverFactory, NotificationDriver
 
 GROUP = "sublet.notify"
 OURS = "sublet"
@@ -14,19 +14,19 @@ _BUILT_IN = {"poll": "PollDriver", "postgres": "PostgresDriver", "zmq": "ZmqDriv
 """Ours, which are there also where nothing is installed: the source on a path, code shipped to executors."""
 
 
-def installed() -> list[str]:
+def list_drivers() -> list[str]:
     """The names that `load` knows, in order; a library that one of them needs may be missing still."""
     return sorted({*_BUILT_IN, *(each.name for each in entry_points(group=GROUP))})
 
 
-def load(name: str) -> Factory:
+def load_driver(name: str) -> DriverFactory:
     """What makes the driver of that name.
 
     Raises `InvalidSetting` if no installed distribution brings it, if several do, or if it cannot be loaded.
     """
     found = _entry(name)
     try:
-        factory: Factory = found.load()
+        factory: DriverFactory = found.load()
     except Exception as error:
         raise InvalidSetting(
             f"notification driver {name!r} is installed but cannot be loaded ({error}). {_remedy(found)}."
@@ -34,10 +34,10 @@ def load(name: str) -> Factory:
     return factory
 
 
-def make(name: str, url: str, **how: str) -> Driver:
+def create_driver(name: str, url: str, **how: str) -> NotificationDriver:
     """The driver of that name. Raises `InvalidSetting`, or what of ours the driver raises."""
     try:
-        return load(name)(url, **how)
+        return load_driver(name)(url, **how)
     except SubletError:
         raise
     except Exception as error:
@@ -46,7 +46,7 @@ def make(name: str, url: str, **how: str) -> Driver:
         ) from error
 
 
-def name_of(endpoint: str) -> str:
+def driver_name(endpoint: str) -> str:
     """The name of the driver that reaches an endpoint."""
     return endpoint.partition(":")[0]
 
@@ -58,7 +58,7 @@ def _entry(name: str) -> EntryPoint:
     if not found:
         raise InvalidSetting(
             f"notification driver {name!r}: no installed package brings one of that name. Installed are "
-            f"{', '.join(installed()) or 'none'}: choose one of these, or install the package that has it."
+            f"{', '.join(list_drivers()) or 'none'}: choose one of these, or install the package that has it."
         )
     if OURS in found:
         return found[OURS]

@@ -20,10 +20,18 @@ from zmq.utils.monitor import recv_monitor_message
 
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_storage.db.connect import schema_name
-from sublet_storage.notify.drivers.base import Capabilities, OnConnected, OnLost, OnMessage
-from sublet_storage.notify.drivers.poll import PollOutlet
-from sublet_storage.notify.drivers.zmq_rendezvous import Place
-from sublet_storage.notify.drivers.zmq_shared_publisher import KEY, LINGER_MS, PATIENCE_MS, Host, Socket, join, leave
+from sublet_storage.notify.drivers.base import DriverCapabilities, OnConnected, OnLost, OnMessage
+from sublet_storage.notify.drivers.poll import PollSender
+from sublet_storage.notify.drivers.zmq_rendezvous import Rendezvous
+from sublet_storage.notify.drivers.zmq_shared_publisher import (
+    KEY,
+    LINGER_MS,
+    PEER_TIMEOUT_MS,
+    SharedPublisher,
+    Socket,
+    acquire_shared_publisher,
+    release_shared_publisher,
+)
 from sublet_storage.util.threads import DriverThread
 
 log = logging.getLogger(__name__)
@@ -32,7 +40,7 @@ LARGEST = 1024 * 1024
 """ZeroMQ cuts off a peer that sends more in one message."""
 PAYLOAD_LIMIT = LARGEST - 64
 """The rest is for what encryption adds."""
-MOST_UNREAD = 64
+MAX_UNREAD = 64
 """Messages of one peer that an inlet has taken and not handed on; further ones wait on the way."""
 BACK_MS = 1000
 """After a peer was lost, the way counts as open again when one connects, or without that after so long."""
@@ -46,10 +54,10 @@ _FOUND = zmq.Event.HANDSHAKE_SUCCEEDED
 _STRANGER = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
 
 
-class ZmqOutlet:
+class ZmqSender:
     """Hands what is sent to the machine's publisher."""
 
-    def __init__(self, host: Host, addresses: Sequence[str]) -> None:
+    def __init__(self, host: SharedPublisher, addresses: Sequence[str]) -> None:
         self._host, self._targets = host, "\n".join(addresses).encode()
         self._publisher, self._socket = host.number, host.sender()
         self.dropped = 0
@@ -57,7 +65,7 @@ class ZmqOutlet:
 
     def send(self, message: bytes) -> None:
         """Hand it over; where nobody takes it for long, it is dropped."""
-        if len(message) > PAYLOAD_LIMIT or self._socket.closed or not self._host.is_ours:
+        if len(message) > PAYLOAD_LIMIT or self._socket.closed or not self._host.is_owner_process:
             self.dropped += 1
             return
         if self._host.number not in (None, self._publisher):
@@ -75,12 +83,12 @@ class ZmqOutlet:
 
     def close(self) -> None:
         """Give what was sent a moment to leave."""
-        if self._host.is_ours and not self._socket.closed:
+        if self._host.is_owner_process and not self._socket.closed:
             self._socket.close(LINGER_MS)
-            leave(self._host)
+            release_shared_publisher(self._host)
 
 
-class ZmqInlet(DriverThread):
+class ZmqReceiver(DriverThread):
     """A port that takes messages."""
 
     def __init__(self, host: str, on_message: OnMessage, on_connected: OnConnected, on_lost: OnLost) -> None:
@@ -94,7 +102,7 @@ class ZmqInlet(DriverThread):
         try:
             self.endpoint = _listen(self._incoming, host)
         except (OSError, zmq.ZMQError) as error:
-            self.end()
+            self.stop()
             self._let_go()
             raise InvalidSetting(
                 f"host {host!r}: the notification driver 'zmq' cannot open a port there ({error}). Give an address of "
@@ -104,29 +112,29 @@ class ZmqInlet(DriverThread):
 
     def close(self) -> None:
         """Close the port."""
-        self.end()
+        self.stop()
 
     def run(self) -> None:
-        self.call(self._on_connected)
+        self.call_handler(self._on_connected)
         poller = zmq.Poller()
         for each in (self._incoming, self._monitor, self.bell):
             poller.register(each, zmq.POLLIN)
         try:
-            while not self.ending:
+            while not self.is_stopping:
                 poller.poll(None if self._lost_at is None else BACK_MS)
                 self._watch()
-                self._hear()
+                self._receive()
         finally:
             self._let_go()
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         """Hand on some of what has come; ours are messages of one part."""
-        for _ in range(MOST_UNREAD):
+        for _ in range(MAX_UNREAD):
             if not self._incoming.poll(0):
                 return
             parts = self._incoming.recv_multipart()
             if len(parts) == 1:
-                self.call(self._on_message, parts[0])
+                self.call_handler(self._on_message, parts[0])
 
     def _watch(self) -> None:
         """Peers that come and go. One that was never let in is none."""
@@ -142,13 +150,13 @@ class ZmqInlet(DriverThread):
 
     def _lost(self) -> None:
         if self._lost_at is None:
-            self.call(self._on_lost)
+            self.call_handler(self._on_lost)
         self._lost_at = time.monotonic()
 
     def _back(self) -> None:
         if self._lost_at is not None:
             self._lost_at = None
-            self.call(self._on_connected)
+            self.call_handler(self._on_connected)
 
     def _let_go(self) -> None:
         self._incoming.disable_monitor()
@@ -160,7 +168,7 @@ class ZmqDriver:
     over as publisher."""
 
     name = "zmq"
-    capabilities = Capabilities(ordered=False, lossless=False, payload_limit=PAYLOAD_LIMIT, pushes=True)
+    capabilities = DriverCapabilities(is_ordered=False, is_lossless=False, payload_limit=PAYLOAD_LIMIT, is_push=True)
 
     def __init__(self, url: str, *, host: str = "127.0.0.1") -> None:
         if not zmq.has("curve"):
@@ -170,15 +178,19 @@ class ZmqDriver:
             )
         self._url, self._host, self._schema = url, host, schema_name()
 
-    def outlet(self, endpoints: Sequence[str]) -> ZmqOutlet | PollOutlet:
+    def open_sender(self, endpoints: Sequence[str]) -> ZmqSender | PollSender:
         """The sending end of this process, towards those endpoints. Raises `InvalidSetting` without a directory to
         meet the other processes in."""
         addresses = _addresses(endpoints)
-        return ZmqOutlet(join(Place.of(self._url, self._schema)), addresses) if addresses else PollOutlet()
+        return (
+            ZmqSender(acquire_shared_publisher(Rendezvous.for_database(self._url, self._schema)), addresses)
+            if addresses
+            else PollSender()
+        )
 
-    def inlet(self, on_message: OnMessage, on_connected: OnConnected, on_lost: OnLost) -> ZmqInlet:
+    def open_receiver(self, on_message: OnMessage, on_connected: OnConnected, on_lost: OnLost) -> ZmqReceiver:
         """The listening end, on a free port."""
-        return ZmqInlet(self._host, on_message, on_connected, on_lost)
+        return ZmqReceiver(self._host, on_message, on_connected, on_lost)
 
 
 def _listen(incoming: Socket, host: str) -> str:
@@ -186,8 +198,8 @@ def _listen(incoming: Socket, host: str) -> str:
     family, *_, found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
     public, secret = zmq.curve_keypair()
     incoming.curve_server, incoming.curve_secretkey = True, secret
-    incoming.rcvhwm, incoming.maxmsgsize, incoming.linger = MOST_UNREAD, LARGEST, 0
-    incoming.handshake_ivl = PATIENCE_MS
+    incoming.rcvhwm, incoming.maxmsgsize, incoming.linger = MAX_UNREAD, LARGEST, 0
+    incoming.handshake_ivl = PEER_TIMEOUT_MS
     incoming.tcp_keepalive, incoming.tcp_keepalive_idle = 1, KEEPALIVE_S
     incoming.tcp_keepalive_intvl, incoming.tcp_keepalive_cnt = KEEPALIVE_S, 3
     incoming.ipv6 = family == socket.AF_INET6

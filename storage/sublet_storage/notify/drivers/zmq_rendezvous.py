@@ -17,7 +17,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from sublet_protocol.domain.errors import InvalidSetting
 
-LONGEST_PATH = 100
+MAX_PATH = 100
 """Of a Unix socket; the system's limit is 107."""
 AWAKE_S = 0.5
 """Between two signs of life of the holder."""
@@ -26,14 +26,14 @@ STALE_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Rendezvous:
     """Where the processes that share a publisher meet."""
 
     directory: Path
     key: str
 
     @classmethod
-    def of(cls, url: str, schema: str) -> Place:
+    def for_database(cls, url: str, schema: str) -> Rendezvous:
         """The place of one database's schema: the same for all who reach it by the same URL, password aside."""
         named = {key: value for key, value in conninfo_to_dict(url).items() if not key.endswith("password")}
         text = json.dumps([named, schema], sort_keys=True, default=str)
@@ -57,13 +57,13 @@ def private_directory() -> Path:
     """
     for base in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
         directory = Path(base or "/", f"sublet-{os.geteuid()}")
-        if base and len(os.fsencode(directory)) + len("/0123456789abcdef.sock") <= LONGEST_PATH:
+        if base and len(os.fsencode(directory)) + len("/0123456789abcdef.sock") <= MAX_PATH:
             with contextlib.suppress(OSError):
                 directory.mkdir(0o700, exist_ok=True)
                 return _checked(directory)
     raise InvalidSetting(
         "there is no directory for the sockets of the notification driver 'zmq': XDG_RUNTIME_DIR, TMPDIR and /tmp are "
-        f"not writable, or their names are longer than {LONGEST_PATH - 40} bytes. Set XDG_RUNTIME_DIR to one that is."
+        f"not writable, or their names are longer than {MAX_PATH - 40} bytes. Set XDG_RUNTIME_DIR to one that is."
     )
 
 
@@ -78,7 +78,7 @@ def _checked(directory: Path) -> Path:
     return directory
 
 
-def file_number(path: Path) -> int | None:
+def file_inode(path: Path) -> int | None:
     """Which file is there now; None: none."""
     try:
         return path.stat().st_ino
@@ -86,7 +86,7 @@ def file_number(path: Path) -> int | None:
         return None
 
 
-class Lock:
+class FileLock:
     """A lock on a file that ends with its process, and that no fork of that process shares. Its file's time is its
     holder's last sign of life; whoever finds that too old makes a new file, and the old one is worth nothing."""
 
@@ -95,7 +95,7 @@ class Lock:
         self._fd: int | None = None
         self._next_sign_at = 0.0
 
-    def take(self) -> bool:
+    def acquire(self) -> bool:
         """True if it is ours now. Once per process: POSIX locks do not keep a process from itself."""
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -104,9 +104,9 @@ class Lock:
             self._let_go()
             self._remove_stale()
             return False
-        return self.keep()
+        return self.refresh()
 
-    def keep(self) -> bool:
+    def refresh(self) -> bool:
         """Give a sign of life; False if the lock is not ours any more, and let go of."""
         if self._fd is not None and time.monotonic() >= self._next_sign_at:
             self._next_sign_at = time.monotonic() + AWAKE_S
@@ -123,7 +123,7 @@ class Lock:
             self._let_go()
 
     def _is_current(self) -> bool:
-        return self._fd is not None and os.fstat(self._fd).st_ino == file_number(self._path)
+        return self._fd is not None and os.fstat(self._fd).st_ino == file_inode(self._path)
 
     def _remove_stale(self) -> None:
         with contextlib.suppress(FileNotFoundError):

@@ -8,10 +8,10 @@ from typing import Final
 import pyarrow as pa
 
 from sublet_storage.log.block import pack
-from sublet_storage.log.log import Append
-from sublet_storage.producer.batches.pending_blocks import Load, Piece, blocks
-from sublet_storage.producer.batches.routing_table import Routes
-from sublet_storage.producer.delivery import Ticket
+from sublet_storage.log.log import BlockAppend
+from sublet_storage.producer.batches.pending_blocks import PendingBlock, PendingRows, split_into_blocks
+from sublet_storage.producer.batches.routing_table import RoutingTable
+from sublet_storage.producer.delivery import DeliveryState
 
 BLOCK_MESSAGES: Final = 1000
 BLOCK_BYTES: Final = 256 * 1024
@@ -21,40 +21,40 @@ WAITING_BYTES: Final = 32 * 1024 * 1024
 """So much waits at most for its stream's block to be full."""
 
 
-class Gathering:
+class BlockBuilder:
     """Takes batches of `BLOCK_SCHEMA`, gives blocks; those of a stream have its messages in the order they came."""
 
-    def __init__(self, routes: Routes) -> None:
+    def __init__(self, routes: RoutingTable) -> None:
         self._routes = routes
-        self._waiting: dict[int, list[Piece]] = {}
+        self._waiting: dict[int, list[PendingRows]] = {}
         self._counts: dict[int, tuple[int, int]] = {}
 
-    def add(self, batch: pa.RecordBatch) -> Iterator[Append]:
-        """The blocks that are full with it. Raises what `Routes.split` raises."""
-        for stream_id, part, numbers in self._routes.split(batch, range(batch.num_rows)):
-            piece = Piece(part, numbers, Ticket(len(numbers)))
+    def add(self, batch: pa.RecordBatch) -> Iterator[BlockAppend]:
+        """The blocks that are full with it. Raises what `RoutingTable.partition_rows` raises."""
+        for stream_id, part, numbers in self._routes.partition_rows(batch, range(batch.num_rows)):
+            piece = PendingRows(part, numbers, DeliveryState(len(numbers)))
             self._waiting.setdefault(stream_id, []).append(piece)
             messages, size = self._counts.get(stream_id, (0, 0))
             self._counts[stream_id] = messages + piece.count, size + piece.size
             if messages + piece.count >= BLOCK_MESSAGES or size + piece.size >= BLOCK_BYTES:
                 yield from self._taken(stream_id, keep=True)
         if sum(size for _, size in self._counts.values()) > WAITING_BYTES:
-            yield from self.rest()
+            yield from self.flush()
 
-    def rest(self) -> Iterator[Append]:
+    def flush(self) -> Iterator[BlockAppend]:
         """What waits, in blocks that are not full."""
         for stream_id in sorted(self._waiting):
             yield from self._taken(stream_id, keep=False)
 
-    def _taken(self, stream_id: int, *, keep: bool) -> Iterator[Append]:
+    def _taken(self, stream_id: int, *, keep: bool) -> Iterator[BlockAppend]:
         """All that waits for the stream; with `keep`, what does not fill a block goes on waiting."""
-        load = Load(stream_id, self._waiting.pop(stream_id))
+        load = PendingBlock(stream_id, self._waiting.pop(stream_id))
         del self._counts[stream_id]
-        whole = Piece(load.batch(), range(load.count), Ticket(load.count))
-        pieces = list(blocks(whole, BLOCK_MESSAGES, BLOCK_BYTES))
+        entire = PendingRows(load.to_batch(), range(load.count), DeliveryState(load.count))
+        pieces = list(split_into_blocks(entire, BLOCK_MESSAGES, BLOCK_BYTES))
         if keep and len(pieces) > 1:
             last = pieces.pop()
             self._waiting[stream_id] = [last]
             self._counts[stream_id] = last.count, last.size
         for piece in pieces:
-            yield Append(stream_id, pack(piece.batch, self._routes.compression(stream_id)))
+            yield BlockAppend(stream_id, pack(piece.batch, self._routes.compression(stream_id)))

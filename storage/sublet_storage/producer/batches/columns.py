@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sublet_protocol.domain.epochs import MAX_NUMBERS, Epoch
+from sublet_protocol.domain.epochs import MAX_DIMENSIONS, Epoch
 from sublet_protocol.domain.errors import InvalidEpoch, InvalidTopic, UsageError, ValueTooLarge
 from sublet_storage.log.column_layout import BLOCK_SCHEMA
 
@@ -68,7 +68,7 @@ def as_timestamp_us(timestamp: object) -> int:
     """Microseconds since 1970, UTC. A datetime must say its zone. Raises `UsageError`."""
     if timestamp is None:
         return now_us()
-    micros = _datetime_us(timestamp) if isinstance(timestamp, datetime) else _whole(timestamp)
+    micros = _datetime_us(timestamp) if isinstance(timestamp, datetime) else _integer(timestamp)
     _check_span(micros, micros)
     return micros
 
@@ -90,19 +90,19 @@ def check_size(size: int, limit: int, what: str, remedy: str = "raise max_messag
         )
 
 
-def normalise(data: Columns) -> list[pa.RecordBatch]:
+def to_record_batches(data: Columns) -> list[pa.RecordBatch]:
     """Batches of `BLOCK_SCHEMA`, none empty, from a table, a record batch or a mapping of columns.
 
     `topic` and `value` must be there; a topic may be one text for all, and what else is missing is null, or now.
     """
     table = _table(data)
     columns = [_column(table, field) for field in BLOCK_SCHEMA]
-    whole = pa.Table.from_arrays(columns, schema=BLOCK_SCHEMA)
-    if whole.column("topic").null_count:
+    entire = pa.Table.from_arrays(columns, schema=BLOCK_SCHEMA)
+    if entire.column("topic").null_count:
         raise InvalidTopic("a topic in the batch is null. Each message needs one.")
-    if whole.num_rows:
-        _check_span(*(pc.min_max(whole.column("timestamp").cast(pa.int64())).as_py().values()))
-    return [batch for batch in whole.combine_chunks().to_batches() if batch.num_rows]
+    if entire.num_rows:
+        _check_span(*(pc.min_max(entire.column("timestamp").cast(pa.int64())).as_py().values()))
+    return [batch for batch in entire.combine_chunks().to_batches() if batch.num_rows]
 
 
 def check_sizes(batch: pa.RecordBatch, limit: int) -> None:
@@ -121,7 +121,7 @@ def check_sizes(batch: pa.RecordBatch, limit: int) -> None:
         check_size(size_of(topic, key, value, pairs), limit, f"message {index} of the batch")
 
 
-def in_epoch(batch: pa.RecordBatch, epoch: Epoch) -> pa.RecordBatch:
+def set_epoch(batch: pa.RecordBatch, epoch: Epoch) -> pa.RecordBatch:
     """The batch, normalised, with all its messages in that epoch. Raises `UsageError` if it has epochs of its own."""
     place = BLOCK_SCHEMA.get_field_index("epoch")
     if batch.column(place).null_count < batch.num_rows:
@@ -226,8 +226,8 @@ def _check_epochs(column: pa.ChunkedArray) -> None:
     shortest, longest = lengths["min"].as_py(), lengths["max"].as_py()
     if shortest is None:
         return
-    if not 1 <= shortest == longest <= MAX_NUMBERS:
-        rule = f"epochs of {shortest} to {longest} numbers: all of a space have as many, from 1 to {MAX_NUMBERS}"
+    if not 1 <= shortest == longest <= MAX_DIMENSIONS:
+        rule = f"epochs of {shortest} to {longest} numbers: all of a space have as many, from 1 to {MAX_DIMENSIONS}"
         raise InvalidEpoch(f"column epoch: {rule}. Use epochs of one kind.")
     if pc.list_flatten(column).null_count:
         raise InvalidEpoch("column epoch: a null among the numbers of an epoch. Leave the whole epoch out, or name it.")
@@ -276,7 +276,7 @@ def _no_zone(moment: object) -> str:
     return f"timestamp {moment} has no time zone. Give an aware datetime, or microseconds."
 
 
-def _whole(timestamp: object) -> int:
+def _integer(timestamp: object) -> int:
     """A whole number of any type that says it is one (numpy's, say)."""
     if type(timestamp) is int:
         return timestamp

@@ -13,26 +13,26 @@ from sublet_protocol.domain.errors import InvalidTopic, ProducerFenced, UnknownS
 from sublet_protocol.domain.topics import check_topic
 from sublet_storage.producer.delivery import Rows
 from sublet_storage.spaces.catalogue import routing_table
-from sublet_storage.spaces.routing import Ring, Space, StreamInfo, hash_key, hash_keys, space_of
+from sublet_storage.spaces.routing import HashRing, Space, StreamInfo, find_space_for, hash_key, hash_keys
 
 _CACHED_TOPICS = 100_000
 
-Part: TypeAlias = tuple[int, pa.RecordBatch, Rows]
+RoutedRows: TypeAlias = tuple[int, pa.RecordBatch, Rows]
 """The messages of a batch that go to one stream: (stream id, messages, their numbers in their ticket)."""
 
 
-class Routes:
+class RoutingTable:
     """Finds the stream of a message, or of many. `only`: the name of the one space that may be published to."""
 
     def __init__(self, spaces: Sequence[Space], streams: Sequence[StreamInfo], only: str | None) -> None:
         self._spaces = {space.space_id: space for space in spaces}
-        self._rings = {id: Ring(each for each in streams if each.space_id == id) for id in self._spaces}
+        self._rings = {id: HashRing(each for each in streams if each.space_id == id) for id in self._spaces}
         self._space_of_stream = {stream.stream_id: stream.space_id for stream in streams}
         self._topics: dict[str, int] = {}
         self._only = only
 
     @classmethod
-    def load(cls, conn: psycopg.Connection[Any], only: str | None = None) -> Routes:
+    def load(cls, conn: psycopg.Connection[Any], only: str | None = None) -> RoutingTable:
         """Read the table as it is now."""
         spaces, streams = routing_table(conn)
         if not spaces:
@@ -57,10 +57,10 @@ class Routes:
                     "new publisher, and look before you publish it again."
                 )
 
-    def unrestricted(self) -> Routes:
+    def without_space_limit(self) -> RoutingTable:
         """The same table for messages accepted before: they go where their topic belongs now."""
         streams = [stream for ring in self._rings.values() for stream in ring.streams]
-        return Routes(list(self._spaces.values()), streams, None)
+        return RoutingTable(list(self._spaces.values()), streams, None)
 
     def is_open(self, stream_id: int) -> bool:
         """True if the stream took messages when the table was read."""
@@ -80,7 +80,7 @@ class Routes:
         for topic in [topics[0].as_py()] if _constant(topics) else topics.unique().to_pylist():
             self._space_id(topic)
 
-    def split(self, batch: pa.RecordBatch, rows: Rows) -> list[Part]:
+    def partition_rows(self, batch: pa.RecordBatch, rows: Rows) -> list[RoutedRows]:
         """Part a batch by stream; inside each part the order stays. No Python per message, only per distinct key."""
         targets = self._targets(batch)
         if isinstance(targets, int):
@@ -134,7 +134,7 @@ class Routes:
     def _learn(self, topic: str) -> int:
         if not isinstance(topic, str):
             raise InvalidTopic(f"topic {topic!r}: a topic is text, not {type(topic).__name__}.")
-        space = space_of(check_topic(topic), self._spaces.values())
+        space = find_space_for(check_topic(topic), self._spaces.values())
         if space is None:
             raise UnknownSpace(f"topic {topic!r} is in no space. Create a space with a filter that matches it.")
         if self._only not in (None, space.name):

@@ -1,0 +1,91 @@
+"""A connection that is kept for long: opened when it is first needed, and again after it was lost."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from types import TracebackType
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from sublet_protocol.domain.errors import DatabaseUnreachable, SubletError, UnknownOutcome
+from sublet_storage.db.bounded_connection import BoundedConnection
+from sublet_storage.util.retry import Backoff
+
+BACKOFF_INITIAL_S = 0.05
+BACKOFF_MAX_S = 2.0
+JITTER = 0.5
+
+_LOST = (psycopg.OperationalError, DatabaseUnreachable, UnknownOutcome)
+
+
+class ReconnectingConnection:
+    """Not thread-safe. `connect` opens it, and sets what it is to be like.
+
+    A `with` block has it to itself. What breaks off the block closes it, but for a `SubletError` that says what is
+    wrong with the request. Who knows better when to close it asks for it by `ready`.
+
+    With a `log` the first failure in a row is a warning there, and the end of the row said too, and it cannot be had
+    again until a pause is over, which grows from one failure to the next. Without, both is for whoever uses it.
+    """
+
+    def __init__(self, connect: Callable[[], BoundedConnection], log: logging.Logger | None = None) -> None:
+        self._connect, self._log = connect, log
+        self._backoff = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S, JITTER)
+        self._away = self._in_use = False
+        self.current: BoundedConnection | None = None
+
+    def __enter__(self) -> BoundedConnection:
+        if self._in_use:
+            self.close()  # a signal's exception broke off the block before, and the end of it too
+        connection = self.ready()
+        self._in_use = True
+        return connection
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None or (isinstance(error, SubletError) and not isinstance(error, _LOST)):
+            if self._away:
+                self._back()
+        elif isinstance(error, _LOST):
+            self._failed(error)
+        else:
+            self.close()
+        self._in_use = False
+
+    def ready(self) -> BoundedConnection:
+        """The connection, with no transaction open on it. Raises what `connect` does, and `DatabaseUnreachable` within
+        the pause after a failure."""
+        current = self.current
+        if current is not None and not current.closed and current.info.transaction_status is not TransactionStatus.IDLE:
+            self.close()  # an exception out of a signal handler left a statement running there
+        if self.current is None or self.current.closed:
+            if self._log is not None and (left_s := self._backoff.wait_s) > 0:
+                raise DatabaseUnreachable(f"the database was away a moment ago, and is tried again in {left_s:.1f} s.")
+            try:
+                self.current = self._connect()
+            except _LOST as error:
+                self._failed(error)
+                raise
+        return self.current
+
+    def close(self) -> None:
+        """Close it; it is opened again when it is needed."""
+        connection, self.current = self.current, None
+        if connection is not None:
+            connection.close()
+
+    def _failed(self, error: BaseException) -> None:
+        self._backoff.failed()
+        if not self._away and self._log is not None:
+            self._log.warning("the database is away, it goes on when it is back: %s", error)
+        self._away = True
+        self.close()
+
+    def _back(self) -> None:
+        self._away = False
+        self._backoff.succeeded()
+        if self._log is not None:
+            self._log.info("the database is back")

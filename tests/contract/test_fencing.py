@@ -1,0 +1,261 @@
+"""What a consumer writes itself, on the real database: its progress in its own transaction, its session's epoch."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import psycopg
+import pytest
+
+from sublet_protocol.domain.errors import GrantLost, UnknownOutcome
+from sublet_protocol.domain.in_doubt import InDoubt
+from sublet_storage.db.connect import connect
+from sublet_storage.groups import fencing
+from sublet_storage.groups.admin import reset_plan
+from sublet_storage.groups.admin.reset_targets import ResetTarget
+from sublet_storage.groups.model.history import HistoryPage, delete_old_history, read_history
+from sublet_storage.groups.model.records import AdvancePosition, ForceRelease, ReleaseStream
+from sublet_storage.groups.model.transitions import reason_with_user
+from tests.contract.group_world import LEASE_S, ONE, SHARE, TWO, PostgresWorld, events, granted
+from tests.contract.test_group_postgres import waiting_for_locks
+from tests.kit import eventually
+
+
+@pytest.mark.conforms("E25", "E17")
+def test_progress_commits_with_the_users_work_or_not_at_all(postgres: PostgresWorld) -> None:
+    (stream,) = postgres.add_space()
+    group = postgres.group()
+    term = postgres.lead(group)
+    held = granted(postgres, group, term, stream)
+    postgres.append(stream, 10)
+    ours = (group.group_id, stream, held.grant_id)
+    postgres.connection.execute("create table output (n integer)")
+    with psycopg.connect(postgres.url) as user:  # the user's own, without our search_path
+        user.execute("insert into sublet.output values (1)")
+        fencing.advance(user, *ours, 4)
+        user.commit()
+        assert fencing.read_position(user, *ours) == 4
+        user.execute("insert into sublet.output values (2)")
+        fencing.advance(user, *ours, 7)
+        user.rollback()
+        assert fencing.read_position(user, *ours) == 4
+        user.commit()
+        for position in (3, 4, 11):
+            user.execute("insert into sublet.output values (3)")
+            with pytest.raises(GrantLost, match=f"stream {stream} of group .* grant {held.grant_id} .* Roll"):
+                fencing.advance(user, *ours, position)
+            user.rollback()
+        postgres.apply(group, term, ForceRelease(stream, held.grant_id, "silent"))
+        with pytest.raises(GrantLost):
+            fencing.advance(user, *ours, 8)
+        user.rollback()
+        assert fencing.read_position(user, *ours) == 4, "history knows how far it came"
+        assert fencing.read_position(user, group.group_id, stream, held.grant_id - 1) is None
+    assert postgres.connection.execute("select n from output").fetchall() == [(1,)]
+    assert postgres.row(group, term, stream).position == 4
+
+
+@pytest.mark.conforms("E36")
+@pytest.mark.parametrize(("before", "then"), [("0", "30min"), ("2h", "30min"), ("7s", "7s")])
+def test_whoever_writes_the_transaction_idles_for_a_bounded_time_before_the_commit(
+    postgres: PostgresWorld, before: str, then: str
+) -> None:
+    (stream,) = postgres.add_space()
+    group = postgres.group()
+    held = granted(postgres, group, postgres.lead(group), stream)
+    postgres.append(stream, 5)
+    limit = "show idle_in_transaction_session_timeout"
+    with psycopg.connect(postgres.url, options=f"-c idle_in_transaction_session_timeout={before}") as user:
+        user.execute("select sublet.advance(%s, %s, %s, 3)", (group.group_id, stream, held.grant_id))
+        assert user.execute(limit).fetchall() == [(then,)]
+        user.commit()
+        assert user.execute(limit).fetchall() == [(before,)]
+
+
+@pytest.mark.conforms("E27")
+def test_progress_behind_a_plan_counts_only_while_that_is_the_last_plan(postgres: PostgresWorld) -> None:
+    (stream,) = postgres.add_space()
+    group = postgres.group()
+    term = postgres.lead(group)
+    held = granted(postgres, group, term, stream)
+    postgres.append(stream, 10)
+    older, newer = InDoubt(held.grant_id, 0, 4, 60.0), InDoubt(held.grant_id, 0, 6, 60.0)
+    postgres.apply(group, term, AdvancePosition(stream, held.grant_id, 0, None, newer))
+    with psycopg.connect(postgres.url, autocommit=True) as user:
+        with pytest.raises(GrantLost):
+            fencing.advance(user, group.group_id, stream, held.grant_id, 4, in_doubt=older)
+        fencing.advance(user, group.group_id, stream, held.grant_id, 6, in_doubt=newer)
+    assert postgres.row(group, term, stream).position == 6
+
+
+@pytest.mark.conforms("E17", "E25")
+def test_a_callers_temporary_tables_do_not_stand_in_for_ours(postgres: PostgresWorld) -> None:
+    (stream,) = postgres.add_space()
+    group = postgres.group()
+    held = granted(postgres, group, postgres.lead(group), stream)
+    postgres.append(stream, 5)
+    with psycopg.connect(postgres.url) as user:
+        for table in ("lending", "lending_history", "stream", "session_epoch"):
+            user.execute(f"create temporary table {table} as select * from sublet.{table}")
+        fencing.advance(user, group.group_id, stream, held.grant_id, 4)
+        user.commit()
+    assert postgres.connection.execute("select position from sublet.lending").fetchone() == (4,)
+
+
+@pytest.mark.conforms("E25")
+def test_who_asks_how_far_it_is_waits_for_the_transaction_that_moves_it(postgres: PostgresWorld) -> None:
+    (stream,) = postgres.add_space()
+    group = postgres.group()
+    held = granted(postgres, group, postgres.lead(group), stream)
+    postgres.append(stream, 5)
+    ours = (group.group_id, stream, held.grant_id)
+    with connect(postgres.url) as asking, connect(postgres.url) as moving, ThreadPoolExecutor(1) as pool:
+        with moving.transaction():
+            fencing.advance(moving, *ours, 3)
+            answer = pool.submit(fencing.read_position, asking, *ours)
+            eventually(waiting_for_locks(postgres))
+        assert answer.result(30) == 3
+
+
+@pytest.mark.conforms("E25", "A7")
+def test_how_far_a_grant_came_is_known_when_its_group_is_deleted(postgres: PostgresWorld) -> None:
+    (stream,) = postgres.add_space()
+    group = postgres.group()
+    held = granted(postgres, group, postgres.lead(group), stream)
+    postgres.append(stream, 5)
+    ours = (group.group_id, stream, held.grant_id)
+    with connect(postgres.url) as user, ThreadPoolExecutor(1) as pool:
+        with user.transaction():
+            fencing.advance(user, *ours, 3)
+            deleted = pool.submit(postgres.store.delete_group, SHARE)
+            eventually(waiting_for_locks(postgres))
+        assert deleted.result(30) == group.group_id
+        assert fencing.read_position(user, *ours) == 3
+
+
+@pytest.mark.conforms("E35", "A4")
+@pytest.mark.parametrize("target", [ResetTarget.earliest(), ResetTarget.latest()], ids=["back", "on"])
+def test_how_far_a_grant_came_is_known_when_a_reset_has_ended_it(postgres: PostgresWorld, target: ResetTarget) -> None:
+    (stream,) = postgres.add_space()
+    group = postgres.group()
+    held = granted(postgres, group, postgres.lead(group), stream)
+    postgres.append(stream, 5)
+    fencing.advance(postgres.connection, group.group_id, stream, held.grant_id, 3)
+    with postgres.connection.transaction():
+        reset_plan.execute_reset(
+            postgres.connection,
+            group,
+            target,
+            reason=reason_with_user(f"reset to {target}", "me; was at 4"),
+            force=True,
+        )
+    assert fencing.read_position(postgres.connection, group.group_id, stream, held.grant_id) == 3
+
+
+@pytest.mark.conforms("E35")
+def test_a_server_knows_what_became_of_a_commit_until_another_takes_over(postgres: PostgresWorld) -> None:
+    (stream,) = postgres.add_space()
+    group = postgres.group()
+    held = granted(postgres, group, postgres.lead(group), stream)
+    postgres.append(stream, 5)
+    ours = (group.group_id, stream, held.grant_id)
+    with connect(postgres.url) as user:
+        with user.transaction():
+            attempt = fencing.advance(user, *ours, 3)
+            with pytest.raises(UnknownOutcome, match="still in progress"):
+                fencing.happened(postgres.connection, attempt, 0.0)
+        assert fencing.happened(postgres.connection, attempt)
+        with user.transaction(force_rollback=True):
+            attempt = fencing.advance(user, *ours, 4)
+        assert fencing.happened(postgres.connection, attempt) is False
+        assert fencing.happened(postgres.connection, replace(attempt, timeline="0000FFFF")) is None
+
+
+def test_session_epochs_grow_over_all_callers_and_with_the_clock(postgres: PostgresWorld) -> None:
+    def draw(_: int) -> list[int]:
+        with connect(postgres.url) as connection:
+            return [fencing.next_session_epoch(connection) for _ in range(50)]
+
+    with ThreadPoolExecutor(8) as pool:
+        drawn = list(pool.map(draw, range(8)))
+    assert all(mine == sorted(mine) for mine in drawn)
+    assert len({epoch for mine in drawn for epoch in mine}) == 400
+    clock = "select (extract(epoch from clock_timestamp()) * 1000000)::bigint"
+    row = postgres.connection.execute(clock).fetchone()
+    assert row is not None
+    assert fencing.next_session_epoch(postgres.connection) >= row[0]
+    postgres.connection.execute("update session_epoch set last = last + 1000000000000")
+    (ahead,) = postgres.connection.execute("select last from session_epoch").fetchone() or (0,)
+    assert fencing.next_session_epoch(postgres.connection) == ahead + 1
+
+
+def test_a_consumers_role_needs_no_right_on_the_tables(postgres: PostgresWorld) -> None:
+    (stream,) = postgres.add_space()
+    group = postgres.group()
+    held = granted(postgres, group, postgres.lead(group), stream)
+    postgres.append(stream, 5)
+    with connect(postgres.url) as user:
+        user.execute("drop role if exists a_consumer")
+        user.execute("create role a_consumer")
+        user.execute("grant usage on schema sublet to a_consumer")
+        user.execute("set role a_consumer")
+        try:
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                user.execute("select * from lending")
+            fencing.advance(user, group.group_id, stream, held.grant_id, 2)
+            assert fencing.read_position(user, group.group_id, stream, held.grant_id) == 2
+            assert fencing.next_session_epoch(user) > 0
+        finally:
+            user.execute("reset role")
+            user.execute("drop owned by a_consumer")
+            user.execute("drop role a_consumer")
+
+
+# --- history, as people read it -------------------------------------------------------------------------------------
+
+
+def test_history_is_read_from_its_end_for_a_group_or_one_stream(postgres: PostgresWorld) -> None:
+    first, second = postgres.add_space(shards=2)
+    group = postgres.group()
+    term = postgres.lead(group)
+    for stream in (first, second, first):
+        held = granted(postgres, group, term, stream)
+        postgres.apply(group, term, ReleaseStream(stream, held.grant_id, 0, "leave"))
+    everything = postgres.store.history(group.group_id)
+    assert len(everything) == 7
+    assert read_history(postgres.connection, group.group_id) == HistoryPage(everything, 7)
+    assert read_history(postgres.connection, group.group_id, limit=2) == HistoryPage(everything[-2:], 7)
+    ours = tuple(line for line in everything if line.stream_id == first)
+    assert len(ours) == 4
+    assert read_history(postgres.connection, group.group_id, first) == HistoryPage(ours, 4)
+    assert read_history(postgres.connection, group.group_id, first, 1) == HistoryPage(ours[-1:], 4)
+    assert [line.event for line in read_history(postgres.connection, group.group_id, 0).records] == ["takeover"]
+    assert read_history(postgres.connection, group.group_id + 1) == HistoryPage()
+
+
+def test_old_history_is_forgotten_in_steps_but_for_why_a_stream_is_blocked(postgres: PostgresWorld) -> None:
+    blocked, unblocked, moved = postgres.add_space(shards=3)
+    group = postgres.group()
+    term = postgres.lead(group)
+    for stream in (blocked, unblocked):
+        postgres.apply(group, term, AdvancePosition(stream, granted(postgres, group, term, stream).grant_id, 99))
+    postgres.connection.execute("update lending set status = 'free' where stream_id = %s", (unblocked,))
+    granted(postgres, group, term, moved)
+    assert len(events(postgres, group)) == 5
+    postgres.connection.execute("update lending_history set at = clock_timestamp() - interval '2 hours'")
+    postgres.clock.now_us = round(now_s(postgres) * 1_000_000)
+    postgres.store.claim(group.group_id, ONE, LEASE_S)
+    postgres.clock.advance(LEASE_S)
+    postgres.lead(group, TWO)
+    assert delete_old_history(postgres.connection, 3 * 3600.0) == 0
+    assert delete_old_history(postgres.connection, 3600.0, limit=2) == 5
+    left = postgres.store.history(group.group_id)
+    assert [(line.event, line.stream_id) for line in left] == [("block", blocked), ("takeover", 0)]
+    assert delete_old_history(postgres.connection, 3600.0, limit=2) == 0
+
+
+def now_s(world: PostgresWorld) -> float:
+    row = world.connection.execute("select extract(epoch from clock_timestamp())::float8").fetchone()
+    assert row is not None
+    return float(row[0])

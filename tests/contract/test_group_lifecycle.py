@@ -1,0 +1,132 @@
+"""A group that is deleted and made anew: what members of its former life had is lent when they may begin no more calls.
+What both group stores promise."""
+
+from __future__ import annotations
+
+import pytest
+
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.groups.admin import progress_transfer, reset_plan
+from sublet_storage.groups.admin.reset_targets import ResetTarget
+from sublet_storage.groups.model.records import Group, StartingPosition
+from sublet_storage.groups.status.diagnosis_model import StallReason
+from sublet_storage.groups.status.diagnosis_queries import diagnose_group
+from tests.contract.group_world import SHARE, PostgresWorld, World, granted
+
+
+def since(world: World, group: Group) -> dict[int, float]:
+    """{stream: how long ago it was taken from its holder}, as whoever leads the group from now on sees it."""
+    term = world.lead(group)
+    return {row.stream_id: -row.reserved_s for row in world.store.load(group.group_id, term) if row.reserved_s}
+
+
+@pytest.mark.conforms("E23", "E34")
+def test_who_leads_a_group_made_anew_sees_when_its_streams_were_taken_from_former_members(world: World) -> None:
+    had, free = world.add_space(shards=2)
+    world.append(had, 2)
+    group = world.declare()
+    granted(world, group, world.lead(group), had)
+    other = world.group(Subscription.parse("$share/billing/#"))
+    granted(world, other, world.lead(other), free)
+    for subscription in (SHARE, other.subscription):
+        world.store.delete_group(subscription)
+    world.clock.advance(3)
+    group = world.declare()
+    assert since(world, group) == {had: 3.0}
+    world.store.delete_group(SHARE)
+    world.clock.advance(2)
+    group = world.declare()
+    assert since(world, group) == {had: 5.0}, "also if it is made anew twice"
+    term = world.lead(group)
+    assert granted(world, group, term, had).reserved_s == 0, "which is for the leader to see to"
+    world.store.delete_group(SHARE)
+    world.clock.advance(3600)
+    assert since(world, world.declare()) == {}, "that is long ago"
+
+
+@pytest.mark.conforms("E34")
+def test_what_a_forced_reset_took_stays_taken_through_further_resets_and_a_new_life(postgres: PostgresWorld) -> None:
+    world = postgres
+    (stream,) = world.add_space()
+    group = world.declare()
+    world.append(stream, 2)
+    granted(world, group, world.lead(group), stream)
+    world.rollover(1)
+
+    def reset(target: ResetTarget) -> list[tuple[object, ...]]:
+        with world.connection.transaction():
+            reset_plan.execute_reset(world.connection, group, target, [stream], reason="again", force=True)
+        return row()
+
+    def row() -> list[tuple[object, ...]]:
+        return world.connection.execute(
+            "select status, held_until from lending where stream_id = %s", (stream,)
+        ).fetchall()
+
+    ((status, taken_at),) = reset(ResetTarget.latest())
+    assert (status, taken_at is None) == ("finished", False)
+    assert reset(ResetTarget.earliest()) == reset(ResetTarget.current()) == [("free", taken_at)]
+    progress = progress_transfer.read_progress(world.connection, group)
+    world.store.delete_group(SHARE)
+    with world.connection.transaction():
+        progress_transfer.create_from_progress(world.connection, SHARE, group.options, progress, "imported")
+    assert row() == [("free", taken_at)]
+
+
+@pytest.mark.conforms("E34")
+def test_what_a_reset_gives_a_group_made_anew_was_taken_from_its_former_members_too(postgres: PostgresWorld) -> None:
+    world = postgres
+    (stream,) = world.add_space()
+    world.append(stream, 2)
+    group = world.declare()
+    granted(world, group, world.lead(group), stream)
+    world.rollover(1)
+    world.store.delete_group(SHARE)
+    world.connection.execute("update lending_history set at = clock_timestamp()")
+    group = world.declare(start=StartingPosition.LATEST)
+    assert taken_at(world, stream) == [], "it has ended"
+    with world.connection.transaction():
+        reset_plan.execute_reset(world.connection, group, ResetTarget.earliest(), reason="again")
+    assert None not in taken_at(world, stream) != []
+
+
+@pytest.mark.conforms("E34")
+def test_what_came_to_a_group_after_its_export_was_taken_from_its_former_members_too(postgres: PostgresWorld) -> None:
+    world = postgres
+    world.add_space()
+    group = world.declare()
+    term = world.lead(group)
+    progress = progress_transfer.read_progress(world.connection, group)
+    (stream,) = world.rollover(1)
+    world.write(group, term, renew=True)
+    world.append(stream, 2)
+    granted(world, group, term, stream)
+    world.store.delete_group(SHARE)
+    with world.connection.transaction():
+        group = progress_transfer.create_from_progress(world.connection, SHARE, group.options, progress, "imported")
+    assert taken_at(world, stream) == [], "its leader sees it first"
+    world.clock.advance(3)
+    (renewed,) = [row for row in world.write(group, world.lead(group), renew=True).synced if row.stream_id == stream]
+    assert renewed.reserved_s == -3
+
+
+def taken_at(world: PostgresWorld, stream_id: int) -> list[object]:
+    """When the stream was taken from whoever had it, as its row says, where it has one."""
+    found = world.connection.execute("select held_until from lending where stream_id = %s", (stream_id,)).fetchall()
+    return [at for (at,) in found]
+
+
+@pytest.mark.conforms("E34", "A7")
+def test_why_says_that_a_former_holder_may_not_have_heard(postgres: PostgresWorld) -> None:
+    world = postgres
+    (stream,) = world.add_space()
+    world.append(stream, 2)
+    group = world.declare()
+    granted(world, group, world.lead(group), stream)
+    world.connection.execute("update lending_history set at = clock_timestamp()")
+    with world.connection.transaction():
+        reset_plan.execute_reset(world.connection, group, ResetTarget.earliest(), reason="again", force=True)
+    world.connection.execute("update leadership set expires_at = clock_timestamp() + interval '1 minute'")
+    (answer,) = diagnose_group(world.connection, SHARE)[1]
+    assert answer.diagnosis.reason is StallReason.FORMER_HOLDER
+    assert "begin" in answer.diagnosis.detail

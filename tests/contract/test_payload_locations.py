@@ -1,0 +1,534 @@
+"""One suite, two places: what holds of payloads that lie on a file system, and in an S3-compatible store."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from sublet_protocol.domain.errors import InvalidSetting, PayloadDamaged, PayloadUnavailable, PositionGone
+from sublet_protocol.domain.topics import Filter
+from sublet_storage.db.connect import connect
+from sublet_storage.doctor import location_checks
+from sublet_storage.doctor.checks import Severity
+from sublet_storage.log.log import fetch, limit_ranges_by_size
+from sublet_storage.objects import registry
+from sublet_storage.objects.location import parse_location
+from sublet_storage.objects.object_stores import ObjectStore
+from sublet_storage.objects.parallel_calls import run_parallel
+from sublet_storage.readers.epoch_steps import read_block_summaries
+from sublet_storage.readers.epoch_tail import EpochTailReader
+from sublet_storage.readers.tail import Tail
+from sublet_storage.spaces import restore, tiering
+from sublet_storage.spaces.catalogue import find_space
+from sublet_storage.spaces.compaction import compact_stream
+from sublet_storage.spaces.retention import apply_retention, drop_gone
+from sublet_storage.spaces.routing import Space
+from sublet_storage.spaces.spaces import alter_space, rollover
+from tests.integration.log_kit import read, stream_of
+from tests.integration.session_kit import free_port
+from tests.kit import eventually
+from tests.payload_kit import (
+    LocalWorld,
+    PlaceWorld,
+    S3Server,
+    S3World,
+    a_closed_stream,
+    a_space,
+    fill,
+    move,
+    outside,
+    s3_server,
+    swept,
+)
+
+REPOSITORY = Path(__file__).parents[2]
+BLOCKS = 12
+_buckets = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Server]:
+    with s3_server() as server:
+        yield server
+
+
+@pytest.fixture(params=["local", "s3"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> PlaceWorld:
+    if request.param == "local":
+        return LocalWorld(tmp_path)
+    return S3World(request.getfixturevalue("s3"), f"bucket-{next(_buckets)}")
+
+
+@pytest.fixture
+def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+    with connect(database) as connection:
+        yield connection
+
+
+@pytest.fixture
+def space(conn: psycopg.Connection[Any], world: PlaceWorld) -> Space:
+    return a_space(conn, world, retention_s=100)
+
+
+@pytest.fixture
+def stream(conn: psycopg.Connection[Any], space: Space) -> int:
+    """Closed, with blocks that are worth moving; the compaction that goes before has nothing to do."""
+    return a_closed_stream(conn, BLOCKS)
+
+
+def generation_of(conn: psycopg.Connection[Any], stream: int) -> int:
+    row = conn.execute("select generation_id from stream where stream_id = %s", (stream,)).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def age(conn: psycopg.Connection[Any]) -> None:
+    conn.execute("update generation set closed_at = closed_at - interval '1 day' where state = 'closed'")
+
+
+def name_at(conn: psycopg.Connection[Any], world: PlaceWorld, end_offset: int) -> str:
+    row = conn.execute("select uri from block where end_offset = %s and uri is not null", (end_offset,)).fetchone()
+    assert row is not None
+    return str(row[0]).removeprefix(world.uri.partition("?")[0] + "/")
+
+
+# --- moving and reading ---------------------------------------------------------------------------------------------
+
+
+def test_what_was_moved_is_read_as_it_was(conn: psycopg.Connection[Any], world: PlaceWorld, space: Space) -> None:
+    stream = stream_of(conn, "eu")
+    fill(conn, stream, BLOCKS, size=70_000)
+    fill(conn, stream, 1, first=BLOCKS, size=10)
+    rollover(conn, "eu")
+    before, marked = read(conn, stream), read_block_summaries(conn, stream, generation_of(conn, stream), 0)
+    in_epochs = list(EpochTailReader(conn, Filter("eu/#"), "earliest").read_available(conn))
+    assert move(conn, space) == BLOCKS
+    assert len(world.names()) == len(outside(conn)) == BLOCKS
+    inside = conn.execute("select end_offset from block where payload is not null").fetchall()
+    assert inside == [(2 * BLOCKS + 2,)], "a small block is not worth it"
+    assert read(conn, stream) == before
+    assert read(conn, stream, 3, few=1000) == before[3:]
+    assert [row["offset"] for row in read(conn, stream, filter=Filter("eu/1"))] == [
+        row["offset"] for row in before if row["topic"] == "eu/1"
+    ]
+    assert fetch(conn, stream, 0, end=3).position == 3
+    assert read_block_summaries(conn, stream, generation_of(conn, stream), 0) == marked
+    tailed = pa.concat_tables(Tail(conn, Filter("eu/#"), "earliest").pages()).to_pylist()
+    assert tailed == before
+    assert list(EpochTailReader(conn, Filter("eu/#"), "earliest").read_available(conn)) == in_epochs
+    assert move(conn, space) == 0, "once is enough"
+
+
+def test_a_page_has_as_many_bytes_outside_as_inside(conn: psycopg.Connection[Any], space: Space, stream: int) -> None:
+    inside = fetch(conn, stream, 0, limit_bytes=300_000)
+    extent = (stream, generation_of(conn, stream), 0, 2 * BLOCKS)
+    planned = limit_ranges_by_size(conn, [extent], 300_000)
+    move(conn, space)
+    assert limit_ranges_by_size(conn, [extent], 300_000) == planned
+    page = fetch(conn, stream, 0, limit_bytes=300_000)
+    assert (page.position, len(page.batches)) == (inside.position, len(inside.batches))
+    assert page.position < 2 * BLOCKS
+
+
+def test_of_an_open_generation_moves_what_is_old_and_compaction_leaves_it(
+    conn: psycopg.Connection[Any], space: Space
+) -> None:
+    stream = stream_of(conn, "eu")
+    fill(conn, stream, 4)
+    assert move(conn, space) == 0
+    space = alter_space(conn, "eu", tier_after_s=60)
+    assert move(conn, space) == 0
+    conn.execute("update block set appended_at = appended_at - interval '1 hour' where end_offset <= 6")
+    before = read(conn, stream)
+    assert move(conn, space) == 3
+    fill(conn, stream, 4, first=4)
+    compact_stream(conn, stream, older_than_s=0)
+    assert read(conn, stream)[:8] == before
+    assert len(outside(conn)) == 3
+
+
+def test_small_blocks_are_made_large_before_they_are_moved(
+    conn: psycopg.Connection[Any], world: PlaceWorld, space: Space
+) -> None:
+    stream = stream_of(conn, "eu")
+    fill(conn, stream, 40, size=100)
+    rollover(conn, "eu")
+    before = read(conn, stream)
+    assert move(conn, space) == len(world.names()) == 1
+    assert read(conn, stream) == before
+
+
+# --- what is not as it should be --------------------------------------------------------------------------------------
+
+DAMAGES: tuple[tuple[Callable[[bytes], bytes | None], str], ...] = (
+    (lambda _: None, "there is nothing"),
+    (lambda content: content[:-1], r"should have \d+ bytes and has \d+"),
+    (lambda content: content + b"x", r"should have \d+ bytes and has more"),
+    (lambda content: bytes([content[0] ^ 1]) + content[1:], "not those that were put there"),
+)
+FOREIGN = (
+    "file:///etc/passwd",
+    "{prefix}/../{name}",
+    "{prefix}x/{name}",
+    "{prefix}/{name}/../../x",
+    "s3://another/{name}",
+    "{prefix}/{other}",
+)
+
+
+def test_a_damaged_object_is_named_and_nothing_is_skipped(
+    conn: psycopg.Connection[Any], world: PlaceWorld, space: Space, stream: int
+) -> None:
+    move(conn, space)
+    before, name = read(conn, stream), name_at(conn, world, 6)
+    entire = world.read(name)
+    for change, said in DAMAGES:
+        changed = change(entire)
+        if changed is None:
+            world.remove(name)
+        else:
+            world.write(name, changed)
+        assert fetch(conn, stream, 0).position == 4, "what is before it can be read"
+        where = rf"stream {stream}: .*begins at offset 4 and ends before offset 6 .*{name}"
+        with pytest.raises(PayloadDamaged, match=rf"{where}.*{said}.*put the object back"):
+            fetch(conn, stream, 4)
+        world.write(name, entire)
+        assert read(conn, stream) == before
+
+
+def test_what_is_not_the_blocks_own_is_not_read(
+    conn: psycopg.Connection[Any], world: PlaceWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    move(conn, space)
+    prefix = world.uri.partition("?")[0]
+    asked: list[str] = []
+    monkeypatch.setattr(ObjectStore, "get", lambda _, name, most: asked.append(name))
+    own, other = name_at(conn, world, 2), name_at(conn, world, 4)
+    for put in FOREIGN:
+        uri = put.format(prefix=prefix, name=own, other=other)
+        conn.execute("update block set uri = %s where end_offset = 2 and uri is not null", (uri,))
+        with pytest.raises(PayloadDamaged, match="it is not read"):
+            fetch(conn, stream, 0, limit_blocks=1)
+    assert asked == []
+
+
+def test_a_place_that_is_away_is_waited_for(
+    conn: psycopg.Connection[Any], world: PlaceWorld, space: Space, stream: int
+) -> None:
+    move(conn, space)
+    before = read(conn, stream)
+    world.go_away()
+    with pytest.raises(PayloadUnavailable, match=r"the place of payloads .* It is tried again.*sublet doctor"):
+        fetch(conn, stream, 0)
+    world.come_back()
+
+    def again() -> bool:
+        try:
+            return read(conn, stream) == before
+        except PayloadUnavailable:
+            return False
+
+    eventually(again, 20)
+
+
+def test_while_the_place_is_away_nothing_is_moved_and_nothing_lost(
+    conn: psycopg.Connection[Any], world: PlaceWorld, space: Space, stream: int
+) -> None:
+    fill(conn, stream_of(conn, "eu"), BLOCKS, size=70_000)
+    move(conn, space)
+    later = stream_of(conn, "eu")
+    rollover(conn, "eu")
+    before = read(conn, later)
+    world.go_away()
+    with pytest.raises(PayloadUnavailable):
+        move(conn, space)
+    assert read(conn, later) == before
+    world.come_back()
+    eventually(lambda: _moves(conn, space) == BLOCKS, 20)
+    assert read(conn, later) == before
+
+
+def test_who_may_not_write_there_leaves_nothing_behind(
+    conn: psycopg.Connection[Any], space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(self: ObjectStore, name: str, payload: object) -> None:
+        raise PayloadUnavailable("a place to read only")
+
+    before = read(conn, stream)
+    with monkeypatch.context() as patched:
+        patched.setattr(ObjectStore, "put", refused)
+        with pytest.raises(PayloadUnavailable, match="to read only"):
+            move(conn, space)
+    assert conn.execute("select from payload_object").rowcount == 0
+    assert move(conn, space) == BLOCKS
+    fill(conn, stream_of(conn, "eu"), 1, size=70_000)
+    rollover(conn, "eu")
+    with monkeypatch.context() as patched:
+        patched.setattr(ObjectStore, "put", refused)
+        with pytest.raises(PayloadUnavailable, match="to read only"):
+            move(conn, space)
+    assert conn.execute("select from payload_object").rowcount == 0
+    assert read(conn, stream) == before
+
+
+def _moves(conn: psycopg.Connection[Any], space: Space) -> int:
+    try:
+        return move(conn, space)
+    except PayloadUnavailable:
+        return 0
+
+
+# --- crashes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("point", ["intended", "written", "named"])
+def test_killed_while_it_moves_nothing_is_lost_and_orphans_are_collected(
+    database: str, conn: psycopg.Connection[Any], world: PlaceWorld, space: Space, stream: int, point: str
+) -> None:
+    before = read(conn, stream)
+    _kill(database, point)
+    assert read(conn, stream) == before
+    named = len(outside(conn))
+    assert (named, len(world.names())) == {"intended": (0, 0), "written": (0, 1), "named": (BLOCKS, BLOCKS)}[point]
+    assert registry.delete_expired_objects(conn) == 0, "somebody may be at it still"
+    assert registry.delete_expired_objects(conn, abandoned_s=0) == (0 if point == "named" else BLOCKS)
+    assert len(world.names()) == named
+    assert move(conn, space) == BLOCKS - named
+    assert read(conn, stream) == before
+    assert len(world.names()) == BLOCKS
+    assert conn.execute("select from payload_object").rowcount == 0
+
+
+@pytest.mark.conforms("W4")
+@pytest.mark.parametrize("point", ["dropped", "deleted"])
+def test_killed_while_retention_is_at_it_every_object_is_deleted_in_the_end(
+    database: str, conn: psycopg.Connection[Any], world: PlaceWorld, space: Space, stream: int, point: str
+) -> None:
+    move(conn, space)
+    fill(conn, stream_of(conn, "eu"), 1, size=70_000)
+    retained = stream_of(conn, "eu")
+    age(conn)
+    rollover(conn, "eu")
+    move(conn, space)
+    _kill(database, point)
+    with pytest.raises(PositionGone):
+        fetch(conn, stream, 0)
+    assert len(world.names()) == {"dropped": BLOCKS + 1, "deleted": 1}[point]
+    assert swept(conn) == BLOCKS
+    assert len(world.names()) == 1
+    assert len(read(conn, retained)) == 2
+    assert conn.execute("select from payload_object").rowcount == 0
+
+
+def _kill(database: str, point: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.processes.moving", database, "eu", point], cwd=REPOSITORY, capture_output=True
+    )
+    assert done.returncode == -9, done.stderr.decode()
+
+
+# --- others at work ---------------------------------------------------------------------------------------------------
+
+
+def test_a_block_that_is_not_what_was_read_any_more_keeps_its_payload(
+    conn: psycopg.Connection[Any], world: PlaceWorld, space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = stream_of(conn, "eu")
+    fill(conn, stream, 6)
+    space = alter_space(conn, "eu", tier_after_s=60)
+    conn.execute("update block set appended_at = appended_at - interval '1 hour'")
+    before = read(conn, stream)
+    _meanwhile(monkeypatch, lambda: compact_stream(conn, stream, older_than_s=0))
+    tiering.tier_space(conn, space)
+    assert outside(conn) == set()
+    assert read(conn, stream) == before
+    assert registry.delete_expired_objects(conn) == 6, "nobody names these"
+    assert move(conn, space) == len(world.names()) == 1
+    assert read(conn, stream) == before
+
+
+def test_who_was_taken_for_dead_moves_nothing(
+    conn: psycopg.Connection[Any], world: PlaceWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = read(conn, stream)
+    _meanwhile(monkeypatch, lambda: registry.delete_expired_objects(conn, abandoned_s=0))
+    assert tiering.tier_space(conn, space).blocks == 0
+    assert (outside(conn), read(conn, stream)) == (set(), before)
+    monkeypatch.undo()
+    assert move(conn, space) == BLOCKS
+    registry.delete_expired_objects(conn)
+    assert len(world.names()) == BLOCKS
+    assert read(conn, stream) == before
+
+
+def test_what_a_block_names_is_not_deleted_whatever_the_table_says(
+    conn: psycopg.Connection[Any], world: PlaceWorld, space: Space, stream: int
+) -> None:
+    move(conn, space)
+    uri = f"{world.uri.partition('?')[0]}/{name_at(conn, world, 2)}"
+    owner = registry.BlockOwner(space.space_id, generation_of(conn, stream), stream)
+    registry.mark_for_deletion(conn, owner, [(uri, 2)], was_named=False)
+    assert registry.delete_expired_objects(conn) == 0
+    assert len(world.names()) == BLOCKS
+
+
+def _meanwhile(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> None:
+    """When the objects are written, and before blocks name them."""
+
+    def written(*args: Any) -> Any:
+        answer = run_parallel(*args)
+        monkeypatch.setattr(tiering, "run_parallel", run_parallel)
+        happens()
+        return answer
+
+    monkeypatch.setattr(tiering, "run_parallel", written)
+
+
+# --- retention, and other places --------------------------------------------------------------------------------------
+
+
+@pytest.mark.conforms("W4")
+def test_objects_are_deleted_after_their_rows_and_when_the_place_is_back(
+    conn: psycopg.Connection[Any], world: PlaceWorld, space: Space, stream: int
+) -> None:
+    move(conn, space)
+    age(conn)
+    with conn.transaction():
+        conn.execute("update generation set state = 'gone' where state = 'closed'")
+        assert swept(conn) == 0
+    assert len(world.names()) == BLOCKS
+    world.go_away()
+    assert drop_gone(conn) != []
+    with pytest.raises(PositionGone):
+        fetch(conn, stream, 0)
+    with pytest.raises(PayloadUnavailable):
+        swept(conn)
+    world.come_back()
+    eventually(lambda: _sweeps(conn) == BLOCKS, 20)
+    assert world.names() == set()
+
+
+def _sweeps(conn: psycopg.Connection[Any]) -> int:
+    try:
+        return swept(conn)
+    except PayloadUnavailable:
+        return 0
+
+
+def test_retention_between_the_row_and_its_object_is_gone_and_no_damage(
+    conn: psycopg.Connection[Any], space: Space, stream: int, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    move(conn, space)
+    age(conn)
+    get = ObjectStore.get
+
+    def late(self: ObjectStore, name: str, most: int) -> Any:
+        monkeypatch.setattr(ObjectStore, "get", get)
+        with connect(database) as other:
+            apply_retention(other)
+            swept(other)
+        return get(self, name, most)
+
+    monkeypatch.setattr(ObjectStore, "get", late)
+    with pytest.raises(PositionGone):
+        fetch(conn, stream, 0, limit_blocks=1)
+
+
+def test_a_space_whose_place_changes_is_read_from_both_and_can_come_back(
+    conn: psycopg.Connection[Any], world: PlaceWorld, space: Space, stream: int, tmp_path: Path
+) -> None:
+    move(conn, space)
+    other = LocalWorld(tmp_path / "other")
+    space = alter_space(conn, "eu", payloads=other.uri)
+    later = stream_of(conn, "eu")
+    fill(conn, later, 3, size=70_000)
+    rollover(conn, "eu")
+    before = [read(conn, stream), read(conn, later)]
+    assert move(conn, space) == len(other.names()) == 3
+    assert [read(conn, stream), read(conn, later)] == before
+    alter_space(conn, "eu", payloads=None)
+    assert restore.restore_payloads(conn, space.space_id) == BLOCKS + 3
+    assert outside(conn) == set()
+    assert swept(conn) == BLOCKS + 3
+    assert [read(conn, stream), read(conn, later)] == before
+    assert (world.names(), other.names()) == (set(), set())
+
+
+def test_what_cannot_be_brought_back_holds_up_nothing_else(
+    conn: psycopg.Connection[Any], world: PlaceWorld, space: Space, stream: int
+) -> None:
+    later = stream_of(conn, "eu")
+    fill(conn, later, 3, size=70_000)
+    rollover(conn, "eu")
+    move(conn, space)
+    lost = name_at(conn, world, 8)
+    before, entire = [read(conn, stream), read(conn, later)], world.read(lost)
+    world.remove(lost)
+    alter_space(conn, "eu", payloads=None)
+    with pytest.raises(PayloadDamaged, match=rf"^{BLOCKS + 2} payloads are back in Postgres, and 1 are not.*{lost}"):
+        restore.restore_payloads(conn, space.space_id)
+    assert [each.rpartition("/")[2] for each in outside(conn)] == [lost.rpartition("/")[2]]
+    assert [each.state for each in location_checks.check_locations(conn)] == [Severity.OK]
+    world.write(lost, entire)
+    assert restore.restore_payloads(conn, space.space_id) == 1
+    assert restore.restore_payloads(conn, space.space_id) == 0
+    assert list(location_checks.check_locations(conn)) == [], "nothing lies there"
+    assert [read(conn, stream), read(conn, later)] == before
+
+
+def test_a_mover_that_has_not_heard_that_the_place_was_taken_away_moves_nothing(
+    conn: psycopg.Connection[Any], space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    move(conn, space)
+    fill(conn, stream_of(conn, "eu"), 3, size=70_000)
+    rollover(conn, "eu")
+    _meanwhile(monkeypatch, lambda: alter_space(conn, "eu", payloads=None))
+    assert tiering.tier_space(conn, space).blocks == 0
+    assert len(outside(conn)) == BLOCKS
+    assert registry.delete_expired_objects(conn) == 3, "nobody names these"
+
+
+def test_another_way_to_the_same_place_is_the_way_to_what_is_there(conn: psycopg.Connection[Any], s3: S3Server) -> None:
+    """A directory is reached in one way."""
+    world = S3World(s3, f"bucket-{next(_buckets)}")
+    space, stream = a_space(conn, world), stream_of(conn, "eu")
+    fill(conn, stream, 2)
+    rollover(conn, "eu")
+    assert move(conn, space) > 0
+    before = read(conn, stream)
+    other = f"{world.uri}&region=eu-1"
+    assert alter_space(conn, "eu", payloads=other).payloads == str(parse_location(other))
+    assert conn.execute("select payload_places from space where name = 'eu'").fetchall() == [
+        ([str(parse_location(other))],)
+    ]
+    assert read(conn, stream) == before
+    wrong = f"{world.uri.partition('?')[0]}?endpoint_override=127.0.0.1:{free_port()}&scheme=http"
+    with pytest.raises(InvalidSetting, match=r"these options must lead to them: .*Correct the options.*nothing was"):
+        alter_space(conn, "eu", payloads=wrong)
+    assert find_space(conn, "eu").payloads == str(parse_location(other))
+    assert read(conn, stream) == before
+
+
+def test_the_doctor_sees_whether_a_place_can_be_reached(
+    conn: psycopg.Connection[Any], world: PlaceWorld, space: Space, stream: int
+) -> None:
+    (fresh,) = location_checks.check_locations(conn)
+    assert (fresh.state, fresh.hint) == (Severity.OK, None)
+    move(conn, space)
+    assert [each.state for each in location_checks.check_locations(conn)] == [Severity.OK]
+    assert len(world.names()) == BLOCKS, "the probe left something"
+    world.go_away()
+    (away,) = location_checks.check_locations(conn)
+    assert (away.check, away.state) == ("payloads", Severity.ERROR)
+    assert "space eu" in away.detail
+    assert away.hint is not None
+    assert ("mounted" if isinstance(world, LocalWorld) else "credentials") in away.hint
+    world.come_back()

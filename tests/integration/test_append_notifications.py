@@ -1,0 +1,84 @@
+"""What news costs whoever appends: nothing in his transactions, and few messages however much he appends (D11)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from sublet_storage.db.connect import connect, schema_name
+from sublet_storage.notify.changes import Envelope, stream_change
+from sublet_storage.notify.codec import decode
+from sublet_storage.notify.drivers.postgres import channel_name, decode_payload
+from sublet_storage.producer import Publisher
+from sublet_storage.producer.delivery import Position
+from tests.integration.notify_kit import listening
+from tests.kit import eventually
+
+Connection = psycopg.Connection[Any]
+
+FEW_PER_S = 5
+"""Far fewer than appends."""
+
+
+@contextmanager
+def overhearing(url: str) -> Iterator[Connection]:
+    """A connection that hears every NOTIFY of this database, and who said it."""
+    with connect(url) as conn:
+        conn.execute(sql.SQL("listen {}").format(sql.Identifier(channel_name(schema_name()))))
+        yield conn
+
+
+def speakers(ear: Connection) -> set[str]:
+    """The applications whose notifications have come."""
+    pids = {said.pid for said in ear.notifies(timeout=0)}
+    return {_application(ear, pid) for pid in pids}
+
+
+def _application(conn: Connection, pid: int) -> str:
+    row = conn.execute("select application_name from pg_stat_activity where pid = %s", (pid,)).fetchone()
+    return str(row[0]) if row else "gone"
+
+
+@pytest.mark.conforms("D11")
+def test_no_notification_is_said_in_the_transaction_of_an_append(database: str) -> None:
+    with listening(database), overhearing(database) as ear, Publisher(database) as publisher:
+
+        def received() -> set[str]:
+            publisher.publish("t", b"news").result(10)
+            return speakers(ear)
+
+        assert eventually(received) == {"sublet notify"}
+
+
+@pytest.mark.conforms("D11")
+def test_many_appends_are_told_of_in_few_notifications(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUBLET_NOTIFY_MAX_SENDS_PER_S", str(FEW_PER_S))
+    with listening(database), overhearing(database) as ear, Publisher(database) as publisher:
+
+        def is_notified() -> bool:
+            publisher.publish("t", b"news").result(10)
+            return bool(speakers(ear))
+
+        assert eventually(is_notified)
+        began = time.monotonic()
+        for _ in range(300):
+            publisher.publish("t", b"more").result(10)
+        last = publisher.publish("t", b"last").result(10)
+        said = count_to(ear, last)
+        assert said <= FEW_PER_S * (time.monotonic() - began) + 2
+
+
+def count_to(ear: Connection, last: Position) -> int:
+    """How many notifications come, up to the one that tells of this message."""
+    change = stream_change(last.stream, last.offset + 1, closed=False)
+    for number, said in enumerate(ear.notifies(timeout=10), 1):
+        message = decode(decode_payload(said.payload.encode()) or b"")
+        if isinstance(message, Envelope) and change in message.changes:
+            return number
+    raise AssertionError(f"nobody tells of {last}")

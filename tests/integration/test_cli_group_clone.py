@@ -1,0 +1,203 @@
+"""Groups that begin where another is, or was: cloned, and imported from what was exported."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from sublet_borrower.consumer.session import Session
+from sublet_borrower.settings import BorrowerSettings
+from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
+from sublet_protocol.domain.errors import Conflict, NotFound, UsageError
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.groups.admin import progress_transfer
+from sublet_storage.groups.coordinator import lifecycle
+from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.model.records import AdvancePosition, Group, GroupOptions, OnDataLoss, StartingPosition
+from sublet_storage.producer import Publisher
+from sublet_storage.spaces.spaces import rollover
+from tests.integration.cli_kit import Shell, done, refused
+from tests.integration.lending_kit import GROUP, SUBSCRIPTION, World, a_world, open_streams
+from tests.kit import eventually
+from tests.kit_nodes import SPEED, Fleet
+
+TARGET = "$queue/billing-v2/orders/#"
+OPTIONS = {"on_data_loss": OnDataLoss.SKIP, "strategy": "load", "session_expiry_s": 60.0}
+
+
+@pytest.fixture
+def world(database: str, conn: psycopg.Connection[Any]) -> Iterator[World]:
+    with a_world(database, conn, **OPTIONS) as world:
+        yield world
+
+
+def group_of(conn: psycopg.Connection[Any], subscription: str = GROUP) -> Group:
+    group = lifecycle.find_live(conn, Subscription.parse(subscription))
+    assert group is not None
+    return group
+
+
+def clone(conn: psycopg.Connection[Any], source: Group, target: str = TARGET) -> Group:
+    with conn.transaction():
+        return progress_transfer.create_from_progress(
+            conn, Subscription.parse(target), source.options, progress_transfer.read_progress(conn, source), "a clone"
+        )
+
+
+def half_way(world: World) -> dict[int, tuple[str, int]]:
+    """One stream is held, after two messages, the other consumed and closed; what a copy of that begins with."""
+    first, second = open_streams(world.conn)
+    world.lead(listed=False)
+    held = world.lend(first)
+    world.write(AdvancePosition(first, held.grant_id, 2))
+    entire = world.lend(second)
+    rollover(world.conn, "default")
+    world.write(AdvancePosition(second, entire.grant_id, entire.head))
+    return {first: ("free", 2), second: ("finished", entire.head)}
+
+
+def places(progress: progress_transfer.GroupProgress) -> dict[int, tuple[str, int]]:
+    return {place.stream_id: (place.status.value, place.position) for place in progress.positions}
+
+
+@pytest.mark.conforms("A1")
+def test_a_clone_has_the_options_and_the_progress_of_its_source_and_a_life_of_its_own(world: World) -> None:
+    conn, expected = world.conn, half_way(world)
+    source = group_of(conn)
+    taken = progress_transfer.read_progress(conn, source)
+    held = min(expected)
+    assert places(taken) == {**expected, held: ("held", 2)}
+    made = clone(conn, source)
+    assert group_of(conn, TARGET) == made
+    assert (made.options, made.group_id != source.group_id) == (source.options, True)
+    assert places(progress_transfer.read_progress(conn, made)) == expected
+    assert progress_transfer.read_progress(conn, made).after_generation == taken.after_generation
+    assert progress_transfer.read_progress(conn, source) == taken, "its source goes on as it was"
+    (line,) = world.store.history(made.group_id)
+    assert (line.event, line.stream_id, line.reason) == ("create", 0, "a clone")
+    with pytest.raises(Conflict, match="exists already, and has its own progress"):
+        clone(conn, source)
+    world.store.delete_group(SUBSCRIPTION)
+    with pytest.raises(NotFound, match="there is no such group"):
+        clone(conn, source, "$share/third/orders/#")
+
+
+@pytest.mark.conforms("S5", "S8")
+def test_a_clone_of_an_atomic_group_is_given_the_same_epochs_whole(
+    database: str, conn: psycopg.Connection[Any]
+) -> None:
+    store = PostgresGroupStore(database)
+    with Publisher(database, space="default") as publisher:
+        publisher.in_epoch(7).publish("orders/eu", b"1", key=b"k").result(10)
+        source = store.declare_group(
+            SUBSCRIPTION, GroupOptions(atomic=True, starting_position=StartingPosition.EARLIEST)
+        )
+        publisher.in_epoch(8).publish("orders/eu", b"2", key=b"k").result(10)
+    conn.execute(
+        "update lending l set consumed = %s from stream s where s.stream_id = l.stream_id and s.head > 0",
+        (json.dumps({"upto": 1, "least": [[8]]}),),
+    )
+    conn.execute("update consumed_frontier set least = '[[8]]'")
+    store.close()
+    made = clone(conn, source)
+    taken = progress_transfer.read_progress(conn, made)
+    assert taken == progress_transfer.read_progress(conn, source)
+    assert [least for _, least in taken.frontiers] == [LowerFrontier(((8,),))]
+    assert ConsumedFrontier(1, LowerFrontier(((8,),))) in [place.consumed for place in taken.positions]
+
+
+@pytest.mark.conforms("A4")
+def test_who_consumes_a_clone_is_given_what_the_source_had_not_consumed(
+    database: str, world: World, fleet: Fleet, shell: Shell
+) -> None:
+    half_way(world)
+    reported = done(shell.run("groups", "clone", GROUP, TARGET, "--json"))
+    assert (reported["subscription"], reported["created"], reported["strategy"]) == (TARGET, True, "load")
+    assert "would_create" not in reported, "it was no dry run"
+    left = done(shell.run("groups", "describe", TARGET, "--json"))["lag"]
+    seen: list[int] = []
+    with Session(TARGET, database, settings=BorrowerSettings().scaled(SPEED)) as session:
+
+        def read() -> bool:
+            batch = session.poll(0.05)
+            seen.extend(batch.table.column("offset").to_pylist() if batch is not None else [])
+            return len(seen) >= int(left)
+
+        eventually(read, 30.0)
+        assert session.poll(0.5) is None
+    assert len(seen) == left
+    assert min(seen) == 2, "from where the source was"
+
+
+@pytest.mark.conforms("A4", "A9")
+def test_what_was_exported_and_deleted_is_imported_and_the_same_again(
+    shell: Shell, world: World, tmp_path: Path
+) -> None:
+    expected = half_way(world)
+    file = tmp_path / "billing.json"
+    file.write_text(shell.run("groups", "export", GROUP).out)
+    exported = json.loads(file.read_text())
+    before = progress_transfer.read_progress(world.conn, group_of(world.conn))
+    refused(shell.run("groups", "clone", GROUP, "$share/v2/other/#"), 2, "has the filter of its source, orders/#")
+    world.store.delete_group(SUBSCRIPTION)
+    tried = done(shell.run("groups", "import", str(file), "--dry-run", "--json"))
+    assert (tried["created"], tried["would_create"], tried["group_id"]) == (False, True, None)
+    assert lifecycle.find_live(world.conn, SUBSCRIPTION) is None, "a dry run changes nothing"
+    reported = done(shell.run("groups", "import", str(file), "--json"))
+    assert (reported["created"], reported["on_data_loss"], reported["strategy"]) == (True, "skip", "load")
+    after = progress_transfer.read_progress(world.conn, group_of(world.conn))
+    assert (places(after), after) == (expected, before.to_initial)
+    again = json.loads(shell.run("groups", "export", GROUP).out)
+    assert {**again, "exported_at": "", "streams": []} == {**exported, "exported_at": "", "streams": []}
+    answer = shell.run("groups", "import", str(file))
+    assert (answer.code, "nothing was changed" in answer.err) == (0, True)
+    exported["streams"][0]["position"] = 1
+    file.write_text(json.dumps(exported))
+    refused(shell.run("groups", "import", str(file)), 4, "is elsewhere than", f"reset '{GROUP}' --from-file")
+    file.write_text(json.dumps({**exported, "options": {**exported["options"], "strategy": "even"}}))
+    refused(shell.run("groups", "import", str(file)), 4, "its strategy is load, not even")
+    file.write_text(json.dumps({**exported, "subscription": "$share/billing/#"}))
+    refused(shell.run("groups", "import", str(file)), 2, "positions are those of the filter orders/#")
+    file.write_text("[]")
+    refused(shell.run("groups", "import", str(file)), 2, "not what `sublet groups export` writes")
+
+
+@pytest.mark.conforms("A4")
+def test_progress_of_another_database_or_group_is_refused(world: World) -> None:
+    conn = world.conn
+    good = progress_transfer.progress_to_json(progress_transfer.read_progress(conn, group_of(conn)))
+    first = good["streams"][0]
+
+    def tried(changed: dict[str, Any], subscription: str = TARGET, **options: Any) -> None:
+        with conn.transaction():
+            progress = progress_transfer.progress_from_json({**good, **changed})
+            progress_transfer.create_from_progress(
+                conn, Subscription.parse(subscription), GroupOptions(**options), progress, "x"
+            )
+
+    with pytest.raises(UsageError, match="stream 999: it is none of"):
+        tried({"streams": [{**first, "stream_id": 999}]})
+    with pytest.raises(UsageError, match="offset 99 is beyond its end"):
+        tried({"streams": [{**first, "position": 99}]})
+    with pytest.raises(UsageError, match="is of another database"):
+        tried({"after_generation": 99})
+    with pytest.raises(UsageError, match="is of another database"):
+        tried({"epochs": [{"space_id": 99, "least": None}]})
+    with pytest.raises(UsageError, match="exactly where a group is atomic"):
+        tried({}, atomic=True)
+    for wrong in (
+        {"streams": [first, first]}, {"streams": [{**first, "position": -1}]}, {"streams": None},
+        {"streams": [{**first, "status": "odd"}]}, {"streams": ["x"]}, {"streams": [{**first, "position": 0.5}]},
+        {"streams": [{**first, "position": True}]}, {"streams": [{**first, "position": "0"}]},
+        {"streams": [{**first, "position": 10**20}]}, {"after_generation": 1.5},
+    ):  # fmt: skip
+        with pytest.raises((TypeError, KeyError, ValueError, AttributeError)):
+            tried(wrong)
+    assert lifecycle.find_live(conn, Subscription.parse(TARGET)) is None
+    tried({"streams": [{**first, "status": "new", "stream_id": 999}]})
+    assert progress_transfer.read_progress(conn, group_of(conn, TARGET)).positions == ()

@@ -1,0 +1,246 @@
+"""News from publishers straight to sessions: who may listen, what is heard, and that nothing rests on it."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, LiteralString
+
+import psycopg
+import pytest
+
+from sublet_borrower.consumer.session import Session
+from sublet_borrower.new_data.direct_listener import DirectListener, subscribe_heads
+from sublet_borrower.settings import BorrowerSettings
+from sublet_protocol.domain.errors import InvalidSetting
+from sublet_storage.db.connect import connect, schema_name
+from sublet_storage.nodes import NodeRef, deregister, register
+from sublet_storage.notify.changes import Envelope, NotifySettings, stream_change
+from sublet_storage.notify.codec import encode
+from sublet_storage.notify.drivers.direct_listeners import DEFAULT_LISTENER_SLOTS, VARIABLE, acquire_listener_slot
+from sublet_storage.notify.drivers.postgres import channel_name, encode_payload
+from sublet_storage.producer import Publisher
+from tests.integration.feed_kit import address_of
+from tests.integration.notify_kit import NODE
+from tests.integration.sharing_kit import WAIT_S, Stage
+from tests.kit import eventually
+from tests.kit_nodes import SPEED
+from tests.postgres_proxy import PostgresProxy
+
+Connection = psycopg.Connection[Any]
+OURS: LiteralString = "select oid from pg_database where datname = current_database()"
+
+
+@pytest.fixture
+def conn(database: str) -> Iterator[Connection]:
+    with connect(database) as conn:
+        yield conn
+
+
+@pytest.fixture
+def listened(conn: Connection) -> None:
+    """Some node is told by LISTEN and NOTIFY."""
+    register(conn, NODE, 600, 1, notify="postgres:")
+
+
+@contextmanager
+def received(url: str) -> Iterator[dict[int, int]]:
+    """{stream: head} as told to this process so far."""
+    heads: dict[int, int] = {}
+    stop = subscribe_heads(url, heads.update)
+    try:
+        yield heads
+    finally:
+        stop()
+
+
+def say(conn: Connection, stream: int, head: int) -> None:
+    """As a publisher says it."""
+    message = encode(Envelope("p", "i", "stream", 1, 0, (stream_change(stream, head, closed=False),)))
+    conn.execute("select pg_notify(%s, %s)", (channel_name(schema_name()), encode_payload(message, 0)))
+
+
+def listeners(conn: Connection) -> int:
+    """How many places are taken."""
+    return count(conn, "pg_locks", "locktype = 'advisory' and objsubid = 2 and database = (" + OURS + ")")
+
+
+def connections(conn: Connection) -> int:
+    """Of this process, to listen."""
+    return count(conn, "pg_stat_activity", "application_name = 'sublet shortcut' and datid = (" + OURS + ")")
+
+
+def holders(conn: Connection) -> list[int]:
+    """Server processes that have a place."""
+    taken = "select pid from pg_locks where locktype = 'advisory' and objsubid = 2 and database = (" + OURS + ")"
+    return [pid for (pid,) in conn.execute(taken)]
+
+
+def count(conn: Connection, view: LiteralString, which: LiteralString) -> int:
+    row = conn.execute("select count(*) from " + view + " where " + which).fetchone()
+    return 0 if row is None else int(row[0])
+
+
+@pytest.mark.conforms("D1", "D11")
+def test_only_so_many_listen_and_only_where_a_node_hears_the_same_way(database: str, conn: Connection) -> None:
+    register(conn, NodeRef("other", "x", "h:1"), 600, 1, notify="poll:")
+    with connect(database) as one:
+        assert not acquire_listener_slot(one)
+    register(conn, NODE, 600, 1, notify="postgres:")
+    with ExitStack() as places:
+        for _ in range(DEFAULT_LISTENER_SLOTS):
+            assert acquire_listener_slot(places.enter_context(connect(database)))
+        assert listeners(conn) == DEFAULT_LISTENER_SLOTS
+        with connect(database) as late:
+            assert not acquire_listener_slot(late)
+    eventually(lambda: listeners(conn) == 0)
+    with connect(database) as next_one:
+        assert acquire_listener_slot(next_one)
+    deregister(conn, NODE)
+    with connect(database) as one:
+        assert not acquire_listener_slot(one)
+
+
+@pytest.mark.usefixtures("listened")
+def test_behind_a_pooler_nobody_listens(database: str) -> None:
+    with PostgresProxy(database) as proxy:
+        with connect(proxy.url) as direct:
+            assert acquire_listener_slot(direct)
+        proxy.pool()
+        with connect(proxy.url) as pooled:
+            assert not acquire_listener_slot(pooled)
+
+
+@pytest.mark.usefixtures("listened")
+def test_what_is_published_is_heard_by_who_listens_and_nothing_stays_behind(database: str, conn: Connection) -> None:
+    with received(database) as heads, Publisher(database) as publisher:
+        eventually(lambda: listeners(conn) == 1)
+        position = publisher.publish("t", b"news").result(10)
+        assert eventually(lambda: heads.get(position.stream)) == position.offset + 1
+        with received(database) as others:
+            publisher.publish("t", b"more").result(10)
+            assert eventually(lambda: others.get(position.stream)) == position.offset + 2
+            assert connections(conn) == 1
+        last = publisher.publish("t", b"last").result(10)
+        eventually(lambda: heads[position.stream] == last.offset + 1)
+    eventually(lambda: connections(conn) == 0)
+
+
+@pytest.mark.conforms("D11")
+def test_the_places_are_of_the_database_whichever_schema(
+    database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(conn, NODE, 600, 1, notify="postgres:")
+    conn.execute("create schema other; create table other.node (like sublet.node); insert into other.node table node")
+    with ExitStack() as taken:
+        monkeypatch.setenv("SUBLET_SCHEMA", "other")
+        for _ in range(DEFAULT_LISTENER_SLOTS):
+            assert acquire_listener_slot(taken.enter_context(connect(database)))
+        monkeypatch.delenv("SUBLET_SCHEMA")
+        with connect(database) as late:
+            assert not acquire_listener_slot(late)
+
+
+@pytest.mark.usefixtures("listened")
+def test_a_process_that_is_told_so_never_listens(
+    database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, "0")
+    stop = subscribe_heads(database, print)
+    assert not [thread for thread in threading.enumerate() if isinstance(thread, DirectListener)]
+    stop()
+    monkeypatch.setenv(VARIABLE, "1")
+    with connect(database) as one, connect(database) as other:
+        assert [acquire_listener_slot(one), acquire_listener_slot(other)] == [True, False]
+
+
+@pytest.mark.parametrize("text", ["", "-1", "eight", "1.5", "1001", "9" * 30])
+def test_a_number_of_places_that_is_none_is_refused(database: str, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv(VARIABLE, text)
+    with pytest.raises(InvalidSetting, match=f"{VARIABLE} is .* from 0 .never listen. to 1000"):
+        subscribe_heads(database, print)
+
+
+@pytest.mark.usefixtures("listened")
+def test_a_process_without_files_hears_again_when_it_has_some(
+    database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = []
+
+    def connect_or_not(*arguments: Any, **named: Any) -> Connection:
+        tries.append(arguments)
+        if len(tries) == 1:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return connect(*arguments, **named)
+
+    monkeypatch.setattr("sublet_borrower.new_data.direct_listener.connect", connect_or_not)
+    with received(database):
+        eventually(lambda: listeners(conn) == 1)
+
+
+@pytest.mark.usefixtures("listened")
+def test_who_comes_after_a_thread_that_has_died_has_another(database: str, conn: Connection) -> None:
+    with received(database):
+        (first,) = [thread for thread in threading.enumerate() if isinstance(thread, DirectListener)]
+        first.stop()
+        with received(database):
+            eventually(lambda: listeners(conn) == 1)
+
+
+@pytest.mark.usefixtures("listened")
+def test_a_connection_that_is_lost_is_made_again(database: str, conn: Connection) -> None:
+    def is_notified(heads: dict[int, int]) -> Callable[[], bool]:
+        def reported() -> bool:
+            say(conn, 5, 1)
+            return bool(heads)
+
+        return reported
+
+    with PostgresProxy(database) as proxy, received(proxy.url) as heads:
+        eventually(is_notified(heads))
+        (before,) = holders(conn)
+        proxy.hang_up()
+        eventually(lambda: [pid for pid in holders(conn) if pid != before])
+        heads.clear()
+        eventually(is_notified(heads))
+
+
+@pytest.mark.conforms("D1", "P5")
+def test_an_invention_makes_a_session_look_once_and_it_goes_on(database: str, tmp_path: Path) -> None:
+    news = NotifySettings().scaled(SPEED)
+    extra = {f"SUBLET_NOTIFY_{name.upper()}": str(getattr(news, name)) for name in news.__dataclass_fields__}
+    stage = Stage(database, tmp_path, extra={**extra, "SUBLET_NOTIFY": "poll"})
+    try:
+        stage.serve("n1")
+        nodes = [address_of(stage.fleet.nodes["n1"])]
+        with connect(database) as conn:
+            register(conn, NODE, 600, 1, notify="postgres:")  # the session's own node hears nothing
+        with (
+            connect(database) as conn,
+            Session("$share/g/t", database, nodes=nodes, settings=BorrowerSettings().scaled(SPEED)) as session,
+            Publisher(database) as publisher,
+        ):
+            eventually(lambda: session.poll(0.1) is None and session.assignment(), WAIT_S)
+            eventually(lambda: listeners(conn) == 1)
+            stream = publisher.publish("t", b"1").result(10).stream
+            assert [batch.table["value"].to_pylist() for batch in [session.poll(10)] if batch] == [[b"1"]]
+
+            def is_believed() -> bool:
+                session.poll(0.05)
+                before = session.head_counters.pushed
+                say(conn, stream, 2**40)
+                session.poll(0.05)
+                return session.head_counters.pushed > before
+
+            eventually(is_believed)
+            publisher.publish("t", b"2").result(10)
+            batch = session.poll(10)
+            assert batch is not None
+            assert batch.table["value"].to_pylist() == [b"2"]
+        with connect(database) as conn:
+            eventually(lambda: connections(conn) == 0 and listeners(conn) == 0)
+    finally:
+        stage.close()

@@ -1,0 +1,94 @@
+"""A node's hub on a real database: what it passes on of what it hears, and what it keeps."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import psycopg
+import pytest
+
+from sublet_leader.node.notification_hub import NotificationHub
+from sublet_protocol.messages.events import StreamHead
+from sublet_protocol.pubsub.model import Channel, Subscribe
+from sublet_protocol.pubsub.publisher import PubSubPublisher
+from sublet_protocol.pubsub.publisher_replies import PollDeliveries
+from sublet_protocol.pubsub.server import new_publisher
+from sublet_storage.db.connect import connect
+from sublet_storage.notify.changes import Change, NotifySettings, group_change, stream_change
+from sublet_storage.notify.drivers.registry import load_driver
+from sublet_storage.notify.publisher import publish_once
+from sublet_storage.spaces.spaces import create_space
+
+NEWS = NotifySettings().scaled(4)
+ODD: list[dict[str, Any] | None] = [
+    {"group_id": "7", "revision": 1},
+    {"group_id": 7, "revision": "x"},
+    {"group_id": 7},
+    {"revision": 3},
+    {},
+    None,
+]
+
+
+async def until(fact: object) -> None:
+    assert callable(fact)
+    async with asyncio.timeout(20):
+        while not fact():
+            await asyncio.sleep(0.01)
+
+
+def heads(publisher: PubSubPublisher, name: str) -> list[object]:
+    found = publisher.poll(name, 0, "", 0.0, 0.0)
+    return [delivery.body for delivery in found.deliveries] if isinstance(found, PollDeliveries) else []
+
+
+@pytest.mark.conforms("P1", "D6", "E21")
+def test_who_follows_a_stream_is_told_of_it_and_of_nothing_else_is_kept(database: str) -> None:
+    async def story(conn: psycopg.Connection[object]) -> None:
+        publisher = new_publisher("n1#1")
+        grown: list[int] = []
+        changed: list[bool] = []
+        ordered: list[int] = []
+        hub = NotificationHub(
+            database,
+            load_driver("postgres")(database),
+            publisher,
+            lambda _: changed.append(True),
+            ordered.append,
+            grown.append,
+            NEWS,
+        )
+        publisher.on_interest = lambda channel, key, wanted: hub.set_interest(str(key), wanted)
+        conn.execute(
+            "insert into node (name, incarnation, address, protocol_version, notify, expires_at)"
+            " values ('n1', 'n1#1', 'h:1', 1, %s, clock_timestamp() + interval '1 hour')",
+            (hub.endpoint,),
+        )
+        try:
+            publisher.receive("a", 1, [Subscribe(Channel.STREAM, "1")], 0.0)
+            await until(lambda: heads(publisher, "a"))  # nobody has told it: it was read
+            changes: list[Change] = [stream_change(1, 40, closed=False), stream_change(2, 50, closed=False)]
+            await asyncio.to_thread(publish_once, database, changes)
+            await until(lambda: {1, 2} <= set(grown))
+            assert heads(publisher, "a")[-1] == StreamHead(1, 40)
+            nonsense = [Change("stream", key, 2**62) for key in ("1", "x", "9" * 19, "9" * 90, "٣")]
+            await asyncio.to_thread(publish_once, database, [*nonsense, stream_change(3, 60, closed=False)])
+            await until(lambda: 3 in grown)
+            publisher.receive("b", 1, [Subscribe(Channel.STREAM, "2")], 0.0)
+            assert heads(publisher, "b") == [StreamHead(2, 50)], "it was heard of before"
+            assert publisher.subscribed_keys(Channel.STREAM).keys == {"1", "2"}
+            odd = [Change("group", f"$share/g{n}/#", 1, data=data) for n, data in enumerate(ODD)]
+            wanted = [group_change("$share/g/#", 7), group_change("$share/h/#", 8, revision=2)]
+            await asyncio.to_thread(publish_once, database, [*odd, *wanted])
+            await until(lambda: ordered)
+            assert ordered == [8]
+            before = len(changed)
+            await asyncio.to_thread(create_space, conn, "eu", "eu/#")
+            hub.subscriber.request_catch_up("space")
+            await until(lambda: len(changed) > before)
+        finally:
+            await asyncio.to_thread(hub.close)
+
+    with connect(database) as conn:
+        asyncio.run(story(conn))

@@ -1,0 +1,247 @@
+"""Hearing, and reading what was not heard; over a real Postgres, with real drivers and threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from sublet_storage.db.connect import connect
+from sublet_storage.nodes import NodeRef, register
+from sublet_storage.notify.changes import KINDS, Change, ObjectSnapshot, space_change, stream_change
+from sublet_storage.notify.publisher import NotificationPublisher
+from sublet_storage.notify.snapshot import make_snapshot_reader, read_groups, read_nodes, read_spaces, read_streams
+from sublet_storage.spaces.spaces import create_space, drop_space, rollover
+from tests.integration.log_kit import put, stream_of
+from tests.integration.notify_kit import NODE, SETTINGS, Bench, Received, listening, threads
+from tests.kit import eventually
+from tests.postgres_proxy import PostgresProxy
+
+
+@pytest.fixture
+def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+    with connect(database) as conn:
+        yield conn
+
+
+@pytest.fixture
+def notifier(database: str) -> Iterator[NotificationPublisher]:
+    notifier = NotificationPublisher(database, settings=SETTINGS)
+    yield notifier
+    notifier.close()
+
+
+@pytest.mark.conforms("D6")
+def test_a_snapshot_is_the_present_state(conn: psycopg.Connection[Any]) -> None:
+    create_space(conn, "eu", "eu/#", shards=1)
+    stream = stream_of(conn, "eu")
+    put(conn, stream, b"a", b"b", topic="eu/x")
+    assert read_streams(conn, [stream, 10**9]) == [stream_change(stream, 2, False)]
+    before = {change.key: change for change in read_spaces(conn)}
+    assert before.keys() == {"default", "eu"}
+    assert before["eu"].data == {"filter": "eu/#", "shards": 1}
+    rollover(conn, "eu")
+    assert read_streams(conn, [stream]) == [stream_change(stream, 2, True)]
+    assert {change.key: change for change in read_spaces(conn)}["eu"].order_key > before["eu"].order_key
+    drop_space(conn, "eu")
+    assert [change.key for change in read_spaces(conn)] == ["default"]
+
+
+def test_a_snapshot_of_groups_and_nodes(conn: psycopg.Connection[Any]) -> None:
+    conn.execute("insert into consumer_group (kind, name, filter) values ('share', 'g', 'a/#'), ('queue', 'q', '#')")
+    conn.execute("update consumer_group set deleted_at = clock_timestamp() where name = 'q'")
+    (group,) = read_groups(conn)
+    assert (group.key, group.is_deleted) == ("$share/g/a/#", False)
+    register(conn, NODE, 60, 1)
+    (node,) = read_nodes(conn)
+    assert (node.key, node.data) == (
+        NODE.name,
+        {"incarnation": "one", "address": NODE.address, "http_address": None},
+    )
+    conn.execute("update node set expires_at = clock_timestamp()")
+    assert read_nodes(conn) == []
+    register(conn, NodeRef(NODE.name, "two", "127.0.0.1:2"), 60, 1)
+    assert read_nodes(conn)[0].version > node.version
+
+
+@pytest.mark.conforms("D2", "D3")
+@pytest.mark.parametrize("driver", ["postgres", "zmq"])
+def test_what_is_told_is_heard_whole_by_every_node(database: str, driver: str, notifier: NotificationPublisher) -> None:
+    space = space_change("eu", 3, data={"filter": "eu/\0\xff/#" * 20})
+    with listening(database, driver) as one, listening(database, driver, NodeRef("other", "x", "h:1")) as two:
+        notifier.publish([stream_change(5, 1, False), space])
+        for received in (one, two):
+            eventually(lambda received=received: received.of("space", "eu"))  # type: ignore[misc]
+            assert received.of("space", "eu")[0] == space
+            assert received.of("stream", "5") == [stream_change(5, 1, False)]
+            assert received.subscriber.get("stream", "5") == stream_change(5, 1, False)
+            assert "5" in received.subscriber.objects("stream")
+
+
+@pytest.mark.conforms("D1")
+def test_without_push_what_changes_is_found_later_and_telling_costs_nothing(
+    database: str, conn: psycopg.Connection[Any], notifier: NotificationPublisher
+) -> None:
+    stream = stream_of(conn, "default")
+    with listening(database, "poll", read=make_snapshot_reader(lambda: [stream])) as received:
+        end = put(conn, stream, b"a")
+        notifier.publish([stream_change(stream, end, False)])
+        eventually(lambda: received.subscriber.get("stream", str(stream)) == stream_change(stream, end, False))
+        eventually(lambda: notifier._deaf_until > time.monotonic())
+        assert notifier.sent == 0
+        assert not notifier._senders
+        assert not {name for name in threads() if "look" in name}
+        notifier._deaf_until = time.monotonic() + 60
+        for _ in range(1000):
+            notifier.publish([stream_change(stream, end, False)])
+        assert not notifier._reported
+
+
+@pytest.mark.conforms("D6")
+def test_what_changes_between_subscribing_and_the_first_read_is_seen(
+    database: str, conn: psycopg.Connection[Any], notifier: NotificationPublisher
+) -> None:
+    """The first read is held up until a change has been committed and told; the read itself does not see it."""
+    stream = stream_of(conn, "default")
+    reading_now, reported = threading.Event(), threading.Event()
+
+    def read(conn: psycopg.Connection[Any], kind: str) -> ObjectSnapshot:
+        if kind != "stream":
+            return ObjectSnapshot(())
+        found = ObjectSnapshot(tuple(read_streams(conn, [stream])), frozenset([str(stream)]))
+        reading_now.set()
+        assert reported.wait(10)
+        return found
+
+    received = Received(database, read=read)
+    try:
+        register(conn, NODE, 60, 1, notify=received.subscriber.endpoint)
+        assert reading_now.wait(10)
+        end = put(conn, stream, b"a")
+        notifier.publish([stream_change(stream, end, False)])
+        eventually(lambda: notifier.sent >= 2)
+        eventually(lambda: received.subscriber.counters()["received"] >= 2)
+        reported.set()
+        assert received.subscriber.wait_caught_up(10)
+        assert received.subscriber.get("stream", str(stream)) == stream_change(stream, end, False)
+    finally:
+        reported.set()
+        received.subscriber.close()
+
+
+@pytest.mark.conforms("D6")
+def test_what_changed_while_the_connection_was_cut_is_read_when_it_is_back(
+    database: str, conn: psycopg.Connection[Any]
+) -> None:
+    stream = stream_of(conn, "default")
+    with (
+        PostgresProxy(database) as proxy,
+        listening(database, through=proxy.url, read=make_snapshot_reader(lambda: [stream])) as received,
+    ):
+        end = put(conn, stream, b"a")  # told by nobody
+        proxy.hang_up()
+        eventually(lambda: received.subscriber.get("stream", str(stream)) == stream_change(stream, end, False))
+        assert received.subscriber.counters()["losses"] == 1
+
+
+@pytest.mark.conforms("D1", "D9")
+def test_a_database_that_is_away_for_a_while_is_got_over(database: str, conn: psycopg.Connection[Any]) -> None:
+    stream = stream_of(conn, "default")
+    with (
+        PostgresProxy(database) as proxy,
+        listening(database, through=proxy.url, read=make_snapshot_reader(lambda: [stream])) as received,
+    ):
+        proxy.go_away()
+        eventually(lambda: received.subscriber.counters().get("catch_ups_failed", 0) >= 2)
+        end = put(conn, stream, b"a")
+        proxy.resume()
+        eventually(lambda: received.subscriber.get("stream", str(stream)) == stream_change(stream, end, False))
+
+
+@pytest.fixture
+def bench(database: str, conn: psycopg.Connection[Any]) -> Iterator[Bench]:
+    bench = Bench(database, stream_of(conn, "default"))
+    yield bench
+    bench.subscriber.close()
+
+
+@pytest.mark.conforms("D4")
+def test_a_dropped_event_costs_exactly_one_read(bench: Bench, conn: psycopg.Connection[Any]) -> None:
+    before = bench.subscriber.counters()["catch_ups"]
+    for number in range(1, 4):
+        put(conn, bench.stream, b"x")
+        if number != 2:
+            bench.receive(number)
+    eventually(lambda: bench.subscriber.counters().get("catch_ups_gap") == 1)
+    bench.receive(4)
+    eventually(lambda: bench.knows(4))
+    counters = bench.subscriber.counters()
+    assert (counters["gaps"], counters["expired_gaps"], counters["catch_ups"]) == (1, 1, before + 1)
+
+
+@pytest.mark.conforms("D4", "D7")
+def test_swapped_and_repeated_events_cost_nothing(bench: Bench) -> None:
+    before = bench.subscriber.counters()["catch_ups"]
+    for number in (1, 3, 2, 2, 1, 3):
+        bench.receive(number)
+    eventually(lambda: bench.subscriber.counters()["repeated"] == 3)
+    assert bench.knows(3)
+    counters = bench.subscriber.counters()
+    assert (counters["gaps"], counters["filled_gaps"], counters["old_versions"]) == (1, 1, 1)
+    assert counters["catch_ups"] == before
+
+
+@pytest.mark.conforms("D9")
+def test_a_handler_that_raises_and_noise_do_not_stop_the_loop(database: str, conn: psycopg.Connection[Any]) -> None:
+    def fail(change: Change) -> None:
+        raise ValueError("no")
+
+    bench = Bench(database, stream_of(conn, "default"), fail)
+    try:
+        for number in (1, 2, 3):
+            bench.receive(number)
+            bench.driver.deliver(b"noise")
+        eventually(lambda: bench.knows(3))
+        eventually(lambda: bench.subscriber.counters()["malformed"] == 3)
+        assert bench.subscriber.counters()["handler_failures"] >= 3
+    finally:
+        bench.subscriber.close()
+
+
+@pytest.mark.conforms("D9")
+def test_a_reader_that_raises_is_asked_again(database: str) -> None:
+    calls: list[str] = []
+
+    def read(conn: psycopg.Connection[Any], kind: str) -> ObjectSnapshot:
+        calls.append(kind)
+        if len(calls) <= len(KINDS):
+            raise KeyError(kind)
+        return ObjectSnapshot(())
+
+    with listening(database, read=read) as received:
+        assert received.subscriber.counters()["catch_ups_failed"] == len(KINDS)
+
+
+def test_who_asks_is_read_for(bench: Bench) -> None:
+    bench.subscriber.request_catch_up("stream")
+    eventually(lambda: bench.subscriber.counters().get("catch_ups_asked") == 1)
+
+
+def test_ears_close_in_time_and_leave_nothing(database: str) -> None:
+    before = threads()
+    with PostgresProxy(database) as proxy:
+        received = Received(proxy.url)
+        assert received.subscriber.wait_caught_up(10)
+        proxy.hold()
+        received.subscriber.request_catch_up("space")
+        eventually(lambda: received.subscriber.counters().get("catch_ups_asked"))
+        began = time.monotonic()
+        received.subscriber.close()
+        received.subscriber.close()
+        assert time.monotonic() - began < 5
+        proxy.resume()
+        eventually(lambda: threads() <= before)

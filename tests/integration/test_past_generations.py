@@ -1,0 +1,424 @@
+"""Rows of generations of which nothing is left: they go, nothing is believed lost by it, and nothing costs more."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from sublet_leader.jobs.maintenance import _steps
+from sublet_protocol.domain.epochs import LowerFrontier
+from sublet_protocol.domain.errors import Conflict, NotFound, PositionGone
+from sublet_protocol.domain.subscriptions import Bookmark, Subscription
+from sublet_protocol.domain.topics import Filter
+from sublet_storage.db.connect import connect
+from sublet_storage.doctor import location_checks
+from sublet_storage.doctor.checks import find_leaderless_groups
+from sublet_storage.groups.admin import progress_transfer
+from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.coordinator.stream_sync import add_streams
+from sublet_storage.groups.model.records import (
+    AdvancePosition,
+    GrantStream,
+    GroupOptions,
+    GroupWrites,
+    OnDataLoss,
+    StartingPosition,
+)
+from sublet_storage.groups.status.lag_queries import all_lags, list_unconsumed_groups, status_lags, stream_lags
+from sublet_storage.groups.status.overview import list_leaderless_groups
+from sublet_storage.log import log
+from sublet_storage.nodes import NodeRef
+from sublet_storage.readers.epoch_steps import read_block_summaries
+from sublet_storage.readers.tail import MultiStreamReader, Tail
+from sublet_storage.spaces.past_generations import Collapse
+from sublet_storage.spaces.retention import IdleProducers, apply_retention
+from sublet_storage.spaces.spaces import alter_space, create_space, drop_space, reshard, rollover
+from sublet_storage.spaces.tiering import tier_space
+from tests.integration.log_kit import put, stream_of
+from tests.payload_kit import LocalWorld
+
+GROUP = Subscription.parse("$share/g/#")
+NODE = NodeRef("n1", "i1", "127.0.0.1:1")
+ALL = Filter("#")
+UNSEEN = "select from generation where state = 'closed' and is_past is null"
+
+
+class House:
+    """A database with one group, its leader, and housekeeping that is done when it is called for."""
+
+    def __init__(self, url: str, conn: psycopg.Connection[Any]) -> None:
+        self.url, self.conn, self.store = url, conn, PostgresGroupStore(url)
+        reshard(conn, "default", 1)
+        self.group = self.store.declare_group(GROUP, GroupOptions(StartingPosition.EARLIEST))
+        self.collapse = Collapse(rest_s=0)
+
+    def keep(self) -> set[int]:
+        """Housekeeping until there is nothing to do; the generations that are left."""
+        idle = 0
+        while idle < 3:  # found to be past, dropped, deleted
+            idle = (
+                0
+                if apply_retention(self.conn) or self.collapse(self.conn) or self.conn.execute(UNSEEN).rowcount
+                else idle + 1
+            )
+        return {row[0] for row in self.conn.execute("select generation_id from generation")}
+
+    def ended(self, *values: bytes) -> int:
+        """A generation with these messages, closed; its stream."""
+        stream = stream_of(self.conn, "default")
+        for value in values:
+            put(self.conn, stream, value)
+        rollover(self.conn, "default")
+        return stream
+
+    def retire(self) -> None:
+        """What is closed is past its retention."""
+        self.conn.execute("update space set retention_s = 1")
+        self.conn.execute("update generation set closed_at = closed_at - interval '1 hour'")
+
+    def renew(self) -> Any:
+        term = self.store.claim(self.group.group_id, NODE, 60).term
+        return self.store.commit([GroupWrites(self.group.group_id, term, (), True)])[0]
+
+    def consume(self, stream: int) -> None:
+        term = self.store.claim(self.group.group_id, NODE, 60).term
+        grant = GrantStream(stream, "b", "a", None, "x")
+        (granted,) = self.store.commit([GroupWrites(self.group.group_id, term, (grant,))])[0].results
+        assert granted.outcome == "applied"
+        assert granted.lending is not None
+        done = AdvancePosition(stream, granted.lending.grant_id, granted.lending.head)
+        self.store.commit([GroupWrites(self.group.group_id, term, (done,))])
+
+    def rows(self) -> set[int]:
+        return {row[0] for row in self.conn.execute("select stream_id from lending")}
+
+
+@pytest.fixture
+def house(database: str) -> Iterator[House]:
+    with connect(database) as conn:
+        house = House(database, conn)
+        yield house
+        house.store.close()
+
+
+@pytest.mark.conforms("E39")
+def test_what_is_empty_or_gone_leaves_no_rows_and_what_is_unread_keeps_all_of_them(house: House) -> None:
+    first = house.ended(b"0")
+    for _ in range(5):
+        house.ended()
+    last = house.ended(b"1")
+    house.renew()
+    left = house.keep()
+    assert house.rows() >= {first, last}
+    assert len(left) == 3, "the two with messages, and the open one"
+    house.renew()
+    parents = house.conn.execute("select parents from stream where stream_id = %s", (last,)).fetchone()
+    assert parents == ([first],), "order survives"
+    house.consume(first)
+    house.consume(last)
+    house.retire()
+    assert house.keep() == {max(left)}
+    house.renew()
+    assert house.rows() == {stream_of(house.conn, "default")}
+
+
+@pytest.mark.conforms("E39", "W4")
+def test_messages_that_a_group_was_to_have_are_not_forgotten(house: House) -> None:
+    unread = house.ended(b"0")
+    house.retire()
+    left = house.keep()
+    assert len(left) == 2, "nobody has noticed that it is gone"
+    house.renew()
+    assert house.keep() == left
+    blocked = "select status from lending where stream_id = %s"
+    assert house.conn.execute(blocked, (unread,)).fetchone() == ("blocked",)
+    house.store.delete_group(GROUP)
+    assert len(house.keep()) == 1
+
+
+def by_offset(house: House, stream: int) -> None:
+    log.fetch(house.conn, stream, 1)
+
+
+def by_bookmark(house: House, stream: int) -> None:
+    gone: list[PositionGone] = []
+    for _ in Tail(house.conn, ALL, Bookmark(stream, {stream: 1}), gone.append).pages():
+        pass
+    raise gone[0]
+
+
+@pytest.mark.conforms("E39", "P10")
+@pytest.mark.parametrize("read", [by_offset, by_bookmark])
+def test_a_position_in_a_stream_that_is_no_more_is_gone_and_one_that_never_was_is_unknown(
+    house: House, read: Callable[[House, int], None]
+) -> None:
+    stream = house.ended(b"0", b"1")
+    house.renew()
+    house.consume(stream)
+    house.retire()
+    house.keep()
+    with pytest.raises(PositionGone):
+        read(house, stream)
+    with pytest.raises(NotFound):
+        log.fetch(house.conn, 10_000, 0)
+
+
+@pytest.mark.conforms("E39")
+@pytest.mark.parametrize("had_messages", [False, True])
+def test_a_reader_that_was_away_meanwhile_goes_on_behind_what_is_no_more(house: House, had_messages: bool) -> None:
+    gone: list[PositionGone] = []
+    tail = Tail(house.conn, ALL, "earliest", gone.append)
+    assert list(tail.pages()) == []
+    stream = house.ended(*([b"0"] if had_messages else []))
+    house.renew()
+    if had_messages:
+        house.consume(stream)
+    house.retire()
+    house.keep()
+    put(house.conn, stream_of(house.conn, "default"), b"1")
+    found = [value.as_py() for table in [*tail.pages(), *tail.pages()] for value in table.column("value")]
+    assert found == [b"1"]
+    assert [each.stream_id for each in gone] == ([stream] if had_messages else [])
+
+
+@pytest.mark.conforms("E39", "A4")
+@pytest.mark.parametrize("on_data_loss", OnDataLoss)
+@pytest.mark.parametrize("had_messages", [False, True])
+def test_progress_of_before_is_taken_where_nothing_of_it_was_lost(
+    house: House, on_data_loss: OnDataLoss, had_messages: bool
+) -> None:
+    house.renew()
+    stored = json.dumps(progress_transfer.progress_to_json(progress_transfer.read_progress(house.conn, house.group)))
+    stream = house.ended(*([b"0"] if had_messages else []))
+    house.renew()
+    if had_messages:
+        house.consume(stream)
+    house.retire()
+    house.keep()
+    other, options = Subscription.parse("$share/other/#"), GroupOptions(on_data_loss=on_data_loss)
+
+    def begin() -> None:
+        with house.conn.transaction():
+            progress_transfer.create_from_progress(
+                house.conn, other, options, progress_transfer.progress_from_json(json.loads(stored)), "imported"
+            )
+
+    if had_messages and on_data_loss is OnDataLoss.FAIL:
+        with pytest.raises(Conflict, match="gone by retention"):
+            begin()
+    else:
+        begin()
+
+
+def read(conn: psycopg.Connection[Any]) -> int:
+    """Rows of our tables that were read so far, and what the server had to look up about the partitions of blocks."""
+    conn.execute("select pg_stat_force_next_flush()")
+    conn.execute("select pg_stat_clear_snapshot()")
+    (row,) = conn.execute(
+        "select sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::bigint from pg_stat_all_tables"
+        " where relname ~ '^(generation|stream|lending|consumed_frontier|consumer_group|space|leadership|block.*)$'"
+        "    or relname in ('pg_inherits', 'pg_constraint')"
+    ).fetchall()
+    return int(row[0])
+
+
+def renew_once(house: House) -> None:
+    """Over a connection of its own, which leaves its statistics when it ends."""
+    with closing(PostgresGroupStore(house.url)) as store:
+        term = store.claim(house.group.group_id, NODE, 60).term
+        store.commit([GroupWrites(house.group.group_id, term, (), True)])
+
+
+def cost(house: House) -> int:
+    """Rows that a renewal and a round of housekeeping read while nothing happens."""
+    for _ in range(2):  # the second finds what the first has left
+        with connect(house.url) as conn:
+            before = read(conn)
+        collapse, producers = Collapse(rest_s=0), IdleProducers()
+        renew_once(house)
+        with connect(house.url) as conn:
+            for _, step in _steps(conn, lambda _: None, 1e9, lambda _: None, collapse, producers):
+                step()
+        with connect(house.url) as conn:
+            after = read(conn)
+    return after - before
+
+
+@pytest.mark.conforms("E39")
+@pytest.mark.parametrize("retained", [False, True])
+def test_what_nothing_costs_does_not_grow_with_what_has_been(house: House, retained: bool) -> None:
+    """`retained`: of each generation a message is still there, which the group has consumed."""
+    found = []
+    for count in (10, 290):
+        streams = [house.ended(*([b"0"] if retained else [])) for _ in range(count)]
+        house.renew()
+        for stream in streams if retained else []:
+            house.consume(stream)
+        house.conn.execute("update generation set closed_at = closed_at - interval '1 hour'")
+        house.conn.execute("update block set appended_at = appended_at - interval '1 hour'")
+        assert (len(house.keep()) > count) == retained
+        house.conn.execute("analyze generation, stream, lending")
+        cost(house)
+        found.append(cost(house))
+    assert found[1] <= found[0] * 1.2 + 20, found
+
+
+# Rows as of the last closed generation: so many are soon there, as none has a partition.
+COPIES = (
+    """
+insert into generation (space_id, ordinal, filter, state, is_past, closed_at)
+select space_id, newest + n, filter, state, is_past, closed_at
+  from generation, generate_series(1, %(times)s) as n, (select max(ordinal) as newest from generation) newest
+ where generation_id = %(last)s""",
+    """
+insert into stream (space_id, generation_id, hash_from, hash_to, state, closed_at, head, tiered_offset, seen_offset,
+                    is_compact)
+select s.space_id, g.generation_id, hash_from, hash_to, s.state, s.closed_at, head, tiered_offset, seen_offset,
+       is_compact
+  from stream s, generation g where s.generation_id = %(last)s and g.generation_id > %(last)s + 1""",
+    """
+insert into lending (group_id, stream_id, status, position, consumed)
+select l.group_id, s.stream_id, l.status, l.position, l.consumed
+  from lending l join stream t using (stream_id), stream s
+ where t.generation_id = %(last)s and s.generation_id > %(last)s + 1""",
+)
+CONSUMED = """
+update lending l set status = 'finished', position = head from stream s
+ where s.stream_id = l.stream_id and s.state = 'closed'"""
+OVER = "update leadership set expires_at = clock_timestamp() - interval '1 hour'"
+
+
+@pytest.mark.conforms("E39")
+def test_what_is_asked_again_and_again_reads_what_is_live(house: House, tmp_path: Path) -> None:
+    conn = house.conn
+    space = alter_space(conn, "default", payloads=LocalWorld(tmp_path).uri)
+    atomic = house.store.declare_group(
+        Subscription.parse("$share/a/#"), GroupOptions(StartingPosition.EARLIEST, atomic=True)
+    )
+
+    def reads() -> dict[str, int]:
+        """Rows, with ten generations more that are consumed and one that is new."""
+        for _ in range(10):
+            house.ended(b"0")
+        house.renew()
+        add_streams(conn, [atomic.group_id], 0)
+        conn.execute(CONSUMED)
+        conn.execute(OVER)
+        while not tier_space(conn, space).is_complete:
+            pass
+        reading = MultiStreamReader(conn, ALL, "earliest")
+        house.ended(b"0")
+        tier_space(conn, space)
+        conn.execute("vacuum analyze generation, stream, lending")
+        looks: dict[str, Callable[[], object]] = {
+            "groups without a leader": lambda: find_leaderless_groups(conn),
+            "lags of all groups": lambda: all_lags(conn),
+            "lags of the streams of a group": lambda: stream_lags(conn, [house.group.group_id]),
+            "lags of a group in sums": lambda: status_lags(conn, [house.group.group_id]),
+            "lags of groups that nobody leads": lambda: list_leaderless_groups(conn, 10),
+            "lags of groups that nobody consumes": lambda: list_unconsumed_groups(conn),
+            "streams that have opened": lambda: reading.refresh_streams(conn),
+            "what is unread": lambda: conn.execute("select ahead_of(%s, '{#}', '{#}')", (house.group.group_id,)),
+            "payloads to be moved": lambda: tier_space(conn, space),
+            "payloads that should have been moved": lambda: list(location_checks.check_locations(conn)),
+            "streams of an atomic group": lambda: add_streams(conn, [atomic.group_id], 0),
+            "a rollover": lambda: rollover(conn, "default"),
+        }
+        found = {}
+        for what, look in looks.items():
+            before = read(conn)
+            look()
+            found[what] = read(conn) - before
+        return found
+
+    few = reads()
+    conn.execute(CONSUMED)
+    ((last,),) = conn.execute("select max(generation_id) from generation where state = 'closed'").fetchall()
+    for copy in COPIES:
+        conn.execute(copy, {"times": 3000, "last": last})
+    many = reads()
+    assert {what: (few[what], rows) for what, rows in many.items() if rows > few[what] * 1.2 + 20} == {}
+
+
+# Copies of a space that was dropped long ago; a group has consumed all its epochs.
+DROPPED = """
+with dropped as (
+  insert into space (name, filter, shards, epoch_numbers, lower_frontier, dropped_at)
+  select name, filter, shards, 1, '[[5]]', now() - interval '2 days'
+    from space, generate_series(1, %(times)s) where name = 'default' returning space_id)
+insert into consumed_frontier (group_id, space_id, least) select %(group)s, space_id, '[[5]]' from dropped"""
+
+
+@pytest.mark.conforms("E39", "S5")
+def test_what_an_atomic_group_costs_does_not_grow_with_the_spaces_that_were_dropped(house: House) -> None:
+    conn = house.conn
+    house.group = house.store.declare_group(
+        Subscription.parse("$share/a/#"), GroupOptions(StartingPosition.EARLIEST, atomic=True)
+    )
+    found = []
+    for times in (10, 1000):
+        conn.execute(DROPPED, {"times": times, "group": house.group.group_id})
+        house.renew()
+        conn.execute("vacuum analyze space, consumed_frontier, generation, stream, lending")
+        before = read(conn)
+        renew_once(house)
+        found.append(read(conn) - before)
+    assert found[1] <= found[0] * 1.2 + 20, found
+
+
+@pytest.mark.conforms("S5")
+def test_of_a_space_that_was_dropped_long_ago_a_group_hears_until_it_has_consumed_all_of_it(house: House) -> None:
+    conn = house.conn
+    create_space(conn, "eu", "eu/#", shards=1)
+    house.group = house.store.declare_group(
+        Subscription.parse("$share/a/#"), GroupOptions(StartingPosition.EARLIEST, atomic=True)
+    )
+    stream = stream_of(conn, "eu")
+    put(conn, stream, b"0")
+    conn.execute("update space set epoch_numbers = 1, lower_frontier = '[[5]]' where name = 'eu'")
+    drop_space(conn, "eu")
+    conn.execute("update space set dropped_at = dropped_at - interval '2 days' where name = 'eu'")
+
+    def received() -> list[tuple[str, LowerFrontier]]:
+        return [(each.space, each.consumed) for each in house.renew().epochs]
+
+    assert received() == []
+    house.consume(stream)
+    assert received() == [("eu", LowerFrontier(((5,),)))]
+    assert [received(), received()] == [[], []]
+
+
+PARTITIONS = """
+select count(*) from pg_locks join pg_inherits on inhrelid = relation
+ where pid = pg_backend_pid() and inhparent = 'block'::regclass"""
+
+
+@pytest.mark.conforms("E39")
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda conn, stream, _: log.fetch(conn, stream, 0),
+        lambda conn, stream, generation: read_block_summaries(conn, stream, generation, 0),
+        lambda conn, stream, _: log.offset_at_time(conn, stream, datetime.now(UTC)),
+        lambda conn, stream, generation: conn.execute("select appended_at(%s, %s, 0)", (generation, stream)),
+    ],
+    ids=["messages", "marks of blocks", "positions by time", "when appended"],
+)
+def test_who_reads_a_stream_again_and_again_locks_no_other_generation(
+    house: House, look: Callable[[psycopg.Connection[Any], int, int], object]
+) -> None:
+    """A plan for any generation would lock all of them, and a server has not so many locks."""
+    streams = [house.ended(b"0") for _ in range(5)]
+    asked = "select stream_id, generation_id from stream where stream_id = %s"
+    ((stream, generation),) = house.conn.execute(asked, (streams[-1],)).fetchall()
+    with house.conn.transaction():
+        for _ in range(20):  # the server makes such a plan at the sixth
+            look(house.conn, stream, generation)
+        assert house.conn.execute(PARTITIONS).fetchone() == (1,)

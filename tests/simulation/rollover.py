@@ -1,0 +1,66 @@
+"""What becomes of streams while nobody publishes: empty generations, several in a row, wider and narrower ones; a space
+that comes and goes, whose topics move with it. By chances of its own."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.simulation.simulation import Simulation
+
+_RUNS = 0.5
+_INTERVAL_S = 9.0
+_MAX_STREAMS = 28
+
+
+class Turnover:
+    """Of a part of all runs."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation, self._world, self._streams = simulation, simulation.world, simulation.streams
+        self._random = Random(f"the turnover of {simulation.seed}")
+
+    def begin(self, until: float) -> None:
+        """Let it happen until then."""
+        self._until = until
+        if self._random.random() < _RUNS:
+            self._later()
+
+    def _later(self) -> None:
+        self._world.after(self._random.expovariate(1 / _INTERVAL_S), self._befall)
+
+    def _befall(self) -> None:
+        if self._world.now >= self._until:
+            return
+        if self._random.random() < 0.15:
+            self._move_topics()
+        else:
+            self._roll_again(self._random.choice(self._streams.live_spaces()).space_id, self._random.randint(1, 4))
+        self._later()
+
+    def _roll_again(self, space_id: int, times: int) -> None:
+        """At once, or before somebody publishes again."""
+        over = self._world.now >= self._until or space_id in self._streams.dropped
+        if len(self._streams.streams) < _MAX_STREAMS and not over:
+            self._world.say("operator", f"rolls space {space_id} over, and {times - 1} times more")
+            self._streams.rollover(space_id, self._random.choice((None, None, 1, 2, 3, 5)))
+            if times > 1 and self._random.random() < 0.7:
+                self._roll_again(space_id, times - 1)
+            elif times > 1:
+                self._world.after(self._random.uniform(0.01, 1.5), lambda: self._roll_again(space_id, times - 1))
+
+    def _move_topics(self) -> None:
+        """A space is created for topics that another had, or dropped, so that they go back."""
+        other = next((space for space in self._streams.live_spaces() if space.name != "default"), None)
+        if len(self._streams.streams) >= _MAX_STREAMS:
+            return
+        if other is not None:
+            self._world.say("operator", f"drops space {other}")
+            self._streams.drop_space(other.space_id, rolls=(1,))
+            self._simulation.publishing.dropped(other.space_id)
+        elif len(self._streams.spaces) < 3:
+            name = f"other{len(self._streams.spaces)}"
+            self._world.say("operator", f"creates space {name}")
+            self._streams.add_space(name, "other/#", self._random.randint(1, 3), rolls=(1,))
+            self._simulation.publishing.created(len(self._streams.spaces))

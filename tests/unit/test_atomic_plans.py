@@ -1,0 +1,87 @@
+"""How far a batch of whole epochs goes."""
+
+from __future__ import annotations
+
+import pytest
+
+from sublet_borrower.planner.atomic_plans import meet_completed, plan_steps
+from sublet_borrower.planner.micro_batch import BatchLimits
+from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
+from sublet_storage.log.block import EpochBounds
+from sublet_storage.readers.epoch_steps import BlockSummaries, BlockSummary, EpochStepPlanner
+
+
+def lower(epoch: int) -> LowerFrontier:
+    return LowerFrontier(((epoch,),))
+
+
+def stream(completed: int | None, *epochs: int) -> EpochStepPlanner:
+    """A block of ten messages of each epoch, written when all before it was completed."""
+    blocks = tuple(
+        BlockSummary(10 * number, 10 * number + 10, 100, lower(epoch), EpochBounds(((epoch,),), ((epoch,),)))
+        for number, epoch in enumerate(epochs)
+    )
+    entire = EpochStepPlanner(0, ConsumedFrontier(0))
+    entire.add_summaries(
+        BlockSummaries(blocks, 10 * len(blocks), False, None if completed is None else lower(completed))
+    )
+    return entire
+
+
+def test_of_streams_that_were_looked_at_one_after_the_other_the_least_counts() -> None:
+    streams = {1: stream(4, 1, 2, 3), 2: stream(3, 1, 2)}
+    assert meet_completed(streams) == lower(3)
+    assert {s: step.max_messages for s, step in plan_steps(streams, BatchLimits()).items()} == {1: 20, 2: 20}
+
+
+def test_without_epochs_all_is_given() -> None:
+    entire = EpochStepPlanner(0, ConsumedFrontier(0))
+    entire.add_summaries(BlockSummaries((BlockSummary(0, 10, 100, None, None),), 10, False, None))
+    assert meet_completed({1: entire}) is None
+    assert {s: step.max_messages for s, step in plan_steps({1: entire}, BatchLimits()).items()} == {1: 10}
+    assert plan_steps({}, BatchLimits()) == {}
+
+
+def test_a_limit_ends_a_batch_behind_an_epoch() -> None:
+    streams = {1: stream(9, 1, 2, 3), 2: stream(9, 1, 2, 3)}
+    assert {s: step.max_messages for s, step in plan_steps(streams, BatchLimits(max_messages=40)).items()} == {
+        1: 20,
+        2: 20,
+    }
+    assert {s: step.max_messages for s, step in plan_steps(streams, BatchLimits(max_bytes=250)).items()} == {
+        1: 10,
+        2: 10,
+    }
+
+
+def test_an_epoch_that_is_larger_than_the_limit_is_given_whole() -> None:
+    streams = {1: stream(9, 1, 2, 3), 2: stream(9, 1, 2, 3)}
+    assert {s: step.max_messages for s, step in plan_steps(streams, BatchLimits(max_messages=1)).items()} == {
+        1: 10,
+        2: 10,
+    }
+
+
+@pytest.mark.conforms("S11")
+def test_of_a_block_within_which_it_has_ended_a_batch_has_the_rest() -> None:
+    """As compaction leaves it: messages without epochs, of which those before offset 15 are consumed."""
+    entire = EpochStepPlanner(0, ConsumedFrontier(15, lower(2)))
+    blocks = (
+        BlockSummary(0, 10, 100, lower(1), EpochBounds(((7,),), ((7,),))),
+        BlockSummary(10, 20, 100, lower(2), None),
+    )
+    entire.add_summaries(BlockSummaries(blocks, 20, False, lower(3)))
+    (step,) = plan_steps({1: entire}, BatchLimits(max_messages=1)).values()
+    assert step.consumed == ConsumedFrontier(20, lower(3))
+
+
+@pytest.mark.conforms("S11", "S9")
+def test_a_stream_that_has_nothing_left_is_not_moved_along() -> None:
+    streams = {1: stream(2, 1), 2: stream(2)}
+    assert list(plan_steps(streams, BatchLimits())) == [1]
+    assert list(plan_steps({2: streams[2]}, BatchLimits())) == []
+
+
+def test_a_query_that_ends_goes_no_further_than_it_was_to() -> None:
+    streams = {1: stream(9, 1, 2, 3)}
+    assert {s: step.max_messages for s, step in plan_steps(streams, BatchLimits(), lower(2)).items()} == {1: 10}

@@ -1,0 +1,79 @@
+"""Messages gathered into blocks: how large these are, that nothing is lost, and the order in them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pyarrow as pa
+import pytest
+
+from sublet_protocol.domain.topics import Filter
+from sublet_storage.log.block import decode
+from sublet_storage.log.log import BlockAppend
+from sublet_storage.producer.batches import block_builder
+from sublet_storage.producer.batches.block_builder import BLOCK_BYTES, BLOCK_MESSAGES, BlockBuilder
+from sublet_storage.producer.batches.routing_table import RoutingTable
+from sublet_storage.spaces.routing import Space, StreamInfo, split_ring
+from tests.integration.log_kit import batch
+
+COUNT = 20_000
+
+
+def routes(streams: int) -> RoutingTable:
+    """One space with so many streams."""
+    cut = enumerate(split_ring(streams), 1)
+    open_ones = [StreamInfo(number, 1, 1, low, high, 0, False) for number, (low, high) in cut]
+    return RoutingTable([Space(1, "default", Filter("#"), streams)], open_ones, None)
+
+
+def messages(first: int, count: int, size: int = 8) -> pa.RecordBatch:
+    """Consecutive numbers under 500 keys."""
+    values = [(b"%08d" % number).ljust(size, b".") for number in range(first, first + count)]
+    plain = batch(values)
+    keys = pa.array([b"k%d" % (number % 500) for number in range(first, first + count)], pa.binary())
+    return plain.set_column(1, plain.schema.field(1), keys)
+
+
+def gathered(streams: int, sizes: list[int], each: int) -> tuple[list[BlockAppend], list[BlockAppend]]:
+    """Blocks that came as they were full, and those of the end."""
+    found = BlockBuilder(routes(streams))
+    all_in: list[BlockAppend] = []
+    for number, size in enumerate(sizes):
+        all_in += found.add(messages(number * each, each, size))
+    return all_in, list(found.flush())
+
+
+def numbers(blocks: list[BlockAppend], stream_id: int) -> list[int]:
+    mine = [block.block for block in blocks if block.stream_id == stream_id]
+    return [
+        int(value[:8])
+        for one in mine
+        for value in decode(one.codec, one.payload, 1, one.count, one.count).column("value").to_pylist()
+    ]
+
+
+@pytest.mark.parametrize("streams", [1, 5, 64])
+@pytest.mark.parametrize("each", [1, 37, 10_000])
+def test_blocks_are_full_but_for_the_last_of_each_stream(streams: int, each: int) -> None:
+    total = min(COUNT, 2000 * each)
+    full, rest = gathered(streams, [8] * (total // each), each)
+    assert {block.block.count for block in full} <= {BLOCK_MESSAGES}
+    assert len({block.stream_id for block in rest}) == len(rest) <= streams
+    by_stream = [numbers(full + rest, stream_id) for stream_id in range(1, streams + 1)]
+    assert all(low < high for found in by_stream for low, high in pairwise(found)), "the order they came in"
+    assert sorted(number for found in by_stream for number in found) == list(range(total // each * each))
+
+
+def test_large_messages_make_small_blocks() -> None:
+    full, rest = gathered(2, [100, 30_000, 100, 5000], 500)
+    assert max(len(block.block.payload) for block in full + rest) < 3 * BLOCK_BYTES
+    found = [numbers(full + rest, stream_id) for stream_id in (1, 2)]
+    assert all(low < high for one in found for low, high in pairwise(one))
+    assert sorted(found[0] + found[1]) == list(range(2000))
+
+
+def test_what_waits_is_bounded_over_all_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_builder, "WAITING_BYTES", 100_000)
+    full, rest = gathered(256, [1000] * 20, 50)
+    assert sum(len(block.block.payload) for block in rest) < 150_000
+    assert sum(block.block.count for block in full + rest) == 1000

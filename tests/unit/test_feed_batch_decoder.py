@@ -1,0 +1,146 @@
+"""The Arrow of a stranger, and how much of anything a stranger may send."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sublet_leader.feed.admission import AdmissionLimiter, NodeBusy
+from sublet_leader.feed.batch_decoder import decode_batch
+from sublet_protocol.domain.errors import InvalidTopic, ProtocolMismatch, SubletError, UsageError, ValueTooLarge
+from sublet_protocol.domain.subscriptions import Bookmark
+from sublet_protocol.messages.codec import MalformedMessage
+from sublet_protocol.messages.feed import (
+    MAX_BATCH_BYTES,
+    MAX_BATCH_MESSAGES,
+    MAX_MESSAGE_BYTES,
+    PublishCommand,
+    decode_page,
+    decode_publish,
+    decode_published,
+    decode_read,
+    encode_publish,
+)
+from sublet_protocol.messages.messages import PROTOCOL_VERSION
+from sublet_protocol.v1 import sublet_pb2 as pb
+from sublet_storage.log.column_layout import BLOCK_SCHEMA
+
+
+def record_batch(count: int = 3, **fields: Any) -> pa.RecordBatch:
+    row = {"topic": "t", "key": b"k", "value": b"v", "headers": [{"key": "h", "value": b"1"}], "timestamp": 1, **fields}
+    return pa.RecordBatch.from_pylist([row] * count, schema=BLOCK_SCHEMA)
+
+
+def compressed(batch: pa.RecordBatch) -> bytes:
+    """The batch's message out of a compressed stream, behind the schema's."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_batch(batch)
+    entire: bytes = sink.getvalue().to_pybytes()
+    return entire[batch.schema.serialize().size :]
+
+
+def test_a_plain_batch_is_read() -> None:
+    batch = record_batch()
+    assert decode_batch(batch.serialize().to_pybytes()) == batch
+
+
+@pytest.mark.conforms("X4")
+def test_a_batch_that_grows_by_being_read_is_refused_before_it_is() -> None:
+    bomb = compressed(record_batch(2, value=b"\0" * 500_000))
+    assert len(bomb) < 3000
+    with pytest.raises(MalformedMessage, match="compressed"):
+        decode_batch(bomb)
+
+
+@pytest.mark.conforms("X4")
+@pytest.mark.parametrize(
+    ("payload", "error", "story"),
+    [
+        (b"", MalformedMessage, "not an Arrow"),
+        (b"\xff\xff\xff\xff\x10\0\0\0" + b"\0" * 16, MalformedMessage, "not an Arrow|header"),
+        (BLOCK_SCHEMA.serialize().to_pybytes(), MalformedMessage, "schema"),
+        (record_batch(0).serialize().to_pybytes(), MalformedMessage, "1 to 10000"),
+        (record_batch(MAX_BATCH_MESSAGES + 1).serialize().to_pybytes(), MalformedMessage, "10001 of them"),
+        (pa.record_batch({"topic": ["t"]}).serialize().to_pybytes(), MalformedMessage, "not an Arrow"),
+        (record_batch(1, topic=None).serialize().to_pybytes(), SubletError, "null|not an Arrow"),
+        (record_batch(1, timestamp=2**62).serialize().to_pybytes(), UsageError, "years 1 to 9999"),
+        (record_batch(1, value=b"x" * MAX_MESSAGE_BYTES).serialize().to_pybytes(), ValueTooLarge, "1048576"),
+        (record_batch(1, value=b"x" * MAX_BATCH_BYTES).serialize().to_pybytes(), MalformedMessage, "4194304"),
+    ],
+)
+def test_what_is_no_batch_is_refused_with_the_reason(payload: bytes, error: type[Exception], story: str) -> None:
+    with pytest.raises(error, match=story):
+        decode_batch(payload)
+
+
+@pytest.mark.conforms("X4")
+def test_damaged_batches_are_refused_or_read_and_nothing_else() -> None:
+    entire, dice = record_batch().serialize().to_pybytes(), random.Random(7)
+    refused = 0
+    for _ in range(3000):
+        damaged = bytearray(entire[: dice.choice((len(entire), dice.randrange(len(entire))))])
+        for _ in range(dice.randrange(1, 4)):
+            damaged[dice.randrange(len(damaged))] = dice.randrange(256) if damaged else 0
+        try:
+            decode_batch(bytes(damaged)).validate(full=True)
+        except SubletError:
+            refused += 1
+    assert refused > 1000
+
+
+def test_topics_are_for_the_routes_to_refuse() -> None:
+    assert issubclass(InvalidTopic, UsageError)
+    assert decode_batch(record_batch(1, topic="a/+").serialize().to_pybytes()).num_rows == 1
+
+
+@pytest.mark.conforms("X4")
+def test_a_gate_lets_so_many_in_and_no_more() -> None:
+    gate = AdmissionLimiter("batches", 2, 100, 30)
+    gate.acquire(60)
+    with pytest.raises(NodeBusy, match="30 ms") as busy:
+        gate.acquire(41)
+    assert busy.value.retry_after_ms == 30
+    gate.acquire(40)
+    with pytest.raises(NodeBusy, match="2 batches"):
+        gate.acquire(0)
+    gate.release(60)
+    gate.acquire(60)
+    assert (gate.inside, gate.bytes_inside) == (2, 100)
+
+
+@pytest.mark.conforms("X4")
+@pytest.mark.parametrize(
+    ("wire", "story"),
+    [
+        (pb.PublishReply(parts=[pb.PublishedPart(stream_id=1, count=2)]), "for 3"),
+        (pb.PublishReply(parts=[pb.PublishedPart(stream_id=1, count=4)]), "for 3"),
+        (pb.PublishReply(parts=[pb.PublishedPart(stream_id=1, count=3, rows=[0, 1, 1])]), "for 3"),
+        (pb.PublishReply(parts=[pb.PublishedPart(stream_id=1, count=3, rows=[0, 1])]), "2 rows"),
+        (pb.PublishReply(parts=[pb.PublishedPart(stream_id=1, count=2**31)]), "a part of"),
+        (pb.PublishReply(parts=[pb.PublishedPart(stream_id=0, count=3)]), "stream_id 0"),
+    ],
+)
+def test_an_answer_that_gives_not_each_message_one_place_is_no_answer(wire: Any, story: str) -> None:
+    with pytest.raises(MalformedMessage, match=story):
+        decode_published(wire, 3)
+
+
+def test_requests_and_pages_that_cannot_be_are_refused() -> None:
+    good = encode_publish(PublishCommand("p", 1, 1, b"x"))
+    assert decode_publish(good) == PublishCommand("p", 1, 1, b"x")
+    good.protocol_version = PROTOCOL_VERSION + 1
+    with pytest.raises(ProtocolMismatch, match=f"speaks {PROTOCOL_VERSION}, the client {PROTOCOL_VERSION + 1}"):
+        decode_publish(good)
+    with pytest.raises(MalformedMessage, match="from"):
+        decode_read(pb.FollowRequest(protocol_version=PROTOCOL_VERSION, filter="#", subscription_id="s"))
+    with pytest.raises(MalformedMessage, match="ends before it begins"):
+        decode_page(pb.FeedPage(subscription_id="s", stream_id=1, start=5, position=4))
+    for text in ("", "[]", "{}", '{"known": 1}', '{"known": -1, "offsets": {}}', '{"known": 1, "offsets": {"a": 1}}'):
+        with pytest.raises(UsageError, match="bookmark"):
+            Bookmark.parse(text)
+    with pytest.raises(UsageError, match="whole numbers"):
+        Bookmark(1, {1: -1})

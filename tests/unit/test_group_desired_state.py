@@ -1,0 +1,138 @@
+"""What an operator wants of a live group: its leader takes everything back, or shares by other weights."""
+
+from __future__ import annotations
+
+import pytest
+
+from sublet_leader.group.events import StreamsChanged
+from sublet_protocol.domain.errors import UsageError
+from sublet_protocol.messages.messages import Revoke
+from sublet_storage.groups.model.desired_state import (
+    NO_DESIRED_STATE,
+    GroupCommand,
+    GroupDesiredState,
+    PauseGroup,
+    ResumeGroup,
+    SetSessionWeight,
+)
+from tests.unit.leader_bench import BORROWER, HEAD, SUBSCRIPTION, Bench
+
+OTHER = "b/1"
+
+
+def ordered(bench: Bench, order: GroupCommand) -> None:
+    """The order is given, and heard of."""
+    group = bench.store.apply_command(SUBSCRIPTION, order)
+    assert group is not None
+    bench.group = group
+    bench.pass_time(1.0, BORROWER, OTHER)
+    bench.give(StreamsChanged())
+    bench.settle()
+
+
+def sharing(shards: int) -> Bench:
+    bench = Bench(shards=shards)
+    bench.join(BORROWER, session="first", session_epoch=1)
+    bench.join(OTHER, session="second", session_epoch=1)
+    bench.pass_time(bench.settings.rebalance_debounce_s + 0.001)
+    bench.confirm()
+    return bench
+
+
+def shares(bench: Bench) -> tuple[int, int]:
+    held = list(bench.holders().values())
+    return held.count(BORROWER), held.count(OTHER)
+
+
+@pytest.mark.conforms("A5")
+def test_a_paused_group_takes_everything_back_and_lends_nothing_until_it_is_resumed() -> None:
+    bench = Bench(shards=2)
+    bench.joined()
+    bench.confirm()
+    bench.received(Revoke)
+    ordered(bench, PauseGroup("the sink is repaired"))
+    assert {each.stream_id for each in bench.received(Revoke)} == {1, 2}
+    for stream in (1, 2):
+        bench.progress(7, stream, final=True)
+    bench.settle()
+    assert bench.holders() == {}
+    bench.pass_time(60.0, BORROWER)
+    bench.join("c/1")
+    bench.pass_time(60.0, BORROWER, "c/1")
+    assert bench.holders() == {}
+    ordered(bench, ResumeGroup())
+    bench.pass_time(5.0, BORROWER, "c/1")
+    assert set(bench.holders()) == {1, 2}
+    assert [bench.row(stream).position for stream in (1, 2)] == [7, 7]
+
+
+@pytest.mark.conforms("A5")
+def test_what_a_holder_does_not_hand_over_in_time_is_taken_from_it() -> None:
+    bench = Bench()
+    bench.joined()
+    bench.confirm()
+    ordered(bench, PauseGroup())
+    bench.pass_time(bench.settings.revoke_deadline_s + bench.settings.resend_interval_s, BORROWER)
+    assert bench.holders() == {}
+    (forced,) = [line for line in bench.store.history(bench.group.group_id) if line.is_forced]
+    assert (forced.reason, forced.position, forced.redelivery_end) == ("deadline: paused", 0, HEAD)
+
+
+@pytest.mark.conforms("A5")
+def test_the_next_leader_of_a_paused_group_lends_nothing_and_takes_back_what_is_reclaimed() -> None:
+    bench = Bench(shards=2)
+    bench.joined()
+    bench.confirm()
+    group = bench.store.apply_command(SUBSCRIPTION, PauseGroup("maintenance"))
+    assert group is not None
+    bench.group = group
+    bench.lead()
+    bench.join("a/2", reclaim=(bench.held(1),), predecessor=BORROWER, borrower_number=2)
+    bench.settle()
+    assert {each.stream_id for each in bench.received(Revoke)} == {1}
+    bench.progress(0, 1, final=True, borrower_id="a/2")
+    bench.pass_time(bench.settings.reclaim_grace_s + 60.0, "a/2")
+    assert bench.holders() == {}
+
+
+@pytest.mark.conforms("A5", "E18")
+def test_the_weight_of_a_session_is_changed_while_it_consumes() -> None:
+    bench = sharing(6)
+    assert shares(bench) == (3, 3)
+    ordered(bench, SetSessionWeight("first", 5.0))
+    for _ in range(4):
+        bench.pass_time(bench.settings.min_grant_duration_s + 1.0, BORROWER, OTHER)
+        for revoke in bench.received(Revoke):
+            bench.progress(0, revoke.stream_id, final=True, borrower_id=revoke.borrower_id)
+        bench.settle()
+        bench.pass_time(1.0, BORROWER, OTHER)
+        bench.confirm()
+    assert shares(bench) == (5, 1)
+    assert [line.reason for line in bench.reported if line.event == "order"] == [
+        "resumed; weight of session 'first': 5"
+    ]
+
+
+def test_orders_are_told_apart_only_where_they_differ() -> None:
+    orders = NO_DESIRED_STATE.apply(PauseGroup("why"))
+    assert orders.apply(PauseGroup("another")) == orders, "it is paused already"
+    assert orders.apply(SetSessionWeight("s", 2)).apply(SetSessionWeight("s", None)) == orders
+    assert orders.apply(ResumeGroup()) == NO_DESIRED_STATE
+    for each in (NO_DESIRED_STATE, orders, orders.apply(SetSessionWeight("s", 2.5)).apply(SetSessionWeight("a", 1))):
+        assert GroupDesiredState.from_json(each.to_json()) == each
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_weight_that_is_none_is_refused(weight: float) -> None:
+    with pytest.raises(UsageError, match="a finite number above 0"):
+        SetSessionWeight("s", weight)
+
+
+@pytest.mark.parametrize("text", ["x" * 256, "a\nb", "\x00"])
+def test_a_text_that_cannot_be_shown_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="at most 255 characters"):
+        PauseGroup(text)
+    with pytest.raises(UsageError, match="at most 255 characters"):
+        SetSessionWeight(text, 1)
+    with pytest.raises(UsageError, match="without a name"):
+        SetSessionWeight("", 1)

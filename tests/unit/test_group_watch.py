@@ -1,0 +1,256 @@
+"""What those who watch a group are told: nothing before it is written, everything in its order, and who leads."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from sublet_leader.group.history import GroupHistoryEvent, transient_record
+from sublet_leader.group.members import Member
+from sublet_leader.node.events import (
+    CommitFailed,
+    CommitWrites,
+    LeaderLookedUp,
+    LeaderQueried,
+    LookUpLeader,
+    ShutdownRequested,
+    Tick,
+)
+from sublet_leader.node.group_watch import (
+    MAX_ASKED,
+    MAX_MEMBERS,
+    GroupEventPublisher,
+    LeaderLocation,
+    parse_leader_query,
+    to_group_event,
+)
+from sublet_protocol.domain.errors import UsageError
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.messages.events import GroupEvent
+from sublet_protocol.pubsub.model import Channel
+from sublet_storage.groups.model.records import GroupOptions, HistoryRecord, StartingPosition
+from tests.unit.leader_bench import Bench
+from tests.unit.test_node_machine import SETTINGS, SUBSCRIPTION, Play
+
+WANTED = Subscription.parse(SUBSCRIPTION)
+
+
+def events(play: Play) -> list[str]:
+    """What was told since the last look."""
+    names = [each.record.event for each in play.reported]
+    play.reported.clear()
+    return names
+
+
+def members(bench: Bench) -> list[tuple[str, str | None]]:
+    """What was told of them since the last look."""
+    reported = [(line.event, line.borrower_id) for line in bench.reported]
+    bench.reported.clear()
+    return reported
+
+
+def under_way(play: Play) -> CommitWrites:
+    """A first subscriber is there, and two grants for it are being written."""
+    play.want()
+    play.settle()
+    play.do(Tick(), play.now + SETTINGS.rebalance_debounce_s + 0.001)
+    (request,) = play.waiting(CommitWrites)
+    return request
+
+
+# --- the node ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_grant_is_told_when_it_is_written_and_not_before() -> None:
+    play = Play()
+    request = under_way(play)
+    assert events(play) == ["takeover", "join"]
+    play.do(play.execute(request))
+    assert [(each.record.event, each.record.stream_id) for each in play.reported] == [("grant", 1), ("grant", 2)]
+    assert {each.subscription for each in play.reported} == {SUBSCRIPTION}
+    assert tuple(each.record for each in play.reported) == play.store.history(1)[1:], "the very lines, with their time"
+
+
+@pytest.mark.parametrize(("unknown", "then"), [(False, []), (True, ["step_down"])])
+def test_what_was_not_written_or_nobody_knows_of_is_not_told(unknown: bool, then: list[str]) -> None:
+    play = Play()
+    request = under_way(play)
+    play.reported.clear()
+    play.do(CommitFailed(request, unknown))
+    assert events(play) == then
+
+
+def test_what_a_leader_wrote_that_is_over_by_now_is_told_all_the_same() -> None:
+    play = Play()
+    request = under_way(play)
+    play.reported.clear()
+    written = play.execute(request)
+    play.do(ShutdownRequested(play.now))
+    play.do(written)
+    assert events(play) == ["step_down", "grant", "grant"]
+
+
+def test_each_leader_says_when_it_begins_and_ends_and_why() -> None:
+    first = Play()
+    first.granted()
+    first.reported.clear()
+    first.do(ShutdownRequested(first.now + 5))
+    first.settle()
+    (ended,) = (each.record for each in first.reported)
+    assert (ended.event, ended.reason) == ("step_down", "the node is shutting down")
+    second = Play("n2", first.store)
+    second.now = first.now
+    second.want("b/1")
+    second.settle()
+    takeover = second.reported[0].record
+    assert (takeover.event, takeover.reason) == ("takeover", "node n2 leads")
+    assert takeover.term == second.machine.leaders[1].term > ended.term
+
+
+def test_whoever_asks_hears_who_leads_and_one_look_answers_all_who_asked() -> None:
+    play = Play()
+    play.do(LeaderQueried("w.1", WANTED))
+    play.do(LeaderQueried("w.2", WANTED))
+    play.do(LeaderQueried("w.1", WANTED))
+    assert play.requests == [LookUpLeader(WANTED)]
+    nobody = play.answer().leader_locations
+    assert [(a.subscriber_id, a.group, a.leadership) for a in nobody] == [("w.1", None, None), ("w.2", None, None)]
+    assert play.store.find_live_group(WANTED) is None, "asking has created nothing"
+    play.granted()
+    play.do(LeaderQueried("w.1", WANTED))
+    (answer,) = play.answer().leader_locations
+    assert answer.group == play.store.find_live_group(WANTED)
+    assert answer.leadership is not None
+    assert (answer.leadership.node, answer.subscription) == (play.ref, SUBSCRIPTION)
+    assert [member.agent for member in answer.members or ()] == ["a"]
+
+
+def test_a_leader_whose_lease_is_over_is_no_leader() -> None:
+    play = Play()
+    play.granted()
+    play.now += SETTINGS.lease_duration_s
+    play.do(LeaderQueried("w.1", WANTED))
+    (request,) = play.waiting(LookUpLeader)
+    (answer,) = play.do(play.execute(request)).leader_locations
+    assert (answer.group, answer.leadership) == (play.store.find_live_group(WANTED), None)
+
+
+def test_a_question_that_the_database_did_not_answer_is_forgotten_and_may_be_asked_again() -> None:
+    play = Play()
+    play.do(LeaderQueried("w.1", WANTED))
+    request = play.requests.pop()
+    assert isinstance(request, LookUpLeader)
+    assert play.do(LeaderLookedUp(request, is_answered=False)).leader_locations == ()
+    play.do(LeaderQueried("w.1", WANTED))
+    assert play.requests == [LookUpLeader(WANTED)]
+
+
+def test_not_more_is_looked_up_at_a_time_than_the_limit() -> None:
+    play = Play()
+    for number in range(MAX_ASKED + 5):
+        play.do(LeaderQueried("w.1", Subscription.parse(f"$share/g{number}/#")))
+    assert len(play.waiting(LookUpLeader)) == MAX_ASKED
+
+
+# --- members ----------------------------------------------------------------------------------------------------------
+
+
+def test_members_join_leave_and_are_evicted_and_each_join_has_its_end() -> None:
+    bench = Bench(2)
+    bench.join("a/1")
+    bench.join("b/1", session="second")
+    bench.join("a/2", predecessor="a/1")
+    assert members(bench) == [("join", "a/1"), ("join", "b/1"), ("join", "a/2"), ("leave", "a/1")]
+    bench.leave(borrower_id="b/1")
+    (left,) = bench.reported
+    assert (left.agent, left.session, left.term, left.stream_id) == ("b", "second", bench.term, 0)
+    bench.pass_time(bench.settings.eviction_timeout_s + 1)
+    assert members(bench) == [("leave", "b/1"), ("evict", "a/2")]
+
+
+def test_a_member_has_left_when_what_it_held_is_written() -> None:
+    bench = Bench()
+    bench.joined()
+    bench.confirm()
+    bench.reported.clear()
+    bench.leave(bench.said(7))
+    assert members(bench) == []
+    bench.settle()
+    assert members(bench) == [("leave", "a/1")]
+
+
+def test_of_two_under_one_name_the_older_is_fenced_also_where_it_comes_too_late() -> None:
+    bench = Bench(options=GroupOptions(StartingPosition.EARLIEST, session_expiry_s=60))
+    bench.join("a/1", session="worker", session_epoch=1)
+    bench.join("b/1", session="worker", session_epoch=2)
+    assert members(bench) == [("join", "a/1"), ("fence", "a/1"), ("join", "b/1")]
+    bench.join("a/2", session="worker", session_epoch=1)
+    assert members(bench) == [("fence", "a/2")]
+
+
+# --- what is told -----------------------------------------------------------------------------------------------------
+
+LINE = HistoryRecord(1_700_000_000_000_000, 7, 3, "seize", "evicted", 17, "a/1", "a", 5, 9, True, 8, "worker")
+
+
+def test_an_event_is_an_object_without_what_does_not_apply() -> None:
+    reported = json.loads(to_group_event(GroupHistoryEvent(SUBSCRIPTION, LINE), "n1", LINE.at_us).payload)
+    assert reported == {
+        "at": "2023-11-14T22:13:20Z", "event": "seize", "group_id": 7, "subscription": SUBSCRIPTION, "node": "n1",
+        "term": 9, "stream_id": 3, "grant_id": 17, "position": 5, "redelivery_end": 8, "forced": True,
+            "reason": "evicted",
+        "borrower": "a/1", "agent": "a", "session": "worker",
+    }  # fmt: skip
+    of_group = json.loads(
+        to_group_event(GroupHistoryEvent(SUBSCRIPTION, transient_record(7, 9, "step_down", "idle")), "n1", 1).payload
+    )
+    assert set(of_group) == {"at", "event", "group_id", "subscription", "node", "term", "reason"}
+    start = json.loads(
+        to_group_event(
+            GroupHistoryEvent(SUBSCRIPTION, replace(LINE, position=0, redelivery_end=None, is_forced=False)), "n1", 1
+        ).payload
+    )
+    assert (start["position"], start["forced"], "redelivery_end" in start) == (0, False, False)
+
+
+def test_only_what_is_watched_is_published_under_the_node_s_time_where_it_has_none() -> None:
+    published: list[tuple[str, str, object]] = []
+    watched = GroupEventPublisher("n1", lambda *reported: published.append(reported), lambda: 1_700_000_001_000_000)
+    joined = transient_record(7, 9, "join", "joined", "a/1", "a")
+    watched.publish([GroupHistoryEvent(SUBSCRIPTION, joined)])
+    watched.set_interest("$share/other/#", True)
+    watched.publish([GroupHistoryEvent(SUBSCRIPTION, joined)])
+    assert published == []
+    watched.set_interest(None, True)
+    watched.publish([GroupHistoryEvent(SUBSCRIPTION, joined), GroupHistoryEvent(SUBSCRIPTION, LINE)])
+    assert [(channel, key) for channel, key, _ in published] == [(Channel.GROUP, SUBSCRIPTION)] * 2
+    bodies = [json.loads(body.payload) for _, _, body in published if isinstance(body, GroupEvent)]
+    assert [body["at"] for body in bodies] == ["2023-11-14T22:13:21Z", "2023-11-14T22:13:20Z"]
+    watched.set_interest(None, False)
+    watched.set_interest(SUBSCRIPTION, True)
+    watched.publish([GroupHistoryEvent(SUBSCRIPTION, LINE)])
+    assert len(published) == 3
+
+
+def test_who_leads_tells_who_is_connected_and_of_very_many_some() -> None:
+    watched = GroupEventPublisher("n1", lambda *reported: None, lambda: 1)
+    known = tuple(Member(f"a/{number:06}", "a", 1.0, None, 0.0) for number in range(MAX_MEMBERS + 1))
+    reported = json.loads(watched.leader_event(LeaderLocation("w.1", SUBSCRIPTION, None, None, known)).payload)
+    assert reported["members"][0] == {"borrower_id": "a/000000", "agent": "a", "session": None}
+    assert len(reported["members"]) == MAX_MEMBERS
+    assert "members" not in json.loads(watched.leader_event(LeaderLocation("w.1", SUBSCRIPTION, None, None)).payload)
+
+
+@pytest.mark.parametrize("payload", [b"", b"\xff", b"7", b"{}", b'{"watch": 7}', b"[" * 100_000, b'{"watch": "a/b"}'])
+def test_what_is_no_question_is_refused(payload: bytes) -> None:
+    with pytest.raises(UsageError):
+        parse_leader_query(GroupEvent(payload))
+
+
+def test_a_question_names_a_subscription() -> None:
+    assert parse_leader_query(GroupEvent(b'{"watch": "$shared/g/#"}')) == WANTED
+    assert parse_leader_query(GroupEvent(b'{"watch": "$share/a\\u001b/#"}')).group == "a\x1b", (
+        "a group of old may be named so"
+    )

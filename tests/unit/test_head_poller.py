@@ -1,0 +1,142 @@
+"""One look for all who follow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+import sublet_leader.feed.head_poller as watching
+from sublet_leader.feed.head_poller import HeadPoller, HeadWaiter
+from sublet_protocol.domain.errors import DatabaseUnreachable
+from sublet_storage.log.log import HeadState
+
+
+class Ends:
+    """Where streams end, to be looked at."""
+
+    def __init__(self) -> None:
+        self.heads = {1: HeadState(0, False, False), 2: HeadState(0, False, False)}
+        self.asked: list[list[int]] = []
+        self.trouble: Exception | None = None
+
+    async def look(self, stream_ids: list[int]) -> tuple[str | None, dict[int, HeadState]]:
+        """As the database would answer."""
+        self.asked.append(stream_ids)
+        if self.trouble is not None:
+            raise self.trouble
+        return None, {id: self.heads[id] for id in stream_ids if id in self.heads}
+
+
+def test_who_has_heard_of_news_makes_it_look_at_once_and_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "BACKOFF_INITIAL_S", 3600.0)
+    monkeypatch.setattr(watching, "BACKOFF_MAX_S", 3600.0)
+
+    async def story(ends: Ends, watch: HeadPoller) -> None:
+        follower = watch.add_waiter()
+        follower.set_streams([1])
+        assert await follower.wait_for_heads(10) == {1: HeadState(0, False, False)}
+        watch.poll_soon(2)
+        watch.poll_soon(1)
+        while len(ends.asked) < 2:
+            await asyncio.sleep(0)
+        ends.heads[1] = HeadState(7, False, False)
+        watch.poll_soon(1)
+        assert await follower.wait_for_heads(10) == {1: HeadState(7, False, False)}
+
+    run(story)
+
+
+def run(story: Callable[[Ends, HeadPoller], Awaitable[None]]) -> None:
+    async def reported() -> None:
+        ends = Ends()
+        watch = HeadPoller(ends.look)
+        try:
+            await asyncio.wait_for(story(ends, watch), 20)
+        finally:
+            await watch.close()
+
+    asyncio.run(reported())
+
+
+async def news_of(follower: HeadWaiter, stream: int, head: int) -> HeadState:
+    while True:
+        found = await follower.wait_for_heads(5)
+        if stream in found and found[stream].head >= head:
+            return found[stream]
+
+
+def test_all_are_told_by_one_look_and_each_of_its_own_streams() -> None:
+    async def story(ends: Ends, watch: HeadPoller) -> None:
+        both, second = watch.add_waiter(), watch.add_waiter()
+        both.set_streams([1, 2])
+        second.set_streams([2])
+        await news_of(both, 1, 0)
+        await news_of(second, 2, 0)
+        ends.heads[1] = HeadState(5, False, False)
+        assert (await news_of(both, 1, 5)).head == 5
+        assert await second.wait_for_heads(0.05) == {}
+        assert all(len(asked) == len(set(asked)) for asked in ends.asked)
+        late = watch.add_waiter()
+        late.set_streams([1])
+        assert await late.wait_for_heads(5) == {1: HeadState(5, False, False)}
+
+    run(story)
+
+
+def test_it_ends_when_nobody_follows_and_begins_again() -> None:
+    async def story(ends: Ends, watch: HeadPoller) -> None:
+        for _ in range(2):
+            follower = watch.add_waiter()
+            follower.set_streams([1])
+            await news_of(follower, 1, 0)
+            follower.set_streams([])
+            while watch._task is not None:
+                await asyncio.sleep(0.001)
+            assert (watch._followers, watch._heads) == ({}, {})
+
+    run(story)
+
+
+def test_what_is_noted_is_told_at_once_unless_it_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "BACKOFF_INITIAL_S", 3600.0)
+
+    async def story(ends: Ends, watch: HeadPoller) -> None:
+        follower = watch.add_waiter()
+        follower.set_streams([1])
+        await news_of(follower, 1, 0)
+        watch.note_heads({1: 7, 2: 9})
+        assert await follower.wait_for_heads(5) == {1: HeadState(7, False, False)}
+        watch.note_heads({1: 6})
+        watch.note_heads({1: 7})
+        assert await follower.wait_for_heads(0.05) == {}
+
+    run(story)
+
+
+def test_a_look_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "TROUBLED_PAUSE_S", 0.01)
+
+    async def story(ends: Ends, watch: HeadPoller) -> None:
+        ends.trouble = DatabaseUnreachable("away")
+        follower = watch.add_waiter()
+        follower.set_streams([1])
+        while len(ends.asked) < 3:
+            await asyncio.sleep(0.001)
+        ends.trouble = None
+        await news_of(follower, 1, 0)
+
+    run(story)
+
+
+def test_looks_grow_seldom_while_nothing_comes() -> None:
+    async def story(ends: Ends, watch: HeadPoller) -> None:
+        follower = watch.add_waiter()
+        follower.set_streams([1])
+        await news_of(follower, 1, 0)
+        before = len(ends.asked)
+        await follower.wait_for_heads(1.0)
+        assert len(ends.asked) - before < 1.0 / watching.BACKOFF_MAX_S + 10
+
+    run(story)

@@ -1,0 +1,150 @@
+"""Where a node may listen: on loopback freely, anywhere else only where an operator has said that it is insecure."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import pytest
+
+from sublet_leader.listen_address import ListenAddress, is_wildcard
+from sublet_protocol.domain.errors import InvalidSetting
+
+NAMES = {
+    "one.test": ["127.0.0.1"],
+    "both.test": ["127.0.0.1", "::1"],
+    "scoped.test": ["::1%lo"],
+    "lan.test": ["192.168.0.7"],
+    "mixed.test": ["127.0.0.1", "192.168.0.7"],
+    "mixed6.test": ["::1", "fe80::1%eth0"],
+}
+LOOPBACK = [
+    ("127.0.0.1:7411", ListenAddress("127.0.0.1", 7411)),
+    ("127.0.0.1:0", ListenAddress("127.0.0.1", 0)),
+    ("127.0.0.1:65535", ListenAddress("127.0.0.1", 65535)),
+    ("127.255.3.4:1", ListenAddress("127.255.3.4", 1)),
+    ("[::1]:7411", ListenAddress("::1", 7411)),
+    ("localhost:7411", ListenAddress("localhost", 7411)),
+    ("one.test:1", ListenAddress("one.test", 1)),
+    ("both.test:1", ListenAddress("both.test", 1)),
+    ("scoped.test:1", ListenAddress("scoped.test", 1)),
+]
+BEYOND = [
+    ("0.0.0.0:7411", ListenAddress("0.0.0.0", 7411)),
+    ("0:7411", ListenAddress("0", 7411)),
+    ("[::]:7411", ListenAddress("::", 7411)),
+    ("10.0.0.5:7411", ListenAddress("10.0.0.5", 7411)),
+    ("128.0.0.1:1", ListenAddress("128.0.0.1", 1)),
+    ("192.168.0.7:0", ListenAddress("192.168.0.7", 0)),
+    ("8.8.8.8:53", ListenAddress("8.8.8.8", 53)),
+    ("[fe80::1]:1", ListenAddress("fe80::1", 1)),
+    ("[2001:db8::1]:1", ListenAddress("2001:db8::1", 1)),
+    ("[::ffff:10.0.0.5]:1", ListenAddress("::ffff:10.0.0.5", 1)),
+    ("lan.test:1", ListenAddress("lan.test", 1)),
+    ("mixed.test:1", ListenAddress("mixed.test", 1)),
+    ("mixed6.test:1", ListenAddress("mixed6.test", 1)),
+]
+NO_ADDRESS = [
+    "",
+    ":",
+    "7411",
+    ":7411",
+    "127.0.0.1",
+    "127.0.0.1:",
+    "127.0.0.1:-1",
+    "127.0.0.1:+1",
+    "127.0.0.1:http",
+    "127.0.0.1:65536",
+    "127.0.0.1:070000",
+    "127.0.0.1:²",
+    "127.0.0.1:٣",
+    "127.0.0.1: 1",
+    " 127.0.0.1:1",
+    "127.0.0.1:1\n",
+    "::1:7411",
+    "[::1]",
+    "[::1]7411",
+    "[]:7411",
+    "[::1:7411",
+    "::1]:7411",
+    "[[::1]]:7411",
+    "http://127.0.0.1:7411",
+    "unix:/tmp/x:1",
+    "ipv4:127.0.0.1:7411",
+    "dns:///0.0.0.0:1",
+]
+
+
+@pytest.fixture(autouse=True)
+def _names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resolver of our own for the names of this page; numbers and localhost go to the system's."""
+    real = socket.getaddrinfo
+
+    def resolve(host: str, port: None, **kinds: Any) -> Any:
+        if host not in NAMES:
+            return real(host, port, **kinds)
+        return [(socket.AF_UNSPEC, socket.SOCK_STREAM, 6, "", (address, 0)) for address in NAMES[host]]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+
+
+@pytest.mark.conforms("X2")
+@pytest.mark.parametrize(("text", "expected"), LOOPBACK, ids=[text for text, _ in LOOPBACK])
+def test_loopback_needs_no_leave(text: str, expected: ListenAddress) -> None:
+    assert ListenAddress.parse(text, insecure=False) == expected
+    assert ListenAddress.parse(text, insecure=True) == expected
+
+
+@pytest.mark.conforms("X2")
+@pytest.mark.parametrize(("text", "expected"), BEYOND, ids=[text for text, _ in BEYOND])
+def test_whatever_other_machines_reach_is_refused_unless_told_that_it_is_insecure(
+    text: str, expected: ListenAddress
+) -> None:
+    with pytest.raises(InvalidSetting) as refused:
+        ListenAddress.parse(text, insecure=False)
+    assert f"address {text!r} can be reached from other machines" in str(refused.value)
+    assert "neither encrypts nor asks" in str(refused.value)
+    assert "127.0.0.1" in str(refused.value)
+    assert "--insecure" in str(refused.value)
+    assert ListenAddress.parse(text, insecure=True) == expected
+
+
+@pytest.mark.conforms("X2")
+@pytest.mark.parametrize("insecure", [False, True])
+@pytest.mark.parametrize("text", NO_ADDRESS)
+def test_what_is_no_address_is_refused_in_words_whatever_the_leave(text: str, insecure: bool) -> None:
+    with pytest.raises(InvalidSetting, match="give HOST:PORT, such as") as refused:
+        ListenAddress.parse(text, insecure=insecure)
+    assert repr(text) in str(refused.value)
+
+
+@pytest.mark.conforms("X2")
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "*", "a" * 70, "a\0b", "..", "::1::2", "127.0.0.1%lo"])
+def test_a_host_that_cannot_be_looked_up_is_not_taken_for_loopback(host: str) -> None:
+    text = f"[{host}]:1" if ":" in host else f"{host}:1"
+    with pytest.raises(InvalidSetting, match="cannot be resolved") as refused:
+        ListenAddress.parse(text, insecure=False)
+    assert repr(host) in str(refused.value)
+
+
+@pytest.mark.parametrize("text", [text for text, _ in LOOPBACK])
+def test_an_address_is_shown_as_it_is_given(text: str) -> None:
+    assert str(ListenAddress.parse(text, insecure=False)) == text
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("0.0.0.0", True), ("::", True), ("0", True), ("127.0.0.1", False), ("::1", False), ("localhost", False)],
+)
+def test_all_addresses_of_a_machine_are_none_to_be_sent_to(host: str, expected: bool) -> None:
+    assert is_wildcard(host) is expected
+
+
+def test_a_port_is_free_until_somebody_listens_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        where = ListenAddress("127.0.0.1", taken.getsockname()[1])
+        assert not where.is_free()
+    assert where.is_free()
+    assert ListenAddress("127.0.0.1", 0).is_free()
+    assert not ListenAddress("192.0.2.1", 0).is_free(), "not an address of this machine"
+    assert not ListenAddress("no-such-host.invalid", 0).is_free()

@@ -1,0 +1,78 @@
+"""A log that tells the same story only now and then."""
+
+from __future__ import annotations
+
+from sublet_storage.util import log_throttle
+from sublet_storage.util.log_throttle import CAUSES, LONGEST, LogThrottle, error_signature
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_story_is_told_once_in_a_while_and_says_how_often_it_was_kept_back() -> None:
+    clock = Clock()
+    asked = LogThrottle(10.0, clock)
+    assert [asked.acquire("a") for _ in range(5)] == [0, None, None, None, None]
+    clock.now += 9.9
+    assert asked.acquire("a") is None
+    clock.now += 0.1
+    assert asked.acquire("a") == 5
+    assert asked.acquire("a") is None
+    clock.now += 100.0
+    assert asked.acquire("a") == 1
+
+
+def test_a_story_that_is_over_is_told_at_once_when_it_begins_again() -> None:
+    asked = LogThrottle(10.0, Clock())
+    assert not asked.reset("a")
+    assert [asked.acquire("a"), asked.acquire("a")] == [0, None]
+    assert [asked.reset("a"), asked.reset("a")] == [True, False]
+    assert asked.acquire("a") == 0
+
+
+def test_subjects_are_told_apart() -> None:
+    asked = LogThrottle(10.0, Clock())
+    assert [asked.acquire(subject) for subject in ("a", 1, "a", 2, 1)] == [0, 0, None, 0, None]
+
+
+def test_only_so_many_subjects_are_remembered() -> None:
+    asked = LogThrottle(10.0, Clock())
+    for number in range(log_throttle.MAX_REMEMBERED + 5):
+        assert asked.acquire(number) == 0
+    assert len(asked._reported) == log_throttle.MAX_REMEMBERED
+    assert asked.acquire(log_throttle.MAX_REMEMBERED) is None
+    assert asked.acquire(0) == 0, "forgotten"
+
+
+def test_another_cause_is_told_at_once_and_the_same_one_is_kept_back() -> None:
+    clock = Clock()
+    asked = LogThrottle(10.0, clock)
+    assert [asked.acquire("a", "full"), asked.acquire("a", "full"), asked.acquire("a", "away")] == [0, None, 0]
+    assert [asked.acquire("a", "full"), asked.acquire("a", "away"), asked.acquire("b", "full")] == [None, None, 0]
+    clock.now += 10.0
+    assert [asked.acquire("a", "full"), asked.acquire("a", "away")] == [2, 1]
+    assert asked.reset("a")
+    assert [asked.acquire("a", "away"), asked.acquire("a", "full")] == [0, 0]
+
+
+def test_of_one_subject_only_so_many_causes_are_told_apart() -> None:
+    clock = Clock()
+    asked = LogThrottle(10.0, clock)
+    reported = [asked.acquire("a", f"cause {number}") for number in range(CAUSES + 100)]
+    assert reported == [0] * (CAUSES + 1) + [None] * 99, "the others are one more"
+    assert len(asked._reported["a"]) == CAUSES + 1
+    clock.now += 10.0
+    assert asked.acquire("a", "one that is new") == 0
+    assert len(asked._reported["a"]) == 1, "what may be told again is forgotten where there is no room"
+
+
+def test_a_cause_is_the_same_whatever_ids_and_times_it_names() -> None:
+    one, two = (error_signature(OSError(f"block_{n}: no space left at 12:0{n}:07 (/mnt/9f{n}e-{n})")) for n in (3, 4))
+    assert one == two
+    assert one != error_signature(OSError("block_3: read-only file system at 12:03:07 (/mnt/9f3e-3)"))
+    assert one != error_signature(ValueError("block_3: no space left at 12:03:07 (/mnt/9f3e-3)"))
+    assert len(error_signature(OSError("x" * 10**6))) < LONGEST + 20

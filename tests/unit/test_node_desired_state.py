@@ -1,0 +1,112 @@
+"""A node that is told to drain or to step down lets go, and leaves what it led to others."""
+
+from __future__ import annotations
+
+import pytest
+
+from sublet_leader.node.events import ClaimLeadership, DesiredStateRead, LookUpLeader, NodeStarted, ReleaseLeaderships
+from sublet_protocol.messages.messages import Invalidate, InvalidateReason, LeaderConnectResponse
+from sublet_storage.groups.model.records import MAINTENANCE
+from tests.unit.test_node_machine import SETTINGS, Play
+
+pytestmark = pytest.mark.conforms("A6")
+
+
+def leading() -> Play:
+    play = Play()
+    play.do(NodeStarted())
+    play.granted()
+    return play
+
+
+def order(play: Play, *, draining: bool = False, step_down: dict[int, int] | None = None) -> None:
+    play.do(DesiredStateRead(draining, step_down or {}))
+
+
+def test_a_node_that_drains_lets_everything_go_and_claims_nothing_more() -> None:
+    play = leading()
+    order(play, draining=True)
+    assert [m.reason for m in play.received(Invalidate)] == [InvalidateReason.RETRY]
+    released = {i for request in play.waiting(ReleaseLeaderships) for i in request.terms}
+    assert released == {MAINTENANCE, 1}
+    play.settle()
+    play.want("a/2")
+    assert play.waiting(ClaimLeadership) == []
+    play.settle()
+    play.pass_time(2 * SETTINGS.lease_duration_s)
+    assert play.machine.election.leaderships() == {}
+    assert play.received(LeaderConnectResponse) == [], "it does not lead, nor does anybody else"
+
+
+def test_whoever_asks_a_node_that_drains_is_sent_to_the_leader() -> None:
+    first = leading()
+    order(first, draining=True)
+    first.settle()
+    second = Play("n2", first.store)
+    second.want("a/2")
+    second.settle()
+    first.sent.clear()
+    first.want("a/3")
+    first.want("b/3")
+    assert len(first.waiting(LookUpLeader)) == 1, "one look for both"
+    first.settle()
+    reported = first.received(LeaderConnectResponse)
+    assert [(m.borrower_id, m.address) for m in reported] == [("a/3", "n2:1"), ("b/3", "n2:1")]
+
+
+def test_a_group_that_it_has_never_heard_of_is_not_opened_by_a_node_that_drains() -> None:
+    play = Play()
+    order(play, draining=True)
+    play.want()
+    play.settle()
+    assert play.store.rows(1) == {}
+    assert play.sent == []
+
+
+def test_a_drained_node_that_may_lead_again_does() -> None:
+    play = leading()
+    order(play, draining=True)
+    play.settle()
+    order(play)
+    play.want("a/2")
+    play.settle()
+    assert set(play.machine.election.leaderships()) == {MAINTENANCE, 1}
+    assert [m.borrower_id for m in play.received(LeaderConnectResponse)] == ["a/2"]
+
+
+def test_who_steps_down_leaves_the_group_to_others_for_a_lease_and_keeps_the_rest() -> None:
+    play = leading()
+    order(play, step_down={1: play.machine.leaders[1].term})
+    play.settle()
+    assert set(play.machine.election.leaderships()) == {MAINTENANCE}
+    play.want("a/2")
+    play.settle()
+    play.pass_time(SETTINGS.lease_duration_s - 0.1)
+    assert set(play.machine.election.leaderships()) == {MAINTENANCE}
+    play.pass_time(0.2)
+    play.want("a/2")
+    play.settle()
+    assert set(play.machine.election.leaderships()) == {MAINTENANCE, 1}, "nobody else has taken it"
+
+
+def test_an_order_to_step_down_from_another_term_is_not_for_this_leader() -> None:
+    play = leading()
+    order(play, step_down={1: play.machine.leaders[1].term - 1})
+    assert set(play.machine.election.leaderships()) == {MAINTENANCE, 1}
+    assert play.received(Invalidate) == []
+
+
+def test_orders_that_are_said_again_change_nothing() -> None:
+    play = leading()
+    term = play.machine.leaders[1].term
+    for _ in range(3):
+        order(play, draining=True, step_down={1: term})
+        play.settle()
+    assert len(play.received(Invalidate)) == 1
+    order(play, step_down={1: term})
+    play.want("a/2")
+    play.settle()
+    play.pass_time(SETTINGS.lease_duration_s)
+    play.want("a/2")
+    play.settle()
+    assert set(play.machine.election.leaderships()) == {MAINTENANCE, 1}, "under a later term"

@@ -1,0 +1,119 @@
+"""What is known, and what a change or a snapshot does to it."""
+
+from __future__ import annotations
+
+import pytest
+
+from sublet_storage.notify.change_cache import ChangeCache, Freshness
+from sublet_storage.notify.changes import Change, ObjectSnapshot
+
+NOW = 0.0
+
+
+def space(key: str, version: int, deleted: bool = False) -> Change:
+    return Change("space", key, version, deleted)
+
+
+def holding(*changes: Change, most_tombstones: int = 100) -> ChangeCache:
+    cache = ChangeCache(tombstone_s=100.0, most_tombstones=most_tombstones)
+    for change in changes:
+        assert cache.apply(change, NOW) is Freshness.NEWER
+    return cache
+
+
+def merge(cache: ChangeCache, *changes: Change, keys: frozenset[str] | None = None, now: float = NOW) -> list[Change]:
+    return cache.merge("space", ObjectSnapshot(changes, keys), cache.begin_snapshot(), now)
+
+
+@pytest.mark.conforms("D7")
+def test_an_older_version_never_overwrites_a_newer_one() -> None:
+    cache = holding(space("a", 5))
+    assert cache.apply(space("a", 4), NOW) is Freshness.OLD
+    assert cache.apply(space("a", 5), NOW) is Freshness.OLD
+    assert cache.apply(space("a", 4, deleted=True), NOW) is Freshness.OLD
+    assert cache.get("space", "a") == space("a", 5)
+    assert cache.old == 3
+
+
+@pytest.mark.conforms("D6", "D7")
+def test_invented_news_holds_until_the_next_reading() -> None:
+    cache = holding(space("a", 1_000), space("b", 1_000, deleted=True))
+    assert merge(cache, space("a", 5), space("b", 5)) == [space("a", 5), space("b", 5)]
+    assert cache.apply(space("a", 6), NOW) is Freshness.NEWER
+
+
+@pytest.mark.conforms("D7")
+def test_what_was_deleted_stays_deleted_until_it_is_made_again() -> None:
+    cache = holding(space("a", 5), space("a", 5, deleted=True))
+    assert cache.apply(space("a", 5), NOW) is Freshness.OLD
+    assert cache.get("space", "a") is None
+    assert cache.apply(space("a", 6), NOW) is Freshness.NEWER
+    assert cache.objects("space") == {"a": space("a", 6)}
+
+
+@pytest.mark.conforms("D7")
+def test_the_deletion_of_something_never_heard_of_is_remembered() -> None:
+    cache = holding(space("a", 5, deleted=True))
+    assert cache.apply(space("a", 4), NOW) is Freshness.OLD
+
+
+@pytest.mark.conforms("D7")
+def test_tombstones_end_with_time_or_when_there_are_too_many() -> None:
+    cache = holding(space("a", 5, deleted=True))
+    assert cache.apply(space("a", 4), NOW + 99) is Freshness.OLD
+    assert cache.apply(space("a", 4), NOW + 100) is Freshness.NEWER
+    cache = holding(*(space(key, 5, deleted=True) for key in "abc"), most_tombstones=2)
+    assert [cache.apply(space(key, 4), NOW) for key in "abc"] == [Freshness.NEWER, Freshness.OLD, Freshness.OLD]
+
+
+@pytest.mark.conforms("D6", "D7")
+def test_a_snapshot_brings_what_is_newer_and_takes_what_is_gone() -> None:
+    cache = holding(space("a", 5), space("b", 5), space("c", 5))
+    assert merge(cache, space("a", 6), space("b", 5), space("d", 1)) == [
+        space("a", 6),
+        space("d", 1),
+        space("c", 5, deleted=True),
+    ]
+    assert cache.objects("space") == {"a": space("a", 6), "b": space("b", 5), "d": space("d", 1)}
+    assert merge(cache, space("a", 6), space("b", 5), space("d", 1)) == []
+
+
+@pytest.mark.conforms("D6")
+def test_what_was_made_while_the_snapshot_was_read_is_not_taken() -> None:
+    cache = holding(space("a", 5))
+    begun = cache.begin_snapshot()
+    cache.apply(space("b", 1), NOW)
+    cache.apply(space("a", 6), NOW)
+    assert cache.merge("space", ObjectSnapshot((space("a", 5),)), begun, NOW) == []
+    assert cache.objects("space") == {"a": space("a", 6), "b": space("b", 1)}
+
+
+@pytest.mark.conforms("D7")
+def test_what_a_snapshot_did_not_have_is_revived_by_another_snapshot_only() -> None:
+    cache = holding(space("a", 5))
+    assert merge(cache) == [space("a", 5, deleted=True)]
+    assert cache.apply(space("a", 5), NOW) is Freshness.OLD
+    assert cache.apply(space("a", 6), NOW) is Freshness.AMBIGUOUS
+    assert cache.get("space", "a") is None
+    assert merge(cache, space("a", 6)) == [space("a", 6)]
+    assert cache.apply(space("a", 7), NOW) is Freshness.NEWER
+
+
+def test_a_snapshot_may_find_again_what_the_last_one_did_not_have() -> None:
+    """A node whose lease had run out, and that goes on."""
+    cache = holding(space("a", 5))
+    merge(cache)
+    assert merge(cache, space("a", 5)) == [space("a", 5)]
+
+
+def test_a_snapshot_of_some_says_nothing_of_the_others() -> None:
+    cache = holding(space("a", 5), space("b", 5), space("c", 5))
+    assert merge(cache, space("a", 6), keys=frozenset("ab")) == [space("a", 6), space("b", 5, deleted=True)]
+    assert cache.get("space", "c") == space("c", 5)
+
+
+def test_what_nobody_asks_for_any_more_is_forgotten_in_time() -> None:
+    cache = holding(space("a", 5), space("c", 5))
+    merge(cache, space("a", 5), keys=frozenset("a"), now=NOW + 100)
+    assert merge(cache, space("a", 5), keys=frozenset("a"), now=NOW + 101) == []
+    assert cache.objects("space") == {"a": space("a", 5)}

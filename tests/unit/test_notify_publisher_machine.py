@@ -1,0 +1,202 @@
+"""What a publisher says, and when."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from sublet_storage.notify.changes import (
+    Change,
+    Envelope,
+    Hello,
+    Message,
+    NotifySettings,
+    group_change,
+    space_change,
+    stream_change,
+)
+from sublet_storage.notify.codec import decode
+from sublet_storage.notify.publisher_machine import (
+    ChangesQueued,
+    CloseRequested,
+    EndpointsOpened,
+    Event,
+    PublisherMachine,
+    PublisherStatus,
+    Tick,
+)
+
+SETTINGS = NotifySettings()
+
+
+class Harness:
+    """An announcer and what it says."""
+
+    def __init__(self, most_waiting: int = 100) -> None:
+        self.machine = PublisherMachine("p", "i", SETTINGS, most_waiting)
+        self.wake_at: float | None = None
+
+    def do(self, event: Event, now: float) -> list[Message]:
+        outcome = self.machine.decide(event, now)
+        self.wake_at = outcome.wake_at
+        return [decode(message) for message in outcome.sends]
+
+    def notify(self, now: float, *changes: Change) -> list[Message]:
+        return self.do(ChangesQueued(changes), now)
+
+
+def opened() -> Harness:
+    harness = Harness()
+    harness.do(EndpointsOpened(None), 0.0)
+    return harness
+
+
+def head(stream_id: int, head: int) -> Change:
+    return stream_change(stream_id, head, False)
+
+
+@pytest.mark.conforms("D3")
+def test_it_begins_with_a_hello_and_numbers_each_channel_by_itself() -> None:
+    harness = Harness()
+    assert harness.do(EndpointsOpened(None), 0.0) == [Hello("p", "i", {})]
+    assert harness.notify(1.0, head(1, 1)) == [Envelope("p", "i", "stream", 1, 0, (head(1, 1),))]
+    assert harness.notify(2.0, head(1, 2), space_change("eu", 4)) == [
+        Envelope("p", "i", "stream", 2, 1, (head(1, 2),)),
+        Envelope("p", "i", "space", 1, 0, (space_change("eu", 4),)),
+    ]
+    assert harness.notify(3.0, group_change("$share/g/#", 7, deleted=True)) == [
+        Envelope("p", "i", "group", 1, 0, (group_change("$share/g/#", 7, deleted=True),))
+    ]
+
+
+@pytest.mark.conforms("D3", "D5")
+def test_it_says_hello_after_every_max_idle_of_silence_with_its_last_numbers() -> None:
+    harness = opened()
+    harness.notify(1.0, head(1, 1))
+    assert harness.wake_at == 1.0 + SETTINGS.hello_interval_s
+    assert harness.do(Tick(), 5.9) == []
+    assert harness.do(Tick(), 6.0) == [Hello("p", "i", {"stream": 1})]
+    assert harness.wake_at == 11.0
+    assert harness.do(Tick(), 11.0) == [Hello("p", "i", {"stream": 1})]
+
+
+def test_it_greets_again_when_others_can_be_reached() -> None:
+    harness = opened()
+    harness.notify(1.0, head(1, 1))
+    assert harness.do(EndpointsOpened(None), 1.5) == [Hello("p", "i", {"stream": 1})]
+
+
+def test_what_is_told_before_anybody_can_be_reached_waits() -> None:
+    harness = Harness()
+    assert harness.notify(0.0, head(1, 1)) == []
+    assert harness.wake_at is None
+    assert harness.machine.has_pending
+    harness.notify(0.1, head(1, 2))
+    assert harness.do(EndpointsOpened(None), 0.2) == [
+        Hello("p", "i", {}),
+        Envelope("p", "i", "stream", 1, 0, (head(1, 2),)),
+    ]
+
+
+def test_the_first_after_a_silence_goes_at_once_and_what_follows_closely_goes_together() -> None:
+    harness = opened()
+    assert len(harness.notify(1.0, head(1, 1))) == 1
+    assert harness.notify(1.001, head(1, 2)) == []
+    assert harness.notify(1.002, head(1, 3), head(2, 9)) == []
+    assert harness.wake_at == pytest.approx(1.005)
+    assert harness.do(Tick(), 1.005) == [Envelope("p", "i", "stream", 2, 1, (head(1, 3), head(2, 9)))]
+
+
+def test_ten_thousand_calls_a_second_are_few_messages() -> None:
+    harness = opened()
+    said = [message for step in range(10_000) for message in harness.notify(1 + step / 10_000, head(step % 7, step))]
+    assert 20 <= len(said) <= 40
+    assert all(isinstance(message, Envelope) for message in said)
+
+
+def test_pauses_grow_under_load_and_are_short_again_behind_it() -> None:
+    harness = opened()
+    machine, shortest, now = harness.machine, 1 / SETTINGS.max_sends_per_s, 1.0
+    pauses = []
+    for step in range(600):
+        now = 1 + step * shortest / 2
+        if harness.notify(now, head(1, step)):
+            pauses.append(machine.ready_at - now)
+    assert all(one <= other + 1e-9 for one, other in pairwise(pauses))
+    assert pauses[:2] == pytest.approx([shortest, 1.2 * shortest])
+    assert pauses[-1] == pytest.approx(10 * shortest)
+    for step in range(3):
+        now += 0.1
+        harness.notify(now, head(1, 1000 + step))
+    assert machine.ready_at - now == pytest.approx(shortest)
+
+
+@pytest.mark.parametrize("jitter_s", [0.0, 0.003, 0.006])
+def test_what_is_told_now_and_then_is_said_at_once(jitter_s: float) -> None:
+    harness = opened()
+    machine, late_s = harness.machine, 0.0
+    for step in range(1000):
+        now = 1 + step / 100 + jitter_s * (step % 2)
+        if not harness.notify(now, head(1, step)):
+            late_s = max(late_s, machine.ready_at - now)
+            assert harness.do(Tick(), machine.ready_at)
+    assert late_s <= 1 / SETTINGS.max_sends_per_s
+    assert machine.ready_at - now <= 2 / SETTINGS.max_sends_per_s
+
+
+def test_an_older_change_does_not_replace_a_newer_one_that_waits() -> None:
+    harness = Harness()
+    harness.notify(0.0, space_change("eu", 4, deleted=True), space_change("eu", 4), space_change("eu", 3))
+    (_, envelope) = harness.do(EndpointsOpened(None), 0.1)
+    assert isinstance(envelope, Envelope)
+    assert envelope.changes == (space_change("eu", 4, deleted=True),)
+
+
+def test_what_is_too_long_goes_without_its_data_then_as_a_hole() -> None:
+    harness = Harness()
+    harness.do(EndpointsOpened(300), 0.0)
+    (space,) = harness.notify(1.0, space_change("eu", 1, data={"filter": "x" * 300}), space_change("y" * 300, 1))
+    assert space == Envelope("p", "i", "space", 2, 1, (space_change("eu", 1),))
+    assert harness.machine.dropped_change_count == 1
+
+
+def test_many_changes_are_split_at_the_limit() -> None:
+    harness = Harness()
+    harness.do(EndpointsOpened(500), 0.0)
+    outcome = harness.machine.decide(ChangesQueued(tuple(head(number, number) for number in range(100))), 1.0)
+    assert all(len(message) <= 500 for message in outcome.sends)
+    assert len(outcome.sends) == 10
+    assert outcome.wake_at == pytest.approx(1.0 + SETTINGS.hello_interval_s)
+    harness.notify(1.001, head(1, 200))
+    assert harness.wake_at == pytest.approx(1.0 + 10 / SETTINGS.max_sends_per_s), "many messages use up the rate"
+
+
+@pytest.mark.conforms("D3", "D4")
+def test_of_too_many_the_oldest_is_left_out_and_the_numbers_show_it() -> None:
+    harness = Harness(most_waiting=2)
+    harness.notify(0.0, head(1, 1), head(2, 1), head(3, 1))
+    hello, envelope = harness.do(EndpointsOpened(None), 0.0)
+    assert hello == Hello("p", "i", {"stream": 1})
+    assert envelope == Envelope("p", "i", "stream", 2, 1, (head(2, 1), head(3, 1)))
+    assert harness.machine.dropped_change_count == 1
+
+
+def test_leaving_sends_what_waits_and_says_so() -> None:
+    harness = opened()
+    harness.notify(1.0, head(1, 1))
+    harness.notify(1.001, head(1, 2))
+    assert harness.do(CloseRequested(), 1.002) == [
+        Envelope("p", "i", "stream", 2, 1, (head(1, 2),)),
+        Hello("p", "i", {"stream": 2}, is_leaving=True),
+    ]
+    assert harness.machine.status is PublisherStatus.CLOSED
+    assert harness.notify(2.0, head(1, 3)) == []
+    assert harness.do(EndpointsOpened(None), 3.0) == []
+    assert harness.wake_at is None
+
+
+def test_who_never_could_speak_leaves_in_silence() -> None:
+    harness = Harness()
+    harness.notify(0.0, head(1, 1))
+    assert harness.do(CloseRequested(), 1.0) == []

@@ -1,0 +1,112 @@
+"""What may be said of a place for payloads, what is refused, and that nothing secret is repeated."""
+
+from __future__ import annotations
+
+import pytest
+
+from sublet_protocol.domain.errors import InvalidSetting
+from sublet_storage.objects.location import locate_object, new_object_name, parse_location
+
+
+@pytest.mark.parametrize(
+    ("text", "prefix", "options"),
+    [
+        ("file:///mnt/shared/sublet", "file:///mnt/shared/sublet", ()),
+        ("file:///mnt/shared/sublet/", "file:///mnt/shared/sublet", ()),
+        ("s3://bucket", "s3://bucket", ()),
+        ("s3://bucket/a/b?region=eu-1", "s3://bucket/a/b", (("region", "eu-1"),)),
+        (
+            "s3://bucket/a?scheme=http&endpoint_override=store:9000",
+            "s3://bucket/a",
+            (("endpoint_override", "store:9000"), ("scheme", "http")),
+        ),
+    ],
+)
+def test_a_place_is_a_directory_or_a_part_of_a_bucket(text: str, prefix: str, options: object) -> None:
+    place = parse_location(text)
+    assert (place.prefix, place.options) == (prefix, options)
+    assert parse_location(str(place)) == place
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "/mnt/shared",
+        "file://mnt/shared",
+        "file:///",
+        "file:///a/../b",
+        "file:///a//b",
+        "file:///a?x=y",
+        "file:///a#b",
+        "file:///a%2e%2e",
+        "file:///ä",
+        "s3://",
+        "s3://Bucket/a",
+        "s3://bucket/a/./b",
+        "s3://bucket?scheme=ftp",
+        "s3://bucket?region=a b",
+        "gs://bucket/a",
+        "http://bucket/a",
+        "s3://[bucket",
+        "s3://[::1/a",
+    ],
+)
+def test_what_is_no_place_is_refused_with_the_shapes_there_are(text: str) -> None:
+    with pytest.raises(InvalidSetting, match=r"Give file:///DIRECTORY, or s3://BUCKET/PREFIX"):
+        parse_location(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "s3://AKIAEXAMPLE:hunter2@bucket/a",
+        "s3://bucket/a?access_key=AKIAEXAMPLE&secret_key=hunter2",
+        "s3://bucket/a?endpoint_override=http://AKIAEXAMPLE:hunter2@store",
+        "file://AKIAEXAMPLE:hunter2@host/a",
+        "s3://AKIAEXAMPLE:hun/hunter2@bucket/a",
+        "s3://AKIAEXAMPLE:hun?hunter2@bucket/a",
+        "s3://bucket/a?hunter2",
+        "s3://bucket/a?region=x&AKIAEXAMPLE=1",
+    ],
+)
+def test_credentials_are_refused_and_not_repeated(text: str) -> None:
+    with pytest.raises(InvalidSetting) as refused:
+        parse_location(text)
+    assert "AKIA" not in str(refused.value)
+    assert "hunter2" not in str(refused.value)
+
+
+def test_of_what_is_no_place_a_part_is_repeated() -> None:
+    with pytest.raises(InvalidSetting) as refused:
+        parse_location("file:///mnt/" + "x" * 1_000_000)
+    assert len(str(refused.value)) < 1000
+
+
+def test_a_name_tells_its_block_and_is_new_each_time() -> None:
+    one, other = new_object_name(3, 7, 100, b"payload"), new_object_name(3, 7, 100, b"payload")
+    assert one.text != other.text
+    place = parse_location("s3://bucket/a?region=x")
+    found = locate_object(f"s3://bucket/a/{one.text}", ["file:///mnt", "s3://bucket/a?region=x", "s3://bucket"])
+    assert found == (place, one)
+    assert (one.generation_id, one.stream_id, one.end_offset) == (3, 7, 100)
+    assert locate_object(f"s3://bucket/a/b/{one.text}", ["s3://bucket/a"]) is None
+    assert locate_object(f"s3://bucket/ab/{one.text}", ["s3://bucket/a"]) is None
+    assert locate_object(f"s3://bucket/ab{one.text}", ["s3://bucket/a"]) is None
+    assert locate_object(f"s3://bucket/a/{one.text}", []) is None
+
+
+def test_places_may_lie_within_one_another() -> None:
+    name = new_object_name(3, 7, 100, b"payload")
+    for places in (["file:///a", "file:///a/3"], ["file:///a/3", "file:///a"]):
+        outer, inner = (locate_object(f"{prefix}/{name.text}", places) for prefix in ("file:///a", "file:///a/3"))
+        assert outer is not None
+        assert inner is not None
+        assert (outer[0].prefix, inner[0].prefix) == ("file:///a", "file:///a/3")
+
+
+def test_what_the_database_knows_of_a_place_has_the_id_in_its_marker() -> None:
+    name = new_object_name(3, 7, 100, b"payload")
+    found = locate_object(f"s3://bucket/a/{name.text}", ["s3://bucket/a?region=x#0123"])
+    assert found is not None
+    assert (found[0].marker, str(found[0])) == ("0123", "s3://bucket/a?region=x")

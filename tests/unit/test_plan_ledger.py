@@ -1,0 +1,352 @@
+"""A session that plans ahead: what is planned is begun when it is written, and what was begun is not lost sight of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from sublet_borrower.machine.events import RevokeStarted, SavedProgress, SessionProgress, StreamGranted, StreamRemoved
+from sublet_borrower.planner.micro_batch import PlannedRange, PlannedStream
+from sublet_borrower.planner.micro_batch_planner import split_evenly
+from sublet_borrower.planner.plan_ledger import PlanLedger
+from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
+from sublet_protocol.domain.in_doubt import InDoubt
+from sublet_protocol.messages.messages import Grant, RevokedReason
+
+HOLD_S = 60.0
+
+
+class Desk:
+    """A planning whose reports are written down as soon as `write` is called."""
+
+    def __init__(self, *, recalled: bool = True) -> None:
+        self.said: list[SessionProgress] = []
+        self.planning = PlanLedger(self.said.append, HOLD_S)
+        if recalled:
+            self.planning.restore((), ())
+
+    def grant(self, stream_id: int = 1, grant_id: int = 50, position: int = 10, left: InDoubt | None = None) -> None:
+        grant = Grant("a/1", 1, stream_id, grant_id, position, 1, 0, 99, "#", in_doubt=left)
+        self.planning.apply_update(StreamGranted(grant))
+
+    def heads(self, **heads: int) -> None:
+        self.planning.update_heads((int(name[1:]), head) for name, head in heads.items())
+
+    def idle(self) -> list[int]:
+        return [granted.grant.stream_id for granted in self.planning.plannable_streams(lambda granted: True)]
+
+    def write(self) -> None:
+        for progress in tuple(self.said):
+            said = progress
+            self.planning.apply_update(SavedProgress(said.stream_id, said.grant_id, said.position, said.in_doubt))
+
+    def begun(self) -> list[PlannedRange]:
+        return [begun.planned for begun in self.planning.take_saved_plans()]
+
+    def plan(self, **ends: int) -> list[PlannedRange]:
+        self.planning.plan({int(name[1:]): end for name, end in ends.items()})
+        self.write()
+        return self.begun()
+
+    def done(self, planned: Iterable[PlannedRange]) -> None:
+        self.planning.acknowledge(planned)
+        self.planning.report_progress()
+
+    def last(self) -> SessionProgress:
+        return self.said[-1]
+
+
+@pytest.fixture
+def desk() -> Desk:
+    desk = Desk()
+    desk.grant()
+    desk.heads(s1=30)
+    return desk
+
+
+def test_nothing_is_begun_before_it_is_written(desk: Desk) -> None:
+    assert desk.idle() == [1]
+    desk.planning.plan({1: 20})
+    assert desk.last() == SessionProgress(1, 50, 10, lag=20, in_doubt=InDoubt(50, 10, 20, HOLD_S))
+    assert desk.planning.has_unsaved_plan()
+    assert desk.begun() == []
+    desk.write()
+    assert not desk.planning.has_unsaved_plan()
+    assert desk.begun() == [PlannedRange(1, 50, 10, 20)]
+    assert desk.begun() == [PlannedRange(1, 50, 10, 20)], "until it is acknowledged"
+
+
+def test_what_is_written_of_an_earlier_plan_is_not_taken_for_this_one(desk: Desk) -> None:
+    desk.planning.plan({1: 20})
+    desk.planning.apply_update(SavedProgress(1, 50, 10))
+    desk.planning.apply_update(SavedProgress(1, 50, 10, InDoubt(50, 5, 10, HOLD_S)))
+    desk.planning.apply_update(SavedProgress(1, 49, 10, InDoubt(50, 10, 20, HOLD_S)))
+    assert desk.begun() == []
+
+
+def test_what_was_done_before_the_plan_was_written_is_planned_no_more(desk: Desk) -> None:
+    desk.planning.plan({1: 20})
+    desk.planning.apply_update(SavedProgress(1, 50, 15, desk.last().in_doubt))
+    assert desk.begun() == []
+    assert desk.plan(s1=20) == [PlannedRange(1, 50, 15, 20)]
+
+
+def test_a_stream_has_one_plan_at_a_time_and_the_next_when_that_is_acknowledged(desk: Desk) -> None:
+    (first,) = desk.plan(s1=20)
+    assert desk.idle() == []
+    assert desk.plan(s1=30) == [first]
+    desk.done([first])
+    assert desk.last() == SessionProgress(1, 50, 20, lag=10)
+    assert desk.idle() == [1]
+    assert desk.plan(s1=30) == [PlannedRange(1, 50, 20, 30)]
+
+
+def test_what_is_done_and_what_is_planned_next_are_one_report(desk: Desk) -> None:
+    (first,) = desk.plan(s1=20)
+    said = len(desk.said)
+    desk.planning.acknowledge([first])
+    desk.planning.plan({1: 30})
+    desk.planning.report_progress()
+    assert desk.said[said:] == [SessionProgress(1, 50, 20, lag=10, in_doubt=InDoubt(50, 20, 30, HOLD_S))]
+
+
+def test_an_acknowledgement_of_something_else_changes_nothing(desk: Desk) -> None:
+    (first,) = desk.plan(s1=20)
+    for other in (
+        PlannedRange(2, 50, 10, 20),
+        PlannedRange(1, 49, 10, 20),
+        PlannedRange(1, 50, 9, 20),
+        PlannedRange(1, 50, 10, 21),
+    ):
+        desk.done([other])
+    assert desk.begun() == [first]
+
+
+def test_a_revoke_waits_for_what_is_planned(desk: Desk) -> None:
+    (first,) = desk.plan(s1=20)
+    said = len(desk.said)
+    desk.planning.apply_update(RevokeStarted(1, 50))
+    assert len(desk.said) == said
+    desk.done([first])
+    assert (desk.last().position, desk.last().is_final) == (20, True)
+    assert desk.idle() == []
+
+
+def test_an_idle_stream_goes_at_once(desk: Desk) -> None:
+    desk.planning.apply_update(RevokeStarted(1, 50))
+    assert (desk.last().position, desk.last().is_final) == (10, True)
+
+
+def test_who_leaves_says_where_it_stands_though_something_is_in_doubt(desk: Desk) -> None:
+    desk.grant(2)
+    desk.heads(s2=30)
+    desk.plan(s1=20, s2=20)
+    desk.planning.apply_update(RevokeStarted(1, 50))
+    desk.planning.abandon()
+    assert (desk.last().stream_id, desk.last().position, desk.last().is_final) == (1, 10, True)
+    desk.planning.apply_update(RevokeStarted(2, 50))
+    assert (desk.last().stream_id, desk.last().position, desk.last().is_final) == (2, 10, True)
+
+
+def test_where_a_stream_ends_is_looked_at_once_and_followed_at_its_end(desk: Desk) -> None:
+    desk.grant(2)
+    assert desk.planning.streams_to_poll() == [2]
+    assert desk.planning.caught_up_streams() == {}
+    desk.heads(s2=10)
+    assert desk.planning.streams_to_poll() == []
+    assert desk.planning.caught_up_streams() == {2: (50, 10)}
+    desk.plan(s1=30)
+    assert desk.planning.caught_up_streams() == {1: (50, 30), 2: (50, 10)}
+    desk.heads(s1=5)
+    assert desk.planning.lags() == {1: (10, 30), 2: (10, 10)}, "a head does not go back"
+
+
+@pytest.mark.conforms("P5", "X4")
+def test_nothing_is_planned_that_somebody_says_and_the_log_does_not_have(desk: Desk) -> None:
+    desk.grant(position=10)
+    desk.heads(s1=10)
+    assert (desk.idle(), desk.planning.streams_to_poll()) == ([], [])
+    desk.planning.hint_heads([(1, 2**40), (2, 7)])
+    assert (desk.idle(), desk.planning.streams_to_poll()) == ([], [1])
+    desk.heads(s1=12)
+    assert (desk.idle(), desk.planning.streams_to_poll(), desk.planning.lags()) == ([1], [], {1: (10, 12)})
+    desk.planning.hint_heads([(1, 12)])  # what is known
+    assert desk.planning.streams_to_poll() == []
+
+
+def test_the_stream_that_has_waited_longest_is_first() -> None:
+    desk = Desk()
+    for stream in (1, 2, 3):
+        desk.grant(stream)
+    desk.heads(s1=30, s2=30, s3=30)
+    desk.done(desk.plan(s1=11))
+    desk.done(desk.plan(s2=11))
+    assert desk.idle() == [3, 1, 2]
+
+
+# --- what is left of before -------------------------------------------------------------------------------------------
+
+LEFT = InDoubt(40, 10, 20, HOLD_S)
+BEGUN = PlannedRange(1, 40, 10, 20)
+
+
+@pytest.mark.conforms("E27")
+@pytest.mark.parametrize("first", ["the grant", "the checkpoint"])
+def test_what_was_begun_is_done_again_before_anything_else(first: str) -> None:
+    desk = Desk(recalled=False)
+    if first == "the checkpoint":
+        desk.planning.restore((), [BEGUN])
+    desk.grant(left=LEFT)
+    desk.heads(s1=30)
+    if first == "the grant":
+        assert desk.idle() == []
+        assert desk.planning.restart(BEGUN) is None
+        desk.planning.restore((), [BEGUN])
+    again = desk.planning.restart(BEGUN)
+    assert again is not None
+    assert again.position == 10
+    assert desk.idle() == []
+    assert desk.begun() == [BEGUN]
+    desk.done([BEGUN])
+    assert desk.last() == SessionProgress(1, 50, 20, lag=10)
+    assert desk.plan(s1=30) == [PlannedRange(1, 50, 20, 30)]
+
+
+@pytest.mark.conforms("E27")
+def test_what_was_done_is_acknowledged_and_not_done_again() -> None:
+    desk = Desk(recalled=False)
+    desk.planning.restore([BEGUN], ())
+    desk.grant(left=LEFT)
+    assert desk.last() == SessionProgress(1, 50, 20, in_doubt=InDoubt(50, 20, 20, 0.0))
+    desk.heads(s1=30)
+    assert desk.plan(s1=30) == [PlannedRange(1, 50, 20, 30)]
+
+
+@pytest.mark.conforms("E27")
+@pytest.mark.parametrize("known", [(), (PlannedRange(1, 40, 5, 10),), (PlannedRange(2, 40, 10, 20),)])
+def test_what_was_planned_and_never_begun_is_planned_anew(known: Iterable[PlannedRange]) -> None:
+    desk = Desk(recalled=False)
+    desk.planning.restore(known, ())
+    desk.grant(left=LEFT)
+    assert desk.last() == SessionProgress(1, 50, 10, in_doubt=InDoubt(50, 10, 10, 0.0))
+    desk.heads(s1=30)
+    assert desk.plan(s1=15) == [PlannedRange(1, 50, 10, 15)]
+
+
+def test_what_was_begun_goes_on_under_the_next_grant_of_the_same_process(desk: Desk) -> None:
+    (begun,) = desk.plan(s1=20)
+    left = desk.said[-1].in_doubt
+    desk.planning.apply_update(StreamRemoved(1, 50, RevokedReason.LOST))
+    assert desk.begun() == []
+    desk.grant(grant_id=60, left=left)
+    assert desk.begun() == [begun]
+    desk.done([begun])
+    assert (desk.last().grant_id, desk.last().position) == (60, 20)
+
+
+def test_what_was_acknowledged_in_between_is_acknowledged_under_the_next_grant(desk: Desk) -> None:
+    (begun,) = desk.plan(s1=20)
+    left = desk.said[-1].in_doubt
+    desk.planning.apply_update(StreamRemoved(1, 50, RevokedReason.LOST))
+    desk.done([begun])
+    desk.grant(grant_id=60, left=left)
+    assert (desk.last().grant_id, desk.last().position) == (60, 20)
+    assert desk.begun() == []
+
+
+@pytest.mark.conforms("E27")
+def test_what_is_done_is_remembered_until_progress_has_passed_it(desk: Desk) -> None:
+    desk.grant(stream_id=2, position=0)
+    desk.heads(s2=5)
+    one, other = desk.plan(s1=20, s2=5)
+    desk.done([one, other])
+    assert desk.planning.unsaved_ranges() == (one, other)
+    desk.planning.apply_update(SavedProgress(1, 50, 19))
+    assert desk.planning.unsaved_ranges() == (one, other), "a part of it has been passed"
+    desk.planning.apply_update(SavedProgress(1, 50, 20))
+    assert desk.planning.unsaved_ranges() == (other,)
+    desk.planning.apply_update(SavedProgress(2, 49, 5))
+    assert desk.planning.unsaved_ranges() == (other,), "that was said under another grant"
+    desk.planning.apply_update(StreamRemoved(2, 50, RevokedReason.LOST))
+    assert desk.planning.unsaved_ranges() == (other,), "nobody has heard of it yet"
+    desk.grant(stream_id=2, grant_id=60, position=5)
+    assert desk.planning.unsaved_ranges() == (), "the grant begins behind it"
+
+
+def test_what_an_earlier_process_has_done_is_remembered_until_that_is_written_down() -> None:
+    desk = Desk(recalled=False)
+    desk.planning.restore([BEGUN], ())
+    assert desk.planning.unsaved_ranges() == (BEGUN,)
+    desk.grant(left=LEFT)
+    assert desk.planning.unsaved_ranges() == (BEGUN,), "it is reported, and not written down yet"
+    desk.write()
+    assert desk.planning.unsaved_ranges() == ()
+
+
+def test_where_the_position_stands_still_what_is_done_is_passed_by_its_epochs() -> None:
+    before, behind = ConsumedFrontier(10, LowerFrontier(((1,),))), ConsumedFrontier(10, LowerFrontier(((3,),)))
+    planned = PlannedRange(1, 50, 10, 10, behind)
+    assert not planned.is_passed(10, before)
+    assert planned.is_passed(10, behind)
+
+
+def test_an_acknowledgement_that_is_said_again_is_nothing_new(desk: Desk) -> None:
+    (begun,) = desk.plan(s1=20)
+    desk.done([begun])
+    desk.write()
+    desk.done([begun])
+    assert desk.planning.unsaved_ranges() == ()
+
+
+def test_what_is_said_to_be_done_for_good_is_forgotten_if_it_is_that() -> None:
+    desk = Desk(recalled=False)
+    desk.planning.restore([BEGUN], ())
+    desk.planning.drop_done(PlannedRange(1, 40, 10, 19))
+    assert desk.planning.unsaved_ranges() == (BEGUN,)
+    desk.planning.drop_done(BEGUN)
+    assert desk.planning.unsaved_ranges() == ()
+
+
+def test_what_is_not_ours_any_more_is_forgotten() -> None:
+    desk = Desk(recalled=False)
+    desk.planning.restore((), [BEGUN])
+    desk.planning.drop_started(BEGUN)
+    desk.grant(left=LEFT)
+    assert desk.begun() == []
+
+
+def test_a_part_that_was_committed_elsewhere_is_not_done_again() -> None:
+    desk = Desk(recalled=False)
+    desk.planning.restore((), [BEGUN])
+    desk.grant(position=15, left=LEFT)
+    again = desk.planning.restart(BEGUN)
+    assert again is not None
+    assert again.position == 15
+
+
+# --- how much of which ------------------------------------------------------------------------------------------------
+
+
+def waiting(*lags: int) -> list[PlannedStream]:
+    """Streams 1, 2, ... from offset 100 on."""
+    grants = [Grant("a/1", 1, number, 50, 100, 1, 0, 99, "#") for number in range(1, len(lags) + 1)]
+    return [PlannedStream(grant, 100, plannable_end=100 + lag) for grant, lag in zip(grants, lags, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("lags", "most", "taken"),
+    [
+        ((), None, {}),
+        ((), 5, {}),
+        ((5, 7), None, {1: 5, 2: 7}),
+        ((5, 7), 100, {1: 5, 2: 7}),
+        ((10, 10), 10, {1: 5, 2: 5}),
+        ((2, 10), 10, {1: 2, 2: 8}),
+        ((10, 2, 10), 11, {1: 4, 2: 2, 3: 5}),
+        ((10, 10, 10), 2, {1: 1, 2: 1}),
+        ((10, 10), 1, {1: 1}),
+    ],
+)
+def test_messages_are_shared_out(lags: tuple[int, ...], most: int | None, taken: dict[int, int]) -> None:
+    assert {stream: end - 100 for stream, end in split_evenly(waiting(*lags), most).items()} == taken

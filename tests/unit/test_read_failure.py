@@ -1,0 +1,253 @@
+"""A stream that its holder cannot read on: when the leader is told, how often, and what history then says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sublet_borrower.machine.events import SessionProgress, StreamGranted, Tick, Unsubscribe
+from sublet_borrower.machine.read_failure import MAX_REPORT_BYTES, PERSISTENT_AFTER_S, RETRY_INTERVAL_S, ReadFailure
+from sublet_borrower.streams.assignment import SessionAssignment
+from sublet_protocol.domain.errors import PayloadUnavailable, PayloadUnreadable
+from sublet_protocol.messages.codec import MalformedMessage, decode_to_leader, encode_to_leader
+from sublet_protocol.messages.messages import (
+    MAX_READ_ERROR_CHARS,
+    Disconnect,
+    Grant,
+    HeldGrant,
+    RevokeFinished,
+    StreamProgress,
+    UpdateProgress,
+)
+from sublet_storage.groups.model.records import READABLE, UNREADABLE, GroupOptions, OnPoison, StartingPosition
+from tests.unit.leader_bench import AGENT, BORROWER, Bench
+from tests.unit.test_borrower_machine import GRANT, Play, connected
+
+
+class Archived(PayloadUnreadable):
+    """Another kind of trouble with an object."""
+
+
+AWAY, ARCHIVED, UNREAD = PayloadUnavailable("away."), Archived("archived."), PayloadUnreadable("an I/O error.")
+
+
+# --- what a session tells --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("problem", [ARCHIVED, UNREAD])
+def test_an_object_in_trouble_is_told_at_once_and_once(problem: Exception) -> None:
+    trouble = ReadFailure()
+    assert [trouble.record(problem, now) for now in (0.0, 10.0, 20.0)] == [True, False, False]
+    assert trouble.reported_error == str(problem)
+    assert trouble.clear()
+    assert (trouble.current_error, trouble.reported_error, trouble.clear()) == ("", "", False)
+
+
+def test_what_comes_and_goes_is_told_now_and_then() -> None:
+    trouble, reported = ReadFailure(), 0
+    for turn in range(60):
+        reported += trouble.record((UNREAD, ARCHIVED, AWAY)[turn % 3], 10.0 * turn)
+        trouble.clear()
+    assert reported == 600 / RETRY_INTERVAL_S
+
+
+def test_a_place_is_told_of_when_it_stays_away() -> None:
+    trouble = ReadFailure()
+    assert [trouble.record(AWAY, now) for now in (5.0, 6.0, 5.0 + PERSISTENT_AFTER_S, 16.0)] == [
+        False,
+        False,
+        True,
+        False,
+    ]
+    assert trouble.clear()
+    assert not trouble.record(AWAY, 17.0), "it was back meanwhile"
+    assert not trouble.clear(), "of what was not told the end is not either"
+
+
+def test_other_words_for_the_same_trouble_are_no_news_and_another_trouble_is() -> None:
+    trouble = ReadFailure()
+    assert trouble.record(PayloadUnreadable("request 1 failed"), 0.0)
+    assert not trouble.record(PayloadUnreadable("request 2 failed"), 10.0)
+    assert (trouble.current_error, trouble.reported_error) == ("request 2 failed", "request 1 failed")
+    assert not trouble.record(ARCHIVED, 20.0)
+    assert trouble.record(ARCHIVED, RETRY_INTERVAL_S)
+    assert trouble.reported_error == "archived."
+
+
+def test_whatever_a_library_says_can_be_told() -> None:
+    trouble = ReadFailure()
+    trouble.record(Archived("\0\udcff\n" + "x" * 5000), 0.0)
+    reported = UpdateProgress("a/1", 3, (StreamProgress(1, 2, 3, read_error=trouble.reported_error),))
+    assert decode_to_leader(encode_to_leader(reported)) == reported
+    assert reported.streams[0].read_error == "   " + "x" * (MAX_READ_ERROR_CHARS - 3)
+
+
+def test_a_trouble_that_is_too_long_is_refused_and_none_is_none() -> None:
+    long = UpdateProgress("a/1", 3, (StreamProgress(1, 2, 3, read_error="x" * (MAX_READ_ERROR_CHARS + 1)),))
+    with pytest.raises(MalformedMessage, match="read_error"):
+        decode_to_leader(encode_to_leader(long))
+    well = encode_to_leader(UpdateProgress("a/1", 3, (StreamProgress(1, 2, 3),)))
+    assert not well.update_progress.streams[0].HasField("read_error")
+
+
+def test_a_handler_reports_the_beginning_and_the_end() -> None:
+    reports = list[SessionProgress]()
+    handler = SessionAssignment(reports.append)
+    handler.apply_update(StreamGranted(Grant("a/1", 1, 7, 1, 4, 3, 0, 9, "#")))
+    (granted,) = [handler.next_readable(lambda _: True)]
+    assert granted is not None
+    assert not handler.mark_readable(granted)
+    assert [handler.defer(granted, ARCHIVED, now, 10.0) for now in (0.0, 10.0)] == [True, False]
+    assert handler.mark_readable(granted)
+    assert [(each.position, each.read_error) for each in reports] == [(4, "archived."), (4, "")]
+
+
+# --- what a borrower passes on ---------------------------------------------------------------------------------------
+
+
+def troubles(play: Play) -> list[str]:
+    sent = [said for said in play.said(UpdateProgress) if isinstance(said, UpdateProgress)]
+    return [each.read_error for said in sent for each in said.streams]
+
+
+def test_trouble_is_passed_on_at_once_and_so_is_its_end() -> None:
+    play = connected(GRANT)
+    play.do(SessionProgress(5, 50, 10, read_error="damaged"), at=play.now)
+    assert troubles(play) == ["damaged"]
+    play.do(SessionProgress(5, 50, 10, read_error="damaged"), at=play.now)
+    assert troubles(play) == []
+    play.do(SessionProgress(5, 50, 10), at=play.now)
+    assert troubles(play) == [""]
+
+
+MANY = 600
+
+
+def all_in_trouble() -> Play:
+    """Each of very many streams as long as it may be, none of which the leader has said to be saved."""
+    grants = tuple(replace(GRANT, stream_id=number, grant_id=number) for number in range(1, MANY + 1))
+    play = connected(*grants)
+    for each in grants:
+        play.do(
+            SessionProgress(each.stream_id, each.grant_id, each.position, read_error="é" * MAX_READ_ERROR_CHARS),
+            at=play.now,
+        )
+    return play
+
+
+def test_the_troubles_of_very_many_streams_are_told_in_messages_that_a_node_reads() -> None:
+    play = all_in_trouble()
+    play.do(Tick(), at=play.now + play.machine.settings.resend_interval_s)
+    sent = [said for said in play.said(UpdateProgress) if isinstance(said, UpdateProgress)]
+    assert len(sent) == -(-MANY // (MAX_REPORT_BYTES // (2 * MAX_READ_ERROR_CHARS)))
+    assert [each.stream_id for said in sent for each in said.streams] == list(range(1, MANY + 1))
+    assert {each.read_error for said in sent for each in said.streams} == {"é" * MAX_READ_ERROR_CHARS}, (
+        "silence would be its end"
+    )
+    assert all(encode_to_leader(said).ByteSize() < 1.1 * MAX_REPORT_BYTES for said in sent)
+
+
+def test_who_leaves_says_nothing_more_of_troubles() -> None:
+    play = all_in_trouble()
+    play.do(Unsubscribe())
+    play.do(Tick(), at=play.now + play.machine.settings.unsubscribe_timeout_s)
+    (said,) = [said for said in play.said(Disconnect) if isinstance(said, Disconnect)]
+    assert ([each.stream_id for each in said.streams], {each.read_error for each in said.streams}) == (
+        list(range(1, MANY + 1)), {""},
+    )  # fmt: skip
+
+
+def test_the_next_leader_is_told_of_it() -> None:
+    play = connected(GRANT)
+    play.do(SessionProgress(5, 50, 10, read_error="damaged"))
+    (stream,) = play.machine.successor_state().streams
+    assert stream.read_error == "damaged"
+    assert stream.to_progress().read_error == "damaged"
+
+
+# --- what a leader writes --------------------------------------------------------------------------------------------
+
+
+def say(bench: Bench, trouble: str, *, final: bool = False) -> None:
+    reported = StreamProgress(1, bench.grant_id(), 0, final, read_error=trouble)
+    bench.receive(UpdateProgress(BORROWER, bench.term, (reported,)), AGENT)
+    bench.settle()
+
+
+def written(bench: Bench) -> list[tuple[str, str]]:
+    lines = bench.store.history(bench.group.group_id)
+    return [(line.event, line.reason) for line in lines if line.event in (UNREADABLE, READABLE)]
+
+
+def test_history_has_a_line_when_trouble_begins_and_one_when_it_is_over() -> None:
+    bench = Bench()
+    bench.joined()
+    bench.confirm()
+    for trouble in ("", "damaged", "damaged", "", ""):
+        say(bench, trouble)
+    assert written(bench) == [(UNREADABLE, "damaged"), (READABLE, "it can be read again")]
+    assert (bench.holders(), bench.row().position) == ({1: BORROWER}, 0), "it changes nothing else"
+
+
+def test_the_last_word_is_of_no_trouble() -> None:
+    bench = Bench()
+    bench.joined()
+    bench.confirm()
+    say(bench, "damaged", final=True)
+    assert written(bench) == []
+
+
+@pytest.mark.conforms("W10")
+@pytest.mark.parametrize(
+    ("on_poison", "row", "event"),
+    [(OnPoison.BLOCK, ("blocked", 3, 0), "block"), (OnPoison.SKIP, ("held", 6, 3), "skip")],
+)
+def test_a_leader_blocks_at_a_bad_block_or_goes_on_behind_it(
+    on_poison: OnPoison, row: tuple[str, int, int], event: str
+) -> None:
+    bench = Bench(options=GroupOptions(StartingPosition.EARLIEST, on_poison=on_poison))
+    bench.joined()
+    bench.confirm()
+    reported = StreamProgress(1, bench.grant_id(), 3, True, read_error="garbage.", poison=6)
+    bench.receive(UpdateProgress(BORROWER, bench.term, (reported,)), AGENT)
+    bench.settle()
+    bench.receive(RevokeFinished(BORROWER, bench.term, 1, reported.grant_id), AGENT)
+    bench.pass_time(2.0, BORROWER)
+    found = bench.row()
+    assert (found.status, found.position, found.lost_message_count) == row
+    (line,) = [line for line in bench.store.history(bench.group.group_id) if line.event == event]
+    assert (line.position, line.reason.partition(" ")[0]) == (3, "garbage.")
+
+
+def test_a_stream_that_is_lent_anew_begins_without_trouble() -> None:
+    bench = Bench()
+    bench.joined()
+    bench.confirm()
+    say(bench, "damaged")
+    bench.revoke(1)
+    say(bench, "damaged", final=True)
+    bench.pass_time(2.0, BORROWER)
+    assert bench.holders() == {1: BORROWER}
+    say(bench, "damaged")
+    assert [event for event, _ in written(bench)] == [UNREADABLE] * 2
+
+
+def test_the_next_leader_hears_of_it_again_from_whoever_keeps_the_stream() -> None:
+    bench = Bench()
+    bench.joined()
+    bench.confirm()
+    say(bench, "damaged")
+    held = bench.held()
+    bench.lead()
+    bench.join("a/2", predecessor=BORROWER, reclaim=(HeldGrant(1, held.grant_id, 0),), group_id=bench.group.group_id)
+    bench.settle()
+    reported = StreamProgress(1, held.grant_id, 0, read_error="damaged")
+    bench.receive(UpdateProgress("a/2", bench.term, (reported,)), AGENT)
+    bench.settle()
+    lines = [(line.event, line.borrower_id) for line in bench.store.history(bench.group.group_id)]
+    assert [each for each in lines if each[0] in (UNREADABLE, "reclaim")] == [
+        (UNREADABLE, BORROWER),
+        ("reclaim", "a/2"),
+        (UNREADABLE, "a/2"),
+    ]

@@ -1,0 +1,109 @@
+"""A connection that is kept: when it is opened, what closes it, and what is said of a database that is away."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.pq import TransactionStatus
+
+from sublet_protocol.domain.errors import DatabaseUnreachable, PositionGone, UnknownOutcome
+from sublet_storage.db.reconnecting_connection import ReconnectingConnection
+
+
+class Connection:
+    """Open until it is closed."""
+
+    closed = False
+    info = SimpleNamespace(transaction_status=TransactionStatus.IDLE)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Server:
+    """Where connections are made; `refusal`: why not."""
+
+    def __init__(self) -> None:
+        self.made: list[Any] = []
+        self.refusal: Exception | None = None
+
+    def connect(self) -> Any:
+        if self.refusal is not None:
+            raise self.refusal
+        self.made.append(Connection())
+        return self.made[-1]
+
+
+def test_it_is_opened_when_it_is_first_needed_and_used_again() -> None:
+    server = Server()
+    retained = ReconnectingConnection(server.connect)
+    assert server.made == []
+    for _ in range(3):
+        with retained as connection:
+            assert connection is retained.ready() is server.made[0]
+    retained.close()
+    assert server.made[0].closed
+    with retained as connection:
+        assert connection is server.made[1]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_reused"),
+    [
+        (PositionGone(7, 5, 9), True),
+        (DatabaseUnreachable("gone away"), False),
+        (UnknownOutcome("gone away in a commit"), False),
+        (psycopg.OperationalError("gone away"), False),
+        (psycopg.DataError("our own mistake"), False),
+        (KeyboardInterrupt(), False),
+    ],
+)
+def test_what_breaks_off_a_block_closes_it_but_for_what_is_wrong_with_the_request(
+    error: BaseException, is_reused: bool
+) -> None:
+    server = Server()
+    retained = ReconnectingConnection(server.connect)
+    with pytest.raises(type(error)), retained:
+        raise error
+    assert server.made[0].closed is not is_reused
+    assert retained.ready() is server.made[0 if is_reused else 1]
+
+
+def test_a_block_that_never_came_to_its_end_closes_it_when_the_next_begins() -> None:
+    server = Server()
+    retained = ReconnectingConnection(server.connect)
+    retained.__enter__()  # and a signal's exception before `__exit__` has done anything
+    with retained as connection:
+        assert server.made == [server.made[0], connection]
+    assert [each.closed for each in server.made] == [True, False]
+
+
+@pytest.mark.parametrize("log", [None, logging.getLogger(__name__)])
+def test_a_database_that_refuses_is_reported_once_and_left_alone_for_a_while_by_who_wants_that(
+    log: logging.Logger | None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO")
+    now = 1000.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    server = Server()
+    server.refusal = DatabaseUnreachable("nobody listens")
+    retained = ReconnectingConnection(server.connect, log)
+    for _ in range(2):
+        with pytest.raises(DatabaseUnreachable, match="nobody listens"), retained:
+            pass
+        now += 10
+    with pytest.raises(DatabaseUnreachable), retained:
+        pass
+    server.refusal = None
+    if log is not None:
+        with pytest.raises(DatabaseUnreachable, match="was away a moment ago"), retained:
+            pass
+        now += 10
+    with retained:
+        pass
+    said = ["the database is away, it goes on when it is back: nobody listens", "the database is back"]
+    assert [record.message for record in caplog.records] == ([] if log is None else said)

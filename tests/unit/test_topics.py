@@ -1,0 +1,197 @@
+"""Topics, filters and subscriptions: what is legal, what is refused and how the refusal reads."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from sublet_protocol.domain.errors import InvalidFilter, InvalidSubscription, InvalidTopic, UsageError
+from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
+from sublet_protocol.domain.topics import Filter, check_topic
+
+
+@pytest.mark.parametrize("topic", ["a", "orders/eu", "/", "a//b", "/a/", "grüße/东京", "a$b", "x" * 65535, "é" * 32767])
+def test_legal_topics_come_back_unchanged(topic: str) -> None:
+    assert check_topic(topic) == topic
+
+
+@pytest.mark.parametrize(
+    ("topic", "rule"),
+    [
+        ("", "empty"),
+        ("a/+", "wildcards"),
+        ("a/#", "wildcards"),
+        ("a\0b", "NUL"),
+        ("\ud800", "surrogate"),
+        ("$SYS/broker", "reserved"),
+        ("x" * 65536, "65536 bytes"),
+        ("é" * 32768, "65536 bytes"),
+    ],
+)
+def test_a_refused_topic_is_told_the_rule_and_the_remedy(topic: str, rule: str) -> None:
+    with pytest.raises(InvalidTopic, match=rule) as refusal:
+        check_topic(topic)
+    text = str(refusal.value)
+    assert text.startswith("topic ")
+    assert text.endswith(".")
+    assert len(text) < 300
+    text.encode()  # can be printed and sent
+
+
+@pytest.mark.parametrize("text", ["#", "+", "a/#", "+/+", "/+", "a//#", "a b/+"])
+def test_legal_filters(text: str) -> None:
+    assert str(Filter.parse(text)) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a#", "#/a", "a/#/b", "a+", "+a/b", "a/b+", "\0", "\udfff", "$SYS/#", "x" * 65536]
+)
+@pytest.mark.conforms("E24")
+def test_malformed_filters_are_refused(text: str) -> None:
+    with pytest.raises(InvalidFilter):
+        Filter.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("filter_text", "yes", "no"),
+    [
+        ("sport/#", ["sport", "sport/", "sport/a/b"], ["sports", "a/sport", "/sport"]),
+        ("#", ["a", "/", "a/b"], []),
+        ("+", ["a"], ["/a", "a/", "a/b"]),
+        ("/+", ["/a", "/"], ["a", "/a/b"]),
+        ("a/+/c", ["a/b/c", "a//c"], ["a/c", "a/b/c/d"]),
+        ("a.c", ["a.c"], ["abc"]),
+    ],
+)
+def test_matching_follows_mqtt(filter_text: str, yes: list[str], no: list[str]) -> None:
+    matched = [topic for topic in yes + no if Filter(filter_text).matches(topic)]
+    assert matched == yes
+
+
+def test_the_more_specific_filter_sorts_first() -> None:
+    texts = ["#", "+/#", "orders/#", "orders/+", "orders/+/x", "+/eu", "orders/eu", "orders"]
+    ordered = sorted((Filter(text) for text in texts), key=lambda one: one.specificity)
+    assert [str(one) for one in ordered] == [
+        "orders",
+        "orders/eu",
+        "orders/+",
+        "orders/+/x",
+        "orders/#",
+        "+/eu",
+        "+/#",
+        "#",
+    ]
+
+
+def test_a_subscription_is_read_into_its_parts() -> None:
+    subscription = Subscription.parse("$share/billing/orders/+/#")
+    assert (subscription.kind, subscription.group, subscription.filter.text) == ("share", "billing", "orders/+/#")
+
+
+@pytest.mark.conforms("E24")
+def test_canonical_text_keeps_every_subscription_apart() -> None:
+    longest = "é" * 255
+    texts = [
+        "$share/a/b/c",
+        "$share/a/b",
+        "$share/a//b",
+        "$queue/a/b",
+        "$share/b/a",
+        "$share/a/+",
+        "$share/a/#",
+        f"$share/{longest}/a/#",
+        "$share/g\u0301/a",
+        "$share/\u01f5/a",
+    ]
+    subscriptions = [Subscription.parse(text) for text in texts]
+    assert len(set(subscriptions)) == len(texts)
+    assert [str(one) for one in subscriptions] == texts
+
+
+def test_shared_is_another_spelling_of_share() -> None:
+    assert Subscription.parse("$shared/g/a") == Subscription.parse("$share/g/a")
+    assert str(Subscription.parse("$shared/g/a")) == "$share/g/a"
+
+
+@pytest.mark.conforms("E24")
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("orders/#", "a shared subscription is"),
+        ("$share", "a shared subscription is"),
+        ("$share/g", "a shared subscription is"),
+        ("$SHARE/g/a", "a shared subscription is"),
+        ("$share//a", "not empty"),
+        ("$share/a+b/c", "no /, \\+ or #"),
+        ("$share/a#/c", "no /, \\+ or #"),
+        ("$share/" + "g" * 256 + "/a", "at most 255"),
+        ("$queue/g\0/a", "NUL"),
+        ("$queue/\ud800/a", "surrogate"),
+        ("$share/evil\x1b]0;P\a/a", "no control characters"),
+        ("$share/a\nb/a", "no control characters"),
+        ("$share/a\x9bb/a", "no control characters"),
+    ],
+)
+def test_a_malformed_subscription_is_refused_with_the_reason(text: str, rule: str) -> None:
+    with pytest.raises(InvalidSubscription, match=rule) as refusal:
+        Subscription.parse(text)
+    str(refusal.value).encode()
+
+
+@pytest.mark.conforms("E24")
+@pytest.mark.parametrize("text", ["$share/g/", "$share/g/a#", "$share/g/$share/h/a", "$share/g/a\tb", "$share/g/\x7f"])
+def test_a_subscription_with_a_malformed_filter_is_refused(text: str) -> None:
+    with pytest.raises(InvalidFilter):
+        Subscription.parse(text)
+
+
+def test_words_are_values() -> None:
+    one = Subscription.parse("$share/g/a/#")
+    assert pickle.loads(pickle.dumps(one)) == one
+    assert hash(Filter("a/#")) == hash(Filter("a/#"))
+    with pytest.raises(InvalidSubscription):
+        Subscription("shared", "g", Filter("a"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "start", "canonical"),
+    [
+        ("latest", StartingPosition.LATEST, "latest"),
+        ("earliest", StartingPosition.EARLIEST, "earliest"),
+        ("offset:0", StartingPosition.at_offset(0), "offset:0"),
+        ("offset:007", StartingPosition.at_offset(7), "offset:7"),
+        ("1970-01-01T00:00:00Z", StartingPosition.at_time(0), "1970-01-01T00:00:00Z"),
+        ("1970-01-01T01:00:01.5+01:00", StartingPosition.at_time(1_500_000), "1970-01-01T00:00:01.500000Z"),
+        ("2026-11-21T10:00:00-02:00", StartingPosition.at_time(1_795_262_400_000_000), "2026-11-21T12:00:00Z"),
+    ],
+)
+def test_a_start_is_read_and_spelled_in_one_way(text: str, start: StartingPosition, canonical: str) -> None:
+    assert StartingPosition.parse(text) == start
+    assert str(start) == canonical
+    assert StartingPosition.parse(canonical) == start
+
+
+@pytest.mark.parametrize(
+    ("text", "reported"),
+    [
+        ("yesterday", "Write one of them"),
+        ("", "Write one of them"),
+        ("LATEST", "Write one of them"),
+        ("offset:", "Write one of them"),
+        ("offset:-1", "Write one of them"),
+        ("offset:²", "Write one of them"),
+        ("offset:" + "9" * 19, "a whole number from 0 to 9223372036854775807"),
+        ("offset:" + "9" * 5000, "Write one of them"),
+        ("2026-11-21", "Add the time zone"),
+        ("2026-11-21T10:00:00", "Add the time zone"),
+        ("2026-13-21T10:00:00Z", "Write one of them"),
+        ("0001-01-01T00:00:00+05:00", "in the years 1 to 9999"),
+    ],
+)
+def test_a_start_that_is_none_is_refused_with_the_reason(text: str, reported: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        StartingPosition.parse(text)
+    assert str(refused.value).startswith("starting_position ")
+    assert reported in str(refused.value)
+    assert len(str(refused.value)) < 400
