@@ -42,8 +42,8 @@ without an acknowledgement. *Redis Streams*: XADD, XREADGROUP with BLOCK, and XA
 JetStream*: a stream in files, explicit acknowledgements, and a consumer that is pushed each message or one that pulls
 up to 1,000. Durable are sublet under every driver, Redis with appendfsync always and NATS with sync_interval always;
 the others may lose a second, or two minutes, of what they have acknowledged, when the machine stops. A system that
-published fewer than {kept:.0%} of the rate is shown with what it published, and measures nobody. The target is sublet's
-p50 at or below that of the best durable peer, with one of its drivers that push."""
+published fewer than {stored:.0%} of the rate is shown with what it published, and measures nobody. The target is
+sublet's p50 at or below that of the best durable peer, with one of its drivers that push."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +202,7 @@ def _notify(options: argparse.Namespace, lines: Sequence[Line], left_out: dict[s
     report.save("latency", settings, {"figures": judged, "claims": claims, "left_out": left_out}, options.json)
     section = table(judged, claims) + "".join(f"\n{key} is left out: {why}\n" for key, why in left_out.items())
     prose = PROSE.format(
-        bytes=MESSAGE_BYTES, seconds=options.seconds, warm_up=options.warm_up, rounds=options.rounds, kept=STORED
+        bytes=MESSAGE_BYTES, seconds=options.seconds, warm_up=options.warm_up, rounds=options.rounds, stored=STORED
     )
     report.page(options.page, "latency", prose, section)
     print(section)
