@@ -712,13 +712,13 @@ def test_while_a_place_hangs_payloads_are_moved_to_others_and_deleted_there(
 def test_a_process_ends_though_a_place_hangs(tmp_path: Path) -> None:
     hanging = """
 import sys, time
-from sublet_storage.objects import parallel_calls as together
+from sublet_storage.objects import parallel_calls
 from sublet_storage.objects.location import parse_location
 from sublet_storage.objects.object_stores import LocalBackend, get_store
-together.RECEIVE_TIMEOUT_S = 0.1
+parallel_calls.RECEIVE_TIMEOUT_S = 0.1
 LocalBackend.read = lambda *_: time.sleep(600)
 there = get_store(parse_location(sys.argv[1]))
-together.run_with_timeout(there, together.TO_READ, there.check_marker)
+parallel_calls.run_with_timeout(there, parallel_calls.TO_READ, there.check_marker)
 """
     ended = subprocess.run(
         [sys.executable, "-c", hanging, f"file://{tmp_path}"], cwd=REPOSITORY, capture_output=True, timeout=60

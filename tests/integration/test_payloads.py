@@ -28,7 +28,7 @@ from sublet_protocol.domain.errors import (
 from sublet_protocol.domain.topics import Filter
 from sublet_storage.bootstrap.migrate import downgrade
 from sublet_storage.db.connect import connect
-from sublet_storage.log import log as messages
+from sublet_storage.log import log as message_log
 from sublet_storage.objects.location import parse_location
 from sublet_storage.objects.object_stores import LocalBackend
 from sublet_storage.spaces.catalogue import find_space
@@ -203,16 +203,16 @@ def test_a_spark_task_waits_for_the_place(
         impatient.setattr(ranges, "DATABASE_TIMEOUT_S", 0.0)
         with pytest.raises(PayloadUnavailable):
             list(read_task(task, schema))
-    since, asked = messages.fetch, 0
+    since, asked = message_log.fetch, 0
 
-    def looked(*args: Any, **kwargs: Any) -> messages.LogPage:
+    def looked(*args: Any, **kwargs: Any) -> message_log.LogPage:
         nonlocal asked
         asked += 1
         if asked == 2:
             world.come_back()
         return since(*args, **kwargs)
 
-    monkeypatch.setattr(messages, "fetch", looked)
+    monkeypatch.setattr(message_log, "fetch", looked)
     assert sum(batch.num_rows for batch in read_task(task, schema)) == 2 * BLOCKS
 
 

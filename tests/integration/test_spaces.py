@@ -20,7 +20,7 @@ from sublet_storage.groups.model.records import MAINTENANCE
 from sublet_storage.nodes import NodeRef
 from sublet_storage.producer import Publisher
 from sublet_storage.readers.tail import Tail
-from sublet_storage.spaces import rollover as turnover
+from sublet_storage.spaces import rollover as rollovers
 from sublet_storage.spaces.catalogue import find_space, list_spaces, open_streams
 from sublet_storage.spaces.retention import mark_expired_gone
 from sublet_storage.spaces.routing import RING
@@ -267,8 +267,8 @@ def test_a_change_waits_for_no_reader_and_holds_none_up(database: str, conn: psy
 def test_a_lock_that_is_not_to_be_had_is_an_error_that_says_so(
     database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turnover, "LOCK_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(turnover, "LOCK_ATTEMPTS", 2)
+    monkeypatch.setattr(rollovers, "LOCK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(rollovers, "LOCK_ATTEMPTS", 2)
     with connect(database) as other, other.transaction():
         other.execute("lock table space in share row exclusive mode")
         with pytest.raises(Unavailable, match="locked by others"):

@@ -27,13 +27,13 @@ from sublet_protocol.messages.messages import (
 from sublet_storage.groups.model.records import (
     AdvancePosition,
     ForceRelease,
+    GrantStream,
     GroupOptions,
     LendingStatus,
     OnDataLoss,
     ReleaseStream,
     StartingPosition,
 )
-from sublet_storage.groups.model.records import GrantStream as GrantEntry
 from tests.unit.leader_bench import AGENT, BORROWER, HEAD, Bench
 
 # --- joining and sharing ----------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def test_standby_takes_over_as_soon_as_a_slow_write_has_set_the_stream_free() ->
     bench.leave(bench.said(42), borrower_id=str(bench.holders()[1]))
     bench.tick(bench.settings.rebalance_debounce_s + 0.01)
     bench.commit()
-    assert [(e.borrower_id, e.stream_id) for e in bench.entries if isinstance(e, GrantEntry)] == [(standby, 1)]
+    assert [(e.borrower_id, e.stream_id) for e in bench.entries if isinstance(e, GrantStream)] == [(standby, 1)]
 
 
 @pytest.mark.conforms("E20")
@@ -583,7 +583,7 @@ def test_a_stream_finished_before_its_grant_is_dropped_holds_its_children_back_n
     bench.join()
     bench.tick(bench.settings.rebalance_debounce_s)
     [grant], bench.entries = bench.entries, []
-    assert isinstance(grant, GrantEntry)
+    assert isinstance(grant, GrantStream)
     if fails_first:
         bench.give(CommitFailed((grant,)))
     bench.change_row(position=HEAD)

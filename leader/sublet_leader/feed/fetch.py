@@ -15,7 +15,7 @@ import pyarrow as pa
 from sublet_leader.feed.read import READ_BYTES, encode, split_table
 from sublet_protocol.domain.errors import PositionGone
 from sublet_protocol.messages.feed_fetch import FetchedPage, FetchRequest, PageGone
-from sublet_storage.log import log as messages
+from sublet_storage.log import log as message_log
 
 PAGE_BYTES = 8 << 20
 """A page is cut off behind so much. Larger than what `READ_BYTES` of compressed messages mostly come to, as what is cut
@@ -26,7 +26,7 @@ def fetch_page(conn: psycopg.Connection[Any], wanted: FetchRequest) -> FetchedPa
     """What follows in the stream. Raises `PositionBeyondHead`, `NotFound`, and `ValueTooLarge` for a message that
     cannot be sent."""
     try:
-        page = messages.fetch(
+        page = message_log.fetch(
             conn,
             wanted.stream_id,
             wanted.position,
@@ -46,4 +46,4 @@ def fetch_page(conn: psycopg.Connection[Any], wanted: FetchRequest) -> FetchedPa
 
 def read_heads(conn: psycopg.Connection[Any], stream_ids: Sequence[int]) -> dict[int, tuple[int, bool]]:
     """{stream: (head, closed)} of those that exist."""
-    return {id: (head.head, head.is_closed) for id, head in messages.read_heads(conn, stream_ids).items()}
+    return {id: (head.head, head.is_closed) for id, head in message_log.read_heads(conn, stream_ids).items()}

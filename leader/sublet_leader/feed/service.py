@@ -30,7 +30,7 @@ from sublet_protocol.messages import feed, feed_fetch
 from sublet_protocol.v1 import sublet_pb2_grpc
 from sublet_storage.db.bounded_connection import timeline_of
 from sublet_storage.groups import fencing
-from sublet_storage.log import log as messages
+from sublet_storage.log import log as message_log
 
 log = logging.getLogger(__name__)
 
@@ -197,8 +197,8 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
                 await _refuse(context, error)
 
 
-def _look(conn: psycopg.Connection[Any], stream_ids: list[int]) -> tuple[str | None, dict[int, messages.HeadState]]:
-    return timeline_of(conn), messages.heads_or_ends(conn, stream_ids)
+def _look(conn: psycopg.Connection[Any], stream_ids: list[int]) -> tuple[str | None, dict[int, message_log.HeadState]]:
+    return timeline_of(conn), message_log.heads_or_ends(conn, stream_ids)
 
 
 async def _refuse(context: Any, error: Exception) -> None:

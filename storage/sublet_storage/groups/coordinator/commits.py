@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sublet_storage.db.store_connection import Connection, TransactionRolledBack
-from sublet_storage.groups.coordinator import leadership
-from sublet_storage.groups.coordinator import lending_rows as rows
+from sublet_storage.groups.coordinator import leadership, lending_rows
 from sublet_storage.groups.coordinator.lending_rows import Key
 from sublet_storage.groups.coordinator.stream_sync import NOTHING, SyncResult, sync_streams
 from sublet_storage.groups.coordinator.write_buffer import WriteBuffer
@@ -51,14 +50,14 @@ def commit_batch(connection: Connection, batch: Sequence[GroupWrites], now_us: i
     keys = [(w.group_id, e.stream_id) for w in batch for e in w.changes if 0 < e.stream_id <= MAX_ID]
     at_rest = {(w.group_id, e.stream_id) for w in batch for e in w.changes if not isinstance(e, HOLDING)} & set(keys)
     leaders = leadership.lock(connection, [w.group_id for w in batch], now_us)
-    ours = rows.lock_rows(connection, keys)
-    streams = rows.query_facts(connection, (stream for _, stream in keys))
-    waiting = rows.ancestors(connection, at_rest) if at_rest else None
+    ours = lending_rows.lock_rows(connection, keys)
+    streams = lending_rows.query_facts(connection, (stream for _, stream in keys))
+    waiting = lending_rows.ancestors(connection, at_rest) if at_rest else None
     terms = leadership.fetch_locked(leaders)
-    found = {(row.group_id, row.stream_id): row for row in rows.read_rows(ours)}
-    facts, ancestors = rows.read_facts(streams), rows.read_ancestors(waiting) if waiting else {}
+    found = {(row.group_id, row.stream_id): row for row in lending_rows.read_rows(ours)}
+    facts, ancestors = lending_rows.read_facts(streams), lending_rows.read_ancestors(waiting) if waiting else {}
     missing = set(keys) - found.keys()
-    busy = frozenset(rows.find_existing(connection, missing)) if missing else frozenset()
+    busy = frozenset(lending_rows.find_existing(connection, missing)) if missing else frozenset()
     on_data_loss = {group_id: row.on_data_loss for group_id, row in terms.items()}
     findings = _Findings(found, facts, ancestors, busy, on_data_loss)
 
