@@ -64,7 +64,7 @@ log = logging.getLogger(__name__)
 
 SHUTDOWN_S = 5.0
 STRIKE_OFF_S = 8.0
-"""A directory that is only slow has all of the farewell: a node that stays in it is looked for."""
+"""A directory that is only slow has all of the time for the end: a node that stays in it is looked for."""
 """How long a node that was asked to stop waits for what is being written."""
 
 

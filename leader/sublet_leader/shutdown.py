@@ -25,7 +25,7 @@ async def run_with_timeout(what: str, work: Callable[[], None], patience_s: floa
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waited so long
             loop.call_soon_threadsafe(over.set)
 
-    threading.Thread(target=run, name=f"sublet farewell: {what}", daemon=True).start()
+    threading.Thread(target=run, name=f"sublet shutdown: {what}", daemon=True).start()
     try:
         await asyncio.wait_for(over.wait(), patience_s)
     except TimeoutError:

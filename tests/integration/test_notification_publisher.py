@@ -111,7 +111,7 @@ def test_a_short_lived_process_tells_and_leaves(database: str, driver: str) -> N
         assert publish_once(database, [space_change("eu", 3)])
         eventually(lambda: received.of("space", "eu"))
         eventually(lambda: received.subscriber.counters()["received"] == 3)
-    assert not [thread for thread in set(threading.enumerate()) - before if "teller" in thread.name]
+    assert not [thread for thread in set(threading.enumerate()) - before if "publisher" in thread.name]
 
 
 @pytest.mark.conforms("D10")

@@ -963,7 +963,7 @@ def test_what_it_remembers_of_those_that_left_is_forgotten() -> None:
     bench.pass_time(bench.settings.eviction_timeout_s + 1)
     assert not bench.leader.knows_borrower("a/1")
     assert not bench.leader.knows_borrower("a/49")
-    assert bench.leader.members.farewells == {}
+    assert bench.leader.members.pending_disconnects == {}
 
 
 # --- atomic groups --------------------------------------------------------------------------------------------------

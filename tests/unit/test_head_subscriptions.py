@@ -10,7 +10,7 @@ from sublet_protocol.messages.events import StreamHead
 
 
 class Desk:
-    """A newsroom and what it asked of which node, in order."""
+    """Subscriptions of heads and what was asked of which node, in order."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str, int]] = []

@@ -70,7 +70,7 @@ class Assignments:
     def find(self, stream_id: int, grant_id: int, borrower_id: str, agent: str) -> Assignment:
         """The assignment of exactly this stream, grant and borrower, be it lent or revoked; else an absent one."""
         slot = self._slots.get(stream_id)
-        for found in (slot.assignment if slot else None, self._members.farewells.get((stream_id, grant_id))):
+        for found in (slot.assignment if slot else None, self._members.pending_disconnects.get((stream_id, grant_id))):
             # Id 0 is no grant, but a grant that is not written yet: nobody can know of it.
             if found is not None and grant_id and (found.grant_id, found.borrower_id) == (grant_id, borrower_id):
                 return found
@@ -279,7 +279,7 @@ class Assignments:
                 self.apply_event(assignment, EventKind.DEADLINE, now)
             elif now >= assignment.resend_at:
                 self.apply_event(assignment, EventKind.RESEND, now)
-        for disconnect in self._members.farewells.values():
+        for disconnect in self._members.pending_disconnects.values():
             if now >= disconnect.resend_at:
                 self.apply_event(disconnect, EventKind.RESEND, now)
 
@@ -363,7 +363,7 @@ class Assignments:
             )
 
     def _send_revoked(self, assignment: Assignment, now: float, position: int) -> None:
-        """The row is out of its hands; the assignment stays as a farewell until the borrower confirms."""
+        """The row is out of its hands; the assignment stays until the borrower confirms."""
         slot = self._slots.get(assignment.stream_id)
         if slot is not None and slot.assignment is assignment:
             finished = slot.lending.status is LendingStatus.FINISHED
@@ -372,7 +372,7 @@ class Assignments:
             self.detach(slot)
             member = self._members.get(assignment.borrower_id)
             if member is not None and not member.is_disconnecting:
-                self._members.farewells[assignment.stream_id, assignment.grant_id] = assignment
+                self._members.pending_disconnects[assignment.stream_id, assignment.grant_id] = assignment
                 if assignment.is_aborted:
                     member.taken.add((assignment.stream_id, assignment.grant_id))
         self._say_revoked(assignment, now)
@@ -404,7 +404,7 @@ class Assignments:
         self._send(a.agent, saved)
 
     def _forget(self, assignment: Assignment, now: float, position: int) -> None:
-        self._members.farewells.pop((assignment.stream_id, assignment.grant_id), None)
+        self._members.pending_disconnects.pop((assignment.stream_id, assignment.grant_id), None)
         slot = self._slots.get(assignment.stream_id)
         if slot is not None and slot.assignment is assignment:
             self.detach(slot)

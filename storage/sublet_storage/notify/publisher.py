@@ -127,7 +127,7 @@ class NotificationPublisher:
     # --- the thread -------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        thread = threading.Thread(target=self._run, name="sublet notify teller", daemon=True)
+        thread = threading.Thread(target=self._run, name="sublet notification publisher", daemon=True)
         try:
             thread.start()
         except RuntimeError as error:  # the process ends, or may have no more threads
@@ -250,7 +250,7 @@ _sharing = threading.Lock()
 
 
 def shared_publisher(url: str) -> NotificationPublisher:
-    """This process's teller for that database, which is closed when the process ends."""
+    """This process's publisher for that database, which is closed when the process ends."""
     with _sharing:
         if url not in _shared:
             _shared[url] = NotificationPublisher(url, settings=NotifySettings.from_env())
