@@ -101,7 +101,7 @@ class AgentThread:
         self._post(ProgressReported(handle, progress))
 
     def subscribe_head(self, handle: int, follow: HeadSubscription) -> None:
-        """Ask for news of the stream by push: what comes arrives as `Pushed` in the inbox."""
+        """Ask for news of the stream by push: what comes arrives as `HeadPushed` in the inbox."""
         self._loop.call_soon_threadsafe(self._head_subscriptions.add, handle, follow)
 
     def unsubscribe_head(self, handle: int, follow: HeadSubscription) -> None:

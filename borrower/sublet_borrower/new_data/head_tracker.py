@@ -80,7 +80,7 @@ HeadTrackerEvent = StreamsCaughtUp | HeadPushed | HeadsRead | Tick
 
 @dataclass(frozen=True, slots=True)
 class HeadTrackerOutcome:
-    """`new_heads`: {stream: head} that are worth reading now; `poll`: ask the log where these end, and say `Looked`."""
+    """`new_heads`: {stream: head} that are worth reading now; `poll`: ask the log where these end, and say `HeadsRead`."""
 
     subscribe: tuple[HeadSubscription, ...] = ()
     unsubscribe: tuple[HeadSubscription, ...] = ()

@@ -21,7 +21,7 @@ ReadHeads = Callable[[Iterable[int]], list[tuple[int, int]]]
 
 
 class MonitoredStreams(Protocol):
-    """The streams to look out for; `Handler` says more."""
+    """The streams to look out for; `SessionAssignment` says more."""
 
     def caught_up_streams(self) -> dict[int, tuple[int, int]]: ...
 

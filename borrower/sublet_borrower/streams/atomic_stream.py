@@ -184,13 +184,13 @@ class AtomicGrantedStream(GrantedStream):
         """Progress does not move inside of a step."""
 
     def place(self) -> tuple[Any, ...]:
-        """See `Lent.place`: with what is planned, and the step that has begun."""
+        """See `GrantedStream.place`: with what is planned, and the step that has begun."""
         made = [(one, one.complete, one.furthest) for one in self._made]
         reading = (self.next_read_offset, self.ticket, self.size, self.step, self._run, self.max_bytes, self._place)
         return reading, made, tuple(self.pieces), self.step_planner.copy()
 
     def go_back(self, place: tuple[Any, ...]) -> None:
-        """See `Lent.go_back`."""
+        """See `GrantedStream.go_back`."""
         reading, made, pieces, self.step_planner = place
         self.next_read_offset, self.ticket, self.size, self.step, self._run, self.max_bytes, self._place = reading
         self.pieces, self._made = deque(pieces), deque(one for one, _, _ in made)

@@ -1,7 +1,7 @@
 """Listens, and gives each connection a thread of a bounded number: one request, one answer, and it is closed.
 
 A request is read within bounds and in time, and answered with strict headers. Whoever has not sent its head in
-`HEAD_S`, or its body, or taken its answer, in `PATIENCE_S` is let go, however steadily it trickles.
+`HEAD_S`, or its body, or taken its answer, in `REQUEST_TIMEOUT_S` is let go, however steadily it trickles.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class MessageReceived:
 
 @dataclass(frozen=True, slots=True)
 class GroupOpened:
-    """Answer to `Open`: the group; or None with the reason, `is_final` if asking again cannot help."""
+    """Answer to `OpenGroup`: the group; or None with the reason, `is_final` if asking again cannot help."""
 
     request: OpenGroup
     group: Group | None

@@ -108,7 +108,7 @@ def encode_command(command: Command, channels: Channels = CHANNELS) -> Any:
 
 
 def decode_command(wire: Any, channels: Channels = CHANNELS) -> ReceivedCommand:
-    """A command, or `Malformed` with the reason."""
+    """A command, or `MalformedCommand` with the reason."""
     try:
         match wire.WhichOneof("command"):
             case "subscribe":

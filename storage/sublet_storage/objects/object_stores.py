@@ -196,7 +196,7 @@ class ObjectStore:
         self._attempt(name, lambda backend: _write(backend, name, payload))
 
     def get(self, name: str, most: int) -> Payload:
-        """The bytes of an object, of which at most so many. Raises `Missing`, `ObjectUnusable`."""
+        """The bytes of an object, of which at most so many. Raises `ObjectNotFound`, `ObjectUnusable`."""
         return self._attempt(name, lambda backend: backend.read(name, most), may_miss=True)
 
     def delete(self, name: str) -> None:
