@@ -80,7 +80,8 @@ HeadTrackerEvent = StreamsCaughtUp | HeadPushed | HeadsRead | Tick
 
 @dataclass(frozen=True, slots=True)
 class HeadTrackerOutcome:
-    """`new_heads`: {stream: head} that are worth reading now; `poll`: ask the log where these end, and say `HeadsRead`."""
+    """`new_heads`: {stream: head} that are worth reading now. `poll`: where these end is to be read from the log, and
+    given back as `HeadsRead`."""
 
     subscribe: tuple[HeadSubscription, ...] = ()
     unsubscribe: tuple[HeadSubscription, ...] = ()
