@@ -129,7 +129,8 @@ def node_to_json(entry: NodeEntry, led: Mapping[str, int]) -> dict[str, Any]:
     """A line of the directory as programs are shown it; `led` is what `count_led_groups` says."""
     line = {**asdict(entry.node), **asdict(entry), "leads": led.get(entry.node.incarnation, 0)}
     del line["node"]
-    return {**line, "started_at": entry.started_at.isoformat(), "lives": entry.remaining_s > 0}
+    draining = line.pop("is_draining")
+    return {**line, "draining": draining, "started_at": entry.started_at.isoformat(), "lives": entry.remaining_s > 0}
 
 
 def delete_expired(conn: psycopg.Connection[Any]) -> list[str]:

@@ -83,7 +83,7 @@ def test_what_a_reset_gives_a_group_made_anew_was_taken_from_its_former_members_
     world.rollover(1)
     world.store.delete_group(SHARE)
     world.connection.execute("update lending_history set at = clock_timestamp()")
-    group = world.declare(start=StartingPosition.LATEST)
+    group = world.declare(starting_position=StartingPosition.LATEST)
     assert taken_at(world, stream) == [], "it has ended"
     with world.connection.transaction():
         reset_plan.execute_reset(world.connection, group, ResetTarget.earliest(), reason="again")

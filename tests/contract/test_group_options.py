@@ -59,7 +59,10 @@ def lost_messages(world: World, group: Group) -> dict[int, int]:
 @pytest.mark.parametrize(
     ("other", "named"),
     [
-        (GroupOptions(StartingPosition.EARLIEST, OnDataLoss.SKIP, "load", 60.5), "its start is offset:5, not earliest"),
+        (
+            GroupOptions(StartingPosition.EARLIEST, OnDataLoss.SKIP, "load", 60.5),
+            "its starting position is offset:5, not earliest",
+        ),
         (GroupOptions(StartingPosition.at_offset(5), OnDataLoss.FAIL, "load", 60.5), "its policy .* is skip, not fail"),
         (GroupOptions(StartingPosition.at_offset(5), OnDataLoss.SKIP, "even", 60.5), "its strategy is load, not even"),
         (replace(OTHERS, on_poison=OnPoison.SKIP), "that cannot be decoded is block, not skip"),

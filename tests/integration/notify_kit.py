@@ -121,7 +121,7 @@ class Bench:
         )
         assert self.subscriber.wait_caught_up(10)
         self.receive_hello()
-        eventually(lambda: self.subscriber.counters().get("catch_ups_first_sight"))
+        eventually(lambda: self.subscriber.counters().get("catch_ups_new_publisher"))
 
     def receive_hello(self) -> None:
         self.driver.deliver(encode(Hello("p", "i", {})))

@@ -302,7 +302,8 @@ def test_through_nodes_there_are_no_epochs(database: str, fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"), [({"whole_epochs": 1}, "True or False"), ({"on_epoch": "later"}, "Give a function")]
+    ("arguments", "said"),
+    [({"whole_epochs": 1}, "True or False"), ({"on_epochs_consumed": "later"}, "Give a function")],
 )
 def test_arguments_that_cannot_be_are_refused(database: str, arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidSetting, match=said):

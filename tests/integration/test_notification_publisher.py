@@ -236,7 +236,7 @@ def test_a_fork_is_silent_and_speaks_with_a_voice_of_its_own(database: str) -> N
         assert not received.of("stream", "6")
         notifier.publish([stream_change(5, 2, False)])
         eventually(lambda: len(received.of("stream", "5")) == 2)
-        assert received.subscriber.counters()["losses"] == 0
+        assert received.subscriber.counters()["disconnects"] == 0
     notifier.close()
 
 
@@ -315,6 +315,6 @@ def test_a_publisher_that_is_killed_is_read_for(database: str) -> None:
         subprocess.Popen([sys.executable, "-c", STORY, database], cwd=REPOSITORY) as process,
     ):
         eventually(lambda: received.of("stream", "5"), timeout_s=30)
-        assert "catch_ups_silence" not in received.subscriber.counters()
+        assert "catch_ups_publisher_timeout" not in received.subscriber.counters()
         process.kill()
-        eventually(lambda: received.subscriber.counters().get("catch_ups_silence") == len(KINDS))
+        eventually(lambda: received.subscriber.counters().get("catch_ups_publisher_timeout") == len(KINDS))

@@ -106,8 +106,8 @@ def test_leaders_die_and_news_are_lost_and_nothing_else_is(staged: Staged, loss:
 
     eventually(is_complete, WAIT_S, lambda: f"{stage.fleet.state(last.name)} {stage.scene.heads()}")
     state = stage.fleet.state(last.name)
-    assert (state["session"]["gaps"], state["session"]["dropped"]) == (0, 0)
-    reported = state["news"]
+    assert (state["pubsub"]["gaps"], state["pubsub"]["dropped"]) == (0, 0)
+    reported = state["notifications"]
     if loss == 0:
         assert (reported["gaps"], reported["expired_gaps"]) == (0, 0), reported
     elif loss == 50:
@@ -115,7 +115,7 @@ def test_leaders_die_and_news_are_lost_and_nothing_else_is(staged: Staged, loss:
         assert reported["catch_ups_gap"] > 0, reported
     else:
         assert reported["received"] == 0, reported
-        assert reported["catch_ups_regular"] > 0, reported
+        assert reported["catch_ups_periodic"] > 0, reported
     for name in ("a", "b"):
         assert stage.fleet.consumers[name].stop() == 0
         news = stage.fleet.news(name)

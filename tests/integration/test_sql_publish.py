@@ -210,7 +210,7 @@ def test_what_waits_and_what_was_set_aside_is_shown(database: str, conn: psycopg
         reported = shell.run("spaces", "list")
         assert "4 published by SQL wait for a leader node to move them, the oldest for " in reported.err
         answer = shell.run("spaces", "list", "--json").object["outbox"]
-        assert (answer["messages"], answer["refused"]) == (4, 0)
+        assert (answer["messages"], answer["rejected"]) == (4, 0)
         assert answer["oldest_age_s"] > 0
         is_served(fleet, "n1")
         eventually(lambda: read_backlog(conn) == OutboxBacklog(0, None, 1), WAIT_S)

@@ -142,7 +142,7 @@ def test_progress_that_was_committed_stays_and_none_is_committed_under_a_grant_t
         consumed = run.answers["consume"] is None
         assert consumed or isinstance(run.answers["consume"], GrantLost)
         if "seize" in run.answers:
-            ended = run.answers["seize"].results[0].verdict is ChangeOutcome.APPLIED
+            ended = run.answers["seize"].results[0].outcome is ChangeOutcome.APPLIED
             assert position == consumed
         else:
             ended = run.answers["reset"] is None

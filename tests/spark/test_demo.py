@@ -63,7 +63,7 @@ def test_it_kills_a_worker_and_a_leader_and_nothing_is_lost(server_home: Path) -
     assert any(move["forced"] or move["moved_from"] for move in answer["move_list"])
     assert answer["totals_match"] is True
     assert [kill["what"] for kill in answer["kills"]] == ["worker", "leader"]
-    assert all(0.3 <= kill["share"] <= 0.7 for kill in answer["kills"])
+    assert all(0.3 <= kill["consumed_share"] <= 0.7 for kill in answer["kills"])
     assert prose(server_home).count("killed") == 2
     assert "leads the group now" in prose(server_home)
     assert all(len(line) < 20 or line[6:8] == " s" for line in prose(server_home).splitlines()), prose(server_home)

@@ -19,7 +19,7 @@ from tests.spark.stage import SPEED, Stage
 pytestmark = pytest.mark.spark
 
 FIXED_TIME = "consumption.wait(60)"
-UNTIL_DONE = "while consumption.status().messages < 200 and not consumption.wait(0.2): pass"
+UNTIL_DONE = "while consumption.status().message_count < 200 and not consumption.wait(0.2): pass"
 """What a reader sees in time, a loaded machine may not: it takes as long as it takes, and no longer."""
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 from sublet_leader.http import body_fields as of
 from sublet_leader.http.body_fields import JsonBody
+from sublet_leader.http.probes import check_to_json
 from sublet_leader.http.responses import Request, Response, json_response
 from sublet_leader.observe.connection_pool import ConnectionPool
 from sublet_leader.observe.node_view import NodeView
@@ -35,7 +34,7 @@ class NodesApi:
                 "state": health.worst_check.state,
                 "detail": health.worst_check.detail,
                 "ready": health.is_ready,
-                "checks": [asdict(check) for check in health.checks],
+                "checks": [check_to_json(check) for check in health.checks],
                 "leaderships": facts.leadership_counts(),
                 "agents": facts.agent_count(),
                 "held_polls": facts.sessions.held_polls,
