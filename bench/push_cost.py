@@ -44,7 +44,7 @@ NEWS_S = 20.0
 """Within which a publisher must have begun to tell the node."""
 PATHS = {"columns": "publish_batch of 1000", "calls": "publish message by message"}
 PROSE = """Throughput of one publisher to the last acknowledgement, with a node that listens by *{driver}* and is told
-of what is appended, over throughput without: with a node that looks by itself (*poll*). {heard}Messages of {value}
+of what is appended, over throughput without: with a node that looks by itself (*poll*). {received}Messages of {value}
 bytes to one stream, {columns:,} by columns in blocks of {block:,}, and {calls:,} by a call for each, in each of
 {rounds} rounds, in which they take turns; the first round does not count. Publisher, node and Postgres share the
 machine, so that what the node does with the news is in the figure too. Ratios are medians of the rounds' ratios."""
