@@ -9,6 +9,7 @@ import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pyarrow.parquet as pq
@@ -119,7 +120,8 @@ def test_workers_that_have_only_what_the_job_brings_and_lose_an_executor(stage: 
     pack_environment(tmp_path / "packed.tar.gz")
     zip_code(tmp_path / "sublet.zip")
     with tarfile.open(tmp_path / "packed.tar.gz") as archive:
-        archive.extractall(tmp_path / "environment", filter="fully_trusted")
+        trusted: Any = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}  # since 3.11.4
+        archive.extractall(tmp_path / "environment", **trusted)
     python = "environment/bin/python"
     with a_cluster(tmp_path) as master:
         arguments = ["--master", master, "--py-files", "sublet.zip", "--archives", "packed.tar.gz#environment"]
