@@ -74,7 +74,9 @@ class Pair:
 
     def replicated(self) -> None:
         """Wait until the standby has all there is."""
-        with psycopg.connect(self.primary.url, autocommit=True) as first, psycopg.connect(self.standby.url) as second:
+        first = psycopg.connect(self.primary.url, autocommit=True)
+        second = psycopg.connect(self.standby.url, autocommit=True)
+        with first, second:
             (end,) = first.execute("select pg_current_wal_insert_lsn()::text").fetchall()[0]
             behind = "select pg_last_wal_replay_lsn() >= %s::pg_lsn"
             eventually(lambda: second.execute(behind, (end,)).fetchall()[0][0], WAIT_S)
@@ -120,6 +122,8 @@ def pair(server_home: Path) -> Iterator[Pair]:
         for path in [copy, *copy.rglob("*")]:
             chown_to(path, user)
         chown_to(standby.data_dir, user)
+        with (copy / "postgresql.conf").open("a") as settings:
+            settings.write("max_standby_streaming_delay = -1\n")  # a query of ours is never broken off by the replay
         standby.start()
         yield Pair(primary, standby, clients, replication)
     for server in (primary, standby):

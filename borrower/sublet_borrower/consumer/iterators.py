@@ -160,7 +160,19 @@ class _Loop:
         return frame is not None and self._asked_at[1] <= frame.f_lasti <= _end_of_body(frame, self._asked_at[1])
 
 
-class Iteration(Iterator[Batch]):
+class _Deleted:
+    """Whose loop is over when it is deleted, at the end of the interpreter too."""
+
+    _loop: _Loop
+
+    def __del__(self) -> None:
+        try:  # noqa: SIM105 at the end of the interpreter `contextlib` may be gone
+            self._loop.dropped(sys._getframe(1))
+        except Exception:  # noqa: BLE001
+            pass
+
+
+class Iteration(_Deleted, Iterator[Batch]):
     """Over a session."""
 
     def __init__(self, session: Asked) -> None:
@@ -193,12 +205,8 @@ class Iteration(Iterator[Batch]):
         self._over = True
         self._loop.dropped(sys._getframe(1), closed=True)
 
-    def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # the interpreter is at its end, say
-            self._loop.dropped(sys._getframe(1))
 
-
-class AsyncIteration(AsyncIterator[Batch]):
+class AsyncIteration(_Deleted, AsyncIterator[Batch]):
     """Over a session of an event loop."""
 
     def __init__(
@@ -236,10 +244,6 @@ class AsyncIteration(AsyncIterator[Batch]):
         self._over = True
         self._loop.dropped(sys._getframe(1), closed=True)
         return asyncio.sleep(0)
-
-    def __del__(self) -> None:
-        with contextlib.suppress(Exception):
-            self._loop.dropped(sys._getframe(1))
 
 
 def _asker() -> asyncio.Task[Any] | threading.Thread:
