@@ -161,6 +161,8 @@ class Checkers:
         self.record.read_on()
         for result in results:
             self.epochs.committed(result)
+            for row in result.synced:
+                self.names.read(result.group_id, row)
             rows = {a.lending.stream_id: a.lending for a in result.results if a.lending is not None}
             rows |= {row.stream_id: row for row in result.synced}  # the renewal came after the entries
             self.record.compare(result.group_id, rows.values())

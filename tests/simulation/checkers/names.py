@@ -12,6 +12,7 @@ from sublet_storage.groups.model.records import (
     ChangeResult,
     ForceRelease,
     GrantStream,
+    Lending,
     LendingStatus,
     ReleaseStream,
 )
@@ -74,8 +75,13 @@ class Names:
             self._granted(key, answer.change)
         elif answer.outcome is ChangeOutcome.APPLIED and isinstance(answer.change, ReleaseStream | ForceRelease):
             self._ended(key, answer.change, status is LendingStatus.FREE)
-        if status not in (None, LendingStatus.HELD):
-            self._holders.pop(key, None)
+        if answer.lending is not None:
+            self.read(group_id, answer.lending)
+
+    def read(self, group_id: int, row: Lending) -> None:
+        """The stream's row says so now: what is blocked or finished is held by nobody."""
+        if row.status is not LendingStatus.HELD:
+            self._holders.pop((group_id, row.stream_id), None)
 
     def _granted(self, key: Key, entry: GrantStream) -> None:
         """Never to an older process of a name whose newer one has streams; what is kept for a name, only to that name.
