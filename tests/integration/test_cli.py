@@ -260,7 +260,7 @@ def test_a_node_answers_in_json_a_line_for_each_thing_that_happens(shell: Shell)
 
 COMMANDS = (
     "demo", "leader", "migrate", "publish", "tail", "consume", "spaces create", "spaces list", "spaces reshard",
-    "spaces alter", "spaces retention", "spaces rollover", "groups create", "groups list", "groups describe",
+    "spaces alter", "spaces rollover", "groups create", "groups list", "groups describe",
     "groups delete", "groups history", "groups why", "groups clone", "groups import",
 )  # fmt: skip
 

@@ -140,7 +140,7 @@ def test_who_would_lose_how_much_is_told_before_it_is_dropped(
     for said in (shell.run(*DROP, "--force", "--dry-run").err, asked.err):
         for group, messages in losses.items():
             assert f"The space orders: {group} loses {messages} unread messages, in " in said
-    assert shell.run("spaces", "retention", "orders", "7d").code == 0
+    assert shell.run("spaces", "alter", "orders", "--retention", "7d").code == 0
     retained = shell.run(*DROP, "--keep", "--dry-run")
     assert (retained.code, "unread" in retained.err) == (0, False), "nobody loses anything"
 
@@ -209,8 +209,8 @@ def test_what_is_published_while_it_is_dropped_is_not_lost(shell: Shell, conn: p
 
 def test_who_keeps_what_it_holds_loses_nothing(shell: Shell, conn: psycopg.Connection[Any], database: str) -> None:
     refused(shell.run(*DROP, "--keep", "--force", "--yes"), 2, "Leave one of them out")
-    refused(shell.run(*DROP, "--keep", "--yes"), 4, "sublet spaces retention orders 7d")
-    assert shell.run("spaces", "retention", "orders", "7d").code == 0
+    refused(shell.run(*DROP, "--keep", "--yes"), 4, "sublet spaces alter orders --retention 7d")
+    assert shell.run("spaces", "alter", "orders", "--retention", "7d").code == 0
     publish(database, range(20))
     stream = stream_of(conn, "orders")
     assert shell.run("spaces", "rollover", "orders").code == 0

@@ -28,17 +28,27 @@ def test_a_space_is_altered_in_what_is_given_and_stays_as_it_is_in_the_rest(
     assert shell.run("spaces", "alter", "orders", "--rollover", "none", "--filter", "orders/eu/#").code == 0
     space = find_space(conn, "orders")
     assert (space.retention_s, space.rollover_s, space.filter.text) == (604_800, None, "orders/eu/#")
-    answer = shell.run("spaces", "retention", "orders", "none")
-    assert (answer.code, "keeps messages for ever" in answer.err) == (0, True)
+    answer = shell.run("spaces", "alter", "orders", "--retention", "none")
+    assert (answer.code, "kept for ever" in answer.err) == (0, True)
     assert find_space(conn, "orders").retention_s is None
     refused(shell.run("spaces", "alter", "orders"), 2, "nothing to change. Give --retention", "--tier-after", "reshard")
     zero = "retention_s 0: must be above 0 seconds. Leave it out for no limit, or alter it to none"
-    refused(shell.run("spaces", "retention", "orders", "0"), 2, zero)
-    refused(shell.run("spaces", "retention", "orders", "-5d"), 2, "'-5d' is negative, and no argument")
-    refused(shell.run("spaces", "retention", "orders", "--no-such"), 2, "No such option: --no-such")
-    refused(shell.run("spaces", "retention", "orders", "soon"), 2, "duration 'soon'")
-    refused(shell.run("spaces", "retention", "orders", "7"), 2, "duration '7': it has no unit. Say of what: 7s, 7m, 7h")
-    refused(shell.run("spaces", "retention", "none", "7d"), 3, "there is no such space. There are: default, orders")
+    refused(shell.run("spaces", "alter", "orders", "--retention", "0"), 2, zero)
+    refused(
+        shell.run("spaces", "alter", "orders", "--retention", "-5d"), 2, "duration '-5d': give a number and s, m, h"
+    )
+    refused(shell.run("spaces", "alter", "orders", "--no-such"), 2, "No such option: --no-such")
+    refused(shell.run("spaces", "alter", "orders", "--retention", "soon"), 2, "duration 'soon'")
+    refused(
+        shell.run("spaces", "alter", "orders", "--retention", "7"),
+        2,
+        "duration '7': it has no unit. Say of what: 7s, 7m, 7h",
+    )
+    refused(
+        shell.run("spaces", "alter", "none", "--retention", "7d"),
+        3,
+        "there is no such space. There are: default, orders",
+    )
 
 
 @pytest.mark.conforms("A9")

@@ -1,4 +1,4 @@
-"""`sublet spaces alter`, `retention` and `rollover`: what may be changed of a space that is there."""
+"""`sublet spaces alter` and `rollover`: what may be changed of a space that is there."""
 
 from __future__ import annotations
 
@@ -28,10 +28,6 @@ if TYPE_CHECKING:
 
 NONE = "none"
 
-Duration = Annotated[
-    str | None, typer.Option(metavar="DURATION|none", help="Keep messages for so long; none: for ever.")
-]
-
 
 def alter(
     cli: Cli,
@@ -55,8 +51,9 @@ def alter(
 ) -> None:
     """Change settings of a space.
 
-    What is not given stays, and messages that are stored stay where they are. A shorter retention takes what is
-    older with the next look of a node. Another number of streams: `sublet spaces reshard`.
+    What is not given stays, and messages that are stored stay where they are. Retention takes whole generations of
+    streams, one each `rollover`; a shorter one takes what is older with the next look of a node. Another number of
+    streams: `sublet spaces reshard`.
 
     Examples:
 
@@ -96,27 +93,6 @@ def alter(
         said + format_payload_location(space),
         warning=space_payloads.warn_missing_directory(cli, space, payloads),
     )
-
-
-def retention(
-    cli: Cli,
-    name: Name,
-    duration: Annotated[str, typer.Argument(metavar="DURATION|none", help="For so long, 7d say; none: for ever.")],
-) -> None:
-    """Change for how long a space keeps messages.
-
-    They end in steps, with whole generations of streams: `rollover` of a space says how long one takes.
-
-    Examples:
-
-    \b
-      sublet spaces retention orders 7d
-      sublet spaces retention orders none
-    """
-    from sublet_storage.spaces.spaces import alter_space
-
-    space = apply_change(cli, partial(alter_space, name=name, retention_s=_seconds(duration)))
-    print_space(cli, space, f"The space {space.name} keeps messages {format_retention(space)}.")
 
 
 def rollover(cli: Cli, name: Name) -> None:

@@ -88,7 +88,7 @@ def _check_keep(space: Space, force: bool) -> None:
     if space.retention_s is None:
         raise Conflict(
             f"space {space.name!r} has no retention: what it holds would stay for ever. Give it one first, such as "
-            f"`sublet spaces retention {space.name} 7d`, within which its groups consume it."
+            f"`sublet spaces alter {space.name} --retention 7d`, within which its groups consume it."
         )
 
 

@@ -169,7 +169,6 @@ _SPACES = {
     "create": command(create),
     "list": command(list_),
     "alter": command(alter.alter),
-    "retention": command(alter.retention),
     "rollover": command(alter.rollover),
     "reshard": command(reshard),
     "drop": command(drop.drop),
