@@ -50,12 +50,12 @@ USAGE, NOT_FOUND, CONFLICT, UNAVAILABLE = 2, 3, 4, 5
         (USAGE, ["groups", "describe", "$share//a"], "a group's name is not empty"),
         (USAGE, ["groups", "create", "$share/g/a/#/b"], "filter 'a/#/b': # stands alone in the last level"),
         (USAGE, ["consume", "$share/g/#", "--from", "yesterday"], (
-            "starting_position 'yesterday': a group starts at "
+            "--from 'yesterday': a group starts at "
             "latest"
         )),
         (USAGE, ["groups", "create", "$share/g/#", "--from", "2026-11-21T10:00:00"], "Add the time zone"),
         (USAGE, ["groups", "create", "$share/g/#", "--from", "offset:-1"], (
-            "starting_position 'offset:-1': a group "
+            "--from 'offset:-1': a group "
             "starts at"
         )),
         (USAGE, ["groups", "create", "$share/g/#", "--strategy", "best"], "strategy 'best' is not known"),

@@ -23,6 +23,7 @@ StartingPositionKind = Literal["latest", "earliest", "time", "offset"]
 _KINDS: dict[str, GroupKind] = {"$share": "share", "$shared": "share", "$queue": "queue"}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+_SETTING = "starting_position"
 _OFFSET = "offset:"
 
 
@@ -86,21 +87,21 @@ class StartingPosition:
     """With all that is stored."""
 
     @classmethod
-    def at_time(cls, timestamp_us: int) -> StartingPosition:
+    def at_time(cls, timestamp_us: int, name: str = _SETTING) -> StartingPosition:
         """With the first message stored at or after that time (the database's clock, microseconds since 1970)."""
         try:
             _EPOCH + timestamp_us * _MICROSECOND
         except OverflowError:
             rule = "a time is microseconds since 1970, in the years 1 to 9999"
-            raise text_error(UsageError, "starting_position", str(timestamp_us), rule, "Correct it") from None
+            raise text_error(UsageError, name, str(timestamp_us), rule, "Correct it") from None
         return cls("time", timestamp_us)
 
     @classmethod
-    def at_offset(cls, offset: int) -> StartingPosition:
+    def at_offset(cls, offset: int, name: str = _SETTING) -> StartingPosition:
         """With that offset in each open stream; with what comes where a stream is not so long."""
         if not 0 <= offset <= MAX_OFFSET:
             rule = f"an offset is a whole number from 0 to {MAX_OFFSET}"
-            raise text_error(UsageError, "starting_position", f"{_OFFSET}{offset}", rule, "Correct it")
+            raise text_error(UsageError, name, f"{_OFFSET}{offset}", rule, "Correct it")
         return cls("offset", offset)
 
     @property
@@ -109,22 +110,23 @@ class StartingPosition:
         return _EPOCH + self.value * _MICROSECOND
 
     @classmethod
-    def parse(cls, text: str) -> StartingPosition:
-        """Read `latest`, `earliest`, `offset:N` or an ISO 8601 time with its time zone. Raises `UsageError`."""
+    def parse(cls, text: str, name: str = _SETTING) -> StartingPosition:
+        """Read `latest`, `earliest`, `offset:N` or an ISO 8601 time with its time zone. Raises `UsageError`, which says
+        what `name` may be."""
         if text in _BY_NAME:
             return _BY_NAME[text]
         digits = text.removeprefix(_OFFSET)
         if digits != text and digits.isascii() and digits.isdigit() and len(digits) <= len(str(MAX_OFFSET)):
-            return cls.at_offset(int(digits))
+            return cls.at_offset(int(digits), name)
         try:
             when = datetime.fromisoformat(text)
             if when.tzinfo is not None:
-                return cls.at_time((when - _EPOCH) // _MICROSECOND)
+                return cls.at_time((when - _EPOCH) // _MICROSECOND, name)
             remedy = "Add the time zone: Z for UTC, or +01:00 say"
         except (ValueError, OverflowError):
             remedy = "Write one of them"
         rule = "a group starts at latest, earliest, offset:N, or a time with its time zone such as 2026-11-21T10:00:00Z"
-        raise text_error(UsageError, "starting_position", text, rule, remedy)
+        raise text_error(UsageError, name, text, rule, remedy)
 
     def __str__(self) -> str:
         match self.policy:

@@ -90,7 +90,7 @@ def create(
     wanted = Subscription.parse(subscription)
     expiry_s = values.parse_fractional_seconds(session_expiry)
     options = GroupOptions(
-        StartingPosition.parse(start), on_data_loss, strategy, expiry_s, atomic, on_poison, holds_retention
+        StartingPosition.parse(start, "--from"), on_data_loss, strategy, expiry_s, atomic, on_poison, holds_retention
     )
     load_strategy(strategy)
     with cli.open_database() as database, connect(database.url, application_name="sublet cli") as connection:

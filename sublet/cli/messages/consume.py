@@ -79,7 +79,7 @@ def consume(
     """
     from sublet_borrower.consumer.session import Session
 
-    begin = StartingPosition.parse(start)
+    begin = StartingPosition.parse(start, "--from")
     wanted = parse_typed(subscription) if nodes else resolve_subscription(cli, subscription, or_new=True)
     printer = MessagePrinter(cli, None if max_messages is None else values.parse_int("--max-messages", max_messages))
     patience_s = None if idle_timeout is None else values.parse_fractional_seconds(idle_timeout)
