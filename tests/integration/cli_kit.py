@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from tests.integration.command_server import CommandServer
 from tests.kit import eventually
 
 REPOSITORY = Path(__file__).parents[2]
 TIMEOUT_S = 60.0
+_SERVER = CommandServer()
 
 QUICK = {
     "SUBLET_LEASE_DURATION_S": "3",
@@ -126,17 +128,17 @@ class Shell:
         return running
 
     def run(self, *arguments: str, stdin: str | bytes = b"") -> Answer:
-        """Run a command to its end."""
-        done = subprocess.run(
-            self.argv(*arguments),
-            cwd=self.directory,
-            env=self.environment,
-            input=stdin.encode() if isinstance(stdin, str) else stdin,
-            capture_output=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-        return Answer(done.returncode, done.stdout.decode(), done.stderr.decode())
+        """Run a command to its end, in a process that begins with all imported."""
+        with (
+            tempfile.TemporaryFile() as given,
+            tempfile.TemporaryFile("w+") as out,
+            tempfile.TemporaryFile("w+") as err,
+        ):
+            given.write(stdin.encode() if isinstance(stdin, str) else stdin)
+            given.seek(0)
+            streams = given.fileno(), out.fileno(), err.fileno()
+            code = _SERVER.run(list(arguments), self.directory, self.environment, streams, TIMEOUT_S)
+            return Answer(code, _text(out), _text(err))
 
     def leader(self, name: str, *arguments: str) -> Running:
         """A leader node that serves."""
