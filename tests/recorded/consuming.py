@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 
@@ -29,6 +29,7 @@ from sublet_protocol.domain.errors import DatabaseUnreachable, GrantLost, Sublet
 from tests.recorded.history import Outcome
 from tests.recorded.record import Record
 
+S = TypeVar("S", Session, AsyncSession)
 BATCH_BYTES = 2000
 MAX_WORK_S = 0.06
 LONG_WORK_S = 2.0
@@ -104,20 +105,26 @@ class Worker:
     def _consume(self) -> None:
         role = self._role
         self._called = f"{self._name}/{next(self._numbers)}/{time.monotonic():.3f}"
-        settings: dict[str, Any] = {
-            "name": self._name if role.named else None,
-            "start": role.start,
-            "max_batch_bytes": BATCH_BYTES,
-            "auto_ack": not role.exact,
-            **({"nodes": role.nodes, "transport": "nodes"} if role.nodes else {"url": self._url}),
-        }
         if role.in_asyncio:
-            asyncio.run(self._asynchronous(AsyncSession(role.group, **settings)))
+            asyncio.run(self._asynchronous(self._open(AsyncSession)))
         else:
-            with Session(role.group, **settings) as session:
+            with self._open(Session) as session:
                 self._opened(session)
                 (self._in_transactions if role.exact else self._in_loops)(session)
         self._record.write("closed", session=self._called)
+
+    def _open(self, kind: type[S]) -> S:
+        role = self._role
+        return kind(
+            role.group,
+            None if role.nodes else self._url,
+            nodes=role.nodes or None,
+            name=self._name if role.named else None,
+            starting_position=role.start,
+            max_batch_bytes=BATCH_BYTES,
+            auto_ack=not role.exact,
+            transport="nodes" if role.nodes else "database",
+        )
 
     def _opened(self, session: Session | AsyncSession) -> None:
         self._session = session
