@@ -160,7 +160,9 @@ def test_a_process_that_is_told_so_never_listens(
 @pytest.mark.parametrize("text", ["", "-1", "eight", "1.5", "1001", "9" * 30])
 def test_a_number_of_places_that_is_none_is_refused(database: str, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv(VARIABLE, text)
-    with pytest.raises(InvalidSetting, match=f"{VARIABLE} is .* from 0 .never listen. to 1000"):
+    with pytest.raises(
+        InvalidSetting, match=rf"^{VARIABLE} is .*: it must be a whole number from 0 to 1000\. Leave it out for 8\.$"
+    ):
         subscribe_heads(database, print)
 
 
