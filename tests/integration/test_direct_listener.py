@@ -6,6 +6,7 @@ import errno
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, LiteralString
 
@@ -213,7 +214,7 @@ def test_a_connection_that_is_lost_is_made_again(database: str, conn: Connection
 @pytest.mark.conforms("D1", "P5")
 def test_an_invention_makes_a_session_look_once_and_it_goes_on(database: str, tmp_path: Path) -> None:
     news = NotifySettings().scaled(SPEED)
-    extra = {f"SUBLET_NOTIFY_{name.upper()}": str(getattr(news, name)) for name in news.__dataclass_fields__}
+    extra = {f"SUBLET_NOTIFY_{name.upper()}": str(value) for name, value in asdict(news).items()}
     stage = Stage(database, tmp_path, extra={**extra, "SUBLET_NOTIFY": "poll"})
     try:
         stage.serve("n1")
