@@ -17,10 +17,10 @@ from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.spark.common.options import StreamOptions, to_camel_case
 from sublet_borrower.spark.sink.options import WriteOptions
 from sublet_borrower.spark.source.batch_options import BatchOptions
-from sublet_leader.observe.settings import PREFIX as HTTP_PREFIX
 from sublet_leader.observe.settings import HttpSettings
-from sublet_leader.settings import RULES, LeaderSettings
-from sublet_storage.notify.changes import PREFIX, NotifySettings
+from sublet_leader.settings import LeaderSettings
+from sublet_protocol.domain.settings import Settings
+from sublet_storage.notify.changes import NotifySettings
 from sublet_storage.notify.drivers.direct_listeners import DEFAULT_LISTENER_SLOTS, VARIABLE
 from sublet_storage.producer import Publisher
 from tools.generated import write_or_check
@@ -159,7 +159,7 @@ Of `sublet leader --http`. See [the HTTP port](http.md) and [metrics](metrics.md
 _NOTIFY = """
 ## Times of notifications
 
-In seconds, but for `SENDS_PER_S` and `DEFAULT_LISTENER_SLOTS`; read by nodes and by whoever publishes, who must be told
+In seconds, but for `MAX_SENDS_PER_S` and `DIRECT_LISTENERS`; read by nodes and by whoever publishes, who must be told
 the same. What they mean is told in [notifications](notifications.md).
 
 | Variable | Default | Meaning |
@@ -210,12 +210,13 @@ Of `df.write` and `df.writeStream`. See [the sink](spark-sink.md).
 def page() -> str:
     """The whole page."""
     general = "".join(f"| `{s.name}` | {s.option} | {s.default} | {s.meaning} |\n" for s in GENERAL)
-    rules = "".join(f"- `{rule.text}`: {rule.reason}.\n" for rule in RULES)
-    parts = (_INTRO, general, _LEADER, times(LeaderSettings), _RULES, rules, _BORROWER, times(BorrowerSettings))
-    notify = _NOTIFY + times(NotifySettings, PREFIX) + _DIRECT_LISTENERS
+    leader = _LEADER + times(LeaderSettings) + rules(LeaderSettings)
+    borrower = _BORROWER + times(BorrowerSettings) + rules(BorrowerSettings)
+    notify = _NOTIFY + times(NotifySettings) + _DIRECT_LISTENERS + rules(NotifySettings)
     spark = _SOURCE + options(StreamOptions) + _HISTORY + options(BatchOptions) + _SINK + options(WriteOptions)
-    bounds = _HTTP + times(HttpSettings, HTTP_PREFIX)
-    return "".join(parts) + bounds + notify + arguments(Publisher, PUBLISHER) + arguments(Session, SESSION) + spark
+    bounds = _HTTP + times(HttpSettings)
+    called = arguments(Publisher, PUBLISHER) + arguments(Session, SESSION)
+    return _INTRO + general + leader + borrower + bounds + notify + called + spark
 
 
 def options(kind: type[StreamOptions | BatchOptions | WriteOptions]) -> str:
@@ -242,13 +243,16 @@ def arguments(kind: type, reported: dict[str, str]) -> str:
     return _ARGUMENTS.format(name=kind.__name__) + "".join(lines)
 
 
-def times(
-    settings: type[LeaderSettings | BorrowerSettings | NotifySettings | HttpSettings], prefix: str = "SUBLET_"
-) -> str:
+def rules(settings: type[Settings]) -> str:
+    """The bounds between the fields of one class."""
+    return _RULES + "".join(f"- `{rule.text}`: {rule.reason}.\n" for rule in settings.RULES)
+
+
+def times(settings: type[Settings]) -> str:
     """The lines of one class: its fields, their defaults and the sentences below them."""
     reported = sentences(settings)
     return "".join(
-        f"| `{prefix}{field.name.upper()}` | {field.default:g} | {reported[field.name]} |\n"
+        f"| `{settings.PREFIX}{field.name.upper()}` | {field.default:g} | {reported[field.name]} |\n"
         for field in fields(settings)
     )
 

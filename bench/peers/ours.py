@@ -98,6 +98,6 @@ def node(url: str, driver: str, log: Path) -> Iterator[Running]:
 def _check_driver(url: str, driver: str) -> None:
     with connect(url) as connection:
         (entry,) = list_nodes(connection)
-    in_force = registry.driver_name(entry.notify_endpoint or POLL)
+    in_force = entry.notify_driver
     if in_force != driver:
         raise LeftOut(f"its node listens by {in_force!r}: this version does not take SUBLET_NOTIFY={driver}.")

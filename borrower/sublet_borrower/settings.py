@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-import math
-import os
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 
-from sublet_protocol.domain.errors import InvalidSetting
+from sublet_protocol.domain.settings import Settings, SettingsRule
+
+_RULES = (
+    SettingsRule(
+        ("ping_timeout_s", "ping_interval_s", "resend_interval_s"),
+        "ping_timeout_s must be more than ping_interval_s + resend_interval_s",
+        lambda s: s.ping_timeout_s > s.ping_interval_s + s.resend_interval_s,
+        "a single lost ping must not cost the leader",
+        "Raise ping_timeout_s",
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
-class BorrowerSettings:
+class BorrowerSettings(Settings):
     """Defaults fit the leader's; a deployment that changes one side must change the other."""
+
+    RULES = _RULES
 
     ping_interval_s: float = 2.0
     """Between two pings of one borrower."""
@@ -34,36 +44,3 @@ class BorrowerSettings:
 
     max_poll_interval_s: float = 1800.0
     """How long a session may take between two requests for a batch; after that it gives its streams up."""
-
-    def check(self) -> BorrowerSettings:
-        """Itself, or `InvalidSetting` naming both values and the rule they break."""
-        for field in fields(self):
-            if not 0 < getattr(self, field.name) < math.inf:
-                raise InvalidSetting(
-                    f"{field.name} is {getattr(self, field.name)}: it must be a positive number of seconds."
-                )
-        if self.ping_timeout_s <= self.ping_interval_s + self.resend_interval_s:
-            raise InvalidSetting(
-                f"ping_timeout_s is {self.ping_timeout_s} and ping_interval_s + resend_interval_s is "
-                f"{self.ping_interval_s + self.resend_interval_s}: "
-                "the timeout must be longer, or a single lost ping costs the leader. Raise ping_timeout_s."
-            )
-        return self
-
-    def scaled(self, factor: float) -> BorrowerSettings:
-        """The same proportions, all times divided by `factor`: for tests."""
-        return BorrowerSettings(**{f.name: getattr(self, f.name) / factor for f in fields(self)})
-
-    @classmethod
-    def from_env(cls) -> BorrowerSettings:
-        """Defaults, overridden by `SUBLET_PING_INTERVAL_S` and so on for each field's name in capitals."""
-        found: dict[str, float] = {}
-        for field in fields(cls):
-            name = "SUBLET_" + field.name.upper()
-            if (text := os.environ.get(name)) is None:
-                continue
-            try:
-                found[field.name] = float(text)
-            except ValueError:
-                raise InvalidSetting(f"{name} is {text!r}: it must be a number of seconds, such as 2.5.") from None
-        return replace(cls(), **found).check()

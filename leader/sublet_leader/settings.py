@@ -2,129 +2,14 @@
 
 from __future__ import annotations
 
-import math
-import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import NamedTuple
+from dataclasses import dataclass
 
-from sublet_protocol.domain.errors import InvalidSetting
-
-
-@dataclass(frozen=True, slots=True)
-class LeaderSettings:
-    """Seconds, every one. Borrowers have their own settings; `ping_interval_s` and `ping_timeout_s` must be the same
-    there."""
-
-    lease_duration_s: float = 10.0
-    """How long a claim or a renewal keeps other nodes from leading, in seconds of the database's clock."""
-    lease_renew_interval_s: float = 3.0
-    """From the start of one renewal of all leases of a node to the start of the next."""
-    lease_margin_s: float = 1.0
-    """How much earlier than the database a leader believes its lease to end: covers drift and time on the wire."""
-    claim_retry_interval_s: float = 1.0
-    """Least time between two attempts to claim one group, and before a failed renewal or release is tried again."""
-    statement_timeout_s: float = 0.8
-    """After which Postgres cancels a statement of a leader."""
-    tcp_timeout_s: float = 0.8
-    """After which a connection to Postgres whose bytes are not acknowledged is dead."""
-    lock_timeout_s: float = 0.3
-    """How long a statement of a leader waits for a row that somebody else has locked."""
-    resend_interval_s: float = 1.0
-    """After which a grant, revoke or revoked without an answer is sent again."""
-    revoke_deadline_s: float = 30.0
-    """How long a forced revoke (drain, reset, delete, operator) waits for the borrower's last word."""
-    eviction_timeout_s: float = 10.0
-    """A borrower unheard of for this long loses its streams."""
-    reclaim_grace_s: float = 10.0
-    """How long a new leader keeps a held stream for its borrower to come back."""
-    rebalance_debounce_s: float = 0.2
-    """Quiet time after a join or leave before streams are shared out anew."""
-    rebalance_debounce_max_s: float = 2.0
-    """Longest time that joins and leaves can put that off."""
-    min_grant_duration_s: float = 5.0
-    """A stream granted less than this ago is not revoked for balance."""
-    rebalance_interval_s: float = 30.0
-    """Between two checks of the balance that nothing asked for."""
-    stream_sync_interval_s: float = 5.0
-    """Between two looks for streams opened or closed since."""
-    leader_idle_timeout_s: float = 60.0
-    """A leader without members for this long gives its claim up."""
-    ping_interval_s: float = 2.0
-    """Between two pings of a borrower."""
-    ping_timeout_s: float = 6.0
-    """A borrower that got no ping response for this long believes its leader lost."""
-    poll_hold_s: float = 5.0
-    """How long a node holds an agent's poll when there is nothing to say."""
-    unsubscribe_timeout_s: float = 5.0
-    """How long a leaving borrower waits for its session's last progress."""
-    history_retention_s: float = 30 * 86400.0
-    """How long what happened to the lendings is remembered (why a stream is blocked: as long as it is)."""
-    payload_deletion_grace_s: float = 7 * 86400.0
-    """How long an object outside of Postgres is kept when no block names it any more: as old as a backup may be, or a
-    standby behind, that is to find it."""
-
-    @property
-    def silence_s(self) -> float:
-        """After which a leader's connection to Postgres that has sent not a byte is given up: later than the server
-        cancels a statement itself, and before a lease may be over."""
-        return (self.statement_timeout_s + self.lease_margin_s) / 2
-
-    @property
-    def promise_s(self) -> float:
-        """For how long after it has answered a ping no leader gives what its sender has to others by force."""
-        return min(self.eviction_timeout_s, self.reclaim_grace_s, self.revoke_deadline_s)
-
-    @property
-    def ping_valid_for_s(self) -> float:
-        """For how long after it was sent an answered ping lets a borrower begin user calls: that ends before the
-        leaders' promise does, though their clocks run apart by a seventh."""
-        return 0.85 * self.promise_s
-
-    def check(self) -> LeaderSettings:
-        """Itself, or `InvalidSetting` naming the values, the rule they break and the remedy."""
-        for name, value in self._times():
-            if not (math.isfinite(value) and value > 0):
-                raise InvalidSetting(f"{name} is {value}: it must be a positive number of seconds.")
-        for rule in RULES:
-            if not rule.is_satisfied(self):
-                raise InvalidSetting(f"{_values(self, rule)}: {rule.text}, because {rule.reason}. {rule.hint}.")
-        return self
-
-    def scaled(self, factor: float) -> LeaderSettings:
-        """All times divided by `factor`, so in the same proportions: `scaled(10)` runs ten times as fast."""
-        return replace(self, **{name: value / factor for name, value in self._times()})
-
-    @classmethod
-    def from_env(cls, environ: Mapping[str, str] | None = None) -> LeaderSettings:
-        """Defaults, overridden by `SUBLET_LEASE_DURATION_S` and so on for each field's name in capitals; checked."""
-        source = os.environ if environ is None else environ
-        found = {
-            field.name: _seconds(name, source[name])
-            for field in fields(cls)
-            if (name := "SUBLET_" + field.name.upper()) in source
-        }
-        return replace(cls(), **found).check()
-
-    def _times(self) -> list[tuple[str, float]]:
-        return [(field.name, getattr(self, field.name)) for field in fields(self)]
-
-
-class SettingsRule(NamedTuple):
-    """A bound between settings. `names` are those the message shows; `text`, `reason` and `hint` are for people."""
-
-    names: tuple[str, ...]
-    text: str
-    is_satisfied: Callable[[LeaderSettings], bool]
-    reason: str
-    hint: str
-
+from sublet_protocol.domain.settings import Settings, SettingsRule
 
 _SLACK = 1 + 1e-9
 """Scaling may move an exact equality by the last bit."""
 
-
-RULES: tuple[SettingsRule, ...] = (
+_RULES = (
     SettingsRule(
         ("history_retention_s", "lease_duration_s"),
         "history_retention_s must be at least 60 times lease_duration_s",
@@ -226,13 +111,74 @@ RULES: tuple[SettingsRule, ...] = (
 )
 
 
-def _values(settings: LeaderSettings, rule: SettingsRule) -> str:
-    """`lease_duration_s is 10.0 and lease_renew_interval_s is 3.0`, for the names that the rule is about."""
-    return " and ".join(f"{name} is {getattr(settings, name)}" for name in rule.names)
+@dataclass(frozen=True, slots=True)
+class LeaderSettings(Settings):
+    """Seconds, every one. Borrowers have their own settings; `ping_interval_s` and `ping_timeout_s` must be the same
+    there."""
 
+    RULES = _RULES
 
-def _seconds(name: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise InvalidSetting(f"{name} is {text!r}: it must be a number of seconds, such as 2.5.") from None
+    lease_duration_s: float = 10.0
+    """How long a claim or a renewal keeps other nodes from leading, in seconds of the database's clock."""
+    lease_renew_interval_s: float = 3.0
+    """From the start of one renewal of all leases of a node to the start of the next."""
+    lease_margin_s: float = 1.0
+    """How much earlier than the database a leader believes its lease to end: covers drift and time on the wire."""
+    claim_retry_interval_s: float = 1.0
+    """Least time between two attempts to claim one group, and before a failed renewal or release is tried again."""
+    statement_timeout_s: float = 0.8
+    """After which Postgres cancels a statement of a leader."""
+    tcp_timeout_s: float = 0.8
+    """After which a connection to Postgres whose bytes are not acknowledged is dead."""
+    lock_timeout_s: float = 0.3
+    """How long a statement of a leader waits for a row that somebody else has locked."""
+    resend_interval_s: float = 1.0
+    """After which a grant, revoke or revoked without an answer is sent again."""
+    revoke_deadline_s: float = 30.0
+    """How long a forced revoke (drain, reset, delete, operator) waits for the borrower's last word."""
+    eviction_timeout_s: float = 10.0
+    """A borrower unheard of for this long loses its streams."""
+    reclaim_grace_s: float = 10.0
+    """How long a new leader keeps a held stream for its borrower to come back."""
+    rebalance_debounce_s: float = 0.2
+    """Quiet time after a join or leave before streams are shared out anew."""
+    rebalance_debounce_max_s: float = 2.0
+    """Longest time that joins and leaves can put that off."""
+    min_grant_duration_s: float = 5.0
+    """A stream granted less than this ago is not revoked for balance."""
+    rebalance_interval_s: float = 30.0
+    """Between two checks of the balance that nothing asked for."""
+    stream_sync_interval_s: float = 5.0
+    """Between two looks for streams opened or closed since."""
+    leader_idle_timeout_s: float = 60.0
+    """A leader without members for this long gives its claim up."""
+    ping_interval_s: float = 2.0
+    """Between two pings of a borrower."""
+    ping_timeout_s: float = 6.0
+    """A borrower that got no ping response for this long believes its leader lost."""
+    poll_hold_s: float = 5.0
+    """How long a node holds an agent's poll when there is nothing to say."""
+    unsubscribe_timeout_s: float = 5.0
+    """How long a leaving borrower waits for its session's last progress."""
+    history_retention_s: float = 30 * 86400.0
+    """How long what happened to the lendings is remembered (why a stream is blocked: as long as it is)."""
+    payload_deletion_grace_s: float = 7 * 86400.0
+    """How long an object outside of Postgres is kept when no block names it any more: as old as a backup may be, or a
+    standby behind, that is to find it."""
+
+    @property
+    def silence_s(self) -> float:
+        """After which a leader's connection to Postgres that has sent not a byte is given up: later than the server
+        cancels a statement itself, and before a lease may be over."""
+        return (self.statement_timeout_s + self.lease_margin_s) / 2
+
+    @property
+    def promise_s(self) -> float:
+        """For how long after it has answered a ping no leader gives what its sender has to others by force."""
+        return min(self.eviction_timeout_s, self.reclaim_grace_s, self.revoke_deadline_s)
+
+    @property
+    def ping_valid_for_s(self) -> float:
+        """For how long after it was sent an answered ping lets a borrower begin user calls: that ends before the
+        leaders' promise does, though their clocks run apart by a seventh."""
+        return 0.85 * self.promise_s

@@ -39,6 +39,11 @@ class NodeEntry:
     notify_endpoint: str | None = None
     is_draining: bool = False
 
+    @property
+    def notify_driver(self) -> str:
+        """The notification driver that it listens by."""
+        return (self.notify_endpoint or "poll:").partition(":")[0]
+
 
 _REGISTER = """
 insert into node as n (name, incarnation, address, http_address, protocol_version, notify, expires_at)
@@ -126,11 +131,19 @@ def list_nodes(conn: psycopg.Connection[Any]) -> list[NodeEntry]:
 
 
 def node_to_json(entry: NodeEntry, led: Mapping[str, int]) -> dict[str, Any]:
-    """A line of the directory as programs are shown it; `led` is what `count_led_groups` says."""
-    line = {**asdict(entry.node), **asdict(entry), "leads": led.get(entry.node.incarnation, 0)}
-    del line["node"]
-    draining = line.pop("is_draining")
-    return {**line, "draining": draining, "started_at": entry.started_at.isoformat(), "lives": entry.remaining_s > 0}
+    """A line of the directory as programs are shown it; `led` is what `count_led_groups` says. The endpoint is not
+    shown: it may end in a key that lets in whoever has it."""
+    line = {**asdict(entry.node), **asdict(entry)}
+    for hidden in ("node", "notify_endpoint", "is_draining"):
+        del line[hidden]
+    return {
+        **line,
+        "started_at": entry.started_at.isoformat(),
+        "notify_driver": entry.notify_driver,
+        "leads": led.get(entry.node.incarnation, 0),
+        "draining": entry.is_draining,
+        "lives": entry.remaining_s > 0,
+    }
 
 
 def delete_expired(conn: psycopg.Connection[Any]) -> list[str]:

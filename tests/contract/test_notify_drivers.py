@@ -6,8 +6,6 @@ import contextlib
 import os
 import re
 import socket
-import stat
-import tempfile
 from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -23,7 +21,6 @@ from sublet_storage.notify.drivers import registry
 from sublet_storage.notify.drivers.base import NotificationReceiver
 from sublet_storage.notify.drivers.postgres import PAYLOAD_LIMIT, channel_name, decode_payload, encode_payload
 from sublet_storage.notify.drivers.registry import create_driver, list_drivers, load_driver
-from sublet_storage.notify.drivers.zmq_rendezvous import Rendezvous, private_directory
 from tests.contract.notify_conformance import Subject, checks, hearing, sending
 from tests.kit import eventually
 
@@ -309,50 +306,3 @@ def test_ipv6_and_names(database: str) -> None:
 def test_a_host_that_is_not_this_machines_is_refused(database: str, host: str) -> None:
     with pytest.raises(InvalidSetting, match=rf"host '{host}'.*Give an address of this machine"):
         load_driver("zmq")(database, host=host).open_receiver(lambda message: None, lambda: None, lambda: None)
-
-
-@pytest.fixture
-def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A runtime directory of the test's own, short enough for sockets: else a user's real one would be met in."""
-    with tempfile.TemporaryDirectory(prefix="sublet-", dir="/tmp") as directory:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", directory)
-        yield Path(directory)
-
-
-def test_the_meeting_place_is_private_and_knows_no_password(runtime: Path) -> None:
-    place = Rendezvous.for_database("postgresql://u:secret@h/d", "sublet")
-    assert (
-        place
-        == Rendezvous.for_database("postgresql://u:changed@h/d", "sublet")
-        == Rendezvous.for_database("postgresql://u@h/d", "sublet")
-    )
-    others = [
-        Rendezvous.for_database("postgresql://u@h/e", "sublet"),
-        Rendezvous.for_database("postgresql://u@h/d", "other"),
-    ]
-    assert len({place, *others}) == 3
-    assert place.directory.is_relative_to(runtime)
-    assert stat.S_IMODE(place.directory.stat().st_mode) == 0o700
-    place.directory.chmod(0o755)
-    with pytest.raises(InvalidSetting, match=r"mode drwxr-xr-x\) must be .* nobody else may enter"):
-        private_directory()
-
-
-def test_a_meeting_place_that_cannot_be_is_made_elsewhere(
-    monkeypatch: pytest.MonkeyPatch, runtime: Path, tmp_path: Path
-) -> None:
-    long = tmp_path / ("x" * 80)
-    long.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(runtime))
-    for unusable in (long, tmp_path / "missing"):
-        monkeypatch.setenv("XDG_RUNTIME_DIR", str(unusable))
-        assert private_directory().is_relative_to(runtime)
-
-
-def test_the_last_one_leaves_no_file_behind(database: str, runtime: Path) -> None:
-    driver = load_driver("zmq")(database)
-    with hearing(driver) as (received,), sending(driver, [received]) as (outlet,):
-        outlet.send(b"message")
-        eventually(lambda: received.messages)
-    (directory,) = runtime.iterdir()
-    assert list(directory.iterdir()) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,6 +19,7 @@ from sublet_storage.nodes import (
     list_nodes,
     list_notify_endpoints,
     live_nodes,
+    node_to_json,
     register,
     renew,
 )
@@ -130,3 +132,17 @@ def test_where_notifications_reach_the_living_is_told_once_each(conn: psycopg.Co
     assert list_notify_endpoints(conn) == ["postgres:", "zmq:tcp://127.0.0.1:7"]
     register(conn, NEW, 10, 1)
     assert [entry.notify_endpoint for entry in list_nodes(conn) if entry.node == NEW] == [None]
+
+
+def test_what_programs_are_shown_of_a_node_names_the_driver_and_never_its_endpoint(
+    conn: psycopg.Connection[Any],
+) -> None:
+    """It ends in the key that lets in whoever has it."""
+    register(conn, OLD, 10, 1, notify="zmq:tcp://127.0.0.1:7?key=5ec2e7")
+    register(conn, NodeRef("silent", "i", "127.0.0.1:1"), 10, 1)
+    shown = [node_to_json(entry, {OLD.incarnation: 2}) for entry in list_nodes(conn)]
+    assert "5ec2e7" not in json.dumps(shown)
+    assert {each["name"]: (each["notify_driver"], each["leads"]) for each in shown} == {
+        OLD.name: ("zmq", 2),
+        "silent": ("poll", 0),
+    }

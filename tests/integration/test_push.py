@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ def staged(database: str, tmp_path: Path) -> Iterator[Staged]:
     stages: list[Stage] = []
 
     def build(extra: dict[str, str]) -> Stage:
-        news = {f"SUBLET_NOTIFY_{name.upper()}": str(getattr(NEWS, name)) for name in NEWS.__dataclass_fields__}
+        news = {f"SUBLET_NOTIFY_{name.upper()}": str(value) for name, value in asdict(NEWS).items()}
         path = {"PYTHONPATH": f"{source_path(ROOT)}:{PLUGINS}"}
         stages.append(Stage(database, tmp_path, extra={**news, **path, **extra}))
         return stages[-1]

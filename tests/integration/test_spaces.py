@@ -268,7 +268,7 @@ def test_a_lock_that_is_not_to_be_had_is_an_error_that_says_so(
     database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rollovers, "LOCK_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(rollovers, "LOCK_ATTEMPTS", 2)
+    monkeypatch.setattr(rollovers, "RETRY_TIMEOUT_S", 0.3)
     with connect(database) as other, other.transaction():
         other.execute("lock table space in share row exclusive mode")
         with pytest.raises(Unavailable, match="locked by others"):

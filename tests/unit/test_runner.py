@@ -222,8 +222,9 @@ def test_a_key_is_shown_as_text_if_it_is_and_never_at_length(key: bytes | None, 
 
 def test_pauses_double_up_to_the_longest_and_are_shortened_at_random() -> None:
     policy = RetryPolicy(backoff_s=0.2, max_backoff_s=1.0)
-    for tried, longest in ((1, 0.2), (2, 0.4), (3, 0.8), (4, 1.0), (5_000, 1.0)):
-        pauses = {policy.backoff_after(tried) for _ in range(50)}
+    backoffs = [policy.new_backoff() for _ in range(50)]
+    for longest in (0.2, 0.4, 0.8, *[1.0] * 100):
+        pauses = {each.next_s() for each in backoffs}
         assert longest / 2 <= min(pauses) < max(pauses) <= longest
 
 

@@ -7,6 +7,8 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -127,6 +129,16 @@ def some_work(name: str) -> task.TaskSpec:
 
     facts = ("$share/g/#", nothing, "", "", "", "", name, None, 1.0, "latest", 1, False)
     return task.TaskSpec(*facts, RetryPolicy(), BorrowerSettings(), None, None)
+
+
+def test_a_task_that_leaves_while_the_database_is_away_ends_without_a_session(caplog: pytest.LogCaptureFixture) -> None:
+    work = replace(some_work("t"), url="postgresql:///x?host=/nonexistent")
+    waiting = task._Task(work, task.Attempt(0, 0, "t"))
+    with ThreadPoolExecutor(1) as threads:
+        opening = threads.submit(waiting._open)
+        eventually(lambda: caplog.text.count("no session yet") >= 2)
+        waiting.leave()
+        assert opening.result(LONG_S) is None
 
 
 @pytest.mark.conforms("E25")

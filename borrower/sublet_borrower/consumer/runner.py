@@ -9,7 +9,6 @@ batch is dropped, its new holder gets it.
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -20,6 +19,7 @@ from sublet_borrower.consumer.dead_letter import publish_dead_letter
 from sublet_borrower.streams.batch import Batch
 from sublet_protocol.domain.errors import GrantLost, InvalidSetting, Unavailable, UserFunctionFailed
 from sublet_protocol.domain.topics import check_topic
+from sublet_storage.util.retry import Backoff
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +27,9 @@ UserFunction = Callable[[Batch], Any]
 
 SHOWN_KEY_BYTES = 60
 """A longer key is cut in error texts."""
+
+JITTER = 0.5
+"""How much of a pause is left to chance."""
 
 TRUST_WAIT_S = 0.1
 """Between two looks whether the stream is still ours."""
@@ -74,10 +77,9 @@ class RetryPolicy:
                 "neither may be negative, and the first must be at most the second."
             )
 
-    def backoff_after(self, tried: int) -> float:
-        """Seconds to wait after the `tried`-th try."""
-        longest = min(self.backoff_s * float(2 ** min(tried - 1, 30)), self.max_backoff_s)
-        return longest * random.uniform(0.5, 1.0)
+    def new_backoff(self) -> Backoff:
+        """Return the pauses between the tries of one batch or record."""
+        return Backoff(self.backoff_s, self.max_backoff_s, JITTER)
 
 
 @dataclass(slots=True)
@@ -136,7 +138,7 @@ class _Runner:
 
     def _try(self, batch: Batch, part: Batch, tries: int) -> Exception | None:
         """Call the function on a part of the batch; the last error if it raised every time."""
-        tried = pauses = 0
+        tried, backoff = 0, self._policy.new_backoff()
         while True:
             try:
                 self._fn(part)
@@ -154,8 +156,7 @@ class _Runner:
                     return error
             else:
                 return None
-            pauses += 1
-            self._session.wait(self._policy.backoff_after(pauses))
+            self._session.wait(backoff.next_s())
             self._await_trust(batch)
 
     def _await_trust(self, batch: Batch) -> None:
@@ -186,7 +187,7 @@ class _Runner:
 
     def _keep(self, batch: Batch, record: Batch, topic: str, error: Exception) -> None:
         """Publish the record to the topic, and go on behind it; a database that is away is waited for."""
-        tried = 0
+        backoff = self._policy.new_backoff()
         while not record.committed:
             self._await_trust(batch)
             try:
@@ -195,9 +196,8 @@ class _Runner:
             except GrantLost:
                 raise _Lost from None
             except Unavailable as away:
-                tried += 1
                 log.warning("%r is not kept yet: %s", record, away)
-                self._session.wait(self._policy.backoff_after(tried))
+                self._session.wait(backoff.next_s())
             except psycopg.Error as refused:
                 why = f"{_said(error)}. Nor could it be kept in topic {topic}: {str(refused).strip()}"
                 raise _blame(record, 0, self._policy.max_attempts, why) from error

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import threading
 from collections.abc import Callable, Mapping
 
@@ -26,6 +25,7 @@ log = logging.getLogger(__name__)
 
 BACKOFF_INITIAL_S = 1.0
 BACKOFF_MAX_S = 300.0
+JITTER = 0.5
 """Before a try to get a place: a session that soon ends makes none."""
 
 OnHeads = Callable[[Mapping[int, int]], None]
@@ -41,7 +41,7 @@ class DirectListener(DriverThread):
         self.hearers: tuple[OnHeads, ...] = ()
 
     def run(self) -> None:
-        pauses = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S)
+        pauses = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S, JITTER)
         self.sleep(pauses.next_s())
         while not self.is_stopping:
             try:
@@ -52,7 +52,7 @@ class DirectListener(DriverThread):
                             self._notify(decode_heads(payload))
             except (psycopg.Error, SubletError, OSError) as error:  # the last: no more files
                 log.info("news comes by way of the nodes only: %s", error)
-            self.sleep(pauses.next_s() * random.uniform(0.5, 1.0))
+            self.sleep(pauses.next_s())
 
     def _notify(self, heads: Mapping[int, int]) -> None:
         for hearer in self.hearers if heads else ():

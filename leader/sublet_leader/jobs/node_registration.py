@@ -16,7 +16,9 @@ from sublet_leader.observe.health_signals import HealthSignals
 from sublet_protocol.domain.errors import NodeNameTaken, SubletError
 from sublet_protocol.messages.messages import PROTOCOL_VERSION
 from sublet_storage import nodes
+from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.connect import connect
+from sublet_storage.db.reconnecting_connection import ReconnectingConnection
 from sublet_storage.doctor.checks import find_leaderless_groups
 from sublet_storage.groups.admin import node_desired_state
 from sublet_storage.groups.admin.node_desired_state import NodeDesiredState
@@ -53,7 +55,7 @@ class NodeRegistration:
         self._vitals = HealthSignals(time.monotonic) if vitals is None else vitals
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="sublet-directory", daemon=True)
-        self._connection: psycopg.Connection[Any] | None = None
+        self._reconnecting = ReconnectingConnection(self._opened)
 
     def register(self, announce: Callable[[str], None]) -> None:
         """Take the name, waiting once for the lease of a former life of it to run out; then keep it.
@@ -99,27 +101,20 @@ class NodeRegistration:
             vitals.directory.on_request(vitals.clock())
             problem: Exception | None = None
             try:
-                connection = self._connected()
-                if time.monotonic() >= renew_at:
-                    renew_at = time.monotonic() + self._lease_s / 3
-                    self._renew(connection)
-                orders = node_desired_state.read_desired_state(connection, self._ref)
+                with self._reconnecting as connection:
+                    if time.monotonic() >= renew_at:
+                        renew_at = time.monotonic() + self._lease_s / 3
+                        self._renew(connection)
+                    orders = node_desired_state.read_desired_state(connection, self._ref)
                 vitals.is_draining = orders.is_draining
                 self._ordered(orders)
             except (SubletError, psycopg.Error) as error:
                 problem = error
                 log.warning("this node's line in the directory could not be renewed: %s", error)
-                self._connection = None
             vitals.directory.on_answer(vitals.clock(), problem)
-        if self._connection is not None:
-            self._connection.close()
+        self._reconnecting.close()
 
-    def _connected(self) -> psycopg.Connection[Any]:
-        if self._connection is None or self._connection.closed:
-            self._connection = self._opened()
-        return self._connection
-
-    def _opened(self) -> psycopg.Connection[Any]:
+    def _opened(self) -> BoundedConnection:
         return connect(self._url, application_name="sublet node", silence_s=self._silence_s)
 
     def _renew(self, connection: psycopg.Connection[Any]) -> None:

@@ -16,6 +16,7 @@ from sublet_storage.groups.model.records import MAINTENANCE
 from sublet_storage.notify.publisher import shared_publisher
 from sublet_storage.producer.outbox import MoveResult, Outbox
 from sublet_storage.util.log_throttle import LogThrottle, format_suppressed_count
+from sublet_storage.util.retry import Backoff
 
 log = logging.getLogger(__name__)
 
@@ -67,13 +68,14 @@ class Relay:
     def _relay(self, connection: psycopg.Connection[Any], term: int) -> None:
         """Look and move for as long as this term is ours."""
         outbox = Outbox(connection, lambda inside: leadership.check_term(inside, MAINTENANCE, term))
-        pause_s = BUSY_S
+        pauses = Backoff(BUSY_S, IDLE_S)
         while self._term() == term:
             moved = outbox.move()
             shared_publisher(self._url).publish_heads(moved.heads)
             _log_rejected(moved)
-            pause_s = BUSY_S if moved.messages or moved.rejected else min(2 * pause_s, IDLE_S)
-            if self._stop.wait(0 if moved.has_more else pause_s):
+            if moved.messages or moved.rejected:
+                pauses.succeeded()
+            if self._stop.wait(0 if moved.has_more else pauses.next_s()):
                 return
 
     def _notify(self, error: Exception) -> None:

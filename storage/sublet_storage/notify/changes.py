@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any
 
-from sublet_protocol.domain.errors import InvalidSetting, SubletError
+from sublet_protocol.domain.errors import SubletError
+from sublet_protocol.domain.settings import Settings, SettingsRule
 
 STREAM, SPACE, GROUP, NODE, EPOCHS = "stream", "space", "group", "node", "epochs"
 KINDS = (STREAM, SPACE, GROUP, NODE, EPOCHS)
 """The kinds of objects; each has a channel of its own, of the same name."""
-
-PREFIX = "SUBLET_NOTIFY_"
 
 _REVISION_BITS = 20
 _LAST_REVISION = (1 << _REVISION_BITS) - 1
@@ -109,9 +106,41 @@ def epochs_change(space: str, moves: int) -> Change:
     return Change(EPOCHS, space, moves)
 
 
+def _at_least(name: str, *least: str, reason: str) -> SettingsRule:
+    return SettingsRule(
+        (name, *least),
+        f"{name} must be at least {' + '.join(least)}",
+        lambda s: getattr(s, name) >= sum(getattr(s, each) for each in least),
+        reason,
+        f"Raise {name}",
+    )
+
+
+_RULES = (
+    _at_least("hello_interval_s", "gap_window_s", reason="a listener waits that long for what a hello says is missing"),
+    _at_least(
+        "publisher_expiry_s",
+        "hello_interval_s",
+        "gap_window_s",
+        reason="a publisher that only says hello would be forgotten between two of them",
+    ),
+    _at_least(
+        "tombstone_retention_s",
+        "hello_interval_s",
+        "gap_window_s",
+        reason="late news would bring back what was deleted",
+    ),
+    _at_least("poll_interval_s", "catch_up_min_interval_s", reason="catch-ups are not made more often"),
+    _at_least("catch_up_interval_s", "poll_interval_s", reason="with push no more of them are needed than without"),
+)
+
+
 @dataclass(frozen=True, slots=True)
-class NotifySettings:
+class NotifySettings(Settings):
     """Seconds, but for `max_sends_per_s`. Publishers and listeners of one database must be told the same."""
+
+    PREFIX = "SUBLET_NOTIFY_"
+    RULES = _RULES
 
     hello_interval_s: float = 5.0
     """After so long without a message a publisher says hello again."""
@@ -139,45 +168,3 @@ class NotifySettings:
     def publisher_timeout_s(self) -> float:
         """A publisher unheard of for longer than this has stopped, or what it said was lost."""
         return self.hello_interval_s + self.gap_window_s
-
-    def check(self) -> NotifySettings:
-        """Itself, or `InvalidSetting` naming the value, the rule it breaks and the remedy."""
-        for name, value in self._values():
-            if not (math.isfinite(value) and value > 0):
-                raise InvalidSetting(f"{name} is {value}: it must be a positive number. Leave it out for the default.")
-        for name, least, bound in (
-            ("hello_interval_s", "gap_window_s", self.gap_window_s),
-            ("publisher_expiry_s", "hello_interval_s + gap_window_s", self.publisher_timeout_s),
-            ("tombstone_retention_s", "hello_interval_s + gap_window_s", self.publisher_timeout_s),
-            ("poll_interval_s", "catch_up_min_interval_s", self.catch_up_min_interval_s),
-            ("catch_up_interval_s", "poll_interval_s", self.poll_interval_s),
-        ):
-            value = getattr(self, name)
-            if value < bound:
-                raise InvalidSetting(f"{name} is {value} and {least} is {bound:g}: it must not be less. Raise {name}.")
-        return self
-
-    def scaled(self, factor: float) -> NotifySettings:
-        """All times divided by `factor`, the rate multiplied by it: for tests."""
-        times = {name: value / factor for name, value in self._values()}
-        return replace(self, **(times | {"max_sends_per_s": self.max_sends_per_s * factor}))
-
-    @classmethod
-    def from_env(cls, environ: Mapping[str, str] | None = None) -> NotifySettings:
-        """Defaults, overridden by `SUBLET_NOTIFY_HELLO_INTERVAL_S` and so on for each field's name in capitals;
-        checked."""
-        source = os.environ if environ is None else environ
-        found = {each.name: _number(PREFIX + each.name.upper(), source) for each in fields(cls)}
-        return replace(cls(), **{name: value for name, value in found.items() if value is not None}).check()
-
-    def _values(self) -> list[tuple[str, float]]:
-        return [(each.name, getattr(self, each.name)) for each in fields(self)]
-
-
-def _number(name: str, source: Mapping[str, str]) -> float | None:
-    if (text := source.get(name)) is None:
-        return None
-    try:
-        return float(text)
-    except ValueError:
-        raise InvalidSetting(f"{name} is {text!r}: it must be a number, such as 2.5.") from None

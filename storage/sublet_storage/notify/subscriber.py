@@ -16,13 +16,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import psycopg
 
 from sublet_protocol.domain.errors import DatabaseUnreachable
-from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.connect import connect
+from sublet_storage.db.reconnecting_connection import ReconnectingConnection
 from sublet_storage.notify.catch_up_scheduler import CatchUp
 from sublet_storage.notify.change_cache import ChangeCache, Freshness
 from sublet_storage.notify.changes import KINDS, Change, MalformedNotification, NotifySettings, ObjectSnapshot
@@ -233,9 +232,11 @@ class _SnapshotReader(threading.Thread):
 
     def __init__(self, url: str, read_snapshot: ReadSnapshot, put: Callable[[_Read], None]) -> None:
         super().__init__(name="sublet notify catch-up", daemon=True)
-        self._url, self._read_snapshot, self._put = url, read_snapshot, put
+        self._read_snapshot, self._put = read_snapshot, put
         self._wanted: queue.SimpleQueue[tuple[str, int] | None] = queue.SimpleQueue()
-        self._connection: psycopg.Connection[Any] | None = None
+        self._reconnecting = ReconnectingConnection(
+            lambda: connect(url, application_name="sublet catch-up", silence_s=READ_TIMEOUT_S)
+        )
         self._ending = self._away = False
 
     def read(self, catch_up: CatchUp, begun: int) -> None:
@@ -246,8 +247,7 @@ class _SnapshotReader(threading.Thread):
         """Stop; a read under way is given up."""
         self._ending = True
         self._wanted.put(None)
-        connection = self._connection
-        if isinstance(connection, BoundedConnection):
+        if (connection := self._reconnecting.current) is not None:
             connection.receive_timeout_s = 0.0
         if threading.current_thread() is not self:
             self.join(JOIN_TIMEOUT_S)
@@ -256,29 +256,21 @@ class _SnapshotReader(threading.Thread):
         while (wanted := self._wanted.get()) is not None and not self._ending:
             channel, begun = wanted
             self._put(_Read(channel, self._attempt(channel), begun))
-        self._disconnect()
+        self._reconnecting.close()
 
     def _attempt(self, channel: str) -> ObjectSnapshot | None:
         try:
-            if self._connection is None or self._connection.closed:
-                self._connection = connect(self._url, application_name="sublet catch-up", silence_s=READ_TIMEOUT_S)
-            snapshot = self._read_snapshot(self._connection, channel)
+            with self._reconnecting as connection:
+                snapshot = self._read_snapshot(connection, channel)
         except (psycopg.OperationalError, DatabaseUnreachable) as error:
             if not (self._away or self._ending):
                 log.warning("the database is away, catching up waits until it is back: %s", error)
             self._away = True
-            self._disconnect()
             return None
         except Exception:
             log.exception("catching up on %s failed, and is tried again", channel)
-            self._disconnect()
             return None
         if self._away:
             log.info("the database is back")
             self._away = False
         return snapshot
-
-    def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()

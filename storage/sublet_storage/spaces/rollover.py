@@ -8,8 +8,6 @@ survives the move.
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -19,9 +17,15 @@ from psycopg import sql
 
 from sublet_protocol.domain.errors import Unavailable
 from sublet_storage.spaces.routing import HashRange, Space, moves_topics, ranges_overlap, split_ring
+from sublet_storage.util.retry import Backoff, call_with_retry
 
 LOCK_TIMEOUT_S = 2.0
-LOCK_ATTEMPTS = 10
+RETRY_TIMEOUT_S = 20.0
+BACKOFF_INITIAL_S = 0.05
+BACKOFF_MAX_S = 0.5
+JITTER = 0.8
+
+_LOCKED = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
 
 _T = TypeVar("_T")
 
@@ -37,17 +41,20 @@ class _Parent:
 
 def retry_on_lock_timeout(conn: psycopg.Connection[Any], change: Callable[[], _T]) -> _T:
     """Run the change in a transaction of its own; begin again when a lock is not to be had soon."""
-    for attempt in range(LOCK_ATTEMPTS):
-        try:
-            with conn.transaction():
-                conn.execute(f"set local lock_timeout = '{LOCK_TIMEOUT_S}s'")
-                return change()
-        except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
-            time.sleep(random.uniform(0.01, 0.05) * (attempt + 1))
-    raise Unavailable(
-        f"the spaces are locked by others: no change within {LOCK_ATTEMPTS} attempts of {LOCK_TIMEOUT_S} s. "
-        "Look for a long transaction (pg_stat_activity), then try again."
-    )
+
+    def attempt() -> _T:
+        with conn.transaction():
+            conn.execute(f"set local lock_timeout = '{LOCK_TIMEOUT_S}s'")
+            return change()
+
+    backoff = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S, JITTER, RETRY_TIMEOUT_S)
+    try:
+        return call_with_retry(attempt, lambda error: isinstance(error, _LOCKED), backoff)
+    except _LOCKED as error:
+        raise Unavailable(
+            f"the spaces are locked by others: no change within {RETRY_TIMEOUT_S:g} s. "
+            "Look for a long transaction (pg_stat_activity), then try again."
+        ) from error
 
 
 def roll_over_spaces(

@@ -22,7 +22,6 @@ def list_(cli: Cli) -> None:
       sublet nodes list
     """
     from sublet_storage.nodes import count_led_groups, list_nodes, node_to_json
-    from sublet_storage.notify.drivers.registry import driver_name
 
     with cli.open_connection() as connection:
         entries, led = list_nodes(connection), count_led_groups(connection)
@@ -38,7 +37,7 @@ def list_(cli: Cli) -> None:
                 _state(entry),
                 led.get(entry.node.incarnation, 0),
                 entry.protocol_version,
-                driver_name(entry.notify_endpoint or "poll:"),
+                entry.notify_driver,
                 entry.started_at.isoformat(timespec="seconds"),
             )
             for entry in entries

@@ -23,6 +23,7 @@ from sublet_borrower.spark.job.failures import FunctionExited, pack
 from sublet_borrower.spark.job.shutdown_signals import ShutdownSignals
 from sublet_borrower.spark.job.task_reports import TaskReport
 from sublet_protocol.domain.errors import Unavailable
+from sublet_storage.util.retry import Backoff, call_with_retry
 
 if TYPE_CHECKING:
     from sublet_borrower.consumer.session import Session
@@ -157,31 +158,30 @@ class _Task:
         """The session; None if the task was drained before the database was there."""
         from sublet_borrower.consumer.session import Session
 
-        work, pause_s = self._work, BACKOFF_INITIAL_S
-        while not self._draining.is_set():
-            try:
-                self._session = Session(
-                    work.subscription,
-                    work.url,
-                    nodes=work.nodes,
-                    name=self._attempt.session,
-                    is_name_stable=False,
-                    weight=work.weight,
-                    starting_position=work.starting_position,
-                    max_batch_bytes=work.max_batch_bytes,
-                    whole_epochs=work.whole_epochs,
-                    auto_ack=False,
-                    settings=work.settings,
-                )
-            except Unavailable as error:
-                log.warning("no session yet: %s", error)
-                self._draining.wait(pause_s)
-                pause_s = min(pause_s * 2, BACKOFF_MAX_S)
-                continue
+        work = self._work
+
+        def attempt() -> Session | None:
             if self._draining.is_set():
-                self._session.drain()
-            return self._session
-        return None
+                return None
+            return Session(
+                work.subscription,
+                work.url,
+                nodes=work.nodes,
+                name=self._attempt.session,
+                is_name_stable=False,
+                weight=work.weight,
+                starting_position=work.starting_position,
+                max_batch_bytes=work.max_batch_bytes,
+                whole_epochs=work.whole_epochs,
+                auto_ack=False,
+                settings=work.settings,
+            )
+
+        backoff = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S)
+        self._session = call_with_retry(attempt, _is_away, backoff, self._draining.wait)
+        if self._session is not None and self._draining.is_set():
+            self._session.drain()
+        return self._session
 
     def _release(self, broken_off: bool) -> None:
         session, self._session = self._session, None
@@ -213,6 +213,13 @@ class _Task:
             0 if session is None else sum(session.lag().values()),
             self._failure,
         )
+
+
+def _is_away(error: Exception) -> bool:
+    """Whether a session may be had later; the log says why not now."""
+    if isinstance(error, Unavailable):
+        log.warning("no session yet: %s", error)
+    return isinstance(error, Unavailable)
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ function line(node) {
   const state = !node.lives ? "gone" : node.draining ? "draining" : "ok";
   const http = node.http_address ? element("a", { href: `http://${node.http_address}/`, rel: "noreferrer" }, node.http_address) : null;
   return [node.name, badge(state), whole(node.leads), node.lives ? seconds(node.remaining_s) : null, node.address, http,
-    node.notify ? node.notify.split(":")[0] : "poll", new Date(node.started_at).toLocaleString("en-GB")];
+    node.notify_driver, new Date(node.started_at).toLocaleString("en-GB")];
 }
 
 function checks(node) {

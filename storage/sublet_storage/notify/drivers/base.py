@@ -56,7 +56,7 @@ class NotificationReceiver(Protocol):
     @property
     def endpoint(self) -> str:
         """What publishers must know to reach it, beginning with the driver's name: `postgres:`,
-        `zmq:tcp://10.0.0.5:40211`."""
+        `zmq:tcp://10.0.0.5:40211?key=...`."""
         ...
 
     def close(self) -> None:

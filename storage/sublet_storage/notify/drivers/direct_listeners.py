@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import psycopg
 
-from sublet_protocol.domain.errors import InvalidSetting
+from sublet_protocol.domain.settings import parse_number
 from sublet_storage.db.connect import schema_name
 from sublet_storage.notify.changes import STREAM, Envelope, MalformedNotification
 from sublet_storage.notify.codec import decode
@@ -36,13 +36,10 @@ select place from generate_series(1, %(places)s) place
 
 def direct_listener_slots() -> int:
     """How many there are in a database, as this process was told: 0 and it takes none. Raises `InvalidSetting`."""
-    text = os.environ.get(VARIABLE, str(DEFAULT_LISTENER_SLOTS))
-    if not text.isdecimal() or len(text) > 4 or int(text) > MAX_PLACES:
-        raise InvalidSetting(
-            f"{VARIABLE} is {text[:40]!r}: it must be a whole number from 0 (never listen) to {MAX_PLACES}. "
-            f"Leave it out for {DEFAULT_LISTENER_SLOTS}."
-        )
-    return int(text)
+    found: int = parse_number(
+        VARIABLE, os.environ.get(VARIABLE, str(DEFAULT_LISTENER_SLOTS)), DEFAULT_LISTENER_SLOTS, MAX_PLACES
+    )
+    return found
 
 
 def acquire_listener_slot(connection: psycopg.Connection[Any]) -> bool:

@@ -1,13 +1,13 @@
-"""ZeroMQ: a node opens a port, publishers connect to it; the database is not asked to carry anything.
+"""ZeroMQ: a node opens a port, each publishing process connects to it; the database is not asked to carry anything.
 
-The port is opened where the node itself listens. Its endpoint ends in a key (CURVE's public key of the inlet), and lets
-in only who has it, so whoever may read the directory of nodes: a stranger cannot make the node buffer anything. On the
-publishers' side all processes of a user share one connection to each node, see `zmq_shared_publisher`.
+The port is opened where the node itself listens. Its endpoint ends in a key, CURVE's public key of the receiver, and
+only who has it is let in, so whoever may read the directory of nodes: a stranger cannot make the node buffer anything.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import re
 import socket
 import time
@@ -19,73 +19,80 @@ from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 from sublet_protocol.domain.errors import InvalidSetting
-from sublet_storage.db.connect import schema_name
 from sublet_storage.notify.drivers.base import DriverCapabilities, OnConnected, OnLost, OnMessage
 from sublet_storage.notify.drivers.poll import PollSender
-from sublet_storage.notify.drivers.zmq_rendezvous import Rendezvous
-from sublet_storage.notify.drivers.zmq_shared_publisher import (
-    KEY,
-    LINGER_MS,
-    PEER_TIMEOUT_MS,
-    SharedPublisher,
-    Socket,
-    acquire_shared_publisher,
-    release_shared_publisher,
-)
 from sublet_storage.util.threads import DriverThread
 
 log = logging.getLogger(__name__)
+
+Socket = zmq.Socket[bytes]
 
 LARGEST = 1024 * 1024
 """ZeroMQ cuts off a peer that sends more in one message."""
 PAYLOAD_LIMIT = LARGEST - 64
 """The rest is for what encryption adds."""
+MAX_WAITING = 256
+"""Messages that wait for one node; when there are more, further ones are dropped."""
 MAX_UNREAD = 64
-"""Messages of one peer that an inlet has taken and not handed on; further ones wait on the way."""
+"""Messages of one peer that a receiver has taken and not handed on; further ones wait on the way."""
+LINGER_MS = 250
+"""Closing gives what is on its way so long to leave."""
+PEER_TIMEOUT_MS = 5000
+"""A peer that does not answer a greeting, or acknowledge a byte, for so long is taken for lost."""
 BACK_MS = 1000
-"""After a peer was lost, the way counts as open again when one connects, or without that after so long."""
+"""After a peer was lost, the port counts as connected again when one connects, or without that after so long."""
 
 KEEPALIVE_S = 5
 """Between two questions of the kernel's whether a silent peer is there."""
 
-_ENDPOINT = re.compile(r"zmq:(tcp://(?:[\w.-]{1,253}|\[[\w:.%]{2,64}\]):[0-9]{1,5}\?key=[0-9a-f]{64})", re.ASCII)
+_ENDPOINT = re.compile(r"zmq:(tcp://(?:[\w.-]{1,253}|\[[\w:.%]{2,64}\]):[0-9]{1,5})\?key=([0-9a-f]{64})", re.ASCII)
 _LOST = zmq.Event.DISCONNECTED
 _FOUND = zmq.Event.HANDSHAKE_SUCCEEDED
 _STRANGER = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH
 
 
 class ZmqSender:
-    """Hands what is sent to the machine's publisher."""
+    """A connection to each node. In a fork of its process it sends nothing and closes nothing."""
 
-    def __init__(self, host: SharedPublisher, addresses: Sequence[str]) -> None:
-        self._host, self._targets = host, "\n".join(addresses).encode()
-        self._publisher, self._socket = host.number, host.sender()
+    def __init__(self, endpoints: Sequence[str]) -> None:
+        self._process, self._keys = os.getpid(), zmq.curve_keypair()
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._sockets = [connected for each in endpoints if (connected := self._connect(each))]
         self.dropped = 0
-        """Too long, or more than the publisher takes; what it cannot pass on is its own and not counted here."""
+        """Too long, too many waiting for one of the nodes, or sent by a copy or after the end."""
 
     def send(self, message: bytes) -> None:
-        """Hand it over; where nobody takes it for long, it is dropped."""
-        if len(message) > PAYLOAD_LIMIT or self._socket.closed or not self._host.is_owner_process:
+        """Hand it to ZeroMQ, which drops it where too much waits."""
+        if len(message) > PAYLOAD_LIMIT or self._context.closed or os.getpid() != self._process:
             self.dropped += 1
-            return
-        if self._host.number not in (None, self._publisher):
-            self._turn()
-        try:
-            self._socket.send_multipart([self._targets, message], zmq.NOBLOCK)
-        except zmq.ZMQError:
-            self.dropped += 1
-
-    def _turn(self) -> None:
-        """To another publisher: a connection to the one before may be open still, where that is frozen, or forked and
-        died."""
-        self._socket.close(LINGER_MS)
-        self._publisher, self._socket = self._host.number, self._host.sender()
+        else:
+            self.dropped += False in [_takes(each, message) for each in self._sockets]
 
     def close(self) -> None:
         """Give what was sent a moment to leave."""
-        if self._host.is_owner_process and not self._socket.closed:
-            self._socket.close(LINGER_MS)
-            release_shared_publisher(self._host)
+        if os.getpid() == self._process:
+            self._context.destroy(LINGER_MS)
+
+    def _connect(self, endpoint: str) -> Socket | None:
+        """A socket towards one node; None, and a line in the log, if the endpoint is none."""
+        found = _ENDPOINT.fullmatch(endpoint)
+        node: Socket = self._context.socket(zmq.PUSH)
+        try:
+            if found is None:
+                raise ValueError("it is not one of the notification driver 'zmq'")
+            # Without ZeroMQ's heartbeats: with them, libzmq 4.3 aborts the process when a peer hangs up at the wrong
+            # moment (its issues 3937, 4364 and 4767).
+            node.sndhwm, node.reconnect_ivl, node.reconnect_ivl_max = MAX_WAITING, 20, 500
+            node.handshake_ivl = node.tcp_maxrt = PEER_TIMEOUT_MS
+            node.ipv6 = "[" in found[1]
+            node.curve_publickey, node.curve_secretkey = self._keys
+            node.curve_serverkey = bytes.fromhex(found[2])
+            node.connect(found[1])
+        except (zmq.ZMQError, ValueError) as error:
+            node.close(0)
+            log.warning("endpoint %.40r is left out: %s", endpoint, error)
+            return None
+        return node
 
 
 class ZmqReceiver(DriverThread):
@@ -164,8 +171,8 @@ class ZmqReceiver(DriverThread):
 
 
 class ZmqDriver:
-    """Not lossless: what is on its way when a process or a node goes is lost. Not ordered, when another process takes
-    over as publisher."""
+    """Not lossless: what is on its way when a process or a node goes is lost. Not ordered, where a connection comes
+    back."""
 
     name = "zmq"
     capabilities = DriverCapabilities(is_ordered=False, is_lossless=False, payload_limit=PAYLOAD_LIMIT, is_push=True)
@@ -176,21 +183,24 @@ class ZmqDriver:
                 "the notification driver 'zmq' needs a pyzmq with CURVE, and this one was built without. Install a "
                 "wheel of it: `pip install --force-reinstall --only-binary :all: pyzmq`."
             )
-        self._url, self._host, self._schema = url, host, schema_name()
+        self._host = host
 
     def open_sender(self, endpoints: Sequence[str]) -> ZmqSender | PollSender:
-        """The sending end of this process, towards those endpoints. Raises `InvalidSetting` without a directory to
-        meet the other processes in."""
-        addresses = _addresses(endpoints)
-        return (
-            ZmqSender(acquire_shared_publisher(Rendezvous.for_database(self._url, self._schema)), addresses)
-            if addresses
-            else PollSender()
-        )
+        """The sending end of this process, towards those endpoints."""
+        return ZmqSender(endpoints) if endpoints else PollSender()
 
     def open_receiver(self, on_message: OnMessage, on_connected: OnConnected, on_lost: OnLost) -> ZmqReceiver:
         """The listening end, on a free port."""
         return ZmqReceiver(self._host, on_message, on_connected, on_lost)
+
+
+def _takes(node: Socket, message: bytes) -> bool:
+    """Whether ZeroMQ takes the message for that node."""
+    try:
+        node.send(message, zmq.NOBLOCK)
+    except zmq.ZMQError:
+        return False
+    return True
 
 
 def _listen(incoming: Socket, host: str) -> str:
@@ -205,13 +215,4 @@ def _listen(incoming: Socket, host: str) -> str:
     incoming.ipv6 = family == socket.AF_INET6
     incoming.bind(f"tcp://[{found[0]}]:*" if incoming.ipv6 else f"tcp://{found[0]}:*")
     address = incoming.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
-    return f"zmq:{address}{KEY}{z85.decode(public).hex()}"
-
-
-def _addresses(endpoints: Sequence[str]) -> list[str]:
-    """The endpoints without the driver's name; malformed ones are left out, and said."""
-    found = [(endpoint, _ENDPOINT.fullmatch(endpoint)) for endpoint in endpoints]
-    for endpoint, match in found:
-        if match is None:
-            log.warning("endpoint %.40r is left out: it is not one of the notification driver 'zmq'", endpoint)
-    return [match[1] for _, match in found if match]
+    return f"zmq:{address}?key={z85.decode(public).hex()}"
