@@ -11,9 +11,9 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from sublet_borrower.consumer.transport import PageReader
 from sublet_borrower.fetch.database import LogReader
 from sublet_borrower.fetch.nodes import NodeReader
+from sublet_borrower.fetch.stream_fetcher import PageReader
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_leader.feed import fetch
 from sublet_protocol.domain.errors import PositionBeyondHead, PositionGone, ValueTooLarge

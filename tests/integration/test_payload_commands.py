@@ -97,7 +97,7 @@ def test_a_stream_whose_payload_is_damaged_is_blocked_and_goes_on_when_that_is_p
         def consume(until: Any) -> Any:
             return eventually(lambda: session.poll(0.05) is None and until(), WAIT_S, node.output)
 
-        consume(lambda: session._agent.group_id(session._handle) and reason(conn, stream) is StallReason.BLOCKED)
+        consume(lambda: session._member.group_id and reason(conn, stream) is StallReason.BLOCKED)
         (answer,) = diagnosis_queries.diagnose_group(conn, SUBSCRIPTION, stream)[1]
         assert third in answer.diagnosis.detail
         assert str(answer.diagnosis.hint).endswith(f": sublet groups reset '{GROUP}' --stream {stream} --to-offset 6")
@@ -189,7 +189,7 @@ def test_a_place_that_stays_away_is_named_and_one_that_is_back_soon_is_not(
         def consume(until: Any) -> None:
             eventually(lambda: session.poll(0.05) is None and until(), WAIT_S, node.output)
 
-        consume(lambda: session._handler.read_errors())
+        consume(lambda: session._assignment.read_errors())
         assert reason(conn, stream) is not StallReason.UNREADABLE
         consume(lambda: reason(conn, stream) is StallReason.UNREADABLE)
         assert "the place of payloads" in str(line_of(conn, stream).unreadable_reason)

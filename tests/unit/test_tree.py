@@ -34,7 +34,6 @@ MAX_FLOORS = {
 """How many floors the entries of a folder stand on at most, where each entry is above all that it imports."""
 
 LONG = {
-    "sublet_borrower.consumer.session",
     "sublet_storage.groups.model.transitions",
     "sublet_storage.log.log",
 }
