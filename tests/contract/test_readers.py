@@ -21,7 +21,7 @@ from sublet_protocol.domain.topics import Filter
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.fencing import next_session_epoch
 from sublet_storage.log.block import DELIVERED_SCHEMA
-from sublet_storage.log.log import LogPage
+from sublet_storage.log.fetch import LogPage
 from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.spaces import reshard, rollover
 from tests.integration.feed_kit import Serving

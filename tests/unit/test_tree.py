@@ -35,7 +35,6 @@ MAX_FLOORS = {
 
 LONG = {
     "sublet_storage.groups.model.transitions",
-    "sublet_storage.log.log",
 }
 """Modules that are longer than `MOST_LINES`, and are to be cut."""
 

@@ -28,7 +28,7 @@ from sublet_protocol.messages.feed_fetch import (
     encode_heads_request,
     encode_session_epoch_request,
 )
-from sublet_storage.log.log import LogPage
+from sublet_storage.log.fetch import LogPage
 from sublet_storage.readers.epoch_steps import BlockSummaries
 from sublet_storage.util.retry import Backoff, call_with_retry
 

@@ -17,7 +17,7 @@ from sublet_protocol.domain.errors import (
     PositionBeyondHead,
     PositionGone,
 )
-from sublet_storage.log.log import LogPage
+from sublet_storage.log.fetch import LogPage
 from sublet_storage.readers.epoch_steps import BlockRun, BlockSummaries, EpochStep
 
 log = logging.getLogger(__name__)

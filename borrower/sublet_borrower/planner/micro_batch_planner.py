@@ -29,7 +29,7 @@ from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.errors import InvalidSetting, PoisonBlock, Unavailable
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups import fencing
-from sublet_storage.log import log as message_log
+from sublet_storage.log import fetch as message_log
 
 log = logging.getLogger(__name__)
 
