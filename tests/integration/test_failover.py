@@ -33,8 +33,8 @@ from sublet_storage.groups.admin import progress_transfer, reset_plan
 from sublet_storage.groups.admin.reset_targets import ResetTarget
 from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
 from sublet_storage.groups.fencing import next_session_epoch
+from sublet_storage.groups.model.lending_row import is_of_former_timeline
 from sublet_storage.groups.model.records import AdvancePosition, GroupWrites, LendingChange
-from sublet_storage.groups.model.transitions import is_of_former_timeline
 from sublet_storage.log.append import (
     AppendOutcome,
     BlockAppend,
