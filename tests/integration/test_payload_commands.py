@@ -114,7 +114,7 @@ def test_a_stream_whose_payload_is_damaged_is_blocked_and_goes_on_when_that_is_p
 def test_a_stream_whose_payload_cannot_be_read_is_named_until_it_is_read_on_whoever_leads(
     database: str, conn: psycopg.Connection[Any], fleet: Fleet, world: LocalWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sublet_borrower.consumer.session.RETRY_INTERVAL_S", 0.2)
+    monkeypatch.setattr("sublet_borrower.fetch.stream_fetcher.UNREADABLE_RETRY_S", 0.2)
     space = a_space(conn, world)
     stream = a_closed_stream(conn, BLOCKS)
     move(conn, space)
@@ -178,7 +178,7 @@ def test_a_stream_whose_payload_cannot_be_read_is_named_until_it_is_read_on_whoe
 def test_a_place_that_stays_away_is_named_and_one_that_is_back_soon_is_not(
     database: str, conn: psycopg.Connection[Any], fleet: Fleet, world: LocalWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sublet_borrower.consumer.session.SLOT_RETRY_INTERVAL_S", 0.1)
+    monkeypatch.setattr("sublet_borrower.fetch.stream_fetcher.UNAVAILABLE_RETRY_S", 0.1)
     space = a_space(conn, world)
     stream = a_closed_stream(conn, BLOCKS)
     move(conn, space)
