@@ -35,6 +35,26 @@ def test_the_borrowers_part_of_storage_is_light(name: str) -> None:
     subprocess.run([sys.executable, "-c", story], cwd=REPOSITORY, check=True)
 
 
+REMOTE = (
+    "sublet_borrower.remote",
+    "sublet_borrower.fetch.nodes",
+    "sublet_protocol.messages.feed",
+    "sublet_storage.producer",
+    "sublet_storage.notify.publisher",
+    "sublet_storage.notify.drivers.registry",
+    "sublet_storage.notify.drivers.zmq",
+    "zmq",
+)
+
+
+def test_a_session_on_the_database_loads_no_remote_transport_and_no_driver_that_is_not_named() -> None:
+    story = (
+        "import sys, sublet_borrower.consumer.session; "
+        f"loaded = [module for module in {REMOTE!r} if module in sys.modules]; assert not loaded, loaded"
+    )
+    subprocess.run([sys.executable, "-c", story], cwd=REPOSITORY, check=True)
+
+
 LISTING = (
     "pydantic",
     "grpc",
