@@ -138,9 +138,7 @@ def _listen(opened: contextlib.ExitStack, url: str, listeners: int) -> None:
         assert process.stdin is not None
         opened.callback(process.stdin.close)
     deadline = time.monotonic() + NEWS_S
-    hearing = (
-        "select count(*) from pg_stat_activity where application_name = 'sublet shortcut' and query like 'listen%'"
-    )
+    hearing = "select count(*) from pg_stat_activity where application_name = 'sublet direct listener' and query like 'listen%'"
     with connect(url) as conn:
         while conn.execute(hearing).fetchone() != (listeners,):
             if time.monotonic() > deadline:

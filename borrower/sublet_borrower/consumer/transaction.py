@@ -63,7 +63,7 @@ class _Doubt:
     happened: bool | None = None
 
 
-class _InVain(Exception):
+class _RollBack(Exception):
     """Rolls a transaction back."""
 
 
@@ -73,9 +73,9 @@ class ProgressTransactions:
     `url`: None where a session has no database, and so no transactions. `group_id` returns the id of the group that
     has granted the streams, `batch_s` is how long a user may take for a batch.
 
-    A transaction is in doubt from before its commit until its batches are told that they are done. Whatever breaks that
-    off, an answer that is lost or an exception out of a signal handler, nothing else is done with any batch before
-    `find_out` has told what became of it.
+    A transaction is in doubt from before its commit until its batches are marked as done. Whatever breaks that off,
+    an answer that is lost or an exception out of a signal handler, nothing else is done with any batch before
+    `find_out` has returned what became of it.
     """
 
     def __init__(self, url: str | None, group_id: Callable[[], int], batch_s: float) -> None:
@@ -100,7 +100,7 @@ class ProgressTransactions:
         self.find_out()
         if found := [batch for batch in batches if batch.found]:
             _check_all_found(found, batches)
-            with self.in_vain() as connection:
+            with self.rolled_back() as connection:
                 yield connection
             for batch in found:
                 batch.found = False
@@ -150,15 +150,15 @@ class ProgressTransactions:
         self._notify(found=False)
 
     @contextlib.contextmanager
-    def in_vain(self) -> Iterator[Connection]:
+    def rolled_back(self) -> Iterator[Connection]:
         """A transaction that is rolled back whatever happens: what it is for was done by one before it."""
         connection = self._begin()
 
         def roll_back() -> None:
-            raise _InVain
+            raise _RollBack
 
         try:
-            with contextlib.suppress(_InVain), user_transaction(connection, roll_back):
+            with contextlib.suppress(_RollBack), user_transaction(connection, roll_back):
                 yield connection
         finally:
             self._open = False

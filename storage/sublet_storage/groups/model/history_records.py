@@ -14,7 +14,7 @@ from sublet_storage.groups.model.records import CONSUMED, ORDER, TAKEOVER, Histo
 
 
 def to_history_record(row: LendingRow, event: HistoryEvent, term: int, now_us: int) -> HistoryRecord:
-    """The line of history for an event of this row."""
+    """Return the record of history for an event of this row."""
     return HistoryRecord(
         at_us=now_us,
         group_id=row.group_id,
@@ -33,7 +33,7 @@ def to_history_record(row: LendingRow, event: HistoryEvent, term: int, now_us: i
 
 
 def takeover_record(leadership_id: int, node: str, before: str | None, term: int, now_us: int) -> HistoryRecord:
-    """The line of history for a node that leads from now on; `before`: who led, under another incarnation."""
+    """Return the record of history for a node that leads from now on; `before`: who led, under another incarnation."""
     then = "first leader" if before is None else f"before: {before}"
     return HistoryRecord(
         now_us, leadership_id, 0, TAKEOVER, f"node {node} leads; {then}", 0, None, None, 0, term, is_forced=False
@@ -43,28 +43,29 @@ def takeover_record(leadership_id: int, node: str, before: str | None, term: int
 def consumption_record(
     group_id: int, space: str, consumed: LowerFrontier, term: int, now_us: int, unfinished: Sequence[str] = ()
 ) -> HistoryRecord:
-    """The line of history for a group that has consumed all epochs of a space that are not at or after these;
+    """Return the record of history for a group that has consumed all epochs of a space that are not at or after these;
     `unfinished`: of producers whose lease had run out before they had finished with some of them."""
-    said = f"space {space}: consumed are all epochs before {format_frontier(consumed)}"
+    reason = f"space {space}: consumed are all epochs before {format_frontier(consumed)}"
     if unfinished:
-        said += f"; closed by expiry, and perhaps not whole: those of producer {', '.join(unfinished)}"
-    return HistoryRecord(now_us, group_id, 0, CONSUMED, said, 0, None, None, 0, term, is_forced=False)
+        reason += f"; closed by expiry, and perhaps not whole: those of producer {', '.join(unfinished)}"
+    return HistoryRecord(now_us, group_id, 0, CONSUMED, reason, 0, None, None, 0, term, is_forced=False)
 
 
-def command_record(group_id: int, order: GroupCommand, term: int, now_us: int, who: str = "") -> HistoryRecord:
-    """The line of history for what an operator, `who`, wants from now on; `term`: of who led last."""
+def command_record(group_id: int, command: GroupCommand, term: int, now_us: int, who: str = "") -> HistoryRecord:
+    """Return the record of history for what an operator, `who`, wants from now on; `term`: of who led last."""
     return HistoryRecord(
-        now_us, group_id, 0, ORDER, reason_with_user(str(order), who), 0, None, None, 0, term, is_forced=False
+        now_us, group_id, 0, ORDER, reason_with_user(str(command), who), 0, None, None, 0, term, is_forced=False
     )
 
 
 def reason_with_user(reason: str, who: str) -> str:
-    """A reason of history with who gave the order, where that is known."""
+    """Return a reason of history with who gave the command, where that is known."""
     return f"{reason}, by {who}" if who else reason
 
 
 def deletion_records(rows: Iterable[LendingRow], term: int, now_us: int, who: str = "") -> list[HistoryRecord]:
-    """A line for each grant that ends because its group is deleted. Nothing is seen twice in a group that is gone."""
+    """Return a record for each grant that ends because its group is deleted. Nothing is seen twice in one that is
+    gone."""
     held = sorted((row for row in rows if row.status is LendingStatus.HELD), key=lambda row: row.stream_id)
     return [
         to_history_record(

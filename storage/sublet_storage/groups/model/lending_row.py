@@ -28,8 +28,8 @@ class LendingRow:
 
     `held_until_us` is there only for a free row that is, or was, kept for `session`, or a reserved one. Without a
     session it says when the row was taken from a holder who may not have heard: by a reset, or with a former group of
-    the name. `consumed` is there only where the group is atomic. `in_doubt` is what a
-    holder planned last: it stays when it is done, so that a holder who cannot know that it is can be told.
+    the name. `consumed` is there only where the group is atomic. `in_doubt` is what a holder planned last: it stays
+    when it is done, so that a holder who cannot know that it is can see it.
     """
 
     group_id: int
@@ -150,19 +150,19 @@ def end_unreadable(row: LendingRow, stream: StreamFacts, now_us: int, on_data_lo
     if not stream.is_gone or row.position == stream.head:
         return None
     lost = stream.head - row.position
-    why = f"offset {row.position} is gone by retention, {lost} messages in all"
+    reason = f"offset {row.position} is gone by retention, {lost} messages in all"
     if on_data_loss is OnDataLoss.FAIL:
-        return block(row, why, now_us, twice)
+        return block(row, reason, now_us, twice)
     after = replace(
         end_grant(row, LendingStatus.FINISHED, stream.head, now_us), lost_message_count=row.lost_message_count + lost
     )
-    return Transition(ChangeOutcome.REFUSED, after, history_event("skip", row, f"{why}; skipped"))
+    return Transition(ChangeOutcome.REFUSED, after, history_event("skip", row, f"{reason}; skipped"))
 
 
-def block(row: LendingRow, why: str, now_us: int, twice: int | None) -> Transition:
+def block(row: LendingRow, reason: str, now_us: int, twice: int | None) -> Transition:
     """`twice`: up to where messages may be seen again, where a grant ends by it."""
     after = end_grant(row, LendingStatus.BLOCKED, row.position, now_us)
-    return Transition(ChangeOutcome.REFUSED, after, history_event("block", row, why, twice))
+    return Transition(ChangeOutcome.REFUSED, after, history_event("block", row, reason, twice))
 
 
 def end_grant(row: LendingRow, status: LendingStatus, position: int, now_us: int) -> LendingRow:

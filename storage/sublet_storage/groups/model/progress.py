@@ -63,15 +63,15 @@ def initial_frontier(
     return LowerFrontier(((SMALLEST,) * len(begun.greatest[0]),)).after_completing(begun)
 
 
-def advance(entry: AdvancePosition, row: LendingRow, stream: StreamFacts, now_us: int) -> Transition:
-    if furthest_offset(entry) > stream.head:
-        return block(row, beyond_head_reason(furthest_offset(entry), stream), now_us, redelivery_end(row, stream))
-    position = max(row.position, entry.position)
-    row = with_consumed(row, entry.consumed)
+def advance(change: AdvancePosition, row: LendingRow, stream: StreamFacts, now_us: int) -> Transition:
+    if furthest_offset(change) > stream.head:
+        return block(row, beyond_head_reason(furthest_offset(change), stream), now_us, redelivery_end(row, stream))
+    position = max(row.position, change.position)
+    row = with_consumed(row, change.consumed)
     if is_consumed(position, stream):
         return finish(row, position, "consumed to its head", now_us)
-    if entry.in_doubt not in (None, row.in_doubt) and not _is_earlier(entry.in_doubt, row.in_doubt):
-        return Transition(ChangeOutcome.APPLIED, replace(row, position=position, in_doubt=entry.in_doubt))
+    if change.in_doubt not in (None, row.in_doubt) and not _is_earlier(change.in_doubt, row.in_doubt):
+        return Transition(ChangeOutcome.APPLIED, replace(row, position=position, in_doubt=change.in_doubt))
     return Transition(ChangeOutcome.APPLIED, row if position == row.position else _moved(row, position))
 
 
@@ -108,10 +108,10 @@ def with_consumed(row: LendingRow, consumed: ConsumedFrontier | None) -> Lending
     return replace(row, consumed=later, losses=0, lost_position=None)  # it goes on, though the position may not
 
 
-def furthest_offset(entry: ReclaimStream | AdvancePosition | ReleaseStream) -> int:
+def furthest_offset(change: ReclaimStream | AdvancePosition | ReleaseStream) -> int:
     """The furthest offset that it speaks of."""
-    furthest = entry.position if entry.consumed is None else max(entry.position, entry.consumed.upto)
-    if isinstance(entry, ReleaseStream):
-        return max(furthest, entry.poison)
-    doubt = entry.in_doubt if isinstance(entry, AdvancePosition) else None
+    furthest = change.position if change.consumed is None else max(change.position, change.consumed.upto)
+    if isinstance(change, ReleaseStream):
+        return max(furthest, change.poison)
+    doubt = change.in_doubt if isinstance(change, AdvancePosition) else None
     return furthest if doubt is None else max(furthest, doubt.end)
