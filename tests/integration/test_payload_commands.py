@@ -23,7 +23,8 @@ from sublet_storage.groups.model.history import delete_old_history, read_history
 from sublet_storage.groups.model.records import MAINTENANCE, RecordHistory
 from sublet_storage.groups.status import diagnosis_queries, json_views
 from sublet_storage.groups.status.diagnosis_model import StallReason
-from sublet_storage.groups.status.overview import StreamRow, describe_group, list_groups
+from sublet_storage.groups.status.overview import describe_group, list_groups
+from sublet_storage.groups.status.overview_model import StreamView
 from sublet_storage.nodes import NodeRef
 from sublet_storage.objects.object_stores import LocalBackend
 from sublet_storage.spaces.spaces import alter_space, rollover
@@ -65,7 +66,7 @@ def reason(conn: psycopg.Connection[Any], stream: int) -> StallReason | None:
     return next((each.diagnosis.reason for each in answers if each.stream.stream_id == stream), None)
 
 
-def line_of(conn: psycopg.Connection[Any], stream: int) -> StreamRow:
+def line_of(conn: psycopg.Connection[Any], stream: int) -> StreamView:
     (line,) = [each for each in describe_group(conn, SUBSCRIPTION).streams if each.stream_id == stream]
     return line
 
