@@ -194,10 +194,10 @@ def test_a_stream_that_is_gone_is_said_once_and_the_others_go_on(
             rollover(conn, "eu")
             conn.execute("update generation set closed_at = closed_at - interval '101 s' where state = 'closed'")
             assert apply_retention(conn)
-            with caplog.at_level(logging.WARNING, "sublet_borrower.consumer.session"):
+            with caplog.at_level(logging.WARNING, "sublet_borrower.fetch.stream_fetcher"):
                 eventually(lambda: look() and "is gone" in caplog.text, WAIT_S)
             (said,) = [
-                record.getMessage() for record in caplog.records if record.name == "sublet_borrower.consumer.session"
+                record.getMessage() for record in caplog.records if record.name == "sublet_borrower.fetch.stream_fetcher"
             ]
             assert f"stream {doomed}: offset 1 is gone" in said
             node.signal(signal.SIGCONT)
