@@ -23,7 +23,7 @@ from bench import _postgres as postgres
 from bench import _report as report
 from bench._report import Claim, Series
 from sublet_storage.db.connect import connect
-from sublet_storage.log.log import fetch
+from sublet_storage.log.fetch import fetch
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.catalogue import open_streams
 from sublet_storage.spaces.spaces import reshard

@@ -138,11 +138,10 @@ def _listen(opened: contextlib.ExitStack, url: str, listeners: int) -> None:
         assert process.stdin is not None
         opened.callback(process.stdin.close)
     deadline = time.monotonic() + NEWS_S
-    hearing = (
-        "select count(*) from pg_stat_activity where application_name = 'sublet shortcut' and query like 'listen%'"
-    )
+    listening = """
+    select count(*) from pg_stat_activity where application_name = 'sublet direct listener' and query like 'listen%'"""
     with connect(url) as conn:
-        while conn.execute(hearing).fetchone() != (listeners,):
+        while conn.execute(listening).fetchone() != (listeners,):
             if time.monotonic() > deadline:
                 raise LeftOut(f"fewer than {listeners} processes listen {NEWS_S:g} s after they were started.")
             time.sleep(0.1)

@@ -31,7 +31,8 @@ from sublet_borrower.settings import BorrowerSettings
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect as connect_to
-from sublet_storage.groups.status.overview import GroupOverview, describe_group
+from sublet_storage.groups.status.overview import describe_group
+from sublet_storage.groups.status.overview_model import GroupOverview
 from sublet_storage.spaces.spaces import reshard
 
 Connection = psycopg.Connection[Any]

@@ -14,8 +14,8 @@ from typing import Any
 import psycopg
 from pyarrow import fs
 
+from sublet_storage.log.append import BlockAppend, append
 from sublet_storage.log.block import pack
-from sublet_storage.log.log import BlockAppend, append
 from sublet_storage.objects import registry
 from sublet_storage.objects.object_stores import MARKER, WRITABLE
 from sublet_storage.spaces.routing import Space

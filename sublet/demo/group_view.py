@@ -9,7 +9,8 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
 from sublet_storage.groups.model.records import HistoryRecord, LendingStatus
-from sublet_storage.groups.status.overview import GroupOverview, StreamRow, describe_group
+from sublet_storage.groups.status.overview import describe_group
+from sublet_storage.groups.status.overview_model import GroupOverview, StreamView
 
 
 class GroupView:
@@ -59,5 +60,5 @@ def find_busiest(seen: GroupOverview) -> tuple[str, list[int]]:
     return agent, streams.get(agent, [])
 
 
-def _held(seen: GroupOverview) -> list[StreamRow]:
+def _held(seen: GroupOverview) -> list[StreamView]:
     return [line for line in seen.streams if line.status == LendingStatus.HELD]

@@ -27,7 +27,7 @@ from sublet.demo.takeover_report import TakeoverReporter
 from sublet_protocol.domain.errors import DataDirectoryUnusable, Unavailable, UsageError
 from sublet_storage.bootstrap.database import open_database
 from sublet_storage.groups.model.records import HistoryRecord
-from sublet_storage.groups.status.overview import GroupOverview
+from sublet_storage.groups.status.overview_model import GroupOverview
 from sublet_storage.producer import Publisher
 
 TASKS = 4

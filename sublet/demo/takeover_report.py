@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from sublet.demo.holding_intervals import worker_of
-from sublet_storage.groups.status.overview import GroupOverview
+from sublet_storage.groups.status.overview_model import GroupOverview
 
 
 class TakeoverReporter:

@@ -15,8 +15,8 @@ from sublet_storage.groups import fencing
 from sublet_storage.groups.admin import reset_plan
 from sublet_storage.groups.admin.reset_targets import ResetTarget
 from sublet_storage.groups.model.history import HistoryPage, delete_old_history, read_history
+from sublet_storage.groups.model.history_records import reason_with_user
 from sublet_storage.groups.model.records import AdvancePosition, ForceRelease, ReleaseStream
-from sublet_storage.groups.model.transitions import reason_with_user
 from tests.contract.group_world import LEASE_S, ONE, SHARE, TWO, PostgresWorld, events, granted
 from tests.contract.test_group_postgres import waiting_for_locks
 from tests.kit import eventually

@@ -124,7 +124,7 @@ def test_programs_that_append_at_another_level_are_refused_by_name(
     conn: psycopg.Connection[Any], stream: int, level: str
 ) -> None:
     """Those of an older release, which do not set it: what another level would make wrong stores nothing."""
-    from sublet_storage.log.log import BlockAppend, ProducerStamp, append
+    from sublet_storage.log.append import BlockAppend, ProducerStamp, append
 
     conn.execute(f"set session characteristics as transaction isolation level {level}")
     with pytest.raises(psycopg.Error, match=f"at isolation level {level}"):

@@ -18,7 +18,7 @@ from sublet_protocol.domain.topics import Filter
 from sublet_storage.db.connect import connect
 from sublet_storage.doctor import location_checks
 from sublet_storage.doctor.checks import Severity
-from sublet_storage.log.log import fetch, limit_ranges_by_size
+from sublet_storage.log.fetch import fetch, limit_ranges_by_size
 from sublet_storage.objects import registry
 from sublet_storage.objects.location import parse_location
 from sublet_storage.objects.object_stores import ObjectStore

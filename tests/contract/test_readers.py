@@ -11,9 +11,9 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from sublet_borrower.consumer.transport import PageReader
 from sublet_borrower.fetch.database import LogReader
 from sublet_borrower.fetch.nodes import NodeReader
+from sublet_borrower.fetch.stream_fetcher import PageReader
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_leader.feed import fetch
 from sublet_protocol.domain.errors import PositionBeyondHead, PositionGone, ValueTooLarge
@@ -21,7 +21,7 @@ from sublet_protocol.domain.topics import Filter
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.fencing import next_session_epoch
 from sublet_storage.log.block import DELIVERED_SCHEMA
-from sublet_storage.log.log import LogPage
+from sublet_storage.log.fetch import LogPage
 from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.spaces import reshard, rollover
 from tests.integration.feed_kit import Serving

@@ -10,8 +10,8 @@ import psycopg
 
 from sublet_protocol.domain.epochs import Epoch, LowerFrontier
 from sublet_protocol.domain.topics import Filter
+from sublet_storage.log.append import AppendOutcome, BlockAppend, Producer, ProducerStamp, append
 from sublet_storage.log.epochs import hold
-from sublet_storage.log.log import AppendOutcome, BlockAppend, Producer, ProducerStamp, append
 from sublet_storage.readers.epoch_tail import EpochMessages, EpochTailItem, FrontierSnapshot
 from sublet_storage.spaces.catalogue import find_space, open_streams
 from tests.integration.log_kit import in_epochs

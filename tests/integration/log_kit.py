@@ -15,9 +15,10 @@ import pyarrow as pa
 
 from sublet_protocol.domain.epochs import Epoch
 from sublet_storage.db.connect import connect
+from sublet_storage.log.append import BlockAppend, ProducerStamp, append
 from sublet_storage.log.block import PackedBlock, pack
 from sublet_storage.log.column_layout import BLOCK_SCHEMA
-from sublet_storage.log.log import BlockAppend, ProducerStamp, append, fetch
+from sublet_storage.log.fetch import fetch
 from sublet_storage.spaces.catalogue import find_space, open_streams
 from sublet_storage.spaces.spaces import create_space, reshard
 

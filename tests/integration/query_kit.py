@@ -117,8 +117,8 @@ class Run:
         """Gone without a word: whoever leads learns it by its silence."""
         planner, self.reader._planner = self.reader._planner, None
         if planner is not None:
-            planner._agent.close(0.0)
-            planner._resources.close()
+            planner._member.agent.close(0.0)
+            planner._member.resources.close()
 
     def stop(self) -> None:
         """As Spark stops a query."""

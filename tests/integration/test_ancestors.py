@@ -14,7 +14,7 @@ from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.subscriptions import Bookmark
 from sublet_protocol.domain.topics import Filter
 from sublet_storage.db.connect import connect
-from sublet_storage.log import log
+from sublet_storage.log import fetch as message_log
 from sublet_storage.readers.tail import MultiStreamReader
 from sublet_storage.spaces.spaces import rollover
 from tests.integration.log_kit import put, stream_of
@@ -90,7 +90,7 @@ def test_nor_do_such_that_end_while_a_reader_is_still_before_them(conn: psycopg.
     found = values(conn, reading, steps=1)
     empty(conn)
     published(conn, 3)
-    reading.update_heads(log.read_heads(conn, reading.open_streams))
+    reading.update_heads(message_log.read_heads(conn, reading.open_streams))
     assert found + values(conn, reading) == list(range(6))
 
 

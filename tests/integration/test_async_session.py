@@ -249,7 +249,7 @@ def test_closing_again_waits_for_the_same_end_and_what_comes_after_is_refused_by
         await until(lambda: not session.is_closed and scene.holders(), WAIT_S)
         waiting = asyncio.create_task(session.poll())
         await asyncio.sleep(0)
-        first, second = asyncio.create_task(session.close()), asyncio.create_task(session.close(broken_off=True))
+        first, second = asyncio.create_task(session.close()), asyncio.create_task(session.close(aborted=True))
         await second
         assert session.is_closed
         assert scene.rows() == {stream: ("free", 0)}

@@ -152,7 +152,7 @@ def _check_epochs(stage: Stage, load: EpochLoad) -> None:
 
 def _epochs_by_place(stage: Stage) -> dict[tuple[int, int], int]:
     """{(stream, offset): epoch} of all messages."""
-    from sublet_storage.log.log import fetch
+    from sublet_storage.log.fetch import fetch
 
     with connect(stage.scene.url) as connection:
         found = {}

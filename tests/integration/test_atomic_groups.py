@@ -84,15 +84,15 @@ def test_streams_that_have_nothing_do_not_delay_the_one_that_has(database: str, 
     with Session(GROUP, database, settings=FAST) as session:
         with connect(database) as connection:
             streams = len(open_streams(connection))
-        eventually(lambda: len(session._handler.positions()) == streams, 20.0)
+        eventually(lambda: len(session._assignment.positions()) == streams, 20.0)
         waits: list[float] = []
-        take = session._inbox.take
+        take = session._member.events.take
 
         def taken(wait_s: float = 0.0) -> Any:
             waits.append(wait_s)
             return take(wait_s)
 
-        session._inbox.take = taken  # type: ignore[method-assign]
+        session._member.events.take = taken  # type: ignore[method-assign]
         batch = session.poll(20.0)
         assert streams > 1
         assert batch is not None

@@ -27,7 +27,7 @@ from sublet_protocol.domain.errors import (
     UnknownSpace,
 )
 from sublet_storage.bootstrap.database import open_database
-from sublet_storage.log.log import PAGE_BLOCKS
+from sublet_storage.log.fetch import PAGE_BLOCKS
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.compaction import compact_stream
 from sublet_storage.spaces.retention import apply_retention

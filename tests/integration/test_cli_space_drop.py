@@ -18,8 +18,8 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions, StartingPosition
+from sublet_storage.log.append import Producer
 from sublet_storage.log.epochs import hold
-from sublet_storage.log.log import Producer
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.catalogue import find_space, list_spaces
 from sublet_storage.spaces.retention import apply_retention

@@ -12,7 +12,8 @@ import pytest
 from sublet_protocol.domain.errors import StaleTerm
 from sublet_protocol.domain.topics import Filter
 from sublet_storage.db.connect import connect
-from sublet_storage.log.log import BlockAppend, ProducerStamp, append, fetch
+from sublet_storage.log.append import BlockAppend, ProducerStamp, append
+from sublet_storage.log.fetch import fetch
 from sublet_storage.spaces.catalogue import open_streams
 from sublet_storage.spaces.compaction import compact_stream, fragmented_streams
 from sublet_storage.spaces.retention import apply_retention

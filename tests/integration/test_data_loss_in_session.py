@@ -69,7 +69,7 @@ def test_the_session_goes_on_with_its_other_streams_and_the_leader_blocks_the_on
         reads(session, seen, lambda: (doomed, 0) in seen)
         rollover(conn, "eu")
         conn.execute("update generation set closed_at = closed_at - interval '101 s' where state = 'closed'")
-        with caplog.at_level(logging.WARNING, "sublet_borrower.consumer.session"):
+        with caplog.at_level(logging.WARNING, "sublet_borrower.fetch.stream_fetcher"):
             node.signal(signal.SIGSTOP)  # or it may take the stream back before the session has noticed
             assert apply_retention(conn)
             reads(session, seen, lambda: caplog.records)

@@ -71,7 +71,7 @@ def listeners(conn: Connection) -> int:
 
 def connections(conn: Connection) -> int:
     """Of this process, to listen."""
-    return count(conn, "pg_stat_activity", "application_name = 'sublet shortcut' and datid = (" + OURS + ")")
+    return count(conn, "pg_stat_activity", "application_name = 'sublet direct listener' and datid = (" + OURS + ")")
 
 
 def holders(conn: Connection) -> list[int]:

@@ -18,8 +18,9 @@ import pytest
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres
 from sublet_storage.bootstrap.migrate import migrate
 from sublet_storage.db.connect import connect
+from sublet_storage.log.append import AppendOutcome, BlockAppend, ProducerStamp, append
 from sublet_storage.log.block import PackedBlock
-from sublet_storage.log.log import AppendOutcome, BlockAppend, ProducerStamp, append, read_heads
+from sublet_storage.log.fetch import read_heads
 from sublet_storage.spaces.catalogue import open_streams
 from sublet_storage.spaces.spaces import reshard
 from tests.integration.log_kit import block, everything, kill_postgres, stamped

@@ -11,11 +11,11 @@ import pytest
 from sublet_protocol.domain.epochs import LowerFrontier, UpperFrontier
 from sublet_protocol.domain.errors import InvalidEpoch, PoisonBlock, UsageError
 from sublet_protocol.domain.topics import Filter
-from sublet_storage.log import log
+from sublet_storage.log import fetch as message_log
+from sublet_storage.log.append import BlockAppend, ProducerStamp, append
 from sublet_storage.log.block import pack
 from sublet_storage.log.column_layout import BLOCK_SCHEMA
 from sublet_storage.log.epoch_selection import ExcludedEpochs
-from sublet_storage.log.log import BlockAppend, ProducerStamp, append
 from sublet_storage.readers.epoch_tail import EpochMessages, EpochTailItem, EpochTailReader, FrontierSnapshot
 from sublet_storage.spaces.spaces import create_space, drop_space, reshard, rollover
 from tests.integration.epoch_kit import ALL, A, B, Story, check_course, numbers, reported, seen
@@ -269,10 +269,10 @@ def test_blocks_that_are_left_out_are_neither_fetched_nor_decoded(conn: psycopg.
     story.publish(A, 6)
     assert numbers(seen(reading.read_available(conn))) == {6: 1}
     left_out = ExcludedEpochs(UpperFrontier(((5,),)), None)
-    page = log.fetch(conn, stream, 3, left_out=left_out, limit_bytes=1)
+    page = message_log.fetch(conn, stream, 3, left_out=left_out, limit_bytes=1)
     assert page.position == page.head, "what is not fetched does not count as bytes of a page"
     with pytest.raises(PoisonBlock):
-        log.fetch(conn, stream, 3)
+        message_log.fetch(conn, stream, 3)
 
 
 @pytest.mark.conforms("S6")
@@ -280,13 +280,13 @@ def test_with_the_frontier_past_it_there_is_no_filter_any_more(
     conn: psycopg.Connection[Any], story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[object] = []
-    since = log.fetch
+    since = message_log.fetch
 
-    def noted(*args: Any, **kwargs: Any) -> log.LogPage:
+    def noted(*args: Any, **kwargs: Any) -> message_log.LogPage:
         asked.append(kwargs["left_out"])
         return since(*args, **kwargs)
 
-    monkeypatch.setattr(log, "fetch", noted)
+    monkeypatch.setattr(message_log, "fetch", noted)
     story.three_and_five()
     reading = EpochTailReader(conn, ALL)
     story.publish(A, 5)

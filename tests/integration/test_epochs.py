@@ -25,8 +25,8 @@ from sublet_protocol.domain.errors import (
 )
 from sublet_storage.db.connect import connect
 from sublet_storage.log import epochs
+from sublet_storage.log.append import AppendOutcome, BlockAppend, Producer, ProducerStamp, append
 from sublet_storage.log.epochs import hold, read_lower_frontier, release, renew
-from sublet_storage.log.log import AppendOutcome, BlockAppend, Producer, ProducerStamp, append
 from sublet_storage.producer import Publisher
 from sublet_storage.producer.batches.pending_blocks import PendingRows
 from sublet_storage.producer.buffer import Buffer

@@ -33,18 +33,18 @@ from sublet_storage.groups.admin import progress_transfer, reset_plan
 from sublet_storage.groups.admin.reset_targets import ResetTarget
 from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
 from sublet_storage.groups.fencing import next_session_epoch
+from sublet_storage.groups.model.lending_row import is_of_former_timeline
 from sublet_storage.groups.model.records import AdvancePosition, GroupWrites, LendingChange
-from sublet_storage.groups.model.transitions import is_of_former_timeline
-from sublet_storage.log.log import (
+from sublet_storage.log.append import (
     AppendOutcome,
     BlockAppend,
     Producer,
     ProducerStamp,
     append,
-    read_heads,
     register_again,
     register_producer,
 )
+from sublet_storage.log.fetch import read_heads
 from sublet_storage.nodes import live_nodes
 from sublet_storage.producer import Publisher
 from sublet_storage.readers.tail import MultiStreamReader, Tail

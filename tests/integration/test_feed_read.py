@@ -27,7 +27,7 @@ from sublet_protocol.messages.messages import PROTOCOL_VERSION
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_storage.db.connect import connect
 from sublet_storage.log.block import DELIVERED_SCHEMA
-from sublet_storage.log.log import read_heads
+from sublet_storage.log.fetch import read_heads
 from sublet_storage.producer import Publisher
 from sublet_storage.readers.tail import MultiStreamReader
 from sublet_storage.spaces.retention import apply_retention

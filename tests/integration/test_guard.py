@@ -10,8 +10,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from sublet_borrower.consumer.member import Member
 from sublet_borrower.machine.events import SessionProgress
-from sublet_borrower.planner.micro_batch_planner import MicroBatchPlanner
 from sublet_borrower.planner.plan_ledger import PlanLedger
 from sublet_borrower.spark.source.guard import Guard
 from sublet_protocol.domain.errors import BatchLost, DatabaseUnreachable, InvalidSetting, UnknownOutcome, UsageError
@@ -452,11 +452,11 @@ def test_what_the_guard_of_an_earlier_process_writes_last_is_not_planned_again(
     values += publish(url, 30, 10)
     anew = Checkpoint()
     runs.append(newer := Guarded(anew, url, tmp_path / "newer", inDoubtTimeout=LONG))
-    plan, report = PlanLedger.plan, MicroBatchPlanner._report
+    plan, report = PlanLedger.plan, Member._report_progress
     over: list[bool] = []
-    held_back: list[tuple[MicroBatchPlanner, SessionProgress]] = []
+    held_back: list[tuple[Member[PlanLedger], SessionProgress]] = []
 
-    def report_later(self: MicroBatchPlanner, progress: SessionProgress) -> None:
+    def report_later(self: Member[PlanLedger], progress: SessionProgress) -> None:
         report(self, progress) if over else held_back.append((self, progress))
 
     def plan_first(self: PlanLedger, ends: Mapping[int, int]) -> None:
@@ -467,7 +467,7 @@ def test_what_the_guard_of_an_earlier_process_writes_last_is_not_planned_again(
             for one in held_back:
                 report(*one)
 
-    monkeypatch.setattr(MicroBatchPlanner, "_report", report_later)
+    monkeypatch.setattr(Member, "_report_progress", report_later)
     monkeypatch.setattr(PlanLedger, "plan", plan_first)
     eventually(lambda: [newer.step(), len(sunk(conn)) >= 40][1], 30.0, lambda: str(lending(conn)))
     assert over

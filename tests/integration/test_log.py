@@ -17,17 +17,8 @@ import pytest
 from sublet_protocol.domain.errors import NotFound, PositionBeyondHead, PositionGone, Unavailable, UnknownOutcome
 from sublet_protocol.domain.topics import Filter
 from sublet_storage.db.connect import connect
-from sublet_storage.log.log import (
-    AppendOutcome,
-    AppendResult,
-    BlockAppend,
-    ProducerStamp,
-    append,
-    fetch,
-    offset_at_time,
-    read_heads,
-    register_producer,
-)
+from sublet_storage.log.append import AppendOutcome, AppendResult, BlockAppend, ProducerStamp, append, register_producer
+from sublet_storage.log.fetch import fetch, offset_at_time, read_heads
 from sublet_storage.spaces.catalogue import open_streams
 from sublet_storage.spaces.retention import drop_gone
 from sublet_storage.spaces.spaces import rollover

@@ -82,6 +82,16 @@ def test_a_user_who_does_not_come_back_in_time_loses_the_streams_and_joins_again
         eventually(lambda: bool(session.assignment()) or session.poll(0.1), WAIT_S)
 
 
+@pytest.mark.conforms("E36")
+def test_a_session_that_was_given_up_ends_when_it_is_to_leave(conn: psycopg.Connection[Any], database: str) -> None:
+    session, _ = opened(database, INTERVAL_S)
+    with session:
+        eventually(lambda: bool(given_up(conn)), WAIT_S)
+        session.leave()
+        assert session.poll(WAIT_S) is None
+        assert session.is_closed
+
+
 @pytest.mark.conforms("E36", "E28")
 def test_a_user_who_waits_or_works_for_less_than_the_interval_keeps_the_streams(
     conn: psycopg.Connection[Any], database: str

@@ -22,6 +22,7 @@ import pytest
 
 from sublet_borrower.consumer.async_session import AsyncSession
 from sublet_borrower.consumer.session import Session
+from sublet_borrower.fetch import stream_fetcher
 from sublet_borrower.fetch.nodes import NodeReader
 from sublet_borrower.settings import BorrowerSettings
 from sublet_leader.feed.service import FeedLimits
@@ -194,11 +195,9 @@ def test_a_stream_that_is_gone_is_said_once_and_the_others_go_on(
             rollover(conn, "eu")
             conn.execute("update generation set closed_at = closed_at - interval '101 s' where state = 'closed'")
             assert apply_retention(conn)
-            with caplog.at_level(logging.WARNING, "sublet_borrower.consumer.session"):
+            with caplog.at_level(logging.WARNING, stream_fetcher.__name__):
                 eventually(lambda: look() and "is gone" in caplog.text, WAIT_S)
-            (said,) = [
-                record.getMessage() for record in caplog.records if record.name == "sublet_borrower.consumer.session"
-            ]
+            (said,) = [record.getMessage() for record in caplog.records if record.name == stream_fetcher.__name__]
             assert f"stream {doomed}: offset 1 is gone" in said
             node.signal(signal.SIGCONT)
             put(conn, other, b"0", topic="us")

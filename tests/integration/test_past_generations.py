@@ -33,7 +33,7 @@ from sublet_storage.groups.model.records import (
 )
 from sublet_storage.groups.status.lag_queries import all_lags, list_unconsumed_groups, status_lags, stream_lags
 from sublet_storage.groups.status.overview import list_leaderless_groups
-from sublet_storage.log import log
+from sublet_storage.log import fetch as message_log
 from sublet_storage.nodes import NodeRef
 from sublet_storage.readers.epoch_steps import read_block_summaries
 from sublet_storage.readers.tail import MultiStreamReader, Tail
@@ -144,7 +144,7 @@ def test_messages_that_a_group_was_to_have_are_not_forgotten(house: House) -> No
 
 
 def by_offset(house: House, stream: int) -> None:
-    log.fetch(house.conn, stream, 1)
+    message_log.fetch(house.conn, stream, 1)
 
 
 def by_bookmark(house: House, stream: int) -> None:
@@ -167,7 +167,7 @@ def test_a_position_in_a_stream_that_is_no_more_is_gone_and_one_that_never_was_i
     with pytest.raises(PositionGone):
         read(house, stream)
     with pytest.raises(NotFound):
-        log.fetch(house.conn, 10_000, 0)
+        message_log.fetch(house.conn, 10_000, 0)
 
 
 @pytest.mark.conforms("E39")
@@ -404,9 +404,9 @@ select count(*) from pg_locks join pg_inherits on inhrelid = relation
 @pytest.mark.parametrize(
     "look",
     [
-        lambda conn, stream, _: log.fetch(conn, stream, 0),
+        lambda conn, stream, _: message_log.fetch(conn, stream, 0),
         lambda conn, stream, generation: read_block_summaries(conn, stream, generation, 0),
-        lambda conn, stream, _: log.offset_at_time(conn, stream, datetime.now(UTC)),
+        lambda conn, stream, _: message_log.offset_at_time(conn, stream, datetime.now(UTC)),
         lambda conn, stream, generation: conn.execute("select appended_at(%s, %s, 0)", (generation, stream)),
     ],
     ids=["messages", "marks of blocks", "positions by time", "when appended"],

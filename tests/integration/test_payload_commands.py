@@ -23,7 +23,8 @@ from sublet_storage.groups.model.history import delete_old_history, read_history
 from sublet_storage.groups.model.records import MAINTENANCE, RecordHistory
 from sublet_storage.groups.status import diagnosis_queries, json_views
 from sublet_storage.groups.status.diagnosis_model import StallReason
-from sublet_storage.groups.status.overview import StreamRow, describe_group, list_groups
+from sublet_storage.groups.status.overview import describe_group, list_groups
+from sublet_storage.groups.status.overview_model import StreamView
 from sublet_storage.nodes import NodeRef
 from sublet_storage.objects.object_stores import LocalBackend
 from sublet_storage.spaces.spaces import alter_space, rollover
@@ -65,7 +66,7 @@ def reason(conn: psycopg.Connection[Any], stream: int) -> StallReason | None:
     return next((each.diagnosis.reason for each in answers if each.stream.stream_id == stream), None)
 
 
-def line_of(conn: psycopg.Connection[Any], stream: int) -> StreamRow:
+def line_of(conn: psycopg.Connection[Any], stream: int) -> StreamView:
     (line,) = [each for each in describe_group(conn, SUBSCRIPTION).streams if each.stream_id == stream]
     return line
 
@@ -97,7 +98,7 @@ def test_a_stream_whose_payload_is_damaged_is_blocked_and_goes_on_when_that_is_p
         def consume(until: Any) -> Any:
             return eventually(lambda: session.poll(0.05) is None and until(), WAIT_S, node.output)
 
-        consume(lambda: session._agent.group_id(session._handle) and reason(conn, stream) is StallReason.BLOCKED)
+        consume(lambda: session._member.group_id and reason(conn, stream) is StallReason.BLOCKED)
         (answer,) = diagnosis_queries.diagnose_group(conn, SUBSCRIPTION, stream)[1]
         assert third in answer.diagnosis.detail
         assert str(answer.diagnosis.hint).endswith(f": sublet groups reset '{GROUP}' --stream {stream} --to-offset 6")
@@ -114,7 +115,7 @@ def test_a_stream_whose_payload_is_damaged_is_blocked_and_goes_on_when_that_is_p
 def test_a_stream_whose_payload_cannot_be_read_is_named_until_it_is_read_on_whoever_leads(
     database: str, conn: psycopg.Connection[Any], fleet: Fleet, world: LocalWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sublet_borrower.consumer.session.RETRY_INTERVAL_S", 0.2)
+    monkeypatch.setattr("sublet_borrower.fetch.stream_fetcher.UNREADABLE_RETRY_S", 0.2)
     space = a_space(conn, world)
     stream = a_closed_stream(conn, BLOCKS)
     move(conn, space)
@@ -178,7 +179,7 @@ def test_a_stream_whose_payload_cannot_be_read_is_named_until_it_is_read_on_whoe
 def test_a_place_that_stays_away_is_named_and_one_that_is_back_soon_is_not(
     database: str, conn: psycopg.Connection[Any], fleet: Fleet, world: LocalWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sublet_borrower.consumer.session.SLOT_RETRY_INTERVAL_S", 0.1)
+    monkeypatch.setattr("sublet_borrower.fetch.stream_fetcher.UNAVAILABLE_RETRY_S", 0.1)
     space = a_space(conn, world)
     stream = a_closed_stream(conn, BLOCKS)
     move(conn, space)
@@ -189,7 +190,7 @@ def test_a_place_that_stays_away_is_named_and_one_that_is_back_soon_is_not(
         def consume(until: Any) -> None:
             eventually(lambda: session.poll(0.05) is None and until(), WAIT_S, node.output)
 
-        consume(lambda: session._handler.read_errors())
+        consume(lambda: session._assignment.read_errors())
         assert reason(conn, stream) is not StallReason.UNREADABLE
         consume(lambda: reason(conn, stream) is StallReason.UNREADABLE)
         assert "the place of payloads" in str(line_of(conn, stream).unreadable_reason)

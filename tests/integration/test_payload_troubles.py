@@ -28,7 +28,8 @@ from sublet_storage.doctor.checks import Severity
 from sublet_storage.groups.coordinator import leadership
 from sublet_storage.groups.model.records import MAINTENANCE
 from sublet_storage.log import epochs
-from sublet_storage.log.log import BlockAppend, Producer, ProducerStamp, fetch, register_producer
+from sublet_storage.log.append import BlockAppend, Producer, ProducerStamp, register_producer
+from sublet_storage.log.fetch import fetch
 from sublet_storage.nodes import NodeRef
 from sublet_storage.objects import registry
 from sublet_storage.objects.location import parse_location

@@ -28,7 +28,7 @@ from sublet_protocol.domain.errors import (
 from sublet_protocol.domain.topics import Filter
 from sublet_storage.bootstrap.migrate import downgrade
 from sublet_storage.db.connect import connect
-from sublet_storage.log import log as message_log
+from sublet_storage.log import fetch as message_log
 from sublet_storage.objects.location import parse_location
 from sublet_storage.objects.object_stores import LocalBackend
 from sublet_storage.spaces.catalogue import find_space

@@ -21,7 +21,7 @@ from tests.kit_nodes import SPEED, Fleet
 def test_a_plan_that_nobody_writes_down_keeps_its_query_only_for_a_while_and_is_begun_later(
     fleet: Fleet, database: str, monkeypatch: pytest.MonkeyPatch, finite: bool
 ) -> None:
-    monkeypatch.setattr(module, "WRITTEN_S", 0.5)
+    monkeypatch.setattr(module, "PLAN_SAVED_TIMEOUT_S", 0.5)
     settings = BorrowerSettings().scaled(SPEED)
     planner = MicroBatchPlanner(
         "$share/g/#",

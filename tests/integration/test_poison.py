@@ -25,8 +25,9 @@ from sublet_storage.groups.admin.admin import create_group
 from sublet_storage.groups.model.history import read_history
 from sublet_storage.groups.model.records import GroupOptions, OnPoison
 from sublet_storage.groups.status import diagnosis_queries
+from sublet_storage.log.append import BlockAppend, append
 from sublet_storage.log.block import pack
-from sublet_storage.log.log import BlockAppend, append, fetch
+from sublet_storage.log.fetch import fetch
 from sublet_storage.readers.epoch_tail import EpochTailReader
 from sublet_storage.readers.tail import Tail
 from sublet_storage.spaces.compaction import compact_stream

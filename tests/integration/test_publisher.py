@@ -33,7 +33,7 @@ from sublet_protocol.domain.errors import (
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres
 from sublet_storage.bootstrap.migrate import migrate
 from sublet_storage.db.connect import connect
-from sublet_storage.log.log import AppendOutcome, AppendResult, BlockAppend, append
+from sublet_storage.log.append import AppendOutcome, AppendResult, BlockAppend, append
 from sublet_storage.producer import AsyncPublisher, Publisher
 from sublet_storage.producer.batches.pending_blocks import PendingBlock
 from sublet_storage.spaces.catalogue import find_space, open_streams

@@ -20,8 +20,8 @@ from sublet_storage.groups.admin.admin import create_group
 from sublet_storage.groups.model.history import read_history
 from sublet_storage.groups.model.records import Group, GroupOptions, OnPoison
 from sublet_storage.groups.status import diagnosis_queries
+from sublet_storage.log.append import BlockAppend, append
 from sublet_storage.log.block import pack
-from sublet_storage.log.log import BlockAppend, append
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.spaces import create_space, rollover
 from tests.integration.log_kit import batch

@@ -13,7 +13,7 @@ import pytest
 from sublet_protocol.domain.errors import PositionGone, StaleTerm, SubletError
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.model.records import GroupOptions
-from sublet_storage.log.log import fetch
+from sublet_storage.log.fetch import fetch
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces import retention
 from sublet_storage.spaces.catalogue import find_space, open_streams

@@ -10,7 +10,8 @@ import psycopg
 import pytest
 
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.groups.status.overview import StreamRow, describe_group
+from sublet_storage.groups.status.overview import describe_group
+from sublet_storage.groups.status.overview_model import StreamView
 from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.spaces import rollover
 from tests.integration.cli_kit import a_shell
@@ -35,7 +36,7 @@ def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
         yield connection
 
 
-def lines(conn: psycopg.Connection[Any]) -> dict[int, StreamRow]:
+def lines(conn: psycopg.Connection[Any]) -> dict[int, StreamView]:
     return {line.stream_id: line for line in describe_group(conn, Subscription.parse(GROUP)).streams}
 
 

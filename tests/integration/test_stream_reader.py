@@ -414,7 +414,8 @@ def test_available_now_fails_where_what_was_there_is_not_lent_in_time(
     admin.send_command(url, group.subscription, PauseGroup("repairs"))
     runs.append(run := Run(Checkpoint(), url, availableNowWait="500 ms"))
     run.reader.prepareForTriggerAvailableNow()
-    eventually(lambda: run.reader._opened()._agent.group_id(run.reader._opened()._handle) is not None, 30.0)
+    member = run.reader._opened()._member
+    eventually(lambda: member.agent.group_id(member.handle) is not None, 30.0)
     with pytest.raises(Unavailable, match=r"streams \[.*were not lent to it within 0.5 s.*availableNowWait"):
         run.step()
 

@@ -21,7 +21,7 @@ from sublet_storage.groups.admin.reset_targets import ResetTarget
 from sublet_storage.groups.coordinator import lifecycle
 from sublet_storage.groups.model.records import GroupOptions
 from sublet_storage.groups.status.overview import describe_group
-from sublet_storage.log.log import offset_at_time
+from sublet_storage.log.fetch import offset_at_time
 from sublet_storage.readers import offset_ranges
 from sublet_storage.readers.tail import Tail
 from sublet_storage.spaces.catalogue import list_spaces

@@ -11,7 +11,7 @@ import pytest
 from sublet_protocol.domain.epochs import LowerFrontier
 from sublet_protocol.domain.errors import CapabilityExpired, EpochCompleted, ProducerFenced
 from sublet_storage.log import epochs
-from sublet_storage.log.log import AppendOutcome, BlockAppend, Producer, ProducerStamp, append, register_producer
+from sublet_storage.log.append import AppendOutcome, BlockAppend, Producer, ProducerStamp, append, register_producer
 from sublet_storage.spaces import spaces
 from sublet_storage.spaces.catalogue import find_space
 from tests.integration.log_kit import in_epochs, stream_of

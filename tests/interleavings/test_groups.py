@@ -27,7 +27,7 @@ from sublet_storage.groups.model.records import (
     StartingPosition,
 )
 from sublet_storage.log import epochs
-from sublet_storage.log.log import BlockAppend, Producer, ProducerStamp
+from sublet_storage.log.append import BlockAppend, Producer, ProducerStamp
 from sublet_storage.nodes import NodeRef
 from sublet_storage.spaces import spaces
 from sublet_storage.spaces.catalogue import find_space

@@ -9,7 +9,7 @@ import pytest
 
 from sublet_protocol.domain.epochs import LowerFrontier
 from sublet_storage.log import epochs
-from sublet_storage.log.log import AppendOutcome, AppendResult, BlockAppend, Producer, ProducerStamp, append
+from sublet_storage.log.append import AppendOutcome, AppendResult, BlockAppend, Producer, ProducerStamp, append
 from sublet_storage.spaces import compaction, spaces
 from sublet_storage.spaces.catalogue import find_space, open_streams
 from tests.integration.log_kit import block, everything, in_epochs, put, read, stamped, stream_of

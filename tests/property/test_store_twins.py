@@ -29,6 +29,7 @@ from sublet_protocol.domain.in_doubt import InDoubt
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.coordinator.store import GroupStore
 from sublet_storage.groups.model.desired_state import GroupCommand, PauseGroup, ResumeGroup, SetSessionWeight
+from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import (
     AdvancePosition,
     ForceRelease,
@@ -44,7 +45,6 @@ from sublet_storage.groups.model.records import (
     StartingPosition,
     UnreserveStream,
 )
-from sublet_storage.groups.model.transitions import LendingRow
 from sublet_storage.nodes import NodeRef
 from tests.contract.group_world import PostgresWorld, Ticker
 from tests.support.memory_store.groups import MemoryGroupStore

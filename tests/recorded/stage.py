@@ -29,8 +29,9 @@ from sublet_storage.bootstrap.embedded import EmbeddedPostgres
 from sublet_storage.bootstrap.migrate import migrate
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
-from sublet_storage.groups.status.overview import GroupOverview, describe_group
-from sublet_storage.log import log
+from sublet_storage.groups.status.overview import describe_group
+from sublet_storage.groups.status.overview_model import GroupOverview
+from sublet_storage.log import fetch as message_log
 from sublet_storage.spaces.spaces import create_space, reshard
 from tests.kit import eventually
 from tests.kit_nodes import Process
@@ -406,7 +407,7 @@ def _stored(connection: psycopg.Connection[Any]) -> Iterator[tuple[int, list[tup
     for stream, head in heads:
         position = 0
         while position < head:
-            page = log.fetch(connection, stream, position)
+            page = message_log.fetch(connection, stream, position)
             for batch in page.batches:
                 columns = (batch.column(name).to_pylist() for name in ("offset", "value"))
                 yield stream, [(offset, value.decode()) for offset, value in zip(*columns, strict=True)]

@@ -13,8 +13,8 @@ from sublet_borrower.machine.agent import NodeLost, NodeMessageReceived, NodesDi
 from sublet_leader.node.events import MessageReceived, NodeStarted, Request, RevokeRequested, ShutdownRequested
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.messages.messages import ToBorrower, ToLeader
+from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import LendingStatus
-from sublet_storage.groups.model.transitions import LendingRow
 from tests.scenarios.lines import PINGS, BadLine, Lines, Message
 from tests.scenarios.processes import SUBSCRIPTION, AgentProcess, NodeProcess, Process
 from tests.support.memory_store.catalogue import MemoryCatalogue

@@ -13,7 +13,7 @@ from sublet_borrower.streams.atomic_stream import AtomicGrantedStream, StepRows
 from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier
 from sublet_protocol.domain.topics import Filter
 from sublet_protocol.messages.messages import Grant
-from sublet_storage.log.log import LogPage
+from sublet_storage.log.fetch import LogPage
 from sublet_storage.readers.epoch_steps import EpochStepPlanner
 from tests.simulation.work import Work
 

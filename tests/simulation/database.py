@@ -12,6 +12,8 @@ from sublet_leader.node.requests import execute, failure_answer
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.groups.admin.progress_transfer import GroupProgress, StreamPosition
+from sublet_storage.groups.model.grants import apply_change
+from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.options import DEFAULTS
 from sublet_storage.groups.model.records import (
     ForceRelease,
@@ -23,7 +25,7 @@ from sublet_storage.groups.model.records import (
     Leadership,
     LendingStatus,
 )
-from sublet_storage.groups.model.transitions import LendingRow, apply_change, apply_reset
+from sublet_storage.groups.model.resets import apply_reset
 from sublet_storage.nodes import NodeRef
 from tests.simulation.world import World
 from tests.support.memory_store.catalogue import MemoryCatalogue

@@ -216,9 +216,9 @@ class _Shell(sublet_borrower.consumer.session.Session):
     """A session's part in transactions without the rest of it."""
 
     def __init__(self, group_id: int, acknowledged: Callable[[GrantedStream, int], None]) -> None:
-        self._group, self.subscription = group_id, "its subscription"
-        self._home, self._attendance = mock.Mock(), mock.Mock()
-        self._handler = mock.Mock(acknowledged=acknowledged)
+        self.group_id, self.subscription = group_id, "its subscription"
+        self._member, self._poll_monitor = mock.Mock(), mock.Mock()
+        self._assignment = mock.Mock(mark_acknowledged=acknowledged)
         self._transactions = ProgressTransactions("", lambda: group_id, 60.0)
 
     def __del__(self) -> None:
@@ -274,7 +274,7 @@ class WritingSession(Session):
     def _take(self, group_id: int, grant: Grant) -> None:
         if self._shell is None:
             self._shell = _Shell(group_id, self._acknowledged)
-        assert self._shell._group == group_id, "a subscription is to one life of a group"
+        assert self._shell.group_id == group_id, "a subscription is to one life of a group"
         granted = GrantedStream(
             grant.stream_id, grant.grant_id, grant.generation_id, Filter.parse(grant.filter), grant.position
         )
@@ -332,7 +332,7 @@ class WritingSession(Session):
             with self._shell.transaction(*batches) as connection:
                 reported: Any = connection
                 for batch in batches:
-                    reported.store(self._shell._group, batch.stream_id, range(batch.first, batch.end))
+                    reported.store(self._shell.group_id, batch.stream_id, range(batch.first, batch.end))
         except (UnknownOutcome, DatabaseUnreachable, GrantLost, UsageError, psycopg.Error) as error:
             self._world.say(self._agent.name, f"{type(error).__name__}: {error}")
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from sublet_leader.node.events import CommitWrites
 from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import ChangeOutcome, ForceRelease, GrantStream, GroupWrites, LendingStatus
-from sublet_storage.groups.model.transitions import LendingRow
 from tests.simulation.database import Fate
 from tests.simulation.network import BOTH_DIRECTIONS
 

@@ -28,6 +28,7 @@ from sublet_protocol.messages.messages import (
     ToLeader,
     UpdateProgress,
 )
+from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import (
     GroupOptions,
     GroupWrites,
@@ -36,7 +37,6 @@ from sublet_storage.groups.model.records import (
     LendingStatus,
     StartingPosition,
 )
-from sublet_storage.groups.model.transitions import LendingRow
 from sublet_storage.nodes import NodeRef
 from tests.support.memory_store.catalogue import MemoryCatalogue
 from tests.support.memory_store.groups import MemoryGroupStore

@@ -13,7 +13,7 @@ from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
 from sublet_protocol.messages.messages import Grant, RevokedReason
 from sublet_storage.log.block import EpochBounds, add_position_columns
 from sublet_storage.log.column_layout import BLOCK_SCHEMA
-from sublet_storage.log.log import LogPage
+from sublet_storage.log.fetch import LogPage
 from sublet_storage.readers.epoch_steps import BlockSummaries, BlockSummary
 
 BLOCK = 10

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from sublet_protocol.domain.topics import Filter
+from sublet_storage.log.append import BlockAppend
 from sublet_storage.log.block import decode
-from sublet_storage.log.log import BlockAppend
 from sublet_storage.producer.batches import block_builder
 from sublet_storage.producer.batches.block_builder import BLOCK_BYTES, BLOCK_MESSAGES, BlockBuilder
 from sublet_storage.producer.batches.routing_table import RoutingTable

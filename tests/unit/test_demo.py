@@ -22,7 +22,7 @@ from sublet.demo.display import Display
 from sublet.demo.holding_intervals import holding_intervals
 from sublet.demo.takeover_report import TakeoverReporter
 from sublet_storage.groups.model.records import HistoryRecord
-from sublet_storage.groups.status.overview import GroupOverview
+from sublet_storage.groups.status.overview_model import GroupOverview
 
 SOURCE = pa.table({"carrier": ["AA", "AA", "UA", "UA", "UA", "DL"], "distance": [10, 20, 30, 40, 50, 60]})
 HEADS = {1: 4, 2: 2}

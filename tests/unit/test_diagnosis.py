@@ -27,9 +27,13 @@ LED = GroupState(
     atomic=False,
 )
 UNLED = replace(LED, leader=None, nodes=2)
-FREE = StreamState(12, "free", 4, 10, False, 6, age_s=60.0, idle_s=60.0)
-HELD = replace(FREE, status="held", owner="etl", idle_s=1.0)
-DROPPED = replace(FREE, gone=True, lag=None, dropped_space="orders")
+FREE = StreamState(
+    group_id=1, stream_id=12, space="orders", generation_id=1, status="free", position=4, head=10, head_state="open",
+    lag=6, age_s=60.0, borrower_id=None, agent=None, session=None, held_s=None, reserved_s=None, grant_id=1,
+    lost_message_count=0, blocked_reason=None, unreadable_reason=None, unreadable_s=None, idle_s=60.0,
+)  # fmt: skip
+HELD = replace(FREE, status="held", session="etl", idle_s=1.0)
+DROPPED = replace(FREE, head_state="gone", lag=None, dropped_space="orders")
 QUOTED = "'$share/billing/orders/#'"
 FRONT = PendingFrontier("orders", "7", ("closing",))
 PARENTS = (ParentStream(3, "held", 5, 9), ParentStream(4, "free", 0, 2))
@@ -45,7 +49,7 @@ PARENTS = (ParentStream(3, "held", 5, 9), ParentStream(4, "free", 0, 2))
             "it is blocked: lost 5 times", f"groups reset {QUOTED} --stream 12 --to-current",
         ),
         (
-            StallReason.BLOCKED, LED, replace(FREE, status="blocked", lag=None, gone=True),
+            StallReason.BLOCKED, LED, replace(FREE, status="blocked", lag=None, head_state="gone"),
             "it is blocked", f"groups reset {QUOTED} --stream 12 --to-earliest",
         ),
         (
@@ -53,11 +57,11 @@ PARENTS = (ParentStream(3, "held", 5, 9), ParentStream(4, "free", 0, 2))
             "no reason is recorded", f"groups reset {QUOTED} --to-earliest",
         ),
         (
-            StallReason.GONE, LED, replace(FREE, gone=True, lag=None),
+            StallReason.GONE, LED, replace(FREE, head_state="gone", lag=None),
             "from offset 4 on: with its leader's next look it is "
             "blocked", f"groups reset {QUOTED} --stream 12 --to-earliest",
         ),
-        (StallReason.GONE, replace(LED, skips_lost_data=True), replace(FREE, gone=True, lag=None),
+        (StallReason.GONE, replace(LED, skips_lost_data=True), replace(FREE, head_state="gone", lag=None),
          "finished without them", None),
         (
             StallReason.GONE, LED, DROPPED,
@@ -77,7 +81,8 @@ PARENTS = (ParentStream(3, "held", 5, 9), ParentStream(4, "free", 0, 2))
             f"sublet groups reset {QUOTED} --to-earliest",
         ),
         (
-            StallReason.BLOCKED, LED, replace(DROPPED, gone=False, status="blocked", blocked_reason="lost 5 times"),
+            StallReason.BLOCKED, LED,
+            replace(DROPPED, head_state="open", status="blocked", blocked_reason="lost 5 times"),
             "it is blocked: lost 5 times", "--stream 12 --to-current",
         ),
         (
@@ -120,13 +125,13 @@ PARENTS = (ParentStream(3, "held", 5, 9), ParentStream(4, "free", 0, 2))
         ),
         (StallReason.CONSUMING, LED, HELD, "etl consumes it", None),
         (
-            StallReason.RESERVED, LED, replace(FREE, status="reserved", owner="etl", reserved_s=90.0),
+            StallReason.RESERVED, LED, replace(FREE, status="reserved", session="etl", reserved_s=90.0),
             "session etl, 90 s more",
             f"groups reset {QUOTED} --stream 12 --to-current --force",
         ),
         (
             StallReason.RESERVED, replace(LED, atomic=True),
-            replace(FREE, status="reserved", owner="etl", reserved_s=-1.0),
+            replace(FREE, status="reserved", session="etl", reserved_s=-1.0),
             "has not come back in time", f"groups reset {QUOTED} --to-earliest --force",
         ),
         (
@@ -135,7 +140,7 @@ PARENTS = (ParentStream(3, "held", 5, 9), ParentStream(4, "free", 0, 2))
             f"sublet groups why {QUOTED} --stream 3",
         ),
         (StallReason.WAITING_FOR_PARENTS, LED, replace(FREE, parents=PARENTS * 2), "of 9) and 1 more", "--stream 3"),
-        (StallReason.RESERVED_FOR_SESSION, LED, replace(FREE, owner="etl", reserved_s=45.0),
+        (StallReason.RESERVED_FOR_SESSION, LED, replace(FREE, session="etl", reserved_s=45.0),
          "for its return, 45 s more", "Start etl again"),
         (
             StallReason.MEMBERS_SILENT, replace(LED, held=0), FREE, "n1 leads the group, and no consumer has a",

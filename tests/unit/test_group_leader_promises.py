@@ -24,8 +24,9 @@ from sublet_protocol.messages.messages import (
     StreamProgress,
     UpdateProgress,
 )
+from sublet_storage.groups.model.lending_row import StreamFacts
 from sublet_storage.groups.model.records import GroupOptions, GroupWrites, LendingStatus, StartingPosition
-from sublet_storage.groups.model.transitions import StreamFacts, apply_reset
+from sublet_storage.groups.model.resets import apply_reset
 from tests.unit.leader_bench import AGENT, BORROWER, EPOCH_US, HEAD, SUBSCRIPTION, Bench
 
 NODE, OTHER = "n:1", "b/1"

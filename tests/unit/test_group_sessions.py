@@ -17,8 +17,8 @@ from sublet_protocol.messages.messages import (
     StreamProgress,
     UpdateProgress,
 )
+from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import GroupOptions, LendingStatus, StartingPosition
-from sublet_storage.groups.model.transitions import LendingRow
 from tests.unit.leader_bench import Bench
 
 EXPIRY_S = 60.0

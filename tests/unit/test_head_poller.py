@@ -10,7 +10,7 @@ import pytest
 import sublet_leader.feed.head_poller as watching
 from sublet_leader.feed.head_poller import HeadPoller, HeadWaiter
 from sublet_protocol.domain.errors import DatabaseUnreachable
-from sublet_storage.log.log import HeadState
+from sublet_storage.log.fetch import HeadState
 
 
 class Ends:

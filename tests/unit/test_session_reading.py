@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 from sublet_borrower.agent.event_queue import EventQueue
-from sublet_borrower.consumer import session as module
-from sublet_borrower.consumer import transport
+from sublet_borrower.consumer import member, transport
 from sublet_borrower.consumer.session import Session
+from sublet_borrower.fetch import stream_fetcher
 from sublet_borrower.machine.agent import SubscriptionClosed
 from sublet_borrower.machine.events import RevokeStarted, SessionProgress, StreamGranted
 from sublet_borrower.streams.granted_stream import GrantedStream
@@ -27,7 +27,7 @@ from sublet_protocol.domain.errors import (
     PositionGone,
 )
 from sublet_protocol.messages.messages import Grant, InvalidateReason
-from sublet_storage.log.log import LogPage
+from sublet_storage.log.fetch import LogPage
 
 STREAM, OTHER, HEAD = 7, 8, 1_000
 
@@ -95,18 +95,18 @@ class Reader:
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
     monkeypatch.setattr(transport, "open_database", lambda *_: contextlib.nullcontext(SimpleNamespace(url="")))
-    monkeypatch.setattr(module, "AgentThread", Agent)
+    monkeypatch.setattr(member, "AgentThread", Agent)
     monkeypatch.setattr(transport, "LogReader", Reader)
     with Session("$share/g/none/#") as session:
         yield session
 
 
 def reader_of(session: Session) -> Any:
-    return session._reader
+    return session._member.reader
 
 
 def agent_of(session: Session) -> Any:
-    return session._agent
+    return session._member.agent
 
 
 def test_a_drain_ends_the_skipping_after_the_page_under_way(session: Session) -> None:
@@ -200,7 +200,7 @@ def test_each_outage_of_a_place_is_said_once_however_many_streams_wait_and_so_is
 ) -> None:
     caplog.set_level("INFO")
     reader, away = reader_of(session), PayloadUnavailable("the place is away.")
-    monkeypatch.setattr(module, "SLOT_RETRY_INTERVAL_S", 0.0)
+    monkeypatch.setattr(stream_fetcher, "UNAVAILABLE_RETRY_S", 0.0)
 
     def come_and_go(number: int) -> None:
         outages = [range(10, 40), range(60, 90)]

@@ -1,4 +1,4 @@
-"""Where an agent leaves what it has to tell a session, for the session's own thread to pick up."""
+"""The queue from an agent's thread to the thread of a session."""
 
 from __future__ import annotations
 
@@ -15,56 +15,56 @@ SessionEvent = AssignmentUpdate | SubscriptionClosed | HeadPushed
 
 
 class EventQueue:
-    """A queue whose reader can wait, and can be woken without news.
+    """A queue whose reader can wait, and can be woken without an event.
 
-    Of what is pushed about one stream it keeps the farthest, whichever way it came, so that it stays small however long
-    its reader is busy. What is told of streams does not wait for the reader if there is somebody to `on_update` it, on
-    the agent's thread."""
+    Of the heads pushed for one stream it holds the highest, so that it stays small however long its reader is busy.
+    Where there is `on_update`, updates of the assignment do not wait for the reader: it is called with them, on the
+    agent's thread."""
 
     def __init__(self, on_update: Callable[[AssignmentUpdate], None] | None = None) -> None:
-        self._receive = on_update
-        self._news: deque[AssignmentUpdate | SubscriptionClosed] = deque()
+        self._on_update = on_update
+        self._queued: deque[AssignmentUpdate | SubscriptionClosed] = deque()
         self.end: SubscriptionClosed | None = None
-        """The last there is to tell, once that has come; also to whom an exception broke off that took it."""
+        """The last event, once it has arrived; also after an exception out of the `take` that returned it."""
         self._pushed: dict[int, HeadPushed] = {}
         self._condition = threading.Condition()
-        self._woken = False
+        self._is_woken = False
 
-    def put(self, news: SessionEvent) -> None:
-        """Leave news, or have it heard."""
-        if self._receive is not None and not isinstance(news, HeadPushed | SubscriptionClosed):
-            self._receive(news)
-            if not isinstance(news, SavedProgress):
+    def put(self, event: SessionEvent) -> None:
+        """Add the event, or call `on_update` with it."""
+        if self._on_update is not None and not isinstance(event, HeadPushed | SubscriptionClosed):
+            self._on_update(event)
+            if not isinstance(event, SavedProgress):
                 self.wakeup()
             return
         with self._condition:
-            if isinstance(news, HeadPushed):
-                before = self._pushed.get(news.subscription.stream_id)
-                if before is None or before.subscription != news.subscription or before.head < news.head:
-                    self._pushed[news.subscription.stream_id] = news
+            if isinstance(event, HeadPushed):
+                before = self._pushed.get(event.subscription.stream_id)
+                if before is None or before.subscription != event.subscription or before.head < event.head:
+                    self._pushed[event.subscription.stream_id] = event
             else:
-                if isinstance(news, SubscriptionClosed):
-                    self.end = news
-                self._news.append(news)
+                if isinstance(event, SubscriptionClosed):
+                    self.end = event
+                self._queued.append(event)
             self._condition.notify_all()
 
     def wakeup(self) -> None:
-        """Let the reader look around; also from a signal handler's thread."""
+        """End the reader's wait; also from a signal handler's thread."""
         with self._condition:
-            self._woken = True
+            self._is_woken = True
             self._condition.notify_all()
 
     def let_go(self) -> None:
-        """An exception broke off whoever took news on this thread."""
+        """Release the lock after an exception out of `take` on this thread."""
         let_go(self._condition.release)
 
     def take(self, wait_s: float = 0.0) -> tuple[SessionEvent, ...]:
-        """All news so far; waits for some, at most so long."""
+        """Return all events so far; where there are none, wait for one, at most so long."""
         with self._condition:
-            if not (self._news or self._pushed or self._woken) and wait_s > 0:
+            if not (self._queued or self._pushed or self._is_woken) and wait_s > 0:
                 self._condition.wait(wait_s)
-            self._woken = False
-            taken = (*self._news, *self._pushed.values())
-            self._news.clear()
+            self._is_woken = False
+            taken = (*self._queued, *self._pushed.values())
+            self._queued.clear()
             self._pushed.clear()
             return taken

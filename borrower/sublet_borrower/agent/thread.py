@@ -1,6 +1,6 @@
 """The agent on the network: the process's event loop around the pure `Agent`, one connection per node.
 
-Sessions call it from their own threads; what it has to tell them arrives in their `EventQueue`. It goes on pinging
+Members call it from their own threads; what it has for them arrives in their `EventQueue`. It goes on pinging
 while a session's user function runs, as long as that lets go of the interpreter now and then."""
 
 from __future__ import annotations
@@ -60,53 +60,53 @@ class AgentThread:
         self._connections: dict[str, NodeConnection] = {}
         self._refusals: dict[str, tuple[float, str]] = {}
         self._listed: tuple[str, ...] = ()
-        self._inboxes: dict[int, EventQueue] = {}
+        self._queues: dict[int, EventQueue] = {}
         self._head_subscriptions = HeadSubscriptions(self._subscribe_to, self._unsubscribe_from)
         self._timer: asyncio.TimerHandle | None = None
         self._handles = 0
-        self._looking = False
-        self._looked_at = float("-inf")
-        self._over = False
+        self._is_looking_up = False
+        self._looked_up_at = float("-inf")
+        self._is_closed = False
 
     # --- for sessions, from any thread ------------------------------------------------------------------------------
 
     def subscribe(
         self,
         subscription: str,
-        inbox: EventQueue,
+        events: EventQueue,
         *,
         weight: float = 1.0,
         session: str | None = None,
         start: str = "latest",
         session_epoch: int = 0,
     ) -> int:
-        """Begin a subscription; its handle. What comes of it arrives in the inbox."""
+        """Begin a subscription; its handle. What comes of it arrives in the queue."""
         self._handles += 1
         handle = self._handles
-        self._inboxes[handle] = inbox
+        self._queues[handle] = events
         self._post(OpenSubscription(handle, subscription, weight, session, start, session_epoch))
         return handle
 
     def unsubscribe(self, handle: int) -> None:
-        """Hand everything over; `SubscriptionClosed` arrives in the inbox when that is durable, or cannot be made so in
+        """Hand everything over; `SubscriptionClosed` arrives in the queue when that is durable, or cannot be made so in
         time."""
         self._post(CloseSubscription(handle))
 
-    def give_up(self, handle: int, why: str) -> None:
+    def give_up(self, handle: int, reason: str) -> None:
         """The same, for a session that cannot say so itself; on the network's thread."""
-        self._handle(CloseSubscription(handle, why))
+        self._handle(CloseSubscription(handle, reason))
 
     def report_progress(self, handle: int, progress: SessionProgress) -> None:
         """Report how far a stream is consumed."""
         self._post(ProgressReported(handle, progress))
 
-    def subscribe_head(self, handle: int, follow: HeadSubscription) -> None:
-        """Ask for news of the stream by push: what comes arrives as `HeadPushed` in the inbox."""
-        self._loop.call_soon_threadsafe(self._head_subscriptions.add, handle, follow)
+    def subscribe_head(self, handle: int, subscription: HeadSubscription) -> None:
+        """Subscribe to the stream's head: what is pushed arrives as `HeadPushed` in the queue."""
+        self._loop.call_soon_threadsafe(self._head_subscriptions.add, handle, subscription)
 
-    def unsubscribe_head(self, handle: int, follow: HeadSubscription) -> None:
-        """Ask for no more of them."""
-        self._loop.call_soon_threadsafe(self._head_subscriptions.remove, handle, follow)
+    def unsubscribe_head(self, handle: int, subscription: HeadSubscription) -> None:
+        """End that."""
+        self._loop.call_soon_threadsafe(self._head_subscriptions.remove, handle, subscription)
 
     def may_start_call(self, handle: int, stream_id: int, grant_id: int) -> bool:
         """Whether a user call on this stream may begin now."""
@@ -126,7 +126,7 @@ class AgentThread:
 
     def close(self, timeout_s: float = 2.0) -> None:
         """End; what was queued to nodes is given that long to leave. Closing again has no effect."""
-        if not self._over:
+        if not self._is_closed:
             closing = asyncio.run_coroutine_threadsafe(self._close(timeout_s), self._loop)
             with contextlib.suppress(concurrent.futures.TimeoutError):
                 closing.result(timeout_s + 1.0)
@@ -139,19 +139,19 @@ class AgentThread:
     def _handle(self, event: AgentEvent) -> None:
         """The one door: decide, then carry out. What fails here left half a state, and ends all subscriptions: their
         leaders hear no more of them."""
-        if self._over:
+        if self._is_closed:
             return
         try:
             self._carry_out(event)
         except Exception as error:
             log.exception("a consumer's agent broke a rule of its own and ends; please report this")
-            self._over = True
+            self._is_closed = True
             self._machine = Agent(self.agent_id, self._machine.settings)
-            for handle, inbox in tuple(self._inboxes.items()):
-                inbox.put(
+            for handle, events in tuple(self._queues.items()):
+                events.put(
                     SubscriptionClosed(handle, InvalidateReason.DENIED, f"its agent broke a rule of its own: {error!r}")
                 )
-            self._inboxes.clear()
+            self._queues.clear()
             self._loop.create_task(self._end_connections(0.0))
 
     def _carry_out(self, event: AgentEvent) -> None:
@@ -159,7 +159,7 @@ class AgentThread:
         for address, message in outcome.sends:
             self._send(address, message)
         self._notify(outcome)
-        for handle in tuple(self._inboxes):  # others may begin or end meanwhile
+        for handle in tuple(self._queues):  # others may begin or end meanwhile
             self._head_subscriptions.set_leader_node(handle, self._machine.leader_node(handle))
         if outcome.needs_discovery:
             self._look_up()
@@ -171,11 +171,11 @@ class AgentThread:
 
     def _notify(self, outcome: AgentOutcome) -> None:
         for reported in outcome.updates:
-            inbox = self._inboxes.get(reported.handle)
-            if inbox is not None:
-                inbox.put(reported if isinstance(reported, SubscriptionClosed) else reported.update)
+            events = self._queues.get(reported.handle)
+            if events is not None:
+                events.put(reported if isinstance(reported, SubscriptionClosed) else reported.update)
             if isinstance(reported, SubscriptionClosed):
-                self._inboxes.pop(reported.handle, None)
+                self._queues.pop(reported.handle, None)
                 self._head_subscriptions.remove_session(reported.handle)
 
     def _send(self, address: str, message: ToLeader) -> None:
@@ -204,8 +204,8 @@ class AgentThread:
     def _delivered(self, address: str, delivery: DeliveredMessage) -> None:
         match delivery.body:
             case StreamHead() as head:
-                for handle, news in self._head_subscriptions.route_head(address, head):
-                    self._inboxes[handle].put(news)
+                for handle, pushed in self._head_subscriptions.route_head(address, head):
+                    self._queues[handle].put(pushed)
             case Gap(channels=channels):
                 # Something for one of our borrowers is missing: they all begin again, and reclaim what they hold. Of
                 # lost news of streams nothing is missing: whoever follows one looks for himself.
@@ -218,8 +218,10 @@ class AgentThread:
         """To ask for a leader in the same words again would be refused again: that subscription is over."""
         wanted = command.body if isinstance(command, Send) else None
         if isinstance(wanted, LeaderWanted):
-            why = f"node {address} refuses: {truncate(text)}"
-            self._handle(NodeMessageReceived(address, Invalidate(wanted.borrower_id, 0, InvalidateReason.DENIED, why)))
+            reason = f"node {address} refuses: {truncate(text)}"
+            self._handle(
+                NodeMessageReceived(address, Invalidate(wanted.borrower_id, 0, InvalidateReason.DENIED, reason))
+            )
 
     def _lost(self, address: str, lost: ConnectionLost) -> None:
         log.info("connection to node %s lost: %s", address, lost.detail)
@@ -227,10 +229,10 @@ class AgentThread:
             self._refuse(address, lost.detail)
         self._handle(NodeLost(address))
 
-    def _refuse(self, address: str, why: str) -> None:
+    def _refuse(self, address: str, reason: str) -> None:
         """A node of another protocol version, say, will never serve us; others may."""
-        log.error("node %s refuses this agent: %s", address, why)
-        self._refusals[address] = (boottime_clock(), why)
+        log.error("node %s refuses this agent: %s", address, reason)
+        self._refusals[address] = (boottime_clock(), reason)
         connection = self._connections.pop(address, None)
         if connection is not None:
             self._loop.create_task(connection.close(0.0))
@@ -247,20 +249,20 @@ class AgentThread:
         if addresses and not serving:
             self._deny("; ".join(self._refusals[address][1] for address in addresses))
 
-    def _deny(self, why: str) -> None:
+    def _deny(self, reason: str) -> None:
         """Every subscription is over: whoever lent to one hears no more pings, and lends to others."""
         for borrower in tuple(self._machine.borrowers.values()):
-            self._handle(NodeMessageReceived("", Invalidate(borrower.borrower_id, 0, InvalidateReason.DENIED, why)))
+            self._handle(NodeMessageReceived("", Invalidate(borrower.borrower_id, 0, InvalidateReason.DENIED, reason)))
 
     def _look_up(self) -> None:
         """Ask for the live nodes in the background, not more often than every `LOOKUP_INTERVAL_S`."""
-        if self._looking or self._over:
+        if self._is_looking_up or self._is_closed:
             return
-        self._looking = True
-        self._loop.call_later(max(self._looked_at + LOOKUP_INTERVAL_S - boottime_clock(), 0.0), self._begin_look_up)
+        self._is_looking_up = True
+        self._loop.call_later(max(self._looked_up_at + LOOKUP_INTERVAL_S - boottime_clock(), 0.0), self._begin_look_up)
 
     def _begin_look_up(self) -> None:
-        self._looked_at = boottime_clock()
+        self._looked_up_at = boottime_clock()
         with contextlib.suppress(RuntimeError):  # the interpreter is at its end
             self._loop.run_in_executor(None, self._find).add_done_callback(self._looked_up)
 
@@ -272,12 +274,12 @@ class AgentThread:
             return None
 
     def _looked_up(self, found: asyncio.Future[tuple[str, ...] | None]) -> None:
-        self._looking = False
+        self._is_looking_up = False
         addresses = None if found.cancelled() else found.result()
         if addresses is not None:
             self._learn(addresses)
             self._drop_unlisted(addresses)
-        if not addresses and self._inboxes:
+        if not addresses and self._queues:
             self._look_up()
 
     def _drop_unlisted(self, addresses: Sequence[str]) -> None:
@@ -288,7 +290,7 @@ class AgentThread:
                 self._loop.create_task(connection.close(0.0))
 
     async def _close(self, timeout_s: float) -> None:
-        self._over = True
+        self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
         await self._end_connections(timeout_s)

@@ -164,7 +164,7 @@ class AsyncSession:
         self._home.check(self.subscription)
         return {} if self._session is None else self._session.assignment()
 
-    async def close(self, *, broken_off: bool = False) -> None:
+    async def close(self, *, aborted: bool = False) -> None:
         """Leave the group and wait until the last progress is durable; see `Session.close`.
 
         It goes on when the waiting is cancelled. Closing again waits for the same end.
@@ -172,7 +172,7 @@ class AsyncSession:
         if self._home.is_forked:
             return
         if self._ending is None:
-            self._ending = self._worker.submit(partial(self._end, broken_off))
+            self._ending = self._worker.submit(partial(self._end, aborted))
             self._worker.stop()
             if self._session is not None:
                 self._session.wakeup()
@@ -257,10 +257,10 @@ class AsyncSession:
 
         return carried
 
-    def _end(self, broken_off: bool) -> None:
+    def _end(self, aborted: bool) -> None:
         """Runs after what was begun before: an opening whose waiter was cancelled has come to its end too."""
         if self._session is not None:
-            self._session.close(broken_off=broken_off)
+            self._session.close(aborted=aborted)
 
 
 def _in_transaction(session: Session, work: Callable[[psycopg.Connection[Any]], _T], batches: tuple[Batch, ...]) -> _T:

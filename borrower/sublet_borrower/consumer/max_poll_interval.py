@@ -1,14 +1,12 @@
 """Whether a session's user still comes back to it.
 
-What keeps a session in touch goes on by itself, on the network's thread, and would do so for ever for a user function
-that hangs, or for a session that nobody has any more. So that thread looks how long nobody has come, and gives the
-streams up when that is too long. It must not keep the session alive: it knows this object, which does not know the
-session.
+The network's thread keeps a session in touch by itself, and would do so for ever for a user function that hangs, or for
+a session that was dropped. So it measures how long the user has not called, and gives the streams up when that is too
+long. It must not keep the session alive: it knows this object and the member, which do not know the session.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -16,134 +14,108 @@ import sys
 import threading
 import time
 import warnings
-import weakref
-from collections.abc import Callable, Iterator
-from typing import Any, ParamSpec
+from collections.abc import Iterator
 
-from sublet_borrower.agent.event_queue import EventQueue
-from sublet_borrower.agent.thread import AgentThread
+from sublet_borrower.consumer.member import Member
 from sublet_borrower.machine.agent import SubscriptionClosed
-from sublet_borrower.machine.events import SessionProgress
 from sublet_borrower.streams.assignment import SessionAssignment
 from sublet_borrower.util.network_loop import network_loop
-from sublet_borrower.util.owner_process import OwnerProcess
 
 log = logging.getLogger(__name__)
 
-_P = ParamSpec("_P")
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 _HERE = tuple(os.path.join(_PACKAGE, room) for room in ("consumer", "planner"))
 
 
-class Attendance:
-    """Of one session. `is_over`: its user has not come back in time, and what it had is given up."""
+class PollMonitor:
+    """Watches the user of one session, from `start` to `stop`, and gives its member up."""
 
-    def __init__(self, subscription: str, max_s: float) -> None:
-        self.handler = SessionAssignment(self._report)
-        self.handler.came_back = self.touch
-        self.is_over = False
-        self._subscription, self._max_s = subscription, max_s
-        self._home, self._made_at = OwnerProcess(), _caller()
-        self._agent: AgentThread | None = None
-        self._handle = 0
-        self._since, self._inside = time.monotonic(), False
-        self._timer: asyncio.TimerHandle | None = None
+    def __init__(self, member: Member[SessionAssignment]) -> None:
+        self._member, self._max_s = member, member.settings.max_poll_interval_s
+        self._created_at = _caller()
+        self._watched_handle = 0
+        self._last_call_at, self._is_in_call = time.monotonic(), False
+        member.assignment.came_back = self.touch
 
-    def begin(self, agent: AgentThread, handle: int) -> None:
-        """A subscription begins; the user is there."""
-        self._agent, self._handle, self.is_over = agent, handle, False
+    def start(self) -> None:
+        """Watch the member's present subscription; the user is there."""
+        self._watched_handle = self._member.handle
         self.touch()
-        network_loop().call_soon_threadsafe(self._look, handle)
+        network_loop().call_soon_threadsafe(self._check, self._watched_handle)
 
-    def end(self) -> None:
-        """There is nothing to be given up any more."""
-        self._handle = 0
+    def stop(self) -> None:
+        """Watch no longer: there is nothing to be given up any more."""
+        self._watched_handle = 0
 
     def touch(self) -> None:
-        """The user has come back."""
-        self._since = time.monotonic()
+        """Note that the user has come back."""
+        self._last_call_at = time.monotonic()
 
     @contextlib.contextmanager
-    def present(self) -> Iterator[None]:
-        """The user is there as long as the block lasts."""
-        self._inside = True
+    def user_call(self) -> Iterator[None]:
+        """Note that the user is there as long as the block lasts."""
+        self._is_in_call = True
         try:
             yield
         finally:
-            self.leave()
+            self.end_call()
 
-    def leave(self) -> None:
-        """The user goes to work."""
-        self._inside = False
+    def end_call(self) -> None:
+        """Note that the user goes to work."""
+        self._is_in_call = False
         self.touch()
 
-    def _report(self, progress: SessionProgress) -> None:
-        self._home.check(self._subscription)
-        assert self._agent is not None, "nothing is lent before the subscription begins"
-        self._agent.report_progress(self._handle, progress)
-
-    def _look(self, handle: int) -> None:
+    def _check(self, handle: int) -> None:
         """On the network's thread: come again when the time may be over."""
-        if handle != self._handle or self.is_over:
+        if handle != self._watched_handle or self._member.is_given_up:
             return
-        absent_s = 0.0 if self._inside else time.monotonic() - self._since
+        absent_s = 0.0 if self._is_in_call else time.monotonic() - self._last_call_at
         if absent_s < self._max_s:
-            network_loop().call_later(max(self._max_s - absent_s, 0.001), self._look, handle)
+            network_loop().call_later(max(self._max_s - absent_s, 0.001), self._check, handle)
             return
-        self.is_over = True
-        why = f"its user has not come back for {absent_s:.0f} s (max_poll_interval_s is {self._max_s:g})"
-        given = self._give_up(why)
+        reason = f"its user has not come back for {absent_s:.0f} s (max_poll_interval_s is {self._max_s:g})"
+        outstanding = self._give_up(reason)
         log.warning(
             "%s: %s. Its streams are given to others%s. It joins again when it is asked for a batch; make "
             "SUBLET_MAX_POLL_INTERVAL_S longer if the work takes so long, or batches smaller.",
-            self._subscription,
-            why,
-            f", and what it has in hand will be delivered again: {given}" if given else "",
+            self._member.subscription,
+            reason,
+            f", and what it has in hand will be delivered again: {outstanding}" if outstanding else "",
         )
 
-    def dropped(self, inbox: EventQueue, wait_s: float, close: Callable[[], None]) -> None:
-        """The session is gone without having been closed. From any thread, and in the middle of anything."""
-        if self._home.is_forked or not self._handle:
+    def on_session_dropped(self) -> None:
+        """Leave for a session that is gone without having been closed. From any thread, and in the middle of
+        anything."""
+        if self._member.owner.is_forked or not self._watched_handle:
             return
         warnings.warn(
-            f"a Session of {self._subscription}, made at {self._made_at}, was dropped without being closed: what it "
-            "had is given to others. Close it, or use it in a with block.",
+            f"a Session of {self._member.subscription}, made at {self._created_at}, was dropped without being closed: "
+            "what it had is given to others. Close it, or use it in a with block.",
             ResourceWarning,
             stacklevel=2,
         )
-        threading.Thread(target=self._see_out, args=(inbox, wait_s, close), name="sublet-dropped", daemon=True).start()
+        threading.Thread(target=self._leave_group, name="sublet-dropped", daemon=True).start()
 
-    def _see_out(self, inbox: EventQueue, wait_s: float, close: Callable[[], None]) -> None:
-        if not self.is_over:
+    def _leave_group(self) -> None:
+        if not self._member.is_given_up:
+            settings = self._member.settings
             network_loop().call_soon_threadsafe(self._give_up, "its session was dropped without being closed")
-            deadline = time.monotonic() + wait_s
+            deadline = time.monotonic() + settings.unsubscribe_timeout_s + settings.disconnect_timeout_s
             while time.monotonic() < deadline:
-                if any(isinstance(news, SubscriptionClosed) for news in inbox.take(0.1)):
+                if any(isinstance(event, SubscriptionClosed) for event in self._member.events.take(0.1)):
                     break
-        self._handle = 0
-        close()
+        self._watched_handle = 0
+        self._member.resources.close()
 
-    def _give_up(self, why: str) -> str:
-        """What was in the user's hands, in words."""
-        assert self._agent is not None
-        self.handler.abandon_outstanding()
-        self._agent.give_up(self._handle, why)
-        return self.handler.abandon()
-
-
-def weakly(method: Callable[_P, Any]) -> Callable[_P, Any]:
-    """The method, without keeping its object alive."""
-    found = weakref.WeakMethod(method)
-
-    def call(*arguments: _P.args, **named: _P.kwargs) -> Any:
-        alive = found()
-        return None if alive is None else alive(*arguments, **named)
-
-    return call
+    def _give_up(self, reason: str) -> str:
+        """Return what was in the user's hands, in words."""
+        self._member.assignment.abandon_outstanding()
+        self._member.give_up(reason)
+        return self._member.assignment.abandon()
 
 
 def _caller() -> str:
-    """FILE:LINE outside of this package."""
+    """Return FILE:LINE outside of this package."""
     frame = sys._getframe(1)
     while frame.f_back is not None and os.path.dirname(frame.f_code.co_filename) in _HERE:
         frame = frame.f_back

@@ -24,61 +24,38 @@ import logging
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self
 
 import psycopg
 import pyarrow as pa
 
-from sublet_borrower.agent.event_queue import EventQueue
-from sublet_borrower.agent.thread import AgentThread
 from sublet_borrower.consumer.arguments import check_arguments
 from sublet_borrower.consumer.iterators import Iteration, Loops
-from sublet_borrower.consumer.max_poll_interval import Attendance, weakly
-from sublet_borrower.consumer.transport import database_transport, node_transport
-from sublet_borrower.new_data.head_tracker import HeadPushed, HeadSubscription, HeadTrackerCounters
-from sublet_borrower.new_data.monitor import NewDataMonitor
+from sublet_borrower.consumer.max_poll_interval import PollMonitor
+from sublet_borrower.consumer.member import Member
+from sublet_borrower.consumer.transaction import ProgressTransactions
+from sublet_borrower.consumer.transport import MemberTransport, database_transport, node_transport
+from sublet_borrower.fetch.stream_fetcher import StreamFetcher, fetch_heads_and_frontiers
+from sublet_borrower.new_data.head_tracker import HeadTrackerCounters
 from sublet_borrower.settings import BorrowerSettings
+from sublet_borrower.streams.assignment import SessionAssignment
 from sublet_borrower.streams.atomic_stream import AtomicGrantedStream
 from sublet_borrower.streams.batch import Batch
 from sublet_borrower.streams.granted_stream import GrantedStream
-from sublet_borrower.util.owner_process import OwnerProcess
 from sublet_protocol.domain.epochs import GroupFrontier
-from sublet_protocol.domain.errors import (
-    GrantLost,
-    PayloadUnavailable,
-    PayloadUnreadable,
-    PoisonBlock,
-    PositionBeyondHead,
-    PositionGone,
-    SubscriptionEnded,
-    UnknownOutcome,
-    UsageError,
-)
-from sublet_protocol.domain.subscriptions import Subscription
-from sublet_protocol.messages.messages import InvalidateReason
+from sublet_protocol.domain.errors import GrantLost, UnknownOutcome, UsageError
 from sublet_protocol.pubsub.counters import SubscriberCounters
-from sublet_storage.log.log import LogPage
-from sublet_storage.readers.epoch_steps import BlockRun, EpochStep
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 OnEpochsConsumed = Callable[[GroupFrontier], None]
-"""Is told how far an atomic group has come in a space: once where it is at first, then whenever it has moved on."""
-
-RETRY_INTERVAL_S = 10.0
-"""After which a stream whose next payload was unreadable is read again: somebody may have put it right."""
-
-SLOT_RETRY_INTERVAL_S = 1.0
-"""After which a stream is read again where the place of its next payload was away."""
+"""Called with how far an atomic group has come in a space: once where it is at first, then whenever it has moved on."""
 
 MAX_WAIT_S = 0.1
-"""So often at least a session that waits looks around: whether a call may begin is not told, but asked."""
+"""The longest pause of a session that waits: whether a call may begin is not announced, but checked."""
 
 
 class Session:
@@ -136,53 +113,48 @@ class Session:
             whole_epochs=whole_epochs,
             on_epochs_consumed=on_epochs_consumed,
         )
-        self.subscription = str(Subscription.parse(subscription))
-        self._home = OwnerProcess()
-        self.settings = settings or BorrowerSettings.from_env()
-        self._auto_ack = auto_ack
-        self.loops = Loops()
-        self._last: Batch | None = None
-        self._again: list[Batch] = []
-        self._reading: tuple[GrantedStream, tuple[Any, ...]] | None = None
-        self._group: int | None = None
-        self._draining = self._leaving = self._over = self._interrupted = False
-        self._batch_bytes, self._whole_epochs, self._on_epoch = max_batch_bytes, whole_epochs, on_epochs_consumed
-        self._announced: dict[int, GroupFrontier] = {}
-        self._drain_by: float | None = None
-        self._attendance = Attendance(self.subscription, self.settings.max_poll_interval_s)
-        self._handler = self._attendance.handler
-        self._inbox = EventQueue(self._handler.apply_update)
-        self._follows: dict[int, HeadSubscription] = {}
-        with contextlib.ExitStack() as opened:
+        settings = settings or BorrowerSettings.from_env()
+        timeout_s = settings.read_timeout_s
+
+        def open_transport(opened: contextlib.ExitStack) -> MemberTransport:
             if transport == "nodes":
-                way = node_transport(opened, nodes or (), max_batch_bytes, self.settings.read_timeout_s)
-            else:
-                way = database_transport(
-                    opened, url, data_dir, nodes, max_batch_bytes, self.settings, weakly(self._group_id)
-                )
-            self._reader, self._transactions = way.reader, way.transactions
-            self._agent = AgentThread(way.discover_nodes, self.settings)
-            opened.callback(self._agent.close)
-            epoch = way.next_session_epoch() if name is not None and is_name_stable else 0
-            if way.subscribe_heads is not None:
-                opened.callback(way.subscribe_heads(weakly(self._receive)))
-            self._resources = opened.pop_all()
-        self._monitor = NewDataMonitor(self._handler, self._heads, self._follow, self._unfollow)
-        self._subscribe = partial(
-            self._agent.subscribe,
-            self.subscription,
-            self._inbox,
+                return node_transport(opened, nodes or (), max_batch_bytes, timeout_s)
+            return database_transport(opened, url, data_dir, nodes, max_batch_bytes, timeout_s, listens=True)
+
+        self.loops = Loops()
+        self._auto_ack, self._whole_epochs, self._on_epochs_consumed = auto_ack, whole_epochs, on_epochs_consumed
+        self._last: Batch | None = None
+        self._failed: list[Batch] = []
+        self._reading: tuple[GrantedStream, tuple[Any, ...]] | None = None
+        self._is_draining = self._is_woken = False
+        self._drain_deadline: float | None = None
+        self._announced: dict[int, GroupFrontier] = {}
+        self._member = Member(
+            subscription,
+            SessionAssignment,
+            open_transport,
+            settings,
+            name=name,
+            is_name_stable=is_name_stable,
             weight=weight,
-            session=name,
-            start=starting_position,
-            session_epoch=epoch,
+            starting_position=starting_position,
+            fetch_heads=fetch_heads_and_frontiers,
         )
-        self._handle = self._subscribe()
-        self._attendance.begin(self._agent, self._handle)
-        patience_s = self.settings.unsubscribe_timeout_s + self.settings.disconnect_timeout_s
-        close = self._resources.close
-        self._dropped = weakref.finalize(self, self._attendance.dropped, self._inbox, patience_s, close)
+        self.subscription, self._assignment = self._member.subscription, self._member.assignment
+        self._fetcher = StreamFetcher(
+            self.subscription, self._member.reader, self._assignment, max_batch_bytes, whole_epochs=whole_epochs
+        )
+        self._transactions = ProgressTransactions(
+            self._member.url, self._member.granting_group_id, settings.max_poll_interval_s
+        )
+        self._member.resources.callback(self._transactions.close)
+        self._poll_monitor = PollMonitor(self._member)
+        self._member.join()
+        self._poll_monitor.start()
+        self._dropped = weakref.finalize(self, self._poll_monitor.on_session_dropped)
         self._dropped.atexit = False
+        self._member.resources.callback(self._dropped.detach)
+        self._member.resources.callback(self._poll_monitor.stop)
 
     # --- for the user -----------------------------------------------------------------------------------------------
 
@@ -192,7 +164,7 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if kind is None and not self._home.is_forked:
+        if kind is None and not self._member.owner.is_forked:
             self._acknowledge_last()
         self.close()
 
@@ -201,18 +173,18 @@ class Session:
         return Iteration(self)
 
     def poll(self, timeout_s: float | None = None) -> Batch | None:
-        """The next batch; None once the session is drained or closed, or when the timeout is over.
+        """Return the next batch; None once the session is drained or closed, or when the timeout is over.
 
         Asking acknowledges the batch that it gave before, unless the session has auto_ack off; what a loop over the
-        session is at work on is that loop's to acknowledge. A Postgres (or node) that is silent
-        in the middle of a read can make it take longer than the timeout, by the setting `read_timeout_s`.
+        session is at work on is that loop's to acknowledge. A Postgres (or node) that is silent in the middle of a read
+        can make it take longer than the timeout, by the setting `read_timeout_s`.
         """
-        self._home.check(self.subscription)
+        self._member.check_owner()
         self.loops.asked_beside(sys._getframe(1))
         before = self._last
         try:
-            with self._attendance.present():
-                if self._attendance.is_over:
+            with self._poll_monitor.user_call():
+                if self._member.is_given_up:
                     self._join_again()
                 self._acknowledge_last()
                 self._last = None
@@ -225,104 +197,80 @@ class Session:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         wait_s = 0.0
         while not self.is_closed:
-            self._digest(wait_s if deadline is None else min(wait_s, max(deadline - time.monotonic(), 0.0)))
-            self._see_to_epochs()
-            looked = self._monitor.wait_s == 0
-            if looked:
-                self._monitor.poll()
-            if self._draining and not self.is_closed and self._may_leave():
+            self._member.receive(wait_s if deadline is None else min(wait_s, max(deadline - time.monotonic(), 0.0)))
+            self._check_epochs()
+            has_polled = self._member.monitor.wait_s == 0
+            if has_polled:
+                self._member.monitor.poll()
+            if self._is_draining and not self.is_closed and self._is_drained():
                 self._leave()
-            batch, moved_on = (None, False) if self._leaving else self._read_next()
+            batch, has_moved = (None, False) if self._member.is_leaving else self._read_next()
             if batch is not None:
-                if self._agent.may_continue(
-                    self._handle, batch.stream_id, batch.grant_id
-                ):  # the last thing before a call
-                    self._give(batch)
+                if self.may_continue(batch):  # the last thing before a call
+                    self._mark_given(batch)
                     return batch
-                self._not_given()
-                moved_on = False
-            if not (moved_on or looked) and self._monitor.poll():
+                self._undo_read()
+                has_moved = False
+            if not (has_moved or has_polled) and self._member.monitor.poll():
                 wait_s = 0.0
                 continue
-            if self._interrupted or (deadline is not None and time.monotonic() >= deadline):
-                self._interrupted = False
+            if self._is_woken or (deadline is not None and time.monotonic() >= deadline):
+                self._is_woken = False
                 return None
-            wait_s = 0.0 if moved_on else min(self._monitor.wait_s, MAX_WAIT_S)
+            wait_s = 0.0 if has_moved else min(self._member.monitor.wait_s, MAX_WAIT_S)
         return None
 
     def left(self, batch: Batch, *, well: bool) -> None:
-        """A loop that was at work on this batch is over with it. It is acknowledged if it ended well, and else given
-        out again before anything else. For the iterators of this session."""
-        if self._home.is_forked or not self._auto_ack:
+        """Note that a loop is over with this batch: acknowledge it if it ended well, else give it out again before
+        anything else. For the iterators of this session."""
+        if self._member.owner.is_forked or not self._auto_ack:
             return
         if well:
-            self._find_out()
+            self._resolve_doubt()
             self._acknowledge(batch)
         else:
             self._fail(batch)
 
     def wakeup(self) -> None:
         """Let a `poll` that waits, or else the next one, return None if it finds nothing. From any thread."""
-        self._home.check(self.subscription)
-        self._interrupted = True
-        self._inbox.wakeup()
+        self._member.check_owner()
+        self._is_woken = True
+        self._member.events.wakeup()
 
     @contextlib.contextmanager
     def transaction(self, *batches: Batch) -> Iterator[psycopg.Connection[Any]]:
-        """A transaction in which the user's output and the progress of these batches of this session are committed
-        together. For one batch: `batch.transaction()`, which says more.
-        """
-        self._home.check(self.subscription)
-        if self._transactions is None:
-            raise UsageError(
-                f"{self.subscription}: a transaction is on the messages' database, and this session goes through nodes."
-                " Make it with access to the database, with transport='database'; for sinks of your own "
-                "`batch.grant_id` is"
-                " the fencing token."
-            )
-        if not batches:
-            raise UsageError("a transaction without a batch has no progress to commit: name the batches it is for.")
-        self._transactions.find_out()
-        if found := [batch for batch in batches if batch.found]:
-            _check_all_found(found, batches)
-            with self._transactions.in_vain() as connection:
-                yield connection
-            for batch in found:
-                batch.found = False
-            return
-        for batch in batches:
-            batch.join_transaction(batches)
+        """Return a transaction in which the user's output and the progress of these batches of this session are
+        committed together. For one batch: `batch.transaction()`, which says more."""
+        self._member.check_owner()
         try:
-            with self._transactions.begin(batches) as connection:
+            with self._transactions.run(batches) as connection:
                 yield connection
         except GrantLost as lost:
-            self._handler.lose(lost.stream_id, lost.grant_id)
+            self._assignment.lose(lost.stream_id, lost.grant_id)
             raise
-        self._attendance.touch()
+        self._poll_monitor.touch()
 
     def wait(self, timeout_s: float) -> None:
-        """Pause between two calls on one batch, and take notice of what happens: its `lost` is up to date afterwards.
-
-        Raises `SubscriptionEnded`.
-        """
-        self._home.check(self.subscription)
+        """Pause between two calls on one batch, and act on what has arrived: its `is_lost` is up to date afterwards.
+        Raise `SubscriptionEnded`."""
+        self._member.check_owner()
         deadline = time.monotonic() + timeout_s
-        with self._attendance.present():
+        with self._poll_monitor.user_call():
             while not self.is_closed:
-                self._digest(max(deadline - time.monotonic(), 0.0))
+                self._member.receive(max(deadline - time.monotonic(), 0.0))
                 if time.monotonic() >= deadline:
                     return
 
     def may_continue(self, batch: Batch) -> bool:
-        """Whether another user call may begin on this batch now: only while a leader says that the stream is ours."""
-        self._home.check(self.subscription)
-        return self._agent.may_continue(self._handle, batch.stream_id, batch.grant_id)
+        """Return whether another user call may begin on this batch now: only while its grant is valid."""
+        self._member.check_owner()
+        return self._member.may_continue(batch.stream_id, batch.grant_id)
 
     def drain(self) -> None:
         """Finish what was given out, hand everything over, and let the iteration end. From any thread or handler."""
-        self._home.check(self.subscription)
-        self._draining = True
-        self._inbox.wakeup()
+        self._member.check_owner()
+        self._is_draining = True
+        self._member.events.wakeup()
 
     def leave(self) -> None:
         """Begin to hand over now, also in the middle of a batch, and let the iteration end. From any thread.
@@ -333,339 +281,206 @@ class Session:
         self._leave()
 
     def assignment(self) -> dict[int, int]:
-        """{stream: next offset to deliver} of the streams this session holds now."""
-        self._home.check(self.subscription)
-        return {} if self.is_closed else self._handler.positions()
+        """Return {stream: next offset to deliver} of the streams this session holds now."""
+        self._member.check_owner()
+        return {} if self.is_closed else self._assignment.positions()
 
     def lag(self) -> dict[int, int]:
-        """{stream: messages between its progress and its end} of the streams this session holds now and has looked at,
-        as they were when it last looked."""
-        self._home.check(self.subscription)
-        return {} if self.is_closed else self._handler.lags()
+        """Return {stream: messages between its progress and its end} of the streams this session holds now and has
+        read, as they were when it last looked."""
+        self._member.check_owner()
+        return {} if self.is_closed else self._assignment.lags()
 
-    def close(self, *, broken_off: bool = False) -> None:
+    def close(self, *, aborted: bool = False) -> None:
         """Leave the group and wait until the last progress is durable, within the unsubscribe timeout and a lease.
 
-        Batches not acknowledged are given up: their messages will be delivered again. `broken_off`: they were being
+        Batches not acknowledged are given up: their messages will be delivered again. `aborted`: they were being
         worked on, and the group's history is to say so; that takes the whole unsubscribe timeout. Closing again has no
         effect, nor has closing in a forked child.
         """
-        if self._home.is_forked:
+        if self._member.owner.is_forked:
             return
-        deadline = time.monotonic() + self.settings.unsubscribe_timeout_s + self.settings.disconnect_timeout_s + 1.0
-        self._over = self._over or self._attendance.is_over
-        if not self.is_closed:
-            if not broken_off:
-                self._handler.abandon_outstanding()
-            self._leave()
-        while not self.is_closed and time.monotonic() < deadline:
-            with contextlib.suppress(SubscriptionEnded):
-                self._digest(0.1)
-        self._over = True
-        self._attendance.end()
-        self._dropped.detach()
-        self._resources.close()
+        if not (self.is_closed or aborted):
+            self._assignment.abandon_outstanding()
+        self._leave()
+        self._member.close()
 
     @property
     def head_counters(self) -> HeadTrackerCounters:
-        """How this session has learned of new messages so far: by push, or by looking for them itself."""
-        return self._monitor.counters
+        """Return how this session has learned of new messages so far: by push, or by polling."""
+        return self._member.monitor.counters
 
     @property
     def connections(self) -> dict[str, SubscriberCounters]:
-        """{node address: what has happened between it and this session's agent}, of the nodes it talks to."""
-        return self._agent.connection_counters()
+        """Return {node address: what has happened between it and this session's agent}, of the nodes it talks to."""
+        return self._member.agent.connection_counters()
 
     @property
     def is_closed(self) -> bool:
-        """True once nothing is held and nothing will be."""
-        return self._over
+        """Return whether nothing is held and nothing will be."""
+        return self._member.is_closed
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
-    def _group_id(self) -> int:
-        assert self._group is not None, "whoever has a batch was lent its stream by a leader, which has named the group"
-        return self._group
-
     def _acknowledged(self, granted: GrantedStream, ticket: int) -> None:
-        self._check_doubt(granted, ticket)
-        self._handler.mark_acknowledged(granted, ticket)
+        self._transactions.check_outcome(granted.stream_id, ticket)
+        self._assignment.mark_acknowledged(granted, ticket)
 
     def _progressed(self, granted: GrantedStream, ticket: int, position: int) -> None:
-        self._check_doubt(granted, ticket)
-        self._handler.mark_progress(granted, ticket, position)
-
-    def _check_doubt(self, granted: GrantedStream, ticket: int) -> None:
-        """Whoever acknowledges what is in doubt takes it for done: which is found out first."""
-        transactions = self._transactions
-        if (
-            transactions is not None
-            and transactions.is_in_doubt(granted.stream_id, ticket)
-            and not transactions.find_out()
-        ):
-            raise UsageError(
-                f"the batch of stream {granted.stream_id} at offset {ticket}: its transaction, whose outcome was "
-                "unknown,"
-                " was not committed. Do the batch again; to pass its messages over, acknowledge it once more."
-            )
+        self._transactions.check_outcome(granted.stream_id, ticket)
+        self._assignment.mark_progress(granted, ticket, position)
 
     def _join_again(self) -> None:
-        """What it had is given up: its user has not come back in time, and is there now."""
+        """Begin anew for a user who has not come back in time, and is there now."""
         log.warning("%s: its user is back, and it joins its group again", self.subscription)
         self._last = None
-        self._again.clear()
-        self._follows.clear()
-        self._handle = self._subscribe()
-        self._attendance.begin(self._agent, self._handle)
+        self._failed.clear()
+        self._member.join()
+        self._poll_monitor.start()
 
     def _acknowledge_last(self) -> None:
-        """What was given out last has ended well, unless a loop is at work on it."""
-        self._find_out()
+        """Acknowledge what was given out last, unless a loop is at work on it."""
+        self._resolve_doubt()
         if self._last is not None and not self.loops.has(self._last):
             self._acknowledge(self._last)
 
     def _acknowledge(self, batch: Batch) -> None:
-        """It has ended well, unless a transaction was begun for it and not committed; of one in doubt that is found out
-        before."""
+        """Acknowledge the batch, unless a transaction was begun for it and not committed."""
         if self._auto_ack and (batch.committed or not batch.began):
             batch.ack()
 
-    def _find_out(self) -> None:
-        if self._transactions is not None:
-            with contextlib.suppress(UnknownOutcome):
-                self._transactions.find_out(0.0)
+    def _resolve_doubt(self) -> None:
+        with contextlib.suppress(UnknownOutcome):
+            self._transactions.find_out(0.0)
 
     def _fail(self, batch: Batch) -> None:
-        """It is to be given out again."""
-        if batch not in self._again:
-            self._again.append(batch)
+        """Have the batch given out again."""
+        if batch not in self._failed:
+            self._failed.append(batch)
         if self._last is batch:
             self._last = None
 
-    def _give(self, batch: Batch) -> None:
-        """It is in the user's hands when this returns, and nothing breaks `poll` off."""
+    def _mark_given(self, batch: Batch) -> None:
+        """Note that the batch is in the user's hands when `poll` returns, if no exception prevents that."""
         self._last = batch
         self._reading = None
-        if batch in self._again:
-            self._again.remove(batch)
+        if batch in self._failed:
+            self._failed.remove(batch)
 
-    def _not_given(self) -> None:
-        """The right to begin was over when the batch had been read: it is the next of its stream again."""
+    def _undo_read(self) -> None:
+        """Go back in the stream: the grant was not valid any more when the batch had been read."""
         if self._reading is not None:  # else it is offered again already
-            (granted, place), self._reading = self._reading, None
-            self._handler.go_back(granted, place)
-            self._handler.release_read(granted)
+            (granted, cursor), self._reading = self._reading, None
+            self._assignment.go_back(granted, cursor)
+            self._assignment.release_read(granted)
 
     def _recover(self, before: Batch | None) -> None:
-        """Something has broken `poll` off, an exception out of a signal handler say: what was taken of a stream
-        and not given out is given out by the next call. `before`: what had been given out."""
+        """Have what was taken of a stream and not given out be given out by the next call, after an exception in the
+        middle of `poll`, out of a signal handler say. `before`: what had been given out."""
         last, reading = self._last, self._reading
         if last is not None and last is not before:
             self._fail(last)
         elif reading is not None:
-            self._handler.go_back(*reading)
+            self._assignment.go_back(*reading)
         self._reading = None
-        self._attendance.leave()
-        self._inbox.let_go()
-        self._handler.look_again()
+        self._poll_monitor.end_call()
+        self._member.events.let_go()
+        self._assignment.look_again()
 
-    def _offer_again(self) -> Batch | None:
-        """What failed, as soon as a user's call may begin on it, if it is still ours to do."""
-        for batch in tuple(self._again):
+    def _next_failed(self) -> Batch | None:
+        """Return a batch that failed and is still ours to do, as soon as a user's call may begin on it."""
+        for batch in tuple(self._failed):
             if not batch.is_outstanding:
-                self._again.remove(batch)
-            elif not self._is_in_doubt(batch) and self.may_continue(batch):
+                self._failed.remove(batch)
+            elif not self._transactions.is_in_doubt(batch.stream_id, batch.ticket) and self.may_continue(batch):
                 return batch
         return None
 
-    def _is_in_doubt(self, batch: Batch) -> bool:
-        return self._transactions is not None and self._transactions.is_in_doubt(batch.stream_id, batch.ticket)
-
-    def _may_leave(self) -> bool:
-        """Epochs that are given out in part are given out whole before, and again what failed, if that does not take
-        too long."""
-        if self._drain_by is None:
-            self._drain_by = time.monotonic() + self.settings.unsubscribe_timeout_s
-        if time.monotonic() >= self._drain_by:
+    def _is_drained(self) -> bool:
+        """Return whether there are neither epochs given out in part nor failed batches, or that takes too long."""
+        if self._drain_deadline is None:
+            self._drain_deadline = time.monotonic() + self._member.settings.unsubscribe_timeout_s
+        if time.monotonic() >= self._drain_deadline:
             return True
-        return not self._handler.is_mid_step and not any(batch.is_outstanding for batch in self._again)
+        return not self._assignment.is_mid_step and not any(batch.is_outstanding for batch in self._failed)
 
     def _leave(self) -> None:
-        if not self._leaving:
-            self._handler.abort_steps()
-            self._agent.unsubscribe(self._handle)
-            self._leaving = True
+        if not self._member.is_leaving:
+            self._assignment.abort_steps()
+            self._member.leave()
 
-    def _digest(self, wait_s: float) -> None:
-        for news in self._inbox.take(wait_s):
-            if isinstance(news, HeadPushed):
-                self._monitor.on_head_pushed(news)
-        end = self._inbox.end
-        if end is not None and end.handle == self._handle and not (self._over or self._attendance.is_over):
-            self._over = True
-            if end.reason is not InvalidateReason.DONE:
-                raise SubscriptionEnded(self.subscription, end.reason.value, end.detail)
-
-    def _see_to_epochs(self) -> None:
-        if self._on_epoch is not None and self._handler.epochs:
-            self._announce(self._on_epoch)
-        if self._whole_epochs and self._handler.has_non_atomic():
+    def _check_epochs(self) -> None:
+        if self._on_epochs_consumed is not None and self._assignment.epochs:
+            self._announce(self._on_epochs_consumed)
+        if self._whole_epochs and self._assignment.has_non_atomic():
             raise UsageError(
                 f"{self.subscription}: whole epochs are asked for, and its group is not atomic. Create it with `sublet "
                 "groups create --atomic` before its first consumer comes, or leave whole_epochs out."
             )
 
-    def _announce(self, on_epoch: OnEpochsConsumed) -> None:
-        for space_id, found in tuple(self._handler.epochs.items()):
-            known = self._announced.get(space_id)
-            if known is None or known.consumed != found.consumed:
-                on_epoch(found)
-                self._announced[space_id] = found
-
-    def _follow(self, follow: HeadSubscription) -> None:
-        self._follows[follow.stream_id] = follow
-        self._agent.subscribe_head(self._handle, follow)
-
-    def _unfollow(self, follow: HeadSubscription) -> None:
-        if self._follows.get(follow.stream_id) == follow:
-            del self._follows[follow.stream_id]
-        self._agent.unsubscribe_head(self._handle, follow)
-
-    def _receive(self, heads: Mapping[int, int]) -> None:
-        """From publishers, on a thread of theirs: as if a node had pushed it."""
-        for stream_id, head in heads.items():
-            if (follow := self._follows.get(stream_id)) is not None:
-                self._inbox.put(HeadPushed(follow, head))
+    def _announce(self, on_epochs_consumed: OnEpochsConsumed) -> None:
+        for space_id, frontier in tuple(self._assignment.epochs.items()):
+            announced = self._announced.get(space_id)
+            if announced is None or announced.consumed != frontier.consumed:
+                on_epochs_consumed(frontier)
+                self._announced[space_id] = frontier
 
     def _may_start(self, granted: GrantedStream) -> bool:
-        """Whether to go on reading. Epochs that are given out in part are also read on while all is handed over."""
+        """Return whether to go on reading. Epochs that are given out in part are also read on while draining."""
         if isinstance(granted, AtomicGrantedStream) and granted.is_mid_step:
-            return self._agent.may_continue(self._handle, granted.stream_id, granted.grant_id)
-        return not self._draining and self._agent.may_start_call(self._handle, granted.stream_id, granted.grant_id)
-
-    def _heads(self, stream_ids: Iterable[int]) -> list[tuple[int, int]]:
-        if waiting := self._handler.streams_waiting_for_epochs():
-            self._handler.update_frontiers(self._reader.fetch_frontiers(granted.stream_id for granted in waiting))
-        return self._reader.fetch_heads(stream_ids)
+            return self._member.may_continue(granted.stream_id, granted.grant_id)
+        return not self._is_draining and self._member.may_start_call(granted.stream_id, granted.grant_id)
 
     def _read_next(self) -> tuple[Batch | None, bool]:
-        """One page, of the stream whose turn it is: a batch if it has something for this subscription, and whether we
-        have moved on in a stream. One page only: what happens meanwhile is looked at before the next."""
-        self._handler.retry_deferred(time.monotonic())
-        if (again := self._offer_again()) is not None:
-            return again, True
-        granted = self._handler.next_readable(self._may_start)
+        """Read a page of the stream whose turn it is. Return a batch if it has something for this subscription, and
+        whether a stream has moved on. One page only: what arrives meanwhile is acted on before the next."""
+        self._assignment.retry_deferred(time.monotonic())
+        if (failed := self._next_failed()) is not None:
+            return failed, True
+        granted = self._assignment.next_readable(self._may_start)
         if granted is None:
             return None, False
         self._reading = granted, granted.place()
-        batch, moved_on = self._read(granted)
+        batch, has_moved = self._read(granted)
         if batch is None:
             self._reading = None
-        return batch, moved_on
+        return batch, has_moved
 
     def _read(self, granted: GrantedStream) -> tuple[Batch | None, bool]:
         if isinstance(granted, AtomicGrantedStream):
             return self._read_atomic(granted)
         first = granted.next_read_offset
         try:
-            page = self._page(granted)
+            page = self._fetcher.fetch(granted, self._may_start)
         finally:
-            self._handler.release_read(granted)
+            self._assignment.release_read(granted)
         if page is None:
             return None, granted.is_unreadable
         if not page.batches:
-            self._handler.mark_skipped(granted, first)
+            self._assignment.mark_skipped(granted, first)
             return None, True
-        self._group = self._agent.group_id(self._handle) or self._group
+        self._member.note_group()
         table = pa.Table.from_batches(page.batches)
-        self._handler.mark_delivered(granted, table.nbytes)
+        self._assignment.mark_delivered(granted, table.nbytes)
         acknowledged, progressed = self._acknowledged, self._progressed
         return Batch(table, first, page.position, granted, acknowledged, progressed, self.transaction), True
 
     def _read_atomic(self, granted: AtomicGrantedStream) -> tuple[Batch | None, bool]:
         """The same of a stream that is read in whole epochs."""
-        moved_on, piece = False, granted.next_rows()
+        has_moved, rows = False, granted.next_rows()
         try:
-            if piece is None:
-                moved_on = (
-                    self._look(granted) if granted.next_run is None else self._read_on(granted, *granted.next_run)
-                )
-                piece = granted.next_rows()
+            if rows is None:
+                has_moved = self._fetcher.fetch_epochs(granted, self._may_start)
+                rows = granted.next_rows()
         finally:
-            self._handler.release_read(granted)
-        if piece is None:
-            return None, moved_on
-        found, place = piece
-        self._group = self._agent.group_id(self._handle) or self._group
-        self._handler.mark_delivered(granted, found.table.nbytes)
+            self._assignment.release_read(granted)
+        if rows is None:
+            return None, has_moved
+        found, step_end = rows
+        self._member.note_group()
+        self._assignment.mark_delivered(granted, found.table.nbytes)
         acknowledged, transact = self._acknowledged, self.transaction
-        batch = Batch(found.table, found.first, found.end, granted, acknowledged, None, transact, found.ticket, place)
-        return batch, True
-
-    def _read_on(self, granted: AtomicGrantedStream, step: EpochStep, run: BlockRun) -> bool:
-        """A page of the step that has begun."""
-        page = self._page(granted)
-        if page is None:
-            return granted.is_unreadable
-        if not granted.add_page(page, step, run, atomic=self._whole_epochs):
-            self._handler.mark_skipped(granted, granted.ticket)
-        return True
-
-    def _look(self, granted: AtomicGrantedStream) -> bool:
-        """See what is completed of what follows; True unless it is to be looked at again later: the next stream's turn
-        has come."""
-        known = granted.step_planner.scanned
-        begun = granted.begin_step(self._batch_bytes)
-        if not begun:
-            marks = self._readable(granted, lambda: self._reader.fetch_block_summaries(granted))
-            if marks is None:
-                return granted.is_unreadable
-            granted.add_summaries(marks)
-            begun = granted.begin_step(self._batch_bytes)
-        if begun:
-            self._handler.report(granted)
-        return begun or granted.step_planner.scanned > known or not granted.may_have_more
-
-    def _page(self, granted: GrantedStream) -> LogPage | None:
-        return self._readable(granted, lambda: self._reader.fetch(granted, self._may_start))
-
-    def _readable(self, granted: GrantedStream, read: Callable[[], T | None]) -> T | None:
-        """What follows in the stream. One that cannot be read on from there is left to its leader, and said once; one
-        that may be put right is tried again."""
-        try:
-            found = read()
-        except PoisonBlock as problem:
-            if self._handler.poisoned(granted, problem):
-                log.warning("%s: %s All other streams go on.", self.subscription, problem)
-            return None
-        except PayloadUnreadable as problem:
-            self._try_later(granted, problem, RETRY_INTERVAL_S)
-            return None
-        except PayloadUnavailable as problem:
-            self._try_later(granted, problem, SLOT_RETRY_INTERVAL_S)
-            return None
-        except (PositionGone, PositionBeyondHead) as problem:
-            granted.is_unreadable = True
-            log.warning(
-                "%s: %s Nothing more is read of this stream unless its group moves past that; all others go on.",
-                self.subscription,
-                problem,
-            )
-            return None
-        if found is not None and self._handler.mark_readable(granted):
-            log.info("%s: stream %d can be read again", self.subscription, granted.stream_id)
-        return found
-
-    def _try_later(self, granted: GrantedStream, problem: Exception, after_s: float) -> None:
-        """Said once; also of a place that many streams wait for."""
-        if self._handler.defer(granted, problem, time.monotonic(), after_s):
-            log.warning("%s: %s All other streams go on.", self.subscription, problem)
-
-
-def _check_all_found(found: Sequence[Batch], batches: Sequence[Batch]) -> None:
-    rest = [batch for batch in batches if batch not in found]
-    if rest:
-        raise UsageError(
-            f"the transaction whose outcome was unknown was committed: {', '.join(map(repr, found))} is done with it. "
-            f"Do the rest in a transaction without that: {', '.join(map(repr, rest))}."
+        batch = Batch(
+            found.table, found.first, found.end, granted, acknowledged, None, transact, found.ticket, step_end
         )
+        return batch, True

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import psycopg
 
+from sublet_borrower.streams.batch import Batch
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.errors import DatabaseUnreachable, UnknownOutcome, UsageError
 from sublet_storage.db.bounded_connection import BoundedConnection
@@ -62,26 +63,52 @@ class _Doubt:
     happened: bool | None = None
 
 
-class _InVain(Exception):
+class _RollBack(Exception):
     """Rolls a transaction back."""
 
 
 class ProgressTransactions:
     """One connection for all transactions of a session, made when first needed. Not thread-safe, as a session is not.
 
-    `group_id` answers the id of the group that lent the streams, `batch_s` is how long a user may take for a batch.
+    `url`: None where a session has no database, and so no transactions. `group_id` returns the id of the group that
+    has granted the streams, `batch_s` is how long a user may take for a batch.
 
-    A transaction is in doubt from before its commit until its batches are told that they are done. Whatever breaks that
-    off, an answer that is lost or an exception out of a signal handler, nothing else is done with any batch before
-    `find_out` has told what became of it.
+    A transaction is in doubt from before its commit until its batches are marked as done. Whatever breaks that off,
+    an answer that is lost or an exception out of a signal handler, nothing else is done with any batch before
+    `find_out` has returned what became of it.
     """
 
-    def __init__(self, url: str, group_id: Callable[[], int], batch_s: float) -> None:
+    def __init__(self, url: str | None, group_id: Callable[[], int], batch_s: float) -> None:
         self._url, self._group_id = url, group_id
         self._idle_s = fencing.idle_limit_s(batch_s)
         self._reconnecting = ReconnectingConnection(self._connect)
         self._open = False
         self._doubt: _Doubt | None = None
+
+    @contextlib.contextmanager
+    def run(self, batches: Sequence[Batch]) -> Iterator[Connection]:
+        """A transaction for these batches, as `begin` has it, once it is known what became of the one before. Where
+        that turns out to have been committed they are done, and what is done here is rolled back."""
+        if self._url is None:
+            raise UsageError(
+                "a transaction is on the messages' database, and this session goes through nodes. Make it with access "
+                "to the database, with transport='database'; for sinks of your own `batch.grant_id` is the fencing "
+                "token."
+            )
+        if not batches:
+            raise UsageError("a transaction without a batch has no progress to commit: name the batches it is for.")
+        self.find_out()
+        if found := [batch for batch in batches if batch.found]:
+            _check_all_found(found, batches)
+            with self.rolled_back() as connection:
+                yield connection
+            for batch in found:
+                batch.found = False
+            return
+        for batch in batches:
+            batch.join_transaction(batches)
+        with self.begin(batches) as connection:
+            yield connection
 
     @contextlib.contextmanager
     def begin(self, batches: Sequence[TransactionalBatch]) -> Iterator[Connection]:
@@ -123,15 +150,15 @@ class ProgressTransactions:
         self._notify(found=False)
 
     @contextlib.contextmanager
-    def in_vain(self) -> Iterator[Connection]:
+    def rolled_back(self) -> Iterator[Connection]:
         """A transaction that is rolled back whatever happens: what it is for was done by one before it."""
         connection = self._begin()
 
         def roll_back() -> None:
-            raise _InVain
+            raise _RollBack
 
         try:
-            with contextlib.suppress(_InVain), user_transaction(connection, roll_back):
+            with contextlib.suppress(_RollBack), user_transaction(connection, roll_back):
                 yield connection
         finally:
             self._open = False
@@ -145,7 +172,16 @@ class ProgressTransactions:
             and any((batch.stream_id, batch.ticket) == (stream_id, ticket) for batch in doubt.batches)
         )
 
-    def find_out(self, patience_s: float = fencing.OUTCOME_TIMEOUT_S) -> bool:
+    def check_outcome(self, stream_id: int, ticket: int) -> None:
+        """Before that batch is acknowledged as done: find out what became of its transaction, where that is in doubt.
+        Raise `UsageError` if it was not committed, and `UnknownOutcome`."""
+        if self.is_in_doubt(stream_id, ticket) and not self.find_out():
+            raise UsageError(
+                f"the batch of stream {stream_id} at offset {ticket}: its transaction, whose outcome was unknown, was "
+                "not committed. Do the batch again; to pass its messages over, acknowledge it once more."
+            )
+
+    def find_out(self, timeout_s: float = fencing.OUTCOME_TIMEOUT_S) -> bool:
         """Whether the transaction that is in doubt was committed; its batches know from now on. False if none is.
 
         Raises `UnknownOutcome` where it cannot be known yet.
@@ -153,7 +189,7 @@ class ProgressTransactions:
         if self._doubt is None:
             return False
         if self._doubt.happened is None:
-            self._doubt.happened = self._ask(self._doubt, patience_s)
+            self._doubt.happened = self._ask(self._doubt, timeout_s)
         return self._notify(found=True)
 
     def close(self) -> None:
@@ -167,6 +203,7 @@ class ProgressTransactions:
         return connection
 
     def _connect(self) -> BoundedConnection:
+        assert self._url is not None, "nothing is begun without a database"
         return connect(
             self._url,
             application_name="sublet transaction",
@@ -194,10 +231,10 @@ class ProgressTransactions:
             self._doubt = None
         return self._doubt is not None
 
-    def _ask(self, doubt: _Doubt, patience_s: float) -> bool:
+    def _ask(self, doubt: _Doubt, timeout_s: float) -> bool:
         try:
             connection = self._reconnecting.ready()
-            happened = fencing.happened(connection, doubt.attempt, patience_s)
+            happened = fencing.happened(connection, doubt.attempt, timeout_s)
             if happened is None:  # another server has taken over: what it has of progress counts
                 return self._are_durable(connection, doubt.furthest)
             return happened
@@ -227,6 +264,15 @@ class ProgressTransactions:
             return consumed.max_of(wanted) == consumed
         found = fencing.read_position(connection, group_id, batch.stream_id, batch.grant_id)
         return found is not None and found >= batch.next_offset
+
+
+def _check_all_found(found: Sequence[Batch], batches: Sequence[Batch]) -> None:
+    rest = [batch for batch in batches if batch not in found]
+    if rest:
+        raise UsageError(
+            f"the transaction whose outcome was unknown was committed: {', '.join(map(repr, found))} is done with it. "
+            f"Do the rest in a transaction without that: {', '.join(map(repr, rest))}."
+        )
 
 
 def _furthest(batches: Sequence[TransactionalBatch]) -> list[TransactionalBatch]:

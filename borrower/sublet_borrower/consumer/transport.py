@@ -1,56 +1,32 @@
-"""The two ways of a session to messages and leaders: the database, or nodes alone."""
+"""The two transports of a group's member to messages and leaders: the database, or nodes alone."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
-from sublet_borrower.consumer.transaction import ProgressTransactions
 from sublet_borrower.fetch.database import LogReader
-from sublet_borrower.fetch.nodes import NodeReader
+from sublet_borrower.fetch.stream_fetcher import PageReader
 from sublet_borrower.new_data.direct_listener import OnHeads, subscribe_heads
-from sublet_borrower.settings import BorrowerSettings
-from sublet_borrower.streams.atomic_stream import AtomicGrantedStream
-from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_storage.bootstrap.database import open_database
 from sublet_storage.db.connect import connect
 from sublet_storage.groups import fencing
-from sublet_storage.log.log import LogPage
 from sublet_storage.nodes import live_nodes
-from sublet_storage.readers.epoch_steps import BlockSummaries
-
-
-class PageReader(Protocol):
-    """Reads what was lent. `Reader` and `NodeReader` keep it, and `tests/contract/test_readers.py` is its suite."""
-
-    def warm_up(self) -> None: ...
-
-    def fetch(self, granted: GrantedStream, allowed: Callable[[GrantedStream], bool]) -> LogPage | None: ...
-
-    def fetch_block_summaries(self, granted: AtomicGrantedStream) -> BlockSummaries | None: ...
-
-    def fetch_frontiers(self, stream_ids: Iterable[int]) -> Mapping[int, BlockSummaries]: ...
-
-    def fetch_heads(self, stream_ids: Iterable[int]) -> list[tuple[int, int]]: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
-class SessionTransport:
-    """What a session needs of others. `transactions` is None where there is no database to have them on, and
-    `subscribe_heads` where there is none to hear from: it begins to tell where streams end, and returns what ends
-    that."""
+class MemberTransport:
+    """What a member needs of others. `url`: of the database; None where nodes stand for it. `subscribe_heads` begins to
+    call a function with where streams end, and returns what ends that; None where nodes alone push."""
 
     reader: PageReader
     discover_nodes: Callable[[], Sequence[str]]
     next_session_epoch: Callable[[], int]
-    transactions: ProgressTransactions | None
-    subscribe_heads: Callable[[OnHeads], Callable[[], None]] | None
+    url: str | None = None
+    subscribe_heads: Callable[[OnHeads], Callable[[], None]] | None = None
 
 
 def database_transport(
@@ -59,41 +35,43 @@ def database_transport(
     data_dir: Path | str | None,
     nodes: Sequence[str] | None,
     max_batch_bytes: int,
-    settings: BorrowerSettings,
-    group_id: Callable[[], int],
-) -> SessionTransport:
-    """Messages from Postgres; nodes as listed there, if none are given. What is opened here is closed by `opened`."""
-    timeout_s = settings.read_timeout_s
+    timeout_s: float,
+    *,
+    listens: bool,
+) -> MemberTransport:
+    """Return messages from Postgres, and nodes as registered there, if none are given. `opened` closes what is opened
+    here. `listens`: the member takes part in the process's direct listener."""
     database = opened.enter_context(open_database(url, data_dir))
     reader = LogReader(database.url, max_batch_bytes, timeout_s)
     opened.callback(reader.close)
     reader.warm_up()
-    transactions = ProgressTransactions(database.url, group_id, settings.max_poll_interval_s)
-    opened.callback(transactions.close)
-    return SessionTransport(
+    return MemberTransport(
         reader,
-        discover_nodes=lambda: nodes or _listed(database.url, timeout_s),
-        next_session_epoch=lambda: _newest(database.url),
-        transactions=transactions,
-        subscribe_heads=partial(subscribe_heads, database.url),
+        discover_nodes=lambda: nodes or _read_live_nodes(database.url, timeout_s),
+        next_session_epoch=lambda: _next_session_epoch(database.url),
+        url=database.url,
+        subscribe_heads=partial(subscribe_heads, database.url) if listens else None,
     )
 
 
 def node_transport(
     opened: contextlib.ExitStack, nodes: Sequence[str], max_batch_bytes: int, timeout_s: float
-) -> SessionTransport:
-    """All from these nodes, and from those whose addresses they tell. What is opened here is closed by `opened`."""
+) -> MemberTransport:
+    """Return everything from these nodes, and from those whose addresses they send. `opened` closes what is opened
+    here."""
+    from sublet_borrower.fetch.nodes import NodeReader  # who has a database does without the remote transport
+
     reader = NodeReader(nodes, max_batch_bytes, timeout_s)
     opened.callback(reader.close)
     reader.warm_up()
-    return SessionTransport(reader, lambda: nodes, reader.next_session_epoch, None, None)
+    return MemberTransport(reader, lambda: nodes, reader.next_session_epoch)
 
 
-def _newest(url: str) -> int:
+def _next_session_epoch(url: str) -> int:
     with connect(url, application_name="sublet session") as connection:
         return fencing.next_session_epoch(connection)
 
 
-def _listed(url: str, silence_s: float) -> list[str]:
+def _read_live_nodes(url: str, silence_s: float) -> list[str]:
     with connect(url, application_name="sublet session", silence_s=silence_s) as connection:
         return [node.address for node in live_nodes(connection)]

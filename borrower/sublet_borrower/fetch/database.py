@@ -19,7 +19,7 @@ from sublet_protocol.domain.errors import DatabaseUnreachable
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.connect import connect
 from sublet_storage.db.reconnecting_connection import ReconnectingConnection
-from sublet_storage.log import log as message_log
+from sublet_storage.log import fetch as message_log
 from sublet_storage.readers import epoch_steps
 from sublet_storage.readers.epoch_steps import BlockSummaries
 

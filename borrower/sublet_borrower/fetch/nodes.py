@@ -28,7 +28,7 @@ from sublet_protocol.messages.feed_fetch import (
     encode_heads_request,
     encode_session_epoch_request,
 )
-from sublet_storage.log.log import LogPage
+from sublet_storage.log.fetch import LogPage
 from sublet_storage.readers.epoch_steps import BlockSummaries
 from sublet_storage.util.retry import Backoff, call_with_retry
 
@@ -44,16 +44,16 @@ _T = TypeVar("_T")
 
 
 class NodeReader:
-    """What `Reader` is, by way of nodes: one is used at a time, the others stand in for it. Not thread-safe.
+    """What `LogReader` is, through nodes: one is used at a time, the others stand in for it. Not thread-safe.
 
     A read is over after `timeout_s`, also where nodes are frozen. It belongs to the process that made it.
     """
 
     def __init__(self, nodes: Sequence[str], max_batch_bytes: int, timeout_s: float) -> None:
-        self._home = OwnerProcess()
+        self._owner = OwnerProcess()
         self._nodes, self._batch_bytes, self._timeout_s = tuple(nodes), max_batch_bytes, timeout_s
         self._calls = NodeCalls(self._nodes)
-        self._waits = False
+        self._is_waiting = False
         self._backoff = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S)
 
     def warm_up(self) -> None:
@@ -100,70 +100,70 @@ class NodeReader:
 
     def close(self) -> None:
         """Close the connection; in a forked child, whose it is not, nothing."""
-        if not self._home.is_forked:
+        if not self._owner.is_forked:
             self._calls.close()
 
     # --- asking -----------------------------------------------------------------------------------------------------
 
     def _attempt(self, method: str, request: Any, decode: Callable[[Any], _T]) -> _T | None:
         """A read changes nothing, so it may simply be tried again by whoever asked, but not too soon."""
-        self._home.check("a session's reader")
+        self._owner.check("a session's reader")
         if self._backoff.wait_s > 0:
             return None
         try:
             answer = self._round(method, request, decode, self._timeout_s, self._timeout_s)
         except RetryableError as again:
-            if not self._waits:
+            if not self._is_waiting:
                 log.warning("reading waits for a node, and goes on when one answers: %s", again)
-            self._waits = True
+            self._is_waiting = True
             self._backoff.failed(again.after_s)
             return None
-        if self._waits:
-            self._waits = False
+        if self._is_waiting:
+            self._is_waiting = False
             self._backoff.succeeded()
             log.info("a node answers again, reading goes on")
         return answer
 
     def _insist(self, method: str, request: Any, decode: Callable[[Any], _T]) -> _T:
         """An answer, or `Unavailable`."""
-        self._home.check("a session's reader")
-        patience_s = min(self._timeout_s, FIRST_NODE_TIMEOUT_S)
-        backoff = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S, total_s=patience_s)
+        self._owner.check("a session's reader")
+        timeout_s = min(self._timeout_s, FIRST_NODE_TIMEOUT_S)
+        backoff = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S, total_s=timeout_s)
         try:
             return call_with_retry(
-                lambda: self._round(method, request, decode, patience_s / len(self._nodes), backoff.left_s),
+                lambda: self._round(method, request, decode, timeout_s / len(self._nodes), backoff.left_s),
                 lambda error: isinstance(error, RetryableError),
                 backoff,
                 time.sleep,
             )
         except RetryableError as again:
-            over, listed = again.given_up(patience_s, HINT), ", ".join(self._nodes)
+            over, listed = again.given_up(timeout_s, HINT), ", ".join(self._nodes)
             raise Unavailable(f"no node answers at {listed}. The last one asked: {over}") from again
 
     def _round(self, method: str, request: Any, decode: Callable[[Any], _T], each_s: float, all_s: float) -> _T:
-        """Ask one node after the other, each for so long at most, beginning with the one in use. Raises `Again` where
-        none answers, what all say where all refuse, and what is wrong with the request."""
+        """Ask one node after the other, each for so long at most, beginning with the one in use. Raise
+        `RetryableError` where none answers, what all say where all refuse, and what is wrong with the request."""
         deadline = time.monotonic() + all_s
-        trouble: RetryableError | None = None
+        failure: RetryableError | None = None
         refusal: SubletError | None = None
         for _ in self._nodes:
             try:
                 return self._ask(method, request, decode, min(each_s, max(deadline - time.monotonic(), 0.01)))
-            except RetryableError as again:
-                trouble = again
+            except RetryableError as error:
+                failure = error
             except SubletError as error:
                 if type(error) not in REFUSALS:
                     raise
                 refusal = error
                 log.info("%s", error)
-            if len(self._nodes) > 1 or trouble is None or not trouble.after_s:  # one that is busy is not lost
+            if len(self._nodes) > 1 or failure is None or not failure.after_s:  # one that is busy is not lost
                 self._calls.use_next_node()
             if time.monotonic() >= deadline:
                 break
-        if trouble is None and refusal is not None:
+        if failure is None and refusal is not None:
             raise refusal
-        assert trouble is not None, "there is a node at least, and it has not answered"
-        raise trouble
+        assert failure is not None, "there is a node at least, and it has not answered"
+        raise failure
 
     def _ask(self, method: str, request: Any, decode: Callable[[Any], _T], timeout_s: float) -> _T:
         wire = self._calls.call(method, request, timeout_s)

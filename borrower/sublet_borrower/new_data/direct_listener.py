@@ -1,8 +1,8 @@
-"""News from publishers without a detour over a node, for the sessions of this process.
+"""Receives heads from publishers at the database itself, without a node between, for the sessions of this process.
 
-A few processes listen to what publishers tell nodes by LISTEN and NOTIFY: see
-`sublet_storage.notify.drivers.direct_listeners`. One thread and one connection for all sessions of a process, while
-there is a place to listen at.
+A few processes listen to what publishers send to nodes by LISTEN and NOTIFY: see
+`sublet_storage.notify.drivers.direct_listeners`. One thread and one connection serve all sessions of a process, while
+it has a listener slot.
 """
 
 from __future__ import annotations
@@ -26,78 +26,80 @@ log = logging.getLogger(__name__)
 BACKOFF_INITIAL_S = 1.0
 BACKOFF_MAX_S = 300.0
 JITTER = 0.5
-"""Before a try to get a place: a session that soon ends makes none."""
+"""Before a try to acquire a slot: a session that soon ends makes none."""
 
 OnHeads = Callable[[Mapping[int, int]], None]
-"""Is told {stream: head}, of whatever streams there are, on a thread of ours."""
+"""Called with {stream: head}, of whatever streams there are, on a thread of ours."""
 
 
 class DirectListener(DriverThread):
-    """Listens while it has a place, and tries to get one while it has none."""
+    """Listens while it has a slot, and tries to acquire one while it has none."""
 
     def __init__(self, url: str) -> None:
-        super().__init__("sublet shortcut")
+        super().__init__("sublet direct listener")
         self._url = url
-        self.hearers: tuple[OnHeads, ...] = ()
+        self.handlers: tuple[OnHeads, ...] = ()
 
     def run(self) -> None:
-        pauses = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S, JITTER)
-        self.sleep(pauses.next_s())
+        backoff = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S, JITTER)
+        self.sleep(backoff.next_s())
         while not self.is_stopping:
             try:
-                with connect(self._url, application_name="sublet shortcut", silence_s=RECEIVE_TIMEOUT_S) as connection:
+                with connect(
+                    self._url, application_name="sublet direct listener", silence_s=RECEIVE_TIMEOUT_S
+                ) as connection:
                     if acquire_listener_slot(connection):
-                        pauses.succeeded()
+                        backoff.succeeded()
                         for payload in receive_payloads(connection, self):
                             self._notify(decode_heads(payload))
             except (psycopg.Error, SubletError, OSError) as error:  # the last: no more files
-                log.info("news comes by way of the nodes only: %s", error)
-            self.sleep(pauses.next_s())
+                log.info("heads come through nodes only: %s", error)
+            self.sleep(backoff.next_s())
 
     def _notify(self, heads: Mapping[int, int]) -> None:
-        for hearer in self.hearers if heads else ():
-            self.call_handler(hearer, heads)
+        for handler in self.handlers if heads else ():
+            self.call_handler(handler, heads)
 
 
 _open: dict[tuple[str, str], DirectListener] = {}
 """By URL and schema."""
-_sharing = threading.Lock()
+_lock = threading.Lock()
 
 
 def subscribe_heads(url: str, on_heads: OnHeads) -> Callable[[], None]:
-    """Have `on_heads` called from now on; what ends it is returned, and is called once. Raises `InvalidSetting`."""
+    """Have `on_heads` called from now on. Return what ends that, to be called once. Raise `InvalidSetting`."""
     if direct_listener_slots() == 0:
         return lambda: None
     database = url, schema_name()
-    with _sharing:
-        shortcut = _open.get(database)
-        if shortcut is None or not shortcut.is_alive():
+    with _lock:
+        listener = _open.get(database)
+        if listener is None or not listener.is_alive():
             try:
-                shortcut = DirectListener(url)
-                shortcut.start()
+                listener = DirectListener(url)
+                listener.start()
             except (OSError, RuntimeError) as error:  # no more files, or threads, or the process ends
-                log.info("news comes by way of the nodes only: %s", error)
+                log.info("heads come through nodes only: %s", error)
                 return lambda: None
-            _open[database] = shortcut
-        shortcut.hearers = (*shortcut.hearers, on_heads)
+            _open[database] = listener
+        listener.handlers = (*listener.handlers, on_heads)
 
     def stop() -> None:
-        with _sharing:
-            shortcut.hearers = tuple(each for each in shortcut.hearers if each is not on_heads)
-            is_last = not shortcut.hearers and _open.get(database) is shortcut
+        with _lock:
+            listener.handlers = tuple(each for each in listener.handlers if each is not on_heads)
+            is_last = not listener.handlers and _open.get(database) is listener
             if is_last:
                 del _open[database]
         if is_last:
-            shortcut.stop()
+            listener.stop()
 
     return stop
 
 
 def _forget_parents() -> None:
     """A forked child has a copy of these and none of their threads."""
-    global _sharing
+    global _lock
     _open.clear()
-    _sharing = threading.Lock()
+    _lock = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_forget_parents)

@@ -1,4 +1,4 @@
-"""Where a session learns that a stream goes on: from what is pushed, and from the log itself. See `HeadTracker`."""
+"""Learns that streams have new messages, from what is pushed and from the log itself. See `HeadTracker`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from sublet_borrower.new_data.head_tracker import (
 from sublet_borrower.util.clock import boottime_clock
 
 ReadHeads = Callable[[Iterable[int]], list[tuple[int, int]]]
-"""Asks the log where these streams end; nothing where it does not answer."""
+"""Read where these streams end; empty where the log does not answer."""
 
 
 class MonitoredStreams(Protocol):
-    """The streams to look out for; `SessionAssignment` says more."""
+    """The streams of a member; see `SessionAssignment`."""
 
     def caught_up_streams(self) -> dict[int, tuple[int, int]]: ...
 
@@ -31,50 +31,50 @@ class MonitoredStreams(Protocol):
 
 
 class NewDataMonitor:
-    """The shell around the pure `HeadTracker`. `follow` and `unfollow` ask for news by push, and for no more of
-    them."""
+    """The shell around the pure `HeadTracker`. `subscribe` and `unsubscribe` begin and end the push of one stream's
+    head."""
 
     def __init__(
         self,
-        handler: MonitoredStreams,
-        heads: ReadHeads,
-        follow: Callable[[HeadSubscription], None],
-        unfollow: Callable[[HeadSubscription], None],
+        streams: MonitoredStreams,
+        read_heads: ReadHeads,
+        subscribe: Callable[[HeadSubscription], None],
+        unsubscribe: Callable[[HeadSubscription], None],
     ) -> None:
         self._machine = HeadTracker()
-        self._handler, self._heads = handler, heads
-        self._follow, self._unfollow = follow, unfollow
-        self._look_at = float("-inf")
+        self._streams, self._read_heads = streams, read_heads
+        self._subscribe, self._unsubscribe = subscribe, unsubscribe
+        self._poll_at = float("-inf")
 
     @property
     def wait_s(self) -> float:
-        """Until it wants to look again; 0: now."""
-        return max(self._look_at - boottime_clock(), 0.0)
+        """Return how long until the next poll is due; 0: now."""
+        return max(self._poll_at - boottime_clock(), 0.0)
 
     @property
     def counters(self) -> HeadTrackerCounters:
-        """What was found how, since the session began."""
+        """Return what was found how, since the member was made."""
         return self._machine.counters
 
-    def on_head_pushed(self, news: HeadPushed) -> None:
-        """Somebody says that a stream goes on."""
-        self._do(news)
+    def on_head_pushed(self, event: HeadPushed) -> None:
+        """Act on the hint that a stream has new messages."""
+        self._apply(event)
 
     def poll(self) -> bool:
-        """See which streams are read to their ends by now, and look at those whose silence is over; True for news."""
-        return self._do(StreamsCaughtUp(self._handler.caught_up_streams()))
+        """Find which streams are caught up, and read the heads of those that are due. Return whether any has moved."""
+        return self._apply(StreamsCaughtUp(self._streams.caught_up_streams()))
 
-    def _do(self, event: HeadTrackerEvent) -> bool:
+    def _apply(self, event: HeadTrackerEvent) -> bool:
         outcome = self._machine.decide(event, boottime_clock())
-        for follow in outcome.unsubscribe:
-            self._unfollow(follow)
-        for follow in outcome.subscribe:
-            self._follow(follow)
-        self._handler.hint_heads(outcome.new_heads.items())
-        self._look_at = float("inf") if outcome.wake_at is None else outcome.wake_at
+        for subscription in outcome.unsubscribe:
+            self._unsubscribe(subscription)
+        for subscription in outcome.subscribe:
+            self._subscribe(subscription)
+        self._streams.hint_heads(outcome.new_heads.items())
+        self._poll_at = float("inf") if outcome.wake_at is None else outcome.wake_at
         if outcome.poll:
-            asked_at = boottime_clock()
-            heads = self._heads(outcome.poll)
-            self._handler.update_heads(heads)
-            return self._do(HeadsRead(dict(heads), boottime_clock() - asked_at)) or bool(outcome.new_heads)
+            started_at = boottime_clock()
+            heads = self._read_heads(outcome.poll)
+            self._streams.update_heads(heads)
+            return self._apply(HeadsRead(dict(heads), boottime_clock() - started_at)) or bool(outcome.new_heads)
         return bool(outcome.new_heads)

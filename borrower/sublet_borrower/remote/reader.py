@@ -33,9 +33,9 @@ FeedStart: TypeAlias = "str | int | datetime | StartingPosition | Bookmark"
 class FeedReader(Iterator[pa.Table]):
     """Tables of messages in the order of their streams, parents before children; made by `Feed`. Not thread-safe.
 
-    A node that is lost is no loss: reading goes on from where it was, at the next node. Where no node says a word for
-    `patience_s`, `Unavailable` is raised, and the next read tries again. What retention has taken raises `PositionGone`
-    once, unless `on_data_loss` is there to be told."""
+    A node that is lost is no loss: reading goes on from where it was, at the next node. Where no node answers for
+    `node_timeout_s`, `Unavailable` is raised, and the next read tries again. What retention has taken raises
+    `PositionGone` once, unless there is `on_data_loss`, which is called."""
 
     def __init__(
         self,
@@ -44,9 +44,9 @@ class FeedReader(Iterator[pa.Table]):
         filter: str | Filter,
         start: FeedStart,
         on_data_loss: Callable[[PositionGone], None] | None,
-        patience_s: float,
+        node_timeout_s: float,
     ) -> None:
-        self._calls, self._kind, self._patience_s = NodeCalls(nodes), kind, patience_s
+        self._calls, self._kind, self._node_timeout_s = NodeCalls(nodes), kind, node_timeout_s
         self._filter = Filter.parse(filter) if isinstance(filter, str) else filter
         self._begin, self._on_data_loss = parse_feed_start(start), on_data_loss
         self._cursor = FeedCursor(secrets.token_hex(8))
@@ -158,11 +158,13 @@ class FeedReader(Iterator[pa.Table]):
     def _try_again(self, again: RetryableError, deadline: float) -> bool:
         """Wait a moment, then take the next node; False if the deadline comes first."""
         self._hang_up()
-        trouble = self._trouble = self._trouble or Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S, total_s=self._patience_s)
+        trouble = self._trouble = self._trouble or Backoff(
+            BACKOFF_INITIAL_S, BACKOFF_MAX_S, total_s=self._node_timeout_s
+        )
         pause_s = max(trouble.next_s(), again.after_s)
         if pause_s > trouble.left_s:
             self._trouble = None
-            raise again.given_up(self._patience_s, HINT)
+            raise again.given_up(self._node_timeout_s, HINT)
         self._calls.use_next_node()
         left_s = deadline - time.monotonic()
         time.sleep(max(0.0, min(pause_s, left_s)))

@@ -17,7 +17,7 @@ import pyarrow as pa
 from sublet_borrower.machine.events import SessionProgress
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.epochs import ConsumedFrontier
-from sublet_storage.log.log import LogPage
+from sublet_storage.log.fetch import LogPage
 from sublet_storage.readers.epoch_steps import BlockRun, BlockSummaries, EpochStep, EpochStepPlanner
 
 

@@ -1,7 +1,7 @@
 """Reading for members of a group that are without access to the database, on the pool's threads.
 
-A page is for a stream that was lent, and bears what `sublet_storage.log.log.since` answers. It may end before the block
-does: positions are per message, so the next one goes on there.
+A page is for a granted stream, and bears what `sublet_storage.log.fetch` reads. It may end before the block does:
+positions are per message, so the next one goes on there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pyarrow as pa
 from sublet_leader.feed.read import READ_BYTES, encode, split_table
 from sublet_protocol.domain.errors import PositionGone
 from sublet_protocol.messages.feed_fetch import FetchedPage, FetchRequest, PageGone
-from sublet_storage.log import log as message_log
+from sublet_storage.log import fetch as message_log
 
 PAGE_BYTES = 8 << 20
 """A page is cut off behind so much. Larger than what `READ_BYTES` of compressed messages mostly come to, as what is cut

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from sublet_protocol.domain.errors import SubletError
-from sublet_storage.log.log import HeadState
+from sublet_storage.log.fetch import HeadState
 
 log = logging.getLogger(__name__)
 

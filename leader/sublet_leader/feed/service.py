@@ -30,7 +30,7 @@ from sublet_protocol.messages import feed, feed_fetch
 from sublet_protocol.v1 import sublet_pb2_grpc
 from sublet_storage.db.bounded_connection import timeline_of
 from sublet_storage.groups import fencing
-from sublet_storage.log import log as message_log
+from sublet_storage.log import fetch as message_log
 
 log = logging.getLogger(__name__)
 

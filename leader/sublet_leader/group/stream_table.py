@@ -11,6 +11,7 @@ from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.in_doubt import InDoubt
 from sublet_protocol.messages.messages import RevokedReason
+from sublet_storage.groups.model.lending_row import is_of_former_timeline
 from sublet_storage.groups.model.records import (
     AdvancePosition,
     ChangeOutcome,
@@ -22,7 +23,6 @@ from sublet_storage.groups.model.records import (
     LendingStatus,
     ReleaseStream,
 )
-from sublet_storage.groups.model.transitions import is_of_former_timeline
 
 BUSY_RETRY_S = 0.1
 """After which an entry is written again whose row a user's transaction held locked."""

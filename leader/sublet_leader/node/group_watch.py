@@ -17,8 +17,8 @@ from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_protocol.messages.events import LEADER, GroupEvent
 from sublet_protocol.pubsub.model import Channel
+from sublet_storage.groups.model.lending_row import MICROSECONDS
 from sublet_storage.groups.model.records import Group, Leadership
-from sublet_storage.groups.model.transitions import MICROSECONDS
 
 MAX_MEMBERS = 1_000
 """Told of a group; of more, these."""

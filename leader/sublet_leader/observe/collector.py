@@ -26,7 +26,8 @@ from sublet_leader.observe.settings import HttpSettings
 from sublet_protocol.domain.errors import SubletError
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.status.lag_queries import StatusLag, StreamLag, status_lags, stream_lags, sum_by_status
-from sublet_storage.groups.status.overview import GroupOverview, list_leaderless_groups
+from sublet_storage.groups.status.overview import list_leaderless_groups
+from sublet_storage.groups.status.overview_model import GroupOverview
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 `model.records` has the words: rows, the entries a leader may write, the answers it gets; `model.options` what a group
 is created with. `coordinator.store` is the interface, `coordinator.postgres` the truth,
 `tests.support.memory_store.groups` its twin for the simulator; one contract suite runs against both, and both ask
-`model.transitions` what an entry does to a row.
+`model.grants` what a change does to a row.
 
 Every write of a leader is conditional twice: on its term (its leadership row is locked, bears this term and has not
 expired, by the database's clock) and, entry by entry, on the grant id. Whatever begins or ends a grant draws a new

@@ -139,12 +139,12 @@ def advance(
     return Attempt(row[0], row[1])
 
 
-def happened(conn: psycopg.Connection[Any], attempt: Attempt, patience_s: float = OUTCOME_TIMEOUT_S) -> bool | None:
+def happened(conn: psycopg.Connection[Any], attempt: Attempt, timeout_s: float = OUTCOME_TIMEOUT_S) -> bool | None:
     """Whether that transaction was committed; None if this server cannot know: it is another one since.
 
-    Waits for its end; raises `UnknownOutcome` where it has none after `patience_s`. Outside of a transaction.
+    Waits for its end; raises `UnknownOutcome` where it has none after `timeout_s`. Outside of a transaction.
     """
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + timeout_s
     while True:
         row = conn.execute(_STATUS, {"timeline": attempt.timeline, "number": attempt.transaction}).fetchone()
         assert row is not None

@@ -27,7 +27,7 @@ from sublet_protocol.domain.epochs import (
 )
 from sublet_protocol.domain.errors import CapabilityExpired, EpochCompleted, SubletError, UnknownSpace
 from sublet_storage.db.store_connection import Guard
-from sublet_storage.log.log import (
+from sublet_storage.log.append import (
     STORED_OUTCOMES,
     AppendResult,
     BlockAppend,

@@ -2,7 +2,7 @@
 
 A block's row stays in Postgres, with its offsets, topics and epochs; only the bytes go, as an object per block, and the
 row says where (`uri`). `location` is what may be said of where; `object_stores` writes, reads and deletes there;
-`remote_reads` reads blocks for `sublet_storage.log.log`, and checks that what it gets is what was put there.
+`remote_reads` reads blocks for `sublet_storage.log.fetch`, and checks that what it gets is what was put there.
 `sublet_storage.spaces.tiering` moves payloads out, `registry` deletes what no row names,
 `sublet_storage.spaces.restore` brings payloads back, `sublet_storage.doctor.location_checks` says whether places can be
 reached.

@@ -21,7 +21,7 @@ from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.connect import connect
 from sublet_storage.db.reconnecting_connection import ReconnectingConnection
 from sublet_storage.log import epochs
-from sublet_storage.log.log import BlockAppend, Producer, append
+from sublet_storage.log.append import BlockAppend, Producer, append
 from sublet_storage.notify.publisher import shared_publisher
 from sublet_storage.producer.sender import BACKOFF_INITIAL_S, BACKOFF_MAX_S, LOCK_TIMEOUT_S, Retryable
 from sublet_storage.util.retry import Backoff, call_with_retry

@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from sublet_protocol.domain.errors import BatchNumberConflict, UnknownSpace, UsageError
 from sublet_protocol.domain.topics import Filter
+from sublet_storage.log.append import AppendOutcome, BlockAppend, ProducerStamp, append, producer_fenced_error
 from sublet_storage.log.block import pack
-from sublet_storage.log.log import AppendOutcome, BlockAppend, ProducerStamp, append, producer_fenced_error
 from sublet_storage.producer.batches.routing_table import RoutedRows, RoutingTable
 from sublet_storage.producer.delivery import Span
 from sublet_storage.spaces.routing import Space, StreamInfo

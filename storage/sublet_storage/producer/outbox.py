@@ -23,7 +23,7 @@ from typing import Any, Final
 import psycopg
 
 from sublet_storage.db.store_connection import Guard
-from sublet_storage.log.log import AppendOutcome, BlockAppend, append
+from sublet_storage.log.append import AppendOutcome, BlockAppend, append
 from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.producer.outbox_rows import FETCHED_BYTES, OutboxRow, build_appends, validate_rows
 

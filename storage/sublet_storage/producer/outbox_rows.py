@@ -11,9 +11,9 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from sublet_protocol.domain.errors import UsageError
+from sublet_storage.log.append import BlockAppend
 from sublet_storage.log.block import pack
 from sublet_storage.log.column_layout import BLOCK_SCHEMA
-from sublet_storage.log.log import BlockAppend
 from sublet_storage.producer.batches.columns import as_bytes, as_headers, check_size, check_sizes, to_record_batches
 from sublet_storage.producer.batches.pending_blocks import PendingRows, split_into_blocks
 from sublet_storage.producer.batches.routing_table import RoutingTable

@@ -18,9 +18,9 @@ from sublet_protocol.domain.epochs import Epoch, check_epoch
 from sublet_protocol.domain.errors import DatabaseUnreachable, PublisherClosed, UsageError
 from sublet_storage.bootstrap.database import open_database
 from sublet_storage.db.connect import connect
+from sublet_storage.log.append import UNNAMED, Producer, register_producer
 from sublet_storage.log.block import compute_epoch_bounds
 from sublet_storage.log.epochs import LEASE_S, LONGEST_LEASE_S, SHORTEST_LEASE_S
-from sublet_storage.log.log import UNNAMED, Producer, register_producer
 from sublet_storage.producer.arguments import (
     MAX_BYTES,
     MAX_LINGER_MS,

@@ -26,7 +26,7 @@ from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.connect import connect
 from sublet_storage.db.reconnecting_connection import ReconnectingConnection
 from sublet_storage.log import epochs
-from sublet_storage.log.log import (
+from sublet_storage.log.append import (
     UNNAMED,
     AppendOutcome,
     AppendResult,

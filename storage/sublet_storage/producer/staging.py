@@ -21,8 +21,8 @@ import psycopg
 import pyarrow as pa
 
 from sublet_protocol.domain.errors import BatchOutOfSequence, StagedBlocksLost
+from sublet_storage.log.append import BlockAppend
 from sublet_storage.log.block import decode
-from sublet_storage.log.log import BlockAppend
 from sublet_storage.producer.batches.block_builder import BlockBuilder
 from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.spaces.catalogue import find_space

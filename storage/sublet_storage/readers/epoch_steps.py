@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 from psycopg.types.numeric import Int8
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier, lower_frontier_from_text
-from sublet_storage.log import log
+from sublet_storage.log import fetch as message_log
 from sublet_storage.log.block import EpochBounds
 
 PAGE_MARKS: Final = 2048
@@ -81,7 +81,7 @@ class BlockSummaries:
 def read_block_summaries(
     conn: psycopg.Connection[Any], stream_id: int, generation_id: int, offset: int
 ) -> BlockSummaries:
-    """The marks of the blocks behind an offset, of `PAGE_MARKS` at most. Raises what `log.since` raises."""
+    """The marks of the blocks behind an offset, of `PAGE_MARKS` at most. Raises what `message_log.since` raises."""
     rows = conn.execute(
         _MARKS,
         {
@@ -93,11 +93,11 @@ def read_block_summaries(
         prepare=False,  # as messages are read: a plan for any generation locks all of them
     ).fetchall()
     if not rows:
-        raise log.stream_not_found_error(conn, stream_id, offset)
+        raise message_log.stream_not_found_error(conn, stream_id, offset)
     head, closed, gone, lower = rows[0][:4]
     found = [] if rows[0][4] is None else [_mark(*row[4:]) for row in rows]
-    log.check_retained(stream_id, offset, head, gone, found[0].first if found else None)
-    behind = found[: log.count_contiguous([(mark.first, mark.end) for mark in found])]
+    message_log.check_retained(stream_id, offset, head, gone, found[0].first if found else None)
+    behind = found[: message_log.count_contiguous([(mark.first, mark.end) for mark in found])]
     return BlockSummaries(tuple(behind), head, closed, lower_frontier_from_text(lower))
 
 

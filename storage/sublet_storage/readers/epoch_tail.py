@@ -24,7 +24,7 @@ from sublet_protocol.domain.epochs import (
 )
 from sublet_protocol.domain.errors import PositionGone, UsageError
 from sublet_protocol.domain.topics import Filter
-from sublet_storage.log import log
+from sublet_storage.log import fetch as message_log
 from sublet_storage.log.epoch_selection import EpochSelection, EpochStart, ExcludedEpochs, active_epochs
 from sublet_storage.readers.tail import MultiStreamReader, StreamCursor, list_matching_streams
 
@@ -62,7 +62,7 @@ EpochTailItem = FrontierSnapshot | EpochMessages | LowerFrontier
 class _Look:
     """The heads of all streams that are watched, and the frontiers of the spaces of those that are open."""
 
-    heads: dict[int, log.HeadState]
+    heads: dict[int, message_log.HeadState]
     lowers: dict[int, LowerFrontier | None]
 
 
@@ -189,13 +189,13 @@ def _joined(
 
 
 def _look(conn: psycopg.Connection[Any], stream_ids: list[int]) -> _Look:
-    heads: dict[int, log.HeadState] = {}
+    heads: dict[int, message_log.HeadState] = {}
     lowers: dict[int, LowerFrontier | None] = {}
     for stream_id, head, closed, gone, space_id, lower in conn.execute(_READ, (stream_ids,), prepare=True):
-        heads[stream_id] = log.HeadState(head, closed, gone)
+        heads[stream_id] = message_log.HeadState(head, closed, gone)
         if not closed:
             lowers[space_id] = lower_frontier_from_json(lower)
-    ended = log.ends(conn, [stream_id for stream_id in stream_ids if stream_id not in heads])
+    ended = message_log.ends(conn, [stream_id for stream_id in stream_ids if stream_id not in heads])
     return _Look(heads | ended, lowers)
 
 

@@ -18,7 +18,7 @@ from sublet_protocol.domain.errors import PayloadUnavailable, PoisonBlock, Posit
 from sublet_protocol.domain.subscriptions import Bookmark
 from sublet_protocol.domain.topics import Filter
 from sublet_storage.db.bounded_connection import check_timeline, timeline_of
-from sublet_storage.log import log
+from sublet_storage.log import fetch as message_log
 from sublet_storage.log.deleted_streams import missing
 from sublet_storage.log.epoch_selection import ExcludedEpochs
 from sublet_storage.spaces.catalogue import read_generation_filters
@@ -144,7 +144,7 @@ class MultiStreamReader:
         self,
         conn: psycopg.Connection[Any],
         place: StreamCursor,
-        limit_bytes: int = log.PAGE_BYTES,
+        limit_bytes: int = message_log.PAGE_BYTES,
         left_out: ExcludedEpochs | None = None,
         until: int | None = None,
     ) -> TailPage:
@@ -156,7 +156,7 @@ class MultiStreamReader:
         start = place.position
         self.check_timeline(timeline_of(conn))
         try:
-            page = log.fetch(
+            page = message_log.fetch(
                 conn,
                 place.stream_id,
                 start,
@@ -182,22 +182,22 @@ class MultiStreamReader:
         )
         return TailPage(place.stream_id, start, page.position, page.batches)
 
-    def look(self, heads: Mapping[int, log.HeadState]) -> None:
+    def look(self, heads: Mapping[int, message_log.HeadState]) -> None:
         """Where streams end now, as the log says. Raises `PositionBeyondHead` where more was read than there is."""
         for stream_id, head in heads.items():
             place = self._places.get(stream_id)
             if place is not None and place.position > head.head:
-                raise log.beyond_head_error(stream_id, place.position, head.head)
+                raise message_log.beyond_head_error(stream_id, place.position, head.head)
         self.update_heads(heads)
 
-    def update_heads(self, heads: Mapping[int, log.HeadState]) -> None:
+    def update_heads(self, heads: Mapping[int, message_log.HeadState]) -> None:
         """Where streams end now, as far as somebody knows."""
         for stream_id, head in heads.items():
             place = self._places.get(stream_id)
             if place is None or place.is_done or head.head < place.head:
                 continue
             self._closures = self._closures or (head.is_closed and not place.is_closed)
-            end = max(place.head, place.position + 1) if head.head == log.UNKNOWN else head.head
+            end = max(place.head, place.position + 1) if head.head == message_log.UNKNOWN else head.head
             place.head, place.is_closed = end, place.is_closed or head.is_closed
             place.is_done = place.is_closed and place.position >= place.head
 
@@ -278,7 +278,7 @@ class Tail:
         Raises `PayloadUnavailable` and `PoisonBlock` of streams that could not be read on, after all others were.
         """
         reading = self._reading
-        reading.look(log.heads_or_ends(self.conn, reading.open_streams))
+        reading.look(message_log.heads_or_ends(self.conn, reading.open_streams))
         reading.check_timeline(timeline_of(self.conn))
         if reading.is_stale:
             reading.refresh_streams(self.conn)
@@ -313,7 +313,7 @@ def _first_position(conn: psycopg.Connection[Any], place: StreamCursor, begin: T
     if begin == "latest" or place.is_gone:
         return place.head
     if isinstance(begin, datetime):
-        return log.offset_at_time(conn, place.stream_id, begin)
+        return message_log.offset_at_time(conn, place.stream_id, begin)
     return min(begin, place.head) if isinstance(begin, int) else 0
 
 

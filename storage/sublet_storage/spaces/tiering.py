@@ -24,7 +24,7 @@ from psycopg import sql
 
 from sublet_protocol.domain.errors import PayloadUnavailable, PoisonBlock, StaleTerm
 from sublet_storage.db.store_connection import Guard
-from sublet_storage.log.log import count_contiguous
+from sublet_storage.log.fetch import count_contiguous
 from sublet_storage.objects import registry
 from sublet_storage.objects.location import new_object_name, parse_location
 from sublet_storage.objects.object_stores import get_store

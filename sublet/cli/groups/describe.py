@@ -15,7 +15,7 @@ from sublet_protocol.domain.epochs import format_frontier, lower_frontier_from_j
 
 if TYPE_CHECKING:
     from sublet_storage.groups.model.desired_state import GroupDesiredState
-    from sublet_storage.groups.status.overview import GroupOverview, SpaceFrontierRow, StreamRow
+    from sublet_storage.groups.status.overview_model import GroupOverview, SpaceFrontierRow, StreamView
 
 
 LEADER_S: Final = 2.0
@@ -227,7 +227,7 @@ def _epochs(line: SpaceFrontierRow) -> str:
     return f"space {line.space}: {before} consumed, all before {format_frontier(completed)} completed"
 
 
-def _owner(line: StreamRow) -> str | None:
+def _owner(line: StreamView) -> str | None:
     if line.reserved_s is not None:
         return f"(kept for {line.session})"
     return line.session or line.agent

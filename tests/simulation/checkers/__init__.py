@@ -19,8 +19,8 @@ from sublet_leader.node.events import NodeOutcome
 from sublet_protocol.domain.epochs import GroupFrontier
 from sublet_protocol.domain.subscriptions import StartingPosition
 from sublet_storage.groups.admin.progress_transfer import GroupProgress
+from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import ChangeOutcome, GrantStream, Group, GroupResult, GroupWrites, Leadership
-from sublet_storage.groups.model.transitions import LendingRow
 from tests.simulation.checkers.authority import Authority
 from tests.simulation.checkers.deliveries import Deliveries
 from tests.simulation.checkers.epochs import Epochs

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sublet_protocol.domain.epochs import GroupFrontier, LowerFrontier, format_frontier
+from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import CONSUMED, Group, GroupResult
-from sublet_storage.groups.model.transitions import LendingRow
 from tests.simulation.checkers.lives import Life, Lives, Violation
 from tests.simulation.checkers.wanted import Wanted
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from sublet_borrower.machine.events import SessionProgress
 from sublet_protocol.domain.epochs import ConsumedFrontier, Epoch, GroupFrontier
+from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import GrantStream, Group, GroupResult, Lending, LendingStatus
-from sublet_storage.groups.model.transitions import LendingRow
 from tests.simulation.checkers.announcements import Announcements
 from tests.simulation.checkers.lives import Key, Life, Lives, Violation
 from tests.simulation.checkers.record import Record

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import Group
-from sublet_storage.groups.model.transitions import LendingRow
 from tests.simulation.journal import Journal
 from tests.simulation.world import World
 from tests.support.memory_store.catalogue import MemoryCatalogue

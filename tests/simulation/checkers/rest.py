@@ -6,8 +6,8 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from sublet_borrower.machine.table import BorrowerStatus
+from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import MAINTENANCE, LendingStatus
-from sublet_storage.groups.model.transitions import LendingRow
 from tests.simulation.checkers.lives import Life, Violation
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from sublet_protocol.domain.epochs import Epoch, LowerFrontier, at_or_before
+from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import Group
-from sublet_storage.groups.model.transitions import LendingRow
 from sublet_storage.spaces.routing import Space
 from tests.simulation.checkers.lives import Key, Lives, Violation
 from tests.simulation.checkers.record import Record

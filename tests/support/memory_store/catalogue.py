@@ -13,7 +13,7 @@ from typing import assert_never
 from sublet_protocol.domain.epochs import LowerFrontier
 from sublet_protocol.domain.subscriptions import StartingPosition
 from sublet_protocol.domain.topics import Filter
-from sublet_storage.groups.model.transitions import StreamFacts
+from sublet_storage.groups.model.lending_row import StreamFacts
 from sublet_storage.log.block import EpochBounds
 from sublet_storage.readers.epoch_steps import BlockSummaries, BlockSummary
 from sublet_storage.spaces.routing import GenerationFilters, Space, moves_topics, ranges_overlap, split_ring

@@ -13,13 +13,31 @@ from dataclasses import dataclass, field, replace
 from sublet_protocol.domain.epochs import ConsumedFrontier, Epoch, GroupFrontier, LowerFrontier, UpperFrontier
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.model.desired_state import GroupCommand
+from sublet_storage.groups.model.grants import apply_change
 from sublet_storage.groups.model.group_errors import (
     check_batch,
     check_same_options,
     stale_term_error,
     undeclared_queue_error,
 )
+from sublet_storage.groups.model.history_records import (
+    command_record,
+    consumption_record,
+    deletion_records,
+    takeover_record,
+    to_history_record,
+)
+from sublet_storage.groups.model.lending_row import (
+    MICROSECONDS,
+    TIMELINE_US,
+    LendingRow,
+    StreamFacts,
+    Transition,
+    next_id,
+    to_lending,
+)
 from sublet_storage.groups.model.options import DEFAULTS
+from sublet_storage.groups.model.progress import initial_frontier, merge_consumed_frontier
 from sublet_storage.groups.model.records import (
     AT_REST,
     HOLDING,
@@ -39,24 +57,7 @@ from sublet_storage.groups.model.records import (
     OnDataLoss,
     StartingPosition,
 )
-from sublet_storage.groups.model.transitions import (
-    MICROSECONDS,
-    TIMELINE_US,
-    LendingRow,
-    StreamFacts,
-    Transition,
-    apply_change,
-    close_out,
-    command_record,
-    consumption_record,
-    deletion_records,
-    initial_frontier,
-    merge_consumed_frontier,
-    next_id,
-    takeover_record,
-    to_history_record,
-    to_lending,
-)
+from sublet_storage.groups.model.resets import close_out
 from sublet_storage.nodes import NodeRef
 from tests.support.memory_store.catalogue import MemoryCatalogue, MemoryStream
 

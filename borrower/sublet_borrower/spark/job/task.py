@@ -183,10 +183,10 @@ class _Task:
             self._session.drain()
         return self._session
 
-    def _release(self, broken_off: bool) -> None:
+    def _release(self, aborted: bool) -> None:
         session, self._session = self._session, None
         if session is not None:
-            session.close(broken_off=broken_off)
+            session.close(aborted=aborted)
 
     # --- called by the link -----------------------------------------------------------------------------------------
 

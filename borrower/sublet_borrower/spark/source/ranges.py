@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from sublet_storage.db.reconnecting_connection import ReconnectingConnection
-    from sublet_storage.log.log import LogPage
+    from sublet_storage.log.fetch import LogPage
     from sublet_storage.log.message_predicate import MessagePredicate
     from sublet_storage.readers.epoch_steps import EpochStep
 
@@ -216,7 +216,7 @@ def _passed(partition: RangePartition, gone: PositionGone, end: int) -> int:
 
 def _page(partition: RangePartition, filter: Filter, offset: int, end: int) -> LogPage:
     from sublet_borrower.spark.common.columns import FEW_ROWS
-    from sublet_storage.log import log as message_log
+    from sublet_storage.log import fetch as message_log
 
     def attempt() -> LogPage:
         with _connection(partition.url) as connection:

@@ -22,9 +22,9 @@ from sublet_storage.db.clock import NOW, in_microseconds
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.coordinator import lending_rows, lifecycle
 from sublet_storage.groups.model.group_errors import group_not_found_error
+from sublet_storage.groups.model.history_records import reason_with_user
 from sublet_storage.groups.model.options import GroupOptions, OnDataLoss
 from sublet_storage.groups.model.records import CREATE, Group, HistoryRecord, LendingStatus
-from sublet_storage.groups.model.transitions import reason_with_user
 from sublet_storage.groups.status.overview import NEW
 from sublet_storage.log.deleted_streams import missing
 from sublet_storage.spaces.catalogue import read_generation_filters

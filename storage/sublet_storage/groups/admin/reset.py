@@ -26,8 +26,8 @@ from sublet_storage.groups.admin.reset_plan import PositionChange
 from sublet_storage.groups.admin.reset_targets import ResetTarget
 from sublet_storage.groups.coordinator import lifecycle
 from sublet_storage.groups.model.desired_state import FOR_A_RESET, PauseGroup, ResumeGroup
+from sublet_storage.groups.model.history_records import reason_with_user
 from sublet_storage.groups.model.records import Group
-from sublet_storage.groups.model.transitions import reason_with_user
 
 _CLASS: Final = zlib.crc32(b"sublet resets") & 0x7FFFFFFF
 

@@ -14,6 +14,8 @@ from sublet_storage.groups.coordinator import leadership, lending_rows
 from sublet_storage.groups.coordinator.lending_rows import Key
 from sublet_storage.groups.coordinator.stream_sync import NOTHING, SyncResult, sync_streams
 from sublet_storage.groups.coordinator.write_buffer import WriteBuffer
+from sublet_storage.groups.model.grants import apply_change
+from sublet_storage.groups.model.lending_row import LendingRow, StreamFacts, to_lending
 from sublet_storage.groups.model.records import (
     HOLDING,
     MAINTENANCE,
@@ -27,7 +29,6 @@ from sublet_storage.groups.model.records import (
     LendingChange,
     OnDataLoss,
 )
-from sublet_storage.groups.model.transitions import LendingRow, StreamFacts, apply_change, to_lending
 from sublet_storage.nodes import NodeRef
 
 MAX_ID = 2**63 - 1

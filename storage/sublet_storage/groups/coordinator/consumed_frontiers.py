@@ -23,8 +23,9 @@ from sublet_storage.db.clock import NOW
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.coordinator.lending_rows import Key
 from sublet_storage.groups.coordinator.write_buffer import WriteBuffer
+from sublet_storage.groups.model.history_records import consumption_record
+from sublet_storage.groups.model.progress import initial_frontier, merge_consumed_frontier
 from sublet_storage.groups.model.records import StartingPosition
-from sublet_storage.groups.model.transitions import consumption_record, initial_frontier, merge_consumed_frontier
 
 # Those that the groups may get rows in are of generations that came after them. A day after a space was dropped whoever
 # listens has heard how its epochs ended.

@@ -19,8 +19,8 @@ import psycopg
 from sublet_protocol.domain.errors import StaleTerm
 from sublet_storage.db.clock import NOW, in_microseconds
 from sublet_storage.db.store_connection import Connection
+from sublet_storage.groups.model.lending_row import MICROSECONDS
 from sublet_storage.groups.model.records import MAINTENANCE, TAKEOVER, Leadership, OnDataLoss
-from sublet_storage.groups.model.transitions import MICROSECONDS
 from sublet_storage.nodes import NodeRef
 
 _SAME_TIMELINE = "coalesce(timeline = (select timeline_now()), true)"

@@ -19,8 +19,8 @@ from sublet_storage.db.clock import NOW, in_microseconds
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.model.group_errors import Locker
 from sublet_storage.groups.model.history import RECORD
+from sublet_storage.groups.model.lending_row import LendingRow, StreamFacts
 from sublet_storage.groups.model.records import AT_REST, HistoryRecord, LendingStatus
-from sublet_storage.groups.model.transitions import LendingRow, StreamFacts
 
 Key = tuple[int, int]
 """(group_id, stream_id)"""

@@ -25,6 +25,7 @@ from sublet_storage.groups.model.group_errors import (
     stale_term_error,
     undeclared_queue_error,
 )
+from sublet_storage.groups.model.lending_row import to_lending
 from sublet_storage.groups.model.options import DEFAULTS
 from sublet_storage.groups.model.records import (
     Group,
@@ -36,7 +37,6 @@ from sublet_storage.groups.model.records import (
     Lending,
     StartingPosition,
 )
-from sublet_storage.groups.model.transitions import to_lending
 from sublet_storage.nodes import NodeRef
 from sublet_storage.util.log_throttle import LogThrottle, format_suppressed_count
 

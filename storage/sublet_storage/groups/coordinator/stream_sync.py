@@ -20,8 +20,9 @@ from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.coordinator import consumed_frontiers, lending_rows, lifecycle
 from sublet_storage.groups.coordinator.lending_rows import FACTS, ROW, Key
 from sublet_storage.groups.coordinator.write_buffer import WriteBuffer
+from sublet_storage.groups.model.lending_row import to_lending
 from sublet_storage.groups.model.records import GroupDesiredState, Lending, LendingStatus, OnDataLoss
-from sublet_storage.groups.model.transitions import close_out, to_lending
+from sublet_storage.groups.model.resets import close_out
 from sublet_storage.spaces.catalogue import read_generation_filters
 
 _FILTERS = """

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.coordinator import lending_rows
+from sublet_storage.groups.model.history_records import to_history_record
+from sublet_storage.groups.model.lending_row import LendingRow, Transition
 from sublet_storage.groups.model.records import HistoryRecord
-from sublet_storage.groups.model.transitions import LendingRow, Transition, to_history_record
 
 
 @dataclass(slots=True)

@@ -67,7 +67,7 @@ def _blocked(group: GroupState, stream: StreamState) -> str:
 
 
 def _went_with_its_space(stream: StreamState) -> bool:
-    return stream.dropped_space is not None and stream.gone and stream.position < stream.head
+    return stream.dropped_space is not None and stream.is_gone and stream.position < stream.head
 
 
 def _dropped(stream: StreamState) -> str:
@@ -94,7 +94,7 @@ def _unblock(group: GroupState, stream: StreamState) -> str:
         return f"Put it right, and try once more: {again}. {_past(group, stream, end[1])}"
     if group.atomic:
         return f"Remove the cause. Then reset the group as a whole: {_reset_group(group)} --to-earliest"
-    if stream.gone and stream.position < stream.head:
+    if stream.is_gone and stream.position < stream.head:
         return f"Go on without what retention has taken: {_reset(group, stream, '--to-earliest')}"
     again = _reset(group, stream, "--to-current")
     return f"Remove the cause. Then try once more: {again}, or leave the message there out, with --shift-by 1."
@@ -210,7 +210,7 @@ RULES = (
     ),
     DiagnosisRule(
         StallReason.GONE,
-        lambda g, s: s.gone and s.position < s.head,
+        lambda g, s: s.is_gone and s.position < s.head,
         _gone_next,
         _go_on,
     ),

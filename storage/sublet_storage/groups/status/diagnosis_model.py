@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from sublet_storage.groups.status.overview_model import StreamView
+
 
 class StallReason(StrEnum):
     """What is true of a stream, and by which name programs know it."""
@@ -65,31 +67,28 @@ class GroupState:
     atomic: bool
 
 
-@dataclass(frozen=True, slots=True)
-class StreamState:
-    """`age_s`: for how long its oldest message waits; `idle_s`: since when nothing was written of it. `reserved_s`: for
-    how much longer it is kept for `owner`. `taken_s`: since when it is taken from a holder who may not have heard.
-    `parents`: the nearest ancestors that are not finished. `dropped_space`: the name
-    of its space, if that was dropped."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamState(StreamView):
+    """A stream with what else its diagnosis needs. `idle_s`: since when nothing was written of it. `taken_s`: since
+    when it is taken from a holder who may not have heard. `parents`: the nearest ancestors that are not finished.
+    `dropped_space`: the name of its space, if that was dropped."""
 
-    stream_id: int
-    status: str
-    position: int
-    head: int
-    gone: bool
-    lag: int | None
-    age_s: float | None = None
     idle_s: float | None = None
-    owner: str | None = None
-    reserved_s: float | None = None
     taken_s: float | None = None
-    blocked_reason: str | None = None
     revoked_because: str | None = None
-    unreadable_reason: str | None = None
-    unreadable_s: float | None = None
     parents: tuple[ParentStream, ...] = ()
     waits_for: PendingFrontier | None = None
     dropped_space: str | None = None
+
+    @property
+    def is_gone(self) -> bool:
+        """Return whether retention has taken its messages."""
+        return self.head_state == "gone"
+
+    @property
+    def owner(self) -> str | None:
+        """Return who has it, or is waited for: the session, or else the agent."""
+        return self.session or self.agent
 
     @property
     def stalled_s(self) -> float:

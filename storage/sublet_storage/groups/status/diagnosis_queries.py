@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from psycopg.rows import class_row
 
@@ -15,13 +15,8 @@ from sublet_storage.groups.model.group_errors import stream_not_found_error
 from sublet_storage.groups.model.options import OnDataLoss
 from sublet_storage.groups.status.diagnosis import Diagnosis, diagnose
 from sublet_storage.groups.status.diagnosis_model import GroupState, ParentStream, PendingFrontier, StreamState
-from sublet_storage.groups.status.overview import (
-    GroupOverview,
-    GroupRow,
-    StreamRow,
-    read_overview,
-    snapshot_transaction,
-)
+from sublet_storage.groups.status.overview import read_overview, snapshot_transaction
+from sublet_storage.groups.status.overview_model import GroupOverview, GroupRow, StreamView
 from sublet_storage.nodes import list_nodes
 
 # A revoke is in force as long as the grant is that it is about.
@@ -57,7 +52,7 @@ select p.space_id, p.name, p.lower_frontier as least, coalesce(array_agg(c.produ
 class StreamDiagnosis:
     """Why one stream stands still."""
 
-    stream: StreamRow
+    stream: StreamView
     diagnosis: Diagnosis
 
 
@@ -112,7 +107,7 @@ def _group_state(connection: Connection, overview: GroupOverview) -> GroupState:
     )
 
 
-def _stream_states(connection: Connection, overview: GroupOverview, lines: Sequence[StreamRow]) -> list[StreamState]:
+def _stream_states(connection: Connection, overview: GroupOverview, lines: Sequence[StreamView]) -> list[StreamState]:
     parameters = {"group": overview.group.group_id, "streams": [line.stream_id for line in lines]}
     with connection.cursor(row_factory=class_row(_More)) as cursor:
         more = {each.stream_id: each for each in cursor.execute(_MORE, parameters)}
@@ -134,24 +129,14 @@ def _frontier(space: _Space) -> PendingFrontier:
 
 
 def _state(
-    line: StreamRow, more: _More, frontiers: Mapping[int, PendingFrontier], parents: tuple[ParentStream, ...]
+    line: StreamView, more: _More, frontiers: Mapping[int, PendingFrontier], parents: tuple[ParentStream, ...]
 ) -> StreamState:
+    reserved_s = line.reserved_s if more.reserved_s is None else more.reserved_s
     return StreamState(
-        stream_id=line.stream_id,
-        status=line.status,
-        position=line.position,
-        head=line.head,
-        gone=line.head_state == "gone",
-        lag=line.lag,
-        age_s=line.age_s,
+        **asdict(line) | {"reserved_s": reserved_s},
         idle_s=more.rested_s,
-        owner=line.session or line.agent,
-        reserved_s=line.reserved_s if more.reserved_s is None else more.reserved_s,
         taken_s=more.taken_s,
-        blocked_reason=line.blocked_reason,
         revoked_because=more.revoked_because,
-        unreadable_reason=line.unreadable_reason,
-        unreadable_s=line.unreadable_s,
         parents=parents,
         waits_for=frontiers[more.space_id] if more.waits else None,
         dropped_space=more.dropped,

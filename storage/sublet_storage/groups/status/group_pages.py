@@ -6,14 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sublet_storage.db.store_connection import Connection
-from sublet_storage.groups.status.overview import (
-    COLUMNS,
-    SEEN,
-    TABLES,
-    GroupOverview,
-    build_overviews,
-    snapshot_transaction,
-)
+from sublet_storage.groups.status.overview import COLUMNS, SEEN, TABLES, build_overviews, snapshot_transaction
+from sublet_storage.groups.status.overview_model import GroupOverview
 
 _WANTED = """
  where g.deleted_at is null

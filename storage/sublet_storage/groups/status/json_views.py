@@ -9,7 +9,7 @@ from typing import Any
 from sublet_protocol.domain.subscriptions import StartingPosition
 from sublet_storage.groups.model.options import GroupOptions
 from sublet_storage.groups.model.records import HistoryRecord
-from sublet_storage.groups.status.overview import GroupOverview
+from sublet_storage.groups.status.overview_model import GroupOverview
 
 
 def options_to_json(options: GroupOptions) -> dict[str, Any]:

@@ -1,0 +1,182 @@
+"""A member of a consumer group: what a session and a micro-batch planner have alike, and hold one of.
+
+It opens the transport, runs the agent, keeps the assignment, learns of new messages, and leaves the group. It does not
+know who holds it, so that the network's thread, which knows it, keeps no session alive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Generic, Protocol, TypeVar
+
+from sublet_borrower.agent.event_queue import EventQueue
+from sublet_borrower.agent.thread import AgentThread
+from sublet_borrower.consumer.transport import MemberTransport
+from sublet_borrower.fetch.stream_fetcher import PageReader
+from sublet_borrower.machine.events import AssignmentUpdate, SessionProgress
+from sublet_borrower.new_data.head_tracker import HeadPushed, HeadSubscription
+from sublet_borrower.new_data.monitor import MonitoredStreams, NewDataMonitor
+from sublet_borrower.settings import BorrowerSettings
+from sublet_borrower.util.owner_process import OwnerProcess
+from sublet_protocol.domain.errors import SubscriptionEnded
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.messages.messages import InvalidateReason
+
+ReportProgress = Callable[[SessionProgress], None]
+
+
+class Assignment(MonitoredStreams, Protocol):
+    """The streams that the member holds. `apply_update` is called on the agent's thread."""
+
+    def apply_update(self, update: AssignmentUpdate) -> None: ...
+
+
+A = TypeVar("A", bound=Assignment)
+
+
+def _fetch_heads(reader: PageReader, assignment: object, stream_ids: Iterable[int]) -> list[tuple[int, int]]:
+    return reader.fetch_heads(stream_ids)
+
+
+class Member(Generic[A]):
+    """One subscription, of which `join` is the beginning and `close` the end.
+
+    `make_assignment` is called with the function that reports progress to the leader. `open_transport` is called with a
+    stack, which closes what it has opened. `fetch_heads(reader, assignment, stream_ids)` reads where streams end. Where
+    there is a `name` and it is stable, the member that took it last fences those before it.
+
+    `handle`: of the agent's subscription. `is_given_up`: its user did not come back in time; it may join again.
+    """
+
+    def __init__(
+        self,
+        subscription: str,
+        make_assignment: Callable[[ReportProgress], A],
+        open_transport: Callable[[contextlib.ExitStack], MemberTransport],
+        settings: BorrowerSettings,
+        *,
+        name: str | None,
+        is_name_stable: bool = True,
+        weight: float,
+        starting_position: str,
+        fetch_heads: Callable[[PageReader, A, Iterable[int]], list[tuple[int, int]]] = _fetch_heads,
+    ) -> None:
+        self.subscription = str(Subscription.parse(subscription))
+        self.settings = settings
+        self.owner = OwnerProcess()
+        self.assignment = make_assignment(self._report_progress)
+        self.events = EventQueue(self.assignment.apply_update)
+        self.group_id: int | None = None
+        self.handle = 0
+        self.is_leaving = self.is_closed = self.is_given_up = False
+        self._head_subscriptions: dict[int, HeadSubscription] = {}
+        with contextlib.ExitStack() as opened:
+            transport = open_transport(opened)
+            self.reader, self.url = transport.reader, transport.url
+            self.agent = AgentThread(transport.discover_nodes, settings)
+            opened.callback(self.agent.close)
+            session_epoch = transport.next_session_epoch() if name is not None and is_name_stable else 0
+            if transport.subscribe_heads is not None:
+                opened.callback(transport.subscribe_heads(self._on_heads))
+            self.resources = opened.pop_all()
+        self.monitor = NewDataMonitor(
+            self.assignment,
+            partial(fetch_heads, self.reader, self.assignment),
+            self._subscribe_head,
+            self._unsubscribe_head,
+        )
+        self._subscribe = partial(
+            self.agent.subscribe,
+            self.subscription,
+            self.events,
+            weight=weight,
+            session=name,
+            start=starting_position,
+            session_epoch=session_epoch,
+        )
+
+    def join(self) -> None:
+        """Join the group, or join it again after the member was given up."""
+        self.is_given_up = self.is_leaving = False
+        self._head_subscriptions.clear()
+        self.handle = self._subscribe()
+
+    def receive(self, wait_s: float = 0.0) -> None:
+        """Act on what has arrived; where there is nothing, wait for it, at most so long. Raise `SubscriptionEnded`."""
+        for event in self.events.take(wait_s):
+            if isinstance(event, HeadPushed):
+                self.monitor.on_head_pushed(event)
+        self.note_group()
+        end = self.events.end
+        if end is not None and end.handle == self.handle and not (self.is_closed or self.is_given_up):
+            self.is_closed = True
+            if end.reason is not InvalidateReason.DONE:
+                raise SubscriptionEnded(self.subscription, end.reason.value, end.detail)
+
+    def note_group(self) -> None:
+        """Note the id of the group as long as the agent has it, which forgets it with the subscription."""
+        self.group_id = self.agent.group_id(self.handle) or self.group_id
+
+    def granting_group_id(self) -> int:
+        """Return the id of the group that has granted a stream to this member."""
+        assert self.group_id is not None, "a leader that grants a stream has named the group"
+        return self.group_id
+
+    def may_start_call(self, stream_id: int, grant_id: int) -> bool:
+        """Return whether a user call on this stream may begin now."""
+        return self.agent.may_start_call(self.handle, stream_id, grant_id)
+
+    def may_continue(self, stream_id: int, grant_id: int) -> bool:
+        """Return whether another user call may begin now on messages that were given out."""
+        return self.agent.may_continue(self.handle, stream_id, grant_id)
+
+    def check_owner(self) -> None:
+        """Raise `UsageError` in a forked child."""
+        self.owner.check(self.subscription)
+
+    def give_up(self, reason: str) -> None:
+        """Leave the group for a user who does not come back; on the network's thread."""
+        self.is_given_up = True
+        self.agent.give_up(self.handle, reason)
+
+    def leave(self) -> None:
+        """Begin to hand over every stream. From any thread."""
+        if not (self.is_leaving or self.is_closed or self.is_given_up):
+            self.is_leaving = True
+            self.agent.unsubscribe(self.handle)
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Leave the group, wait until the last progress is durable, and close what was opened. `timeout_s`: how long to
+        wait; None: the unsubscribe timeout and a lease. In a forked child it has no effect."""
+        if self.owner.is_forked:
+            return
+        longest_s = self.settings.unsubscribe_timeout_s + self.settings.disconnect_timeout_s + 1.0
+        deadline = time.monotonic() + (longest_s if timeout_s is None else timeout_s)
+        self.leave()
+        while not (self.is_closed or self.is_given_up) and time.monotonic() < deadline:
+            with contextlib.suppress(SubscriptionEnded):
+                self.receive(0.1)
+        self.is_closed = True
+        self.resources.close()
+
+    def _report_progress(self, progress: SessionProgress) -> None:
+        self.check_owner()
+        self.agent.report_progress(self.handle, progress)
+
+    def _subscribe_head(self, subscription: HeadSubscription) -> None:
+        self._head_subscriptions[subscription.stream_id] = subscription
+        self.agent.subscribe_head(self.handle, subscription)
+
+    def _unsubscribe_head(self, subscription: HeadSubscription) -> None:
+        if self._head_subscriptions.get(subscription.stream_id) == subscription:
+            del self._head_subscriptions[subscription.stream_id]
+        self.agent.unsubscribe_head(self.handle, subscription)
+
+    def _on_heads(self, heads: Mapping[int, int]) -> None:
+        """Take what publishers sent to the direct listener, on its thread, as if a node had pushed it."""
+        for stream_id, head in heads.items():
+            if (subscription := self._head_subscriptions.get(stream_id)) is not None:
+                self.events.put(HeadPushed(subscription, head))

@@ -1,0 +1,141 @@
+"""Fetches what follows in the streams of a session, and notes of which streams that cannot be had, and why."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol, TypeVar
+
+from sublet_borrower.streams.assignment import SessionAssignment
+from sublet_borrower.streams.atomic_stream import AtomicGrantedStream
+from sublet_borrower.streams.granted_stream import GrantedStream
+from sublet_protocol.domain.errors import (
+    PayloadUnavailable,
+    PayloadUnreadable,
+    PoisonBlock,
+    PositionBeyondHead,
+    PositionGone,
+)
+from sublet_storage.log.fetch import LogPage
+from sublet_storage.readers.epoch_steps import BlockRun, BlockSummaries, EpochStep
+
+log = logging.getLogger(__name__)
+
+UNREADABLE_RETRY_S = 10.0
+"""After which a stream whose next payload was unreadable is read again: somebody may have repaired it."""
+
+UNAVAILABLE_RETRY_S = 1.0
+"""After which a stream whose next payload's location did not answer is read again."""
+
+MayRead = Callable[[GrantedStream], bool]
+"""Whether the stream may be read now, by its grant."""
+
+T = TypeVar("T")
+
+
+class PageReader(Protocol):
+    """Reads granted streams. `LogReader` and `NodeReader` do, and `tests/contract/test_readers.py` is their suite."""
+
+    def warm_up(self) -> None: ...
+
+    def fetch(self, granted: GrantedStream, allowed: MayRead) -> LogPage | None: ...
+
+    def fetch_block_summaries(self, granted: AtomicGrantedStream) -> BlockSummaries | None: ...
+
+    def fetch_frontiers(self, stream_ids: Iterable[int]) -> Mapping[int, BlockSummaries]: ...
+
+    def fetch_heads(self, stream_ids: Iterable[int]) -> list[tuple[int, int]]: ...
+
+    def close(self) -> None: ...
+
+
+class StreamFetcher:
+    """The streams of one session, read a page at a time. `max_batch_bytes`: about how large a step of epochs may be.
+    `whole_epochs`: make each batch as large as it must be to hold whole epochs."""
+
+    def __init__(
+        self,
+        subscription: str,
+        reader: PageReader,
+        assignment: SessionAssignment,
+        max_batch_bytes: int,
+        *,
+        whole_epochs: bool,
+    ) -> None:
+        self._subscription, self._reader, self._assignment = subscription, reader, assignment
+        self._max_batch_bytes, self._whole_epochs = max_batch_bytes, whole_epochs
+
+    def fetch(self, granted: GrantedStream, may_read: MayRead) -> LogPage | None:
+        """Return the next page of the stream; None where it cannot be had now."""
+        return self._try_to_read(granted, lambda: self._reader.fetch(granted, may_read))
+
+    def fetch_epochs(self, granted: AtomicGrantedStream, may_read: MayRead) -> bool:
+        """Read on in the step that has begun, or begin the next. Return whether the stream has moved on, or cannot be
+        read on: if not, it is the next stream's turn."""
+        if granted.next_run is None:
+            return self._begin_step(granted)
+        return self._continue_step(granted, *granted.next_run, may_read)
+
+    def _continue_step(self, granted: AtomicGrantedStream, step: EpochStep, run: BlockRun, may_read: MayRead) -> bool:
+        page = self.fetch(granted, may_read)
+        if page is None:
+            return granted.is_unreadable
+        if not granted.add_page(page, step, run, atomic=self._whole_epochs):
+            self._assignment.mark_skipped(granted, granted.ticket)
+        return True
+
+    def _begin_step(self, granted: AtomicGrantedStream) -> bool:
+        """Read which epochs of what follows are completed."""
+        known_end = granted.step_planner.scanned
+        has_step = granted.begin_step(self._max_batch_bytes)
+        if not has_step:
+            summaries = self._try_to_read(granted, lambda: self._reader.fetch_block_summaries(granted))
+            if summaries is None:
+                return granted.is_unreadable
+            granted.add_summaries(summaries)
+            has_step = granted.begin_step(self._max_batch_bytes)
+        if has_step:
+            self._assignment.report(granted)
+        return has_step or granted.step_planner.scanned > known_end or not granted.may_have_more
+
+    def _try_to_read(self, granted: GrantedStream, read: Callable[[], T | None]) -> T | None:
+        """Return what follows in the stream. One that cannot be read on from there is left to its leader, which is
+        logged once; one that may be repaired is tried again."""
+        try:
+            found = read()
+        except PoisonBlock as error:
+            if self._assignment.poisoned(granted, error):
+                log.warning("%s: %s All other streams go on.", self._subscription, error)
+            return None
+        except PayloadUnreadable as error:
+            self._defer(granted, error, UNREADABLE_RETRY_S)
+            return None
+        except PayloadUnavailable as error:
+            self._defer(granted, error, UNAVAILABLE_RETRY_S)
+            return None
+        except (PositionGone, PositionBeyondHead) as error:
+            granted.is_unreadable = True
+            log.warning(
+                "%s: %s Nothing more is read of this stream unless its group moves past that; all others go on.",
+                self._subscription,
+                error,
+            )
+            return None
+        if found is not None and self._assignment.mark_readable(granted):
+            log.info("%s: stream %d can be read again", self._subscription, granted.stream_id)
+        return found
+
+    def _defer(self, granted: GrantedStream, error: Exception, retry_s: float) -> None:
+        """Try later. It is logged once, also where many streams wait for one location."""
+        if self._assignment.defer(granted, error, time.monotonic(), retry_s):
+            log.warning("%s: %s All other streams go on.", self._subscription, error)
+
+
+def fetch_heads_and_frontiers(
+    reader: PageReader, assignment: SessionAssignment, stream_ids: Iterable[int]
+) -> list[tuple[int, int]]:
+    """Return (stream, head) of each, after reading what is completed by now where a stream waits for epochs."""
+    if waiting := assignment.streams_waiting_for_epochs():
+        assignment.update_frontiers(reader.fetch_frontiers(granted.stream_id for granted in waiting))
+    return reader.fetch_heads(stream_ids)

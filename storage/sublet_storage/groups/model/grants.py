@@ -1,0 +1,214 @@
+"""What a leader's change does to a lending row: pure functions, shared by Postgres and the in-memory store.
+
+A store locks the row, reads the facts of its stream in a later statement, calls `apply_change`, and writes what comes
+back. So the rules that the simulator runs a thousand times are the very rules that run on Postgres. With those of
+`lending_row`, `progress` and `resets`:
+
+- only a free row is granted, under a new grant id, from the position that the row has;
+- not while an ancestor of its stream is unfinished, whatever lies between: what the group has not is finished;
+- a reclaim by the same agent draws no new grant id;
+- a row whose grant ends free may be kept for the session that had it; a grant, or an end for good, ends that;
+- one whose grant ends while something is in doubt is reserved: until its time is over only that session is granted it;
+- a block that its holder cannot decode blocks the row, or is skipped, as the group was created.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import assert_never
+
+from sublet_storage.groups.model.lending_row import (
+    MICROSECONDS,
+    LendingRow,
+    StreamFacts,
+    Transition,
+    beyond_head_reason,
+    block,
+    end_grant,
+    end_unreadable,
+    finish,
+    finish_unlent,
+    history_event,
+    is_consumed,
+    next_id,
+    redelivery_end,
+)
+from sublet_storage.groups.model.options import MAX_SESSION_EXPIRY_S
+from sublet_storage.groups.model.progress import advance, furthest_offset, with_consumed
+from sublet_storage.groups.model.records import (
+    MAX_LOSSES,
+    AdvancePosition,
+    ChangeOutcome,
+    ForceRelease,
+    GrantStream,
+    LendingChange,
+    LendingStatus,
+    OnDataLoss,
+    ReclaimStream,
+    RecordHistory,
+    ReleaseStream,
+    UnreserveStream,
+)
+
+
+def apply_change(
+    change: LendingChange,
+    row: LendingRow,
+    stream: StreamFacts,
+    *,
+    held_back: bool,
+    term: int,
+    now_us: int,
+    on_data_loss: OnDataLoss = OnDataLoss.FAIL,
+) -> Transition:
+    """Return what one change does, of the leader at that term. `held_back`: an ancestor of the stream has a row in this
+    group that is not finished."""
+    if isinstance(change, GrantStream):
+        return _grant(change, row, stream, held_back, max(term, now_us), on_data_loss)
+    if isinstance(change, UnreserveStream):
+        return _unreserve(change, row, now_us)
+    if row.status is not LendingStatus.HELD or row.grant_id != change.grant_id:
+        return Transition(ChangeOutcome.REFUSED, row)
+    match change:
+        case ReclaimStream():
+            return _reclaim(change, row, stream, now_us)
+        case AdvancePosition():
+            return advance(change, row, stream, now_us)
+        case ReleaseStream():
+            return _release(change, row, stream, now_us)
+        case ForceRelease():
+            return _force_release(change, row, stream, now_us)
+        case RecordHistory():
+            return Transition(ChangeOutcome.APPLIED, row, history_event(change.event, row, change.reason))
+        case _:
+            assert_never(change)
+
+
+def _grant(
+    change: GrantStream, row: LendingRow, stream: StreamFacts, held_back: bool, now_us: int, on_data_loss: OnDataLoss
+) -> Transition:
+    if held_back or not (row.status is LendingStatus.FREE or _is_reserved_for(row, change)):
+        return Transition(ChangeOutcome.REFUSED, row)
+    if unreadable := end_unreadable(row, stream, now_us, on_data_loss):
+        return unreadable
+    if is_consumed(row.position, stream):
+        return finish_unlent(row, ChangeOutcome.REFUSED)
+    after = replace(
+        row,
+        status=LendingStatus.HELD,
+        grant_id=next_id(row.grant_id, now_us),
+        borrower_id=change.borrower_id,
+        agent=change.agent,
+        session=change.session,
+        session_epoch=change.session_epoch,
+        held_until_us=None,
+    )
+    return Transition(ChangeOutcome.APPLIED, after, history_event("grant", after, change.reason))
+
+
+def _is_reserved_for(row: LendingRow, change: GrantStream) -> bool:
+    return row.status is LendingStatus.RESERVED and change.session is not None and row.session == change.session
+
+
+def _unreserve(change: UnreserveStream, row: LendingRow, now_us: int) -> Transition:
+    is_due = change.is_forced or row.held_until_us is None or row.held_until_us <= now_us
+    if row.status is not LendingStatus.RESERVED or row.grant_id != change.grant_id or not is_due:
+        return Transition(ChangeOutcome.REFUSED, row)
+    after = replace(row, status=LendingStatus.FREE, session=None, session_epoch=None, held_until_us=None, in_doubt=None)
+    doubt = row.pending_in_doubt
+    until = None if doubt is None else max(doubt.end, doubt.consumed.upto if doubt.consumed is not None else 0)
+    return Transition(ChangeOutcome.APPLIED, after, history_event("unreserve", row, change.reason, until))
+
+
+def _reclaim(change: ReclaimStream, row: LendingRow, stream: StreamFacts, now_us: int) -> Transition:
+    if row.agent != change.agent:
+        return Transition(ChangeOutcome.REFUSED, row)
+    if furthest_offset(change) > stream.head:
+        return block(row, beyond_head_reason(furthest_offset(change), stream), now_us, redelivery_end(row, stream))
+    after = replace(
+        with_consumed(row, change.consumed),
+        borrower_id=change.borrower_id,
+        position=max(row.position, change.position),
+        session_epoch=row.session_epoch if change.session_epoch is None else change.session_epoch,
+    )
+    if after == row:
+        return Transition(ChangeOutcome.APPLIED, row)
+    return Transition(ChangeOutcome.APPLIED, after, history_event("reclaim", after, "reclaimed by its agent"))
+
+
+def _release(change: ReleaseStream, row: LendingRow, stream: StreamFacts, now_us: int) -> Transition:
+    if furthest_offset(change) > stream.head:
+        return block(row, beyond_head_reason(furthest_offset(change), stream), now_us, redelivery_end(row, stream))
+    position = max(row.position, change.position)
+    row = with_consumed(row, change.consumed)
+    if change.poison > position:
+        return _poisoned(change, replace(row, position=position), stream, now_us)
+    if is_consumed(position, stream):
+        return finish(row, position, change.reason, now_us)
+    after = _free(row, position, now_us, change.reserve_s)
+    given_up = min(change.delivered_end, stream.head)
+    until = given_up if given_up > position else None
+    return _end_of_grant("release", row, after, change.reason, until)
+
+
+def _force_release(change: ForceRelease, row: LendingRow, stream: StreamFacts, now_us: int) -> Transition:
+    """Losses are counted only where there was a message to die of: an idle stream is never poisonous, nor is one that
+    waits for epochs to be completed. What is reserved for a session's return is not blocked, however often that dies:
+    nobody else is lent it, and what it does then must be the same again."""
+    if is_consumed(row.position, stream):
+        return finish(row, row.position, change.reason, now_us)
+    again = row.losses if row.lost_position == row.position else 0
+    losses = again + 1 if row.position < stream.head and not _only_waits(row, stream) else 0
+    counted = replace(row, losses=losses, lost_position=row.position if losses else None)
+    after = _free(counted, row.position, now_us, change.reserve_s)
+    if losses >= MAX_LOSSES and after.status is not LendingStatus.RESERVED:
+        reason = f"{change.reason}; lost {losses} times at offset {row.position}"
+        return replace(block(counted, reason, now_us, redelivery_end(row, stream)), outcome=ChangeOutcome.APPLIED)
+    return _end_of_grant("seize", row, after, change.reason, redelivery_end(row, stream))
+
+
+def _poisoned(change: ReleaseStream, row: LendingRow, stream: StreamFacts, now_us: int) -> Transition:
+    """Its holder has done all that lies before a block that nobody can decode."""
+    if not change.skips:
+        until = min(change.delivered_end, stream.head)
+        twice = until if until > row.position else None
+        return replace(block(row, change.reason, now_us, twice), outcome=ChangeOutcome.APPLIED)
+    lost = change.poison - row.position
+    reason = f"{change.reason} Skipped: [{row.position}, {change.poison}), {lost} messages"
+    counted = replace(row, lost_message_count=row.lost_message_count + lost)
+    if is_consumed(change.poison, stream):
+        after = end_grant(counted, LendingStatus.FINISHED, change.poison, now_us)
+    else:
+        after = _free(counted, change.poison, now_us, change.reserve_s)
+    return Transition(ChangeOutcome.APPLIED, after, history_event("skip", row, reason))
+
+
+def _only_waits(row: LendingRow, stream: StreamFacts) -> bool:
+    """All that is completed is consumed of it: what is left may not be given out yet."""
+    return row.consumed is not None and row.consumed.lower is not None and row.consumed.lower == stream.lower
+
+
+def _end_of_grant(name: str, row: LendingRow, after: LendingRow, reason: str, until: int | None) -> Transition:
+    """A grant has ended. What is reserved is not seen twice: who did it, or did not, does it again himself."""
+    ended = replace(row, position=after.position)
+    if after.status is LendingStatus.RESERVED and after.in_doubt is not None:
+        doubt = after.in_doubt
+        retained = (
+            f"[{doubt.start}, {doubt.end}) is in doubt: kept for {doubt.hold_s:g} s for session {after.session!r}"
+        )
+        return Transition(ChangeOutcome.APPLIED, after, history_event("reserve", ended, f"{reason}; {retained}"))
+    return Transition(ChangeOutcome.APPLIED, after, history_event(name, ended, reason, until))
+
+
+def _free(row: LendingRow, position: int, now_us: int, reserve_s: float) -> LendingRow:
+    """The row after its grant, kept for its session where that has a name and is to be waited for."""
+    after = end_grant(row, LendingStatus.FREE, position, now_us)
+    doubt = after.pending_in_doubt
+    if doubt is not None and (row.session is None or row.session_epoch is None or doubt.hold_s <= 0):
+        doubt, after = None, replace(after, in_doubt=None)
+    if doubt is not None:
+        after, reserve_s = replace(after, status=LendingStatus.RESERVED), doubt.hold_s
+    if row.session is None or reserve_s <= 0:
+        return after
+    held_until_us = now_us + round(min(reserve_s, MAX_SESSION_EXPIRY_S) * MICROSECONDS)
+    return replace(after, session=row.session, session_epoch=row.session_epoch, held_until_us=held_until_us)

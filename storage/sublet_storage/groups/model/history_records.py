@@ -1,0 +1,75 @@
+"""The records of history that changes of lending rows and commands leave: pure functions.
+
+A deleted group has no rows, and history says of each that was held that its grant is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from sublet_protocol.domain.epochs import LowerFrontier, format_frontier
+from sublet_storage.groups.model.desired_state import GroupCommand
+from sublet_storage.groups.model.lending_row import HistoryEvent, LendingRow, history_event
+from sublet_storage.groups.model.records import CONSUMED, ORDER, TAKEOVER, HistoryRecord, LendingStatus
+
+
+def to_history_record(row: LendingRow, event: HistoryEvent, term: int, now_us: int) -> HistoryRecord:
+    """Return the record of history for an event of this row."""
+    return HistoryRecord(
+        at_us=now_us,
+        group_id=row.group_id,
+        stream_id=row.stream_id,
+        event=event.name,
+        reason=event.reason,
+        grant_id=event.grant_id,
+        borrower_id=event.borrower_id,
+        agent=event.agent,
+        position=event.position,
+        term=term,
+        is_forced=event.redelivery_end is not None,
+        redelivery_end=event.redelivery_end,
+        session=event.session,
+    )
+
+
+def takeover_record(leadership_id: int, node: str, before: str | None, term: int, now_us: int) -> HistoryRecord:
+    """Return the record of history for a node that leads from now on; `before`: who led, under another incarnation."""
+    then = "first leader" if before is None else f"before: {before}"
+    return HistoryRecord(
+        now_us, leadership_id, 0, TAKEOVER, f"node {node} leads; {then}", 0, None, None, 0, term, is_forced=False
+    )
+
+
+def consumption_record(
+    group_id: int, space: str, consumed: LowerFrontier, term: int, now_us: int, unfinished: Sequence[str] = ()
+) -> HistoryRecord:
+    """Return the record of history for a group that has consumed all epochs of a space that are not at or after these;
+    `unfinished`: of producers whose lease had run out before they had finished with some of them."""
+    reason = f"space {space}: consumed are all epochs before {format_frontier(consumed)}"
+    if unfinished:
+        reason += f"; closed by expiry, and perhaps not whole: those of producer {', '.join(unfinished)}"
+    return HistoryRecord(now_us, group_id, 0, CONSUMED, reason, 0, None, None, 0, term, is_forced=False)
+
+
+def command_record(group_id: int, command: GroupCommand, term: int, now_us: int, who: str = "") -> HistoryRecord:
+    """Return the record of history for what an operator, `who`, wants from now on; `term`: of who led last."""
+    return HistoryRecord(
+        now_us, group_id, 0, ORDER, reason_with_user(str(command), who), 0, None, None, 0, term, is_forced=False
+    )
+
+
+def reason_with_user(reason: str, who: str) -> str:
+    """Return a reason of history with who gave the command, where that is known."""
+    return f"{reason}, by {who}" if who else reason
+
+
+def deletion_records(rows: Iterable[LendingRow], term: int, now_us: int, who: str = "") -> list[HistoryRecord]:
+    """Return a record for each grant that ends because its group is deleted. Nothing is seen twice in one that is
+    gone."""
+    held = sorted((row for row in rows if row.status is LendingStatus.HELD), key=lambda row: row.stream_id)
+    return [
+        to_history_record(
+            row, history_event("delete", row, reason_with_user("its group was deleted", who)), term, now_us
+        )
+        for row in held
+    ]

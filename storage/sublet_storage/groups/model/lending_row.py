@@ -1,0 +1,201 @@
+"""A lending row, the facts of its stream, and how a row ends: pure values and functions.
+
+Whatever begins or ends a grant draws a new grant id. A position past the stream's head blocks the row: nobody guesses.
+So does one in a part that retention has taken, unless the group would rather skip it: then what was lost is counted. A
+closed stream consumed to its head is finished, and never granted again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
+from sublet_protocol.domain.in_doubt import InDoubt, pending_in_doubt
+from sublet_storage.groups.model.records import ChangeOutcome, Lending, LendingStatus, OnDataLoss
+
+MICROSECONDS = 1_000_000
+"""In a second: times of the store are integers of microseconds since 1970."""
+
+TIMELINE_US = 1 << 52
+"""By so much each timeline of the database is ahead of the one before in terms and ids, whatever its clock says: for
+longer than any clock has run since 1970. As the function `timeline_ahead` has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LendingRow:
+    """A lending row as the table has it. `losses` counts forced ends at `lost_position`.
+
+    `held_until_us` is there only for a free row that is, or was, kept for `session`, or a reserved one. Without a
+    session it says when the row was taken from a holder who may not have heard: by a reset, or with a former group of
+    the name. `consumed` is there only where the group is atomic. `in_doubt` is what a holder planned last: it stays
+    when it is done, so that a holder who cannot know that it is can see it.
+    """
+
+    group_id: int
+    stream_id: int
+    status: LendingStatus
+    position: int
+    grant_id: int = 0
+    borrower_id: str | None = None
+    agent: str | None = None
+    session: str | None = None
+    losses: int = 0
+    lost_position: int | None = None
+    session_epoch: int | None = None
+    held_until_us: int | None = None
+    lost_message_count: int = 0
+    consumed: ConsumedFrontier | None = None
+    in_doubt: InDoubt | None = None
+
+    @property
+    def pending_in_doubt(self) -> InDoubt | None:
+        """What of it is not done."""
+        return pending_in_doubt(self.in_doubt, self.position, self.consumed)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFacts:
+    """A stream at one instant. Once `is_closed`, its head is final; `is_gone`: retention has taken its messages.
+    `lower`: what is completed in its space."""
+
+    stream_id: int
+    generation_id: int
+    hash_from: int
+    hash_to: int
+    head: int
+    is_closed: bool
+    is_gone: bool
+    lower: LowerFrontier | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEvent:
+    """What history will say; grant id and holder are those of the grant that began or ended.
+
+    With `redelivery_end` the move was forced, and messages in [position, until) may be seen twice.
+    """
+
+    name: str
+    reason: str
+    grant_id: int
+    borrower_id: str | None
+    agent: str | None
+    session: str | None
+    position: int
+    redelivery_end: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """The answer, the row as it is from now on, and the event if there is one to record."""
+
+    outcome: ChangeOutcome
+    row: LendingRow
+    event: HistoryEvent | None = None
+
+
+def to_lending(row: LendingRow, stream: StreamFacts, now_us: int, parents: Sequence[int] = ()) -> Lending:
+    """The row and its stream as the leader sees them at that time; `parents`: see `Lending`."""
+    return Lending(
+        stream_id=row.stream_id,
+        status=row.status,
+        position=row.position,
+        grant_id=row.grant_id,
+        borrower_id=row.borrower_id,
+        agent=row.agent,
+        session=row.session,
+        generation_id=stream.generation_id,
+        hash_from=stream.hash_from,
+        hash_to=stream.hash_to,
+        head=stream.head,
+        is_closed=stream.is_closed,
+        parents=tuple(parents),
+        session_epoch=row.session_epoch,
+        reserved_s=0.0 if row.held_until_us is None else (row.held_until_us - now_us) / MICROSECONDS,
+        consumed=row.consumed,
+        in_doubt=row.in_doubt,
+    )
+
+
+def next_id(last: int, now_us: int) -> int:
+    """The next term or grant id: larger than the last, and than any that the database has forgotten since. `now_us`: by
+    the database's clock and timeline (see `TIMELINE_US`), or the term, which was drawn by them."""
+    return max(last + 1, now_us)
+
+
+def is_of_former_timeline(grant_id: int, term: int) -> bool:
+    """Whether nothing was lent under that row on the timeline of this term, but perhaps on the one before."""
+    return grant_id > 0 and grant_id // TIMELINE_US < term // TIMELINE_US
+
+
+def finish(row: LendingRow, position: int, reason: str, now_us: int) -> Transition:
+    """End a grant because nothing is left to lend."""
+    after = end_grant(row, LendingStatus.FINISHED, position, now_us)
+    return Transition(ChangeOutcome.APPLIED, after, history_event("finish", replace(row, position=position), reason))
+
+
+def finish_unlent(row: LendingRow, verdict: ChangeOutcome) -> Transition:
+    """Finish a free row; it had no grant that could end, so its grant id stays."""
+    taken_at = _taken_at(row)
+    after = replace(row, status=LendingStatus.FINISHED, session=None, session_epoch=None, held_until_us=taken_at)
+    return Transition(verdict, after, history_event("finish", after, "nothing left"))
+
+
+def end_unreadable(row: LendingRow, stream: StreamFacts, now_us: int, on_data_loss: OnDataLoss) -> Transition | None:
+    """What becomes of a row from whose position no borrower could read; None where it can."""
+    twice = redelivery_end(row, stream) if row.status is LendingStatus.HELD else None
+    if row.position > stream.head:
+        return block(row, beyond_head_reason(row.position, stream), now_us, twice)
+    if not stream.is_gone or row.position == stream.head:
+        return None
+    lost = stream.head - row.position
+    reason = f"offset {row.position} is gone by retention, {lost} messages in all"
+    if on_data_loss is OnDataLoss.FAIL:
+        return block(row, reason, now_us, twice)
+    after = replace(
+        end_grant(row, LendingStatus.FINISHED, stream.head, now_us), lost_message_count=row.lost_message_count + lost
+    )
+    return Transition(ChangeOutcome.REFUSED, after, history_event("skip", row, f"{reason}; skipped"))
+
+
+def block(row: LendingRow, reason: str, now_us: int, twice: int | None) -> Transition:
+    """`twice`: up to where messages may be seen again, where a grant ends by it."""
+    after = end_grant(row, LendingStatus.BLOCKED, row.position, now_us)
+    return Transition(ChangeOutcome.REFUSED, after, history_event("block", row, reason, twice))
+
+
+def end_grant(row: LendingRow, status: LendingStatus, position: int, now_us: int) -> LendingRow:
+    return replace(
+        row,
+        status=status,
+        position=position,
+        grant_id=next_id(row.grant_id, now_us),
+        borrower_id=None,
+        agent=None,
+        session=None,
+        session_epoch=None,
+        held_until_us=_taken_at(row),
+    )
+
+
+def _taken_at(row: LendingRow) -> int | None:
+    """When it was taken from a holder who may not have heard, whatever has become of it since: to be lent it waits."""
+    return row.held_until_us if row.session is None else None
+
+
+def history_event(name: str, row: LendingRow, reason: str, until: int | None = None) -> HistoryEvent:
+    return HistoryEvent(name, reason, row.grant_id, row.borrower_id, row.agent, row.session, row.position, until)
+
+
+def redelivery_end(row: LendingRow, stream: StreamFacts) -> int:
+    """Up to where messages from the row's position on may be seen twice when its grant ends without a last word."""
+    return max(row.position, stream.head)
+
+
+def is_consumed(position: int, stream: StreamFacts) -> bool:
+    return stream.is_closed and position == stream.head
+
+
+def beyond_head_reason(position: int, stream: StreamFacts) -> str:
+    return f"offset {position} is beyond the head {stream.head}"

@@ -1,0 +1,117 @@
+"""What progress does to a lending row, and to what its group has consumed of epochs: pure functions.
+
+Progress needs the equal grant id and a held row, and never lowers the position. In a group that is atomic what is
+consumed in whole epochs moves on together with the position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from sublet_protocol.domain.epochs import SMALLEST, ConsumedFrontier, LowerFrontier, UpperFrontier, have_same_dimensions
+from sublet_protocol.domain.in_doubt import InDoubt
+from sublet_storage.groups.model.lending_row import (
+    LendingRow,
+    StreamFacts,
+    Transition,
+    beyond_head_reason,
+    block,
+    finish,
+    is_consumed,
+    redelivery_end,
+)
+from sublet_storage.groups.model.records import (
+    AdvancePosition,
+    ChangeOutcome,
+    ReclaimStream,
+    ReleaseStream,
+    StartingPosition,
+)
+
+
+def merge_consumed_frontier(
+    before: LowerFrontier | None, lower: LowerFrontier | None, held_back: Iterable[LowerFrontier | None]
+) -> LowerFrontier | None:
+    """How far a group has come in a space, where it was at `before`. It never goes back.
+
+    `lower` is what was completed. `held_back` says, of each unfinished row of the space whose position is not the head,
+    what is consumed of its stream, read after `lower`: a stream that is read to its head holds nothing back.
+    """
+    frontiers = set(held_back)
+    if lower is None or not all(each is not None and have_same_dimensions(each, lower) for each in frontiers):
+        return before  # one that is not alike no honest consumer has reported
+    everything = lower if before is None else before.intersect(lower)
+    reached = everything.meet(*(each for each in frontiers if each is not None))
+    return reached if before is None else before.intersect(reached)
+
+
+def initial_frontier(
+    start: StartingPosition, lower: LowerFrontier | None, begun: UpperFrontier
+) -> LowerFrontier | None:
+    """Which epochs of a space a group is given that begins there: those of which nothing was `begun` before its start
+    positions, or is gone. None: all.
+
+    Who starts at the end also has nothing of what is completed (`lower`).
+    """
+    if lower is None:
+        return None
+    if start.policy == "latest":
+        return lower.after_completing(begun)
+    if not begun.greatest:
+        return None
+    return LowerFrontier(((SMALLEST,) * len(begun.greatest[0]),)).after_completing(begun)
+
+
+def advance(change: AdvancePosition, row: LendingRow, stream: StreamFacts, now_us: int) -> Transition:
+    if furthest_offset(change) > stream.head:
+        return block(row, beyond_head_reason(furthest_offset(change), stream), now_us, redelivery_end(row, stream))
+    position = max(row.position, change.position)
+    row = with_consumed(row, change.consumed)
+    if is_consumed(position, stream):
+        return finish(row, position, "consumed to its head", now_us)
+    if change.in_doubt not in (None, row.in_doubt) and not _is_earlier(change.in_doubt, row.in_doubt):
+        return Transition(ChangeOutcome.APPLIED, replace(row, position=position, in_doubt=change.in_doubt))
+    return Transition(ChangeOutcome.APPLIED, row if position == row.position else _moved(row, position))
+
+
+def _is_earlier(plan: InDoubt | None, known: InDoubt | None) -> bool:
+    """Return whether the plan was made before the one that is known: plans of one grant only move on."""
+    return plan is not None and known is not None and plan.grant_id == known.grant_id and plan.start < known.start
+
+
+def _moved(row: LendingRow, position: int) -> LendingRow:
+    """`replace` spelled out: this is the hot path."""
+    return LendingRow(
+        row.group_id,
+        row.stream_id,
+        row.status,
+        position,
+        row.grant_id,
+        row.borrower_id,
+        row.agent,
+        row.session,
+        row.losses,
+        row.lost_position,
+        row.session_epoch,
+        row.held_until_us,
+        row.lost_message_count,
+        row.consumed,
+        row.in_doubt,
+    )
+
+
+def with_consumed(row: LendingRow, consumed: ConsumedFrontier | None) -> LendingRow:
+    """The row with what is consumed in whole epochs. A group that is not atomic has no such thing, whatever is said."""
+    if row.consumed is None or consumed is None or (later := row.consumed.max_of(consumed)) == row.consumed:
+        return row
+    return replace(row, consumed=later, losses=0, lost_position=None)  # it goes on, though the position may not
+
+
+def furthest_offset(change: ReclaimStream | AdvancePosition | ReleaseStream) -> int:
+    """The furthest offset that it speaks of."""
+    furthest = change.position if change.consumed is None else max(change.position, change.consumed.upto)
+    if isinstance(change, ReleaseStream):
+        return max(furthest, change.poison)
+    doubt = change.in_doubt if isinstance(change, AdvancePosition) else None
+    return furthest if doubt is None else max(furthest, doubt.end)

@@ -1,0 +1,46 @@
+"""What becomes of a lending row without a change of its leader: an operator's reset, or its stream is closed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sublet_storage.groups.model.lending_row import (
+    LendingRow,
+    StreamFacts,
+    Transition,
+    end_grant,
+    end_unreadable,
+    finish_unlent,
+    history_event,
+    is_consumed,
+    redelivery_end,
+)
+from sublet_storage.groups.model.records import ChangeOutcome, LendingStatus, OnDataLoss
+
+
+def close_out(
+    row: LendingRow, stream: StreamFacts, now_us: int, on_data_loss: OnDataLoss = OnDataLoss.FAIL
+) -> Transition | None:
+    """What a renewal does to a row whose stream is closed: finish it, block it, or leave it (None)."""
+    if row.status not in (LendingStatus.FREE, LendingStatus.HELD):
+        return None
+    if unreadable := end_unreadable(row, stream, now_us, on_data_loss):
+        return unreadable
+    if row.status is LendingStatus.FREE and is_consumed(row.position, stream):
+        return finish_unlent(row, ChangeOutcome.APPLIED)
+    return None
+
+
+def apply_reset(row: LendingRow, stream: StreamFacts, position: int, reason: str, now_us: int) -> Transition:
+    """An operator says where the group goes on. A grant in force ends by it, without its holder's word."""
+    held = row.status is LendingStatus.HELD
+    until = redelivery_end(row, stream) if held or row.pending_in_doubt is not None else None
+    status = LendingStatus.FINISHED if is_consumed(position, stream) else LendingStatus.FREE
+    after = replace(end_grant(row, status, position, now_us), losses=0, lost_position=None, in_doubt=None)
+    if until is not None:
+        until = max(until, position)
+    if held:
+        after = replace(after, held_until_us=now_us)
+    return Transition(
+        ChangeOutcome.APPLIED, after, history_event("reset", replace(row, position=position), reason, until)
+    )

@@ -1,0 +1,208 @@
+"""What the tables say about groups, as plain values: each group, who leads it, its streams and who holds them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import lru_cache
+
+from sublet_storage.groups.model.desired_state import GroupDesiredState
+from sublet_storage.groups.model.history import HistoryPage
+from sublet_storage.groups.model.options import GroupOptions
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderRow:
+    """Who leads, or led last; `remaining_s` <= 0: the lease has run out."""
+
+    group_id: int
+    node: str
+    address: str
+    term: int
+    remaining_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StreamView:
+    """One stream of one group. `age_s`: how long its oldest unread message has been waiting; None: nothing waits.
+
+    `head_state` is open, closed or gone. `held_s`: since when its holder has it. `reserved_s`: for how much longer the
+    free stream is kept for the return of `session`. `blocked_reason` is there for a blocked stream, `unreadable_reason`
+    for one whose holder cannot read on, for `unreadable_s`."""
+
+    group_id: int
+    stream_id: int
+    space: str
+    generation_id: int
+    status: str
+    position: int
+    head: int
+    head_state: str
+    lag: int | None
+    age_s: float | None
+    borrower_id: str | None
+    agent: str | None
+    session: str | None
+    held_s: float | None
+    reserved_s: float | None
+    grant_id: int
+    lost_message_count: int
+    blocked_reason: str | None
+    unreadable_reason: str | None
+    unreadable_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRow:
+    """A borrower that holds streams."""
+
+    borrower_id: str
+    agent: str | None
+    session: str | None
+    streams: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReservedSession:
+    """A session that has left, and the streams that are kept for its return for `remaining_s` at most."""
+
+    session: str
+    streams: tuple[int, ...]
+    remaining_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceFrontierRow:
+    """How far an atomic group has come in a space: the least epochs that it has not consumed (None: none is consumed),
+    and of those that are not completed (None: there are none)."""
+
+    space: str
+    consumed: list[list[int]] | None
+    completed: list[list[int]] | None
+    moved_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCounts:
+    """A group's streams in numbers: {status: how many}; the lag of those whose lag is known, together and at most
+    (None: of none), and how many others; and how many there are whose holders cannot read on."""
+
+    statuses: dict[str, int]
+    known_lag: int
+    max_lag: int | None
+    unknown_lag_count: int
+    unreadable_count: int
+
+
+NO_STREAMS = StreamCounts({}, 0, None, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRow:
+    """A group that is not deleted. Its options and desired state stay JSON until read: lists of groups are long.
+
+    `after_generation`: up to this generation it has the rows that it is to have.
+    """
+
+    group_id: int
+    kind: str
+    name: str
+    filter: str
+    starting_position: str
+    options_json: str
+    desired_state_json: str
+    created_at: datetime
+    after_generation: int
+
+    @property
+    def options(self) -> GroupOptions:
+        """What it was created with."""
+        return _options(self.starting_position, self.options_json)
+
+    @property
+    def desired_state(self) -> GroupDesiredState:
+        """What an operator wants of it."""
+        return _desired_state(self.desired_state_json)
+
+    @property
+    def subscription(self) -> str:
+        """Its canonical spelling."""
+        return f"${self.kind}/{self.name}/{self.filter}"
+
+
+@lru_cache(maxsize=1024)
+def _options(start: str, stored: str) -> GroupOptions:
+    """Of very many groups most have the same."""
+    return GroupOptions.from_row(start, json.loads(stored))
+
+
+@lru_cache(maxsize=1024)
+def _desired_state(stored: str) -> GroupDesiredState:
+    return GroupDesiredState.from_json(json.loads(stored))
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOverview:
+    """One group at one instant.
+
+    `streams` (and so `members` and `reserved_sessions`), `epochs` and `forced` are there only where they were asked
+    for. `forced`: the moves of late after which messages in [position, until) may have been seen twice."""
+
+    group: GroupRow
+    leader: LeaderRow | None
+    counts: StreamCounts
+    streams: tuple[StreamView, ...] = ()
+    forced: HistoryPage = field(default_factory=HistoryPage)
+    epochs: tuple[SpaceFrontierRow, ...] = ()
+
+    @property
+    def has_leader(self) -> bool:
+        """Somebody leads it now."""
+        return self.leader is not None and self.leader.remaining_s > 0
+
+    @property
+    def known_lag(self) -> int:
+        """The lag of all streams whose lag is known."""
+        return self.counts.known_lag
+
+    @property
+    def unknown_lag_count(self) -> int:
+        """How many streams' lag is unknown."""
+        return self.counts.unknown_lag_count
+
+    @property
+    def lag(self) -> int | None:
+        """The whole lag; None if a part of it is unknown."""
+        return None if self.unknown_lag_count else self.known_lag
+
+    @property
+    def statuses(self) -> dict[str, int]:
+        """{status: number of streams}."""
+        return self.counts.statuses
+
+    @property
+    def members(self) -> tuple[MemberRow, ...]:
+        """Whoever holds a stream, by borrower id."""
+        held: dict[str, list[StreamView]] = {}
+        for line in self.streams:
+            if line.borrower_id is not None:
+                held.setdefault(line.borrower_id, []).append(line)
+        return tuple(
+            MemberRow(borrower_id, lines[0].agent, lines[0].session, tuple(line.stream_id for line in lines))
+            for borrower_id, lines in sorted(held.items())
+        )
+
+    @property
+    def reserved_sessions(self) -> tuple[ReservedSession, ...]:
+        """The sessions whose return is waited for, by name."""
+        waiting: dict[str, list[StreamView]] = {}
+        for line in self.streams:
+            if line.session is not None and line.reserved_s is not None:
+                waiting.setdefault(line.session, []).append(line)
+        return tuple(
+            ReservedSession(
+                session, tuple(line.stream_id for line in lines), max(line.reserved_s or 0.0 for line in lines)
+            )
+            for session, lines in sorted(waiting.items())
+        )

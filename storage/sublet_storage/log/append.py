@@ -1,0 +1,197 @@
+"""Appends blocks to streams, and fences earlier incarnations of their producers.
+
+An append is one round trip. The stream's row lock makes the order of offsets the order of commits: offsets have no
+holes, and what commits later lies behind, so a reader that has read up to an offset has missed nothing before it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from psycopg.types.numeric import Int2, Int4, Int8
+
+from sublet_protocol.domain.errors import ProducerFenced, Unavailable, UnknownOutcome
+from sublet_storage.log.block import EpochBounds, PackedBlock
+
+_APPEND = """
+select outcome, end_offset from append_block(
+  %s::text, %s::bigint, %s::bigint, %s::bigint, %s::integer,
+  %s::timestamptz, %s::timestamptz, %s::text[], %s::smallint, %s::bytea, %s::jsonb)"""
+
+
+class AppendOutcome(StrEnum):
+    """What became of an append: exactly one of these."""
+
+    APPENDED = "appended"  # it is in the stream, durably, once the transaction has committed
+    DUPLICATE = "duplicate"  # it was there already, from an earlier attempt
+    CLOSED = "closed"  # the stream takes no more: route to its children
+    FENCED = "fenced"  # a newer incarnation of the producer writes: stop
+    COMPLETED = "completed"  # it has an epoch that its producer may publish no more
+    EXPIRED = "expired"  # it has epochs, and its producer may publish none (any more)
+
+
+STORED_OUTCOMES = frozenset({AppendOutcome.APPENDED, AppendOutcome.DUPLICATE})
+
+UNNAMED: Final = 1
+"""The incarnation of a producer without a name, which has no other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """Who writes. `incarnation` separates this life of a named producer from its earlier ones."""
+
+    producer_id: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerStamp:
+    """Who appends: (producer, incarnation) and a sequence that grows by one per block and stream, from 1."""
+
+    producer_id: str
+    incarnation: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockAppend:
+    """One block for one stream. Without a stamp a retry is stored twice."""
+
+    stream_id: int
+    block: PackedBlock
+    stamp: ProducerStamp | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResult:
+    """`end_offset` is the offset after the block's last message; None where nothing was written, or it is forgotten."""
+
+    outcome: AppendOutcome
+    end_offset: int | None
+
+
+def append(
+    conn: psycopg.Connection[Any], appends: Sequence[BlockAppend], *, in_pipeline: bool = False
+) -> list[AppendResult]:
+    """Append the blocks in one transaction (the caller's, if it is in one), by stream id; answers in the given order.
+    `in_pipeline`: the caller has begun a pipeline, and a transaction in it.
+
+    Raises `UnknownOutcome` if the connection died: repeat with the same stamps. Other database errors pass through,
+    and then nothing was written.
+    """
+    order = sorted(range(len(appends)), key=lambda index: appends[index].stream_id)
+    with raise_unknown_outcome(conn):
+        answers = _send(conn, [appends[index] for index in order], in_pipeline)
+    by_index = dict(zip(order, answers, strict=True))
+    return [by_index[index] for index in range(len(appends))]
+
+
+@contextmanager
+def raise_unknown_outcome(conn: psycopg.Connection[Any]) -> Iterator[None]:
+    """Raise `UnknownOutcome` where the connection dies while something is appended."""
+    try:
+        yield
+    except psycopg.OperationalError as error:
+        if conn.closed:
+            raise UnknownOutcome(f"the connection died during an append: {error}".strip()) from error
+        raise
+
+
+def register_producer(conn: psycopg.Connection[Any], producer_id: str) -> int:
+    """Begin a new incarnation of a named producer and return it; appends of older ones are fenced from now on.
+
+    What older ones are writing at this moment comes first: it is waited for, as long as the connection's lock_timeout
+    says, and `Unavailable` is raised if it takes longer.
+    """
+    try:
+        with _registering(conn, producer_id):
+            return _register(conn, producer_id)
+    except psycopg.errors.LockNotAvailable:
+        raise Unavailable(
+            f"producer {producer_id!r}: an earlier incarnation of it is still writing, and a new one begins only after "
+            "that. Try again; if it goes on, end the process that publishes under this name."
+        ) from None
+
+
+@contextmanager
+def _registering(conn: psycopg.Connection[Any], producer_id: str) -> Iterator[None]:
+    with conn.transaction():
+        conn.execute("select pg_advisory_xact_lock(producer_lock(%s))", (producer_id,))
+        yield
+
+
+def _register(conn: psycopg.Connection[Any], producer_id: str) -> int:
+    row = conn.execute(
+        "insert into producer as p (producer_id, stream_id, incarnation, sequence, end_offset)"
+        " values (%s, 0, (extract(epoch from clock_timestamp()) * 1e6)::bigint + timeline_ahead(), 0, 0)"
+        " on conflict (producer_id, stream_id) do update"
+        " set incarnation = greatest(p.incarnation + 1, excluded.incarnation), updated_at = clock_timestamp()"
+        " returning incarnation",
+        (producer_id,),
+    ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def register_again(conn: psycopg.Connection[Any], who: Producer) -> None:
+    """On another timeline of the database, where the registration may be missing: older incarnations stay fenced. Not
+    for producers without a name, which have no other."""
+    with _registering(conn, who.producer_id):
+        conn.execute(
+            "insert into producer as p (producer_id, stream_id, incarnation, sequence, end_offset)"
+            " values (%s, 0, %s, 0, 0) on conflict (producer_id, stream_id) do update"
+            " set incarnation = excluded.incarnation, updated_at = clock_timestamp()"
+            " where p.incarnation < excluded.incarnation",
+            (who.producer_id, who.incarnation),
+        )
+
+
+def producer_fenced_error(producer_id: str, incarnation: int) -> ProducerFenced:
+    """What an append that was `FENCED` comes to for whoever wanted it."""
+    return ProducerFenced(
+        f"producer {producer_id!r}: a newer incarnation of it has begun, and this one ({incarnation}) may write no "
+        "more. Give each process a name of its own."
+    )
+
+
+def _send(conn: psycopg.Connection[Any], appends: list[BlockAppend], in_pipeline: bool) -> list[AppendResult]:
+    if in_pipeline or len(appends) == 1:
+        cursors = [_execute(conn, each) for each in appends]
+    elif conn.info.transaction_status != TransactionStatus.IDLE:
+        with conn.pipeline():
+            cursors = [_execute(conn, each) for each in appends]
+    else:
+        with conn.pipeline(), conn.transaction():
+            cursors = [_execute(conn, each) for each in appends]
+    return [_answer(cursor) for cursor in cursors]
+
+
+def _execute(conn: psycopg.Connection[Any], append: BlockAppend) -> psycopg.Cursor[Any]:
+    stamp, block = append.stamp, append.block
+    who = (None, Int8(0), Int8(0)) if stamp is None else _stamp(stamp)
+    what = (block.first_timestamp, block.last_timestamp, block.topics, Int2(block.codec), memoryview(block.payload))
+    parameters = (*who, Int8(append.stream_id), Int4(block.count), *what, _epochs(block.epochs))
+    return conn.execute(_APPEND, parameters, prepare=True, binary=True)
+
+
+def _epochs(epochs: EpochBounds | None) -> str | None:
+    if epochs is None:
+        return None
+    return json.dumps({"least": epochs.least, "greatest": epochs.greatest, "mixed": epochs.has_unset})
+
+
+def _stamp(stamp: ProducerStamp) -> tuple[object, ...]:
+    return stamp.producer_id, Int8(stamp.incarnation), Int8(stamp.sequence)
+
+
+def _answer(cursor: psycopg.Cursor[Any]) -> AppendResult:
+    row = cursor.fetchone()
+    assert row is not None
+    return AppendResult(AppendOutcome(row[0]), row[1])
