@@ -4,7 +4,6 @@ strict headers, or let go, and disturbs nobody."""
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import socket
 import subprocess
@@ -12,7 +11,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import psutil
@@ -26,6 +24,7 @@ from sublet_leader.http.responses import build_app, json_response
 from sublet_leader.http.server import HttpServer
 from sublet_leader.http.settings import MAX_CONNECTIONS, MAX_HEAD
 from sublet_leader.listen_address import ListenAddress
+from tests.integration.http_kit import Answer
 from tests.kit import eventually
 
 WAIT_S = 60.0
@@ -103,39 +102,29 @@ def rest(connection: socket.socket) -> bytes:
     return b"".join(found)
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """One answer, and there is no other."""
+def parse(text: bytes) -> Answer:
+    """Raises AssertionError where it is not exactly one answer, with strict headers."""
+    head, _, body = text.partition(b"\r\n\r\n")
+    first, *lines = head.decode().split("\r\n")
+    assert first.startswith("HTTP/1.1 "), text[:100]
+    named = [line.split(": ", 1) for line in lines]
+    headers = {name.lower(): value for name, value in named}
+    assert len(headers) == len(named), "each header once"
+    assert headers["connection"] == "close"
+    assert headers["content-security-policy"].startswith("default-src 'self'")
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["cache-control"] == "no-store"
+    assert "server" not in headers
+    assert int(headers["content-length"]) == len(body) or body == b""
+    return Answer(int(first.split(" ")[1]), headers, body)
 
-    status: int
-    headers: dict[str, str]
-    body: bytes
 
-    @classmethod
-    def parse(cls, text: bytes) -> Reply:
-        """Raises AssertionError where it is not exactly one, with strict headers."""
-        head, _, body = text.partition(b"\r\n\r\n")
-        first, *lines = head.decode().split("\r\n")
-        version, status, _ = first.split(" ", 2)
-        named = [line.split(": ", 1) for line in lines]
-        headers = {name.lower(): value for name, value in named}
-        assert version == "HTTP/1.1"
-        assert len(headers) == len(named), "each header once"
-        assert headers["connection"] == "close"
-        assert headers["content-security-policy"].startswith("default-src 'self'")
-        assert headers["x-content-type-options"] == "nosniff"
-        assert headers["cache-control"] == "no-store"
-        assert "server" not in headers
-        assert int(headers["content-length"]) == len(body) or body == b""
-        return cls(int(status), headers, body)
-
-    @property
-    def error(self) -> str:
-        """What was wrong, which is one line."""
-        assert self.headers["content-type"] == "application/json"
-        assert b"\n" not in self.body
-        (error,) = json.loads(self.body).values()
-        return str(error)
+def error_of(answer: Answer) -> str:
+    """What was wrong, which is one line."""
+    assert answer.headers["content-type"] == "application/json"
+    assert b"\n" not in answer.body
+    (error,) = answer.object.values()
+    return str(error)
 
 
 ODD: dict[str, tuple[bytes, int, str]] = {
@@ -161,6 +150,7 @@ ODD: dict[str, tuple[bytes, int, str]] = {
         411,
         "one piece",
     ),
+    "pieces that are none": (ACT + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n", 400, "chunk"),
     "a long address": (b"GET /" + b"x" * MAX_HEAD + b" HTTP/1.1\r\n" + HOST + b"\r\n", 414, ""),
     "a long address without an end": (b"GET /" + b"x" * 300_000, 414, ""),
     "a large header": (GET + b"X: " + b"x" * MAX_HEAD + b"\r\n\r\n", 431, ""),
@@ -186,28 +176,28 @@ def test_what_is_not_as_it_should_be_is_refused_in_one_line_of_json(
     for name, (request, status, error) in ODD.items():
         answered = port.say(request)
         assert answered, name
-        reply = Reply.parse(answered)
-        assert (reply.status, error in reply.error) == (status, True), (name, reply)
+        reply = parse(answered)
+        assert (reply.status, error in error_of(reply)) == (status, True), (name, reply)
         assert "set-cookie" not in reply.headers
         if status == 405:
-            assert reply.headers["allow"] in reply.error
+            assert reply.headers["allow"] in error_of(reply)
     said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(said) == 1, said
     assert "admin token is missing" in said[0]
 
 
 def test_one_connection_has_one_answer(port: Port) -> None:
-    assert Reply.parse(port.say(GET + b"\r\n")).body == b"hello"
-    assert Reply.parse(port.say((GET + b"\r\n") * 3)).body == b"hello"
-    assert Reply.parse(port.say(b"GET / HTTP/1.0\r\n\r\n")).body == b"hello"
-    assert Reply.parse(port.say(GET + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n")).body == b"hello"
+    assert parse(port.say(GET + b"\r\n")).body == b"hello"
+    assert parse(port.say((GET + b"\r\n") * 3)).body == b"hello"
+    assert parse(port.say(b"GET / HTTP/1.0\r\n\r\n")).body == b"hello"
+    assert parse(port.say(GET + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n")).body == b"hello"
     for path, length in ((b"/", "5"), (b"/none", None)):
         asked = b"%s " + path + b" HTTP/1.1\r\n" + HOST + b"\r\n"
-        head, full = Reply.parse(port.say(asked % b"HEAD")), Reply.parse(port.say(asked % b"GET"))
+        head, full = parse(port.say(asked % b"HEAD")), parse(port.say(asked % b"GET"))
         assert (head.status, head.body) == (full.status, b"")
-        assert head.headers | {"date": ""} == full.headers | {"date": ""}
+        assert {**head.headers, "date": ""} == {**full.headers, "date": ""}
         assert length is None or head.headers["content-length"] == length
-    assert Reply.parse(port.say(ACT + b'Content-Length: 9\r\n\r\n{"a":"b"}')).body == b'{"a":"b"}'
+    assert parse(port.say(ACT + b'Content-Length: 9\r\n\r\n{"a":"b"}')).body == b'{"a":"b"}'
 
 
 def test_whoever_says_that_he_has_said_all_is_answered(port: Port) -> None:
@@ -215,7 +205,7 @@ def test_whoever_says_that_he_has_said_all_is_answered(port: Port) -> None:
         with closing(port.connect()) as connection:
             connection.sendall(request)
             connection.shutdown(socket.SHUT_WR)
-            assert Reply.parse(rest(connection)).body.decode() == said
+            assert parse(rest(connection)).body.decode() == said
     for part in (GET, ACT + b"Content-Length: 2\r\n\r\n{"):
         with closing(port.connect()) as connection:
             connection.sendall(part)
@@ -225,14 +215,14 @@ def test_whoever_says_that_he_has_said_all_is_answered(port: Port) -> None:
 
 def test_a_header_does_not_say_who_asks(port: Port, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "sublet_leader")
-    Reply.parse(port.say(ACT + b"X-Forwarded-For: 10.9.8.7\r\nX-Forwarded-Proto: https\r\nContent-Length: 2\r\n\r\n{}"))
+    parse(port.say(ACT + b"X-Forwarded-For: 10.9.8.7\r\nX-Forwarded-Proto: https\r\nContent-Length: 2\r\n\r\n{}"))
     assert "by the admin token from 127.0.0.1: " in caplog.text
     assert "10.9.8.7" not in caplog.text
 
 
 def test_a_fault_of_ours_is_logged_once_and_answered(port: Port, caplog: pytest.LogCaptureFixture) -> None:
-    reply = Reply.parse(port.say(b"GET /broken HTTP/1.1\r\n" + HOST + b"\r\n"))
-    assert (reply.status, "report it" in reply.error) == (500, True)
+    reply = parse(port.say(b"GET /broken HTTP/1.1\r\n" + HOST + b"\r\n"))
+    assert (reply.status, "report it" in error_of(reply)) == (500, True)
     (logged,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert logged.getMessage() == "GET /broken failed; please report this"
     assert "a rule of our own" in caplog.text
@@ -258,9 +248,9 @@ def test_whoever_trickles_his_head_or_his_body_is_let_go(port: Port) -> None:
             stack.callback(stop.set)
             thread.start()
         assert (rest(silent), rest(head)) == (b"", b"")
-        reply = Reply.parse(rest(body))
-        assert (reply.status, "took longer than 10 s" in reply.error) == (408, True)
-    assert Reply.parse(port.say(GET + b"\r\n")).body == b"hello"
+        reply = parse(rest(body))
+        assert (reply.status, "took longer than 10 s" in error_of(reply)) == (408, True)
+    assert parse(port.say(GET + b"\r\n")).body == b"hello"
 
 
 def test_whoever_does_not_take_his_answer_is_let_go(port: Port) -> None:
@@ -286,12 +276,12 @@ def test_as_many_as_there_may_be_are_served_and_one_more_is_turned_away(port: Po
             inside.append(connection)
         for _ in inside:
             assert port.waiting.acquire(timeout=WAIT_S)
-        reply = Reply.parse(port.say(GET + b"\r\n"))
-        assert (reply.status, f"{MAX_CONNECTIONS} others" in reply.error) == (503, True)
+        reply = parse(port.say(GET + b"\r\n"))
+        assert (reply.status, f"{MAX_CONNECTIONS} others" in error_of(reply)) == (503, True)
         port.let_on.set()
         for connection in inside:
-            assert Reply.parse(rest(connection)).body == b"at last"
-    assert Reply.parse(port.say(GET + b"\r\n")).body == b"hello"
+            assert parse(rest(connection)).body == b"at last"
+    assert parse(port.say(GET + b"\r\n")).body == b"hello"
 
 
 def test_a_port_that_is_closed_waits_for_nobody(port: Port) -> None:
