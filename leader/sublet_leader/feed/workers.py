@@ -1,4 +1,7 @@
-"""A few threads with a connection each: what a feed asks of the database, without holding up the node's event loop."""
+"""A few threads with a connection each: what a feed asks of the database, without holding up the node's event loop.
+
+No pool that is shared: a client must be refused at once where the database is away, and a node that stops breaks off
+what is under way."""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ import psycopg
 from sublet_protocol.domain.errors import DatabaseUnreachable, SubletError
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.connect import connect
+from sublet_storage.db.reconnecting_connection import ReconnectingConnection
 
 STATEMENT_TIMEOUT_S = 30.0
 LOCK_TIMEOUT_S = 5.0
@@ -24,13 +28,13 @@ Work = Callable[[psycopg.Connection[Any]], _T]
 
 
 class DatabaseThreadPool:
-    """Connections are opened when they are needed, and thrown away when something went wrong on them."""
+    """A connection is its thread's own, opened when it is needed, and thrown away when something went wrong on it."""
 
     def __init__(self, url: str, threads: int, name: str) -> None:
         self._url, self._name = url, name
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix=f"sublet {name}")
+        self._executor = ThreadPoolExecutor(threads, f"sublet {name}", self._begin_thread)
         self._mine = threading.local()
-        self._open: set[BoundedConnection] = set()
+        self._connections: list[ReconnectingConnection] = []
 
     def submit(self, work: Work[_T]) -> Future[_T]:
         """Do it when a thread is free. Raises what the work raises, `DatabaseUnreachable` for a lost database."""
@@ -42,45 +46,37 @@ class DatabaseThreadPool:
 
     def close(self) -> None:
         """Begin nothing more, wait no longer for the database, and hang up."""
-        for conn in tuple(self._open):
-            conn.receive_timeout_s = 0.0
+        for each in tuple(self._connections):
+            if each.current is not None:
+                each.current.receive_timeout_s = 0.0
         self._executor.shutdown(cancel_futures=True)
-        for conn in self._open:
-            conn.close()
+        for each in self._connections:
+            each.close()
+
+    def _begin_thread(self) -> None:
+        self._mine.connection = ReconnectingConnection(self._connect)
+        self._connections.append(self._mine.connection)
+
+    def _connect(self) -> BoundedConnection:
+        return connect(
+            self._url,
+            application_name=f"sublet {self._name}",
+            statement_timeout_s=STATEMENT_TIMEOUT_S,
+            lock_timeout_s=LOCK_TIMEOUT_S,
+            transaction_timeout_s=STATEMENT_TIMEOUT_S,
+            silence_s=RECEIVE_TIMEOUT_S,
+        )
 
     def _call(self, work: Work[_T]) -> _T:
         try:
-            return work(self._connection())
+            with self._mine.connection as connection:
+                return work(connection)
         except psycopg.OperationalError as error:
-            self._discard()
             raise DatabaseUnreachable(
                 f"the database did not answer as it should: {_said(error)}. Try again."
             ) from error
         except psycopg.Error as error:
-            self._discard()
             raise SubletError(f"the database refuses: {_said(error)}") from error
-
-    def _connection(self) -> psycopg.Connection[Any]:
-        conn: BoundedConnection | None = getattr(self._mine, "conn", None)
-        if conn is None:
-            opened = connect(
-                self._url,
-                application_name=f"sublet {self._name}",
-                statement_timeout_s=STATEMENT_TIMEOUT_S,
-                lock_timeout_s=LOCK_TIMEOUT_S,
-                transaction_timeout_s=STATEMENT_TIMEOUT_S,
-                silence_s=RECEIVE_TIMEOUT_S,
-            )
-            assert isinstance(opened, BoundedConnection)
-            conn = self._mine.conn = opened
-            self._open.add(conn)
-        return conn
-
-    def _discard(self) -> None:
-        conn = self._mine.__dict__.pop("conn", None)
-        if conn is not None:
-            self._open.discard(conn)
-            conn.close()
 
 
 def _said(error: psycopg.Error) -> str:

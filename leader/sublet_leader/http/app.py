@@ -8,13 +8,17 @@ from __future__ import annotations
 from importlib.resources import files
 
 from prometheus_client import CollectorRegistry, ProcessCollector
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sublet_leader.http.auth import AdminGuard, validate_token
 from sublet_leader.http.group_actions import GroupActions
 from sublet_leader.http.groups import GroupsApi
 from sublet_leader.http.nodes import NodeActions, NodesApi
 from sublet_leader.http.probes import MetricsPage, Probes
-from sublet_leader.http.responses import Request, Response, Route, Routes, json_response
+from sublet_leader.http.responses import build_app, json_response
 from sublet_leader.http.server import HttpServer
 from sublet_leader.http.settings import HttpOptions
 from sublet_leader.listen_address import ListenAddress, is_wildcard
@@ -38,7 +42,7 @@ class HttpPort:
         self._registry = CollectorRegistry()
         self.counted = NodeCounters(self._registry, self._settings.max_group_series)
         self._curves: LagHistory | None = None
-        self._routes: Routes | None = None
+        self._app: ASGIApp = _starting
         self._reading: ConnectionPool | None = None
         self._server = HttpServer(options.listen, self._answer)
 
@@ -66,36 +70,36 @@ class HttpPort:
             self._reading, self._settings.lag_history_minutes, self._settings.lag_history_max_groups
         )
         self._curves.start()
-        self._routes = self._table(facts, self._reading, self._curves)
+        self._app = build_app(self._routes(facts, self._reading, self._curves))
 
-    def _table(self, facts: NodeView, reading: ConnectionPool, curves: LagHistory) -> Routes:
+    def _routes(self, facts: NodeView, reading: ConnectionPool, curves: LagHistory) -> list[BaseRoute]:
         probes, pages = Probes(facts.ref.name, facts.health), StaticFiles()
         groups, nodes = GroupsApi(facts, reading, curves), NodesApi(facts, reading, self._token is not None)
         admin, acting = AdminGuard(self._token), GroupActions(self._url)
-        gets: dict[str, Route] = {
-            "/": pages.serve_index,
-            "/static/*": pages.serve_file,
-            "/healthz": probes.live,
-            "/readyz": probes.ready,
-            "/readyz/*": probes.one,
-            "/metrics": MetricsPage(self._registry),
-            "/api/v1/node": nodes.node,
-            "/api/v1/nodes": nodes.nodes,
-            "/api/v1/groups": groups.groups,
-            "/api/v1/group": groups.group,
-            "/api/v1/group/history": groups.history,
+        actions = {
+            "/api/v1/group/create": acting.create,
+            "/api/v1/group/delete": acting.delete,
+            "/api/v1/group/pause": acting.pause,
+            "/api/v1/group/resume": acting.resume,
+            "/api/v1/group/weight": acting.weight,
+            "/api/v1/group/reset": acting.reset,
+            "/api/v1/group/step-down": acting.step_down,
+            "/api/v1/node/drain": NodeActions(self._url).drain,
         }
-        posts: dict[str, Route] = {
-            "/api/v1/group/create": admin.require_token(acting.create),
-            "/api/v1/group/delete": admin.require_token(acting.delete),
-            "/api/v1/group/pause": admin.require_token(acting.pause),
-            "/api/v1/group/resume": admin.require_token(acting.resume),
-            "/api/v1/group/weight": admin.require_token(acting.weight),
-            "/api/v1/group/reset": admin.require_token(acting.reset),
-            "/api/v1/group/step-down": admin.require_token(acting.step_down),
-            "/api/v1/node/drain": admin.require_token(NodeActions(self._url).drain),
-        }
-        return Routes(gets, posts)
+        return [
+            Route("/", pages.serve_index),
+            Route("/static/{name}", pages.serve_file),
+            Route("/healthz", probes.live),
+            Route("/readyz", probes.ready),
+            Route("/readyz/{name}", probes.one),
+            Route("/metrics", MetricsPage(self._registry).page),
+            Route("/api/v1/node", nodes.node),
+            Route("/api/v1/nodes", nodes.nodes),
+            Route("/api/v1/groups", groups.groups),
+            Route("/api/v1/group", groups.group),
+            Route("/api/v1/group/history", groups.history),
+            *(Route(path, admin.require_token(act), methods=["POST"]) for path, act in actions.items()),
+        ]
 
     def close(self) -> None:
         """Answer no more."""
@@ -105,16 +109,18 @@ class HttpPort:
         if self._reading is not None:
             self._reading.close()
 
-    def _answer(self, request: Request) -> Response:
-        if self._routes is not None:
-            return self._routes(request)
-        reported = {
-            "state": HealthState.STARTING,
-            "detail": "this node does not serve yet",
-            "alive": True,
-            "ready": False,
-        }
-        return json_response(reported, 200 if request.path == "/healthz" else 503)
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+
+async def _starting(scope: Scope, receive: Receive, send: Send) -> None:
+    reported = {
+        "state": HealthState.STARTING,
+        "detail": "this node does not serve yet",
+        "alive": True,
+        "ready": False,
+    }
+    await json_response(reported, 200 if scope["path"] == "/healthz" else 503)(scope, receive, send)
 
 
 _TYPES = {
@@ -123,7 +129,6 @@ _TYPES = {
     "css": "text/css; charset=utf-8",
     "svg": "image/svg+xml",
 }
-_FRESH = {"Cache-Control": "no-cache"}
 
 
 class StaticFiles:
@@ -131,18 +136,21 @@ class StaticFiles:
 
     def __init__(self) -> None:
         self._files = {
-            each.name: Response(200, each.read_bytes(), _TYPES[kind], _FRESH)
+            each.name: (each.read_bytes(), _TYPES[kind])
             for each in (files("sublet_leader.http") / "static").iterdir()
             if (kind := each.name.rpartition(".")[2]) in _TYPES
         }
 
-    def serve_index(self, request: Request) -> Response:
+    async def serve_index(self, request: Request) -> Response:
         """The page itself."""
-        return self._files["index.html"]
+        return self._serve("index.html")
 
-    def serve_file(self, request: Request) -> Response:
+    async def serve_file(self, request: Request) -> Response:
         """What the page needs. Raises `NotFound`."""
-        name = request.path.rpartition("/")[2]
+        return self._serve(request.path_params["name"])
+
+    def _serve(self, name: str) -> Response:
         if name not in self._files:
             raise NotFound(f"there is no file {name[:100]!r}.")
-        return self._files[name]
+        content, kind = self._files[name]
+        return Response(content, headers={"Cache-Control": "no-cache"}, media_type=kind)

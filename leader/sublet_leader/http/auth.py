@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import hmac
 import logging
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
 
-from sublet_leader.http.responses import Request, Response, Route, error_response, respond
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from sublet_leader.http.body_fields import JsonBody, read_json_object
+from sublet_leader.http.responses import REFUSALS, error_response, refusal
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_storage.util.log_throttle import LogThrottle, format_suppressed_count
 
@@ -19,8 +23,8 @@ log = logging.getLogger(__name__)
 
 MIN_TOKEN = 16
 
-Action = Callable[[dict[str, Any]], Response]
-"""Does what the body says."""
+Action = Callable[[JsonBody], Response]
+"""Does what the body says; may block."""
 
 
 def validate_token(token: str | None) -> str | None:
@@ -42,38 +46,33 @@ class AdminGuard:
         self._token = token
         self._quiet = LogThrottle()
 
-    def require_token(self, act: Action) -> Route:
+    def require_token(self, act: Action) -> Callable[[Request], Awaitable[Response]]:
         """The action, for whoever has the token."""
 
-        def guarded(request: Request) -> Response:
+        async def guarded(request: Request) -> Response:
             if self._token is None:
                 return error_response(403, "this node is read only: start it with SUBLET_ADMIN_TOKEN to allow actions.")
-            if request.bearer is None or not hmac.compare_digest(request.bearer.encode(), self._token.encode()):
+            scheme, _, sent = request.headers.get("Authorization", "").partition(" ")
+            if scheme.lower() != "bearer" or not hmac.compare_digest(sent.strip().encode(), self._token.encode()):
                 return self._unknown(request)
-            reported: dict[str, Any] = {}
-
-            def done(request: Request) -> Response:
-                reported.update(request.json_object())
-                return act(reported)
-
+            body: JsonBody = {}
             status = 500  # unless it is answered
             try:
-                response = respond(done, request)
-                status = response.status
+                response = await _respond(act, request, body)
+                status = response.status_code
             finally:
-                _record(request, reported, status)
+                _record(request, body, status)
             return response
 
         return guarded
 
     def _unknown(self, request: Request) -> Response:
-        before = self._quiet.acquire(request.client)
+        client, action = _client(request), _action(request)
+        before = self._quiet.acquire(client)
         if before is not None:
             text = "refused %s from %s: the admin token is missing or wrong%s"
-            fields = {"action": _action(request), "client": request.client, "status": 401}
-            log.warning(
-                text, _action(request), request.client, format_suppressed_count(before), extra={"fields": fields}
-            )
+            fields = {"action": action, "client": client, "status": 401}
+            log.warning(text, action, client, format_suppressed_count(before), extra={"fields": fields})
         return error_response(
             401,
             "the admin token is missing or wrong: send Authorization: Bearer TOKEN.",
@@ -81,14 +80,28 @@ class AdminGuard:
         )
 
 
-def _record(request: Request, reported: dict[str, Any], status: int) -> None:
-    fields = {"action": _action(request), "client": request.client, "status": status}
+async def _respond(act: Action, request: Request, body: JsonBody) -> Response:
+    """Fill `body`, and do what it says."""
+    try:
+        body.update(await read_json_object(request))
+        return await run_in_threadpool(act, body)
+    except REFUSALS as error:
+        return refusal(request, error)
+
+
+def _record(request: Request, reported: JsonBody, status: int) -> None:
+    fields = {"action": _action(request), "client": _client(request), "status": status}
     if "subscription" in reported:
         fields["group"] = reported["subscription"]
     text = "by the admin token from %s: %s %.300s: %s (%d)"
     outcome = "done" if status == 200 else "refused" if status < 500 else "failed"
-    log.info(text, request.client, _action(request), reported, outcome, status, extra={"fields": fields})
+    log.info(text, _client(request), _action(request), reported, outcome, status, extra={"fields": fields})
 
 
 def _action(request: Request) -> str:
-    return request.path.removeprefix("/api/v1/")
+    return str(request.scope["path"]).removeprefix("/api/v1/")
+
+
+def _client(request: Request) -> str:
+    """The address it came from, which is a proxy's where one stands before the port."""
+    return "" if request.client is None else request.client.host

@@ -1,11 +1,17 @@
-"""Reads the fields of a body: each is there in its kind, or an error names it. What is not known is refused."""
+"""Reads a body and its fields: each is there in its kind, or an error names it. What is not known is refused."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from sublet_leader.http.settings import REQUEST_TIMEOUT_S
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.admin.reset_targets import LARGEST, ResetTarget
@@ -13,6 +19,22 @@ from sublet_storage.groups.admin.reset_targets import LARGEST, ResetTarget
 JsonBody = dict[str, Any]
 
 _TARGETS = "earliest, latest, current, or one of offset, time, shift, epoch and offsets with its value"
+
+
+async def read_json_object(request: Request) -> JsonBody:
+    """Return the body, an object of JSON. Raises `UsageError`, and `HTTPException` for one that takes too long."""
+    if request.headers.get("Content-Type", "").partition(";")[0].strip().lower() != "application/json":
+        raise UsageError("the body must be JSON: send it with Content-Type: application/json.")
+    try:
+        async with asyncio.timeout(REQUEST_TIMEOUT_S):
+            found = json.loads(await request.body())
+    except TimeoutError:
+        raise HTTPException(408, f"the request's body took longer than {REQUEST_TIMEOUT_S:g} s.") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"the body is no JSON: {error}.") from None
+    if not isinstance(found, dict):
+        raise UsageError("the body must be an object of JSON, such as {}.")
+    return found
 
 
 def reject_unknown_fields(reported: JsonBody, *names: str) -> None:

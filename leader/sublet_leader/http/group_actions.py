@@ -9,10 +9,12 @@ from dataclasses import asdict
 from enum import StrEnum
 from typing import TypeVar
 
+from starlette.responses import Response
+
 from sublet_leader.allocation.strategies import load_strategy
 from sublet_leader.http import body_fields as of
 from sublet_leader.http.body_fields import JsonBody
-from sublet_leader.http.responses import Response, json_response
+from sublet_leader.http.responses import json_response
 from sublet_protocol.domain.errors import Conflict, UsageError
 from sublet_protocol.domain.subscriptions import StartingPosition
 from sublet_storage.db.connect import connect

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from sublet_leader.http.responses import Request, Response, json_response
+from starlette.requests import Request
+from starlette.responses import Response
+
+from sublet_leader.http import query_fields as of
+from sublet_leader.http.responses import json_response
 from sublet_leader.observe.connection_pool import ConnectionPool
 from sublet_leader.observe.lag_history import LagHistory
 from sublet_leader.observe.node_view import NodeView
@@ -24,11 +28,13 @@ class GroupsApi:
 
     def groups(self, request: Request) -> Response:
         """A page of groups, with how far behind each was."""
-        limit, offset = request.int_value("limit", 50, MOST_GROUPS), request.int_value("offset", 0, 10**9)
-        sort = GroupSort(request.choice_value("sort", GroupSort.NAME, tuple(GroupSort)))
-        descending = request.choice_value("order", "asc", ("asc", "desc")) == "desc"
+        limit, offset = of.read_integer(request, "limit", 50, MOST_GROUPS), of.read_integer(request, "offset", 0, 10**9)
+        sort = GroupSort(of.read_choice(request, "sort", GroupSort.NAME, tuple(GroupSort)))
+        descending = of.read_choice(request, "order", "asc", ("asc", "desc")) == "desc"
         with self._reading.connection() as connection:
-            page = list_group_page(connection, request.text_value("search", "")[:200], sort, descending, limit, offset)
+            page = list_group_page(
+                connection, of.read_text(request, "search", "")[:200], sort, descending, limit, offset
+            )
         times, curves = self._curves.read(overview.group.group_id for overview in page.groups)
         return json_response(
             {
@@ -43,7 +49,7 @@ class GroupsApi:
 
     def group(self, request: Request) -> Response:
         """One group with its streams, and with its standby members if it is led here. Raises `NotFound`."""
-        wanted = Subscription.parse(request.text_value("subscription"))
+        wanted = Subscription.parse(of.read_text(request, "subscription"))
         with self._reading.connection() as connection:
             overview = describe_group(connection, wanted)
         group_id = overview.group.group_id
@@ -55,8 +61,8 @@ class GroupsApi:
 
     def history(self, request: Request) -> Response:
         """What happened to a group since the answer whose `next` is `after`, oldest first. Raises `NotFound`."""
-        wanted = Subscription.parse(request.text_value("subscription"))
-        after, limit = request.text_value("after", ""), request.int_value("limit", 100, MOST_LINES)
+        wanted = Subscription.parse(of.read_text(request, "subscription"))
+        after, limit = of.read_text(request, "after", ""), of.read_integer(request, "limit", 100, MOST_LINES)
         with self._reading.connection() as connection:
             group = lifecycle.get_live(connection, wanted)
             found = read_behind(connection, group.group_id, after or None, limit)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from starlette.requests import Request
+from starlette.responses import Response
+
 from sublet_leader.http import body_fields as of
 from sublet_leader.http.body_fields import JsonBody
 from sublet_leader.http.probes import check_to_json
-from sublet_leader.http.responses import Request, Response, json_response
+from sublet_leader.http.responses import json_response
 from sublet_leader.observe.connection_pool import ConnectionPool
 from sublet_leader.observe.node_view import NodeView
 from sublet_protocol.domain.errors import Conflict, NotFound

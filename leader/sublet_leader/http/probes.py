@@ -8,31 +8,33 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
+from starlette.requests import Request
+from starlette.responses import Response
 
-from sublet_leader.http.responses import Request, Response, json_response
+from sublet_leader.http.responses import json_response
 from sublet_leader.observe.health import CHECKS, Health, HealthCheck
 from sublet_protocol.domain.errors import NotFound
 
 
 class Probes:
-    """`look` judges the node at this moment; `node` is its name."""
+    """`look` judges the node at this moment, from memory, so these need no thread; `node` is its name."""
 
     def __init__(self, node: str, look: Callable[[], Health]) -> None:
         self._node, self._look = node, look
 
-    def live(self, request: Request) -> Response:
+    async def live(self, request: Request) -> Response:
         """200 as long as the process can do its work; all else that is wrong is told, and is no reason to restart."""
         health = self._look()
         return json_response(self._reported(health), 200 if health.is_alive else 503)
 
-    def ready(self, request: Request) -> Response:
+    async def ready(self, request: Request) -> Response:
         """200 if this node can serve; a group without a leader is told, and is not this node's failure."""
         health = self._look()
         return json_response(self._reported(health), 200 if health.is_ready else 503)
 
-    def one(self, request: Request) -> Response:
+    async def one(self, request: Request) -> Response:
         """200 if that one check is well. Raises `NotFound`."""
-        name = request.path.rpartition("/")[2]
+        name = request.path_params["name"]
         if name not in CHECKS:
             raise NotFound(f"there is no check {name[:40]!r}: there are {', '.join(CHECKS)}.")
         check = self._look().check_named(name)
@@ -66,10 +68,10 @@ class MetricsPage:
         self._turn = threading.Lock()
         self._made: dict[str, tuple[float, bytes]] = {}
 
-    def __call__(self, request: Request) -> Response:
+    def page(self, request: Request) -> Response:
         """In the format that was asked for: Prometheus' text, or OpenMetrics."""
         try:
-            encode, content_type = choose_encoder(request.accept)
+            encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         except (TypeError, ValueError):  # a version that is none
             encode, content_type = choose_encoder("")
         with self._turn:
@@ -79,4 +81,4 @@ class MetricsPage:
             if content_type not in self._made:
                 text = encode(self._registry)
                 self._made[content_type] = self._clock(), text
-            return Response(200, self._made[content_type][1], content_type)
+            return Response(self._made[content_type][1], media_type=content_type)

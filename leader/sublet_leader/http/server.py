@@ -1,212 +1,187 @@
-"""Listens, and gives each connection a thread of a bounded number: one request, one answer, and it is closed.
+"""HTTP by uvicorn, in a thread and a loop of its own, within bounds that uvicorn has not.
 
-A request is read within bounds and in time, and answered with strict headers. Whoever has not sent its head in
-`HEAD_S`, or its body, or taken its answer, in `REQUEST_TIMEOUT_S` is let go, however steadily it trickles.
+A connection has one request and one answer, and is closed. Whoever has not sent its head in `HEAD_S`, or its body, or
+taken its answer, in `REQUEST_TIMEOUT_S` is let go, however steadily it trickles.
 """
 
 from __future__ import annotations
 
-import io
+import asyncio
 import ipaddress
 import logging
 import socket
+import sys
 import threading
-import time
-from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import urlsplit
 
-from sublet_leader.http.responses import SECURITY, Request, Response, error_response
+import h11
+import uvicorn
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+
+from sublet_leader.http.responses import error_response, make_strict
+from sublet_leader.http.settings import (
+    GRACE_S,
+    HEAD_S,
+    MAX_BODY,
+    MAX_CONNECTIONS,
+    MAX_FIELDS,
+    MAX_HEAD,
+    REQUEST_TIMEOUT_S,
+)
 from sublet_leader.listen_address import ListenAddress, is_loopback
 from sublet_protocol.domain.errors import InvalidSetting
 
-MAX_CONNECTIONS = 32
-"""At a time; whoever comes then waits for a moment in the system's queue, and is turned away when that is over."""
-POLL_INTERVAL_S = 1.0
-
-Answer = Callable[[Request], Response]
+log = logging.getLogger(__name__)
 
 
 class HttpServer:
-    """Serves from `start` to `close`. Raises `InvalidSetting` where it cannot listen there."""
+    """Serves `app` from `start` to `close`. Raises `InvalidSetting` where it cannot listen there."""
 
-    def __init__(self, listen: ListenAddress, answer: Answer) -> None:
+    def __init__(self, listen: ListenAddress, app: ASGIApp) -> None:
         if not listen.is_free():
             raise InvalidSetting(
                 f"cannot listen for HTTP on {listen}: the port is in use, or not this machine's. Give another one: "
                 "`sublet leader --http 127.0.0.1:7481`"
             )
-        self._server = _Server(listen, answer)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.2,), name="sublet-http", daemon=True)
-        self.where = ListenAddress(listen.host, int(self._server.server_address[1]))
+        is_ipv6 = ":" in listen.host
+        self._socket = socket.create_server(
+            (listen.host, listen.port),
+            family=socket.AF_INET6 if is_ipv6 else socket.AF_INET,
+            dualstack_ipv6=is_ipv6 and socket.has_dualstack_ipv6(),
+        )
+        self.where = ListenAddress(listen.host, int(self._socket.getsockname()[1]))
+        config = uvicorn.Config(
+            _Gate(app, is_loopback(listen.host)),
+            http=_BoundedProtocol,
+            ws="none",
+            loop="asyncio",
+            lifespan="off",
+            log_config=None,
+            log_level=logging.CRITICAL,  # `_Gate` logs what fails here; what is wrong with requests is no news
+            access_log=False,
+            proxy_headers=False,  # anybody can say that he came for somebody else
+            server_header=False,
+            backlog=MAX_CONNECTIONS,
+            h11_max_incomplete_event_size=MAX_HEAD,
+            timeout_graceful_shutdown=GRACE_S,
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(
+            target=self._server.run, args=([self._socket],), name="sublet-http", daemon=True
+        )
 
     def start(self) -> None:
         """Begin to answer."""
         self._thread.start()
 
     def close(self) -> None:
-        """Listen no more; blocks for a moment."""
+        """Listen no more, and let go of everybody; blocks for `GRACE_S` and a little."""
+        self._server.should_exit = True
         if self._thread.is_alive():
-            self._server.shutdown()
-        self._server.server_close()
+            self._thread.join(1.5 * GRACE_S)
+        self._socket.close()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 64
+class _BoundedProtocol(H11Protocol):
+    """One connection: its head and its answer have their time, and there are so many of them and no more."""
 
-    def __init__(self, listen: ListenAddress, answer: Answer) -> None:
-        self.address_family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
-        self.answer = answer
-        self.only_loopback = is_loopback(listen.host)
-        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
-        super().__init__((listen.host, listen.port), HttpRequestHandler)
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._deadline = self.loop.call_later(HEAD_S, self._end_without_request)
+        if len(self.connections) > MAX_CONNECTIONS:
+            self._refuse(503, f"{MAX_CONNECTIONS} others are connected, which is the limit. Try again.")
 
-    def server_bind(self) -> None:
-        """Without the base class's look for this machine's name, which may ask a name server."""
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.socket.bind(self.server_address)
-        self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = "", self.server_address[1]
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._deadline.cancel()
+        super().connection_lost(exc)
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """On a thread of its own, if one is free within a moment."""
-        if not self._free.acquire(timeout=POLL_INTERVAL_S):
-            self.shutdown_request(request)
-            return
-        super().process_request(request, client_address)
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Whoever has asked, and says no more, may still listen."""
+        return bool(self.cycle) and not self.cycle.more_body
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """The thread's life."""
+    def on_response_complete(self) -> None:
+        """All of the answer is written, and not yet taken."""
+        super().on_response_complete()
+        self._deadline.cancel()
+        self._deadline = self.loop.call_later(REQUEST_TIMEOUT_S, self.transport.abort)
+
+    def send_400_response(self, msg: str) -> None:
+        """Called where h11 has found that this is not HTTP as it should be."""
+        error = sys.exc_info()[1]
+        status = getattr(error, "error_status_hint", 400)
+        if status == 431 and b"\n" not in self.conn.trailing_data[0]:
+            status = 414
+        if self.cycle:
+            self.cycle.disconnected = True  # what it would answer comes too late
+        self._refuse(status, f"this is not HTTP as it should be: {error}.")
+
+    def _end_without_request(self) -> None:
+        if not self.cycle:
+            self.transport.abort()
+
+    def _refuse(self, status: int, error: str) -> None:
+        answer = error_response(status, error)
+        make_strict(answer.headers)
+        events = (
+            h11.Response(status_code=status, headers=answer.raw_headers, reason=STATUS_PHRASES[status]),
+            h11.Data(data=bytes(answer.body)),
+            h11.EndOfMessage(),
+        )
+        self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
+        self.transport.close()
+
+
+class _Gate:
+    """Lets through what is for us and within bounds, and answers with strict headers."""
+
+    def __init__(self, app: ASGIApp, only_loopback: bool) -> None:
+        self._app, self._only_loopback = app, only_loopback
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_strictly(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": list(message["headers"])}
+                make_strict(MutableHeaders(scope=message))
+            await send(message)
+
         try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Whoever went away in the middle of an answer is nobody's concern; the rest was told by the handler."""
-
-
-log = logging.getLogger(__name__)
-
-HEAD_S = 3.0
-"""For a request's line and headers: connections that say nothing are soon out of the others' way."""
-REQUEST_TIMEOUT_S = 10.0
-"""For a request's body, and for taking the answer."""
-MAX_BODY = 65_536
-MAX_FIELDS = 20
-
-
-class _Timely(io.RawIOBase):
-    """A socket's bytes until a deadline, though each single one may come in time."""
-
-    def __init__(self, connection: socket.socket, deadline: float) -> None:
-        self._connection, self.deadline = connection, deadline
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        left = self.deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("the request took too long")
-        self._connection.settimeout(left)
-        return self._connection.recv_into(buffer)
-
-
-class HttpRequestHandler(BaseHTTPRequestHandler):
-    """One connection, and so one request: keeping connections would keep threads."""
-
-    protocol_version = "HTTP/1.1"
-    server_version, sys_version = "sublet", ""
-
-    def setup(self) -> None:
-        """Read by the clock, not by the packet."""
-        super().setup()
-        self._timely = _Timely(self.connection, time.monotonic() + HEAD_S)
-        self.rfile = io.BufferedReader(self._timely)
-        self.close_connection = True
-
-    def __getattr__(self, name: str) -> Any:
-        """The base class looks for `do_GET` and so on: all methods go one way."""
-        if name.startswith("do_"):
-            return self._answer
-        raise AttributeError(name)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """For those who debug: a probe a second is no news."""
-        log.debug("%s: " + format, self.client_address[0], *args)
-
-    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What the base class finds wrong with a request, as JSON too."""
-        self.close_connection = True
-        self.command = getattr(self, "command", None) or "GET"
-        self._send(error_response(code, message or "this is not HTTP as it should be"))
-
-    def _answer(self) -> None:
-        self.close_connection = True
-        self._timely.deadline = time.monotonic() + REQUEST_TIMEOUT_S
-        try:
-            response = self._respond()
-        except TimeoutError:
-            response = error_response(408, f"the request's body took longer than {REQUEST_TIMEOUT_S:g} s.")
+            await (self._refusal(scope) or self._app)(scope, receive, send_strictly)
         except Exception:
-            log.exception("%s %s failed; please report this", self.command, self.path.partition("?")[0])
-            response = error_response(
-                500, "this should not happen; the node's log says where it did. Please report it."
-            )
-        self._send(response)
+            log.exception("%s %s failed; please report this", scope["method"], scope["path"])
 
-    def _respond(self) -> Response:
-        if not self._is_for_us():
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers = Headers(scope=scope)
+        target = len(scope["raw_path"]) + len(scope["query_string"])
+        if target + sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEAD:
+            return error_response(
+                414 if target > MAX_HEAD / 2 else 431, f"a request's head has {MAX_HEAD} bytes at most."
+            )
+        if self._only_loopback and not _is_loopback_name(headers.get("Host", "")):
             return error_response(
                 421, "this node listens on loopback only, and answers to names of loopback: 127.0.0.1."
             )
-        length = self.headers.get("Content-Length", "0")
-        if "Transfer-Encoding" in self.headers or not (length.isascii() and length.isdecimal()):
+        if not scope["http_version"].startswith("1."):
+            return error_response(505, f"HTTP {scope['http_version']} is not spoken here, but 1.1.")
+        length = headers.get("Content-Length", "0")
+        if "Transfer-Encoding" in headers:
             return error_response(411, "send the body in one piece, with its Content-Length.")
         if len(length) > 9 or int(length) > MAX_BODY:
             return error_response(413, f"a body of {length[:20]} bytes: the limit is {MAX_BODY}.")
-        try:
-            url = urlsplit(self.path)
-            query = dict(parse_qsl(url.query, keep_blank_values=True, max_num_fields=MAX_FIELDS))
-        except ValueError as error:
-            return error_response(400, f"the address cannot be read: {error}.")
-        scheme, _, token = self.headers.get("Authorization", "").partition(" ")
-        request = Request(
-            self.command,
-            unquote(url.path),
-            query,
-            self.headers.get("Accept", ""),
-            token.strip() if scheme.lower() == "bearer" else None,
-            self.headers.get("Content-Type", ""),
-            self.rfile.read(int(length)),
-            self.client_address[0],
-        )
-        return self.server.answer(request)  # type: ignore[attr-defined, no-any-return]
+        if scope["query_string"].count(b"&") >= MAX_FIELDS:
+            return error_response(400, f"the address cannot be read: a query has {MAX_FIELDS} fields at most.")
+        return None
 
-    def _is_for_us(self) -> bool:
-        """A page of somebody else's must not reach a loopback port by giving its own name to 127.0.0.1."""
-        if not self.server.only_loopback:  # type: ignore[attr-defined]
+
+def _is_loopback_name(host: str) -> bool:
+    """Return whether it is a name of ours: a page of somebody else's must not reach a loopback port by giving its own
+    name to 127.0.0.1."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        if name in ("", "localhost") or name.endswith(".localhost"):
             return True
-        try:
-            host = urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
-            if host in ("", "localhost") or host.endswith(".localhost"):
-                return True
-            return ipaddress.ip_address(host.split("%")[0]).is_loopback
-        except ValueError:  # no address at all
-            return False
-
-    def _send(self, response: Response) -> None:
-        self.connection.settimeout(REQUEST_TIMEOUT_S)
-        self.send_response(response.status)
-        for name, value in {**SECURITY, **response.headers}.items():
-            self.send_header(name, value)
-        self.send_header("Content-Type", response.content_type)
-        self.send_header("Content-Length", str(len(response.body)))
-        self.send_header("Connection", "close")
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(response.body)
+        return ipaddress.ip_address(name.split("%")[0]).is_loopback
+    except ValueError:  # no address at all
+        return False

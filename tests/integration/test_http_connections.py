@@ -1,0 +1,115 @@
+"""The HTTP port's connections to the database: bounded in number and time, made anew when they are lost, and set up as
+all of ours are."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+import psycopg
+import pytest
+
+from sublet_leader.observe.connection_pool import MAX_CONNECTIONS, RECEIVE_TIMEOUT_S, ConnectionPool
+from sublet_leader.observe.health import Health, HealthCheck, HealthState
+from sublet_protocol.domain.errors import SubletError, Unavailable
+from sublet_storage.db.bounded_connection import BoundedConnection
+from tests.kit import eventually
+from tests.postgres_proxy import PostgresProxy
+
+WAIT_S = 60.0
+ASKERS = 30
+OURS = "select count(*) from pg_stat_activity where application_name = 'sublet http' and datname = current_database()"
+END_THEM = OURS.replace("count(*)", "pg_terminate_backend(pid)")
+
+
+@contextmanager
+def a_pool(url: str, state: HealthState = HealthState.OK) -> Iterator[ConnectionPool]:
+    """Closed at the end."""
+    pool = ConnectionPool(url, lambda: Health((HealthCheck("database", state, "as a test says"),)))
+    try:
+        yield pool
+    finally:
+        pool.close()
+
+
+def ask(pool: ConnectionPool, statement: str = "select 1") -> Any:
+    with pool.connection() as connection:
+        row = connection.execute(statement).fetchone()
+    assert row is not None
+    return row[0]
+
+
+def test_a_connection_is_set_up_as_all_of_ours_are(database: str) -> None:
+    other = database + ("&" if "?" in database else "?")
+    with a_pool(other + r"options=-c%20default_transaction_isolation%3Dserializable") as pool:
+        assert ask(pool, "show transaction_isolation") == "read committed"
+        assert ask(pool, "show statement_timeout") == "5s"
+        with pool.connection() as connection:
+            assert connection.autocommit
+            assert isinstance(connection, BoundedConnection)
+            assert connection.receive_timeout_s == RECEIVE_TIMEOUT_S
+        with pytest.raises(psycopg.errors.QueryCanceled):
+            ask(pool, "select 1 from pg_sleep(60)")
+        assert ask(pool) == 1
+
+
+def test_what_the_server_has_ended_is_made_anew_and_nobody_is_refused(
+    database: str, conn: psycopg.Connection[Any]
+) -> None:
+    def ended() -> bool:
+        return conn.execute(END_THEM).fetchall() == [] and conn.execute(OURS).fetchone() == (0,)
+
+    with a_pool(database) as pool:
+        for _ in range(3):
+            assert ask(pool) == 1
+            eventually(ended, WAIT_S)
+        assert ask(pool) == 1
+
+
+def test_there_are_few_and_whoever_finds_none_is_refused_in_time(database: str, conn: psycopg.Connection[Any]) -> None:
+    with a_pool(database) as pool, ThreadPoolExecutor(ASKERS) as threads, ExitStack() as stack:
+        held = [stack.enter_context(pool.connection()) for _ in range(MAX_CONNECTIONS)]
+        assert len({id(each) for each in held}) == MAX_CONNECTIONS
+        for asked in [threads.submit(ask, pool) for _ in range(ASKERS)]:
+            with pytest.raises(Unavailable, match="others"):
+                asked.result()
+        assert conn.execute(OURS).fetchone() == (MAX_CONNECTIONS,)
+        waiting = threads.submit(ask, pool)
+        stack.close()
+        assert waiting.result() == 1
+
+
+def test_whoever_asks_while_the_database_is_away_is_told_why(database: str) -> None:
+    with PostgresProxy(database) as way, a_pool(way.url) as pool:
+        assert ask(pool) == 1
+        way.go_away()
+        with suppress(psycopg.OperationalError, SubletError):  # what was open is lost
+            ask(pool)
+        with pytest.raises(SubletError, match="cannot connect"):
+            ask(pool)
+        way.resume()
+        assert eventually(lambda: answer(pool), WAIT_S) == 1
+    with a_pool(database, HealthState.UNREACHABLE) as pool, pytest.raises(Unavailable, match="as a test says"):
+        ask(pool)
+
+
+def answer(pool: ConnectionPool) -> Any:
+    with suppress(SubletError, psycopg.OperationalError):
+        return ask(pool)
+    return None
+
+
+def test_a_silent_database_holds_nobody_for_long_and_no_end_up(database: str) -> None:
+    with PostgresProxy(database) as way, a_pool(way.url) as pool:
+        assert ask(pool) == 1
+        way.hold()
+        with pytest.raises((SubletError, psycopg.OperationalError)):
+            ask(pool)
+        asking = threading.Thread(target=answer, args=(pool,))
+        asking.start()
+        pool.close()
+        way.resume()
+        asking.join()
