@@ -135,10 +135,10 @@ class UpperFrontier:
 
 @dataclass(frozen=True, slots=True)
 class ConsumedFrontier:
-    """What of a stream is consumed in whole epochs, beside all that lies before its position.
+    """What of a stream is consumed in entire epochs, beside all that lies before its position.
 
-    Of the messages before offset `upto` those in an epoch that cannot come any more under `lower`, and those in no
-    epoch. `lower` is None where no epoch is consumed. Of one stream, one such frontier is at or after the other.
+    Of the messages before offset `upto` those in an epoch that `lower` no longer admits, and those in no epoch. `lower`
+    is None where no epoch is consumed. Of two such frontiers of one stream, one is at or after the other.
     """
 
     upto: int

@@ -1,4 +1,4 @@
-"""Messages into wire form and back: the only place that knows both.
+"""Encodes messages to the wire format and decodes them.
 
 Encoding is total. Decoding trusts nothing: what is missing, out of range, too long or too many raises
 `MalformedMessage`, whose text goes to the sender. Every size that a peer controls is bounded here.
@@ -50,7 +50,7 @@ MAX_BORROWERS = 10_000
 """Most borrowers in one ping."""
 
 MAX_SPACES = 10_000
-"""Most spaces of whose epochs one answer speaks."""
+"""Maximum number of spaces whose epochs one answer has."""
 
 MAX_ANTICHAIN = 1_000
 """Most epochs in one frontier."""

@@ -1,7 +1,7 @@
-"""What clients without access to the database say to a node, in wire form and back; and how much of it there may be.
+"""Requests and replies of feeds, which publish and read through nodes, on the wire, and their bounds.
 
-Decoding trusts nothing, on either side: what is missing, out of range, too long or too many is an error for its sender,
-and nobody else. Messages travel as Arrow, which this module does not look into.
+Decoding trusts nothing, on either side: what is missing, out of range, too long or too many is an error for its sender
+alone. Messages travel as Arrow, which is opaque to this module.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ MAX_STREAMS = 100_000
 """Most streams in a bookmark."""
 
 HEARTBEAT_INTERVAL_S = 2.0
-"""A node says something at least so often in a `History` or a `Follow`."""
+"""Maximum time between two pages of a node in a `History` or a `Follow`."""
 
 RETRY_AFTER_METADATA = "sublet-retry-after-ms"
 """Beside RESOURCE_EXHAUSTED: the node has too much to do, and when to come again. Without it, trying again is vain."""
 
 ERROR_METADATA = "sublet-error"
-"""Beside a refusal: the name of the error in `sublet_protocol.domain.errors`. Trying again is vain, but for
-`PayloadUnavailable`, and so is another node: it is of what was asked."""
+"""Header of a rejection: the name of the error in `sublet_protocol.domain.errors`. A retry is in vain, also at another
+node, except for `PayloadUnavailable`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class PublishResult:
 
 @dataclass(frozen=True, slots=True)
 class ReadCommand:
-    """From where to read what matches. Every page of the answer bears `subscription_id`."""
+    """Where to read the matching messages from. Every page of the answer has its `subscription_id`."""
 
     filter: Filter
     starting_position: StartingPosition | Bookmark
@@ -78,10 +78,12 @@ class ReadCommand:
 
 @dataclass(frozen=True, slots=True)
 class FeedPage:
-    """A step of one stream, from `start` up to before `position`; or a bookmark; or neither, which is a sign of life.
+    """A step of one stream, from `start` up to before `position`; or a bookmark; or neither, which keeps the call
+    alive.
 
     `messages` is an Arrow IPC stream, None where nothing matches. `is_gone`: retention has taken what was at `start`,
-    and `oldest_offset` is what is left (None: nothing)."""
+    and `oldest_offset` is the oldest that is left (None: nothing).
+    """
 
     subscription_id: str
     bookmark: Bookmark | None = None
@@ -121,7 +123,7 @@ def decode_publish(wire: Any) -> PublishCommand:
 
 
 def encode_published(answer: PublishResult, count: int) -> Any:
-    """A `PublishReply` for a batch of so many messages."""
+    """Encode a `PublishReply` for a batch of `count` messages."""
     parts = [
         pb.PublishedPart(
             stream_id=part.stream_id,
@@ -135,7 +137,7 @@ def encode_published(answer: PublishResult, count: int) -> Any:
 
 
 def decode_published(wire: Any, count: int) -> PublishResult:
-    """What became of a batch of so many messages. Raises `MalformedMessage` unless each has one place."""
+    """Return the outcome of a batch of `count` messages. Raises `MalformedMessage` unless each has one place."""
     if wire.is_duplicate and not wire.parts:
         return PublishResult(None, True)
     parts = tuple(_read_part(part) for part in wire.parts)

@@ -1,8 +1,7 @@
-"""What a member of a group without access to the database asks a node for, in wire form and back: pages of streams that
-it was lent, where streams end, and the epoch of a session with a name.
+"""Requests of group members without database access on the wire: pages and ends of granted streams, session epochs.
 
 As in `sublet_protocol.messages.feed`, decoding trusts nothing on either side, and messages travel as Arrow, which is
-not looked into.
+opaque.
 """
 
 from __future__ import annotations
@@ -45,7 +44,8 @@ class FetchedPage:
 
 @dataclass(frozen=True, slots=True)
 class PageGone:
-    """Retention has taken what was wanted; `oldest_offset` is what is left of the stream, None: nothing."""
+    """Retention has taken the requested messages; `oldest_offset` is the oldest that is left of the stream, None:
+    nothing."""
 
     oldest_offset: int | None
 

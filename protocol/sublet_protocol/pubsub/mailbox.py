@@ -1,10 +1,10 @@
-"""What waits for one subscriber: bounded, first in first out, kept until acknowledged.
+"""A bounded queue of messages for one subscriber, kept until acknowledged.
 
-A message first *waits*, then is *handed out* under a sequence number, then is acknowledged and forgotten. Only what
-waits can be dropped: what was handed out is bounded by one reply, and a reply that got lost must be given again.
+A message first *waits*, then is *handed out* under a sequence number, then is acknowledged and removed. Only what waits
+can be dropped: what was handed out is bounded by one reply, and a reply that got lost must be repeated.
 
-When too much waits, the channel that takes the most room is the one that gives way: all its messages are dropped and a
-`Gap` says so. The other channels lose nothing.
+When too much waits, the channel that takes the most room is emptied: all its messages are dropped and a `Gap` takes
+their place. The other channels lose nothing.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Mailbox:
             self._make_room()
 
     def acknowledge(self, sequence: int) -> bool:
-        """Forget all up to `sequence`; False if that was never handed out."""
+        """Remove all up to `sequence`; False if that was never handed out."""
         while self._out and self._out[0][0].sequence <= sequence:
             _, letter = self._out.pop(0)
             if letter is not None:
@@ -117,7 +117,7 @@ class Mailbox:
         return tuple(delivery for delivery, _ in self._out)
 
     def find_leaks(self) -> Iterator[str]:
-        """What is kept beside the messages themselves and should have gone with them; nothing, if all is well."""
+        """Return bookkeeping that should have gone with its messages; empty unless there is a leak."""
         out = [letter for _, letter in self._out if letter is not None]
         known = {letter.identity for letter in (*self._waiting.values(), *out) if letter.is_deduplicated}
         yield from (f"{identity[:2]} is not queued again, though it is gone" for identity in self._once.keys() - known)

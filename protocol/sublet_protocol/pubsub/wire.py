@@ -1,4 +1,4 @@
-"""The session's own frames in wire form and back; what they carry goes through `sublet_protocol.messages.codec`.
+"""Encodes and decodes the frames of a connection; their content goes through `sublet_protocol.messages.codec`.
 
 `channels` are those that both sides know: ours, or the parties' own.
 """
