@@ -1,4 +1,4 @@
-"""Where an agent leaves what it has to tell a session, for the session's own thread to pick up."""
+"""A queue of events from the agent's thread to a session's thread."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ SessionEvent = AssignmentUpdate | SubscriptionClosed | HeadPushed
 
 
 class EventQueue:
-    """A queue whose reader can wait, and can be woken without news.
+    """A queue whose reader can wait, and can be woken without an event.
 
-    Of what is pushed about one stream it keeps the farthest, whichever way it came, so that it stays small however long
-    its reader is busy. What is told of streams does not wait for the reader if there is somebody to `on_update` it, on
-    the agent's thread."""
+    Of several pushed heads of one stream it stores the farthest, so that it stays small however long its reader is
+    busy. Changes of the assignment do not wait for the reader where `on_update` is given: it is called on the agent's
+    thread.
+    """
 
     def __init__(self, on_update: Callable[[AssignmentUpdate], None] | None = None) -> None:
         self._receive = on_update
         self._news: deque[AssignmentUpdate | SubscriptionClosed] = deque()
         self.end: SubscriptionClosed | None = None
-        """The last there is to tell, once that has come; also to whom an exception broke off that took it."""
+        """The last event, once it has come; also for a reader whose taking of it was interrupted by an exception."""
         self._pushed: dict[int, HeadPushed] = {}
         self._condition = threading.Condition()
         self._woken = False
 
     def put(self, news: SessionEvent) -> None:
-        """Leave news, or have it heard."""
+        """Add an event, or pass it to `on_update`."""
         if self._receive is not None and not isinstance(news, HeadPushed | SubscriptionClosed):
             self._receive(news)
             if not isinstance(news, SavedProgress):
@@ -55,11 +56,11 @@ class EventQueue:
             self._condition.notify_all()
 
     def let_go(self) -> None:
-        """An exception broke off whoever took news on this thread."""
+        """Release what an exception left taken by this thread."""
         let_go(self._condition.release)
 
     def take(self, wait_s: float = 0.0) -> tuple[SessionEvent, ...]:
-        """All news so far; waits for some, at most so long."""
+        """Return all events so far; wait for one, at most `wait_s`."""
         with self._condition:
             if not (self._news or self._pushed or self._woken) and wait_s > 0:
                 self._condition.wait(wait_s)

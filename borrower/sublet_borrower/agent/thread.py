@@ -1,7 +1,8 @@
 """The agent on the network: the process's event loop around the pure `Agent`, one connection per node.
 
-Sessions call it from their own threads; what it has to tell them arrives in their `EventQueue`. It goes on pinging
-while a session's user function runs, as long as that lets go of the interpreter now and then."""
+Sessions call it from their own threads; its events arrive in their `EventQueue`. It goes on pinging while a session's
+user function runs, as long as that releases the interpreter now and then.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +94,7 @@ class AgentThread:
         self._post(CloseSubscription(handle))
 
     def give_up(self, handle: int, why: str) -> None:
-        """The same, for a session that cannot say so itself; on the network's thread."""
+        """Unsubscribe on behalf of a session that cannot do so itself; on the network's thread."""
         self._handle(CloseSubscription(handle, why))
 
     def report_progress(self, handle: int, progress: SessionProgress) -> None:
@@ -101,11 +102,11 @@ class AgentThread:
         self._post(ProgressReported(handle, progress))
 
     def subscribe_head(self, handle: int, follow: HeadSubscription) -> None:
-        """Ask for news of the stream by push: what comes arrives as `HeadPushed` in the inbox."""
+        """Subscribe to pushed heads of the stream: they arrive as `HeadPushed` in the inbox."""
         self._loop.call_soon_threadsafe(self._head_subscriptions.add, handle, follow)
 
     def unsubscribe_head(self, handle: int, follow: HeadSubscription) -> None:
-        """Ask for no more of them."""
+        """End the subscription to them."""
         self._loop.call_soon_threadsafe(self._head_subscriptions.remove, handle, follow)
 
     def may_start_call(self, handle: int, stream_id: int, grant_id: int) -> bool:
@@ -117,7 +118,7 @@ class AgentThread:
         return self._machine.may_continue(handle, stream_id, grant_id, boottime_clock())
 
     def group_id(self, handle: int) -> int | None:
-        """The group that lends to this subscription; None before a leader has answered."""
+        """Return the group of this subscription; None before a leader has answered."""
         return self._machine.group_id(handle)
 
     def connection_counters(self) -> dict[str, SubscriberCounters]:
@@ -137,8 +138,8 @@ class AgentThread:
         self._loop.call_soon_threadsafe(self._handle, event)
 
     def _handle(self, event: AgentEvent) -> None:
-        """The one door: decide, then carry out. What fails here left half a state, and ends all subscriptions: their
-        leaders hear no more of them."""
+        """Decide on an event and carry out the outcome. An exception here left half a state, and ends all
+        subscriptions: their leaders receive no more pings."""
         if self._over:
             return
         try:
@@ -180,7 +181,7 @@ class AgentThread:
 
     def _send(self, address: str, message: ToLeader) -> None:
         if address in self._refusals:
-            return  # a claim sent us there; whoever leads next may be another
+            return  # a claim sent us there; the next leader may be another node
         connection = self._connections.get(address)
         if connection is None:
             connection = NodeConnection(
@@ -215,7 +216,7 @@ class AgentThread:
                 self._handle(NodeMessageReceived(address, message))  # type: ignore[arg-type]
 
     def _refused(self, address: str, command: Command, text: str) -> None:
-        """To ask for a leader in the same words again would be refused again: that subscription is over."""
+        """End the subscription: the same request for a leader would be rejected again."""
         wanted = command.body if isinstance(command, Send) else None
         if isinstance(wanted, LeaderWanted):
             why = f"node {address} refuses: {truncate(text)}"
@@ -228,7 +229,7 @@ class AgentThread:
         self._handle(NodeLost(address))
 
     def _refuse(self, address: str, why: str) -> None:
-        """A node of another protocol version, say, will never serve us; others may."""
+        """Use that node no more: one of another protocol version, for example, will never serve us; others may."""
         log.error("node %s refuses this agent: %s", address, why)
         self._refusals[address] = (boottime_clock(), why)
         connection = self._connections.pop(address, None)
@@ -237,7 +238,7 @@ class AgentThread:
         self._learn(self._listed)
 
     def _learn(self, addresses: tuple[str, ...]) -> None:
-        """The machine knows the nodes that do not refuse us. Where all do, whoever subscribes should know."""
+        """Pass on the nodes that do not reject this agent. Where all do, every subscription is denied."""
         self._listed = addresses
         if all(address in self._refusals for address in addresses):
             believed = boottime_clock() - REFUSAL_S
@@ -248,12 +249,12 @@ class AgentThread:
             self._deny("; ".join(self._refusals[address][1] for address in addresses))
 
     def _deny(self, why: str) -> None:
-        """Every subscription is over: whoever lent to one hears no more pings, and lends to others."""
+        """End every subscription: its leader receives no more pings, and grants the streams to others."""
         for borrower in tuple(self._machine.borrowers.values()):
             self._handle(NodeMessageReceived("", Invalidate(borrower.borrower_id, 0, InvalidateReason.DENIED, why)))
 
     def _look_up(self) -> None:
-        """Ask for the live nodes in the background, not more often than every `LOOKUP_INTERVAL_S`."""
+        """Read the live nodes in the background, not more often than every `LOOKUP_INTERVAL_S`."""
         if self._looking or self._over:
             return
         self._looking = True

@@ -1,9 +1,8 @@
-"""Whether a session's user still comes back to it.
+"""Gives a session's streams up when its user has not polled for too long.
 
-What keeps a session in touch goes on by itself, on the network's thread, and would do so for ever for a user function
-that hangs, or for a session that nobody has any more. So that thread looks how long nobody has come, and gives the
-streams up when that is too long. It must not keep the session alive: it knows this object, which does not know the
-session.
+Pings go on by themselves, on the network's thread, and would do so for ever for a user function that hangs, or for a
+session that is garbage. So that thread checks how long no call has come, and gives the streams up when that is too
+long. It must not keep the session alive: it references this object, which does not reference the session.
 """
 
 from __future__ import annotations
@@ -124,7 +123,7 @@ class Attendance:
         close()
 
     def _give_up(self, why: str) -> str:
-        """What was in the user's hands, in words."""
+        """Describe what the user had outstanding."""
         assert self._agent is not None
         self.handler.abandon_outstanding()
         self._agent.give_up(self._handle, why)

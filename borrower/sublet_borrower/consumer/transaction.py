@@ -1,12 +1,12 @@
-"""The user's own transaction on the messages' database: output and progress are committed together, or neither is.
+"""Transactions on the messages' database that commit a user's output and progress together.
 
     for batch in session:
         with batch.transaction() as connection:
             connection.execute("insert into totals ...")
 
-Progress is written inside that transaction, at its end, under the batch's grant id, and refused when the stream has
-gone to somebody else: so each message has its effect exactly once, whoever crashes when. It takes tables in the same
-database; for other sinks `batch.grant_id` is the fencing token.
+Progress is written inside that transaction, at its end, under the batch's grant id, and rejected when the stream has
+another holder: so each message has its effect exactly once, whatever crashes. The tables must be in the same database;
+for other sinks `batch.grant_id` is the fencing token.
 """
 
 from __future__ import annotations
@@ -69,11 +69,10 @@ class _InVain(Exception):
 class ProgressTransactions:
     """One connection for all transactions of a session, made when first needed. Not thread-safe, as a session is not.
 
-    `group_id` answers the id of the group that lent the streams, `batch_s` is how long a user may take for a batch.
+    `group_id` returns the id of the group that granted the streams, `batch_s` is how long a user may take for a batch.
 
-    A transaction is in doubt from before its commit until its batches are told that they are done. Whatever breaks that
-    off, an answer that is lost or an exception out of a signal handler, nothing else is done with any batch before
-    `find_out` has told what became of it.
+    A transaction is in doubt from before its commit until its batches are settled. If that is interrupted, by a lost
+    answer or by an exception out of a signal handler, no batch is touched before `find_out` has determined the outcome.
     """
 
     def __init__(self, url: str, group_id: Callable[[], int], batch_s: float) -> None:
@@ -88,8 +87,8 @@ class ProgressTransactions:
         """A transaction that ends with the progress of these batches, which are settled then; an exception inside rolls
         it back. Nothing may be in doubt.
 
-        Raises `GrantLost` where a stream is somebody else's by now, and `DatabaseUnreachable`: both mean that nothing
-        was written. After a commit that lost its connection the server is asked what became of it; only where that is
+        Raises `GrantLost` where a stream has another holder by now, and `DatabaseUnreachable`: both mean that nothing
+        was written. After a commit that lost its connection the server is queried for the outcome; only where that is
         impossible too `UnknownOutcome` is raised. `UsageError`: the block has ended the transaction.
         """
         connection, furthest = self._begin(), _furthest(batches)
@@ -137,7 +136,7 @@ class ProgressTransactions:
             self._open = False
 
     def is_in_doubt(self, stream_id: int, ticket: int) -> bool:
-        """Whether nobody knows of that batch yet whether its transaction was committed."""
+        """Whether it is unknown of that batch whether its transaction was committed."""
         doubt = self._doubt
         return (
             doubt is not None
@@ -184,7 +183,7 @@ class ProgressTransactions:
         return bool(doubt.happened)
 
     def _committed(self, cause: Exception) -> bool:
-        """Whether the transaction whose commit got no answer was committed, asked on a new connection at once."""
+        """Query, on a new connection, whether the transaction whose commit got no answer was committed."""
         assert self._doubt is not None
         try:
             self._doubt.happened = self._ask(self._doubt, fencing.OUTCOME_TIMEOUT_S)

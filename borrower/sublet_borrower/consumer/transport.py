@@ -1,4 +1,4 @@
-"""The two ways of a session to messages and leaders: the database, or nodes alone."""
+"""How a session reaches messages and leaders: through the database, or through nodes alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from sublet_storage.readers.epoch_steps import BlockSummaries
 
 
 class PageReader(Protocol):
-    """Reads what was lent. `Reader` and `NodeReader` keep it, and `tests/contract/test_readers.py` is its suite."""
+    """Reads granted streams. Implemented by `LogReader` and `NodeReader`; `tests/contract/test_readers.py` is its
+    suite."""
 
     def warm_up(self) -> None: ...
 
@@ -42,9 +43,8 @@ class PageReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SessionTransport:
-    """What a session needs of others. `transactions` is None where there is no database to have them on, and
-    `subscribe_heads` where there is none to hear from: it begins to tell where streams end, and returns what ends
-    that."""
+    """What a session uses of others. `transactions` is None where there is no database, and `subscribe_heads` where no
+    direct listening is possible: it begins to report heads, and returns a function that ends that."""
 
     reader: PageReader
     discover_nodes: Callable[[], Sequence[str]]
@@ -82,7 +82,7 @@ def database_transport(
 def node_transport(
     opened: contextlib.ExitStack, nodes: Sequence[str], max_batch_bytes: int, timeout_s: float
 ) -> SessionTransport:
-    """All from these nodes, and from those whose addresses they tell. What is opened here is closed by `opened`."""
+    """Open a transport over these nodes, and those that they know. `opened` closes what is opened here."""
     reader = NodeReader(nodes, max_batch_bytes, timeout_s)
     opened.callback(reader.close)
     reader.warm_up()

@@ -1,7 +1,7 @@
-"""Reads blocks straight from the log, and gets over a database that is away for a while.
+"""Reads blocks from the log in the database, and survives its absence.
 
-What is read of a stream is one sequence: each page says where it begins, and is taken only if that is where the last
-one taken ended.
+What is read of a stream is one sequence: each page has its first offset, and is taken only if that is where the page
+taken last ended.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _T = TypeVar("_T")
 
 
 class LogReader:
-    """One connection in autocommit: no snapshot is held while somebody processes. Not thread-safe.
+    """One connection in autocommit: no snapshot is held while a user processes. Not thread-safe.
 
-    A server that is silent for `timeout_s` in the middle of a read is a database that is away.
+    A server that is silent for `timeout_s` in the middle of a read counts as away.
     """
 
     def __init__(self, url: str, max_batch_bytes: int, timeout_s: float) -> None:
@@ -39,17 +39,17 @@ class LogReader:
         self._reconnecting = ReconnectingConnection(self._connect, log)
 
     def warm_up(self) -> None:
-        """Do before anything is lent what the first read would have to: connect, and make the first Arrow scalar, for
-        which pyarrow loads pandas where it is installed."""
+        """Prepare the first read before anything is granted: connect, and make the first Arrow scalar, for which
+        pyarrow loads pandas where it is installed."""
         pa.scalar(0)
         self.query(lambda connection: connection)
 
     def fetch(self, granted: GrantedStream, allowed: Callable[[GrantedStream], bool]) -> message_log.LogPage | None:
-        """The messages that follow on what was taken of the stream so far, which has moved on behind them then.
+        """Return the messages that follow on what was taken of the stream so far; they count as taken then.
 
-        None while the database is away, and where what came is discarded: it is not the direct successor, or taking it
-        is not `allowed` any more, which is asked when it has come. Raises `PositionGone`, `PoisonBlock`, and
-        `PayloadUnavailable` of what lies outside of Postgres.
+        None while the database is away, and where the page is discarded: it is not the direct successor, or taking it
+        is not `allowed` any more, which is checked when it has come. Raises `PositionGone`, `PoisonBlock`, and
+        `PayloadUnavailable` of payloads outside of Postgres.
         """
         page = self.query(
             lambda connection: message_log.fetch(
@@ -86,8 +86,8 @@ class LogReader:
         self._reconnecting.close()
 
     def query(self, read: Callable[[psycopg.Connection[Any]], _T]) -> _T | None:
-        """The answer; None while the database is away, which is not tried again at once. A read changes nothing:
-        whoever asked may simply ask again."""
+        """Return the answer; None while the database is away, which is not tried again at once. A read changes nothing,
+        so the caller can repeat it."""
         try:
             with self._reconnecting as connection:
                 return read(connection)

@@ -1,5 +1,6 @@
-"""Reads pages of lent streams from nodes, for a session without access to the database, and gets over nodes that are
-lost or refuse: any node will do, and the next one goes on where the last one ended.
+"""Reads pages of granted streams from nodes, for a session without access to the database.
+
+Any node will do: when one is lost or rejects the read, the next one goes on where the last one ended.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ FIRST_NODE_TIMEOUT_S: Final = 10.0
 """How long a session that begins waits for a node, if that is less than its `read_timeout_s`."""
 
 REFUSALS: Final = (ProtocolMismatch, SubletError)
-"""Of exactly these kinds is what a node says of itself, and not of what was asked: another may serve."""
+"""Errors of exactly these kinds are about the node and not about the request: another node may serve it."""
 
 _T = TypeVar("_T")
 
@@ -57,8 +58,8 @@ class NodeReader:
         self._backoff = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S)
 
     def warm_up(self) -> None:
-        """Do before anything is lent what the first read would have to: find a node that serves this release, and make
-        the first Arrow scalar, for which pyarrow loads pandas where it is installed.
+        """Prepare the first read before anything is granted: find a node that serves this release, and make the first
+        Arrow scalar, for which pyarrow loads pandas where it is installed.
 
         Raises `Unavailable` where no node answers, `ProtocolMismatch` where all are of another release.
         """
@@ -66,11 +67,12 @@ class NodeReader:
         self._insist("Heads", encode_heads_request(()), decode_heads_reply)
 
     def fetch(self, granted: GrantedStream, allowed: Callable[[GrantedStream], bool]) -> LogPage | None:
-        """The messages that follow on what was taken of the stream so far, which has moved on behind them then.
+        """Return the messages that follow on what was taken of the stream so far; they count as taken then.
 
-        None while no node answers, and where what came is discarded: it is not the direct successor, or taking it is
-        not `allowed` any more, which is asked when it has come. Raises `PositionGone`, `PositionBeyondHead`,
-        `PayloadUnavailable`, `PoisonBlock`, and `ValueTooLarge` for a message that no node can send."""
+        None while no node answers, and where the page is discarded: it is not the direct successor, or taking it is not
+        `allowed` any more, which is checked when it has come. Raises `PositionGone`, `PositionBeyondHead`,
+        `PayloadUnavailable`, `PoisonBlock`, and `ValueTooLarge` for a message that no node can send.
+        """
         wanted = FetchRequest(
             granted.stream_id, granted.next_read_offset, granted.filter, granted.generation_id, self._batch_bytes
         )
@@ -84,7 +86,7 @@ class NodeReader:
         return [(stream_id, head) for stream_id, (head, _) in (found or {}).items()]
 
     def fetch_block_summaries(self, granted: AtomicGrantedStream) -> BlockSummaries | None:
-        """Nodes say nothing of epochs. Raises `UsageError`."""
+        """Raises `UsageError`: nodes do not serve epochs."""
         raise UsageError(
             f"stream {granted.stream_id} is of an atomic group, and what is read through nodes says nothing of epochs."
             " Make the session with access to the database, transport='database'."
@@ -103,10 +105,10 @@ class NodeReader:
         if not self._home.is_forked:
             self._calls.close()
 
-    # --- asking -----------------------------------------------------------------------------------------------------
+    # --- calls -------------------------------------------------------------------------------------------------------
 
     def _attempt(self, method: str, request: Any, decode: Callable[[Any], _T]) -> _T | None:
-        """A read changes nothing, so it may simply be tried again by whoever asked, but not too soon."""
+        """Make the call; a read changes nothing, so the caller may repeat it, but not too soon."""
         self._home.check("a session's reader")
         if self._backoff.wait_s > 0:
             return None
@@ -141,8 +143,8 @@ class NodeReader:
             raise Unavailable(f"no node answers at {listed}. The last one asked: {over}") from again
 
     def _round(self, method: str, request: Any, decode: Callable[[Any], _T], each_s: float, all_s: float) -> _T:
-        """Ask one node after the other, each for so long at most, beginning with the one in use. Raises `Again` where
-        none answers, what all say where all refuse, and what is wrong with the request."""
+        """Call one node after the other, each with a bound, beginning with the one in use. Raises `Again` where none
+        answers, the nodes' error where all reject the call, and any error of the request itself."""
         deadline = time.monotonic() + all_s
         trouble: RetryableError | None = None
         refusal: SubletError | None = None

@@ -1,8 +1,8 @@
-"""News from publishers without a detour over a node, for the sessions of this process.
+"""Receives heads directly from publishers through the database, for the sessions of this process.
 
-A few processes listen to what publishers tell nodes by LISTEN and NOTIFY: see
-`sublet_storage.notify.drivers.direct_listeners`. One thread and one connection for all sessions of a process, while
-there is a place to listen at.
+A few processes listen to what publishers notify nodes of by LISTEN and NOTIFY: see
+`sublet_storage.notify.drivers.direct_listeners`. One thread and one connection serve all sessions of a process, while
+there is a free slot.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BACKOFF_MAX_S = 300.0
 """Before a try to get a place: a session that soon ends makes none."""
 
 OnHeads = Callable[[Mapping[int, int]], None]
-"""Is told {stream: head}, of whatever streams there are, on a thread of ours."""
+"""Called with {stream: head}, of any streams, on a thread of ours."""
 
 
 class DirectListener(DriverThread):

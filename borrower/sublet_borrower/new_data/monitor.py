@@ -1,4 +1,4 @@
-"""Where a session learns that a stream goes on: from what is pushed, and from the log itself. See `HeadTracker`."""
+"""Detects new messages of a session's streams, from pushes and from the log; the shell of `HeadTracker`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from sublet_borrower.new_data.head_tracker import (
 from sublet_borrower.util.clock import boottime_clock
 
 ReadHeads = Callable[[Iterable[int]], list[tuple[int, int]]]
-"""Asks the log where these streams end; nothing where it does not answer."""
+"""Returns the heads of these streams from the log; empty where it does not answer."""
 
 
 class MonitoredStreams(Protocol):
-    """The streams to look out for; `SessionAssignment` says more."""
+    """The streams to monitor; see `SessionAssignment`."""
 
     def caught_up_streams(self) -> dict[int, tuple[int, int]]: ...
 
@@ -31,8 +31,8 @@ class MonitoredStreams(Protocol):
 
 
 class NewDataMonitor:
-    """The shell around the pure `HeadTracker`. `follow` and `unfollow` ask for news by push, and for no more of
-    them."""
+    """The shell around the pure `HeadTracker`. `follow` and `unfollow` begin and end the subscription to pushed
+    heads."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class NewDataMonitor:
 
     @property
     def wait_s(self) -> float:
-        """Until it wants to look again; 0: now."""
+        """Seconds until the next look; 0: now."""
         return max(self._look_at - boottime_clock(), 0.0)
 
     @property
@@ -57,11 +57,12 @@ class NewDataMonitor:
         return self._machine.counters
 
     def on_head_pushed(self, news: HeadPushed) -> None:
-        """Somebody says that a stream goes on."""
+        """Take a pushed head."""
         self._do(news)
 
     def poll(self) -> bool:
-        """See which streams are read to their ends by now, and look at those whose silence is over; True for news."""
+        """Follow streams that are read to their ends by now, and look at those whose silence is over; True if any has
+        more."""
         return self._do(StreamsCaughtUp(self._handler.caught_up_streams()))
 
     def _do(self, event: HeadTrackerEvent) -> bool:

@@ -1,4 +1,4 @@
-"""Reading a feed: tables of messages, one after the other, over as many calls and nodes as it takes."""
+"""Reads a feed as tables of messages, over as many calls and nodes as it takes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sublet_storage.producer.batches.columns import as_timestamp_us
 from sublet_storage.util.retry import Backoff
 
 RECEIVE_TIMEOUT_S = 5 * HEARTBEAT_INTERVAL_S
-"""A node that says nothing for so long is taken for lost."""
+"""After how long a silent node counts as lost."""
 
 HINT = "Start a node there (`sublet leader`), correct the address, or give several nodes."
 
@@ -33,9 +33,10 @@ FeedStart: TypeAlias = "str | int | datetime | StartingPosition | Bookmark"
 class FeedReader(Iterator[pa.Table]):
     """Tables of messages in the order of their streams, parents before children; made by `Feed`. Not thread-safe.
 
-    A node that is lost is no loss: reading goes on from where it was, at the next node. Where no node says a word for
-    `patience_s`, `Unavailable` is raised, and the next read tries again. What retention has taken raises `PositionGone`
-    once, unless `on_data_loss` is there to be told."""
+    A node that is lost is no loss: reading goes on from where it was, at the next node. Where no node sends anything
+    for `patience_s`, `Unavailable` is raised, and the next read tries again. What retention has taken raises
+    `PositionGone` once, unless `on_data_loss` is given.
+    """
 
     def __init__(
         self,
@@ -102,7 +103,7 @@ class FeedReader(Iterator[pa.Table]):
     # --- pages ------------------------------------------------------------------------------------------------------
 
     def _find_beginning(self) -> None:
-        """Until a node has said where it is: from then on nothing is missed."""
+        """Wait until a node has sent where the beginning is: from then on nothing is missed."""
         try:
             while self._cursor.bookmark is None and (page := self._next(float("inf"))) is not None:
                 self._accept(page)
@@ -116,7 +117,7 @@ class FeedReader(Iterator[pa.Table]):
         while True:
             try:
                 page = self._wait(deadline)
-                if page is None or page.bookmark is None:  # where it begins it says also before it fails
+                if page is None or page.bookmark is None:  # a call that begins sends that also before it fails
                     self._trouble = None
                 return page
             except TimeoutError:
@@ -150,7 +151,7 @@ class FeedReader(Iterator[pa.Table]):
         return encode_read(read, self._kind)
 
     def _end(self) -> None:
-        """The node has nothing more. Before it has said where the beginning is, that is no answer."""
+        """The node has nothing more. Before it has sent where the beginning is, that is no answer."""
         if self._cursor.bookmark is None:
             raise RetryableError(self._calls.address, "it ended without a beginning")
         self.close()

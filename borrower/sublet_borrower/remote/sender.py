@@ -1,4 +1,4 @@
-"""The one thread that publishes through nodes: takes what waits, sends it as a numbered batch, tells what became of it.
+"""The thread that publishes through nodes: sends numbered batches and settles their deliveries.
 
 A batch keeps its number until it is answered, so that sending it again, also to another node, stores it once. Nothing
 else is sent meanwhile: order is kept by waiting.
@@ -36,7 +36,7 @@ from sublet_storage.util.retry import Backoff, call_with_retry
 
 ATTEMPT_TIMEOUT_S = 15.0
 MIN_ATTEMPT_S = 1.0
-"""A node that has not answered within that is asked again, or another."""
+"""After how long without an answer a batch is sent again, to this node or another."""
 
 HINT = "It may be stored or not: look before you publish it again. Start a node there, or give several."
 
@@ -89,7 +89,7 @@ class FeedSender(threading.Thread):
             while (loads := self._buffer.take()) is not None:
                 for load in loads:
                     self._deliver(load)
-        except Exception as error:  # noqa: BLE001 - the thread's last words belong to those who wait
+        except Exception as error:  # noqa: BLE001 - fails the deliveries that are waited for
             self._buffer.abandon(error)
         finally:
             self._calls.close()
@@ -180,7 +180,7 @@ def _fitting(pieces: Sequence[PendingRows]) -> int:
 
 
 def _store(part: StoredSpan, pieces: Iterable[PendingRows]) -> None:
-    """Tell every piece where those of its messages lie that went to this stream."""
+    """Settle the messages of every piece that went to this stream with their offsets."""
     start = 0
     for piece in pieces:
         end = start + piece.count
