@@ -1,6 +1,6 @@
-"""`format("sublet")`, to read and to write: what Spark finds, and what it is made of.
+"""The data source `format("sublet")`, for reading and writing.
 
-Nothing is loaded here that is not needed to say what there is: every Spark session imports this.
+Nothing is loaded here that is not needed for its names: every Spark session imports this.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class DefaultSource(DataSource):
         return "sublet"
 
     def schema(self) -> StructType:
-        """All columns there are; a query that needs few of them says so with `.schema(...)`."""
+        """All columns; a query that needs few of them selects them with `.schema(...)`."""
         from sublet_borrower.spark.common.columns import all_columns
 
         return all_columns()

@@ -1,4 +1,4 @@
-"""The columns of sublet's rows in Spark, and messages as Arrow batches of exactly these.
+"""The columns of sublet's rows in Spark, and messages as Arrow batches of them.
 
 Those that Spark's Kafka source has too are called and typed as there. With `.schema(...)` a query takes only some of
 them, and what it does not take is not converted.
@@ -62,7 +62,7 @@ def select_columns(schema: StructType) -> StructType:
 
 
 def to_arrow_schema(schema: StructType) -> pa.Schema:
-    """What Spark wants to see in each batch, to the letter."""
+    """The schema that Spark expects of each batch, exactly."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     found: pa.Schema = to_arrow_schema(schema, timezone="UTC")

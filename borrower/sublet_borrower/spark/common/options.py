@@ -1,4 +1,4 @@
-"""The options of `format("sublet")`: each with what it means, checked by name before anything is opened."""
+"""The options of `readStream.format("sublet")`, checked by name before anything is opened."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sublet_protocol.domain.subscriptions import Subscription
 POLICIES = ("drop", "fail")
 MAX_NUMBER = 2**62
 MAX_SHOWN_CHARS = 100
-"""So many characters of a wrong value are shown."""
+"""How many characters of a wrong value are shown."""
 _UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "second": 1.0, "m": 60.0, "minute": 60.0, "h": 3600.0, "hour": 3600.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 _YES = {"true": True, "false": False}
@@ -26,7 +26,7 @@ Reader = Callable[[str, str], Any]
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """What a streaming query says; the names in Spark are these in camel case, their case does not matter."""
+    """The options of a streaming query; the names in Spark are these in camel case, their case does not matter."""
 
     subscription: str
     """`$share/GROUP/FILTER` or `$queue/GROUP/FILTER`. Queries and sessions of one group share its messages."""
@@ -128,7 +128,7 @@ def check_partitions(least: int | None, most: int | None) -> None:
 def read_options(
     given: Mapping[str, str], kind: type[Any], where: str, readers: Mapping[str, Reader] | None = None
 ) -> dict[str, Any]:
-    """{field: value} of the options given. `readers`: for options that are not read as their type says."""
+    """Return {field: value} of the options given. `readers`: for options that are not parsed by their type."""
     names = {to_camel_case(field.name).lower(): field for field in fields(kind)}
     found = {}
     for name, text in given.items():

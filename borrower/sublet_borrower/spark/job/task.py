@@ -87,7 +87,7 @@ def run(work: TaskSpec) -> TaskSummary:
 def run_attempt(work: TaskSpec, attempt: Attempt) -> TaskSummary:
     """One attempt, from its first report to its last. What must not be tried again is returned, not raised.
 
-    SystemExit if the process was told to end meanwhile: see `shutdown_signals`.
+    Raises SystemExit if the process was signalled to end meanwhile: see `shutdown_signals`.
     """
     task = _Task(work, attempt)
     with ShutdownSignals(task.leave, CALL_SHARE * work.settings.unsubscribe_timeout_s) as ending:
@@ -133,7 +133,7 @@ class _Task:
         return TaskSummary(self._attempt, self._summary, self._failure)
 
     def leave(self) -> None:
-        """The process is told to end: hand over within the unsubscribe timeout. Called on the network thread."""
+        """Hand over within the unsubscribe timeout, after a signal. Called on the network thread."""
         log.info("task %s leaves: its process is told to end", self._attempt.session)
         self._draining.set()
         if (session := self._session) is not None:
@@ -217,8 +217,7 @@ class _Task:
 
 @contextlib.contextmanager
 def _no_exit(ending: ShutdownSignals, who: str) -> Iterator[None]:
-    """The process is Spark's: users' code that ends it has failed, and says so. `shutdown_signals` may do it all the
-    same."""
+    """Fail if a user's code ends the process, which is Spark's. `shutdown_signals` may end it all the same."""
     try:
         yield
     except SystemExit as exit_asked:

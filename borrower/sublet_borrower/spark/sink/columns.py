@@ -1,4 +1,4 @@
-"""The columns of rows that are to become messages: which there may be, and rows as Arrow batches of messages."""
+"""The columns that the sink accepts, and rows as Arrow batches of messages."""
 
 from __future__ import annotations
 

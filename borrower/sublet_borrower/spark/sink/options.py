@@ -1,4 +1,4 @@
-"""The options of writing to `format("sublet")`: each with what it means, checked by name before anything is opened."""
+"""The options of writing to `format("sublet")`, checked by name before anything is opened."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ READERS = {"batchId": parse_index}
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """What a write says; the names in Spark are these in camel case, their case does not matter."""
+    """The options of a write; the names in Spark are these in camel case, their case does not matter."""
 
     topic: str | None = None
     """The topic of rows that have none: where there is no column `topic`, it must be given."""

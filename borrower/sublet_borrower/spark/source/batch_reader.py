@@ -1,9 +1,9 @@
-"""A batch query's side in Spark's driver: which ranges of which streams there are to read, at one instant.
+"""A batch query's side in Spark's driver: the ranges of streams to read, at one instant.
 
-Spark plans in a process of its own: it makes a reader, tells it filters perhaps, and asks for the partitions once. It
-keeps them with what `load()` has returned: later actions read the same ranges, unless filters are pushed, when each
-plan asks anew. With filters pushed it mistakes the ranges of one plan for those of another, if both are of the same
-`load()` (Spark 4.3): hence they are pushed only where the query says so.
+Spark plans in a process of its own: it makes a reader, perhaps pushes filters, and reads the partitions once. It keeps
+them with what `load()` has returned: later actions read the same ranges, unless filters are pushed, when each plan
+reads them anew. With filters pushed it mistakes the ranges of one plan for those of another, if both are of the same
+`load()` (Spark 4.3): hence they are pushed only where the query has the option.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class SubletBatchReader(DataSourceReader):
-    """See the module's page. It holds nothing but what the query said: Spark sends it to the executors."""
+    """See the module. It has nothing but the query's options: Spark sends it to the executors."""
 
     def __init__(self, options: BatchOptions, schema: StructType) -> None:
         self._options, self._schema, self._pushed = options, schema, NO_FILTERS
@@ -86,7 +86,7 @@ class SubletBatchReader(DataSourceReader):
 
 
 class PushdownBatchReader(SubletBatchReader):
-    """One that is told the query's filters. Spark refuses it unless `spark.sql.python.filterPushdown.enabled`."""
+    """A reader with pushed filters. Spark rejects it unless `spark.sql.python.filterPushdown.enabled`."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 Spark's name
         """Take what decides over what is read, and return what Spark is to look at itself."""

@@ -1,4 +1,4 @@
-"""What Spark writes into a query's checkpoint: read where the query runs, wherever the checkpoint is."""
+"""Reads what Spark has written into a query's checkpoint, wherever the checkpoint is."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _parsed(line: str) -> Any:
 
 
 def _query_id() -> str | None:
-    """Of the query in whose thread this runs; None where that cannot be said, as on Spark Connect."""
+    """Return the checkpoint of the query in whose thread this runs; None where it is not known, as on Spark Connect."""
     from pyspark import SparkContext
 
     context = SparkContext._active_spark_context

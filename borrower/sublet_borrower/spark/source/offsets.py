@@ -1,11 +1,11 @@
-"""What a query's checkpoint says of sublet: the ranges of a micro-batch, as JSON.
+"""Offsets in a query's checkpoint: the ranges of a micro-batch, as JSON.
 
     {"group": 3, "session": "billing-1", "streams": {"17": {"from": 700, "grant": 12, "to": 710}},
      "subscription": "$share/billing/orders/#"}
 
-A batch's offset names what the batch has, and nothing of other streams: how far those are, the group knows. Only what
-earlier batches have done and the group may not know yet is there besides, as "done", in the same form as "streams". In
-a group that is atomic a range has also "upto" and "least", its consumed frontier.
+A batch's offset has its ranges, and nothing of other streams: how far those are is in the group's rows. Only what
+earlier batches have done and the group may not have yet is there besides, as "done", in the same form as "streams". In
+an atomic group a range also has "upto" and "least", its consumed frontier.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def is_sublet_offset(offset: Any) -> bool:
 
 
 def check_offset_version(offset: Any) -> None:
-    """Raise `InvalidSetting` for what this source has written in a way that is not known here: a newer one, say."""
+    """Raise `InvalidSetting` for an offset of this source in an unknown form, such as that of a newer release."""
     if isinstance(offset, dict) and {"session", "streams"} <= offset.keys() and not is_sublet_offset(offset):
         raise InvalidSetting(
             f"the checkpoint says {str(offset)[:200]}, in a form that this version of sublet does not know. Use the "
