@@ -1,7 +1,7 @@
-"""The directory of leader nodes: how borrowers find them, and what keeps two of them from having one name.
+"""The directory of leader nodes: registration by lease, unique names, and the look-up by borrowers.
 
-A node is listed under a lease, by the database's clock. A name belongs to one incarnation at a time: when that one's
-lease has run out, the next may take it. What an operator wants of a live node stands here too
+A node is registered under a lease, by the database's clock. A name belongs to one incarnation at a time: when that
+one's lease has run out, the next may take it. The desired state of a live node is here too
 (`sublet_storage.groups.admin.node_desired_state`).
 """
 
@@ -121,12 +121,12 @@ def list_notify_endpoints(conn: psycopg.Connection[Any]) -> list[str]:
 
 
 def list_nodes(conn: psycopg.Connection[Any]) -> list[NodeEntry]:
-    """The whole directory by name, with the nodes that have stopped renewing and were not collected yet."""
+    """Return the entire directory by name, with the nodes that have stopped renewing and were not collected yet."""
     return [NodeEntry(NodeRef(*row[:3]), *row[3:]) for row in conn.execute(_ALL)]
 
 
 def node_to_json(entry: NodeEntry, led: Mapping[str, int]) -> dict[str, Any]:
-    """A line of the directory as programs are shown it; `led` is what `count_led_groups` says."""
+    """Return an entry of the directory as JSON; `led` is the result of `count_led_groups`."""
     line = {**asdict(entry.node), **asdict(entry), "leads": led.get(entry.node.incarnation, 0)}
     del line["node"]
     draining = line.pop("is_draining")

@@ -18,7 +18,7 @@ NOW = "coalesce(timestamptz 'epoch' + %(now_us)s::bigint * interval '1 microseco
 
 
 WHO = "'database user ' || session_user"
-"""Who gives an order, as history says it: who has logged in, whatever role he has taken since."""
+"""The user of a command, as recorded in the history: the login role, whatever role was set since."""
 
 
 def database_user(connection: psycopg.Connection[Any]) -> str:

@@ -1,4 +1,4 @@
-"""What an Arrow record batch message says of itself, read from its flatbuffer before anything is made of its body.
+"""Reads the header of an Arrow record batch message before its body is decoded.
 
 pyarrow shows none of it, and it matters before decoding: a few compressed bytes can stand for gigabytes.
 """
@@ -27,7 +27,7 @@ class Envelope:
 
 
 def envelope(message: pa.ipc.Message) -> Envelope:
-    """What the message says. Raises `ValueError` where it is no record batch, or contradicts itself."""
+    """Return the parsed header. Raises `ValueError` where it is no record batch, or contradicts itself."""
     if message.type != "record batch":
         raise ValueError(f"Arrow's {message.type!r}, and not a record batch")
     try:

@@ -1,4 +1,4 @@
-"""How the columns of a block lie in its payload: the same for the reader, whatever was left out.
+"""The columns of a block in its payload, of which constant and repeated ones are stored compactly.
 
 Postgres takes a block at a speed that depends on its bytes alone, and most messages have no headers, no epoch and the
 topic of their neighbour. So a column that is null throughout is not stored, and topic, key and timestamp are stored as
@@ -127,7 +127,7 @@ def _run_of(count: int) -> pa.Array:
 
 
 def round_up(count: int) -> int:
-    """To a power of two, so that of what is kept for batches of any size there are few sizes."""
+    """Round up to a power of two, so that the arrays cached for batches of any size have few sizes."""
     return 1 << max(count - 1, 1).bit_length()
 
 

@@ -1,4 +1,4 @@
-"""Streams whose rows housekeeping has deleted: whether any message was lost with them."""
+"""Streams whose rows maintenance has deleted: whether any message was lost with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The present state of objects, as changes: what a catch-up reads. Each function is one statement.
+"""Reads the present state of objects, as changes, for a catch-up; each function is one statement.
 
 What was deleted is not in the answer.
 """
@@ -83,7 +83,7 @@ def read_epochs(conn: Connection) -> list[Change]:
 
 
 def make_snapshot_reader(wanted_streams: Callable[[], Collection[int]]) -> ReadSnapshot:
-    """A `ReadSnapshot` of all kinds; of the streams, those that are wanted when it is read."""
+    """Return a `ReadSnapshot` of all kinds; of the streams, those that are wanted when it is read."""
 
     def read(conn: Connection, kind: str) -> ObjectSnapshot:
         if kind == STREAM:

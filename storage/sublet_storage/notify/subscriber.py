@@ -1,8 +1,8 @@
-"""A node's ears: the threads and the connection around `SubscriberMachine` and `ChangeCache`.
+"""Receives notifications on a node: the threads and the connection around `SubscriberMachine` and `ChangeCache`.
 
-The driver's threads only queue what arrives. One thread decides, keeps the cache and calls `on_change`, so that changes
-are handed on one at a time, each newer than the last of its object. Another reads snapshots, over a connection of its
-own, and gets over a database that is away: the read that failed is tried again at the pace of catch-ups.
+The driver's threads only queue what arrives. One thread decides, updates the cache and calls `on_change`, so that
+changes are handed on one at a time, each newer than the last of its object. Another reads snapshots, over a connection
+of its own, and survives a database that is away: the read that failed is tried again at the pace of catch-ups.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class NotificationSubscriber:
 
     @property
     def endpoint(self) -> str:
-        """What publishers must know to be heard here."""
+        """The endpoint that publishers send to."""
         return self._inlet.endpoint
 
     def get(self, kind: str, key: str) -> Change | None:
@@ -122,7 +122,7 @@ class NotificationSubscriber:
             return self._cache.objects(kind)
 
     def request_catch_up(self, kind: str) -> None:
-        """Read the objects of that kind soon: somebody has a reason to want to know."""
+        """Read the objects of that kind soon."""
         self._put(CatchUpRequested(kind))
 
     def wait_caught_up(self, timeout_s: float) -> bool:
@@ -229,7 +229,7 @@ class NotificationSubscriber:
 
 
 class _SnapshotReader(threading.Thread):
-    """Reads what it is asked for, in order, and puts a `_Read` for each."""
+    """Executes reads in order, and puts a `_Read` for each."""
 
     def __init__(self, url: str, read_snapshot: ReadSnapshot, put: Callable[[_Read], None]) -> None:
         super().__init__(name="sublet notify catch-up", daemon=True)

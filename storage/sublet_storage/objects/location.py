@@ -1,8 +1,8 @@
-"""Where payloads lie: what may be said of a place, and how its objects are called.
+"""Parses and checks payload locations, and names their objects.
 
 `file:///DIRECTORY`, or `s3://BUCKET/PREFIX` with options behind a `?`. Credentials have no place in it: it is stored in
-the database, and shown to everybody. An object is called PLACE/GENERATION/STREAM-END-DIGEST-TOKEN, by the block that it
-belongs to, the digest of its bytes, and a token that makes the name new each time.
+the database, and shown to everybody. An object is called LOCATION/GENERATION/STREAM-END-DIGEST-TOKEN, by the block that
+it belongs to, the digest of its bytes, and a token that makes the name new each time.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class ObjectName:
 
 
 def parse_location(text: str) -> PayloadLocation:
-    """A place as somebody writes it. Raises `InvalidSetting`, which repeats nothing that could be a secret."""
+    """Parse a location. Raises `InvalidSetting`, which repeats nothing that could be a secret."""
     shown = _redacted(text)
     shown = shown if len(shown) <= MAX_SHOWN_CHARS else f"{shown[:MAX_SHOWN_CHARS]}..."
     if len(text) > LONGEST or not text.isascii() or not text.isprintable():
@@ -151,7 +151,7 @@ def new_object_name(generation_id: int, stream_id: int, end_offset: int, payload
 
 
 def digest(payload: bytes | memoryview) -> str:
-    """What tells these bytes from others."""
+    """Return the digest of the bytes."""
     return xxhash.xxh3_128_hexdigest(payload)
 
 

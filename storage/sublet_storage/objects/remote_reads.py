@@ -1,7 +1,7 @@
-"""Reading the payloads of blocks that lie outside: checked against the name, in the order of the blocks.
+"""Reads payloads outside of Postgres, checked against their names, in the order of the blocks.
 
-The row says where, and how many bytes; the name says which block, and the digest. What does not fit is an error that
-says so: a block is never passed over, and what lies before it is read all the same.
+The row has the location and the size; the name has the block and the digest. A mismatch raises: a block is never passed
+over, and what lies before it is read all the same.
 """
 
 from __future__ import annotations

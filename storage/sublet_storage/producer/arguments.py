@@ -1,4 +1,4 @@
-"""What a publisher is made with, checked before anything is opened: value, rule and remedy."""
+"""Checks a publisher's arguments before anything is opened."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HINT = "Leave it out for the default."
 
 
 def check_int(name: str, value: object, most: int = MAX_COUNT) -> int:
-    """A whole number from 1 to `most`. Raises `InvalidSetting`."""
+    """Check that it is an integer from 1 to `most`. Raises `InvalidSetting`."""
     number = _index(value)
     if number is None:
         raise InvalidSetting(f"{name} {_shown(value)}: must be a whole number. {HINT}")

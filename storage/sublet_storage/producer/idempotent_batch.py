@@ -1,9 +1,9 @@
-"""A batch for many streams, stored whole and once: for those who publish through somebody else.
+"""Stores a batch for many streams once, atomically, for publishers that go through a node.
 
-All parts are one transaction, which begins with a line in the producer's ledger (a row of `producer` that belongs to no
-stream): number and digest of its last batch. An attempt waits there for an earlier one whose outcome nobody knows, and
-then sees it. So a batch is stored once, whatever node tries it, also where its streams were closed meanwhile and the
-next attempt would go to others.
+All parts are one transaction, which begins with a row of `producer` that belongs to no stream: number and digest of the
+producer's last batch. An attempt waits there for an earlier one of unknown outcome, and then sees it. So a batch is
+stored once, whatever node tries it, also where its streams were closed meanwhile and the next attempt would go to
+others.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The rows of the outbox as messages, and as blocks: judged and routed as a publisher's are, by the same code."""
+"""Rows of the outbox as messages and blocks, checked and routed like a publisher's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one thread that appends: takes what waits, sends it, tells what became of it, and does not give up early.
+"""The thread that appends blocks, retries after lost connections, and settles deliveries.
 
 A load keeps its sequence until it is settled, so that sending it again after a lost connection stores it once. Nothing
 else is taken meanwhile: order is kept by waiting.
@@ -100,10 +100,10 @@ class Sender(threading.Thread):
         try:
             while (loads := self._buffer.take()) is not None:
                 self._deliver(loads)
-        except Exception as error:  # noqa: BLE001 - the thread's last words belong to those who wait
+        except Exception as error:  # noqa: BLE001 - it fails the deliveries that are waited for
             self._buffer.abandon(error)
         finally:
-            # Whoever was in the middle of a batch when it was closed, and who waits behind him, is told.
+            # A caller in the middle of a batch when it was closed, and one that waits behind it, gets an error.
             self._buffer.abandon(PublisherClosed("this publisher was closed before it was stored."))
             self._reconnecting.close()
 

@@ -1,4 +1,4 @@
-"""What there is to read again: from where to where in each stream, at one instant; without a group or a trace."""
+"""The offset ranges of a batch read: from where to where in each stream, at one instant, without a group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading what a filter matches, across all streams and generations, without a group and without a trace.
+"""Reads all streams and generations that match a filter, without a group and without storing anything.
 
 A stream is read only when all its ancestors have been read to their ends, whatever lies between, so that messages of
 one key come in the order they were published. Between different streams there is no order.
@@ -132,8 +132,8 @@ class MultiStreamReader:
         return [each for each in self._places.values() if self._unread(each) and each.stream_id not in waiting]
 
     def raise_read_error(self) -> None:
-        """To be called when it is nobody's turn. Raises what hinders a stream whose payloads could not be had, if there
-        is one: `PoisonBlock`, `PayloadUnavailable`. All such streams may be read again then."""
+        """Called when no stream can be read. Raises the error of a stream whose payloads could not be read, if there is
+        one: `PoisonBlock`, `PayloadUnavailable`. All such streams may be read again then."""
         troubles = [place.read_error for place in self._places.values() if place.read_error is not None]
         for place in self._places.values():
             place.read_error = None
@@ -183,7 +183,7 @@ class MultiStreamReader:
         return TailPage(place.stream_id, start, page.position, page.batches)
 
     def look(self, heads: Mapping[int, log.HeadState]) -> None:
-        """Where streams end now, as the log says. Raises `PositionBeyondHead` where more was read than there is."""
+        """Set heads as read from the log. Raises `PositionBeyondHead` where more was read than there is."""
         for stream_id, head in heads.items():
             place = self._places.get(stream_id)
             if place is not None and place.position > head.head:
@@ -191,7 +191,7 @@ class MultiStreamReader:
         self.update_heads(heads)
 
     def update_heads(self, heads: Mapping[int, log.HeadState]) -> None:
-        """Where streams end now, as far as somebody knows."""
+        """Set heads that are unverified."""
         for stream_id, head in heads.items():
             place = self._places.get(stream_id)
             if place is None or place.is_done or head.head < place.head:
@@ -256,7 +256,7 @@ class MultiStreamReader:
 
 @dataclass(slots=True)
 class Tail:
-    """A `Reading` on one connection. `on_data_loss` is told of what retention has taken. Not thread-safe."""
+    """A `Tail` on one connection. `on_data_loss` is called with what retention has taken. Not thread-safe."""
 
     conn: psycopg.Connection[Any]
     filter: Filter

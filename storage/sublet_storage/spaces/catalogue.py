@@ -1,4 +1,4 @@
-"""What exists: reading the spaces and the streams. Changing them is `sublet_storage.spaces.spaces`."""
+"""Reads spaces and streams; `sublet_storage.spaces.spaces` changes them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ select f.filter, exists (select from generation g where g.filter = f.filter and 
 
 
 def list_spaces(conn: psycopg.Connection[Any], include_dropped: bool = False) -> list[Space]:
-    """The spaces by name; dropped ones too, whose messages may be retained still, if asked."""
+    """Return the spaces by name; if requested also dropped ones, whose messages may still be retained."""
     where = "" if include_dropped else "where dropped_at is null"
     return [_space(*row) for row in conn.execute(f"select {_SPACE} from space {where} order by name, space_id")]
 

@@ -1,6 +1,6 @@
-"""Bringing payloads back into Postgres: read, checked, stored again; their objects are doomed in that transaction.
+"""Restores payloads into Postgres: read, checked, stored again; their objects are doomed in that transaction.
 
-What cannot be brought back holds up nothing else: it stays where it is, and is told in the end.
+What cannot be restored holds up nothing else: it stays where it is, and is reported at the end.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""How generations end and begin.
+"""Rollover: closes the open streams of spaces, and opens the next generations.
 
-In one transaction the open streams of every space concerned are closed and the next generations opened, so that no key
-has two open streams at any instant. The parents of a new stream are the streams closed in that transaction from which
-one of its keys may come; a group lends a child only after all its parents are consumed, and so the order of each key
-survives the move.
+All in one transaction, so that no key has two open streams at any instant. The parents of a new stream are the streams
+closed in that transaction from which one of its keys may come; a group grants a child only after all its parents are
+consumed, and so the order of each key survives the move.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which stream a message belongs to: spaces by topic, streams by the hash of the key. Pure; no database.
+"""Which stream a message belongs to: spaces by topic, streams by the hash of the key; pure.
 
-A topic belongs to the most specific space whose filter matches it. Inside the space, the 64-bit hash of the key (of
-the topic, for a message without a key) falls into the half-open range of exactly one open stream.
+A topic belongs to the most specific space whose filter matches it. Inside the space, the 64-bit hash of the key (of the
+topic, for a message without a key) falls into the half-open range of exactly one open stream.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def find_space_for(topic: str, spaces: Iterable[Space]) -> Space | None:
 def candidate_filters(filter: Filter, filters: Iterable[Filter]) -> frozenset[Filter]:
     """Of the live spaces' filters, those under which messages published now may match a group's filter.
 
-    Those that intersect it, minus those in the shadow of a more specific one that covers it whole.
+    Those that intersect it, minus those in the shadow of a more specific one that covers it entirely.
     """
     intersecting = [one for one in filters if one.intersects(filter)]
     covering = [one.specificity for one in intersecting if one.covers(filter)]

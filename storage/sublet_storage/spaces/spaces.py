@@ -1,4 +1,4 @@
-"""Creating, altering, dropping, rolling over and resharding spaces.
+"""Creates, alters, drops, rolls over and reshards spaces.
 
 Which spaces a change concerns is decided here; how their generations end and begin is `sublet_storage.spaces.rollover`.
 Changes exclude each other by a lock on the table `space`; appends and reads go on meanwhile, and are held up only for
@@ -125,9 +125,9 @@ def drop_space(
     purge: bool = False,
     space_id: int | None = None,
 ) -> None:
-    """Its topics fall to the next less specific spaces; what is stored stays until its retention ends, or `ends` now,
-    as by retention. `check` may raise once nobody can publish to it any more: then nothing has happened. `space_id`:
-    this one, and none that has come by its name since; raises `Conflict` for such a one."""
+    """Drop it: its topics fall to the next less specific spaces; what is stored stays until its retention ends, or
+    `ends` now, as by retention. `check` may raise once no publisher can use it any more: then nothing has happened.
+    `space_id`: this one, and none that has come by its name since; raises `Conflict` for such a one."""
     check_droppable(name)
 
     def drop() -> None:

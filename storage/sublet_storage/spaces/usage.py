@@ -1,4 +1,4 @@
-"""Who would miss a space: what is to be known before it is dropped, and what is left of it afterwards."""
+"""The groups that use a space, checked before it is dropped, and what is left of it afterwards."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ select producer_id from capability where space_id = %(space)s and expired_at is 
 
 @dataclass(frozen=True, slots=True)
 class GroupUsage:
-    """A group with messages from the space; so many of its streams are lent to members, or kept for them.
+    """A group with messages from the space; some of its streams are granted to members, or reserved for them.
 
     `unread_messages`, in so many streams, would be lost to it with the space: those that its filter passes over too.
     """
@@ -133,7 +133,7 @@ def read_usage(conn: psycopg.Connection[Any], space: Space) -> SpaceUsage:
     groups = []
     for group_id, kind, name, filter, granted in rows:
         streams, behind = unread.get(group_id, (0, 0))
-        # what it holds under an older filter of the space concerns who has not read it, and nobody else
+        # what it holds under an older filter of the space concerns only groups that have not read it
         if granted or behind or wanted[group_id].get(space.filter):
             groups.append(GroupUsage(str(Subscription(kind, name, Filter(filter))), granted, streams, behind))
     producers = tuple(row[0] for row in conn.execute(_PRODUCERS, asked))
@@ -152,7 +152,7 @@ def _unread(
 
 
 def check_unused(conn: psycopg.Connection[Any], space: Space) -> None:
-    """Raise `Conflict`, which says who uses it and what helps."""
+    """Raise `Conflict`, with the groups that use it and the remedy."""
     if found := read_usage(conn, space).describe():
         raise Conflict(
             f"space {space.name!r} is in use: {'; '.join(found)}. Give --keep, and nothing is lost: its groups "

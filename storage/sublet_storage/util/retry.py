@@ -1,4 +1,4 @@
-"""Trying again, with pauses that grow."""
+"""Retries with pauses that grow."""
 
 from __future__ import annotations
 

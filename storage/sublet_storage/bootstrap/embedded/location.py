@@ -1,4 +1,4 @@
-"""Where an embedded server lives and as whom it runs."""
+"""Where an embedded server is, and as which user it runs."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def chown_to(path: Path, user: ServerUser | None) -> None:
 
 
 def _private(directory: Path, user: ServerUser | None) -> Path:
-    """The directory, made or found to be the server's alone; another, new one if somebody else took the name."""
+    """Return the directory, made or found to be the server's alone; another, new one if its name is taken."""
     try:
         directory.mkdir(mode=0o700)
         chown_to(directory, user)
@@ -162,7 +162,7 @@ def _cluster_owner(data_dir: Path) -> int | None:
 
 
 def _candidates(data_dir: Path, cluster_owner: int | None) -> Iterator[ServerUser]:
-    """Whoever owns the cluster; without one, whoever owns the directory, `postgres`, `nobody`."""
+    """Return the owner of the cluster; without one, the owner of the directory, `postgres`, or `nobody`."""
     if cluster_owner is not None:
         entries = [_entry(cluster_owner)]
     else:

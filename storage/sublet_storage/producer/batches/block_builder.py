@@ -1,4 +1,4 @@
-"""Messages gathered into blocks of a good size, stream by stream."""
+"""Gathers messages into blocks of a good size, stream by stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user gives, made into batches of `BLOCK_SCHEMA`, and checked before any of it is accepted."""
+"""Checks a user's values and converts them to batches of `BLOCK_SCHEMA`, before any of it is accepted."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def as_headers(headers: object) -> list[tuple[str, bytes | None]] | None:
 
 
 def as_timestamp_us(timestamp: object) -> int:
-    """Microseconds since 1970, UTC. A datetime must say its zone. Raises `UsageError`."""
+    """Return microseconds since 1970, UTC. A datetime must have a time zone. Raises `UsageError`."""
     if timestamp is None:
         return now_us()
     micros = _datetime_us(timestamp) if isinstance(timestamp, datetime) else _integer(timestamp)
@@ -138,7 +138,7 @@ def _all_in(epoch: Epoch, count: int) -> pa.Array:
 
 @functools.lru_cache(maxsize=16)
 def _offsets(count: int) -> pa.Array:
-    """Of so many lists of one number each: kept, as batches of one size are the common case."""
+    """Return the offsets of `count` lists of one number each: cached, as batches of one size are the common case."""
     return pa.array(range(count + 1), pa.int32())
 
 
@@ -277,7 +277,7 @@ def _no_zone(moment: object) -> str:
 
 
 def _integer(timestamp: object) -> int:
-    """A whole number of any type that says it is one (numpy's, say)."""
+    """Return the integer of any integral type, such as numpy's."""
     if type(timestamp) is int:
         return timestamp
     try:

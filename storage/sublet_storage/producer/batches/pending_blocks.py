@@ -1,4 +1,4 @@
-"""Messages on their way from a call to a block."""
+"""Pending rows and blocks: messages between a call and the log."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class RowBuilder:
         self.ticket.expect(self.count)
 
     def cut_back(self, count: int, size: int) -> None:
-        """Be as before, when it had so many messages, however much of another has been added since."""
+        """Cut back to the state with `count` messages, however much of another has been added since."""
         del self._messages[count:]
         self.count, self.size = count, size
         self.ticket.expect(count)
@@ -105,19 +105,19 @@ class PendingBlock:
         return table.combine_chunks().to_batches()[0]
 
     def complete(self, first_offset: int) -> None:
-        """Tell every ticket where its messages lie."""
+        """Settle every ticket with the offsets of its messages."""
         for piece in self.pieces:
             piece.ticket.complete_span(Span(self.stream_id, first_offset, piece.rows))
             first_offset += piece.count
 
     def fail(self, error: Exception) -> None:
-        """Tell every ticket what went wrong."""
+        """Fail every ticket."""
         for piece in self.pieces:
             piece.ticket.fail(piece.count, error)
 
 
 def count_fitting(piece: PendingRows | RowBuilder, messages: int, size: int) -> int:
-    """How many messages of the piece fit into so many messages and bytes, by their average size."""
+    """Return how many messages of the piece fit into a number of messages and bytes, by their average size."""
     return min(messages, piece.count, piece.count * max(0, size) // piece.size)
 
 

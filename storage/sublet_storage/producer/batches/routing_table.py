@@ -1,4 +1,4 @@
-"""The publisher's routing table: the spaces and their open streams, of one instant."""
+"""The publisher's routing table: spaces and their open streams at one instant."""
 
 from __future__ import annotations
 
