@@ -1,7 +1,7 @@
-"""A group's progress as a value: taken from one group, and given to another that begins with it.
+"""Exports a group's progress as a value, and creates groups that begin with it.
 
-What is taken is of one instant: positions, and in an atomic group what is consumed in whole epochs. What somebody has
-in hand, has left in doubt, or could not go on with, is free in the new group, at the position that is durable.
+It is of one instant: positions, and in an atomic group what is consumed in entire epochs. Streams that are held, in
+doubt or unreadable are free in the new group, at the durable position.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class StreamPosition:
 class GroupProgress:
     """Places in the order of their streams, and {space_id: the least epochs that are not consumed} of an atomic group.
 
-    Streams of generations up to `after_generation` without a place are none of the group's; later ones are read whole.
-    It was so on that `timeline` of the database, where that is known.
+    Streams of generations up to `after_generation` without a place are none of the group's; later ones are read
+    completely. `timeline`: of the database at that time, where it is known.
     """
 
     after_generation: int
@@ -188,7 +188,7 @@ def _lend(connection: Connection, group_id: int, places: Sequence[StreamPosition
 
 
 def _check(connection: Connection, subscription: Subscription, options: GroupOptions, progress: GroupProgress) -> None:
-    """What was taken in another database, or of another group, must not become rows that nobody can explain."""
+    """Check that it fits: an export of another database, or of another group, must not become rows."""
     wanted = {filter.text for filter in read_generation_filters(connection).matching(subscription.filter)}
     with connection.cursor(row_factory=class_row(_Stream)) as cursor:
         streams = [place.stream_id for place in progress.positions]
@@ -263,7 +263,7 @@ def _place(stored: Any) -> StreamPosition:
 
 
 def _integer(stored: Any) -> int:
-    """As it is: what is no whole number is not made one."""
+    """Return it as it is: what is no integer is not made one."""
     if type(stored) is not int or not 0 <= stored <= MAX_OFFSET:
         raise ValueError(f"{stored!r} is no whole number from 0 to {MAX_OFFSET}")
     return stored

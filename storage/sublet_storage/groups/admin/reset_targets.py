@@ -1,4 +1,4 @@
-"""Where a group is to go on from: what `groups reset` is told."""
+"""Targets of `groups reset`: where a group goes on from."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ResetTarget:
 
     @classmethod
     def current(cls) -> ResetTarget:
-        """Where it is: streams that were blocked are lent again."""
+        """Where it is: streams that were blocked are granted again."""
         return cls("current")
 
     @classmethod
@@ -55,7 +55,7 @@ class ResetTarget:
 
     @classmethod
     def shift(cls, count: int) -> ResetTarget:
-        """So many messages on, or back, in every stream; not beyond its ends. Raises `UsageError`."""
+        """A number of messages on, or back, in every stream; not beyond its ends. Raises `UsageError`."""
         if abs(count) > LARGEST:
             raise UsageError(
                 f"shift by {count}: no stream is so long: it is from -{LARGEST} to {LARGEST}. Correct it, or reset to "

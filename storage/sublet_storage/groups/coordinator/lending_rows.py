@@ -1,4 +1,4 @@
-"""The statements on lending rows: lock, read the streams' facts, write, record.
+"""Statements on lending rows: lock, read the streams' facts, write, record.
 
 Facts are read in a statement after the one that locks. In one statement the lock could return a newer version of a row
 (a user's transaction had just moved it) beside an older head of its stream, and a good position would look as if it
@@ -163,7 +163,7 @@ def read_ancestors(cursor: psycopg.Cursor[Any]) -> dict[Key, tuple[int, ...]]:
 
 
 def unfinished_above(connection: Connection, found: Iterable[LendingRow]) -> dict[Key, tuple[int, ...]]:
-    """The same of those of these rows that somebody may be granted."""
+    """Return those of these rows that may be granted."""
     keys = [(row.group_id, row.stream_id) for row in found if row.status in AT_REST]
     return read_ancestors(ancestors(connection, keys)) if keys else {}
 
@@ -185,7 +185,7 @@ def update_positions(connection: Connection, moved: Sequence[tuple[LendingRow, i
 
 
 def update_rows(connection: Connection, changed: Sequence[tuple[LendingRow, int]], now_us: int) -> None:
-    """Write (row, term) whole."""
+    """Write all columns of each (row, term)."""
     if not changed:
         return
     rows = [row for row, _ in changed]

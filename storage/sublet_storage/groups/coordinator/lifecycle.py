@@ -1,4 +1,4 @@
-"""Creating, finding and deleting groups.
+"""Creates, finds and deletes groups.
 
 Whatever creates a generation, or declares one gone, excludes others by a lock on the table `space`. Creating a group
 takes that lock shared: so no rollover is half done, the start positions are those of one instant, every generation that
@@ -38,7 +38,7 @@ values (%(kind)s, %(name)s, %(filter)s, %(start)s, %(options)s::jsonb,
         coalesce(%(after)s::bigint, (select max(generation_id) from generation), 0), {NOW})
     on conflict (kind, name, filter) where deleted_at is null do nothing returning group_id"""
 
-# An open stream is whole, since retention takes closed generations: each of its offsets can be read.
+# An open stream is complete, since retention takes closed generations: each of its offsets can be read.
 _BEGIN = f"""
 insert into lending (group_id, stream_id, position, updated_at)
 select %(group)s, stream_id, position, {NOW} from (
@@ -97,7 +97,7 @@ def find_by_id(connection: Connection, group_id: int) -> Group | None:
 def create(
     connection: Connection, subscription: Subscription, options: GroupOptions, now_us: int | None
 ) -> Group | None:
-    """The new group with its rows; None where somebody else was faster."""
+    """Return the new group with its rows; None where another process was faster."""
     group_id = insert(connection, subscription, options, now_us)
     if group_id is None:
         return None
@@ -111,8 +111,8 @@ def create(
 
 
 def heed_former(connection: Connection, group_ids: Sequence[int], now_us: int | None) -> None:
-    """The new rows of these groups say when they were taken from members of former groups of that name, who may not
-    have heard: whoever leads lends them when those may begin no more calls."""
+    """Set in the new rows of these groups when they were taken from members of former groups of that name, which may
+    not know yet: a leader grants them when those may begin no more calls."""
     connection.execute(_FORMER, {"groups": list(group_ids), "now_us": now_us})
 
 
@@ -144,9 +144,10 @@ def insert(
 
 
 def delete(connection: Connection, group_id: int, now_us: int | None, who: str = "") -> bool:
-    """Mark it deleted, drop its rows and end its leader's lease; False where somebody else was faster.
+    """Mark it deleted, drop its rows and end its leader's lease; False where another process was faster.
 
-    History says of each grant that it is over, by the row as it was dropped. What nobody ever led has no grants.
+    The history records of each grant that it is over, by the row as it was dropped. A group that never had a leader has
+    no grants.
     """
     locking = leadership.lock(connection, (group_id,), now_us)
     deleted = connection.execute(_DELETE, {"group": group_id, "now_us": now_us})
@@ -163,7 +164,7 @@ def delete(connection: Connection, group_id: int, now_us: int | None, who: str =
 def apply_command(
     connection: Connection, group: Group, order: GroupCommand, now_us: int | None, who: str = ""
 ) -> Group | None:
-    """Change its orders; None where somebody else has deleted it meanwhile."""
+    """Change its desired state; None where it was deleted meanwhile."""
     known = connection.execute(_ORDERS, {"group": group.group_id, "now_us": now_us}).fetchone()
     if known is None:
         return None

@@ -1,4 +1,4 @@
-"""The interface of the group tables, implemented by `postgres`. Tests have a twin in memory."""
+"""`GroupStore`, the interface of the group tables, implemented by `postgres` and, for tests, in memory."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ class GroupStore(Protocol):
     def delete_group(self, subscription: Subscription, who: str = "") -> int | None:
         """Mark the live group deleted, drop its rows and end its leader's lease; its id, or None if there is none.
 
-        Each grant that ends by it is an event `delete` of the group's history, in the same transaction, and names `who`
-        wanted it. Raises `Conflict` where somebody's transaction keeps one of its rows locked.
+        Each grant that ends by it is an event `delete` of the group's history, in the same transaction, with `who`
+        requested it. Raises `Conflict` where another transaction keeps one of its rows locked.
         """
 
     def apply_command(self, subscription: Subscription, order: GroupCommand, who: str = "") -> Group | None:
-        """Change the live group's orders; the group as it then is, None where there is none.
+        """Change the live group's desired state; return the group as it then is, None where there is none.
 
-        Its leader hears of it with its next renewal. Unless it is in force already, it is an event `order` of history,
-        which names `who` gave it.
+        Its leader gets it with its next stream sync. Unless it is in force already, it is an event `command` of
+        history, with `who` gave it.
         """
 
     def read_leaderships(self, leadership_ids: Sequence[int]) -> dict[int, Leadership]:

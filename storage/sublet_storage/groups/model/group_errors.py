@@ -1,4 +1,4 @@
-"""The errors that the truth and its twin raise alike, each with the value, the rule and the remedy."""
+"""Errors that both implementations of the group store raise, with the value, the rule and the remedy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def undeclared_queue_error(subscription: Subscription) -> UndeclaredQueue:
-    """A queue that nobody declared."""
+    """Return the error for a queue that was not declared."""
     return UndeclaredQueue(
         f"{subscription}: a queue keeps messages for consumers that are yet to come, so it is declared before it is"
         f" used. Run: sublet groups create {quote(str(subscription))}"
@@ -54,7 +54,7 @@ class Locker:
 
 
 def row_locked(subscription: Subscription, which: str, locker: Locker | None) -> Conflict:
-    """`which` have a row that somebody has locked."""
+    """Return the error for rows that are locked: those of `which`."""
     by = f": {locker}" if locker else ", a user's with `advance` say"
     end = f", or end it: select pg_terminate_backend({locker.pid})" if locker else ": pg_stat_activity shows it"
     return Conflict(

@@ -1,4 +1,4 @@
-"""What the database knows about streams that stand still, gathered for `diagnosis`. Reads only; nobody is asked."""
+"""Reads the facts about streams that stand still for `diagnosis`, from the database alone."""
 
 from __future__ import annotations
 

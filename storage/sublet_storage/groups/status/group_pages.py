@@ -1,4 +1,4 @@
-"""Some of very many groups: searched, sorted and cut by the database, so that a page of them is quick. Reads only."""
+"""Pages of very many groups, searched, sorted and cut by the database; reads only."""
 
 from __future__ import annotations
 

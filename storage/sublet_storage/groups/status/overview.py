@@ -1,11 +1,11 @@
-"""What the tables say about groups: who leads, who holds what, how far behind. Reads only; no leader is asked.
+"""Groups in the database: who leads, who holds what, and how far behind; reads only.
 
-Lag counts offsets between a group's position and the head of its stream, messages that its filter skips included. It
-is unknown (None), never 0, where the rows cannot tell: a blocked stream, a position beyond the head, messages that
+Lag counts offsets between a group's position and the head of its stream, messages that its filter skips included. It is
+unknown (None), never 0, where the rows do not show it: a blocked stream, a position beyond the head, messages that
 retention has taken. A stream that was opened after the group and that no leader has noticed yet is unread from 0.
 
-A stream is unreadable if its holder has said so of the grant that is in force. The last word of a holder counts, under
-the leader that it was said to: the next one is told again. An index has these lines only, and they are few.
+A stream is unreadable if its holder has reported so under the grant that is in force. The holder's last report counts,
+under the leader that got it: the next leader gets it again. An index has these lines only, and they are few.
 
 Members that hold nothing are in their leader's memory only, and so not here.
 """
@@ -74,8 +74,9 @@ class StreamRow:
     """One stream of one group. `age_s`: how long its oldest unread message has been waiting; None: nothing waits.
 
     `head_state` is open, closed or gone. `held_s`: since when its holder has it. `reserved_s`: for how much longer the
-    free stream is kept for the return of `session`. `blocked_reason` is there for a blocked stream, `unreadable_reason`
-    for one whose holder cannot read on, for `unreadable_s`."""
+    free stream is reserved for the return of `session`. `blocked_reason` is there for a blocked stream,
+    `unreadable_reason` for one whose holder cannot read on, for `unreadable_s`.
+    """
 
     group_id: int
     stream_id: int
@@ -111,7 +112,7 @@ class MemberRow:
 
 @dataclass(frozen=True, slots=True)
 class ReservedSession:
-    """A session that has left, and the streams that are kept for its return for `remaining_s` at most."""
+    """A session that has left, and the streams that are reserved for its return for `remaining_s` at most."""
 
     session: str
     streams: tuple[int, ...]
@@ -146,7 +147,8 @@ NO_STREAMS = StreamCounts({}, 0, None, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
-    """A group that is not deleted. Its options and orders stay JSON until somebody looks: lists of groups are long.
+    """A group that is not deleted. Its options and desired state stay JSON until they are read: lists of groups are
+    long.
 
     `after_generation`: up to this generation it has the rows that it is to have.
     """
@@ -168,7 +170,7 @@ class GroupRow:
 
     @property
     def desired_state(self) -> GroupDesiredState:
-        """What an operator wants of it."""
+        """The desired state."""
         return _orders(self.desired_state_json)
 
     @property
@@ -195,8 +197,10 @@ def _orders(ordered: str) -> GroupDesiredState:
 class GroupOverview:
     """One group at one instant.
 
-    `streams` (and so `members` and `reserved_sessions`), `epochs` and `forced` are there only where they were asked
-    for. `forced`: the moves of late after which messages in [position, until) may have been seen twice."""
+    `streams` (and so `members` and `reserved_sessions`), `epochs` and `forced` are there only where they were
+    requested. `forced`: recent forced moves, after which messages in [position, redelivery_end) may have been delivered
+    twice.
+    """
 
     group: GroupRow
     leader: LeaderRow | None
@@ -207,7 +211,7 @@ class GroupOverview:
 
     @property
     def has_leader(self) -> bool:
-        """Somebody leads it now."""
+        """Whether it has a leader now."""
         return self.leader is not None and self.leader.remaining_s > 0
 
     @property
@@ -222,7 +226,7 @@ class GroupOverview:
 
     @property
     def lag(self) -> int | None:
-        """The whole lag; None if a part of it is unknown."""
+        """The total lag; None if a part of it is unknown."""
         return None if self.unknown_lag_count else self.known_lag
 
     @property
@@ -232,7 +236,7 @@ class GroupOverview:
 
     @property
     def members(self) -> tuple[MemberRow, ...]:
-        """Whoever holds a stream, by borrower id."""
+        """Return the holders of streams, by borrower id."""
         held: dict[str, list[StreamRow]] = {}
         for line in self.streams:
             if line.borrower_id is not None:
@@ -294,7 +298,7 @@ SEEN = """seen as (
 
 # Rows, and for streams that came later and that no leader has noticed, the rows that a leader would make. Groups null:
 # of all, which have rows as long as they are not deleted. `finished`: also of what is. `oldest`
-# says by a value what the server cannot know of a column: how few generations are newer.
+# states by a value what the server cannot know of a column: how few generations are newer.
 _LINES = f"""
 with line as (
   select l.group_id, l.stream_id, l.status, l.position, l.borrower_id, l.agent, l.session, l.granted_at, l.grant_id,
@@ -365,13 +369,13 @@ def list_groups(connection: Connection) -> tuple[GroupOverview, ...]:
 
 
 def list_groups_without_holder(connection: Connection) -> tuple[GroupOverview, ...]:
-    """Groups that are not paused and of which nobody holds a stream, without what they have finished."""
+    """Return groups that are not paused and hold no stream, without what they have finished."""
     with snapshot_transaction(connection):
         return build_overviews(connection, connection.execute(_UNHELD).fetchall(), finished=False)
 
 
 def list_leaderless_groups(connection: Connection, most: int) -> tuple[tuple[GroupOverview, ...], int]:
-    """Groups that have no leader at this moment, the oldest first, so many at most, and how many there are;
+    """Return groups that have no leader at this moment, the oldest first, `limit` at most, and how many there are;
     without what they have finished."""
     with snapshot_transaction(connection):
         rows = connection.execute(_UNLED, {"most": most}).fetchall()
@@ -412,8 +416,9 @@ def snapshot_transaction(connection: Connection) -> Iterator[None]:
 def build_overviews(
     connection: Connection, rows: Sequence[Sequence[Any]], are_all: bool = False, finished: bool = True
 ) -> tuple[GroupOverview, ...]:
-    """These groups, rows of `COLUMNS`, without their single streams, in this order. `are_all`: there are no others.
-    `finished`: streams that are count too, of which there are as many as messages are kept for long.
+    """Return these groups, rows of `COLUMNS`, without their single streams, in this order. `are_all`: there are no
+    others. `finished`: streams that are finished count too; how many there are depends on how long messages are
+    retained.
 
     Planned anew each time: a plan for any number of groups is a bad one for thousands.
     """
