@@ -1,12 +1,12 @@
 """`even`: streams spread by weight, with the fewest moves.
 
-Each borrower's share of the streams is proportional to its weight and rounded by largest remainder. Where
-remainders tie (equal weights: always) the spare streams go to the borrowers that already hold one more, so an
-unchanged membership moves nothing. Only what a borrower holds above its share is revoked; everything else stays
-where it is. Borrowers whose share is zero are standby.
+Each borrower's share of the streams is proportional to its weight and rounded by largest remainder. Where remainders
+tie (equal weights: always) the spare streams go to the borrowers that already hold one more, so an unchanged membership
+moves nothing. Only what a borrower holds above its share is revoked; everything else stays where it is. Borrowers whose
+share is zero are standby.
 
-A free stream goes back to its last holder if that one is below its share: the shares are the same either way, so
-this costs no move and no fairness. The rest goes to whoever is then the most under-full.
+A free stream goes back to its last holder if that one is below its share: the shares are the same either way, so this
+costs no move and no fairness. The rest goes to the member that is then the most under-full.
 
 Near-linear in streams plus borrowers; every free stream is granted if there is any member.
 """
@@ -57,7 +57,8 @@ def _grants(
     weights: Mapping[str, float],
     last: Mapping[int, str],
 ) -> tuple[tuple[int, str], ...]:
-    """Home, where there is room below the share; else to whoever is below its share and has the fewest per weight."""
+    """Assign to the last holder, where it is below its share; else to the member below its share with the fewest per
+    weight."""
     if not free:
         return ()
     count = dict(counts)

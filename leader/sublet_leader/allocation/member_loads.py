@@ -1,8 +1,8 @@
-"""How full each member is, and who has the most room.
+"""The load of each member, and which has the most room.
 
 A member's **level** is its load per weight. Members are kept in one heap per class of weights (within a class they
-differ by less than a factor of two), so that both questions, "who is the lowest" and "who would be the lowest with
-this stream", are answered in logarithmic time: the answer is the best of the lowest of each class.
+differ by less than a factor of two), so that both questions, "who is the lowest" and "who would be the lowest with this
+stream", are answered in logarithmic time: the answer is the best of the lowest of each class.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class MemberLoads:
         return (self.load[borrower] + more) / self._weights[borrower]
 
     def count_surplus(self, borrower: str) -> int:
-        """How many more it holds than it may; 0 or less: there is room for so many."""
+        """Return how many more it holds than it may; 0 or less: there is room for so many."""
         return self.count[borrower] - self._bounds[borrower]
 
     def add(self, borrower: str, cost: int) -> None:

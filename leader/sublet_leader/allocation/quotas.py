@@ -1,4 +1,4 @@
-"""How many streams each member should hold, in integers.
+"""Computes how many streams each member should hold, in integers.
 
 A remainder that ties in theory but not in floating point would move a stream for nothing.
 """

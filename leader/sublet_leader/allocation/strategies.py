@@ -1,4 +1,4 @@
-"""Strategies by name: the built-in ones, and those that other distributions have installed.
+"""Finds strategies by name: the built-in ones, and those of installed packages.
 
 The built-in ones are no entry points of ours: they must be there also where sublet runs from a source tree whose
 installed metadata is older than it.

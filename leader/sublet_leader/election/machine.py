@@ -1,4 +1,4 @@
-"""The claims of one node incarnation, decided."""
+"""The claims of one node incarnation on leaderships, as a pure machine."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Election:
         return dict(self._led)
 
     def is_busy(self) -> bool:
-        """True while anything is led, wanted or under way."""
+        """Whether any leadership is led, campaigned for or under way."""
         return bool(self._entries)
 
     def status(self, leadership_id: int) -> ElectionStatus:
@@ -73,7 +73,7 @@ class Election:
         return entry.status if entry else ElectionStatus.ABSENT
 
     def statuses(self) -> tuple[ElectionStatus, ...]:
-        """Where each leadership stands that it has to do with; to be asked on any thread."""
+        """Return the status of each leadership of this node, on any thread."""
         return tuple(entry.status for entry in tuple(self._entries.values()))
 
     def decide(self, event: Event, now: float) -> Outcome:
@@ -120,7 +120,7 @@ class Election:
         elif claim.node.incarnation != self._incarnation:
             self._happen(entry, EventKind.CLAIM_LOST, now, event)
         else:
-            # An earlier claim of ours may have outlived its answer: then less than a whole lease is left.
+            # An earlier claim of ours may have outlived its answer: then less than an entire lease is left.
             lease_s = min(self._settings.lease_duration_s, claim.remaining_s)
             entry.term = claim.term
             entry.trusted_until = event.attempt_started + lease_s - self._settings.lease_margin_s
@@ -149,7 +149,7 @@ class Election:
             self._happen(entry, EventKind.RELEASED if event.is_done else EventKind.RELEASE_FAILED, now)
 
     def _at_term(self, terms: Mapping[int, int], *waiting: ElectionStatus) -> list[_Entry]:
-        """The entries that wait for this answer: one about an earlier term says nothing about a later."""
+        """Return the entries that wait for this answer: one about an earlier term does not concern a later."""
         entries = ((self._entries.get(leadership_id), term) for leadership_id, term in terms.items())
         return [e for e, term in entries if e is not None and e.term == term and e.status in waiting]
 

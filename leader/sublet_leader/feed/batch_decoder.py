@@ -1,4 +1,4 @@
-"""Reading the Arrow of a stranger: nothing in it is believed before it was looked at, and it never grows by being read.
+"""Decodes Arrow batches of untrusted clients, without expanding them.
 
 A few compressed bytes can stand for gigabytes, and so can a run or a dictionary: a batch is plain, in the one schema.
 """

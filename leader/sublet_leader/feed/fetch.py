@@ -1,7 +1,7 @@
-"""Reading for members of a group that are without access to the database, on the pool's threads.
+"""Fetches pages for group members without access to the database, on the pool's threads.
 
-A page is for a stream that was lent, and bears what `sublet_storage.log.log.since` answers. It may end before the block
-does: positions are per message, so the next one goes on there.
+A page is of a granted stream, and has what `sublet_storage.log.log.fetch` returns. It may end before the block does:
+positions are per message, so the next one goes on there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A few threads with a connection each: what a feed asks of the database, without holding up the node's event loop."""
+"""A few threads with a connection each, for a feed's queries beside the node's event loop."""
 
 from __future__ import annotations
 

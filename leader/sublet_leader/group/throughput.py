@@ -1,4 +1,4 @@
-"""How much flows through a stream, from what its holders report: for allocation by load."""
+"""The throughput of a stream, from its holders' reports, for allocation by load."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HALF_LIFE_S = 30.0
 
 @dataclass(slots=True)
 class ThroughputMeter:
-    """One stream's flow; it outlives grants, so that a stream that has moved is not a stranger."""
+    """One stream's throughput; it outlives grants, so that a stream that has moved is known."""
 
     _grant_id: int = 0
     _size: int = 0

@@ -1,4 +1,4 @@
-"""The HTTP port's own connections to the database: few, made when they are needed, given up on soon."""
+"""The HTTP port's own connections to the database: few, opened on demand, with short timeouts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Connection = psycopg.Connection[Any]
 
 
 class ConnectionPool:
-    """Lends connections to threads, one at a time to each. `look` says first whether the database is there at all."""
+    """Gives connections to threads, one at a time to each. `look` checks first whether the database is there at all."""
 
     def __init__(self, url: str, look: Callable[[], Health]) -> None:
         self._url, self._look = url, look

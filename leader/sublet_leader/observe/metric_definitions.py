@@ -1,4 +1,4 @@
-"""Every metric that a node has, as a table: exports, docs/metrics.md and the test of the dashboard are made of it."""
+"""The table of all metrics of a node, from which exports, docs/metrics.md and tests are made."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class MetricType(StrEnum):
-    """As Prometheus knows them."""
+    """The types of Prometheus."""
 
     GAUGE = "gauge"
     COUNTER = "counter"

@@ -1,4 +1,4 @@
-"""What the HTTP port may look at of the node it belongs to. Reading only, on any thread, without asking its loop.
+"""The read-only view of a node for its HTTP port, usable on any thread without the node's loop.
 
 Copies of dictionaries are made in one step each, so what is read is of one moment or the next, never torn.
 """
@@ -67,11 +67,11 @@ class NodeView:
         return asdict(self.sessions.counters)
 
     def notification_counters(self) -> dict[str, int]:
-        """How news came; empty where nothing is pushed."""
+        """Counters of notifications; empty where nothing is pushed."""
         return {} if self.hub is None else self.hub.subscriber.counters()
 
     def subscribed_stream_count(self) -> int:
-        """Streams that somebody here follows."""
+        """How many streams have subscribers here."""
         return 0 if self.hub is None else self.hub.subscribed_stream_count
 
 
