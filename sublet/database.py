@@ -1,4 +1,4 @@
-"""`connect`: one database, chosen and checked once, and what is made with it."""
+"""`connect`: a database, chosen and checked once, and the clients made with it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Database:
         return AsyncSession(subscription, self.url, **settings)
 
     def spaces(self) -> list[Space]:
-        """The spaces, by name: which part of the topic tree has how many streams, kept for how long."""
+        """Return the spaces, by name: which part of the topic tree has how many streams, retained for how long."""
         with connect_to(self.url, application_name="sublet spaces") as connection:
             return list_spaces(connection)
 

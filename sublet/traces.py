@@ -1,9 +1,9 @@
-"""OpenTelemetry traces through streams: `pip install 'sublet[traces]'`. docs/traces.md says how they are set up.
+"""OpenTelemetry traces through streams: `pip install 'sublet[traces]'`. docs/traces.md has the set-up.
 
-    publisher.publish("orders/eu", value, headers=traces.headers())
+    publisher.publish("orders/eu", value, headers=traces.trace_headers())
 
     for batch in session:
-        with traces.process(batch):
+        with traces.batch_span(batch):
             ...
 
 Names of spans and attributes are those of OpenTelemetry's semantic conventions for messaging.
@@ -33,7 +33,7 @@ except ModuleNotFoundError as missing:
     ) from None
 
 MAX_LINKS: Final = 64
-"""A span names the first so many contexts that its messages came with, and how many there were."""
+"""How many contexts of its messages a span has as links; it also has their number."""
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 _PARENT: Final = "traceparent"
@@ -93,7 +93,7 @@ def _contexts(table: pa.Table) -> list[bytes]:
 
 
 def _link(context: bytes) -> Link | None:
-    """None for what is no context, whoever wrote it."""
+    """Return the context; None for what is none."""
     carrier = {_PARENT: context.decode("ascii", "replace")}
     span = trace.get_current_span(_PROPAGATOR.extract(carrier)).get_span_context()
     return Link(span) if span.is_valid else None

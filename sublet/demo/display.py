@@ -1,4 +1,4 @@
-"""What one sees of the demo: bars and lines while it runs, tables at its end. Prose goes to standard error."""
+"""Prints the demo: bars and lines while it runs, tables at its end; prose goes to standard error."""
 
 from __future__ import annotations
 

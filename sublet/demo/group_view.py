@@ -1,4 +1,4 @@
-"""What the demo sees of its group, from the same tables that `sublet groups describe` reads."""
+"""The demo's view of its group, from the tables that `sublet groups describe` reads."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def count_consumed(seen: GroupOverview) -> int:
 
 
 def find_busiest(seen: GroupOverview) -> tuple[str, list[int]]:
-    """The agent with the most left to do, and its streams that have something left; nobody: ("", [])."""
+    """Return the agent with the most left to do, and its streams that have something left; none: ("", [])."""
     left: dict[str, int] = {}
     streams: dict[str, list[int]] = {}
     for line in _held(seen):

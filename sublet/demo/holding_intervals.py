@@ -1,4 +1,4 @@
-"""Who held which stream from when to when: the history of lendings, told as one line per grant."""
+"""Who held which stream from when to when, computed from the history of grants."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _ended(record: HistoryRecord, began_us: int) -> dict[str, Any]:
 
 
 def _how(record: HistoryRecord) -> str:
-    """How a holding ended, in words."""
+    """Describe how a holding ended."""
     if record.is_forced:
         return f"taken away: {record.reason}"
     if record.event == "finish":

@@ -1,4 +1,4 @@
-"""A Spark on this machine that is fit for tasks that run until they are drained."""
+"""Creates a Spark session on this machine for tasks that run until they are drained."""
 
 from __future__ import annotations
 

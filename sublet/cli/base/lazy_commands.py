@@ -1,4 +1,4 @@
-"""Commands that are made when they are asked for: of forty, a process runs one."""
+"""Commands that are loaded on demand: of forty, a process runs one."""
 
 from __future__ import annotations
 

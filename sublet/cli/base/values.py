@@ -1,4 +1,4 @@
-"""Messages, times and durations as text, in both directions."""
+"""Converts messages, times and durations to and from text."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def bytes_from_json(what: str, value: Any) -> bytes | None:
             raise UsageError(f"{what}: its base64 is malformed. Encode the bytes again.") from None
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    except ValueError:  # 1e999, say: what is read as infinite cannot be written again
+    except ValueError:  # such as 1e999: what is read as infinite cannot be written again
         raise UsageError(f"{what}: holds a number out of range. Give it as text.") from None
     return _encoded(what, text)
 
@@ -107,7 +107,7 @@ def _text(data: bytes | None) -> str:
 
 
 def parse_seconds(text: str) -> int:
-    """A duration such as 90s, 15m, 6h, 7d, 2w or 0, in whole seconds. Raises `UsageError`."""
+    """Parse a duration such as 90s, 15m, 6h, 7d, 2w or 0 into integral seconds. Raises `UsageError`."""
     found = parse_fractional_seconds(text)
     if not found.is_integer():
         raise UsageError(f"duration {text!r}: it is no whole number of seconds. Round it.")
@@ -137,7 +137,7 @@ def format_utc(at_us: int) -> str:
 
 
 def format_ranges(numbers: Iterable[int]) -> str:
-    """Numbers in as few words as they need: 1-3, 7."""
+    """Format numbers as ranges: 1-3, 7."""
     spans: list[list[int]] = []
     for number in sorted(numbers):
         if spans and number == spans[-1][1] + 1:
@@ -148,7 +148,7 @@ def format_ranges(numbers: Iterable[int]) -> str:
 
 
 def parse_int(what: str, text: str, least: int = 0) -> int:
-    """A whole number that Postgres can hold. Raises `UsageError`."""
+    """Parse an integer that Postgres can hold. Raises `UsageError`."""
     is_number = text.isascii() and text.isdigit() and len(text) <= len(str(MAX_OFFSET))
     if not (is_number and least <= int(text) <= MAX_OFFSET):
         raise UsageError(f"{what} {text!r}: give a whole number of at least {least}, and at most {MAX_OFFSET}.")
@@ -188,7 +188,7 @@ def parse_time(option: str, text: str) -> datetime:
 
 
 def parse_ago(option: str, text: str, instead: str) -> datetime:
-    """The time so long ago. Raises `UsageError`, which says what to give where there is no such time."""
+    """Return the time that long ago. Raises `UsageError`, with the remedy where there is no such time."""
     try:
         return datetime.now(UTC) - timedelta(seconds=parse_fractional_seconds(text))
     except OverflowError:

@@ -1,4 +1,4 @@
-"""`sublet groups`: what the database knows of groups. Of a leader nothing is asked but who stands by."""
+"""`sublet groups list` and `describe`: groups from the database; only standby members are queried of a leader."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def describe(
     Each stream is shown with its owner and position. Lag counts messages between the group's position and the stream's
     end, other topics' included. It is unknown, shown as ?, where a stream is blocked or its messages are gone. What
     retention took of the group's, and what it skipped as it could not be decoded, is counted as lost. Members that hold
-    no stream stand by; only their leader knows them, and is asked. A blocked stream is lent to nobody, for the reason
-    shown: see docs/guarantees.md. One is stuck while its owner cannot read what comes next, for the reason shown. A
-    free stream may be kept for the return of a named session that has left. Finished streams, which have nothing more
-    for the group, are counted, and shown with --all.
-    Where a stream was taken from its owner by force within the last day, the offsets are shown that may have been seen
-    twice; of many such moves the 20 newest are shown, and their number is told.
+    no stream stand by; only their leader knows them, and is queried. A blocked stream is not granted, for the reason
+    shown: see docs/guarantees.md. A stream is unreadable while its owner cannot read what comes next, for the reason
+    shown. A free stream may be reserved for the return of a named session that has left. Finished streams, which have
+    nothing more for the group, are counted, and shown with --all. Where a stream was taken from its owner by force
+    within the last day, the offsets are shown that may have been seen twice; of many such moves the 20 newest are
+    shown, and their number.
 
     Examples:
 
@@ -134,7 +134,7 @@ def _row(overview: GroupOverview) -> tuple[object, ...]:
 
 
 def _connected(overview: GroupOverview) -> tuple[dict[str, Any], ...] | None:
-    """All members, of whom only their leader knows; None: there is none, or it does not say so."""
+    """Return all members, which only their leader knows; None: there is no leader, or it does not answer."""
     if overview.leader is None or not overview.has_leader:
         return None
     from sublet_borrower.remote.group_watcher import list_connected_members

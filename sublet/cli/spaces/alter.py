@@ -1,4 +1,4 @@
-"""`sublet spaces alter`, `retention` and `rollover`: what may be changed of a space that is there."""
+"""`sublet spaces alter`, `retention` and `rollover`: changes an existing space."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def retention(
 ) -> None:
     """Change for how long a space keeps messages.
 
-    They end in steps, with whole generations of streams: `rollover` of a space says how long one takes.
+    They end in steps, with entire generations of streams: `rollover` of a space is how long one takes.
 
     Examples:
 
