@@ -209,7 +209,7 @@ class AgentThread:
                     self._inboxes[handle].put(news)
             case Gap(channels=channels):
                 # Something for one of our borrowers is missing: they all begin again, and reclaim what they hold. Of
-                # lost news of streams nothing is missing: whoever follows one looks for himself.
+                # lost heads of streams nothing is missing: a session that follows one polls.
                 if Channel.BORROWER in channels:
                     self._handle(NodeLost(address))
             case message:

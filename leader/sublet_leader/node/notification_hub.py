@@ -94,7 +94,7 @@ class NotificationHub:
             return frozenset(self._followed)
 
     def _received(self, change: Change) -> None:
-        """On the thread of the ears. The loop is woken once for all that has come until it is there."""
+        """Queue a change, on the subscriber's thread. The loop is woken once for all that has come until it runs."""
         self._news.append(change)
         if len(self._news) == 1:
             with contextlib.suppress(RuntimeError):  # the loop is closed: no subscriber is left

@@ -71,7 +71,7 @@ _READ_ALL = _READ.format(rows=_ALL, locked="")
 _READ_FREE = _READ.format(rows=_ALL, locked="for update skip locked")
 _READ_SINCE = _READ.format(rows=_SINCE, locked="")
 
-# By place, which costs the same however much was deleted before; the ids tell whether they are still the same rows.
+# By place, which costs the same however much was deleted before; the ids show whether they are still the same rows.
 _TAKE = "delete from outbox where ctid = any(%s::text::tid[]) returning outbox_id"
 _SET_ASIDE = """
 with gone as (delete from outbox where ctid = any(%s::text::tid[]) returning *)

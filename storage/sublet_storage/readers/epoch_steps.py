@@ -246,7 +246,7 @@ class EpochStepPlanner:
         self.scanned = max(self.scanned, position)
 
     def _append(self, mark: BlockSummary) -> None:
-        """Merge marks of blocks that cannot be told apart: one is enough, however long an epoch is."""
+        """Merge marks of blocks that are equal: one is enough, however long an epoch is."""
         last = self._waiting[-1] if self._waiting else None
         if (
             last is not None

@@ -70,7 +70,7 @@ class StreamOptions:
     with a warning."""
     available_now_wait: float = 120.0
     """With the trigger `availableNow`: how long the query waits, with nothing else to do, for streams with messages
-    that were there when it began. Then it fails and names those that were not lent to it; what other members have by
+    that were there when it began. Then it fails and names those that were not granted to it; what other members have by
     then is left to them. Seconds, or with a unit."""
 
     def settings(self) -> BorrowerSettings:
