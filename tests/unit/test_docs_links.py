@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -120,3 +122,14 @@ def test_the_generated_pages_are_current(capsys: pytest.CaptureFixture[str]) -> 
     assert cli_doc.main(["--check"]) == 0, capsys.readouterr().out
     page = protocol_doc.PAGE.read_text()
     assert protocol_doc.render(page) == page
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_a_program_of_a_page_imports_of_ours_exists(page: Path) -> None:
+    for program in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+        for node in ast.walk(ast.parse(program)):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("sublet"):
+                module = importlib.import_module(node.module)
+                for each in node.names:
+                    if not hasattr(module, each.name):
+                        importlib.import_module(f"{node.module}.{each.name}")

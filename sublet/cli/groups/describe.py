@@ -165,7 +165,7 @@ def _prose(overview: GroupOverview, standby: list[dict[str, Any]] | None) -> lis
     lines += [f"  {_named(each)}: stands by" for each in standby or ()]
     for retained in overview.reserved_sessions:
         lines.append(
-            f"kept     for {retained.session}, {_seconds(retained.remaining_s)} more: {len(retained.streams)} streams"
+            f"reserved for {retained.session}, {_seconds(retained.remaining_s)} more: {len(retained.streams)} streams"
         )
     lines += [f"epochs   {_epochs(line)}" for line in overview.epochs]
     for line in overview.streams:
@@ -173,7 +173,7 @@ def _prose(overview: GroupOverview, standby: list[dict[str, Any]] | None) -> lis
             lines.append(f"blocked  stream {line.stream_id}: {line.blocked_reason or 'no reason is recorded'}")
         if line.unreadable_reason is not None:
             lines.append(
-                f"stuck    stream {line.stream_id}, for {_seconds(line.unreadable_s)}: {line.unreadable_reason}"
+                f"unreadable stream {line.stream_id}, for {_seconds(line.unreadable_s)}: {line.unreadable_reason}"
             )
     return [*lines, ""]
 
@@ -190,10 +190,10 @@ def _named(member: dict[str, Any]) -> str:
 
 def _options(overview: GroupOverview) -> str:
     options = overview.group.options
-    waits = f"streams are kept {options.session_expiry_s:g} s for a named session"
+    waits = f"streams are reserved {options.session_expiry_s:g} s for a named session"
     reported = [
-        f"start {options.starting_position}",
-        f"when gone {options.on_data_loss}",
+        f"starting position {options.starting_position}",
+        f"on data loss {options.on_data_loss}",
         f"strategy {options.strategy}",
     ]
     if options.on_poison != "block":
