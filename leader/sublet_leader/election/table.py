@@ -27,9 +27,7 @@ class ElectionStatus(Enum):
     STANDBY = "standby"  # campaigned for; another node leads or the claim failed; the next claim has its time
     LEADING = "leading"  # ours, and to be trusted until the trust window ends
     RELEASING = "releasing"  # resigned; its release is under way, or is tried again at its time
-    RELEASING_TO_RECLAIM = (
-        "releasing_to_reclaim"  # as releasing, but campaigned for: claimed as soon as the old term is over for certain
-    )
+    RELEASING_TO_RECLAIM = "releasing_to_reclaim"  # as releasing, but claimed again once the old term is over
 
 
 class EventKind(Enum):
