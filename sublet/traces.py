@@ -76,7 +76,7 @@ def batch_span(batch: Batch, group: str | None = None) -> Iterator[trace.Span]:
 
 
 def traced(fn: Callable[[Batch], _T], group: str | None = None) -> Callable[[Batch], _T]:
-    """The function with such a span around each call: `consume(spark, subscription, traced(fn), ...)`."""
+    """Return the function with such a span around each call: `consume(spark, subscription, traced(fn), ...)`."""
     return partial(_call, fn, group)
 
 
@@ -86,7 +86,7 @@ def _call(fn: Callable[[Batch], _T], group: str | None, batch: Batch) -> _T:
 
 
 def _contexts(table: pa.Table) -> list[bytes]:
-    """What the messages bear as their context, each once, in their order."""
+    """Return what the messages bear as their context, each once, in their order."""
     pairs: Any = pc.list_flatten(table.column("headers"))
     values = pc.struct_field(pairs, "value").filter(pc.equal(pc.struct_field(pairs, "key"), _PARENT))
     return [value for value in values.unique().to_pylist() if value is not None]

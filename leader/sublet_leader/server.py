@@ -196,7 +196,7 @@ class NodeServer:
         self._handle(ShutdownRequested(clock() + SHUTDOWN_S))
 
     def state(self) -> NodeState:
-        """What there is and what has happened so far; on the node's loop, while it serves."""
+        """Return what there is and what has happened so far; on the node's loop, while it serves."""
         agents, sessions = len(self._publisher.subscriber_ids), self._sessions
         news, heads = ({}, {}) if self._hub is None else (self._hub.subscriber.counters(), self._hub.known_heads())
         return NodeState(agents, sessions.held_polls, sessions.counters, sessions.find_leaks(), news, heads)

@@ -111,12 +111,12 @@ def deregister(conn: psycopg.Connection[Any], node: NodeRef) -> None:
 
 
 def live_nodes(conn: psycopg.Connection[Any]) -> list[NodeRef]:
-    """The nodes to go to, by name: their leases live, and they are not draining."""
+    """Return the nodes to go to, by name: their leases live, and they are not draining."""
     return [NodeRef(*row) for row in conn.execute(_LIVE)]
 
 
 def list_notify_endpoints(conn: psycopg.Connection[Any]) -> list[str]:
-    """Where the notifications of publishers reach the nodes whose leases live."""
+    """Return where the notifications of publishers reach the nodes whose leases live."""
     return [row[0] for row in conn.execute(_ENDPOINTS)]
 
 
@@ -144,5 +144,5 @@ def delete_expired(conn: psycopg.Connection[Any]) -> list[str]:
 
 
 def count_led_groups(conn: psycopg.Connection[Any]) -> dict[str, int]:
-    """{incarnation: how many groups it leads}."""
+    """Return {incarnation: how many groups it leads}."""
     return dict(conn.execute(_LED).fetchall())

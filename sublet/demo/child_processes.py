@@ -89,7 +89,7 @@ def _kill(leader: subprocess.Popen[str]) -> None:
 
 
 def _alive(leader: subprocess.Popen[str]) -> list[int]:
-    """Who lives of its session. It has to be reaped here, or it would stay a zombie."""
+    """Return who lives of its session. It has to be reaped here, or it would stay a zombie."""
     leader.poll()
     return [pid for pid, session in _sessions() if session == leader.pid]
 
@@ -99,7 +99,7 @@ def _is_over(leader: subprocess.Popen[str]) -> bool:
 
 
 def _sessions() -> Iterator[tuple[int, int]]:
-    """(process, session) of all that live."""
+    """Yield (process, session) of all that live."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):

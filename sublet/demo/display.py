@@ -93,7 +93,7 @@ def _repeat(one: dict[str, Any]) -> str:
 
 
 def _wrong(findings: CheckResult) -> str:
-    """What keeps the findings from being sound."""
+    """Return what keeps the findings from being sound."""
     unexplained = findings.duplicated - findings.explained_duplicates
     carriers = [carrier for carrier, (wanted, found, _) in findings.totals.items() if wanted != found]
     least, most = KILLS_BETWEEN

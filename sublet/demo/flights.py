@@ -41,7 +41,7 @@ def load() -> pa.Table:
 
 
 def rows_of(values: pa.ChunkedArray) -> list[int]:
-    """The source rows that these values were made of."""
+    """Return the source rows that these values were made of."""
     first = pc.list_element(pc.split_pattern(pc.cast(values, pa.string()), ",", max_splits=1), 0)
     return list(pc.cast(first, pa.int64()).to_pylist())
 

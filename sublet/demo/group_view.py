@@ -29,16 +29,16 @@ class GroupView:
         self._connection.close()
 
     def read(self) -> GroupOverview:
-        """The group now."""
+        """Return the group now."""
         return describe_group(self._connection, self._subscription)
 
     def history(self) -> list[HistoryRecord]:
-        """What happened to its lendings, oldest first."""
+        """Return what happened to its lendings, oldest first."""
         return list(self._groups.history(self._group.group_id))
 
 
 def list_holders(seen: GroupOverview) -> set[str]:
-    """The agents that hold streams."""
+    """Return the agents that hold streams."""
     return {line.agent for line in _held(seen) if line.agent}
 
 

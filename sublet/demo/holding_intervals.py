@@ -13,13 +13,13 @@ _PROCESS = re.compile(r":(\d+):")
 
 
 def process_of(agent: str) -> int | None:
-    """The process id that an agent's id contains."""
+    """Return the process id that an agent's id contains."""
     found = _PROCESS.search(agent)
     return int(found[1]) if found else None
 
 
 def worker_of(agent: str) -> str:
-    """How the demo calls an agent's process."""
+    """Return how the demo calls an agent's process."""
     process = process_of(agent)
     return f"worker {process}" if process else agent or "nobody"
 

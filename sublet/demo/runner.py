@@ -63,7 +63,7 @@ def run_demo(as_json: bool, keep: str | None) -> int:
 
 
 def _temporary() -> Path:
-    """A directory that Postgres's user can enter too, should it be another."""
+    """Return a directory that Postgres's user can enter too, should it be another."""
     home = Path(tempfile.mkdtemp(prefix="sublet-demo-"))
     home.chmod(0o755)
     return home

@@ -122,7 +122,7 @@ class AgentThread:
         return self._machine.group_id(handle)
 
     def connection_counters(self) -> dict[str, SubscriberCounters]:
-        """{node address: what has happened between it and this agent}."""
+        """Return {node address: what has happened between it and this agent}."""
         return {address: connection.counters for address, connection in self._connections.copy().items()}
 
     def close(self, timeout_s: float = 2.0) -> None:

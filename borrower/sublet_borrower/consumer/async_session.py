@@ -88,7 +88,7 @@ class AsyncSession:
         return AsyncIteration(self._iterated, self._loops, self._left)
 
     async def poll(self, timeout_s: float | None = None) -> Batch | None:
-        """The next batch; None once the session is drained or closed, or when the timeout is over.
+        """Return the next batch; None once the session is drained or closed, or when the timeout is over.
 
         The call acknowledges the batch before, unless the session has auto_ack off. Raises `UsageError` after `close`.
         """
@@ -161,7 +161,7 @@ class AsyncSession:
             self._session.leave()
 
     def assignment(self) -> dict[int, int]:
-        """{stream: next offset to deliver} of the streams this session holds now."""
+        """Return {stream: next offset to deliver} of the streams this session holds now."""
         self._home.check(self.subscription)
         return {} if self._session is None else self._session.assignment()
 
@@ -200,7 +200,7 @@ class AsyncSession:
         return opening.result()
 
     async def _iterated(self) -> Batch | None:
-        """The next of an iteration. Closing ends it, also between two batches."""
+        """Return the next of an iteration. Closing ends it, also between two batches."""
         if self._ending is not None and self._has_given:
             return None
         return await self.poll()
@@ -214,7 +214,8 @@ class AsyncSession:
             session.wakeup()
 
     def _begin_fetching(self, session: Session) -> Future[Batch | None] | None:
-        """The one that is under way or done and not taken, or a new one; None where nothing will come any more."""
+        """Return the one that is under way or done and not taken, or a new one; None where nothing will come any
+        more."""
         if self._fetching is None and self._ending is None and not session.is_closed:
             self._fetching = self._worker.submit(partial(self._fetch, session))
         return self._fetching
@@ -245,7 +246,7 @@ class AsyncSession:
         return batch
 
     def _carried(self, session: Session, acknowledge: Callable[_P, None] | None) -> Callable[_P, None]:
-        """The same, from any thread, done on this one."""
+        """Return the same, from any thread, done on this one."""
         assert acknowledge is not None
 
         def carried(*arguments: _P.args, **named: _P.kwargs) -> None:
@@ -277,6 +278,6 @@ def _not_here(batch: Batch) -> NoReturn:
 
 
 def _look_again(session: Session, batch: Batch) -> Batch | None:
-    """A batch that no task took for a while, or whose leader is silent: it waits for the leader, or is lost."""
+    """Return a batch that no task took for a while, or whose leader is silent: it waits for the leader, or is lost."""
     session.wait(POLL_INTERVAL_S)
     return None if batch._granted.is_ended or session.is_closed else batch

@@ -36,7 +36,7 @@ def publish_dead_letter(
 
 
 def _printable(text: str) -> str:
-    """What Postgres takes as text."""
+    """Return what Postgres takes as text."""
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 

@@ -131,7 +131,7 @@ class Attendance:
 
 
 def weakly(method: Callable[_P, Any]) -> Callable[_P, Any]:
-    """The method, without keeping its object alive."""
+    """Return the method, without keeping its object alive."""
     found = weakref.WeakMethod(method)
 
     def call(*arguments: _P.args, **named: _P.kwargs) -> Any:

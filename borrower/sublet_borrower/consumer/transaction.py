@@ -229,6 +229,6 @@ class ProgressTransactions:
 
 
 def _furthest(batches: Sequence[TransactionalBatch]) -> list[TransactionalBatch]:
-    """The last batch of each stream, in the order of streams, in which their rows are locked."""
+    """Return the last batch of each stream, in the order of streams, in which their rows are locked."""
     ends = {batch.stream_id: batch for batch in sorted(batches, key=lambda one: (one.ticket, one.next_offset))}
     return [ends[stream_id] for stream_id in sorted(ends)]

@@ -65,7 +65,7 @@ class LogReader:
         return page if taken else None
 
     def fetch_block_summaries(self, granted: AtomicGrantedStream) -> BlockSummaries | None:
-        """What follows on the marks that are known; None while the database is away. Raises `PositionGone`."""
+        """Return what follows on the marks that are known; None while the database is away. Raises `PositionGone`."""
         return self.query(
             lambda connection: epoch_steps.read_block_summaries(
                 connection, granted.stream_id, granted.generation_id, granted.step_planner.scanned
@@ -73,11 +73,11 @@ class LogReader:
         )
 
     def fetch_frontiers(self, stream_ids: Iterable[int]) -> Mapping[int, BlockSummaries]:
-        """Where streams end and what is completed in their spaces; empty while the database is away."""
+        """Return where streams end and what is completed in their spaces; empty while the database is away."""
         return self.query(lambda connection: epoch_steps.read_stream_frontiers(connection, stream_ids)) or {}
 
     def fetch_heads(self, stream_ids: Iterable[int]) -> list[tuple[int, int]]:
-        """(stream, head) of each, as they are now; empty while the database is away."""
+        """Return (stream, head) of each, as they are now; empty while the database is away."""
         found = self.query(lambda connection: message_log.read_heads(connection, stream_ids))
         return [(stream_id, head.head) for stream_id, head in (found or {}).items()]
 

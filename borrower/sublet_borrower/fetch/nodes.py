@@ -81,7 +81,7 @@ class NodeReader:
         return page if taken else None
 
     def fetch_heads(self, stream_ids: Iterable[int]) -> list[tuple[int, int]]:
-        """(stream, head) of each, as they are now; empty while no node answers."""
+        """Return (stream, head) of each, as they are now; empty while no node answers."""
         found = self._attempt("Heads", encode_heads_request(stream_ids), decode_heads_reply)
         return [(stream_id, head) for stream_id, (head, _) in (found or {}).items()]
 
@@ -176,7 +176,7 @@ class NodeReader:
 
 
 def _page(wanted: FetchRequest, wire: Any) -> LogPage:
-    """The page in the answer. Raises `PositionGone`, `MalformedMessage`."""
+    """Return the page in the answer. Raises `PositionGone`, `MalformedMessage`."""
     found = decode_fetch_reply(wire)
     if isinstance(found, PageGone):
         raise PositionGone(wanted.stream_id, wanted.position, found.oldest_offset)

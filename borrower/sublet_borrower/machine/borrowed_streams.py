@@ -66,7 +66,7 @@ class BorrowedStream:
         return min(trusted_until, self.ends_at) if self.is_confirmed else self.inherited_until
 
     def to_progress(self) -> StreamProgress:
-        """What to report."""
+        """Return what to report."""
         return StreamProgress(
             self.stream_id,
             self.grant_id,
@@ -105,12 +105,12 @@ class BorrowedStreams:
         return iter(self._held.values())
 
     def find(self, stream_id: int, grant_id: int) -> BorrowedStream | None:
-        """The stream, if it is held under exactly this grant."""
+        """Return the stream, if it is held under exactly this grant."""
         stream = self._held.get(stream_id)
         return stream if stream is not None and stream.grant_id == grant_id else None
 
     def find_any_grant(self, stream_id: int) -> BorrowedStream | None:
-        """The stream under whichever grant."""
+        """Return the stream under whichever grant."""
         return self._held.get(stream_id)
 
     def is_grant_ended(self, stream_id: int, grant_id: int) -> bool:
@@ -136,7 +136,8 @@ class BorrowedStreams:
         return tuple(HeldGrant(s.stream_id, s.grant_id, s.position, s.consumed) for s in self._held.values())
 
     def inherit(self, trusted_until: float) -> tuple[BorrowedStream, ...]:
-        """The same streams for a successor, none confirmed; the trust is that of the leader who did confirm it."""
+        """Return the same streams for a successor, none confirmed; the trust is that of the leader who did confirm
+        it."""
         return tuple(
             BorrowedStream(
                 s.stream_id,

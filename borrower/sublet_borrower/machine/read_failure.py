@@ -48,7 +48,7 @@ class ReadFailure:
 
 
 def split_progress(streams: Iterable[StreamProgress]) -> Iterator[tuple[StreamProgress, ...]]:
-    """The same, in order, in as few messages as their troubles fit into."""
+    """Yield the same, in order, in as few messages as their troubles fit into."""
     parcel, size = list[StreamProgress](), 0
     for each in streams:
         more = len(each.read_error.encode())

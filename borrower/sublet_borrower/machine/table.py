@@ -68,7 +68,7 @@ class Action(Enum):
 
 
 def _row(**actions: Action) -> dict[EventKind, Action]:
-    """A full row: what is not named is ignored."""
+    """Return a full row: what is not named is ignored."""
     return {kind: actions.get(kind.name, Action.IGNORE) for kind in EventKind}
 
 

@@ -39,7 +39,7 @@ class FeedCursor:
         return None if self._offsets is None else Bookmark(self._known, dict(self._offsets), self._timeline)
 
     def new_subscription_id(self) -> str:
-        """A new id, for another call; pages under the older ones are discarded from now on."""
+        """Return a new id, for another call; pages under the older ones are discarded from now on."""
         self.subscription = next(self._ids)
         return self.subscription
 

@@ -116,12 +116,13 @@ class Feed:
         starting_position: FeedStart = "earliest",
         on_data_loss: Callable[[PositionGone], None] | None = None,
     ) -> FeedReader:
-        """What is stored and matches, from `starting_position` to where the streams end now: an iterator of Arrow
-        tables.
+        """Return what is stored and matches, from `starting_position` to where the streams end now: an iterator of
+        Arrow tables.
 
         `starting_position`: earliest, latest, a time (when it was stored; `datetime` or text), an offset (`int`: in
         every stream), or the `bookmark` of an earlier reader of the same filter, also as text. Where it begins is
-        settled when this returns."""
+        settled when this returns.
+        """
         return self._read(pb.HistoryRequest, filter, starting_position, on_data_loss)
 
     def follow(
@@ -130,7 +131,7 @@ class Feed:
         starting_position: FeedStart = "latest",
         on_data_loss: Callable[[PositionGone], None] | None = None,
     ) -> FeedReader:
-        """The same, and then what is published, as it comes: an iterator without an end."""
+        """Return the same, and then what is published, as it comes: an iterator without an end."""
         return self._read(pb.FollowRequest, filter, starting_position, on_data_loss)
 
     @property

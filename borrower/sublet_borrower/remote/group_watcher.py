@@ -114,7 +114,7 @@ class GroupWatcher:
         self._loop.call_soon_threadsafe(self._ask)
 
     def next_event(self, wait_s: float) -> WatchEvent | None:
-        """The next thing, in its order; None where nothing comes within that time."""
+        """Return the next thing, in its order; None where nothing comes within that time."""
         with self._condition:
             if not (self._sights or self._missed):
                 self._condition.wait(wait_s)

@@ -74,18 +74,18 @@ class NodeCalls:
         self._at = (self._at + 1) % len(self._nodes)
 
     def publish(self, request: Any, timeout_s: float) -> Any:
-        """A `PublishReply`. Raises `Again`, or what is wrong with the request."""
+        """Return a `PublishReply`. Raises `Again`, or what is wrong with the request."""
         return self.call("Publish", request, timeout_s)
 
     def call(self, method: str, request: Any, timeout_s: float) -> Any:
-        """The one reply of that method of `Feed`. Raises `Again`, or what is wrong with the request."""
+        """Return the one reply of that method of `Feed`. Raises `Again`, or what is wrong with the request."""
         try:
             return getattr(self._stub(), method)(request, timeout=timeout_s)
         except grpc.RpcError as error:
             raise map_grpc_error(self.address, error) from error
 
     def open_stream(self, request: Any) -> PageStream:
-        """The pages that answer a `HistoryRequest` or a `FollowRequest`."""
+        """Return the pages that answer a `HistoryRequest` or a `FollowRequest`."""
         stub = self._stub()
         method = stub.History if isinstance(request, pb.HistoryRequest) else stub.Follow
         return PageStream(self.address, method(request))
@@ -115,7 +115,7 @@ class PageStream:
         threading.Thread(target=self._run, name=f"sublet feed of {address}", daemon=True).start()
 
     def get(self, timeout_s: float) -> Any:
-        """The next page; None if the node has sent the last. Raises `TimeoutError`, `Again`, a `SubletError`."""
+        """Return the next page; None if the node has sent the last. Raises `TimeoutError`, `Again`, a `SubletError`."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._found or self._over, timeout_s):
                 raise TimeoutError

@@ -65,7 +65,7 @@ class FeedReader(Iterator[pa.Table]):
         return bookmark
 
     def read(self, timeout_s: float | None = None) -> pa.Table | None:
-        """The next table; None if the history is over (`is_finished`), or nothing has come in time."""
+        """Return the next table; None if the history is over (`is_finished`), or nothing has come in time."""
         deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         while not self.is_finished:
             page = self._next(deadline)
@@ -113,7 +113,7 @@ class FeedReader(Iterator[pa.Table]):
         self._there_at_first = frozenset(self.bookmark.offsets)
 
     def _next(self, deadline: float) -> FeedPage | None:
-        """A page; None at the deadline, or when the node has sent the last."""
+        """Return a page; None at the deadline, or when the node has sent the last."""
         while True:
             try:
                 page = self._wait(deadline)
@@ -127,7 +127,8 @@ class FeedReader(Iterator[pa.Table]):
                     return None
 
     def _wait(self, deadline: float) -> FeedPage | None:
-        """A page of the call under way. Raises `TimeoutError` at the deadline, `Again` if the call came to naught."""
+        """Return a page of the call under way. Raises `TimeoutError` at the deadline, `Again` if the call came to
+        naught."""
         pages = self._pages = self._pages or self._calls.open_stream(self._request())
         left_s = RECEIVE_TIMEOUT_S - pages.idle_s
         try:
@@ -177,7 +178,7 @@ class FeedReader(Iterator[pa.Table]):
     # --- what is in them --------------------------------------------------------------------------------------------
 
     def _accept(self, page: FeedPage) -> pa.Table | None:
-        """Its messages, if it is the next page and has any."""
+        """Return its messages, if it is the next page and has any."""
         table = None if page.messages is None else decode_messages(page.messages)
         match self._cursor.accept(page):
             case PageOutcome.ADVANCED if page.is_gone:
@@ -202,7 +203,7 @@ class FeedReader(Iterator[pa.Table]):
 
 
 def parse_feed_start(start: FeedStart) -> StartingPosition | Bookmark:
-    """Where to begin. Raises `UsageError`."""
+    """Return where to begin. Raises `UsageError`."""
     if isinstance(start, StartingPosition | Bookmark):
         return start
     if isinstance(start, datetime):
@@ -215,7 +216,7 @@ def parse_feed_start(start: FeedStart) -> StartingPosition | Bookmark:
 
 
 def decode_messages(messages: bytes) -> pa.Table:
-    """The Arrow of a page. Raises `MalformedMessage`."""
+    """Return the Arrow of a page. Raises `MalformedMessage`."""
     try:
         table = pa.ipc.open_stream(messages).read_all()
     except (pa.ArrowException, OSError) as error:

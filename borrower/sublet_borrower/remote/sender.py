@@ -111,7 +111,7 @@ class FeedSender(threading.Thread):
         self._buffer.release_batches([load])
 
     def _published(self, batch: pa.RecordBatch) -> tuple[StoredSpan, ...]:
-        """Where the messages of a batch lie. Raises what is wrong with it, or `Unavailable`."""
+        """Return where the messages of a batch lie. Raises what is wrong with it, or `Unavailable`."""
         self._number += 1
         request = encode_publish(PublishCommand(self._producer, 1, self._number, _lean(batch).serialize().to_pybytes()))
         backoff = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S, total_s=self._delivery_timeout_s)
@@ -150,7 +150,7 @@ def _lean(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _requests(load: PendingBlock) -> Iterator[tuple[pa.RecordBatch, list[PendingRows]]]:
-    """A load as batches that a node takes, each with the pieces that its messages are of."""
+    """Yield a load as batches that a node takes, each with the pieces that its messages are of."""
     pieces = [small for piece in load.pieces for small in _small(piece)]
     while pieces:
         count = _fitting(pieces)
@@ -170,7 +170,7 @@ def _small(piece: PendingRows) -> Iterator[PendingRows]:
 
 
 def _fitting(pieces: Sequence[PendingRows]) -> int:
-    """How many of them fit into one batch together, at least one."""
+    """Return how many of them fit into one batch together, at least one."""
     size = messages = 0
     for index, piece in enumerate(pieces):
         size, messages = size + piece.batch.nbytes, messages + piece.count
@@ -192,7 +192,7 @@ def _store(part: StoredSpan, pieces: Iterable[PendingRows]) -> None:
 
 
 def _rows(mine: Rows, picked: Sequence[int], start: int) -> Rows:
-    """The numbers in its ticket of the messages picked, whose numbers in the batch count from `start`."""
+    """Return the numbers in its ticket of the messages picked, whose numbers in the batch count from `start`."""
     if isinstance(picked, range) and isinstance(mine, range):
         return mine[picked.start - start : picked.stop - start]
     indices = pa.array([row - start for row in picked], pa.int64())

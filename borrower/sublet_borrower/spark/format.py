@@ -29,7 +29,7 @@ class DefaultSource(DataSource):
         return "sublet"
 
     def schema(self) -> StructType:
-        """All columns; a query that needs few of them selects them with `.schema(...)`."""
+        """Return all columns; a query that needs few of them selects them with `.schema(...)`."""
         from sublet_borrower.spark.common.columns import all_columns
 
         return all_columns()

@@ -75,8 +75,8 @@ class SessionAssignment:
                     assert_never(notify)
 
     def next_readable(self, allowed: Callable[[GrantedStream], bool]) -> GrantedStream | None:
-        """The next stream worth reading, each in its turn; it is being read until `GrantedStream.advance_read` or
-        `release_read`."""
+        """Return the next stream worth reading, each in its turn; it is being read until `GrantedStream.advance_read`
+        or `release_read`."""
         with self._lock:
             for _ in range(len(self._turn)):
                 granted = self._granted[self._turn[0]]
@@ -137,7 +137,7 @@ class SessionAssignment:
             }
 
     def caught_up_streams(self) -> dict[int, tuple[int, int]]:
-        """{stream: (grant id, head)} of those read to where they ended when last looked at."""
+        """Return {stream: (grant id, head)} of those read to where they ended when last looked at."""
         with self._lock:
             return {
                 stream_id: (granted.grant_id, granted.next_read_offset)
@@ -286,13 +286,13 @@ class SessionAssignment:
             return ", ".join(given)
 
     def lags(self) -> dict[int, int]:
-        """{stream: messages that it had to do when it was last looked at}, of those that were."""
+        """Return {stream: messages that it had to do when it was last looked at}, of those that were."""
         with self._lock:
             found = {stream_id: granted.to_progress().lag for stream_id, granted in self._granted.items()}
         return {stream_id: lag for stream_id, lag in found.items() if lag is not None}
 
     def positions(self) -> dict[int, int]:
-        """{stream: next offset to deliver} of everything held; from any thread."""
+        """Return {stream: next offset to deliver} of everything held; from any thread."""
         return {s: granted.acknowledged_offset for s, granted in tuple(self._granted.items())}
 
     def _install(self, grant: Grant) -> None:

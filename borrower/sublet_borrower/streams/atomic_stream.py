@@ -163,7 +163,7 @@ class AtomicGrantedStream(GrantedStream):
         return None if self.step is None else (self.step, self.step.runs[self._run])
 
     def next_rows(self) -> tuple[StepRows, StepEnd | None] | None:
-        """What is to be given out now, and where the stream is once that is done, if a step ends with it."""
+        """Return what is to be given out now, and where the stream is once that is done, if a step ends with it."""
         made = self._made[-1] if self._made else None
         if not self.pieces or made is None or not (made.complete or len(self.pieces) > 1):
             return None

@@ -97,8 +97,8 @@ class Batch:
         return not self._granted.is_ended and self.ticket in self._granted.outstanding
 
     def transaction(self) -> AbstractContextManager[psycopg.Connection[Any]]:
-        """A transaction on the messages' database in which the user's output and this batch's progress are committed
-        together: exactly once. An exception inside rolls it back, and the batch is still to be done.
+        """Return a transaction on the messages' database in which the user's output and this batch's progress are
+        committed together: exactly once. An exception inside rolls it back, and the batch is still to be done.
 
         Raises `GrantLost` where the stream has another holder by now: nothing was written, and its new holder has the
         messages. `DatabaseUnreachable`: nothing was written, try the batch again. `UnknownOutcome`: try it again, which
@@ -186,7 +186,7 @@ class Batch:
         )
 
     def _rows_done(self) -> int:
-        """How many of its rows are."""
+        """Return how many of its rows are."""
         done = self._granted.outstanding.get(self.ticket, self.first)
         return 0 if done <= self.first else pc.sum(pc.less(self.table.column("offset"), done)).as_py() or 0
 

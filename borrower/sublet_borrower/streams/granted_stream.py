@@ -84,7 +84,7 @@ class GrantedStream:
         self.outstanding[ticket] = max(self.outstanding[ticket], position)
 
     def place(self) -> tuple[Any, ...]:
-        """Where it is read to; for `go_back`."""
+        """Return where it is read to; for `go_back`."""
         return self.next_read_offset, self.ticket, self.size
 
     def go_back(self, place: tuple[Any, ...]) -> None:
@@ -104,7 +104,8 @@ class GrantedStream:
         return self.is_stopping or self.poison is not None
 
     def to_progress(self) -> SessionProgress:
-        """What to report; final once nothing more will be read and nothing is outstanding but what was given up."""
+        """Return what to report; final once nothing more will be read and nothing is outstanding but what was given
+        up."""
         final, position = self.is_ending and self.is_quiescent, self.acknowledged_offset
         lag = None if self.head is None else max(self.head - position, 0)
         until = self.next_read_offset if final and self.outstanding else 0

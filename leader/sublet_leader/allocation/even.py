@@ -25,7 +25,7 @@ class EvenStrategy:
     """Even by the number of streams per weight."""
 
     def plan(self, situation: AllocationInput) -> AllocationPlan:
-        """The next grants and revokes."""
+        """Return the next grants and revokes."""
         weights, last = situation.weights, situation.last_holders
         if not weights:
             return AllocationPlan()
@@ -41,7 +41,7 @@ class EvenStrategy:
 
 
 def _revokes(holdings: Mapping[str, list[int]], share: Mapping[str, int], revocable: Container[int]) -> tuple[int, ...]:
-    """The surplus above each share, as far as it may move: the highest (newest) streams first."""
+    """Return the surplus above each share, as far as it may move: the highest (newest) streams first."""
     revokes: list[int] = []
     for borrower, streams in holdings.items():
         surplus = len(streams) - share[borrower]

@@ -59,7 +59,7 @@ class LoadStrategy:
     """Even by observed load per weight, damped."""
 
     def plan(self, situation: AllocationInput) -> AllocationPlan:
-        """The next grants and revokes."""
+        """Return the next grants and revokes."""
         if not situation.weights:
             return AllocationPlan()
         holdings, free, moving = (
@@ -85,7 +85,7 @@ class _Sharing:
         self._situation = situation
 
     def place(self, streams: Collection[int]) -> dict[int, str]:
-        """A member for each, the heaviest first; the levels rise accordingly."""
+        """Return a member for each, the heaviest first; the levels rise accordingly."""
         levels, homes = self.levels, self._homes(streams)
         places = {}
         waiting = len(streams)
@@ -102,7 +102,7 @@ class _Sharing:
         return places
 
     def _homes(self, streams: Collection[int]) -> dict[int, str]:
-        """The members that had them last, or are losing them now."""
+        """Return the members that had them last, or are losing them now."""
         last, held, weights = self._situation.last_holders, self._situation.holders, self._situation.weights
         if not last and not held:
             return {}
@@ -226,7 +226,7 @@ class _Relief:
 
 
 def heaviest_first(streams: Collection[int], costs: Mapping[int, int]) -> list[int]:
-    """Those of equal cost by their ids."""
+    """Return those of equal cost by their ids."""
     ordered = sorted(streams)
     ordered.sort(key=costs.__getitem__, reverse=True)
     return ordered

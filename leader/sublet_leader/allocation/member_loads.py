@@ -104,7 +104,7 @@ class MemberLoads:
         return min(fits)[2] if fits else None
 
     def _head(self, heap: list[_Entry], avoid: str | None) -> _Entry | None:
-        """The lowest that is not `avoid`; what is stale is thrown away on the way to it."""
+        """Return the lowest that is not `avoid`; what is stale is thrown away on the way to it."""
         load, count, bounds = self.load, self.count, self._bounds
         while heap:
             _, _, borrower, then = heap[0]

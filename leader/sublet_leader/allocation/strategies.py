@@ -25,7 +25,7 @@ BUILT_IN: Mapping[str, Callable[[], AllocationStrategy]] = MappingProxyType(
 
 
 def load_strategy(name: str) -> AllocationStrategy:
-    """A strategy of that name; the built-in names cannot be taken by others.
+    """Return a strategy of that name; the built-in names cannot be taken by others.
 
     Raises `InvalidSetting` if there is none, if two distributions bring one, or if it cannot be loaded.
     """

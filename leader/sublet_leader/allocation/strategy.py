@@ -85,12 +85,12 @@ class AllocationStrategy(Protocol):
     """Decides who should hold what. Pure and deterministic: equal input, in whatever order, gives the same plan."""
 
     def plan(self, situation: AllocationInput) -> AllocationPlan:
-        """The next grants and revokes."""
+        """Return the next grants and revokes."""
         ...
 
 
 def validate_plan(plan: AllocationPlan, situation: AllocationInput) -> AllocationPlan:
-    """The plan itself, if it can be carried out; raises `UsageError` that names what is wrong with it.
+    """Return the plan itself, if it can be carried out; raises `UsageError` that names what is wrong with it.
 
     It may leave streams free and surpluses where they are, but only grant what is free, to a member, once, and only
     revoke what is held, may move and is not already moving, once.

@@ -55,12 +55,12 @@ class Election:
         self._notices: list[Notice] = []
 
     def trusted_term(self, leadership_id: int, now: float) -> int | None:
-        """The term under which this node may act as the leader at this moment; None: it may not."""
+        """Return the term under which this node may act as the leader at this moment; None: it may not."""
         term = self._led.get(leadership_id)
         return term if term is not None and now < self._entries[leadership_id].trusted_until else None
 
     def leaderships(self) -> dict[int, int]:
-        """{leadership: term} of all that this node leads, to be trusted or not."""
+        """Return {leadership: term} of all that this node leads, to be trusted or not."""
         return dict(self._led)
 
     def is_busy(self) -> bool:
@@ -68,7 +68,7 @@ class Election:
         return bool(self._entries)
 
     def status(self, leadership_id: int) -> ElectionStatus:
-        """Where this leadership stands, for the admin's eyes."""
+        """Return where this leadership stands, for the admin's eyes."""
         entry = self._entries.get(leadership_id)
         return entry.status if entry else ElectionStatus.ABSENT
 
@@ -77,7 +77,7 @@ class Election:
         return tuple(entry.status for entry in tuple(self._entries.values()))
 
     def decide(self, event: Event, now: float) -> Outcome:
-        """What to do about the event, and then about what has become due: an answer may come just in time."""
+        """Return what to do about the event, and then about what has become due: an answer may come just in time."""
         self._dispatch(event, now)
         self._run_timers(now)
         renew = self._renew(now)
@@ -231,7 +231,7 @@ class Election:
             )
 
     def _next_timer(self) -> _Entry | None:
-        """The entry whose time comes first; drops timers that were set anew since."""
+        """Return the entry whose time comes first; drops timers that were set anew since."""
         while self._timers:
             at, leadership_id = self._timers[0]
             entry = self._entries.get(leadership_id)
@@ -244,7 +244,7 @@ class Election:
         self._renew_at = min(self._renew_at, at)
 
     def _renew(self, now: float) -> Mapping[int, int]:
-        """The next renewal batch if it is due: everything led, one batch in flight at a time."""
+        """Return the next renewal batch if it is due: everything led, one batch in flight at a time."""
         if self._renewing is not None or now < self._renew_at:
             return {}
         self._renew_at = math.inf

@@ -17,7 +17,7 @@ _HINT = "Write the batch in the schema of docs/feed.md, without compression"
 
 
 def decode_batch(payload: bytes) -> pa.RecordBatch:
-    """The messages of a batch, checked. Raises a `UsageError` that names what is wrong."""
+    """Return the messages of a batch, checked. Raises a `UsageError` that names what is wrong."""
     try:
         message = pa.ipc.read_message(payload)
         _check_plain(message)

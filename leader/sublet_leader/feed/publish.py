@@ -27,8 +27,8 @@ class FeedBatchWriter:
         self._routes: RoutingTable | None = None
 
     def store(self, conn: psycopg.Connection[Any], request: feed.PublishCommand) -> tuple[StoreResult, int]:
-        """What became of the batch, and how many messages it has. Raises what is wrong with it, `ProducerFenced`,
-        `BatchNumberConflict`."""
+        """Return what became of the batch, and how many messages it has. Raises what is wrong with it,
+        `ProducerFenced`, `BatchNumberConflict`."""
         messages = decode_batch(request.messages)
         digest = xxhash.xxh3_64_intdigest(request.messages) >> 1
         batch = IdempotentBatch(PRODUCER + request.producer, request.incarnation, request.number, messages, digest)

@@ -157,7 +157,7 @@ def to_tail_start(begin: StartingPosition | Bookmark) -> TailStart:
 
 
 def encode(table: pa.Table) -> bytes:
-    """An Arrow IPC stream."""
+    """Return an Arrow IPC stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)

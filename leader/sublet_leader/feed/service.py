@@ -135,13 +135,13 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         )
 
     async def Heads(self, request: Any, context: Any) -> Any:  # noqa: N802 (the service's own spelling)
-        """Where streams end."""
+        """Return where streams end."""
         return await self._answer(
             request, context, feed_fetch.decode_heads_request, read_heads, feed_fetch.encode_heads_reply
         )
 
     async def SessionEpoch(self, request: Any, context: Any) -> Any:  # noqa: N802 (the service's own spelling)
-        """A number above all that were given before."""
+        """Return a number above all that were given before."""
 
         def draw(conn: psycopg.Connection[Any], _: None) -> int:
             return fencing.next_session_epoch(conn)
@@ -160,7 +160,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         work: Callable[[psycopg.Connection[Any], _Asked], _Found],
         encode: Callable[[_Found], Any],
     ) -> Any:
-        """A call of a member. It counts until its work is over, also where the client has gone."""
+        """Return a call of a member. It counts until its work is over, also where the client has gone."""
         try:
             asked = decode(request)
             self._reads.acquire()

@@ -25,7 +25,7 @@ def transient_record(
     agent: str | None = None,
     session: str | None = None,
 ) -> HistoryRecord:
-    """A line that is in no table, and so without a time."""
+    """Return a line that is in no table, and so without a time."""
     return HistoryRecord(
         0,
         group_id,

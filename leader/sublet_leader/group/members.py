@@ -63,15 +63,15 @@ class Members:
         return len(self._members)
 
     def get(self, borrower_id: str) -> Member | None:
-        """The borrower if it is connected."""
+        """Return the borrower if it is connected."""
         return self._members.get(borrower_id)
 
     def find_by_session(self, session: str) -> Member | None:
-        """The newest borrower of the process that bears this stable name, if it is connected."""
+        """Return the newest borrower of the process that bears this stable name, if it is connected."""
         return self._members.get(self._named.get(session, ""))
 
     def older_than(self, session: str, before: int) -> list[Member]:
-        """The borrowers of older processes of that name: those with an epoch below this one."""
+        """Return the borrowers of older processes of that name: those with an epoch below this one."""
         return [m for m in self._members.values() if m.session == session and 0 < m.session_epoch < before]
 
     def add(self, member: Member) -> None:
@@ -112,7 +112,7 @@ class Members:
         self._replaced = {b: at for b, at in self._replaced.items() if at >= before}
 
     def weights(self) -> dict[str, float]:
-        """Who takes part in the allocation, and with how much."""
+        """Return who takes part in the allocation, and with how much."""
         return {
             m.borrower_id: self._weights.get(m.session or "", m.weight) for m in self._members.values() if m.is_eligible
         }

@@ -68,7 +68,7 @@ class Rebalancer:
             self.strategy_errors.append(f"{problem} Until this leader is over its streams are shared out evenly.")
 
     def plan(self, now: float) -> RebalanceResult:
-        """What to grant and revoke at this moment."""
+        """Return what to grant and revoke at this moment."""
         view = self._look(now)
         weights = self._members.weights()
         situation = AllocationInput(view.held, view.free, weights, view.movable, view.moving, view.last, view.load)

@@ -82,5 +82,5 @@ class Schedule:
         return self._idle_since is not None and now >= self._idle_since + self._settings.leader_idle_timeout_s
 
     def wake_at(self) -> float:
-        """The next due time."""
+        """Return the next due time."""
         return min(self._allocate_at, self._renew_at, self._grace_end, self._sweep_at, self._reallocate_at)

@@ -57,7 +57,7 @@ class SessionFencing:
             del self._let_in[next(iter(self._let_in))]
 
     def _newest(self, session: str) -> int:
-        """The highest epoch that is known of the name; 0: none is."""
+        """Return the highest epoch that is known of the name; 0: none is."""
         bearer = self._members.find_by_session(session)
         held = [slot.lending.session_epoch or 0 for slot in self._slots.streams_of_session(session)]
         return max([self._let_in.get(session, 0), bearer.session_epoch if bearer else 0, *held])

@@ -116,7 +116,7 @@ class StreamTable:
             self.update_row(row, now)
 
     def unreadable_count(self) -> int:
-        """How many have a holder who cannot read on."""
+        """Return how many have a holder who cannot read on."""
         granted = [
             slot.assignment for slot in tuple(self._slots.values())
         ]  # in one step: metrics read it from another thread
@@ -129,7 +129,7 @@ class StreamTable:
         return len(self._slots)
 
     def get(self, stream_id: int) -> StreamEntry | None:
-        """The stream's slot; None once it is finished, or if it never was ours."""
+        """Return the stream's slot; None once it is finished, or if it never was ours."""
         return self._slots.get(stream_id)
 
     def assigned_stream_ids(self) -> list[int]:
@@ -170,7 +170,7 @@ class StreamTable:
         self._ready.add(entry.stream_id)
 
     def take_writable(self, now: float) -> tuple[LendingChange, ...]:
-        """The entries to commit now, each stream's next; they are in flight until `complete` or `put_back`."""
+        """Return the entries to commit now, each stream's next; they are in flight until `complete` or `put_back`."""
         taken: list[LendingChange] = []
         for stream_id in sorted(self._ready):
             slot = self._slots.get(stream_id)

@@ -63,7 +63,7 @@ Transition = tuple[AssignmentStatus, Action]
 
 
 def _row(**steps: Transition) -> dict[EventKind, Transition]:
-    """What may happen in one status."""
+    """Return what may happen in one status."""
     return {EventKind[name]: step for name, step in steps.items()}
 
 

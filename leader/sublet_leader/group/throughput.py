@@ -37,5 +37,5 @@ class ThroughputMeter:
         self._size, self._at = size, now
 
     def load(self) -> StreamLoad | None:
-        """What is known; None before two reports under one grant."""
+        """Return what is known; None before two reports under one grant."""
         return None if self._rate is None else StreamLoad(self._rate, self._lag)

@@ -163,7 +163,7 @@ def _steps(
     collapse: past_generations.Collapse,
     producers: retention.IdleProducers,
 ) -> Iterator[tuple[str, Callable[[], None]]]:
-    """What is to be done in Postgres."""
+    """Yield what is to be done in Postgres."""
     due: list[str] = []
     yield "the search for spaces to roll over", lambda: due.extend(spaces.list_overdue_rollovers(connection))
     for name in due:
@@ -183,7 +183,7 @@ def _steps(
 def _payload_steps(
     connection: psycopg.Connection[Any], guard: Guard, grace_s: float
 ) -> Iterator[tuple[str, Callable[[], None]]]:
-    """What is to be done at the places of payloads."""
+    """Yield what is to be done at the places of payloads."""
     outside: list[Space] = []
     yield "the search for spaces with payloads elsewhere", lambda: outside.extend(_with_a_place(connection))
     for space in outside:

@@ -34,12 +34,12 @@ class GroupRegistry:
         self._check_at = float("inf")
 
     def group(self, subscription: Subscription) -> Group | None:
-        """The group as it was opened."""
+        """Return the group as it was opened."""
         known = self._known.get(subscription)
         return known.group if known else None
 
     def group_by_id(self, group_id: int) -> Group | None:
-        """The group of that id, if it was opened here."""
+        """Return the group of that id, if it was opened here."""
         return self._by_id.get(group_id)
 
     def add_waiter(self, subscription: Subscription, received: MessageReceived, borrower_id: str, now: float) -> None:

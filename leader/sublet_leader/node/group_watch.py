@@ -94,7 +94,7 @@ class GroupEventPublisher:
                 self._publish(Channel.GROUP, each.subscription, reported)
 
     def leader_event(self, whereabouts: LeaderLocation) -> GroupEvent:
-        """The answer to a question."""
+        """Return the answer to a question."""
         group, claim = whereabouts.group, whereabouts.leadership
         reported: dict[str, Any] = {
             "at": str(StartingPosition.at_time(self._now_us())),
@@ -113,7 +113,7 @@ class GroupEventPublisher:
 
 
 def to_group_event(happened: GroupHistoryEvent, node: str, at_us: int) -> GroupEvent:
-    """The line as JSON, without what does not apply to it (docs/groups.md)."""
+    """Return the line as JSON, without what does not apply to it (docs/groups.md)."""
     line = happened.record
     reported: dict[str, Any] = {
         "at": str(StartingPosition.at_time(at_us)),
@@ -147,5 +147,5 @@ def parse_leader_query(event: GroupEvent) -> Subscription:
 
 
 def to_microseconds(seconds: float) -> int:
-    """A time of the system's clock as the store counts it."""
+    """Return a time of the system's clock as the store counts it."""
     return round(seconds * MICROSECONDS)

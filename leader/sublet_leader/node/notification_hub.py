@@ -81,7 +81,7 @@ class NotificationHub:
             self._subscriber.request_catch_up(STREAM)
 
     def known_heads(self) -> dict[int, int]:
-        """{stream: head} of those that are followed, as far as they are known."""
+        """Return {stream: head} of those that are followed, as far as they are known."""
         known = {key: self._subscriber.get(STREAM, key) for key in map(str, self._wanted())}
         return {int(key): change.version // 2 for key, change in known.items() if change is not None}
 

@@ -91,7 +91,7 @@ class _Few:
 
 
 def reason_category(reason: str) -> str:
-    """A reason of history without what is particular about this case: what people wrote, names, numbers."""
+    """Return a reason of history without what is particular about this case: what people wrote, names, numbers."""
     general = re.split(r"[;(]", reason, maxsplit=1)[0]
     head, _, rest = general.partition(":")
     if head.strip() == "deadline":

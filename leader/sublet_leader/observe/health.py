@@ -66,7 +66,7 @@ class Health:
         return all(check.is_ok for check in self.checks if check.is_required)
 
     def check_named(self, name: str) -> HealthCheck:
-        """The check of that name. Raises `KeyError`."""
+        """Return the check of that name. Raises `KeyError`."""
         return {check.name: check for check in self.checks}[name]
 
 
@@ -75,7 +75,7 @@ CHECKS = ("loop", "database", "lease", "leaders")
 
 
 def evaluate_health(vitals: HealthSignals, settings: LeaderSettings) -> Health:
-    """How it is at this moment."""
+    """Return how it is at this moment."""
     now = vitals.clock()
     away = _away(vitals, settings, now)
     return Health((_loop(vitals, now), away, _lease(vitals, settings, now), _leaders(vitals, away)))

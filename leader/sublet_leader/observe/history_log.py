@@ -23,7 +23,7 @@ def log_history(happened: Iterable[GroupHistoryEvent]) -> None:
 
 
 def log_fields(happened: GroupHistoryEvent) -> dict[str, object]:
-    """The ids of what happened, without those that do not apply."""
+    """Return the ids of what happened, without those that do not apply."""
     line = happened.record
     reported: dict[str, object] = {
         "event": line.event,

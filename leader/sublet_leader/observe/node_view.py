@@ -39,11 +39,11 @@ class NodeView:
         return installed_version()
 
     def health(self) -> Health:
-        """How it is."""
+        """Return how it is."""
         return evaluate_health(self.health_signals, self.settings)
 
     def leaders(self) -> dict[int, GroupLeader]:
-        """The groups that it may act for at this moment, by id; two nodes never have the same."""
+        """Return the groups that it may act for at this moment, by id; two nodes never have the same."""
         now = self.health_signals.clock()
         found = tuple(self.machine.leaders.items())
         return {
@@ -55,15 +55,15 @@ class NodeView:
         return self.machine.election.trusted_term(MAINTENANCE, self.health_signals.clock()) is not None
 
     def leadership_counts(self) -> Mapping[str, int]:
-        """How many leaderships stand where."""
+        """Return how many leaderships stand where."""
         return Counter(status.value for status in self.machine.election.statuses())
 
     def agent_count(self) -> int:
-        """How many are connected."""
+        """Return how many are connected."""
         return len(self.sessions.publisher.subscriber_ids)
 
     def session_counters(self) -> dict[str, int]:
-        """What has happened between it and its agents."""
+        """Return what has happened between it and its agents."""
         return asdict(self.sessions.counters)
 
     def notification_counters(self) -> dict[str, int]:
@@ -71,7 +71,7 @@ class NodeView:
         return {} if self.hub is None else self.hub.subscriber.counters()
 
     def subscribed_stream_count(self) -> int:
-        """How many streams have subscribers here."""
+        """Return how many streams have subscribers here."""
         return 0 if self.hub is None else self.hub.subscribed_stream_count
 
 

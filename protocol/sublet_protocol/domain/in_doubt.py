@@ -52,5 +52,5 @@ class InDoubt:
 
 
 def pending_in_doubt(doubt: InDoubt | None, position: int, consumed: ConsumedFrontier | None) -> InDoubt | None:
-    """What was planned, unless progress has passed it."""
+    """Return what was planned, unless progress has passed it."""
     return doubt if doubt is not None and doubt.is_pending(position, consumed) else None

@@ -163,7 +163,7 @@ class Bookmark:
 
     @classmethod
     def of(cls, offsets: Mapping[int, int]) -> Bookmark:
-        """These streams from there on, and no others, not even their children."""
+        """Return these streams from there on, and no others, not even their children."""
         return cls(MAX_OFFSET, dict(offsets))
 
     @classmethod

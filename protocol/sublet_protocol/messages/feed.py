@@ -99,7 +99,7 @@ class FeedPage:
 
 
 def encode_publish(batch: PublishCommand) -> Any:
-    """A `PublishRequest`."""
+    """Return a `PublishRequest`."""
     return pb.PublishRequest(
         protocol_version=PROTOCOL_VERSION,
         producer=batch.producer,
@@ -110,7 +110,7 @@ def encode_publish(batch: PublishCommand) -> Any:
 
 
 def decode_publish(wire: Any) -> PublishCommand:
-    """A batch. Raises `MalformedMessage`, and `ProtocolMismatch` for another version."""
+    """Return a batch. Raises `MalformedMessage`, and `ProtocolMismatch` for another version."""
     check_version(wire.protocol_version)
     if not wire.messages or len(wire.messages) > MAX_BATCH_BYTES:
         raise MalformedMessage(
@@ -159,7 +159,7 @@ def _read_part(wire: Any) -> StoredSpan:
 
 
 def encode_read(read: ReadCommand, kind: Any) -> Any:
-    """A `HistoryRequest` or a `FollowRequest`: `kind`."""
+    """Return a `HistoryRequest` or a `FollowRequest`: `kind`."""
     begin = (
         {"starting_position": str(read.starting_position)}
         if isinstance(read.starting_position, StartingPosition)
@@ -171,7 +171,7 @@ def encode_read(read: ReadCommand, kind: Any) -> Any:
 
 
 def decode_read(wire: Any) -> ReadCommand:
-    """What to read. Raises `MalformedMessage`, `InvalidFilter`, `UsageError`, `ProtocolMismatch`."""
+    """Return what to read. Raises `MalformedMessage`, `InvalidFilter`, `UsageError`, `ProtocolMismatch`."""
     check_version(wire.protocol_version)
     match wire.WhichOneof("from"):
         case "starting_position":
@@ -184,7 +184,7 @@ def decode_read(wire: Any) -> ReadCommand:
 
 
 def encode_page(page: FeedPage) -> Any:
-    """A `FeedPage`."""
+    """Return a `FeedPage`."""
     return pb.FeedPage(
         subscription_id=page.subscription_id,
         bookmark=None if page.bookmark is None else _bookmark(page.bookmark),
@@ -197,7 +197,7 @@ def encode_page(page: FeedPage) -> Any:
 
 
 def decode_page(wire: Any) -> FeedPage:
-    """A page. Raises `MalformedMessage`."""
+    """Return a page. Raises `MalformedMessage`."""
     start, position = check_number("start", wire.start), check_number("position", wire.position)
     if position < start:
         raise MalformedMessage(f"a page from {start} to {position}: it ends before it begins")
@@ -244,7 +244,7 @@ def _id(name: str, text: str) -> str:
 
 
 def check_number(name: str, value: int, least: int = 0) -> int:
-    """The number; raises `MalformedMessage` for one out of range."""
+    """Return the number; raises `MalformedMessage` for one out of range."""
     if not least <= value <= MAX_OFFSET:
         raise MalformedMessage(f"{name} {value}: a whole number from {least} to {MAX_OFFSET}")
     return value

@@ -84,7 +84,7 @@ class CallbackRegistry:
         self.notify_failed(ConnectionLost(ConnectionLostReason.REJECTED, text, (subject,)))
 
     def subjects(self) -> tuple[Subject, ...]:
-        """The subscriptions with callbacks of their own."""
+        """Return the subscriptions with callbacks of their own."""
         return tuple(self._pairs)
 
 

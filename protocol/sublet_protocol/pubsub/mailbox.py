@@ -109,7 +109,7 @@ class Mailbox:
         return sequence <= self._sequence
 
     def take(self) -> tuple[DeliveredMessage, ...]:
-        """All that is unacknowledged, and as much of what waits as fits into a reply."""
+        """Return all that is unacknowledged, and as much of what waits as fits into a reply."""
         if self._dropped and self._has_room(0):
             self._hand_out_gap()
         while self._waiting and not self._dropped and self._has_room(next(iter(self._waiting.values())).size):

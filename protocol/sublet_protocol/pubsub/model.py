@@ -44,11 +44,11 @@ class Channels(Mapping[str, ChannelKind]):
         return len(self._kinds)
 
     def number(self, name: str) -> int:
-        """The number of a channel; 0 for what is none."""
+        """Return the number of a channel; 0 for what is none."""
         return self._numbers.get(name, 0)
 
     def name(self, number: int) -> str | None:
-        """The channel of a number; None for what is none."""
+        """Return the channel of a number; None for what is none."""
         return self._names.get(number)
 
 

@@ -323,7 +323,7 @@ class NodeConnection:
         failed: type[BatchFailed] | type[PollFailed],
         read: Callable[[Any], Event],
     ) -> Event:
-        """What came of a call, as an event."""
+        """Return what came of a call, as an event."""
         try:
             return read(await method(encode(), timeout=timeout, metadata=self._metadata))
         except grpc.aio.AioRpcError as error:

@@ -50,7 +50,7 @@ OnInterest = Callable[[str, str | None, bool], None]
 def new_publisher(
     incarnation: str, settings: PublisherSettings | None = None, channels: Channels = CHANNELS
 ) -> PubSubPublisher:
-    """A publisher of this project's bodies, whose mailboxes are bounded by their size on the wire."""
+    """Return a publisher of this project's bodies, whose mailboxes are bounded by their size on the wire."""
     return PubSubPublisher(incarnation, settings, channels=channels, size_of=wire.body_size)
 
 

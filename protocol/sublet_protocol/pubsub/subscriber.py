@@ -409,7 +409,7 @@ class PubSubSubscriber:
         self._out.append(poll)
 
     def _wake_at(self, now: float) -> float | None:
-        """The earliest time at which a call that is put off may be made."""
+        """Return the earliest time at which a call that is put off may be made."""
         if self.status in (ConnectionStatus.IDLE, ConnectionStatus.REJECTED):
             return None
         wants_batch = bool(self._life.flight or self._queue) and not self._life.batch.busy

@@ -86,7 +86,7 @@ class LatestValues:
         self._values.get(channel, {}).pop(key, None)
 
     def current(self, channel: str, key: str | None) -> Iterator[tuple[str, object, int]]:
-        """(key, body, version) of one key or of all."""
+        """Yield (key, body, version) of one key or of all."""
         values = self._values.get(channel, {})
         for name in list(values) if key is None else [key] if key in values else []:
             body, version = values[name]

@@ -99,18 +99,18 @@ def downgrade(url: str, schema: str | None = None, to: str | None = None) -> Non
 
 
 def current_version(url: str, schema: str | None = None) -> str | None:
-    """The version the database is at; None if it has none of our tables."""
+    """Return the version the database is at; None if it has none of our tables."""
     with connect(url, schema=schema) as conn:
         return schema_version(conn)[0]
 
 
 def latest_version() -> str:
-    """The newest version this program has scripts for."""
+    """Return the newest version this program has scripts for."""
     return str(_directory().get_current_head())
 
 
 def scripts_path() -> Path:
-    """Where the migrations are: inside the installed wheel, else beside the packages in a checkout."""
+    """Return where the migrations are: inside the installed wheel, else beside the packages in a checkout."""
     here = Path(__file__).resolve().parent
     places = (here.parent / "_migrations", here.parents[2] / "migrations")
     for place in places:
@@ -131,7 +131,7 @@ def _directory() -> ScriptDirectory:
 
 
 def _versions() -> list[str]:
-    """All that this program has scripts for, oldest first."""
+    """Return all that this program has scripts for, oldest first."""
     return sorted(script.revision for script in _directory().walk_revisions())
 
 

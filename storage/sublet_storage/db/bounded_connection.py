@@ -75,7 +75,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def timeline_of(connection: psycopg.Connection[Any]) -> str | None:
-    """The timeline of its server; None where it is not known."""
+    """Return the timeline of its server; None where it is not known."""
     return connection.timeline if isinstance(connection, BoundedConnection) else None
 
 

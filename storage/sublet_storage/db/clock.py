@@ -22,11 +22,11 @@ WHO = "'database user ' || session_user"
 
 
 def database_user(connection: psycopg.Connection[Any]) -> str:
-    """The same."""
+    """Return the same."""
     (row,) = connection.execute(f"select {WHO}").fetchall()
     return str(row[0])
 
 
 def in_microseconds(timestamp: str) -> str:
-    """An SQL timestamptz as an integer."""
+    """Return an SQL timestamptz as an integer."""
     return f"(extract(epoch from {timestamp}) * 1000000)::bigint"

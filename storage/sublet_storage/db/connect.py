@@ -122,17 +122,17 @@ def _check(connection: BoundedConnection, url: str) -> None:
 
 
 def redact(url: str) -> str:
-    """The URL (or key=value string) with every password replaced by `***`; works on malformed ones too."""
+    """Return the URL (or key=value string) with every password replaced by `***`; works on malformed ones too."""
     return _NAMED_PASSWORD.sub(r"\1***", _URI_PASSWORD.sub(r"\1:***@", url))
 
 
 def database_url(explicit: str | None) -> str | None:
-    """The given URL, else SUBLET_DATABASE_URL, else None (which means the embedded server)."""
+    """Return the given URL, else SUBLET_DATABASE_URL, else None (which means the embedded server)."""
     return explicit or os.environ.get("SUBLET_DATABASE_URL") or None
 
 
 def schema_name(explicit: str | None = None) -> str:
-    """Where the tables live: the given name, else SUBLET_SCHEMA, else `sublet`. Raises `InvalidSetting`."""
+    """Return where the tables live: the given name, else SUBLET_SCHEMA, else `sublet`. Raises `InvalidSetting`."""
     name = explicit or os.environ.get("SUBLET_SCHEMA") or DEFAULT_SCHEMA
     if not _SCHEMA_NAME.fullmatch(name) or name.startswith("pg_"):
         raise InvalidSetting(
@@ -189,7 +189,7 @@ def works_with(version: str, compatible_from: str | None) -> bool:
 
 
 def _schema_of(conn: psycopg.Connection[Any]) -> str:
-    """The first name of the search_path, whether or not it exists."""
+    """Return the first name of the search_path, whether or not it exists."""
     row = conn.execute("select current_setting('search_path')").fetchone()
     return str(row[0]).split(",")[0].strip(' "') if row else DEFAULT_SCHEMA
 

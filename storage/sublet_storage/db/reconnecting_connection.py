@@ -56,8 +56,8 @@ class ReconnectingConnection:
         self._in_use = False
 
     def ready(self) -> BoundedConnection:
-        """The connection, with no transaction open on it. Raises what `connect` does, and `DatabaseUnreachable` within
-        the pause after a failure."""
+        """Return the connection, with no transaction open on it. Raises what `connect` does, and `DatabaseUnreachable`
+        within the pause after a failure."""
         current = self.current
         if current is not None and not current.closed and current.info.transaction_status is not TransactionStatus.IDLE:
             self.close()  # an exception out of a signal handler left a statement running there

@@ -43,7 +43,8 @@ having count(*) > 0
 
 
 def find_missing_privileges(connection: psycopg.Connection[Any]) -> dict[str, list[str]]:
-    """{consumers, publishers or nodes: the rights that they need and this user has not, such as `insert on block`}.
+    """Return {consumers, publishers or nodes: the rights that they need and this user has not, such as `insert on
+    block`}.
 
     Publishers are those that publish with epochs, and from Spark, as well. Tables that a schema of another version does
     not have are not needed.

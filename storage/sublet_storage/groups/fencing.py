@@ -72,7 +72,7 @@ class Attempt:
 
 
 def idle_limit_s(batch_s: float) -> float:
-    """How long a client may idle in a user's transaction: longer than a batch may take."""
+    """Return how long a client may idle in a user's transaction: longer than a batch may take."""
     return min(batch_s + BEFORE_COMMIT_S, MAX_IDLE_S)
 
 
@@ -184,7 +184,7 @@ def read_consumed_frontier(
 def read_last_planned_ranges(
     conn: psycopg.Connection[Any], group_id: int, stream_ids: Iterable[int], *, schema: str | None = None
 ) -> dict[int, LastPlannedRange]:
-    """{stream: what was planned last of it}, of those of which something was."""
+    """Return {stream: what was planned last of it}, of those of which something was."""
     call = sql.SQL("select * from {}.planned(%s::bigint, %s::bigint[])").format(sql.Identifier(schema_name(schema)))
     found = {}
     rows = conn.execute(call, (group_id, list(stream_ids))).fetchall()
@@ -200,8 +200,8 @@ def read_last_planned_ranges(
 def ahead(
     conn: psycopg.Connection[Any], group_id: int, filter: Filter, *, schema: str | None = None
 ) -> dict[int, Ahead]:
-    """{stream: what the group has before it}, of those that it has something before it in, also where no leader has
-    made a row yet. What a session is to have read that ends when it has had all there was is known by this."""
+    """Return {stream: what the group has before it}, of those that it has something before it in, also where no leader
+    has made a row yet. What a session is to have read that ends when it has had all there was is known by this."""
     wanted = read_generation_filters(conn).matching(filter)
     call = sql.SQL("select * from {}.ahead_of(%s::bigint, %s::text[], %s::text[])")
     filters = [filter.text for filter, now in wanted.items() if now], [filter.text for filter in wanted]

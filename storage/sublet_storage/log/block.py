@@ -99,7 +99,7 @@ def decode(codec: int, payload: Stored, stream_id: int, end_offset: int, count: 
 
 
 def checked(codec: int, payload: Stored, stream_id: int, end_offset: int, count: int) -> pa.RecordBatch:
-    """The batch as it is stored, for `restored`. Raises as `decode` does."""
+    """Return the batch as it is stored, for `restored`. Raises as `decode` does."""
     try:
         return _checked(column_layout.stored_schema(column_layout.decode_flags(codec)), pa.py_buffer(payload), count)
     except pa.ArrowMemoryError:  # which does not concern the block
@@ -174,7 +174,7 @@ def drop_before(batch: pa.RecordBatch, first_offset: int, offset: int) -> pa.Rec
 
 
 def build_topic_index(batch: pa.RecordBatch) -> list[str] | None:
-    """The distinct topics of a block, None when they are too many to be worth a look."""
+    """Return the distinct topics of a block, None when they are too many to be worth a look."""
     column = batch.column("topic")
     if len(column.slice(0, 8 * MAX_INDEXED_TOPICS).unique()) > MAX_INDEXED_TOPICS:
         return None
@@ -183,7 +183,8 @@ def build_topic_index(batch: pa.RecordBatch) -> list[str] | None:
 
 
 def compute_epoch_bounds(batch: pa.RecordBatch) -> EpochBounds | None:
-    """The bounds of the epochs of a block; None if no message has one. All that are there have as many numbers."""
+    """Return the bounds of the epochs of a block; None if no message has one. All that are there have as many
+    numbers."""
     column = batch.column("epoch")
     with_epoch = len(column) - column.null_count
     if not with_epoch:

@@ -44,7 +44,7 @@ def encode_codec(compression: int, flags: int) -> int:
 
 
 def decode_flags(codec: int) -> int:
-    """The flags in a codec. Raises `SchemaMismatch` for one that this program does not know."""
+    """Return the flags in a codec. Raises `SchemaMismatch` for one that this program does not know."""
     if codec >> _VERSION_BIT != VERSION or codec & 3 == 3:
         raise SchemaMismatch(f"block codec {codec}: this program reads version {VERSION} only. Upgrade sublet here.")
     return codec >> 2 & (1 << len(_FLAGS)) - 1
@@ -52,7 +52,7 @@ def decode_flags(codec: int) -> int:
 
 @lru_cache
 def stored_schema(flags: int) -> pa.Schema:
-    """The schema of the stored batch under these flags."""
+    """Return the schema of the stored batch under these flags."""
     fields = []
     for field in BLOCK_SCHEMA:
         if _is(flags, "runs", field.name):
@@ -85,7 +85,7 @@ def has_one_epoch(codec: int) -> bool:
 
 
 def restore_columns(flags: int, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch in `BLOCK_SCHEMA` again."""
+    """Return the batch in `BLOCK_SCHEMA` again."""
     if not flags:
         return batch
     stored, count = iter(batch.columns), batch.num_rows
@@ -112,7 +112,8 @@ def _as_it_is(column: pa.Array) -> pa.Array:
 
 
 def _nothing(field: pa.Field, count: int) -> pa.Array:
-    """A column of nulls, which all batches have in common: to make one anew takes longer than to read the others."""
+    """Return a column of nulls, which all batches have in common: to make one anew takes longer than to read the
+    others."""
     return _nulls(field.name, round_up(count)).slice(0, count)
 
 

@@ -88,7 +88,7 @@ class EpochSelection:
         return cls(lower, active_epochs(upper, lower), _passed(lowers, lower))
 
     def excluded_in(self, space_id: int) -> ExcludedEpochs | None:
-        """What is left out of a space's streams; None: nothing."""
+        """Return what is left out of a space's streams; None: nothing."""
         if space_id in self.excluded_by_space:
             return self.excluded_by_space[space_id]
         least = None if space_id in self.skipped_streams else self.announced
@@ -114,7 +114,7 @@ class EpochSelection:
 
 
 def active_epochs(begun: UpperFrontier, lower: LowerFrontier | None) -> UpperFrontier:
-    """The greatest epochs that have begun and are not completed."""
+    """Return the greatest epochs that have begun and are not completed."""
     return begun if lower is None else begun.remove_completed(lower)
 
 
@@ -129,7 +129,7 @@ def check_same_dimensions(epochs: Iterable[Epoch]) -> None:
 
 
 def drop_excluded(batch: pa.RecordBatch, left_out: ExcludedEpochs) -> pa.RecordBatch:
-    """The messages that are not in an epoch that is left out."""
+    """Return the messages that are not in an epoch that is left out."""
     column = batch.column("epoch")
     if column.null_count == len(column):
         return batch

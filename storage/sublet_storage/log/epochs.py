@@ -164,7 +164,7 @@ def complete_space(conn: psycopg.Connection[Any], space_id: int) -> None:
 
 
 def read_lower_frontier(conn: psycopg.Connection[Any], space_id: int) -> LowerFrontier | None:
-    """What may still be published in the space; None where no epoch was ever used."""
+    """Return what may still be published in the space; None where no epoch was ever used."""
     row = conn.execute("select lower_frontier from space where space_id = %s", (space_id,)).fetchone()
     return lower_frontier_from_json(row[0]) if row is not None else None
 

@@ -44,7 +44,7 @@ class MessagePredicate:
     epochs: tuple[int, int] | None = None
 
     def to_parameters(self) -> dict[str, object]:
-        """The parameters of `BLOCK_MAY_MATCH`."""
+        """Return the parameters of `BLOCK_MAY_MATCH`."""
         least, beyond = self.epochs or (SMALLEST, LARGEST)
         return {
             "only_topics": None if self.topics is None else sorted(self.topics),
@@ -72,7 +72,7 @@ class MessagePredicate:
 
 
 def _within(column: pa.Array, least: int, beyond: int) -> pa.Array:
-    """Which epochs of one number lie from the first up to before the second."""
+    """Return which epochs of one number lie from the first up to before the second."""
     most = pc.max(pc.list_value_length(column)).as_py() or 1
     if most > 1:
         raise InvalidEpoch(

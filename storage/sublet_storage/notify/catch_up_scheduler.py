@@ -99,7 +99,7 @@ class CatchUpScheduler:
                 self.request(channel, CatchUpCause.RETRY, now)
 
     def take_due(self, now: float, jitter: float) -> tuple[CatchUp, ...]:
-        """The reads that are due."""
+        """Return the reads that are due."""
         if now < self.wake_at():
             return ()
         self._wake_at = None

@@ -47,12 +47,12 @@ class ChangeCache:
         self._absent: set[tuple[str, str]] = set()  # of the dead: missing from a snapshot, version unknown
 
     def get(self, kind: str, key: str) -> Change | None:
-        """What is known of a living object."""
+        """Return what is known of a living object."""
         entry = self._live.get(kind, {}).get(key)
         return entry.change if entry else None
 
     def objects(self, kind: str) -> dict[str, Change]:
-        """All living objects of a kind, by key."""
+        """Return all living objects of a kind, by key."""
         return {key: entry.change for key, entry in self._live.get(kind, {}).items()}
 
     def apply(self, change: Change, now: float) -> Freshness:

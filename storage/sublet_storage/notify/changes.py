@@ -158,7 +158,7 @@ class NotifySettings:
         return self
 
     def scaled(self, factor: float) -> NotifySettings:
-        """All times divided by `factor`, the rate multiplied by it: for tests."""
+        """Return all times divided by `factor`, the rate multiplied by it: for tests."""
         times = {name: value / factor for name, value in self._values()}
         return replace(self, **(times | {"max_sends_per_s": self.max_sends_per_s * factor}))
 

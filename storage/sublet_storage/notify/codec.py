@@ -22,7 +22,7 @@ _compact = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
 def encode(message: Message) -> bytes:
-    """The message as bytes that `decode` reads."""
+    """Return the message as bytes that `decode` reads."""
     if isinstance(message, Hello):
         return _compact(
             {
@@ -42,7 +42,7 @@ def encode_change(change: Change) -> str:
 
 
 def encode_parts(envelope: Envelope, changes: list[str]) -> bytes:
-    """The envelope around changes that are encoded already; its own are not looked at."""
+    """Return the envelope around changes that are encoded already; its own are not looked at."""
     head = _compact([envelope.publisher, envelope.incarnation, envelope.channel])
     return f'{{"e":{head},"s":{envelope.sequence},"b":{envelope.predecessor},"c":[{",".join(changes)}]}}'.encode()
 

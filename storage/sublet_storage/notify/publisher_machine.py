@@ -109,7 +109,7 @@ class PublisherMachine:
         return bool(self._waiting)
 
     def decide(self, event: Event, now: float) -> Outcome:
-        """What to send now; times are seconds of a monotonic clock."""
+        """Return what to send now; times are seconds of a monotonic clock."""
         sends: list[bytes] = []
         if self.status is not PublisherStatus.CLOSED:
             sends += self._take_in(event)
@@ -191,7 +191,7 @@ class PublisherMachine:
         return encode(Hello(self._publisher, self._incarnation, self._sequences, leaving))
 
     def _messages(self) -> Iterator[bytes]:
-        """All that waits, by channel, in as few messages as the limit allows."""
+        """Yield all that waits, by channel, in as few messages as the limit allows."""
         channels: dict[str, list[Change]] = {}
         for change in self._waiting.values():
             channels.setdefault(change.kind, []).append(change)
@@ -224,7 +224,7 @@ class PublisherMachine:
         return encode_parts(envelope, parts)
 
     def _fitting(self, change: Change, room: int) -> str | None:
-        """The change as text, with as much of it as there is room for: the version is what matters."""
+        """Return the change as text, with as much of it as there is room for: the version is what matters."""
         for shorter in (change, replace(change, data=None)):
             text = encode_change(shorter)
             if len(text) < room:

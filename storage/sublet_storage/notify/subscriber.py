@@ -112,12 +112,12 @@ class NotificationSubscriber:
         return self._inlet.endpoint
 
     def get(self, kind: str, key: str) -> Change | None:
-        """What is known of a living object."""
+        """Return what is known of a living object."""
         with self._lock:
             return self._cache.get(kind, key)
 
     def objects(self, kind: str) -> dict[str, Change]:
-        """All living objects of a kind that are known, by key."""
+        """Return all living objects of a kind that are known, by key."""
         with self._lock:
             return self._cache.objects(kind)
 
@@ -130,7 +130,7 @@ class NotificationSubscriber:
         return self._caught_up.wait(timeout_s)
 
     def counters(self) -> dict[str, int]:
-        """What has been seen, missed, healed and read so far; catch-ups also by what they were for."""
+        """Return what has been seen, missed, healed and read so far; catch-ups also by what they were for."""
         with self._lock:
             catch_ups = self._listener.catch_ups
             return {

@@ -138,13 +138,13 @@ def _option(name: str) -> str:
 
 @lru_cache(maxsize=256)
 def parse_stored_location(text: str) -> PayloadLocation:
-    """A place as the database has it: with the id in its marker behind a #."""
+    """Return a place as the database has it: with the id in its marker behind a #."""
     place, _, marker = text.partition("#")
     return replace(parse_location(place), marker=marker)
 
 
 def new_object_name(generation_id: int, stream_id: int, end_offset: int, payload: bytes | memoryview) -> ObjectName:
-    """A new name for the object of this block."""
+    """Return a new name for the object of this block."""
     of_bytes = digest(payload)
     text = f"{generation_id}/{stream_id}-{end_offset}-{of_bytes}-{secrets.token_hex(8)}"
     return ObjectName(generation_id, stream_id, end_offset, of_bytes, text)
@@ -156,13 +156,13 @@ def digest(payload: bytes | memoryview) -> str:
 
 
 def format_location(text: str) -> str:
-    """The same for people."""
+    """Return the same for people."""
     return text.partition("#")[0]
 
 
 def locate_object(uri: str, places: Iterable[str]) -> tuple[PayloadLocation, ObjectName] | None:
-    """Where an object is, and what it is; None if it is not the name of one, or is in none of these places, which may
-    lie within one another."""
+    """Return where an object is, and what it is; None if it is not the name of one, or is in none of these places,
+    which may lie within one another."""
     for place in map(parse_stored_location, places):
         if not uri.startswith(f"{place.prefix}/"):
             continue

@@ -208,7 +208,7 @@ class ObjectStore:
         self.put(WRITABLE, b"sublet\n")
 
     def write_marker(self, marker: str) -> str:
-        """The id of the place, which is this one from now on where it had none."""
+        """Return the id of the place, which is this one from now on where it had none."""
         found = self._marked()
         if found is None:
             text = f"sublet keeps payloads of messages here, id {marker}\n".encode()
@@ -236,7 +236,7 @@ class ObjectStore:
         return self._unavailable(f"has not answered for {seconds:g} s", seconds)
 
     def _marked(self) -> str | None:
-        """The id in the marker; empty if it is none of ours; None where there is no marker."""
+        """Return the id in the marker; empty if it is none of ours; None where there is no marker."""
         self._pause()
         with self._trouble():
             try:

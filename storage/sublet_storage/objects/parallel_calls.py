@@ -29,7 +29,7 @@ _R = TypeVar("_R")
 
 
 def run_parallel(there: ObjectStore, what: str, work: Callable[[_T], _R], items: Sequence[_T]) -> list[_R | Exception]:
-    """What it makes of each, or has raised, in their order. `what` is done there: `TO_READ` or `TO_CHANGE`.
+    """Return what it makes of each, or has raised, in their order. `what` is done there: `TO_READ` or `TO_CHANGE`.
 
     Raises `PayloadUnavailable` where for `RECEIVE_TIMEOUT_S` none of them has ended.
     """
@@ -50,7 +50,7 @@ def run_parallel(there: ObjectStore, what: str, work: Callable[[_T], _R], items:
 
 
 def run_with_timeout(there: ObjectStore, what: str, work: Callable[[], _R]) -> _R:
-    """The same of a single thing: its answer. Raises what it raises."""
+    """Return the same of a single thing: its answer. Raises what it raises."""
     (outcome,) = run_parallel(there, what, lambda _: work(), (None,))
     if isinstance(outcome, Exception):
         raise outcome

@@ -99,7 +99,7 @@ def mark_for_deletion(conn: Connection, owner: BlockOwner, lost: Sequence[tuple[
 
 
 def claim_objects(conn: Connection, uris: Sequence[str]) -> set[str]:
-    """Those of them that blocks may name, if they do so in this transaction."""
+    """Return those of them that blocks may name, if they do so in this transaction."""
     return {row[0] for row in conn.execute(_CLAIM, (list(uris),))}
 
 
@@ -140,7 +140,8 @@ def delete_expired_objects(
 
 
 def _picked(conn: Connection, asked: dict[str, object]) -> list[str]:
-    """What is to be deleted at a place. What a block names is tried last from then on, like what cannot be deleted."""
+    """Return what is to be deleted at a place. What a block names is tried last from then on, like what cannot be
+    deleted."""
     rows = conn.execute(_PICKED, asked).fetchall()
     conn.execute(_TRIED, ([uri for uri, is_named in rows if is_named],))
     return [uri for uri, is_named in rows if not is_named]

@@ -155,7 +155,7 @@ class Buffer:
                 raise TimeoutError("not everything was durable in time; it is still being tried")
 
     def pop_error(self) -> Exception | None:
-        """The first failure since the last call."""
+        """Return the first failure since the last call."""
         with self._lock:
             return None if self._error is None else self._take_error()
 
@@ -192,8 +192,8 @@ class Buffer:
             return loads
 
     def due_advance(self, loads: Iterable[PendingBlock]) -> Sequence[Epoch] | None:
-        """Where to advance to once these loads, which were taken, are stored: of several that are due, the last. None
-        also where it can wait, as more is sent at once."""
+        """Return where to advance to once these loads, which were taken, are stored: of several that are due, the last.
+        None also where it can wait, as more is sent at once."""
         with self._lock:
             is_early = time.monotonic() < self._advanced_at + ADVANCE_PAUSE_S
             if is_early and self._queued and self._pause() <= 0 and not self._flushing:
@@ -363,7 +363,8 @@ class Buffer:
         return self._bytes < self._limits.buffered_bytes
 
     def _room_to_come(self) -> threading.Lock:
-        """A lock that can be had once there may be room, or the publisher is closed; not while holding the buffer's."""
+        """Return a lock that can be had once there may be room, or the publisher is closed; not while holding the
+        buffer's."""
         room = threading.Lock()
         room.acquire()
         self._waiting_for_room.append(room.release)
@@ -448,7 +449,7 @@ class Buffer:
         return pieces
 
     def _divide(self, queue: deque[PendingRows | RowBuilder], piece: PendingRows, count: int) -> PendingRows:
-        """The first messages of a piece; the rest goes back to the head of the queue."""
+        """Return the first messages of a piece; the rest goes back to the head of the queue."""
         first, rest = piece.split(count)
         self._bytes += first.size + rest.size - piece.size
         queue.appendleft(rest)
@@ -460,7 +461,7 @@ class Buffer:
 
 
 def _parts(routes: RoutingTable, piece: PendingRows) -> list[tuple[int, PendingRows]]:
-    """The piece by stream."""
+    """Return the piece by stream."""
     return [
         (stream_id, piece if batch is piece.batch else PendingRows(batch, rows, piece.ticket))
         for stream_id, batch, rows in routes.partition_rows(piece.batch, piece.rows)

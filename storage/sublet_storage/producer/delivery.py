@@ -42,7 +42,7 @@ class Span:
     rows: Rows
 
     def offset_of(self, row: int) -> int | None:
-        """The offset of the message of that number; None if it is not in this span."""
+        """Return the offset of the message of that number; None if it is not in this span."""
         if isinstance(self.rows, range):
             index = row - self.rows.start if row in self.rows else -1
         else:
@@ -112,7 +112,7 @@ class DeliveryState:
                 self._callbacks.remove(done.release)
 
     def outcome(self) -> tuple[Span, ...]:
-        """The spans of a settled ticket; raises its error."""
+        """Return the spans of a settled ticket; raises its error."""
         if self._error is not None:
             raise self._error
         return tuple(self._spans)

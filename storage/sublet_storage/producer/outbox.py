@@ -156,7 +156,8 @@ class Outbox:
     def _stored(
         self, found: Sequence[OutboxRow], refused: Mapping[int, str], appends: Sequence[BlockAppend]
     ) -> dict[int, int] | None:
-        """The move itself, in one transaction as short as can be: the new heads. None: it has to be done over."""
+        """Return the move itself, in one transaction as short as can be: the new heads. None: it has to be done
+        over."""
         try:
             with self._conn.transaction():
                 self._guard(self._conn)
@@ -168,7 +169,7 @@ class Outbox:
             return None
 
     def _read(self, rows: int, bytes: int) -> tuple[list[OutboxRow], _Seen | None]:
-        """The oldest rows, and what will have been seen once they are moved."""
+        """Return the oldest rows, and what will have been seen once they are moved."""
         now = time.monotonic()
         passing_over = now < self._locked_at + LOCKED_S
         if passing_over or now > self._looked_at + RETRY_INTERVAL_S:
@@ -201,7 +202,7 @@ class Outbox:
             _check_same(rows, self._conn.execute(_SET_ASIDE, (_places(rows), [row.outbox_id for row in rows], why)))
 
     def _append(self, appends: Sequence[BlockAppend]) -> dict[int, int]:
-        """The new head of each stream that got something."""
+        """Return the new head of each stream that got something."""
         heads: dict[int, int] = {}
         for each, answer in zip(appends, append(self._conn, appends) if appends else (), strict=True):
             if answer.outcome is not AppendOutcome.APPENDED or answer.end_offset is None:
@@ -211,7 +212,7 @@ class Outbox:
 
 
 def read_backlog(conn: psycopg.Connection[Any]) -> OutboxBacklog:
-    """What lies in the outbox now, committed."""
+    """Return what lies in the outbox now, committed."""
     row = conn.execute(_WAITING).fetchone()
     assert row is not None
     return OutboxBacklog(*row)

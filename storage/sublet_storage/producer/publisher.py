@@ -317,7 +317,7 @@ class EpochPublisher:
 
 
 def _begin(url: str, space: str | None, producer: str | None) -> tuple[RoutingTable, Producer, int | None, str | None]:
-    """The routes, who writes, the id of the one space if it is for one, and the database's timeline."""
+    """Return the routes, who writes, the id of the one space if it is for one, and the database's timeline."""
     try:
         with connect(
             url,

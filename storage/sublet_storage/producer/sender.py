@@ -233,7 +233,7 @@ class Sender(threading.Thread):
 
 
 def _heads(loads: list[PendingBlock], answers: list[AppendResult]) -> dict[int, int]:
-    """{stream: head} of those that have grown; the last block of a stream comes last."""
+    """Return {stream: head} of those that have grown; the last block of a stream comes last."""
     grown = {
         load.stream_id: answer.end_offset
         for load, answer in zip(loads, answers, strict=True)
@@ -243,8 +243,8 @@ def _heads(loads: list[PendingBlock], answers: list[AppendResult]) -> dict[int, 
 
 
 def _places(loads: list[PendingBlock], answers: list[AppendResult]) -> list[tuple[PendingBlock, int]]:
-    """The first offset of each stored load. The log remembers the end of a producer's last block only; those before it
-    in the same transaction lie right before it, because their stream was locked."""
+    """Return the first offset of each stored load. The log remembers the end of a producer's last block only; those
+    before it in the same transaction lie right before it, because their stream was locked."""
     places: list[tuple[PendingBlock, int]] = []
     starts: dict[int, int] = {}
     for load, answer in zip(reversed(loads), reversed(answers), strict=True):

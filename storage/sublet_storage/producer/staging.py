@@ -204,7 +204,7 @@ def _routed(conn: psycopg.Connection[Any], write: SinkBatch, attempts: list[uuid
 def _again(
     conn: psycopg.Connection[Any], write: SinkBatch, attempt: uuid.UUID, closed: list[int]
 ) -> Iterator[uuid.UUID]:
-    """The attempt that what this one has staged for closed streams belongs to now, if there is any.
+    """Yield the attempt that what this one has staged for closed streams belongs to now, if there is any.
 
     What comes out has no stream in common with what is left: those that were open at one time are not each other's
     children.

@@ -81,7 +81,7 @@ class BlockSummaries:
 def read_block_summaries(
     conn: psycopg.Connection[Any], stream_id: int, generation_id: int, offset: int
 ) -> BlockSummaries:
-    """The marks of the blocks behind an offset, of `PAGE_MARKS` at most. Raises what `log.since` raises."""
+    """Return the marks of the blocks behind an offset, of `PAGE_MARKS` at most. Raises what `log.since` raises."""
     rows = conn.execute(
         _MARKS,
         {
@@ -102,7 +102,7 @@ def read_block_summaries(
 
 
 def read_stream_frontiers(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int, BlockSummaries]:
-    """Where these streams end and what is completed in their spaces, without the marks of their blocks."""
+    """Return where these streams end and what is completed in their spaces, without the marks of their blocks."""
     rows = conn.execute(_LOWERS, (list(stream_ids),), prepare=True)
     return {
         stream_id: BlockSummaries((), head, closed, lower_frontier_from_text(lower))
@@ -216,19 +216,20 @@ class EpochStepPlanner:
         return self._step(wanted[:count], reached)
 
     def step_to(self, upto: int, lower: LowerFrontier | None) -> EpochStep:
-        """The step to where all that lies before `offset_completed_by`, which is known, and is completed by `lower` is
-        consumed."""
+        """Return the step to where all that lies before `offset_completed_by`, which is known, and is completed by
+        `lower` is consumed."""
         reached = self.consumed.advanced_to(max(upto, self.consumed.upto), lower)
         before = (mark for mark in self._waiting if mark.first < reached.upto)
         cut = (mark if mark.end <= reached.upto else replace(mark, end=reached.upto) for mark in before)
         return self._step([mark for mark in cut if _touches(mark, self.consumed, reached)], reached)
 
     def completed_frontiers(self) -> set[LowerFrontier]:
-        """What the writers of the blocks that are left to read saw completed, and what is completed at the end."""
+        """Return what the writers of the blocks that are left to read saw completed, and what is completed at the
+        end."""
         return {lower for lower in (self.lower, *(mark.lower for mark in self._waiting)) if lower is not None}
 
     def offset_completed_by(self, lower: LowerFrontier) -> int:
-        """An offset before which all lies that is completed by then."""
+        """Return an offset before which all lies that is completed by then."""
         seen = (mark.first for mark in self._waiting if mark.lower is not None and lower.is_at_or_before(mark.lower))
         return next(seen, self.scanned)
 
@@ -259,8 +260,8 @@ class EpochStepPlanner:
             self._waiting.append(mark)
 
     def _drafts(self) -> Iterator[_Draft]:
-        """The draft at each place where a step may end. Places where no step ended are not gone through again, however
-        many blocks come while there is none."""
+        """Yield the draft at each place where a step may end. Places where no step ended are not gone through again,
+        however many blocks come while there is none."""
         for mark, behind in pairwise(self._waiting[self._drafted :]):
             self._draft.go_on((mark,), max(behind.first, self.consumed.upto), behind.lower)
             self._drafted += 1

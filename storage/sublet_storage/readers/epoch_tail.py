@@ -125,7 +125,8 @@ class EpochTailReader:
             yield self._selection.announced
 
     def _look(self, conn: psycopg.Connection[Any]) -> _Look:
-        """All matching streams, of one instant: while some were closed, others have opened that are not known yet."""
+        """Return all matching streams, of one instant: while some were closed, others have opened that are not known
+        yet."""
         while True:
             look = _look(conn, self._reading.open_streams)
             self._reading.look(look.heads)

@@ -40,7 +40,7 @@ def list_spaces(conn: psycopg.Connection[Any], include_dropped: bool = False) ->
 
 
 def find_space(conn: psycopg.Connection[Any], name: str) -> Space:
-    """The space of that name. Raises `UnknownSpace`, which names those that exist."""
+    """Return the space of that name. Raises `UnknownSpace`, which names those that exist."""
     return find_space_in(name, list_spaces(conn))
 
 
@@ -59,12 +59,12 @@ def open_streams(conn: psycopg.Connection[Any]) -> tuple[StreamInfo, ...]:
 
 
 def generation_streams(conn: psycopg.Connection[Any], generation_id: int) -> tuple[StreamInfo, ...]:
-    """The streams of one generation, open or closed, in the order of ids."""
+    """Return the streams of one generation, open or closed, in the order of ids."""
     return _streams(conn, "where generation_id = %s", generation_id)
 
 
 def routing_table(conn: psycopg.Connection[Any]) -> tuple[tuple[Space, ...], tuple[StreamInfo, ...]]:
-    """The live spaces and their open streams, of one instant: what a publisher routes by."""
+    """Return the live spaces and their open streams, of one instant: what a publisher routes by."""
     spaces: dict[int, Space] = {}
     streams = []
     for stream_id, space_id, generation_id, low, high, head, *settings in conn.execute(_ROUTING):
@@ -75,7 +75,7 @@ def routing_table(conn: psycopg.Connection[Any]) -> tuple[tuple[Space, ...], tup
 
 
 def read_generation_filters(conn: psycopg.Connection[Any]) -> GenerationFilters:
-    """The filters of all generations, in one statement and so of one instant."""
+    """Return the filters of all generations, in one statement and so of one instant."""
     rows = conn.execute(_FILLED).fetchall()
     return GenerationFilters(
         filters=tuple(Filter(text) for text, _, _ in rows),

@@ -184,7 +184,7 @@ def _by_generation(streams: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
 def _of_partition(
     conn: psycopg.Connection[Any], statement: str, generation_id: int, asked: dict[str, Any]
 ) -> list[tuple[int, int]]:
-    """The answer of a generation's partition; nothing where that was dropped meanwhile."""
+    """Return the answer of a generation's partition; nothing where that was dropped meanwhile."""
     with contextlib.suppress(psycopg.errors.UndefinedTable):
         return conn.execute(_about(statement, generation_id), asked).fetchall()
     return []
@@ -281,8 +281,8 @@ def _merge(
 def pieces(
     blocks: Iterable[tuple[int, _Time, Sequence[int] | None, Sequence[_Time] | None]],
 ) -> tuple[list[int], list[_Time]]:
-    """Where what was appended later than all before it begins in the merged block, and when that was. Of each block:
-    its messages, when it was appended, and of a merged one its own pieces.
+    """Return where what was appended later than all before it begins in the merged block, and when that was. Of each
+    block: its messages, when it was appended, and of a merged one its own pieces.
 
     A clock that was set back makes no piece: the first message at or after a time is the same without.
     """

@@ -87,7 +87,7 @@ def _bring(conn: Connection, owner: BlockOwner, rows: list[tuple[Any, ...]], lef
 
 
 def _reported(brought: int, left: int, first: Exception) -> Exception:
-    """What hindered the first, which names it, and how much else there is."""
+    """Return what hindered the first, which names it, and how much else there is."""
     before = f"{brought} payloads are back in Postgres, and {left} are not. The first: "
     if isinstance(first, PoisonBlock):
         return type(first)(first.stream_id, first.offsets, first.why, before)

@@ -142,7 +142,7 @@ class IdleProducers:
         self._idle_s, self._step, self._after = idle_s, step, _FIRST
 
     def __call__(self, conn: psycopg.Connection[Any], guard: Guard | None = None) -> int:
-        """How many are forgotten."""
+        """Return how many are forgotten."""
         with conn.transaction():
             if guard is not None:
                 guard(conn)

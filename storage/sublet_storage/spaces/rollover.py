@@ -80,7 +80,7 @@ def _parents(closed: list[_Parent], space: Space, range_: HashRange, changed: in
 
 
 def _open_generation(conn: psycopg.Connection[Any], space: Space) -> int:
-    """The next generation with its partition: LIKE and ATTACH, which wait for no reader and hold none up."""
+    """Return the next generation with its partition: LIKE and ATTACH, which wait for no reader and hold none up."""
     row = conn.execute(
         "insert into generation (space_id, ordinal, filter) select %(space)s, coalesce(max(ordinal) + 1, 0), %(filter)s"
         " from generation where space_id = %(space)s returning generation_id",
@@ -95,7 +95,7 @@ def _open_generation(conn: psycopg.Connection[Any], space: Space) -> int:
 
 
 def partition_table(generation_id: int) -> sql.Identifier:
-    """The table that holds the blocks of a generation."""
+    """Return the table that holds the blocks of a generation."""
     return sql.Identifier(f"block_{generation_id}")
 
 

@@ -157,7 +157,7 @@ def check_droppable(name: str) -> None:
 
 
 def find_fallback_spaces(spaces: list[Space], space: Space) -> list[Space]:
-    """The other spaces that its topics fall to when it is dropped."""
+    """Return the other spaces that its topics fall to when it is dropped."""
     return _affected(spaces, space)
 
 
@@ -191,7 +191,7 @@ def rollover_due(conn: psycopg.Connection[Any], guard: Guard | None = None, only
 
 
 def list_overdue_rollovers(conn: psycopg.Connection[Any]) -> list[str]:
-    """The names of the spaces that `rollover_due` would roll over now; no lock is taken."""
+    """Return the names of the spaces that `rollover_due` would roll over now; no lock is taken."""
     return [space.name for space in _due(conn, list_spaces(conn))]
 
 
@@ -290,7 +290,8 @@ def _row(space: Space) -> tuple[object, ...]:
 
 
 def _affected(spaces: list[Space], *changed: Space) -> list[Space]:
-    """The other spaces that win or lose topics: less specific, and sharing some with a form of the changed one."""
+    """Return the other spaces that win or lose topics: less specific, and sharing some with a form of the changed
+    one."""
     return [
         space
         for space in spaces

@@ -178,7 +178,7 @@ class _Mover:
         self.problems: list[Exception] = []
 
     def work(self) -> list[_Stream]:
-        """The streams with something to look at, when the place is known to be there."""
+        """Return the streams with something to look at, when the place is known to be there."""
         due = {"space": self._space.space_id, "after": self._space.tier_after_s}
         streams = [_Stream(*row) for row in self._conn.execute(_WORK, due).fetchall()]
         found = [stream for stream in streams if stream.closed or self._is_due(stream)]
@@ -280,7 +280,7 @@ class _Mover:
     def _let_them_name(
         self, stream: _Stream, rows: Sequence[Sequence[Any]], blocks: list[_Block], written: list[_Block]
     ) -> list[_Block]:
-        """The blocks that are moved now. Of others the objects are doomed, and they are looked at again."""
+        """Return the blocks that are moved now. Of others the objects are doomed, and they are looked at again."""
         try:
             with self._conn.transaction():
                 self._guard(self._conn)

@@ -86,7 +86,8 @@ class SpaceUsage:
     producers: tuple[str, ...]
 
     def describe_losses(self) -> list[str]:
-        """Who would lose what with the space's messages, for people: a line for each group, up to `MAX_LOSSES`."""
+        """Return who would lose what with the space's messages, for people: a line for each group, up to
+        `MAX_LOSSES`."""
         losing = [one for one in self.groups if one.unread_messages]
         lines = [
             f"{one.subscription} loses {one.unread_messages} unread messages, in {one.unread_streams} streams"
@@ -95,7 +96,7 @@ class SpaceUsage:
         return lines + ([f"and {len(losing) - MAX_LOSSES} more groups lose some"] if len(losing) > MAX_LOSSES else [])
 
     def describe(self) -> list[str]:
-        """What there is of it, for people."""
+        """Return what there is of it, for people."""
         groups = [f"{one.subscription} ({one.granted_streams} of its streams lent)" for one in self.groups]
         return [
             *([f"it holds {self.messages} messages"] if self.messages else []),
@@ -116,7 +117,7 @@ class DroppedSpace:
 
 
 def list_dropped_spaces(conn: psycopg.Connection[Any]) -> list[DroppedSpace]:
-    """The spaces that were dropped and hold messages still, by name; of one name there may be several."""
+    """Return the spaces that were dropped and hold messages still, by name; of one name there may be several."""
     return [
         DroppedSpace(Space(space_id, name, Filter(filter), *settings), dropped_at, int(messages), until)
         for space_id, name, filter, *settings, dropped_at, messages, until in conn.execute(_LEFT).fetchall()
@@ -143,7 +144,7 @@ def read_usage(conn: psycopg.Connection[Any], space: Space) -> SpaceUsage:
 def _unread(
     conn: psycopg.Connection[Any], space: Space, wanted: Mapping[int, Mapping[Filter, bool]]
 ) -> dict[int, tuple[int, int]]:
-    """{group: (streams, messages)} of those that have not read all that the space holds for them."""
+    """Return {group: (streams, messages)} of those that have not read all that the space holds for them."""
     pairs = [(group, filter.text, matching) for group, found in wanted.items() for filter, matching in found.items()]
     groups, filters, matching = map(list, zip(*pairs, strict=True)) if pairs else ([], [], [])
     asked = {"space": space.space_id, "groups": groups, "filters": filters, "matching": matching}

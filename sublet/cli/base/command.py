@@ -132,7 +132,7 @@ class Cli(Output):
             raise UsageError("--node and --database-url or --data-dir: one way is enough. Leave one of them out.")
 
     def open_feed(self, nodes: list[str]) -> Feed:
-        """A client of these nodes. Raises `UsageError` where a database is named as well."""
+        """Return a client of these nodes. Raises `UsageError` where a database is named as well."""
         from sublet_borrower.remote.feed import Feed
 
         self.check_single_source()
@@ -209,7 +209,7 @@ def run_command(cli: Cli, command: Callable[[], int | None]) -> int:
 
 
 def explain_error(error: Exception) -> tuple[str, int]:
-    """An error as one sentence without secrets, and its exit code."""
+    """Return an error as one sentence without secrets, and its exit code."""
     import psycopg
 
     if isinstance(error, SubscriptionEnded):

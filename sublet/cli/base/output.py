@@ -116,7 +116,7 @@ def _dressed(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
 
 
 def _aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """The header and the rows, as plain lines."""
+    """Yield the header and the rows, as plain lines."""
     header, widths = [column.rstrip(">") for column in columns], _widths(columns, rows)
     for row in (header, *rows):
         places = zip(columns, widths, row, strict=True)
@@ -125,7 +125,7 @@ def _aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[
 
 
 def _widths(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
-    """How wide each column is."""
+    """Return how wide each column is."""
     header = [column.rstrip(">") for column in columns]
     return [max(map(_width, found)) for found in zip(header, *rows, strict=True)]
 
@@ -145,7 +145,7 @@ def format_cell(cell: object) -> str:
 
 
 def escape_control_characters(text: str) -> str:
-    """The text without what could move a cursor, which is escaped."""
+    """Return the text without what could move a cursor, which is escaped."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -65,7 +65,7 @@ def _encoded(what: str, text: str) -> bytes:
 
 
 def messages_to_json(batch: pa.RecordBatch | pa.Table) -> Iterator[dict[str, Any]]:
-    """The rows as objects for JSON."""
+    """Yield the rows as objects for JSON."""
     import pyarrow.compute as pc
 
     names = ("topic", "key", "value", "headers", "epoch", "stream", "offset")
@@ -90,7 +90,7 @@ def _header(pair: dict[str, Any] | None) -> list[Any]:
 
 
 def format_messages(batch: pa.RecordBatch | pa.Table, coloured: bool) -> Iterator[str]:
-    """The rows for people: topic, key and value, separated by tabs. What could move a cursor is escaped."""
+    """Yield the rows for people: topic, key and value, separated by tabs. What could move a cursor is escaped."""
     before, after = (_DIM, _PLAIN) if coloured else ("", "")
     columns = (batch.column(name).to_pylist() for name in ("topic", "key", "value"))
     for topic, key, value in zip(*columns, strict=True):
@@ -115,7 +115,7 @@ def parse_seconds(text: str) -> int:
 
 
 def parse_fractional_seconds(text: str) -> float:
-    """The same with fractions, such as 0.5s. Who forgets a unit may mean days: only 0 does without. Raises
+    """Return the same with fractions, such as 0.5s. Who forgets a unit may mean days: only 0 does without. Raises
     `UsageError`."""
     wanted = text.strip()
     found = _DURATION.fullmatch(wanted)
@@ -132,7 +132,7 @@ def parse_fractional_seconds(text: str) -> float:
 
 
 def format_utc(at_us: int) -> str:
-    """A time in microseconds since 1970, spelled as a start is."""
+    """Return a time in microseconds since 1970, spelled as a start is."""
     return str(StartingPosition.at_time(at_us))
 
 
@@ -156,7 +156,7 @@ def parse_int(what: str, text: str, least: int = 0) -> int:
 
 
 def read_json_file(what: str, file: Path) -> Any:
-    """What is in a file of JSON. Raises `UsageError`."""
+    """Return what is in a file of JSON. Raises `UsageError`."""
     try:
         return json.loads(file.read_text())
     except OSError as error:
@@ -166,7 +166,7 @@ def read_json_file(what: str, file: Path) -> Any:
 
 
 def parse_number(what: str, text: str) -> float:
-    """A number. Raises `UsageError`."""
+    """Return a number. Raises `UsageError`."""
     try:
         return float(text)
     except ValueError:
@@ -174,7 +174,7 @@ def parse_number(what: str, text: str) -> float:
 
 
 def parse_time(option: str, text: str) -> datetime:
-    """A time with its zone, in UTC. Raises `UsageError`, which names the option."""
+    """Return a time with its zone, in UTC. Raises `UsageError`, which names the option."""
     try:
         when = datetime.fromisoformat(text)
         if when.tzinfo is not None:

@@ -206,14 +206,14 @@ def _options(overview: GroupOverview) -> str:
 
 
 def _orders(orders: GroupDesiredState) -> list[str]:
-    """What is ordered, if anything is."""
+    """Return what is ordered, if anything is."""
     paused = [] if orders.pause_reason is None else [f"paused   {orders.pause_reason or 'no reason is recorded'}"]
     weights = ", ".join(f"{session} {weight:g}" for session, weight in orders.weights)
     return [*paused, *([f"weights  {weights}"] if weights else [])]
 
 
 def _lost(overview: GroupOverview) -> list[str]:
-    """What it has not been given and will not be, if anything is."""
+    """Return what it has not been given and will not be, if anything is."""
     lost = {line.stream_id: line.lost_message_count for line in overview.streams if line.lost_message_count}
     of = f"messages, which are gone or could not be decoded, of streams {format_ranges(lost)}"
     return [f"lost     {sum(lost.values())} {of}"] if lost else []

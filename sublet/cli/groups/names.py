@@ -19,8 +19,8 @@ def candidate_subscriptions(text: str) -> list[Subscription]:
 
 
 def resolve_subscription(cli: Cli, text: str, *, or_new: bool = False) -> Subscription:
-    """The subscription that is meant. Of two groups, one with a backslash in its name and one with what that may stand
-    for, the first is; where neither is there, what that stands for, but for a group that is `or_new`. Raises as
+    """Return the subscription that is meant. Of two groups, one with a backslash in its name and one with what that may
+    stand for, the first is; where neither is there, what that stands for, but for a group that is `or_new`. Raises as
     `Subscription.parse` does."""
     from sublet_storage.groups.coordinator import lifecycle
 
@@ -46,7 +46,8 @@ def parse_typed(text: str) -> Subscription:
 
 
 def unescape(text: str) -> str:
-    """The text before it was printed: escapes of what is printed as an escape become that again, and no others."""
+    """Return the text before it was printed: escapes of what is printed as an escape become that again, and no
+    others."""
     return _ESCAPE.sub(_character, text)
 
 

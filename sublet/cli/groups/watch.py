@@ -203,7 +203,7 @@ def group_not_found_error(wanted: Subscription, was_there: bool) -> NotFound:
 
 
 def _line(event: dict[str, Any]) -> str:
-    """An event for people. What could move a cursor is escaped."""
+    """Return an event for people. What could move a cursor is escaped."""
     name, of, why = (str(event.get(field) or "") for field in ("event", "session", "reason"))
     who = of or str(event.get("agent") or event.get("node"))
     parts = [str(event.get("at")), f"{name:<9}"]

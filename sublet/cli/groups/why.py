@@ -66,7 +66,7 @@ def _in_all(wanted: str, answers: Sequence[StreamDiagnosis], at_work: int) -> st
 
 
 def _alike(answers: Iterable[StreamDiagnosis]) -> Iterator[Sequence[StreamDiagnosis]]:
-    """Those with one and the same answer together, in the order of their reasons."""
+    """Yield those with one and the same answer together, in the order of their reasons."""
     from sublet_storage.groups.status.diagnosis_model import StallReason
 
     order = list(StallReason)

@@ -98,7 +98,7 @@ def consume(
 
 
 def _after(batch: Batch, written: int) -> int:
-    """The offset after the last message written."""
+    """Return the offset after the last message written."""
     return int(batch.table.column("offset")[written - 1].as_py()) + 1 if written else batch.first
 
 

@@ -68,7 +68,7 @@ class LineParser:
         self._topic, self._key, self._limit = check_topic(topic), key, limit
 
     def columns(self, lines: list[bytes], number: int) -> tuple[Columns, SubletError | None]:
-        """The columns of the good lines, and what is wrong with the first bad one, which ends them."""
+        """Return the columns of the good lines, and what is wrong with the first bad one, which ends them."""
         problem = None
         spare = self._limit - size_of(self._topic, self._key, None, None)
         if max(map(len, lines)) > spare:
@@ -89,7 +89,7 @@ class NdjsonParser:
         self._key, self._limit = key, limit
 
     def columns(self, lines: list[bytes], number: int) -> tuple[Columns, SubletError | None]:
-        """The columns of the good lines, and what is wrong with the first bad one, which ends them."""
+        """Return the columns of the good lines, and what is wrong with the first bad one, which ends them."""
         rows: list[tuple[Any, ...]] = []
         problem: SubletError | None = None
         for index, line in enumerate(lines):

@@ -170,7 +170,7 @@ class _Waiting:
 
 
 def _held_back(found: Iterator[T]) -> Iterator[T]:
-    """What is there now; signals wait for each read to be over."""
+    """Yield what is there now; signals wait for each read to be over."""
     while True:
         with defer_signals():
             each = next(found, None)

@@ -130,7 +130,7 @@ def migrate(
 
 
 def _bring_up_to_date(cli: Cli, to: str | None = None, back: bool = False) -> tuple[str | None, str | None, str]:
-    """(version before, version now, schema). A database that was given is not checked first: it may be empty."""
+    """Return (version before, version now, schema). A database that was given is not checked first: it may be empty."""
     from sublet_storage.bootstrap.migrate import current_version, downgrade
     from sublet_storage.bootstrap.migrate import migrate as upgrade
     from sublet_storage.db.connect import database_url, schema_name

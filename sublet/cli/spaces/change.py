@@ -53,7 +53,7 @@ def format_retention(space: Space) -> str:
 
 
 def format_payload_location(space: Space) -> str:
-    """The sentence about where payloads go, for a space that has a place for them; else nothing."""
+    """Return the sentence about where payloads go, for a space that has a place for them; else nothing."""
     if space.payloads is None:
         return ""
     older = "" if space.tier_after_s is None else f", and what is older than {space.tier_after_s} s of open ones"
@@ -61,7 +61,7 @@ def format_payload_location(space: Space) -> str:
 
 
 def space_to_json(space: Space) -> dict[str, Any]:
-    """A space as commands show it."""
+    """Return a space as commands show it."""
     return {
         "space_id": space.space_id,
         "name": space.name,

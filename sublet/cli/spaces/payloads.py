@@ -46,7 +46,7 @@ NoTierAfter = Annotated[bool, typer.Option("--no-tier-after", help="Move payload
 def payload_changes(
     payloads: str | None, no_payloads: bool, recall: bool, tier_after: str | None, no_tier_after: bool
 ) -> dict[str, Any]:
-    """What is to be changed of where payloads lie. Raises `UsageError` for what contradicts itself."""
+    """Return what is to be changed of where payloads lie. Raises `UsageError` for what contradicts itself."""
     if (payloads is not None or tier_after is not None) and no_payloads:
         raise UsageError(
             "--no-payload-location stands alone: without a place nothing is moved. Leave out one or the other."

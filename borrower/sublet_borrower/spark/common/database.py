@@ -65,7 +65,7 @@ def keep_server_running(data_dir: str | None, driver: str) -> None:
 
 
 def resolve_database(url: str | None, data_dir: str | None) -> DatabaseLocation:
-    """What `open_database` finds; an embedded server is held until the process ends."""
+    """Return what `open_database` finds; an embedded server is held until the process ends."""
     with open_database(url, data_dir) as found:
         key = os.getpid(), str(found.data_dir)
         if found.data_dir is not None and key not in _held:

@@ -74,12 +74,13 @@ class StreamOptions:
     then is left to them. Seconds, or with a unit."""
 
     def settings(self) -> BorrowerSettings:
-        """The session's timers, from the driver's environment."""
+        """Return the session's timers, from the driver's environment."""
         return BorrowerSettings.from_env()
 
 
 def stream_options(given: Mapping[str, str]) -> StreamOptions:
-    """The options of `readStream`. Raises `InvalidSetting`, or `InvalidSubscription`, for the first that cannot be."""
+    """Return the options of `readStream`. Raises `InvalidSetting`, or `InvalidSubscription`, for the first that cannot
+    be."""
     found = read_options(
         given, StreamOptions, "readStream", {"inDoubtTimeout": _duration, "availableNowWait": _duration}
     )
@@ -160,7 +161,7 @@ def _count(name: str, text: str) -> int:
 
 
 def parse_index(name: str, text: str) -> int:
-    """A number that may be 0. Raises `InvalidSetting`."""
+    """Return a number that may be 0. Raises `InvalidSetting`."""
     if not _is_number(text):
         raise InvalidSetting(
             f"option {name} is {text[:MAX_SHOWN_CHARS]!r}: it is a whole number from 0 to {MAX_NUMBER}."

@@ -53,7 +53,7 @@ def check_policy(subscription: Subscription, policy: RetryPolicy | None) -> None
 
 
 def read_setting(spark: Any, key: str, default: str) -> str:
-    """A setting as Spark runs with it, also where there is no SparkContext (Spark Connect)."""
+    """Return a setting as Spark runs with it, also where there is no SparkContext (Spark Connect)."""
     return str(spark.conf.get(key, default) or default)
 
 
@@ -63,7 +63,7 @@ def is_local(master: str) -> bool:
 
 
 def spark_context(spark: Any) -> Any | None:
-    """The SparkContext; None on Spark Connect."""
+    """Return the SparkContext; None on Spark Connect."""
     try:
         return spark.sparkContext
     except Exception:  # noqa: BLE001 Spark Connect has its own errors for its absence

@@ -56,7 +56,7 @@ class DriverEndpoint:
         self._loop.call_soon_threadsafe(self._notify_all)
 
     def last_reports(self) -> dict[str, tuple[TaskReport, float]]:
-        """{session: (last report, seconds since)}, of every attempt so far. From any thread."""
+        """Return {session: (last report, seconds since)}, of every attempt so far. From any thread."""
         now = time.monotonic()
         return {name: (report, now - at) for name, (report, at) in tuple(self._reports.items())}
 
@@ -69,7 +69,7 @@ class DriverEndpoint:
     # --- on the loop ------------------------------------------------------------------------------------------------
 
     async def _serve(self, bind: str) -> int:
-        """The port; 0 where it cannot listen."""
+        """Return the port; 0 where it cannot listen."""
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         self._sessions = PubSubServer(
             new_publisher(secrets.token_hex(6)), self._received, on_expired=self._expired, clock=time.monotonic

@@ -154,7 +154,7 @@ class Consumption:
         return not self._over.is_set()
 
     def status(self) -> ConsumptionStatus:
-        """What every attempt reported last, at most about a second ago while it lives."""
+        """Return what every attempt reported last, at most about a second ago while it lives."""
         assert self._control is not None
         reports = self._control.last_reports().values()
         return ConsumptionStatus(self.running, tuple(TaskStatus.of(report, age_s) for report, age_s in reports))
@@ -264,7 +264,7 @@ class Consumption:
         self._watchdog.start()
 
     def _failure(self) -> bytes | None:
-        """The first there was, from the results, or as reported by a task whose result never came."""
+        """Return the first there was, from the results, or as reported by a task whose result never came."""
         found = [summary.failure for summary in self._summaries or ()]
         if self._control is not None:
             found = [report.failure for report, _ in self._control.last_reports().values()] + found
@@ -278,7 +278,7 @@ class Consumption:
 
 
 def make_task_function(work: TaskSpec) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The function that Spark calls in each task."""
+    """Yield the function that Spark calls in each task."""
 
     def host(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in rows:
@@ -295,7 +295,7 @@ def _row(summary: bytes) -> pa.RecordBatch:
 
 
 def _addresses(spark: Any, driver_host: str | None) -> tuple[str, str]:
-    """Where the driver listens for its tasks, and under which address they reach it."""
+    """Return where the driver listens for its tasks, and under which address they reach it."""
     if driver_host is not None:
         return driver_host, driver_host
     if cluster_checks.is_local(cluster_checks.read_setting(spark, "spark.master", "")):

@@ -17,7 +17,7 @@ class FunctionExited(RuntimeError):
 
 
 def pack(error: BaseException) -> bytes:
-    """The exception and what it was raised from."""
+    """Return the exception and what it was raised from."""
     links: list[tuple[bytes | None, str, str]] = []
     link: BaseException | None = error
     while link is not None:

@@ -154,7 +154,7 @@ class _Task:
             self._work.fn(batch)
 
     def _open(self) -> Session | None:
-        """The session; None if the task was drained before the database was there."""
+        """Return the session; None if the task was drained before the database was there."""
         from sublet_borrower.consumer.session import Session
 
         work, pause_s = self._work, BACKOFF_INITIAL_S
@@ -235,6 +235,6 @@ def encode_summary(summary: TaskSummary) -> bytes:
 
 
 def decode_summary(value: bytes | bytearray) -> TaskSummary:
-    """The value of a result row, of our own task."""
+    """Return the value of a result row, of our own task."""
     summary: TaskSummary = pickle.loads(bytes(value))
     return summary

@@ -50,7 +50,7 @@ class StagedTaskMessage(WriterCommitMessage):
 
 
 def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
-    """The writer of a batch write. Raises `InvalidSetting`, `InvalidTopic`."""
+    """Return the writer of a batch write. Raises `InvalidSetting`, `InvalidTopic`."""
     options = write_options(given)
     _check(options, schema, overwrite, 'a write in the mode "overwrite"', 'mode("append")')
     if options.sink_name is None or options.batch_id is None:
@@ -59,7 +59,7 @@ def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) 
 
 
 def stream_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
-    """The writer of a streaming query. Raises `InvalidSetting`, `InvalidTopic`."""
+    """Return the writer of a streaming query. Raises `InvalidSetting`, `InvalidTopic`."""
     options = stream_write_options(given)
     _check(options, schema, overwrite, 'the output mode "complete"', 'outputMode("append"), or "update"')
     return StreamWriter(SinkTarget.of(options), options)
@@ -135,7 +135,7 @@ def _context() -> Any:
 
 
 def _done(messages: Sequence[WriterCommitMessage | None]) -> list[StagedTaskMessage]:
-    """The messages of the tasks; those that failed have none."""
+    """Return the messages of the tasks; those that failed have none."""
     return [each for each in messages if isinstance(each, StagedTaskMessage)]
 
 

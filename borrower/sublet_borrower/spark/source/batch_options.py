@@ -83,7 +83,7 @@ class BatchOptions:
 
 
 def batch_options(given: Mapping[str, str]) -> BatchOptions:
-    """The options of `read`. Raises `InvalidSetting`, or `InvalidFilter`, for the first that cannot be."""
+    """Return the options of `read`. Raises `InvalidSetting`, or `InvalidFilter`, for the first that cannot be."""
     _check_no_stream(given)
     epoch = {"startingEpoch": _epoch, "endingEpoch": _epoch}
     options = BatchOptions(**read_options(given, BatchOptions, "read", epoch))

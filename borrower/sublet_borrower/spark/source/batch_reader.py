@@ -41,7 +41,7 @@ class SubletBatchReader(DataSourceReader):
         self._options, self._schema, self._pushed = options, schema, NO_FILTERS
 
     def partitions(self) -> list[InputPartition]:
-        """The tasks. Raises `UnknownSpace`, `InvalidEpoch`, and what `open_database` raises."""
+        """Return the tasks. Raises `UnknownSpace`, `InvalidEpoch`, and what `open_database` raises."""
         o = self._options
         check_database_exists(o.url, o.data_dir)
         found = resolve_database(o.url, o.data_dir)
@@ -49,7 +49,7 @@ class SubletBatchReader(DataSourceReader):
         return plan_tasks(tasks, o.min_partitions, o.max_partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The messages of a task."""
+        """Return the messages of a task."""
         return read_task(partition, to_arrow_schema(self._schema))
 
     def _extents(self, found: DatabaseLocation) -> list[OffsetRange]:
@@ -95,7 +95,8 @@ class PushdownBatchReader(SubletBatchReader):
 
 
 def keep_ranges_with_epochs(found: Iterable[OffsetRange]) -> list[OffsetRange]:
-    """Those that can have messages in epochs. Raises `InvalidEpoch` where these have no order of before and after."""
+    """Return those that can have messages in epochs. Raises `InvalidEpoch` where these have no order of before and
+    after."""
     there = [extent for extent in found if extent.epoch_dimensions is not None]
     for extent in there:
         if extent.epoch_dimensions != 1:

@@ -53,7 +53,7 @@ def _query_id() -> str | None:
 
 
 def _local(place: str) -> Path | None:
-    """The path of what lies in this machine's files, by its URL or without one."""
+    """Return the path of what lies in this machine's files, by its URL or without one."""
     parts = urlsplit(place)
     if not parts.scheme:
         return Path(place)

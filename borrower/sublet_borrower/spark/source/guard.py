@@ -96,7 +96,7 @@ class Guard:
         self._opened.close()
 
     def _ranges(self, batch_id: int) -> list[SourceRead]:
-        """What the batch has of each source of this kind that the query has."""
+        """Return what the batch has of each source of this kind that the query has."""
         checkpoint.check_checkpoint(self._checkpoint)
         offsets = checkpoint.read_offsets(self._checkpoint, int(batch_id))
         for offset in offsets:
@@ -178,7 +178,7 @@ class SourceRead:
     ranges: list[PlannedRange]
 
     def last_planned(self, connection: Connection) -> dict[int, LastPlannedRange]:
-        """What was planned last of its streams."""
+        """Return what was planned last of its streams."""
         return fencing.read_last_planned_ranges(connection, self.group_id, [one.stream_id for one in self.ranges])
 
     def may_commit(self, plan: LastPlannedRange) -> bool:

@@ -56,12 +56,12 @@ def check_owner(offset: Offset, session: str, subscription: str) -> None:
 
 
 def decode_ranges(offset: Mapping[str, Any]) -> list[PlannedRange]:
-    """The ranges of an offset. Raises `InvalidSetting` for what this source has not written."""
+    """Return the ranges of an offset. Raises `InvalidSetting` for what this source has not written."""
     return _listed(offset, "streams") if offset else []
 
 
 def decode_done_ranges(offset: Mapping[str, Any]) -> list[PlannedRange]:
-    """What earlier batches have done, of which the group may not know. Raises as `ranges_of` does."""
+    """Return what earlier batches have done, of which the group may not know. Raises as `ranges_of` does."""
     return _listed(offset, "done") if "done" in offset else []
 
 

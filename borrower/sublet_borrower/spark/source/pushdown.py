@@ -29,7 +29,7 @@ class PushedFilters:
     max_timestamp: datetime | None = None
 
     def prune(self, extents: Iterable[OffsetRange]) -> Iterator[OffsetRange]:
-        """What of these can have such rows."""
+        """Yield what of these can have such rows."""
         for extent in extents:
             start, end = max(extent.start, self.start), min(extent.end, self.end)
             if start < end and self._is_wanted(extent):
@@ -74,7 +74,7 @@ def _taken(pushed: PushedFilters, each: Any) -> PushedFilters | None:
 
 
 def _column(each: Any) -> str:
-    """The name of the column; of a part of one, or of another filter's contrary, none of ours."""
+    """Return the name of the column; of a part of one, or of another filter's contrary, none of ours."""
     return ".".join(getattr(each, "attribute", ()))
 
 

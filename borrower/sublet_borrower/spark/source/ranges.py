@@ -120,10 +120,12 @@ def _put_together(ranges: Sequence[RangePartition], most: int) -> list[list[Rang
 
 
 def read_task(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """All that a task has, in the columns of the schema; nothing of the one that Spark makes where there are none.
+    """Yield all that a task has, in the columns of the schema; nothing of the one that Spark makes where there are
+    none.
 
     While Spark takes one page, the next is read. A database that is away for a while is waited for. Raises
-    `PositionGone`, `PositionBeyondHead`, `DatabaseUnreachable`."""
+    `PositionGone`, `PositionBeyondHead`, `DatabaseUnreachable`.
+    """
     ranges = partition.ranges if isinstance(partition, MultiRangePartition) else (partition,)
     pages = chain.from_iterable(_read_range(one, schema) for one in ranges if isinstance(one, RangePartition))
     worker = _worker(os.getpid())
@@ -160,8 +162,8 @@ def _read_range(partition: RangePartition, schema: pa.Schema) -> Iterator[list[p
 
 
 def poison_in(partitions: Sequence[RangePartition]) -> dict[int, PoisonBlock]:
-    """{stream: the first block that its task could not decode}. What else would hinder a task is left to it; where
-    something is away the rest is not looked at."""
+    """Return {stream: the first block that its task could not decode}. What else would hinder a task is left to it;
+    where something is away the rest is not looked at."""
     import psycopg
 
     found: dict[int, PoisonBlock] = {}
@@ -208,7 +210,7 @@ def _pages(partition: RangePartition, start: int, end: int) -> Iterator[Sequence
 
 
 def _passed(partition: RangePartition, gone: PositionGone, end: int) -> int:
-    """Where to go on behind what retention has taken."""
+    """Return where to go on behind what retention has taken."""
     if partition.fail_on_data_loss:
         raise gone
     log.warning("%s It is left out, as failOnDataLoss is false.", gone)

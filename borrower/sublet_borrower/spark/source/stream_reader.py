@@ -75,7 +75,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return dict(EMPTY_OFFSET)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 Spark's name
-        """What the query allows a micro-batch."""
+        """Return what the query allows a micro-batch."""
         messages, size = self._options.max_offsets_per_trigger, self._options.max_bytes_per_trigger
         if messages is not None:
             return ReadMaxRows(messages)
@@ -86,7 +86,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._finite = True
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 Spark's name
-        """What the next micro-batch has; `start` where there is nothing. The one before is in the sink."""
+        """Return what the next micro-batch has; `start` where there is nothing. The one before is in the sink."""
         planner, before = self._opened(), self._ranges(start)
         if not self._recalled:
             self._recall(done=[*decode_done_ranges(start), *before])
@@ -109,7 +109,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"heads": heads, "lag": sum(head - position for position, head in lags.values())}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """The tasks of the micro-batch from one offset to the next."""
+        """Return the tasks of the micro-batch from one offset to the next."""
         ranges = self._ranges(end)
         if end != self._resumed and any(planned not in self._begun for planned in ranges):
             self._resume([*self._ranges(start), *decode_done_ranges(end)], ranges)
@@ -129,7 +129,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- what Spark calls on executors ------------------------------------------------------------------------------
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The messages of a task."""
+        """Return the messages of a task."""
         return read_task(partition, to_arrow_schema(self._schema))
 
     # --- inside -----------------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._planner
 
     def _ranges(self, offset: Offset) -> list[PlannedRange]:
-        """What a batch had. Raises `InvalidSetting` if it was not this query's."""
+        """Return what a batch had. Raises `InvalidSetting` if it was not this query's."""
         ranges = decode_ranges(offset)
         check_owner(offset, self._options.session_name, self._opened().subscription)
         return ranges

@@ -47,7 +47,7 @@ def find_binaries(data_dir: Path, user: ServerUser | None) -> Path:
 
 
 def cluster_major(data_dir: Path) -> int | None:
-    """The major version that made the cluster; None where there is none yet."""
+    """Return the major version that made the cluster; None where there is none yet."""
     try:
         return int((data_dir / "pg" / "PG_VERSION").read_text().split(".")[0])
     except FileNotFoundError:
@@ -69,7 +69,7 @@ def _number(path: Path) -> int:
 
 
 def _major_of(directory: Path) -> int | None:
-    """The major version of the server there; None if it is incomplete, or does not run on this machine."""
+    """Return the major version of the server there; None if it is incomplete, or does not run on this machine."""
     if not all((directory / program).is_file() for program in PROGRAMS):
         return None
     try:

@@ -155,7 +155,7 @@ def _log(story: dict[str, Any]) -> Iterator[int]:
 
 
 def environment(cluster: str) -> dict[str, str]:
-    """What the programs of a server are run with: of ours, nothing that means another server."""
+    """Return what the programs of a server are run with: of ours, nothing that means another server."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
     return ours | {"LC_ALL": "C", "PGDATA": cluster}
 
@@ -213,7 +213,7 @@ def _pid(lock_file: str) -> int | None:
 
 
 def _status(pid: int) -> tuple[str, str] | None:
-    """A process's name and state, where there is a /proc."""
+    """Return a process's name and state, where there is a /proc."""
     try:
         with open(f"/proc/{pid}/stat") as status:
             before, _, after = status.read().rpartition(")")

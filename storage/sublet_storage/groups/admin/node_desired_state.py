@@ -90,10 +90,10 @@ def request_step_down(conn: psycopg.Connection[Any], led: Iterable[LedGroup]) ->
 
 
 def groups_led_by(conn: psycopg.Connection[Any], node: NodeRef) -> list[LedGroup]:
-    """The groups that this life of the node leads, by name; maintenance is no group."""
+    """Return the groups that this life of the node leads, by name; maintenance is no group."""
     return [LedGroup(*row) for row in conn.execute(_LED, (node.incarnation,)) if row[0] != MAINTENANCE]
 
 
 def leaders_of(conn: psycopg.Connection[Any], group_ids: Iterable[int]) -> dict[int, str]:
-    """{group: name of the node that leads it now}, of those that are led."""
+    """Return {group: name of the node that leads it now}, of those that are led."""
     return dict(conn.execute(_LEADERS, (list(group_ids),)).fetchall())

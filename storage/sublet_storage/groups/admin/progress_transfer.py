@@ -107,7 +107,7 @@ class _Stream:
 
 
 def read_progress(connection: Connection, group: Group) -> GroupProgress:
-    """Where the group is. Raises `NotFound` where it was deleted meanwhile."""
+    """Return where the group is. Raises `NotFound` where it was deleted meanwhile."""
     row = connection.execute(_TAKE, {"group": group.group_id}).fetchone()
     if row is None:
         raise group_not_found_error(group.subscription)
@@ -118,8 +118,8 @@ def read_progress(connection: Connection, group: Group) -> GroupProgress:
 def clone(
     connection: Connection, source: Subscription, subscription: Subscription, who: str
 ) -> tuple[Group, GroupProgress]:
-    """A new group that goes on from where another is, in the transaction that is open. Raises `NotFound`, and what
-    `begin` does."""
+    """Return a new group that goes on from where another is, in the transaction that is open. Raises `NotFound`, and
+    what `begin` does."""
     lifecycle.keep_generations(connection)  # what is taken must be there still when the new group is
     found = lifecycle.get_live(connection, source)
     progress = read_progress(connection, found)
@@ -130,8 +130,8 @@ def clone(
 def create_from_progress(
     connection: Connection, subscription: Subscription, options: GroupOptions, progress: GroupProgress, why: str
 ) -> Group:
-    """A new group that goes on from there, in the transaction that is open. Raises `Conflict` where there is one by
-    that name, `UsageError` where the progress is none of this database's, and `PositionBeyondHead` where it is of
+    """Return a new group that goes on from there, in the transaction that is open. Raises `Conflict` where there is one
+    by that name, `UsageError` where the progress is none of this database's, and `PositionBeyondHead` where it is of
     another timeline."""
     check_timeline(connection, progress.timeline, "the file")
     group_id = lifecycle.insert(connection, subscription, options, None, progress.after_generation)

@@ -144,8 +144,8 @@ def count_held(connection: Connection, group: Group) -> int:
 def plan_reset(
     connection: Connection, group: Group, target: ResetTarget, streams: Collection[int] = ()
 ) -> tuple[PositionChange, ...]:
-    """What a reset would do now, of all streams or of these. Raises `NotFound` for one that it does not have, and
-    `PositionBeyondHead` for offsets of another timeline of the database."""
+    """Return what a reset would do now, of all streams or of these. Raises `NotFound` for one that it does not have,
+    and `PositionBeyondHead` for offsets of another timeline of the database."""
     check_timeline(connection, target.timeline, "the file")
     _check_wholeness(group, target, streams)
     parameters = {
@@ -249,7 +249,7 @@ def _take_back(connection: Connection, group: Group, pen: WriteBuffer, term: int
 
 
 def _at_rest(connection: Connection, group: Group, streams: Collection[int], force: bool) -> dict[int, LendingRow]:
-    """The rows of these streams, locked."""
+    """Return the rows of these streams, locked."""
     keys = [(group.group_id, stream_id) for stream_id in streams]
     known = {row.stream_id: row for row in lending_rows.read_rows(lending_rows.lock_rows(connection, keys))}
     if locked := sorted(set(streams) - known.keys()):

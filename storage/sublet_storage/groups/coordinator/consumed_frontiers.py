@@ -104,8 +104,8 @@ class SpaceFrontier:
 def read_space_frontiers(
     connection: Connection, groups: Collection[int], oldest: int, now_us: int | None
 ) -> dict[int, SpaceFrontier]:
-    """{space_id: what is completed} of the spaces that these groups have to do with, also of those that were dropped.
-    `oldest`: of generations up to this one they all have the rows that they are to have."""
+    """Return {space_id: what is completed} of the spaces that these groups have to do with, also of those that were
+    dropped. `oldest`: of generations up to this one they all have the rows that they are to have."""
     parameters = {"groups": list(groups), "oldest": oldest, "now_us": now_us}
     return {
         space_id: SpaceFrontier(name, lower_frontier_from_json(lower), is_past)

@@ -95,7 +95,7 @@ class LockedLeadership:
 
 
 def read_leaderships(connection: Connection, ids: Iterable[int], now_us: int | None) -> dict[int, Leadership]:
-    """The rows as they are, without a lock."""
+    """Return the rows as they are, without a lock."""
     rows = connection.execute(_READ, {"ids": sorted(set(ids)), "now_us": now_us}).fetchall()
     return {row[0]: _claim(row) for row in rows}
 
@@ -137,7 +137,7 @@ def lock(connection: Connection, ids: Iterable[int], now_us: int | None, *, wait
 
 
 def fetch_locked(cursor: psycopg.Cursor[Any]) -> dict[int, LockedLeadership]:
-    """What `lock` got."""
+    """Return what `lock` got."""
     return {row[0]: LockedLeadership(row[1], row[2], row[3], row[4], OnDataLoss(row[5])) for row in cursor.fetchall()}
 
 

@@ -77,12 +77,12 @@ _DELETE = f"update consumer_group set deleted_at = {NOW} where group_id = %(grou
 
 
 def find_live(connection: Connection, subscription: Subscription) -> Group | None:
-    """The group of that subscription that is not deleted."""
+    """Return the group of that subscription that is not deleted."""
     return _group(connection.execute(_LIVE, _names(subscription)).fetchone())
 
 
 def get_live(connection: Connection, subscription: Subscription) -> Group:
-    """The same, where there must be one. Raises `NotFound`."""
+    """Return the same, where there must be one. Raises `NotFound`."""
     group = find_live(connection, subscription)
     if group is None:
         raise group_not_found_error(subscription)
@@ -90,7 +90,7 @@ def get_live(connection: Connection, subscription: Subscription) -> Group:
 
 
 def find_by_id(connection: Connection, group_id: int) -> Group | None:
-    """The group of that id unless it is deleted."""
+    """Return the group of that id unless it is deleted."""
     return _group(connection.execute(_FIND, {"group": group_id}).fetchone())
 
 
@@ -129,8 +129,8 @@ def insert(
     now_us: int | None,
     after_generation: int | None = None,
 ) -> int | None:
-    """A group that has no rows yet, while no generation begins; None where there is one. `after_generation`: up to that
-    one its rows are all that it will have, by default up to the last."""
+    """Return a group that has no rows yet, while no generation begins; None where there is one. `after_generation`: up
+    to that one its rows are all that it will have, by default up to the last."""
     keep_generations(connection)
     parameters = {
         **_names(subscription),
@@ -179,7 +179,7 @@ def apply_command(
 
 
 def filters_at_start(connection: Connection, filter: Filter, start: StartingPosition) -> dict[str, list[str]]:
-    """The open streams with messages for it; closed ones are consumed, unless the group goes back in time."""
+    """Return the open streams with messages for it; closed ones are consumed, unless the group goes back in time."""
     wanted = read_generation_filters(connection).matching(filter)
     return {
         "open": [one.text for one, now in wanted.items() if now],

@@ -139,7 +139,7 @@ class PostgresGroupStore:
         return self._channel.write(lambda connection: lifecycle.apply_command(connection, found, order, now_us, who))
 
     def user(self) -> str:
-        """The user of the commands that this store executes, for history."""
+        """Return the user of the commands that this store executes, for history."""
         return self._channel.read(database_user)
 
     def history(self, group_id: int) -> tuple[HistoryRecord, ...]:
@@ -240,7 +240,7 @@ class PostgresGroupStore:
         return tuple(results[writes.group_id] for writes in batch)
 
     def _without(self, part: Sequence[GroupWrites]) -> dict[int, None]:
-        """The groups that were refused, and are not in this part; the one that was tried last is the last."""
+        """Return the groups that were refused, and are not in this part; the one that was tried last is the last."""
         tried = {writes.group_id for writes in part}
         return {group_id: None for group_id in self._refused if group_id not in tried}
 

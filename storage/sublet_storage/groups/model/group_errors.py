@@ -64,7 +64,8 @@ def row_locked(subscription: Subscription, which: str, locker: Locker | None) ->
 
 
 def check_same_options(group: Group, options: GroupOptions) -> Group:
-    """The group, if it was created with these options; raises `Conflict`, which names what differs, if with others."""
+    """Return the group, if it was created with these options; raises `Conflict`, which names what differs, if with
+    others."""
     has, wanted = _spelled(group.options), _spelled(options)
     if has != wanted:
         differing = "; ".join(
@@ -79,7 +80,7 @@ def check_same_options(group: Group, options: GroupOptions) -> Group:
 
 
 def _spelled(options: GroupOptions) -> dict[str, str]:
-    """The options by the names that the command line gives them."""
+    """Return the options by the names that the command line gives them."""
     return {
         "starting position": str(options.starting_position),
         "policy when messages are gone": options.on_data_loss.value,

@@ -122,7 +122,7 @@ def read_group_at(
 def read_history(
     conn: psycopg.Connection[Any], group_id: int, stream_id: int | None = None, limit: int | None = None
 ) -> HistoryPage:
-    """The newest `limit` lines of a group, or of one of its streams. Stream 0 is the group itself."""
+    """Return the newest `limit` lines of a group, or of one of its streams. Stream 0 is the group itself."""
     return _newest(conn.execute(_READ, {"group": group_id, "stream": stream_id, "limit": limit}))
 
 
@@ -140,7 +140,7 @@ def read_behind(conn: psycopg.Connection[Any], group_id: int, behind: str | None
 
 
 def read_recent_forced_moves(conn: psycopg.Connection[Any], group_id: int) -> HistoryPage:
-    """The moves of late after which messages in [position, until) may have been seen twice."""
+    """Return the moves of late after which messages in [position, until) may have been seen twice."""
     return _newest(conn.execute(_FORCED, {"group": group_id, "lately": LATELY_S, "limit": LATELY}))
 
 

@@ -80,7 +80,7 @@ class GroupOptions:
         )
 
     def to_row(self) -> dict[str, Any]:
-        """All but the start, which has a column of its own, as an object of JSON."""
+        """Return all but the start, which has a column of its own, as an object of JSON."""
         return {
             "on_data_loss": self.on_data_loss.value,
             "strategy": self.strategy,

@@ -84,7 +84,7 @@ class _Space:
 def diagnose_group(
     connection: Connection, subscription: Subscription, stream_id: int | None = None
 ) -> tuple[GroupRow, tuple[StreamDiagnosis, ...]]:
-    """The group, and a reason for each of its streams, or for this one. Raises `NotFound`."""
+    """Return the group, and a reason for each of its streams, or for this one. Raises `NotFound`."""
     with snapshot_transaction(connection):
         overview = read_overview(connection, subscription)
         group = _group_state(connection, overview)

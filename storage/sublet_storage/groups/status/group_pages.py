@@ -60,7 +60,7 @@ def list_group_page(
     limit: int = 50,
     offset: int = 0,
 ) -> GroupPage:
-    """The groups whose subscription contains `search`, upper or lower case, from number `offset` on."""
+    """Return the groups whose subscription contains `search`, upper or lower case, from number `offset` on."""
     parameters = {"search": search, "limit": limit, "offset": offset}
     with snapshot_transaction(connection):
         (total,) = connection.execute(_TOTAL, parameters).fetchone() or (0,)

@@ -13,12 +13,12 @@ from sublet_storage.groups.status.overview import GroupOverview
 
 
 def options_to_json(options: GroupOptions) -> dict[str, Any]:
-    """A group's options."""
+    """Return a group's options."""
     return {"starting_position": str(options.starting_position), **options.to_row()}
 
 
 def summary_to_json(overview: GroupOverview) -> dict[str, Any]:
-    """A group without its single streams."""
+    """Return a group without its single streams."""
     group = overview.group
     return {
         "subscription": group.subscription,
@@ -76,7 +76,7 @@ def group_state(overview: GroupOverview) -> str:
 
 
 def leader_to_json(overview: GroupOverview) -> dict[str, Any] | None:
-    """Who leads, or led last."""
+    """Return who leads, or led last."""
     found = overview.leader
     if found is None:
         return None

@@ -70,7 +70,7 @@ def stream_lags(connection: Connection, group_ids: Sequence[int]) -> list[Stream
 
 
 def status_lags(connection: Connection, group_ids: Sequence[int]) -> list[StatusLag]:
-    """These groups' unfinished streams in sums, in one statement."""
+    """Return these groups' unfinished streams in sums, in one statement."""
     with connection.cursor(row_factory=class_row(StatusLag)) as cursor:
         return cursor.execute(_SUMS, {"groups": list(group_ids)}, prepare=False).fetchall()
 
@@ -88,7 +88,7 @@ def list_unconsumed_groups(connection: Connection) -> list[tuple[str, int]]:
 
 
 def sum_by_status(lines: Sequence[StreamLag]) -> list[StatusLag]:
-    """The sums of these streams, as `status_lags` has them."""
+    """Return the sums of these streams, as `status_lags` has them."""
     found: dict[tuple[int, str], list[StreamLag]] = {}
     for line in lines:
         found.setdefault((line.group_id, line.status), []).append(line)

@@ -363,7 +363,7 @@ select p.name as space, f.least as consumed, p.lower_frontier as completed, f.up
 
 
 def list_groups(connection: Connection) -> tuple[GroupOverview, ...]:
-    """All groups that are not deleted, by name, without their single streams."""
+    """Return all groups that are not deleted, by name, without their single streams."""
     with snapshot_transaction(connection):
         return build_overviews(connection, connection.execute(_GROUPS).fetchall(), are_all=True)
 
@@ -389,7 +389,7 @@ def describe_group(connection: Connection, subscription: Subscription) -> GroupO
 
 
 def read_overview(connection: Connection, subscription: Subscription) -> GroupOverview:
-    """The same, in `snapshot_transaction` that is under way."""
+    """Return the same, in `snapshot_transaction` that is under way."""
     name = {"kind": subscription.kind, "name": subscription.group, "filter": subscription.filter.text}
     rows = connection.execute(_ONE, name).fetchall()
     if not rows:
@@ -440,8 +440,8 @@ def build_overviews(
 
 
 def _parameters(connection: psycopg.Connection[Any], groups: Sequence[GroupRow]) -> dict[str, Any]:
-    """The groups' ids, and beside each the filters of the generations that its unnoticed streams may be in. A group
-    that no generation has come after has none."""
+    """Return the groups' ids, and beside each the filters of the generations that its unnoticed streams may be in. A
+    group that no generation has come after has none."""
     generations = read_generation_filters(connection)
     parameters: dict[str, Any] = {"groups": [], "pair_groups": [], "filters": [], "matching": [], "finished": True}
     parameters["oldest"] = min((group.after_generation for group in groups), default=0)

@@ -33,12 +33,12 @@ _UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
 def now_us() -> int:
-    """The wall clock in microseconds: the timestamp of a message that brings none."""
+    """Return the wall clock in microseconds: the timestamp of a message that brings none."""
     return time.time_ns() // 1000
 
 
 def as_bytes(what: str, value: object) -> bytes | None:
-    """A key or value as bytes; text is encoded as UTF-8. Raises `UsageError` for anything else."""
+    """Return a key or value as bytes; text is encoded as UTF-8. Raises `UsageError` for anything else."""
     if value is None or type(value) is bytes:
         return value
     if isinstance(value, str):
@@ -74,7 +74,7 @@ def as_timestamp_us(timestamp: object) -> int:
 
 
 def size_of(topic: str, key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes | None]] | None) -> int:
-    """What one message takes in the buffer, in bytes. Raises `InvalidTopic` for a topic that is not text."""
+    """Return what one message takes in the buffer, in bytes. Raises `InvalidTopic` for a topic that is not text."""
     if not isinstance(topic, str):
         raise InvalidTopic(f"topic {_shown(topic)}: a topic is text, not {type(topic).__name__}. Give a str.")
     size = MESSAGE_OVERHEAD_BYTES + len(topic) + len(key or b"") + len(value or b"")
@@ -122,7 +122,8 @@ def check_sizes(batch: pa.RecordBatch, limit: int) -> None:
 
 
 def set_epoch(batch: pa.RecordBatch, epoch: Epoch) -> pa.RecordBatch:
-    """The batch, normalised, with all its messages in that epoch. Raises `UsageError` if it has epochs of its own."""
+    """Return the batch, normalised, with all its messages in that epoch. Raises `UsageError` if it has epochs of its
+    own."""
     place = BLOCK_SCHEMA.get_field_index("epoch")
     if batch.column(place).null_count < batch.num_rows:
         raise UsageError(f"column epoch: all messages are to be in epoch {epoch}, and some have one. Leave it out.")

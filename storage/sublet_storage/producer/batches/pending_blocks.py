@@ -35,7 +35,7 @@ class PendingRows:
         return len(self.rows)
 
     def split(self, count: int) -> tuple[PendingRows, PendingRows]:
-        """The first `count` messages, and the rest."""
+        """Return the first `count` messages, and the rest."""
         first = PendingRows(self.batch.slice(0, count), _part(self.rows, 0, count), self.ticket)
         rest = self.count - count
         return first, PendingRows(self.batch.slice(count), _part(self.rows, count, rest), self.ticket)
@@ -69,7 +69,7 @@ class RowBuilder:
         self.ticket.expect(count)
 
     def seal(self) -> PendingRows:
-        """The messages in Arrow."""
+        """Return the messages in Arrow."""
         fields = zip(*self._messages, strict=True)
         columns = [pa.array(each, field.type) for each, field in zip(fields, BLOCK_SCHEMA, strict=True)]
         piece = PendingRows(pa.RecordBatch.from_arrays(columns, schema=BLOCK_SCHEMA), range(self.count), self.ticket)
@@ -92,13 +92,13 @@ class PendingBlock:
         return sum(piece.count for piece in self.pieces)
 
     def pack(self, compression: str) -> PackedBlock:
-        """The block, which the caller may have encoded already."""
+        """Return the block, which the caller may have encoded already."""
         if len(self.pieces) == 1 and self.pieces[0].packed is not None:
             return self.pieces[0].packed
         return pack(self.to_batch(), compression)
 
     def to_batch(self) -> pa.RecordBatch:
-        """Its messages, piece after piece."""
+        """Return its messages, piece after piece."""
         if len(self.pieces) == 1:
             return self.pieces[0].batch
         table = pa.Table.from_batches([piece.batch for piece in self.pieces])
