@@ -28,16 +28,15 @@ What else the port has is in [the HTTP port](http.md).
         static_configs:
           - targets: ["127.0.0.1:7480"]
 
-- Each node exports the groups that it leads at this moment, and the one that keeps house those that nobody leads, as
-  groups whose consumers are all gone: never both, so sums over all nodes are right. For a lease after a leader has died
-  its groups are absent, and `sublet_groups_without_leader` says so on every node. Streams that are consumed to their
-  end for good (`finished`) have no series of their own.
+- Each node exports the groups that it leads at this moment, and the node that runs the maintenance those without a
+  leader, as groups whose consumers are all gone: never both, so sums over all nodes are right. For a lease after a
+  leader has died its groups are absent, and `sublet_groups_without_leader` shows that on every node. Streams that are
+  consumed to their end for good (`finished`) have no series of their own.
 - A lag that is unknown (a stream that is blocked, a position beyond the head, messages that retention has taken) is
   absent, never 0. `sublet_consumergroup_unknown_lag_streams` counts such streams. Alert on it beside the lag.
-- A scrape costs the database two statements at most, and six at the node that keeps house, however many scrape at
-  once, and is made anew once a second.
-  While the database is away, all that is in the node's memory is there, offsets are absent, and `sublet_database_up`
-  is 0.
+- A scrape costs the database two statements at most, and six at the node that runs the maintenance, however many
+  scrape at once, and is made anew once a second. While the database is away, all that is in the node's memory is there,
+  offsets are absent, and `sublet_database_up` is 0.
 - Series are bounded: of single streams by `SUBLET_HTTP_MAX_STREAM_SERIES`, of groups by `SUBLET_HTTP_MAX_GROUP_SERIES`
   ([settings](settings.md#bounds-of-the-http-port)). `sublet_groups_not_exported` counts the groups that are not
   exported (`series="all"`), and those without series of their single streams (`series="streams"`). In counters, groups
