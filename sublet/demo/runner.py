@@ -178,7 +178,7 @@ class _Stage:
             raise Unavailable("the demo was over before it could kill anything: this machine is too fast for it.")
 
     def _kill_worker(self, seen: GroupOverview) -> bool:
-        """The Python worker whose streams have the most left."""
+        """Return the Python worker whose streams have the most left."""
         agent, streams = find_busiest(seen)
         process = process_of(agent)
         if process is None:

@@ -302,7 +302,7 @@ def _place(frame: FrameType) -> tuple[int, int]:
 
 
 def _opcode(frame: FrameType) -> int:
-    """Of the instruction that is being executed; a call points behind itself, at its caches."""
+    """Return the offset of the instruction that is being executed; a call points behind itself, at its caches."""
     code, place = frame.f_code.co_code, frame.f_lasti
     while place > 0 and code[place] == _CACHE:
         place -= 2

@@ -97,7 +97,7 @@ class NodeReader:
         return {}
 
     def next_session_epoch(self) -> int:
-        """A number above all that anybody was given before. Raises `Unavailable`."""
+        """Return a number above all that any caller got before. Raises `Unavailable`."""
         return self._insist("SessionEpoch", encode_session_epoch_request(), decode_session_epoch_reply)
 
     def close(self) -> None:
@@ -127,7 +127,7 @@ class NodeReader:
         return answer
 
     def _insist(self, method: str, request: Any, decode: Callable[[Any], _T]) -> _T:
-        """An answer, or `Unavailable`."""
+        """Return a node's answer. Raises `Unavailable`."""
         self._home.check("a session's reader")
         patience_s = min(self._timeout_s, FIRST_NODE_TIMEOUT_S)
         backoff = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S, total_s=patience_s)

@@ -52,7 +52,7 @@ class RetryableError(Exception):
         super().__init__(f"node {address}: {reason}")
 
     def given_up(self, after_s: float, remedy: str) -> Unavailable:
-        """What is raised where there is no time to try it again."""
+        """Return the error where there is no time to try it again."""
         return Unavailable(f"{self}. Given up after {after_s:g} s. {remedy}")
 
 

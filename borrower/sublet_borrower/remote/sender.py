@@ -143,7 +143,7 @@ class FeedSender(threading.Thread):
 
 
 def _lean(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A slice of nothing but nulls may still drag along what it was cut from."""
+    """Copy a slice of nothing but nulls, which may still hold what it was cut from."""
     count = batch.num_rows
     columns = [pa.nulls(count, each.type) if each.null_count == count else each for each in batch.columns]
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)

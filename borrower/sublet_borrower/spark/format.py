@@ -35,7 +35,7 @@ class DefaultSource(DataSource):
         return all_columns()
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Of a plan."""
+        """Return the reader of a plan."""
         from sublet_borrower.spark.common.columns import select_columns
         from sublet_borrower.spark.source.batch_options import batch_options
         from sublet_borrower.spark.source.batch_reader import PushdownBatchReader, SubletBatchReader
@@ -46,7 +46,7 @@ class DefaultSource(DataSource):
         )
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 Spark's name
-        """Of a query."""
+        """Return the reader of a query."""
         from sublet_borrower.spark.common.columns import select_columns
         from sublet_borrower.spark.common.options import stream_options
         from sublet_borrower.spark.source.stream_reader import SubletStreamReader
@@ -54,13 +54,13 @@ class DefaultSource(DataSource):
         return SubletStreamReader(stream_options(self.options), select_columns(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        """Of a batch write."""
+        """Return the writer of a batch write."""
         from sublet_borrower.spark.sink.writer import batch_writer
 
         return batch_writer(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802 Spark's name
-        """Of a streaming query."""
+        """Return the writer of a streaming query."""
         from sublet_borrower.spark.sink.writer import stream_writer
 
         return stream_writer(self.options, schema, overwrite)

@@ -172,7 +172,7 @@ class AtomicGrantedStream(GrantedStream):
         return piece, made.place if made.complete and not self.pieces else None
 
     def mark_done(self, ticket: int) -> bool:
-        """The batch is done. False: it was before."""
+        """Mark the batch as done. False: it was before."""
         if self.outstanding.pop(ticket, None) is None:
             return False
         for made in self._made:

@@ -76,7 +76,7 @@ class GrantedStream:
         return True
 
     def mark_done(self, ticket: int) -> bool:
-        """The batch is done. False: it was before."""
+        """Mark the batch as done. False: it was before."""
         return self.outstanding.pop(ticket, None) is not None
 
     def mark_done_upto(self, ticket: int, position: int) -> None:

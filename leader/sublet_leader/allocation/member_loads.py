@@ -72,7 +72,7 @@ class MemberLoads:
         self._changed(borrower)
 
     def find_idle_member(self) -> str | None:
-        """Of the members that hold nothing the one with the greatest weight."""
+        """Return, of the members that hold nothing, the one with the greatest weight."""
         while self._empty and self.count[self._empty[0][1]]:
             heapq.heappop(self._empty)
         return self._empty[0][1] if self._empty else None
@@ -95,7 +95,7 @@ class MemberLoads:
         return borrower
 
     def find_least_loaded(self, cost: int, avoid: str | None = None) -> str | None:
-        """Of those with room by count, the one whose level would be the lowest with a stream of that cost."""
+        """Return, of those with room by count, the one whose level would be the lowest with a stream of that cost."""
         if len(self._heaps) == 1:
             head = self._head(self._heaps[0], avoid)
             return head[2] if head else None

@@ -393,9 +393,9 @@ class Assignments:
             self._say_revoked(assignment, now)
 
     def _is_ending(self, assignment: Assignment) -> bool:
-        """The grant's end is being written. Until it is, its borrower may not be notified: it would drop the stream and
-        with it the progress that it has not reported, and the next leader, to whom the grant is in force, would never
-        get that."""
+        """Whether the grant's end is being written. Until it is, its borrower may not be notified: it would drop the
+        stream and with it the progress that it has not reported, and the next leader, to whom the grant is in force,
+        would never get that."""
         slot = self._slots.get(assignment.stream_id)
         return slot is not None and slot.lending.grant_id == assignment.grant_id and slot.is_ending
 

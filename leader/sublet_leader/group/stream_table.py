@@ -216,7 +216,7 @@ class StreamTable:
 
     @staticmethod
     def _is_unwanted(slot: StreamEntry, entry: LendingChange) -> bool:
-        """A grant for a borrower that is gone by now: not to be tried again."""
+        """Whether the grant is for a borrower that is gone by now: not to be tried again."""
         held = slot.assignment
         return isinstance(entry, GrantStream) and (held is None or held.borrower_id != entry.borrower_id)
 
@@ -228,7 +228,8 @@ class StreamTable:
         return min(waiting, default=float("inf"))
 
     def update_row(self, row: Lending, now: float) -> StreamEntry | None:
-        """A row that a renewal reported: new, closed by now, or finished. The slot, None once it is finished."""
+        """Take a row that a stream sync reported: new, closed by now, or finished. Return the slot, None once it is
+        finished."""
         slot = self._slots.get(row.stream_id)
         if slot is None:
             if row.status is LendingStatus.FINISHED:

@@ -55,7 +55,8 @@ class GroupRegistry:
             known.waiting.pop((agent, borrower_id), None)
 
     def remove_group(self, group: Group) -> tuple[MessageReceived, ...]:
-        """The group is deleted: its subscription is open to a new one. Everyone who waited for it, once."""
+        """Remove a deleted group, so that its subscription is open to a new one. Return all that waited for it,
+        once."""
         waiting = self.take_waiters(group.subscription)
         self.finish_opening(group.subscription, None)
         self._by_id.pop(group.group_id, None)

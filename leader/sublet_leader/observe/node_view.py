@@ -77,7 +77,7 @@ class NodeView:
 
 @cache
 def installed_version() -> str:
-    """Of the installed distribution."""
+    """Return the version of the installed distribution."""
     try:
         return version("sublet")
     except PackageNotFoundError:

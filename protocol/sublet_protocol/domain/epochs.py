@@ -96,7 +96,7 @@ class LowerFrontier:
         return all(self.admits(epoch) for epoch in other.least)
 
     def meet(self, *others: LowerFrontier) -> LowerFrontier:
-        """Of several streams, or of several publishers: what may come from any of them."""
+        """Merge frontiers of several streams, or of several publishers: what may come from any of them."""
         return LowerFrontier.from_epochs(epoch for each in (self, *others) for epoch in each.least)
 
     def intersect(self, other: LowerFrontier) -> LowerFrontier:
@@ -124,7 +124,7 @@ class UpperFrontier:
         return any(at_or_before(epoch, greatest) for greatest in self.greatest)
 
     def join(self, *others: UpperFrontier) -> UpperFrontier:
-        """Of several streams: what has begun in any of them."""
+        """Merge frontiers of several streams: what has begun in any of them."""
         return UpperFrontier.from_epochs(epoch for each in (self, *others) for epoch in each.greatest)
 
     def remove_completed(self, completed: LowerFrontier) -> UpperFrontier:
@@ -161,7 +161,7 @@ class ConsumedFrontier:
         return self.advanced_to(self.upto, other.lower)
 
     def advanced_to(self, upto: int, completed: LowerFrontier | None) -> ConsumedFrontier:
-        """All is consumed that lies before `upto` and is completed."""
+        """Return the frontier when all is consumed that lies before `upto` and is completed."""
         if completed is None:
             return ConsumedFrontier(upto, self.lower)
         return ConsumedFrontier(upto, completed if self.lower is None else self.lower.intersect(completed))

@@ -127,7 +127,8 @@ class Mailbox:
             yield f"{self._out_bytes} bytes are said to be handed out, and {handed_out} are"
 
     def _place_of(self, letter: QueuedMessage) -> Hashable:
-        """A state takes the place of the older value that still waits; everything else goes to the end."""
+        """Return the key under which it waits: a state replaces the older value that still waits; everything else goes
+        to the end."""
         if letter.is_state:
             return letter.channel, letter.key
         self._arrivals += 1
@@ -153,7 +154,7 @@ class Mailbox:
         self._dropped_channels[channel] = None
 
     def _has_room(self, size: int) -> bool:
-        """The first message always fits, whatever its size."""
+        """Whether it fits; the first message always does, whatever its size."""
         fits = len(self._out) < self._limits.reply_messages and self._out_bytes + size <= self._limits.reply_bytes
         return fits or not self._out
 

@@ -139,7 +139,7 @@ class PubSubPublisher:
         return HoldPoll(now + min(max(hold_s, 0.0), self.settings.hold_s))
 
     def end_poll(self, subscriber_id: str, now: float) -> PollDeliveries | UnknownSubscriber:
-        """The end of a held poll: what waits by now, which may be nothing."""
+        """End a held poll; return what waits by now, which may be nothing."""
         subscriber = self._subscribers.get(subscriber_id)
         if subscriber is None:
             return self._unknown("forgotten while its poll was held")
@@ -207,7 +207,7 @@ class PubSubPublisher:
         return () if subscriber is None else tuple(subscriber.all_subjects())
 
     def subscribed_keys(self, channel: str) -> SubscribedKeys:
-        """What of a channel anybody subscribed to: only that is worth finding out."""
+        """Return the subscribed keys of a channel: only these are worth reading."""
         return SubscribedKeys(frozenset(self._index.keys(channel)), self._index.has_all(channel))
 
     def has_subscriber(self, subscriber_id: str) -> bool:

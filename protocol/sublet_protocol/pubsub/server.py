@@ -117,7 +117,8 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         return self.publisher.counters
 
     def find_leaks(self) -> tuple[str, ...]:
-        """What is remembered though its subscriber is gone: nothing, if all is well and no call is under way."""
+        """Return what is still stored though its subscriber is gone; empty unless there is a leak or a call is under
+        way."""
         found = list(self.publisher.find_leaks())
         for what, names in (("poll is held", self._held), ("batch is executed", self._turns)):
             found += [

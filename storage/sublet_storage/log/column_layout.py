@@ -95,7 +95,8 @@ def restore_columns(flags: int, batch: pa.RecordBatch) -> pa.RecordBatch:
 
 @lru_cache
 def _codecs(flags: int) -> list[Any]:
-    """Of each column of `BLOCK_SCHEMA` how it comes from the stored one; of one that is not stored its field."""
+    """Return for each column of `BLOCK_SCHEMA` how it comes from the stored one; for one that is not stored its
+    field."""
     return [_way(flags, field) for field in BLOCK_SCHEMA]
 
 

@@ -209,7 +209,7 @@ class _Space:
 
 
 def capability_expired_error(producer_id: str) -> CapabilityExpired:
-    """What an append or an advance comes to when the lease has run out."""
+    """Return the error of an append or an advance when the lease has run out."""
     return CapabilityExpired(
         f"producer {producer_id!r}: it holds no epochs, or was not heard of for longer than its lease, and the epochs "
         "that it held are closed. Make a new Publisher, and go on with an epoch that is not completed."
@@ -228,7 +228,7 @@ def check_not_backwards(who: Producer, held: LowerFrontier, least: Iterable[Epoc
 
 
 def epoch_completed_error(producer_id: str) -> EpochCompleted:
-    """What an append comes to whose producer has advanced beyond one of its epochs."""
+    """Return the error of an append whose producer has advanced beyond one of its epochs."""
     return EpochCompleted(
         f"producer {producer_id!r}: a message is in an epoch that it has advanced beyond. Publish in an epoch before "
         "advancing from it."

@@ -232,7 +232,7 @@ class ObjectStore:
         self._backoff.succeeded()
 
     def note_timeout(self, seconds: float) -> PayloadUnavailable:
-        """What is raised where it has not answered for so long, and for as long again without a look."""
+        """Return the error of a location that has not answered for `seconds`; it is not tried again for as long."""
         return self._unavailable(f"has not answered for {seconds:g} s", seconds)
 
     def _marked(self) -> str | None:

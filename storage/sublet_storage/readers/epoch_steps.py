@@ -365,7 +365,7 @@ def _is_clean(mark: BlockSummary, begun: ConsumedFrontier, reached: ConsumedFron
 
 
 def _may_come(epochs: pa.Array, lower: LowerFrontier | None) -> pa.Array:
-    """Of each epoch (none is null), whether it is at or after one of the frontier's."""
+    """Return for each epoch (none is null) whether it is at or after one of the frontier's."""
     if lower is None:
         return pa.repeat(pa.scalar(True), len(epochs))
     found = pa.repeat(pa.scalar(False), len(epochs))

@@ -96,7 +96,7 @@ def find_space_for(topic: str, spaces: Iterable[Space]) -> Space | None:
 
 
 def candidate_filters(filter: Filter, filters: Iterable[Filter]) -> frozenset[Filter]:
-    """Of the live spaces' filters, those under which messages published now may match a group's filter.
+    """Return, of the live spaces' filters, those under which messages published now may match a group's filter.
 
     Those that intersect it, minus those in the shadow of a more specific one that covers it entirely.
     """

@@ -149,17 +149,17 @@ class Cli(Output):
 
 
 def command_group(help: str, commands: Mapping[str, lazy_commands.CommandFactory]) -> lazy_commands.CommandFactory:
-    """Of a group of commands, `sublet NAME ...`."""
+    """Return the factory of a group of commands, `sublet NAME ...`."""
     return lambda name: lazy_commands.group(name, help, commands, EXIT_CODES)
 
 
 def command(function: Callable[..., int | None]) -> lazy_commands.CommandFactory:
-    """Of a command. The function returns its exit code; None is 0."""
+    """Return the factory of a command. The function returns its exit code; None is 0."""
     return lambda name: lazy_commands.command(name, _with_common(function), EXIT_CODES)
 
 
 def standalone_command(function: Callable[..., None]) -> lazy_commands.CommandFactory:
-    """Of a command that has all its options itself, and `run`s."""
+    """Return the factory of a command that has all its options itself, and `run`s."""
     return lambda name: lazy_commands.command(name, function, EXIT_CODES)
 
 

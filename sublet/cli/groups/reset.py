@@ -163,7 +163,7 @@ def _epoch(text: str) -> tuple[int, ...]:
 
 
 def _offsets(file: Path, wanted: Subscription) -> ResetTarget:
-    """Of each stream its `position`, or where it was to go: `after`. Another group's positions are not this one's."""
+    """Return each stream's `position`, or where it was to go: `after`. Another group's positions are not this one's."""
     found = values.read_json_file(f"--from-file {file}", file)
     try:
         of, timeline = found.get("subscription"), found.get("timeline")

@@ -194,7 +194,7 @@ class _Listed:
 
 
 def group_not_found_error(wanted: Subscription, was_there: bool) -> NotFound:
-    """A group that is not there, or not any more."""
+    """Return the error for a group that does not exist, or not any more."""
     from sublet_storage.groups.model.group_errors import group_not_found_error
 
     if was_there:

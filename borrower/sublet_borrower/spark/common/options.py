@@ -170,7 +170,7 @@ def parse_index(name: str, text: str) -> int:
 
 
 def _is_number(text: str) -> bool:
-    """What is longer than the largest need not be looked at: Python refuses to, from 4301 digits on."""
+    """Whether the text is within the limit; a longer one is not parsed: Python refuses to, from 4301 digits on."""
     return text.isascii() and text.isdigit() and len(text) <= len(str(MAX_NUMBER)) and int(text) <= MAX_NUMBER
 
 

@@ -78,7 +78,7 @@ class TaskSpec:
 
 
 def run(work: TaskSpec) -> TaskSummary:
-    """What Spark calls in the task's process."""
+    """Run one attempt; Spark calls this in the task's process."""
     if work.schema is not None:
         os.environ["SUBLET_SCHEMA"] = work.schema
     return run_attempt(work, _this_attempt(work))

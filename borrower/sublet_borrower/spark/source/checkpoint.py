@@ -30,7 +30,8 @@ def check_checkpoint(checkpoint: str) -> None:
 
 
 def read_offsets(checkpoint: str, batch_id: int) -> list[Any]:
-    """Of a batch, each source's as it is in the log; None for a source that has none. Raises `UsageError`."""
+    """Return each source's offset of a batch as it is in the log; None for a source that has none. Raises
+    `UsageError`."""
     try:
         lines = _lines(f"{checkpoint}/offsets/{batch_id}")
     except FileNotFoundError:

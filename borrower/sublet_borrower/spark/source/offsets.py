@@ -26,7 +26,8 @@ EMPTY_OFFSET: Offset = {}
 def encode_offset(
     ranges: Iterable[PlannedRange], done: Iterable[PlannedRange] = (), *, group_id: int, session: str, subscription: str
 ) -> Offset:
-    """Of these ranges, and what was `done` before. Spark compares offsets as text, so the keys are in order."""
+    """Return the offset of these ranges, and what was `done` before. Spark compares offsets as text, so the keys are in
+    order."""
     before = {"done": parts} if (parts := _parts(done)) else {}
     return {**before, "group": group_id, "session": session, "streams": _parts(ranges), "subscription": subscription}
 

@@ -23,7 +23,7 @@ def undeclared_queue_error(subscription: Subscription) -> UndeclaredQueue:
 
 
 def group_not_found_error(subscription: Subscription) -> NotFound:
-    """A group that is not there, or not any more."""
+    """Return the error for a group that does not exist, or not any more."""
     return NotFound(
         f"group {str(subscription)!r}: there is no such group. `sublet groups list` shows those there are; "
         "a $share group comes into being with its first consumer."
@@ -31,7 +31,7 @@ def group_not_found_error(subscription: Subscription) -> NotFound:
 
 
 def stream_not_found_error(subscription: Subscription, stream_id: int) -> NotFound:
-    """A stream that the group does not have."""
+    """Return the error for a stream that the group does not have."""
     return NotFound(
         f"stream {stream_id} is none of {subscription}, or retention has taken it. "
         f"`sublet groups describe {quote(str(subscription))}` lists its streams."
@@ -93,7 +93,7 @@ def _spelled(options: GroupOptions) -> dict[str, str]:
 
 
 def stale_term_error(group_id: int, term: int) -> StaleTerm:
-    """A read under a term that is over."""
+    """Return the error for a read under a term that is over."""
     return StaleTerm(f"group {group_id}: term {term} is over. Step down; claim again to lead under a new term.")
 
 

@@ -169,7 +169,7 @@ def _make_readable(group: GroupState, stream: StreamState) -> str:
 
 
 def _past(group: GroupState, stream: StreamState, end: str) -> str:
-    """The block ends before that offset."""
+    """Return the remedy for a block that ends before that offset."""
     how = f"{_reset_group(group)} --to-epoch EPOCH" if group.atomic else _reset(group, stream, f"--to-offset {end}")
     return f"To go past what is lost for good: {how}"
 

@@ -184,7 +184,7 @@ _OF_GROUP = len(fields(GroupRow))
 
 @lru_cache(maxsize=1024)
 def _options(start: str, stored: str) -> GroupOptions:
-    """Of very many groups most have the same."""
+    """Parse options, cached: of very many groups most have the same."""
     return GroupOptions.from_row(start, json.loads(stored))
 
 
