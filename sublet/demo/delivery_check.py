@@ -157,7 +157,7 @@ def _explain(
 
 
 def _total(findings: CheckResult, source: pa.Table, rows: Counter[int]) -> None:
-    """Return, per carrier, the counts in the file, and what was consumed, each source row once."""
+    """Set the totals per carrier: the rows in the file, and what was consumed, each source row once."""
     wanted: Counter[str] = Counter()
     found: Counter[str] = Counter()
     miles: Counter[str] = Counter()

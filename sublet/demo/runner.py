@@ -178,7 +178,7 @@ class _Stage:
             raise Unavailable("the demo was over before it could kill anything: this machine is too fast for it.")
 
     def _kill_worker(self, seen: GroupOverview) -> bool:
-        """Return the Python worker whose streams have the most left."""
+        """Kill the Python worker whose streams have the most left."""
         agent, streams = find_busiest(seen)
         process = process_of(agent)
         if process is None:
@@ -192,7 +192,7 @@ class _Stage:
         return True
 
     def _kill_leader(self, seen: GroupOverview) -> bool:
-        """Return the node that leads the group, if there is one."""
+        """Kill the node that leads the group, if there is one."""
         if seen.leader is None or not seen.has_leader:
             return False
         self.processes[seen.leader.node].kill()

@@ -65,7 +65,7 @@ class Loops:
         return any(loop.batch is batch for loop in self._living())
 
     def asked_beside(self, frame: FrameType) -> None:
-        """Another loop over the session begins in that frame, or polls it."""
+        """In that frame another loop over the session begins, or a batch is polled."""
         for loop in self._living():
             loop.asked_beside(frame)
 

@@ -409,7 +409,7 @@ class Borrower:
         self._report_at = min(self._report_at, now + self.settings.resend_interval_s)
 
     def _report(self, now: float) -> None:
-        """Return everything that moved since it was last sent, and everything sent that was never confirmed.
+        """Send everything that moved since it was last sent, and everything sent that was never confirmed.
 
         Also what the leader has not mentioned: it will confirm that, or report that it is lost.
         """
@@ -435,7 +435,8 @@ class Borrower:
         self._start_leaving(now)
 
     def _leave_unconnected(self, wish: object, now: float) -> None:
-        """End, as there is nothing to hand over: disconnect from a leader that may reserve streams for us."""
+        """Leave before a leader has answered: look for it on as long as there are streams to hand over; else
+        disconnect, as it may be granting us some, and end."""
         assert isinstance(wish, Unsubscribe)
         if self._leave_by is not None:
             return

@@ -87,8 +87,8 @@ class SessionAssignment:
         return None
 
     def defer(self, granted: GrantedStream, problem: Exception, now: float, after_s: float) -> bool:
-        """Read the stream again only after `after_s`, and report the error to its leader; return whether it is the
-        first of any of the streams."""
+        """Read the stream again only after `after_s`, and report the error to its leader; return whether no stream had
+        that error before."""
         with self._lock:
             granted.is_unreadable, granted.retry_at = True, now + after_s
             self._again_at = min(self._again_at, granted.retry_at)

@@ -161,7 +161,7 @@ class NodeConnection:
         self._decide(command)
 
     def set_listening(self, wanted: bool) -> None:
-        """Whether a poll is to be held while nothing is subscribed."""
+        """Set whether a poll is held while nothing is subscribed."""
         self._decide(SetListening(wanted))
 
     def subscribe(

@@ -105,8 +105,8 @@ class ChangeCache:
         return is_news
 
     def _is_refuted(self, place: tuple[str, str], change: Change, begun: int) -> bool:
-        """Whether the snapshot covers a message from before the reading began: versions only grow, and are sent after
-        they are committed."""
+        """Whether the snapshot refutes what is known from before the reading began: a true version would be in it, as
+        versions only grow, and are sent after they are committed."""
         entry = self._live.get(change.kind, {}).get(change.key) or self._dead.get(place)
         return entry is not None and entry.turn <= begun and change.order_key < entry.change.order_key
 

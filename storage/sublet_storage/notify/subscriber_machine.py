@@ -111,7 +111,7 @@ class SubscriberMachine:
                 assert_never(event)
 
     def _start(self, now: float) -> None:
-        """Read at once, without waiting for a connection; what changes until then is polled for."""
+        """Poll until the driver has connected; one without push counts as connected at once."""
         self.catch_ups.set_period(self._settings.poll_interval_s, now + self._settings.poll_interval_s)
         if not self._pushes:
             self._connect(now, 0.0)

@@ -50,7 +50,7 @@ def watch(cli: Cli, subscription: GroupName, nodes: Nodes = None) -> int:
 
 
 def _watch_any(cli: Cli, wanted: Sequence[Subscription], nodes: list[str]) -> None:
-    """Return the first of them that exists, by the nodes."""
+    """Watch the first of them that exists, by the nodes."""
     *others, last = wanted
     for each in others:
         try:
