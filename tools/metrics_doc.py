@@ -64,7 +64,7 @@ What is worth an alert:
 """
 
 _REST = """
-Beside them there is what Prometheus' client tells of every process, such as `process_cpu_seconds_total` and
+Beside them there is what Prometheus' client exports of every process, such as `process_cpu_seconds_total` and
 `process_resident_memory_bytes`.
 
 ## Logs
