@@ -1,8 +1,8 @@
 """What an idle group and housekeeping read, with few past generations and with very many.
 
 `python -m bench idle --generations 10000`. For each number of past generations a database, a node that leads one group
-and keeps house, and a consumer that waits. Past generations hold a message each, which is kept and which the group has
-consumed; or they are empty, and gone.
+and runs the maintenance, and a consumer that waits. Past generations hold a message each, which is retained and which
+the group has consumed; or they are empty, and gone.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ SETTINGS = {"shared_preload_libraries": "pg_stat_statements", "autovacuum": "off
 COPIED = 100
 """So many generations in a transaction: each makes tables, and these are locked until its end."""
 AT_MOST = 1.2
-PROSE = """A node that leads one group and keeps house, and a consumer that waits, for {seconds:g} s, once with {few}
-past generations behind the open one and once with {many:,}: {few} made by rollovers, the others copies of one of them,
-in rows and, where there is a message, a partition each. *Kept*: each holds a message, which the group has consumed.
-*Gone*: they were empty. *Statements* are those that pg_stat_statements has counted, *rows read* what was found in
-tables and indexes, ours and the server's catalogue, as the server has counted it for the database, to which nobody else
-is connected. *Blocks*, the pages that were looked at for it, have no limit: an index over more rows is a page deeper,
-and most are the catalogue's, for each new connection. Figures are those of a minute."""
+PROSE = """A node that leads one group and runs the maintenance, and a consumer that waits, for {seconds:g} s, once
+with {few} past generations behind the open one and once with {many:,}: {few} made by rollovers, the others copies of
+one of them, in rows and, where there is a message, a partition each. *Kept*: each holds a message, which the group has
+consumed. *Gone*: they were empty. *Statements* are those that pg_stat_statements has counted, *rows read* what was
+found in tables and indexes, ours and the server's catalogue, as the server has counted it for the database, to which
+nobody else is connected. *Blocks*, the pages that were looked at for it, have no limit: an index over more rows is a
+page deeper, and most are the catalogue's, for each new connection. Figures are those of a minute."""
 
 # Asked over a connection to another database, so that no answer is part of the next.
 _COUNTED = """

@@ -1,9 +1,9 @@
-"""The door: what users import, and the command line.
+"""The public API, `from sublet import ...`, and the command line.
 
     from sublet import Publisher, Session, connect
 
 Names are loaded when they are first used, so that `import sublet` costs next to nothing and a consumer's process never
-loads the leader's or the command line's libraries. `sublet.errors` holds everything that can go wrong by name,
+loads the leader's or the command line's libraries. `sublet.errors` has every public error,
 `sublet.spark` what runs inside Spark, `sublet.traces` OpenTelemetry.
 """
 

@@ -1,4 +1,4 @@
-"""`connect`: one database, chosen and checked once, and what is made with it."""
+"""`connect`: a database, chosen and checked once, and the clients made with it."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ class Database:
             self._resources = opened.pop_all()
 
     def publisher(self, space: str | None = None, **settings: Any) -> Publisher:
-        """A `Publisher` for this database; `settings` are its keyword arguments."""
+        """Return a `Publisher` for this database; `settings` are its keyword arguments."""
         return Publisher(self.url, space, **settings)
 
     def async_publisher(self, space: str | None = None, **settings: Any) -> AsyncPublisher:
-        """An `AsyncPublisher` for this database; `settings` are `Publisher`'s keyword arguments."""
+        """Return an `AsyncPublisher` for this database; `settings` are `Publisher`'s keyword arguments."""
         return AsyncPublisher(self.url, space, **settings)
 
     def session(self, subscription: str, **settings: Any) -> Session:
-        """A `Session` that consumes from this database; `settings` are its keyword arguments."""
+        """Return a `Session` that consumes from this database; `settings` are its keyword arguments."""
         return Session(subscription, self.url, **settings)
 
     def async_session(self, subscription: str, **settings: Any) -> AsyncSession:
-        """An `AsyncSession` that consumes from this database; `settings` are `Session`'s keyword arguments."""
+        """Return an `AsyncSession` that consumes from this database; `settings` are `Session`'s keyword arguments."""
         return AsyncSession(subscription, self.url, **settings)
 
     def spaces(self) -> list[Space]:
-        """The spaces, by name: which part of the topic tree has how many streams, kept for how long."""
+        """Return the spaces, by name: which part of the topic tree has how many streams, retained for how long."""
         with connect_to(self.url, application_name="sublet spaces") as connection:
             return list_spaces(connection)
 
@@ -67,7 +67,7 @@ class Database:
 
 
 def connect(url: str | None = None, data_dir: Path | str | None = None) -> Database:
-    """A handle on the database of `url`, else of `data_dir`, else of SUBLET_DATABASE_URL, else an embedded one.
+    """Return a handle on the database of `url`, else of `data_dir`, else of SUBLET_DATABASE_URL, else an embedded one.
 
         with connect() as database, database.publisher() as publisher:
             publisher.publish("orders/eu", b"...")

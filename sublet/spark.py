@@ -1,4 +1,4 @@
-"""sublet inside Spark: `sublet.spark.consume(spark, subscription, fn, tasks=8)`."""
+"""The public API inside Spark: `sublet.spark.consume(spark, subscription, fn, tasks=8)`."""
 
 from __future__ import annotations
 

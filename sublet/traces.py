@@ -1,9 +1,9 @@
-"""OpenTelemetry traces through streams: `pip install 'sublet[traces]'`. docs/traces.md says how they are set up.
+"""OpenTelemetry traces through streams: `pip install 'sublet[traces]'`. docs/traces.md has the set-up.
 
-    publisher.publish("orders/eu", value, headers=traces.headers())
+    publisher.publish("orders/eu", value, headers=traces.trace_headers())
 
     for batch in session:
-        with traces.process(batch):
+        with traces.batch_span(batch):
             ...
 
 Names of spans and attributes are those of OpenTelemetry's semantic conventions for messaging.
@@ -33,7 +33,7 @@ except ModuleNotFoundError as missing:
     ) from None
 
 MAX_LINKS: Final = 64
-"""A span names the first so many contexts that its messages came with, and how many there were."""
+"""How many contexts of its messages a span has as links; it also has their number."""
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 _PARENT: Final = "traceparent"
@@ -76,7 +76,7 @@ def batch_span(batch: Batch, group: str | None = None) -> Iterator[trace.Span]:
 
 
 def traced(fn: Callable[[Batch], _T], group: str | None = None) -> Callable[[Batch], _T]:
-    """The function with such a span around each call: `consume(spark, subscription, traced(fn), ...)`."""
+    """Return the function with such a span around each call: `consume(spark, subscription, traced(fn), ...)`."""
     return partial(_call, fn, group)
 
 
@@ -86,14 +86,14 @@ def _call(fn: Callable[[Batch], _T], group: str | None, batch: Batch) -> _T:
 
 
 def _contexts(table: pa.Table) -> list[bytes]:
-    """What the messages bear as their context, each once, in their order."""
+    """Return what the messages bear as their context, each once, in their order."""
     pairs: Any = pc.list_flatten(table.column("headers"))
     values = pc.struct_field(pairs, "value").filter(pc.equal(pc.struct_field(pairs, "key"), _PARENT))
     return [value for value in values.unique().to_pylist() if value is not None]
 
 
 def _link(context: bytes) -> Link | None:
-    """None for what is no context, whoever wrote it."""
+    """Return the context; None for what is none."""
     carrier = {_PARENT: context.decode("ascii", "replace")}
     span = trace.get_current_span(_PROPAGATOR.extract(carrier)).get_span_context()
     return Link(span) if span.is_valid else None

@@ -158,6 +158,8 @@ def _head(
     yield from (
         "# Conformance",
         "",
+        "*Which tests hold which requirement?*",
+        "",
         "Written by `python -m tools.conformance`; do not edit. The ids are those of",
         "[requirements.md](requirements.md). *mutants* counts the planted faults (`make mutations`) for an id that a",
         "test of that id has to notice.",

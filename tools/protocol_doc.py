@@ -30,7 +30,7 @@ def statuses(kind: type[Enum]) -> Iterator[str]:
     said = dict(_MEMBER.findall(inspect.getsource(kind)))
     yield from ("| status | what is true |", "| --- | --- |")
     for member in kind:
-        yield f"| `{member.value}` | {said.get(member.name, '')} |"
+        yield f"| `{member.value}` | {said[member.name]} |"
 
 
 def steps(table: dict[Any, dict[Any, tuple[Any, Any]]]) -> Iterator[str]:

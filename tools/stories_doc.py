@@ -23,6 +23,8 @@ PICTURES = ROOT / "docs" / "pictures"
 
 HEAD = """# The protocol in stories
 
+*What happens, message by message, when a process dies, freezes, leaves or is late?*
+
 What [the protocol](protocol.md) comes to when things happen: each story is played by a test with the product's own
 nodes and agents, on a clock of its own, and drawn here from the file that the test reads. Time runs downwards. `a` and
 `b` are agents, each in a process that consumes; `n1` and `n2` are nodes. A dot is what an agent tells its session; a

@@ -1,7 +1,7 @@
-"""Where Spark finds sublet: it looks through the packages whose names begin with pyspark_ for a `DefaultSource`.
+"""Registers `format("sublet")`: Spark looks for a `DefaultSource` in packages whose names begin with `pyspark_`.
 
-So `spark.readStream.format("sublet")` works wherever sublet is installed, without a line of registration. Every Spark
-session that uses any Python data source imports this, so it loads nothing that is not needed to say its name.
+So `spark.readStream.format("sublet")` works wherever sublet is installed. Every Spark session that uses any Python data
+source imports this package, so it loads nothing but the name.
 """
 
 from __future__ import annotations

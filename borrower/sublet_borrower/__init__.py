@@ -1,5 +1,5 @@
-"""What a consumer runs: sessions, the agent that keeps them in touch with leaders, and Spark. See README.md.
+"""What a consumer runs: sessions, the agent that connects them to leaders, and Spark.
 
-A **session** is the thing that consumes: a plain Python process, or a task of a Spark executor. It embeds an **agent**,
-which keeps one **borrower** per subscription.
+A **session** consumes: in a plain Python process, or in a task of a Spark executor. It embeds an **agent**, which keeps
+one **borrower** per subscription. See README.md.
 """

@@ -1,4 +1,4 @@
-"""The borrower side's timers, all in seconds, and how they bound each other."""
+"""Settings of a consumer: times in seconds, and the bounds between them."""
 
 from __future__ import annotations
 

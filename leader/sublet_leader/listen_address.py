@@ -1,4 +1,4 @@
-"""Where a node listens, and who may hear it there."""
+"""The address on which a node listens, checked."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class ListenAddress:
         return cls(host, port)
 
     def is_free(self) -> bool:
-        """Whether the system would let somebody listen there now.
+        """Whether the system would let a process listen there now.
 
-        gRPC finds that out as well, but tells it on stderr in words of its own.
+        gRPC finds that out as well, but prints it to stderr in its own form.
         """
         try:
             found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
@@ -58,7 +58,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_wildcard(host: str) -> bool:
-    """Whether it means all addresses of this machine, such as 0.0.0.0: nobody can be sent there."""
+    """Whether it means all addresses of this machine, such as 0.0.0.0, to which no client can connect."""
     return any(address.is_unspecified for address in _addresses(host))
 
 

@@ -1,7 +1,7 @@
-"""The node as a process: an event loop around the pure `Node`.
+"""The process of a node: an event loop around the pure `Node`.
 
 Everything that happens becomes an event on one loop. The outcome's requests go to the database worker, its sends into
-the mailboxes of the session, and a timer brings the machine back at `wake_at`.
+the mailboxes of the connections, and a timer calls the machine again at `wake_at`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ log = logging.getLogger(__name__)
 SHUTDOWN_S = 5.0
 STRIKE_OFF_S = 8.0
 """A directory that is only slow has all of the time for the end: a node that stays in it is looked for."""
-"""How long a node that was asked to stop waits for what is being written."""
+"""How long a node that is stopping waits for what is being written."""
 
 
 def clock() -> float:
@@ -74,8 +74,8 @@ def clock() -> float:
 
 
 class NodeServer:
-    """One life of one node. `announce` is told in words what an operator wants to see. `http`: where it answers probes
-    and browsers; None: nowhere."""
+    """One life of one node. `announce` is called with texts for the operator. `http`: the address for probes and
+    browsers; None: no port."""
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class NodeServer:
         self._handle(ShutdownRequested(clock() + SHUTDOWN_S))
 
     def state(self) -> NodeState:
-        """What there is and what has happened so far; on the node's loop, while it serves."""
+        """Return what there is and what has happened so far; on the node's loop, while it serves."""
         agents, sessions = len(self._publisher.subscriber_ids), self._sessions
         news, heads = ({}, {}) if self._hub is None else (self._hub.subscriber.counters(), self._hub.known_heads())
         return NodeState(agents, sessions.held_polls, sessions.counters, sessions.find_leaks(), news, heads)
@@ -224,11 +224,11 @@ class NodeServer:
         if self._broken is None:
             try:
                 self._carry_out(event)
-            except Exception as error:  # noqa: BLE001 whatever it is, nobody knows what is true of this node now
+            except Exception as error:  # noqa: BLE001 whatever it is, the node's state is unknown now
                 self._break(error)
 
     def _break(self, error: Exception) -> None:
-        """End without a word to anybody: leases that are not renewed run out."""
+        """End without sending anything: leases that are not renewed run out."""
         if self._broken is None:
             log.critical("the node broke a rule of its own and ends; please report this", exc_info=error)
             self._broken = error
@@ -267,7 +267,7 @@ class NodeServer:
 
     def _from_worker(self, loop: asyncio.AbstractEventLoop) -> Callable[[NodeEvent], None]:
         def answer(event: NodeEvent) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for this answer any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed: no answer is waited for any more
                 loop.call_soon_threadsafe(self._handle, event)
             if isinstance(event, GroupOpened) and event.group is not None:
                 shared_publisher(self._url).publish([group_change(str(event.group.subscription), event.group.group_id)])

@@ -1,4 +1,4 @@
-"""The leader side's times, all in seconds, and how they bound each other."""
+"""Settings of a node: times in seconds, and the bounds between them."""
 
 from __future__ import annotations
 

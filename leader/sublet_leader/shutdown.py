@@ -1,4 +1,4 @@
-"""Ends what may hang: whatever waits for a database that is silent has its time, and no more, when a node stops."""
+"""Ends calls that may hang on a silent database within a time limit, when a node stops."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def run_with_timeout(what: str, work: Callable[[], None], patience_s: floa
             work()
         except Exception:
             log.exception("%s failed", what)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waited so long
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the wait is over
             loop.call_soon_threadsafe(over.set)
 
     threading.Thread(target=run, name=f"sublet shutdown: {what}", daemon=True).start()

@@ -1,5 +1,5 @@
-"""What borrowers, agents, leaders and nodes send to each other, and the words of the product. See README.md.
+"""The messages between consumers and nodes, the connection that carries them, and the domain's vocabulary.
 
 It can be understood, tested and used without a database and without Spark: it imports nothing of ours, and everything
-of ours may import it.
+of ours may import it. See README.md.
 """

@@ -1,7 +1,7 @@
-"""The directory of leader nodes: how borrowers find them, and what keeps two of them from having one name.
+"""The directory of leader nodes: registration by lease, unique names, and the look-up by borrowers.
 
-A node is listed under a lease, by the database's clock. A name belongs to one incarnation at a time: when that one's
-lease has run out, the next may take it. What an operator wants of a live node stands here too
+A node is registered under a lease, by the database's clock. A name belongs to one incarnation at a time: when that
+one's lease has run out, the next may take it. The desired state of a live node is here too
 (`sublet_storage.groups.admin.node_desired_state`).
 """
 
@@ -116,17 +116,17 @@ def deregister(conn: psycopg.Connection[Any], node: NodeRef) -> None:
 
 
 def live_nodes(conn: psycopg.Connection[Any]) -> list[NodeRef]:
-    """The nodes to go to, by name: their leases live, and they are not draining."""
+    """Return the nodes to go to, by name: their leases live, and they are not draining."""
     return [NodeRef(*row) for row in conn.execute(_LIVE)]
 
 
 def list_notify_endpoints(conn: psycopg.Connection[Any]) -> list[str]:
-    """Where the notifications of publishers reach the nodes whose leases live."""
+    """Return where the notifications of publishers reach the nodes whose leases live."""
     return [row[0] for row in conn.execute(_ENDPOINTS)]
 
 
 def list_nodes(conn: psycopg.Connection[Any]) -> list[NodeEntry]:
-    """The whole directory by name, with the nodes that have stopped renewing and were not collected yet."""
+    """Return the entire directory by name, with the nodes that have stopped renewing and were not collected yet."""
     return [NodeEntry(NodeRef(*row[:3]), *row[3:]) for row in conn.execute(_ALL)]
 
 
@@ -157,5 +157,5 @@ def delete_expired(conn: psycopg.Connection[Any]) -> list[str]:
 
 
 def count_led_groups(conn: psycopg.Connection[Any]) -> dict[str, int]:
-    """{incarnation: how many groups it leads}."""
+    """Return {incarnation: how many groups it leads}."""
     return dict(conn.execute(_LED).fetchall())

@@ -1,4 +1,4 @@
-"""The command line.
+"""The command line `sublet`.
 
 Answers go to stdout, as text for people or, with `--json`, as one object per command and one per line for messages.
 Progress, prose and errors go to stderr. `base.command` gives every command the same options and ends (exit codes,

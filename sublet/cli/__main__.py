@@ -1,4 +1,4 @@
-"""`python -m sublet.cli`: the command line where no `sublet` is installed."""
+"""Runs the command line as `python -m sublet.cli`, where no `sublet` is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All commands together."""
+"""The command `sublet` with all its subcommands."""
 
 from __future__ import annotations
 

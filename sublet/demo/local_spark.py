@@ -1,4 +1,4 @@
-"""A Spark on this machine that is fit for tasks that run until they are drained."""
+"""Creates a Spark session on this machine for tasks that run until they are drained."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ATTEMPTS = 1000
 
 
 def local_session(name: str, slots: int, cache_dir: Path | str = ".cache") -> Any:
-    """A SparkSession with that many task slots in one JVM; Java comes from `java_home(cache_dir)`.
+    """Return a SparkSession with that many task slots in one JVM; Java comes from `java_home(cache_dir)`.
 
     Raises `Unavailable` where there is no Spark, or no Java and none can be had.
     """

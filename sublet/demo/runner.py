@@ -1,4 +1,4 @@
-"""Starts Postgres, nodes, the Spark application and the publisher; kills a worker and the leader; waits for the end."""
+"""Runs the demo: starts Postgres, nodes, Spark and the publisher, kills a worker and the leader, and waits."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ PUBLISH_S = 30.0
 SECONDS_PER_MESSAGE = 0.0004
 """What the tasks pretend that a message takes: four of them need about 35 s for all."""
 KILL_WORKER_AT, KILL_LEADER_AT = 0.33, 0.5
-"""Not before that share is consumed, and as soon as there is somebody to kill; `delivery_check.KILLS_BETWEEN` is what
-counts."""
+"""When to kill: not before that share is consumed, and as soon as there is a worker to kill;
+`delivery_check.KILLS_BETWEEN` is what counts."""
 LIMIT_S = 170.0
 
 
 def run_demo(as_json: bool, keep: str | None) -> int:
-    """The whole demo; its exit code."""
+    """Run the demo; return its exit code."""
     show = Display()
     home = _empty(Path(keep)) if keep else _temporary()
     try:
@@ -63,7 +63,7 @@ def run_demo(as_json: bool, keep: str | None) -> int:
 
 
 def _temporary() -> Path:
-    """A directory that Postgres's user can enter too, should it be another."""
+    """Return a directory that Postgres's user can enter too, should it be another."""
     home = Path(tempfile.mkdtemp(prefix="sublet-demo-"))
     home.chmod(0o755)
     return home
@@ -154,7 +154,7 @@ class _Stage:
                     ahead = began + self.published / source.num_rows * PUBLISH_S - time.monotonic()
                     if over.wait(max(0.0, ahead)):
                         break
-        except BaseException as error:  # noqa: BLE001 it is raised where somebody sees it
+        except BaseException as error:  # noqa: BLE001 it is raised where it is seen
             self.failure = error
 
     def _watch(self, sight: GroupView, total: int) -> None:
@@ -178,7 +178,7 @@ class _Stage:
             raise Unavailable("the demo was over before it could kill anything: this machine is too fast for it.")
 
     def _kill_worker(self, seen: GroupOverview) -> bool:
-        """The Python worker whose streams have the most left."""
+        """Kill the Python worker whose streams have the most left."""
         agent, streams = find_busiest(seen)
         process = process_of(agent)
         if process is None:
@@ -192,7 +192,7 @@ class _Stage:
         return True
 
     def _kill_leader(self, seen: GroupOverview) -> bool:
-        """The node that leads the group, if somebody does."""
+        """Kill the node that leads the group, if there is one."""
         if seen.leader is None or not seen.has_leader:
             return False
         self.processes[seen.leader.node].kill()

@@ -1,4 +1,4 @@
-"""What became of a kill, told when it shows in the database: who leads now, who has the dead worker's streams."""
+"""Reports what became of a kill: who leads now, and who has the dead worker's streams."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sublet_storage.groups.status.overview_model import GroupOverview
 
 
 class TakeoverReporter:
-    """`say` is told each turn once. Nothing is asked here: `update` is given every look at the group."""
+    """`say` is called with each turn once. Nothing is queried here: `update` gets every view of the group."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -22,7 +22,7 @@ class TakeoverReporter:
         self._dead, self._orphans = agent, frozenset(streams)
 
     def update(self, seen: GroupOverview) -> None:
-        """Tell what is new."""
+        """Report what is new."""
         self._report_leader(seen)
         self._report_streams(seen)
 

@@ -1,4 +1,4 @@
-"""What a task does with a batch: record it, then work on it for a while."""
+"""The work of a task on a batch: record it, then work on it for a while."""
 
 from __future__ import annotations
 

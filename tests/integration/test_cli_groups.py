@@ -100,8 +100,8 @@ def test_creating_twice_changes_nothing_and_says_so_and_otherwise_is_a_conflict(
     }
     prose = shell.run("groups", "describe", QUEUE).out
     assert (
-        "start offset:3, when gone skip, strategy even, holds retention back, streams are kept 60 s for a named session"
-        in prose
+        "starting position offset:3, on data loss skip, strategy even, holds retention back, "
+        "streams are reserved 60 s for a named session" in prose
     )
 
 
@@ -202,7 +202,7 @@ def test_kept_streams_and_what_may_have_been_seen_twice_are_shown(shell: Shell, 
     )  # fmt: skip
     assert forced["reason"] == "evicted: unheard of"
     prose = shell.run("groups", "describe", GROUP).out
-    assert "kept     for etl, " in prose
+    assert "reserved for etl, " in prose
     assert "(kept for etl)" in prose
     assert [line.split()[1:] for line in prose.splitlines() if "evicted" in line] == [
         [str(moved.stream_id), "1", str(moved.head), "host:2:x", "evicted:", "unheard", "of"]

@@ -156,7 +156,7 @@ def test_a_stream_whose_payload_cannot_be_read_is_named_until_it_is_read_on_whoe
         found = reading(conn)
         assert (found.state, f"{stream} of {GROUP}" in found.detail) == (Severity.ERROR, True)
         with a_shell(SUBLET_DATABASE_URL=database) as shell:
-            assert f"stuck    stream {stream}, for " in shell.run("groups", "describe", GROUP).out
+            assert f"unreadable stream {stream}, for " in shell.run("groups", "describe", GROUP).out
             assert f"unreadable: stream {stream}\n" in shell.run("groups", "why", GROUP).out
 
         first.kill()

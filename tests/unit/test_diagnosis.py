@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -186,3 +188,9 @@ def test_a_holder_is_slow_only_where_messages_have_waited_as_long_as_it_was_sile
     assert diagnose(LED, slow).reason is StallReason.STALLED
     assert diagnose(LED, replace(slow, age_s=QUIET_S - 1)).reason is StallReason.CONSUMING, "it has just come"
     assert diagnose(LED, replace(slow, idle_s=QUIET_S - 1)).reason is StallReason.CONSUMING, "it goes on"
+
+
+def test_the_page_on_groups_has_every_reason_and_no_other() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "groups.md").read_text()
+    table = page.partition("| reason | the stream |")[2].partition("\n\n")[0]
+    assert sorted(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == sorted(StallReason)

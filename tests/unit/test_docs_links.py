@@ -1,16 +1,20 @@
-"""The pages hold together: every link leads somewhere, and every promise names checkers that exist."""
+"""The pages hold together: links lead somewhere, each page says what it answers, and promises name their checkers."""
 
 from __future__ import annotations
 
+import ast
+import importlib
 import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tools import cli_doc, protocol_doc, settings_doc
 from tools.conformance import marks
+from tools.docs_hooks import PAGES as PAGES_OF_SITE
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -54,6 +58,41 @@ def test_every_page_is_reached_from_the_readme() -> None:
     assert set(PAGES) <= reached
 
 
+def sections() -> dict[str, dict[str, tuple[str, str]]]:
+    """{section of the index: {path of a page in docs/: (title, question)}}."""
+    found: dict[str, dict[str, tuple[str, str]]] = {}
+    for part in (ROOT / "docs" / "index.md").read_text().split("\n## ")[1:]:
+        rows = re.findall(r"^\| \[(.+)\]\((.+)\) \| (.+) \|$", part, re.MULTILINE)
+        found[part.partition("\n")[0]] = {path: (title, question) for title, path, question in rows}
+    return found
+
+
+def test_every_page_is_in_one_section_of_the_index_and_starts_with_its_question() -> None:
+    listed = [(path, question) for rows in sections().values() for path, (_, question) in rows.items()]
+    there = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").glob("*.md")} - {"index.md"}
+    assert sorted(path for path, _ in listed) == sorted(
+        there | {"../README.md", "../examples/README.md", "decisions/index.md"}
+    )
+    for path, question in listed:
+        first = (ROOT / "docs" / path).read_text().split("\n\n")[1]
+        assert path == "../README.md" or first == f"*{question}*", path
+        assert question.endswith("?"), path
+
+
+def test_the_site_has_the_sections_of_the_index() -> None:
+    nav = yaml.safe_load(re.sub(r"!!python/\S+", "", (ROOT / "mkdocs.yml").read_text()))["nav"]
+    site = {title: items for entry in nav for title, items in entry.items() if title not in ("All pages", "Project")}
+    inside = {path: PAGES_OF_SITE[str(path)[3:]] for path in ("../README.md", "../examples/README.md")}
+    assert list(site) == list(sections()) == ["Quickstart", "How-to", "Concepts", "Reference"]
+    for title, rows in sections().items():
+        pages = [
+            (name, below if isinstance(below, str) else below[0])
+            for each in site[title]
+            for name, below in each.items()
+        ]
+        assert pages == [(name, inside.get(path, path)) for path, (name, _) in rows.items()]
+
+
 @cache
 def ids_by_file() -> set[tuple[str, str]]:
     """(test file, id) of every marker."""
@@ -83,3 +122,14 @@ def test_the_generated_pages_are_current(capsys: pytest.CaptureFixture[str]) -> 
     assert cli_doc.main(["--check"]) == 0, capsys.readouterr().out
     page = protocol_doc.PAGE.read_text()
     assert protocol_doc.render(page) == page
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_a_program_of_a_page_imports_of_ours_exists(page: Path) -> None:
+    for program in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+        for node in ast.walk(ast.parse(program)):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("sublet"):
+                module = importlib.import_module(node.module)
+                for each in node.names:
+                    if not hasattr(module, each.name):
+                        importlib.import_module(f"{node.module}.{each.name}")

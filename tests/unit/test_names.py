@@ -1,9 +1,11 @@
-"""Names are words of the field: none of those that a reader of Kafka, etcd or Postgres could not guess is one."""
+"""Names and prose are of words of the field: none that a reader of Kafka, etcd or Postgres could not guess."""
 
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +16,26 @@ PRIVATE = set(re.findall(
 ))  # fmt: skip
 OPTIONS = {"whole_epochs", "wholeEpochs"}
 """Of a session and of Spark's source: what is given is whole epochs."""
+PERSONAL = re.compile(
+    r"\b(tells?|told|telling|hears?|heard|unheard|hearing|ears|tellers?|voices?|lookout|newsroom|farewell|obedience"
+    r"|lends?|lent|last words?|keeps? house|house|ghosts?)\b",
+    re.IGNORECASE,
+)
+"""In prose code does not speak, listen or keep house: it sends, receives, notifies, grants and runs maintenance."""
+PERSONAL_STILL = {
+    f"{folder}/{name}.py"
+    for folder, names in {
+        "borrower/sublet_borrower/consumer": ("session",),
+        "borrower/sublet_borrower/planner": ("micro_batch_planner", "plan_ledger"),
+        "leader/sublet_leader": ("settings",),
+        "leader/sublet_leader/http": ("__init__", "app", "probes", "server"),
+        "storage/sublet_storage/groups/model": ("transitions",),
+        "storage/sublet_storage/notify": ("changes",),
+        "storage/sublet_storage/notify/drivers": ("direct_listeners", "postgres"),
+    }.items()
+    for name in names
+}
+"""Files whose prose is to be rewritten."""
 FOREIGN = {
     "storage/sublet_storage/log/block.py: tell",  # of a file
     "tools/import_contracts.py: kept",  # of a contract of import-linter
@@ -29,6 +51,17 @@ def names(tree: ast.AST) -> Iterator[str]:
             case ast.FunctionDef(name) | ast.AsyncFunctionDef(name) | ast.ClassDef(name):
                 if not name.startswith("test_"):
                     yield name
+
+
+def prose(source: str) -> Iterator[str]:
+    """Docstrings, those of attributes too, and comments."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Expr(ast.Constant(str(text))):
+                yield text
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string
 
 
 def words(name: str) -> set[str]:
@@ -47,7 +80,20 @@ def test_no_name_is_of_a_private_language() -> None:
     assert found <= FOREIGN
 
 
+def test_no_docstring_or_comment_of_the_product_makes_code_a_person() -> None:
+    found = {
+        str(file.relative_to(ROOT)): sentences
+        for folder in FOLDERS[:5]
+        for file in (ROOT / folder).rglob("*.py")
+        if PERSONAL.search(source := file.read_text())
+        if (sentences := [text for text in prose(source) if PERSONAL.search(text)])
+    }
+    assert not {file: sentences for file, sentences in found.items() if file not in PERSONAL_STILL}
+
+
 def test_what_is_looked_for_is_found() -> None:
+    source = 'X = 1\n"""It was told."""\n\ndef f():\n    """Return it."""  # to whoever hears it\n'
+    assert [bool(PERSONAL.search(text)) for text in prose(source)] == [True, False, True]
     assert [words(name) & PRIVATE for name in ("_is_told", "WholeLent", "TO_BE_LENT", "foretold")] == [
         {"told"}, {"whole", "lent"}, {"lent"}, set(),
     ]  # fmt: skip

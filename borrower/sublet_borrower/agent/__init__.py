@@ -1,1 +1,1 @@
-"""The network shell of a consumer: the thread that moves messages of the agent machine over gRPC."""
+"""The network shell of a consumer: the thread that sends and receives for the agent machine."""

@@ -117,11 +117,11 @@ class AgentThread:
         return self._machine.may_continue(handle, stream_id, grant_id, boottime_clock())
 
     def group_id(self, handle: int) -> int | None:
-        """The group that lends to this subscription; None before a leader has answered."""
+        """Return the group of this subscription; None before a leader has answered."""
         return self._machine.group_id(handle)
 
     def connection_counters(self) -> dict[str, SubscriberCounters]:
-        """{node address: what has happened between it and this agent}."""
+        """Return {node address: what has happened between it and this agent}."""
         return {address: connection.counters for address, connection in self._connections.copy().items()}
 
     def close(self, timeout_s: float = 2.0) -> None:
@@ -180,7 +180,7 @@ class AgentThread:
 
     def _send(self, address: str, message: ToLeader) -> None:
         if address in self._refusals:
-            return  # a claim sent us there; whoever leads next may be another
+            return  # a claim sent us there; the next leader may be another node
         connection = self._connections.get(address)
         if connection is None:
             connection = NodeConnection(
@@ -208,14 +208,14 @@ class AgentThread:
                     self._queues[handle].put(pushed)
             case Gap(channels=channels):
                 # Something for one of our borrowers is missing: they all begin again, and reclaim what they hold. Of
-                # lost news of streams nothing is missing: whoever follows one looks for himself.
+                # lost heads of streams nothing is missing: a session that follows one polls.
                 if Channel.BORROWER in channels:
                     self._handle(NodeLost(address))
             case message:
                 self._handle(NodeMessageReceived(address, message))  # type: ignore[arg-type]
 
     def _refused(self, address: str, command: Command, text: str) -> None:
-        """To ask for a leader in the same words again would be refused again: that subscription is over."""
+        """End the subscription: the same request for a leader would be rejected again."""
         wanted = command.body if isinstance(command, Send) else None
         if isinstance(wanted, LeaderWanted):
             reason = f"node {address} refuses: {truncate(text)}"
@@ -239,7 +239,7 @@ class AgentThread:
         self._learn(self._listed)
 
     def _learn(self, addresses: tuple[str, ...]) -> None:
-        """The machine knows the nodes that do not refuse us. Where all do, whoever subscribes should know."""
+        """Pass on the nodes that do not reject this agent. Where all do, every subscription is denied."""
         self._listed = addresses
         if all(address in self._refusals for address in addresses):
             believed = boottime_clock() - REFUSAL_S

@@ -1,1 +1,1 @@
-"""What users hold: sessions, plain and asynchronous, their iterators, transactions and dead letters."""
+"""The consumer's API: `Session`, `AsyncSession`, their iterators, transactions and dead letters."""

@@ -1,4 +1,4 @@
-"""What a consumer asks for, checked before anything is opened: a node would refuse it too, but later and elsewhere."""
+"""Checks a consumer's arguments before anything is opened; a node would reject them too, but later."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@
         async for batch in session:
             await work(batch.table)
 
-A session is used by one thread, so everything is carried to that worker, which lets go of a wait for messages as soon
-as there is something else to do. The event loop never waits for the network, the database or a lock.
+A session is used by one thread, so every call runs on that worker, which ends a wait for messages as soon as there is
+another call. The event loop never waits for the network, the database or a lock.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from sublet_protocol.domain.errors import InvalidSubscription, UsageError
 from sublet_protocol.domain.subscriptions import Subscription
 
 POLL_INTERVAL_S = 0.1
-"""Between two looks at what happens meanwhile, where somebody waits with a batch in hand."""
+"""How often the session is looked at while it waits with a batch outstanding."""
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
 class AsyncSession:
-    """`Session` for asyncio, with the same arguments, settings and errors.
+    """The `Session` of asyncio programs, with the same arguments, settings and errors.
 
-    Cancelling what waits for a batch loses none, nor does a timeout: the next call gets it. An `async for` that is left
-    by an exception has failed, one that was cancelled too: its batch comes again, as with `Session`. After `poll`
-    to ask for the next one acknowledges the one before, whatever became of it. Several tasks may ask at once, and each
-    batch goes to one of them: each `async for` acknowledges its own; those that call `poll` need
-    `auto_ack=False`, since it acknowledges what it gave last, to whomever.
+    Cancelling a wait for a batch loses none, nor does a timeout: the next call gets it. An `async for` that is left by
+    an exception or by cancellation has failed: its batch is delivered again, as with `Session`. `poll` acknowledges the
+    batch that it returned before. Several tasks may wait at once, and each batch goes to one of them: each `async for`
+    acknowledges its own; tasks that call `poll` need `auto_ack=False`, since `poll` acknowledges the batch that it
+    returned last, to any task.
     """
 
     def __init__(self, subscription: str, url: str | None = None, **settings: Any) -> None:
@@ -73,7 +73,7 @@ class AsyncSession:
         try:
             return await self.open()
         except BaseException:
-            await self.close()  # nobody else will, also if the waiting was cancelled and it opens after all
+            await self.close()  # also if the waiting was cancelled and it opens after all
             raise
 
     async def __aexit__(
@@ -88,9 +88,9 @@ class AsyncSession:
         return AsyncIteration(self._iterated, self._loops, self._left)
 
     async def poll(self, timeout_s: float | None = None) -> Batch | None:
-        """The next batch; None once the session is drained or closed, or when the timeout is over.
+        """Return the next batch; None once the session is drained or closed, or when the timeout is over.
 
-        Asking acknowledges the batch before, unless the session has auto_ack off. Raises `UsageError` after `close`.
+        The call acknowledges the batch before, unless the session has auto_ack off. Raises `UsageError` after `close`.
         """
         self._loops.asked_beside(sys._getframe(1))
         session = await self._opened()
@@ -139,7 +139,8 @@ class AsyncSession:
         return working.result()
 
     def may_continue(self, batch: Batch) -> bool:
-        """Whether another user call may begin on this batch now: only while a leader says that the stream is ours."""
+        """Return whether another user call may begin on this batch now: only while a leader grants the stream to this
+        session."""
         self._home.check(self.subscription)
         return self._session is not None and self._session.may_continue(batch)
 
@@ -160,7 +161,7 @@ class AsyncSession:
             self._session.leave()
 
     def assignment(self) -> dict[int, int]:
-        """{stream: next offset to deliver} of the streams this session holds now."""
+        """Return {stream: next offset to deliver} of the streams this session holds now."""
         self._home.check(self.subscription)
         return {} if self._session is None else self._session.assignment()
 
@@ -199,7 +200,7 @@ class AsyncSession:
         return opening.result()
 
     async def _iterated(self) -> Batch | None:
-        """The next of an iteration. Closing ends it, also between two batches."""
+        """Return the next of an iteration. Closing ends it, also between two batches."""
         if self._ending is not None and self._has_given:
             return None
         return await self.poll()
@@ -213,13 +214,14 @@ class AsyncSession:
             session.wakeup()
 
     def _begin_fetching(self, session: Session) -> Future[Batch | None] | None:
-        """The one that is under way or done and not taken, or a new one; None where nothing will come any more."""
+        """Return the one that is under way or done and not taken, or a new one; None where nothing will come any
+        more."""
         if self._fetching is None and self._ending is None and not session.is_closed:
             self._fetching = self._worker.submit(partial(self._fetch, session))
         return self._fetching
 
     async def _fetched(self, session: Session, fetching: Future[Batch | None], deadline: float | None) -> bool:
-        """Wait for it; who waits no longer ends it, and what it has got by then is kept."""
+        """Wait for it; a cancelled wait ends it, and what it has taken by then is stored."""
         try:
             return await wait_until_done(fetching, None if deadline is None else max(deadline - time.monotonic(), 0.0))
         finally:
@@ -244,7 +246,7 @@ class AsyncSession:
         return batch
 
     def _carried(self, session: Session, acknowledge: Callable[_P, None] | None) -> Callable[_P, None]:
-        """The same, from any thread, done on this one."""
+        """Return the same, from any thread, done on this one."""
         assert acknowledge is not None
 
         def carried(*arguments: _P.args, **named: _P.kwargs) -> None:
@@ -276,6 +278,6 @@ def _not_here(batch: Batch) -> NoReturn:
 
 
 def _look_again(session: Session, batch: Batch) -> Batch | None:
-    """A batch that nobody took for a while, or whose leader is silent: it waits for the leader's word, or is lost."""
+    """Return a batch that no task took for a while, or whose leader is silent: it waits for the leader, or is lost."""
     session.wait(POLL_INTERVAL_S)
     return None if batch._granted.is_ended or session.is_closed else batch

@@ -1,6 +1,6 @@
-"""A record that a function cannot be made to do, kept: published to a topic of its own, where people find it.
+"""Publishes a record that a function cannot process to the dead-letter topic.
 
-That and the progress behind it are one transaction: it is kept once, and never both kept and given out again.
+That and the progress behind it are one transaction: it is published once, and never both published and delivered again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def publish_dead_letter(
     connection: psycopg.Connection[Any], topic: str, record: pa.Table, stream_id: int, error: str
 ) -> None:
     """Publish the one record of the table to `topic` in the open transaction: key, value, timestamp and headers as they
-    were, and headers that say where it comes from and what was raised."""
+    were, and headers with its origin and the error."""
     row = record.to_pylist()[0]
     headers = [[header["key"], _encoded(header["value"])] for header in row["headers"] or ()]
     origin = {"topic": row["topic"], "stream": stream_id, "offset": row["offset"], "error": error[:SHOWN_ERROR]}
@@ -36,7 +36,7 @@ def publish_dead_letter(
 
 
 def _printable(text: str) -> str:
-    """What Postgres takes as text."""
+    """Return what Postgres takes as text."""
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 

@@ -1,10 +1,11 @@
-"""The iterators over a session, which see how their loop was left: Python tells them no more than that it was.
+"""Iterators over a session, which detect how their loop was left.
 
-A loop lets go of its iterator in the middle of one of its frame's instructions. After `break` and `return` that is the
-one that drops it; after an exception it is the one that was being executed when that came. So it is on CPython. Where
-it cannot be seen, the loop has failed and its batch comes again. So it is with an iterator that outlives its loop, in
-a variable, a suspended generator, the traceback of an exception or a cycle of references: as soon as the session is
-asked for a batch elsewhere, a loop that is not around that place and at work in no other task or thread has been left.
+Python reports no more than that it was left: a loop releases its iterator in the middle of one of its frame's
+instructions. After `break` and `return` that is the instruction that drops it; after an exception it is the one that
+was being executed when the exception came. So it is on CPython. Where it cannot be seen, the loop counts as failed and
+its batch is delivered again. So it is with an iterator that outlives its loop, in a variable, a suspended generator,
+the traceback of an exception or a cycle of references: as soon as the session is polled elsewhere, a loop that is not
+around that place and not running in another task or thread has been left.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _YIELDS = _codes("YIELD_VALUE", "RESUME")
 _CACHE = opcode.opname.index("CACHE") if "CACHE" in opcode.opname else -1
 _CALLS = _codes("PRECALL", "CALL", "CALL_FUNCTION_EX", "CALL_KW")
 _TAKERS = frozenset({"next", "anext", "send", "asend", "list", "tuple", "set", "frozenset", "dict", "sum", "max"})
-"""What asks a generator for more, by name."""
+"""Names of the methods that advance a generator."""
 _GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 
@@ -64,7 +65,7 @@ class Loops:
         return any(loop.batch is batch for loop in self._living())
 
     def asked_beside(self, frame: FrameType) -> None:
-        """Something else in that frame begins a loop over the session, or asks it for a batch."""
+        """In that frame another loop over the session begins, or a batch is polled."""
         for loop in self._living():
             loop.asked_beside(frame)
 
@@ -85,7 +86,7 @@ class _Loop:
         loops.add(self)
 
     def asks(self, frame: FrameType) -> None:
-        """For the next, so what it was at work on has ended well if it asked for that at the same place."""
+        """Advance: the batch before has ended well if this call comes from the same place."""
         if self.batch is not None and _place(frame) == self._asked_at:
             self._ends(True)
         self.entered(frame)
@@ -95,7 +96,7 @@ class _Loop:
             self._asker = weakref.ref(_asker())
 
     def has(self, batch: Batch) -> None:
-        """It has got it. What was asked for by itself, with `next`, is in its user's hands."""
+        """Record the batch. One that was fetched by itself, with `next`, is its user's to acknowledge."""
         if self._is_loop and self.batch is None:
             self.batch = batch
 
@@ -104,18 +105,18 @@ class _Loop:
         self._left(batch, False)
 
     def entered(self, frame: FrameType) -> None:
-        """A loop over the iterator begins, or it is asked by itself."""
+        """A loop over the iterator begins, or `next` is called by itself."""
         if self.batch is not None and not self._is_around(frame):
             self._ends(False)
 
     def asked_beside(self, frame: FrameType) -> None:
-        """See `Loops`. Another task or thread may ask while this one is at work."""
+        """See `Loops`. Another task or thread may advance it while this one is running."""
         asker = None if self._asker is None else self._asker()
         if asker is None or asker is _asker() or _has_ended(asker):
             self.entered(frame)
 
     def dropped(self, frame: FrameType | None, *, closed: bool = False) -> None:
-        """Nobody has the iterator any more, or it is `closed`."""
+        """The iterator is garbage, or is `closed`."""
         if (batch := self.batch) is not None:
             self._ends(frame is not None and self._ended_well(frame, batch, closed))
 
@@ -127,7 +128,7 @@ class _Loop:
     def _ended_well(self, frame: FrameType, batch: Batch, closed: bool) -> bool:
         if closed and _called(frame) in ("close", "aclose"):
             return self._is_undisturbed()
-        is_here = _identity(_caller(frame)) == self._caller  # not where the garbage collector came by, say
+        is_here = _identity(_caller(frame)) == self._caller  # not where the garbage collector was running
         if not _is_generator(frame):
             return is_here and self._is_left_at(frame, batch)
         # A loop within a generator is left with the loop over that. What the generator does when it is closed, a
@@ -153,8 +154,8 @@ class _Loop:
         return id(sys.exc_info()[1]) == self._handled
 
     def _is_around(self, frame: FrameType | None) -> bool:
-        """Return whether that frame, or one that called it, is in this loop: in its body, or where it asks for more, of
-        several iterators say."""
+        """Return whether that frame, or one that called it, is in this loop: in its body, or where it advances one of
+        several iterators."""
         while frame is not None and _identity(frame) != self._frame:
             frame = frame.f_back
         return frame is not None and self._asked_at[1] <= frame.f_lasti <= _end_of_body(frame, self._asked_at[1])
@@ -274,7 +275,7 @@ def _called(frame: FrameType) -> str:
 
 
 def _end_of_body(frame: FrameType, head: int) -> int:
-    """Return where the loop ends whose next element is asked for at offset `head`, handlers of exceptions in it too."""
+    """Return where the loop ends that advances at offset `head`, with its exception handlers."""
     steps = list(dis.get_instructions(frame.f_code))
     back = [step.offset for step in steps if "JUMP_BACKWARD" in step.opname and step.argval == head]
     ahead = [step.argval for step in steps if step.offset == head and step.opname.startswith("FOR_ITER")]
@@ -301,7 +302,7 @@ def _place(frame: FrameType) -> tuple[int, int]:
 
 
 def _opcode(frame: FrameType) -> int:
-    """Of the instruction that is being executed; a call points behind itself, at its caches."""
+    """Return the offset of the instruction that is being executed; a call points behind itself, at its caches."""
     code, place = frame.f_code.co_code, frame.f_lasti
     while place > 0 and code[place] == _CACHE:
         place -= 2

@@ -1,9 +1,9 @@
-"""Calls a user's function with each batch of a session, and decides what is done and what is not.
+"""Calls a user's function with each batch of a session, with retries and dead letters.
 
 Progress moves only behind what the function has returned from. When it raises, the same batch is tried again after a
-short pause; when it keeps raising, the batch is halved until the one record is found that cannot be done, and that
-ends the run, or is kept elsewhere and passed over. A stream that was taken away meanwhile is nobody's failure: the
-batch is dropped, its new holder gets it.
+pause; when it keeps raising, the batch is halved until the one record is found that cannot be processed, and that ends
+the run, or becomes a dead letter. A stream that was taken away meanwhile is no failure: the batch is dropped, and its
+new holder gets it.
 """
 
 from __future__ import annotations
@@ -57,9 +57,10 @@ class RetryPolicy:
     `max_backoff_s`, each shortened at random by up to half so that many tasks that fail together do not come back
     together.
 
-    `dead_letter_topic`: a topic. A single record that cannot be done is published there, with headers that say where it
-    comes from and what was raised, and the run goes on behind it. None: it ends the run, with progress before it. In a
-    group that is atomic it always does, since an epoch is done whole."""
+    `dead_letter_topic`: a topic. A single record that cannot be done is published there, with headers that have its
+    origin and the error, and the run goes on behind it. None: it ends the run, with progress before it. In an atomic
+    group it always does, since an epoch cannot be done in part.
+    """
 
     max_attempts: int = 3
     backoff_s: float = 0.2
@@ -86,9 +87,9 @@ class RetryPolicy:
 class RunSummary:
     """What one run has done so far; another thread may read it meanwhile.
 
-    `messages` and `batches` are done, `failures` is how often the function raised, `lost_batches` how many batches
-    were dropped because their stream was taken away, `dead_lettered` how many of the messages were passed over and
-    kept."""
+    `messages` and `batches` are done, `failures` is how often the function raised, `lost_batches` how many batches were
+    dropped because their stream was taken away, `dead_lettered` how many of the messages became dead letters.
+    """
 
     batches: int = 0
     messages: int = 0
@@ -98,7 +99,7 @@ class RunSummary:
 
 
 class _Lost(Exception):
-    """The batch's stream belongs to somebody else now."""
+    """The batch's stream has another holder now."""
 
 
 def run(
@@ -160,7 +161,7 @@ class _Runner:
             self._await_trust(batch)
 
     def _await_trust(self, batch: Batch) -> None:
-        """A user call begins only while nobody else can have been given the stream. Raises `_Lost` if somebody was."""
+        """Check that nobody else can have been granted the stream. Raises `_Lost` if somebody can."""
         while not (batch.is_lost or self._session.is_closed):
             if self._session.may_continue(batch):
                 return

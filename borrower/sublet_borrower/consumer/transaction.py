@@ -1,12 +1,12 @@
-"""The user's own transaction on the messages' database: output and progress are committed together, or neither is.
+"""Transactions on the messages' database that commit a user's output and progress together.
 
     for batch in session:
         with batch.transaction() as connection:
             connection.execute("insert into totals ...")
 
-Progress is written inside that transaction, at its end, under the batch's grant id, and refused when the stream has
-gone to somebody else: so each message has its effect exactly once, whoever crashes when. It takes tables in the same
-database; for other sinks `batch.grant_id` is the fencing token.
+Progress is written inside that transaction, at its end, under the batch's grant id, and rejected when the stream has
+another holder: so each message has its effect exactly once, whatever crashes. The tables must be in the same database;
+for other sinks `batch.grant_id` is the fencing token.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ class ProgressTransactions:
         """A transaction that ends with the progress of these batches, which are settled then; an exception inside rolls
         it back. Nothing may be in doubt.
 
-        Raises `GrantLost` where a stream is somebody else's by now, and `DatabaseUnreachable`: both mean that nothing
-        was written. After a commit that lost its connection the server is asked what became of it; only where that is
+        Raises `GrantLost` where a stream has another holder by now, and `DatabaseUnreachable`: both mean that nothing
+        was written. After a commit that lost its connection the server is queried for the outcome; only where that is
         impossible too `UnknownOutcome` is raised. `UsageError`: the block has ended the transaction.
         """
         connection, furthest = self._begin(), _furthest(batches)
@@ -164,7 +164,7 @@ class ProgressTransactions:
             self._open = False
 
     def is_in_doubt(self, stream_id: int, ticket: int) -> bool:
-        """Whether nobody knows of that batch yet whether its transaction was committed."""
+        """Whether it is unknown of that batch whether its transaction was committed."""
         doubt = self._doubt
         return (
             doubt is not None
@@ -221,7 +221,7 @@ class ProgressTransactions:
         return bool(doubt.happened)
 
     def _committed(self, cause: Exception) -> bool:
-        """Whether the transaction whose commit got no answer was committed, asked on a new connection at once."""
+        """Query, on a new connection, whether the transaction whose commit got no answer was committed."""
         assert self._doubt is not None
         try:
             self._doubt.happened = self._ask(self._doubt, fencing.OUTCOME_TIMEOUT_S)
@@ -276,6 +276,6 @@ def _check_all_found(found: Sequence[Batch], batches: Sequence[Batch]) -> None:
 
 
 def _furthest(batches: Sequence[TransactionalBatch]) -> list[TransactionalBatch]:
-    """The last batch of each stream, in the order of streams, in which their rows are locked."""
+    """Return the last batch of each stream, in the order of streams, in which their rows are locked."""
     ends = {batch.stream_id: batch for batch in sorted(batches, key=lambda one: (one.ticket, one.next_offset))}
     return [ends[stream_id] for stream_id in sorted(ends)]

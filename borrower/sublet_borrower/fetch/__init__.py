@@ -1,1 +1,1 @@
-"""How messages reach a session: read from the database, or from nodes."""
+"""Fetching messages for a session, from the database or from nodes."""

@@ -1,7 +1,7 @@
-"""Reads blocks straight from the log, and gets over a database that is away for a while.
+"""Reads blocks from the log in the database, and survives its absence.
 
-What is read of a stream is one sequence: each page says where it begins, and is taken only if that is where the last
-one taken ended.
+What is read of a stream is one sequence: each page has its first offset, and is taken only if that is where the page
+taken last ended.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _T = TypeVar("_T")
 
 
 class LogReader:
-    """One connection in autocommit: no snapshot is held while somebody processes. Not thread-safe.
+    """One connection in autocommit: no snapshot is held while a user processes. Not thread-safe.
 
-    A server that is silent for `timeout_s` in the middle of a read is a database that is away.
+    A server that is silent for `timeout_s` in the middle of a read counts as away.
     """
 
     def __init__(self, url: str, max_batch_bytes: int, timeout_s: float) -> None:
@@ -39,17 +39,17 @@ class LogReader:
         self._reconnecting = ReconnectingConnection(self._connect, log)
 
     def warm_up(self) -> None:
-        """Do before anything is lent what the first read would have to: connect, and make the first Arrow scalar, for
-        which pyarrow loads pandas where it is installed."""
+        """Prepare the first read before anything is granted: connect, and make the first Arrow scalar, for which
+        pyarrow loads pandas where it is installed."""
         pa.scalar(0)
         self.query(lambda connection: connection)
 
     def fetch(self, granted: GrantedStream, allowed: Callable[[GrantedStream], bool]) -> message_log.LogPage | None:
-        """The messages that follow on what was taken of the stream so far, which has moved on behind them then.
+        """Return the messages that follow on what was taken of the stream so far; they count as taken then.
 
-        None while the database is away, and where what came is discarded: it is not the direct successor, or taking it
-        is not `allowed` any more, which is asked when it has come. Raises `PositionGone`, `PoisonBlock`, and
-        `PayloadUnavailable` of what lies outside of Postgres.
+        None while the database is away, and where the page is discarded: it is not the direct successor, or taking it
+        is not `allowed` any more, which is checked when it has come. Raises `PositionGone`, `PoisonBlock`, and
+        `PayloadUnavailable` of payloads outside of Postgres.
         """
         page = self.query(
             lambda connection: message_log.fetch(
@@ -65,7 +65,7 @@ class LogReader:
         return page if taken else None
 
     def fetch_block_summaries(self, granted: AtomicGrantedStream) -> BlockSummaries | None:
-        """What follows on the marks that are known; None while the database is away. Raises `PositionGone`."""
+        """Return what follows on the marks that are known; None while the database is away. Raises `PositionGone`."""
         return self.query(
             lambda connection: epoch_steps.read_block_summaries(
                 connection, granted.stream_id, granted.generation_id, granted.step_planner.scanned
@@ -73,11 +73,11 @@ class LogReader:
         )
 
     def fetch_frontiers(self, stream_ids: Iterable[int]) -> Mapping[int, BlockSummaries]:
-        """Where streams end and what is completed in their spaces; empty while the database is away."""
+        """Return where streams end and what is completed in their spaces; empty while the database is away."""
         return self.query(lambda connection: epoch_steps.read_stream_frontiers(connection, stream_ids)) or {}
 
     def fetch_heads(self, stream_ids: Iterable[int]) -> list[tuple[int, int]]:
-        """(stream, head) of each, as they are now; empty while the database is away."""
+        """Return (stream, head) of each, as they are now; empty while the database is away."""
         found = self.query(lambda connection: message_log.read_heads(connection, stream_ids))
         return [(stream_id, head.head) for stream_id, head in (found or {}).items()]
 
@@ -86,8 +86,8 @@ class LogReader:
         self._reconnecting.close()
 
     def query(self, read: Callable[[psycopg.Connection[Any]], _T]) -> _T | None:
-        """The answer; None while the database is away, which is not tried again at once. A read changes nothing:
-        whoever asked may simply ask again."""
+        """Return the answer; None while the database is away, which is not tried again at once. A read changes nothing,
+        so the caller can repeat it."""
         try:
             with self._reconnecting as connection:
                 return read(connection)

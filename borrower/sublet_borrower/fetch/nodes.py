@@ -1,5 +1,6 @@
-"""Reads pages of lent streams from nodes, for a session without access to the database, and gets over nodes that are
-lost or refuse: any node will do, and the next one goes on where the last one ended.
+"""Reads pages of granted streams from nodes, for a session without access to the database.
+
+Any node will do: when one is lost or rejects the read, the next one goes on where the last one ended.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ FIRST_NODE_TIMEOUT_S: Final = 10.0
 """How long a session that begins waits for a node, if that is less than its `read_timeout_s`."""
 
 REFUSALS: Final = (ProtocolMismatch, SubletError)
-"""Of exactly these kinds is what a node says of itself, and not of what was asked: another may serve."""
+"""Errors of exactly these kinds are about the node and not about the request: another node may serve it."""
 
 _T = TypeVar("_T")
 
@@ -57,8 +58,8 @@ class NodeReader:
         self._backoff = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S)
 
     def warm_up(self) -> None:
-        """Do before anything is lent what the first read would have to: find a node that serves this release, and make
-        the first Arrow scalar, for which pyarrow loads pandas where it is installed.
+        """Prepare the first read before anything is granted: find a node that serves this release, and make the first
+        Arrow scalar, for which pyarrow loads pandas where it is installed.
 
         Raises `Unavailable` where no node answers, `ProtocolMismatch` where all are of another release.
         """
@@ -66,11 +67,12 @@ class NodeReader:
         self._insist("Heads", encode_heads_request(()), decode_heads_reply)
 
     def fetch(self, granted: GrantedStream, allowed: Callable[[GrantedStream], bool]) -> LogPage | None:
-        """The messages that follow on what was taken of the stream so far, which has moved on behind them then.
+        """Return the messages that follow on what was taken of the stream so far; they count as taken then.
 
-        None while no node answers, and where what came is discarded: it is not the direct successor, or taking it is
-        not `allowed` any more, which is asked when it has come. Raises `PositionGone`, `PositionBeyondHead`,
-        `PayloadUnavailable`, `PoisonBlock`, and `ValueTooLarge` for a message that no node can send."""
+        None while no node answers, and where the page is discarded: it is not the direct successor, or taking it is not
+        `allowed` any more, which is checked when it has come. Raises `PositionGone`, `PositionBeyondHead`,
+        `PayloadUnavailable`, `PoisonBlock`, and `ValueTooLarge` for a message that no node can send.
+        """
         wanted = FetchRequest(
             granted.stream_id, granted.next_read_offset, granted.filter, granted.generation_id, self._batch_bytes
         )
@@ -79,12 +81,12 @@ class NodeReader:
         return page if taken else None
 
     def fetch_heads(self, stream_ids: Iterable[int]) -> list[tuple[int, int]]:
-        """(stream, head) of each, as they are now; empty while no node answers."""
+        """Return (stream, head) of each, as they are now; empty while no node answers."""
         found = self._attempt("Heads", encode_heads_request(stream_ids), decode_heads_reply)
         return [(stream_id, head) for stream_id, (head, _) in (found or {}).items()]
 
     def fetch_block_summaries(self, granted: AtomicGrantedStream) -> BlockSummaries | None:
-        """Nodes say nothing of epochs. Raises `UsageError`."""
+        """Raises `UsageError`: nodes do not serve epochs."""
         raise UsageError(
             f"stream {granted.stream_id} is of an atomic group, and what is read through nodes says nothing of epochs."
             " Make the session with access to the database, transport='database'."
@@ -95,7 +97,7 @@ class NodeReader:
         return {}
 
     def next_session_epoch(self) -> int:
-        """A number above all that anybody was given before. Raises `Unavailable`."""
+        """Return a number above all that any caller got before. Raises `Unavailable`."""
         return self._insist("SessionEpoch", encode_session_epoch_request(), decode_session_epoch_reply)
 
     def close(self) -> None:
@@ -103,7 +105,7 @@ class NodeReader:
         if not self._owner.is_forked:
             self._calls.close()
 
-    # --- asking -----------------------------------------------------------------------------------------------------
+    # --- calls -------------------------------------------------------------------------------------------------------
 
     def _attempt(self, method: str, request: Any, decode: Callable[[Any], _T]) -> _T | None:
         """A read changes nothing, so it may simply be tried again by whoever asked, but not too soon."""
@@ -174,7 +176,7 @@ class NodeReader:
 
 
 def _page(wanted: FetchRequest, wire: Any) -> LogPage:
-    """The page in the answer. Raises `PositionGone`, `MalformedMessage`."""
+    """Return the page in the answer. Raises `PositionGone`, `MalformedMessage`."""
     found = decode_fetch_reply(wire)
     if isinstance(found, PageGone):
         raise PositionGone(wanted.stream_id, wanted.position, found.oldest_offset)

@@ -1,6 +1,6 @@
-"""The pure part of a consumer: borrower and agent, without clock, sockets, threads or SQL.
+"""The pure machines of a consumer: agent and borrower, without clock, sockets, threads or SQL.
 
-`decide(event, now)` changes the machine and answers an outcome: what to send, what to tell the session, and when to
-come back at the latest. `now` is seconds on a monotonic clock. `table` has the statuses and who answers what;
-`docs/protocol.md` draws its diagrams from it.
+`decide(event, now)` changes the machine and returns an outcome: what to send, what to report to the session, and when
+to call again at the latest. `now` is in seconds of a monotonic clock. `table` has the statuses and the action for each
+event; the diagrams of `docs/protocol.md` are drawn from it.
 """

@@ -1,4 +1,4 @@
-"""A process's collection of borrowers: routes what nodes say, makes successors, chooses which node to ask.
+"""The machine of a process's borrowers: routes messages, makes successors, chooses nodes.
 
 Borrowers are not identified by their subscription: after a quick unsubscribe and subscribe one may be leaving while
 another connects, to the same leader, for the same group. The caller's `handle` names one subscription's whole life.
@@ -18,7 +18,7 @@ from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.messages.messages import InvalidateReason, Ping, ToBorrower, ToLeader
 
 SUSPECT_S = 10.0
-"""How long a node that failed to answer is asked only after the others."""
+"""How long a node that failed to answer is tried only after the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,8 @@ class OpenSubscription:
 
 @dataclass(frozen=True, slots=True)
 class CloseSubscription:
-    """Hand everything over and end; `SubscriptionClosed` says when. `why`: where it is not the session's own wish."""
+    """Hand everything over and end; `SubscriptionClosed` follows. `why`: the reason where the session did not request
+    it."""
 
     handle: int
     why: str = ""
@@ -161,12 +162,12 @@ class Agent:
         return self._outcome(now)
 
     def group_id(self, handle: int) -> int | None:
-        """The group that lends to this subscription, once a leader has named it."""
+        """Return the group of this subscription, once a leader has named it."""
         borrower = self.borrowers.get(handle)
         return borrower.group_id if borrower is not None else None
 
     def leader_node(self, handle: int) -> str | None:
-        """The address of the node whose leader lends to this subscription; None while it looks for one."""
+        """Return the address of the node whose leader grants to this subscription; None while it looks for one."""
         borrower = self.borrowers.get(handle)
         return borrower.node if borrower is not None and borrower.status is BorrowerStatus.CONNECTED else None
 
@@ -242,8 +243,8 @@ class Agent:
                 self._pass(handle, borrower_events.NodeLost(""), now)
 
     def _choose(self, borrower: Borrower, now: float) -> str | None:
-        """Which node to ask for the leader. One that was asked and has said nothing at all is not asked again first:
-        a broken connection is reported once, and what is sent into it later is lost without a word."""
+        """Choose the node to ask for the leader. One that was asked and has not answered at all is not the first choice
+        again: a broken connection is reported once, and messages sent into it later are lost silently."""
         silent = self._asked.get(borrower.borrower_id)
         if silent is not None:
             self._suspect(silent, now)

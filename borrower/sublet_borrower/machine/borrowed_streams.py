@@ -1,4 +1,4 @@
-"""The streams a borrower holds, and the grants it knows to be over."""
+"""The streams that a borrower holds, and the grants that it knows to be over."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from sublet_protocol.messages.messages import Grant, HeldGrant, StreamProgress
 
 @dataclass(slots=True)
 class BorrowedStream:
-    """One stream under one grant. `is_confirmed`: this borrower's own leader has granted it, not only a predecessor's,
-    on whose word it may be worked on until `inherited_until`. `ends_at`: the leader takes it by force, and no later
-    answer to a ping is about it."""
+    """One stream under one grant. `is_confirmed`: this borrower's own leader has granted it, and not only a
+    predecessor's, under whose grant it may be worked on until `inherited_until`. `ends_at`: the leader takes it by
+    force, and no later answer to a ping covers it."""
 
     stream_id: int
     grant_id: int
@@ -40,7 +40,7 @@ class BorrowedStream:
 
     @property
     def is_settled(self) -> bool:
-        """Nothing is left to report: the leader has said that this very progress is durable."""
+        """Whether nothing is left to report: the leader has confirmed this very progress as durable."""
         return (
             not self.is_final
             and self.saved_position >= self.position
@@ -49,7 +49,7 @@ class BorrowedStream:
         )
 
     def mark_saved(self, position: int, consumed: ConsumedFrontier | None, in_doubt: InDoubt | None) -> bool:
-        """So much is durable; False if that is no news."""
+        """Record a durable position; False if it was known."""
         if position <= self.saved_position and in_doubt in (None, self.saved_in_doubt) and self._is_saved(consumed):
             return False
         self.saved_position, self.saved_in_doubt = max(self.saved_position, position), in_doubt
@@ -62,11 +62,11 @@ class BorrowedStream:
         return self.saved_consumed is not None and self.saved_consumed.max_of(consumed) == self.saved_consumed
 
     def good_until(self, trusted_until: float) -> float:
-        """Until when user calls may begin on it, if its leader's word is good until then."""
+        """Until when user calls may begin on it, if its leader's ping answer is valid until then."""
         return min(trusted_until, self.ends_at) if self.is_confirmed else self.inherited_until
 
     def to_progress(self) -> StreamProgress:
-        """What to report."""
+        """Return what to report."""
         return StreamProgress(
             self.stream_id,
             self.grant_id,
@@ -82,8 +82,8 @@ class BorrowedStream:
         )
 
     def to_final_progress(self) -> StreamProgress:
-        """What to say on leaving, of all streams in one message: that they could not be read on matters no more, as
-        whoever is lent them next will see for himself."""
+        """Return the final progress of all streams, for one message; read errors are left out, as the next holder will
+        see for itself."""
         return replace(self.to_progress(), read_error="", poison=0)
 
 
@@ -105,12 +105,12 @@ class BorrowedStreams:
         return iter(self._held.values())
 
     def find(self, stream_id: int, grant_id: int) -> BorrowedStream | None:
-        """The stream, if it is held under exactly this grant."""
+        """Return the stream, if it is held under exactly this grant."""
         stream = self._held.get(stream_id)
         return stream if stream is not None and stream.grant_id == grant_id else None
 
     def find_any_grant(self, stream_id: int) -> BorrowedStream | None:
-        """The stream under whichever grant."""
+        """Return the stream under whichever grant."""
         return self._held.get(stream_id)
 
     def is_grant_ended(self, stream_id: int, grant_id: int) -> bool:
@@ -132,11 +132,12 @@ class BorrowedStreams:
         return stream
 
     def held(self) -> tuple[HeldGrant, ...]:
-        """What a successor asks the next leader to confirm."""
+        """Return what a successor asks the next leader to confirm."""
         return tuple(HeldGrant(s.stream_id, s.grant_id, s.position, s.consumed) for s in self._held.values())
 
     def inherit(self, trusted_until: float) -> tuple[BorrowedStream, ...]:
-        """The same streams for a successor, none confirmed; the trust is that of the leader who did confirm it."""
+        """Return the same streams for a successor, none confirmed; the trust is that of the leader who did confirm
+        it."""
         return tuple(
             BorrowedStream(
                 s.stream_id,

@@ -1,4 +1,4 @@
-"""One subscription's counterpart to one leader: a machine that moves through its statuses once and is then replaced."""
+"""The machine of one subscription's connection to one leader; it is replaced, never repaired."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _EVENT_KINDS: dict[type, EventKind] = {
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionRequest:
-    """What a subscription asks for; the same for every borrower made for it. See `LeaderWanted` for the fields."""
+    """The parameters of a subscription, the same for every borrower made for it. See `LeaderWanted` for the fields."""
 
     agent: str
     subscription: str
@@ -77,7 +77,8 @@ class SubscriptionRequest:
 class PredecessorState:
     """What a borrower takes over from its invalidated predecessor.
 
-    `streams` say how long user calls may start on the predecessor's word. `leave_deadline`: set for one born leaving.
+    `streams` have how long user calls may start under the predecessor's grants. `leave_deadline`: set for one that is
+    made to leave.
     """
 
     group_id: int | None = None
@@ -147,17 +148,18 @@ class Borrower:
         return Outcome(tuple(self._out.sends), tuple(self._out.updates), self._out.ended, self._wake_at())
 
     def successor_state(self) -> PredecessorState:
-        """What its successor is made with. Who has said goodbye may begin nothing more: its streams may be lent."""
+        """Return what its successor is made with. A borrower that has disconnected may start nothing more: its streams
+        may be granted to others."""
         streams = self.streams.inherit(self.trusted_until)
         if self._is_disconnect_sent:
             streams = tuple(replace(stream, inherited_until=float("-inf")) for stream in streams)
         return PredecessorState(self.group_id, streams, self._leave_by, self.borrower_id, self._why)
 
     def may_start_call(self, stream_id: int, grant_id: int, now: float) -> bool:
-        """Whether a user call on this stream may begin now.
+        """Return whether a user call on this stream may begin now.
 
-        Only while a leader would not yet have evicted us; and a stream that our own leader has not confirmed runs on
-        the predecessor's word alone.
+        Only while a leader would not yet have evicted us; and a stream that our own leader has not confirmed may be
+        worked on only as long as the predecessor's leader allowed.
         """
         stream = self.streams.find(stream_id, grant_id)
         if stream is None or stream.status is StreamStatus.REVOKING:
@@ -165,9 +167,10 @@ class Borrower:
         return self.may_continue(stream_id, grant_id, now)
 
     def may_continue(self, stream_id: int, grant_id: int, now: float) -> bool:
-        """Whether another user call may begin on messages given out already; also on a stream about to be revoked.
+        """Return whether another user call may begin on messages given out already; also on a stream about to be
+        revoked.
 
-        Not once goodbye is said: whoever hears that may give the stream to another.
+        Not after the disconnect: its receiver may give the stream to another.
         """
         if self.status is BorrowerStatus.DESTROYED or (
             self.status is BorrowerStatus.UNSUBSCRIBING and self._final_by is None
@@ -184,7 +187,7 @@ class Borrower:
             return None, event
         if isinstance(message, LeaderConnectResponse):
             return EventKind.CONNECT_RESPONSE, event
-        # Only a node that knows of no leader speaks under no term, and all it can say is that we are over.
+        # Only a node that knows of no leader sends under no term, and all it can send is that we are over.
         if self.term and message.term != self.term and not (isinstance(message, Invalidate) and message.term == 0):
             return None, event
         return _MESSAGE_KINDS[type(message)], message
@@ -215,7 +218,7 @@ class Borrower:
     # --- looking for a leader ---------------------------------------------------------------------------------------
 
     def _ignore(self, _: object, now: float) -> None:
-        """The table says that this event means nothing here."""
+        """Ignore an event that the table gives no effect here."""
 
     def _ask(self, now: float) -> None:
         w = self.request
@@ -314,7 +317,7 @@ class Borrower:
         assert isinstance(message, Invalidate)
         if (
             message.reason is InvalidateReason.FENCED
-        ):  # whoever hears it need not wait until our right to begin calls is over
+        ):  # the receiver need not wait until our right to begin calls is over
             self._send(Disconnect(self.borrower_id, message.term, ()))
         self._destroy(message.reason, message.detail)
 
@@ -359,7 +362,7 @@ class Borrower:
         self._refuse(revoked.stream_id, revoked.grant_id)
 
     def _forget_older(self, stream_id: int, grant_id: int) -> None:
-        """A word about a newer grant says that the one we hold is over."""
+        """Note from a message about a newer grant that the grant we hold is over."""
         held = self.streams.find_any_grant(stream_id)
         if held is not None and held.grant_id < grant_id:
             self._forget(stream_id, held.grant_id, RevokedReason.LOST)
@@ -375,7 +378,7 @@ class Borrower:
     # --- progress ---------------------------------------------------------------------------------------------------
 
     def _record_progress(self, event: object, now: float) -> BorrowedStream | None:
-        """Remember it; there is nobody to tell."""
+        """Note it; no session is left to notify."""
         assert isinstance(event, SessionProgress)
         stream = self.streams.find(event.stream_id, event.grant_id)
         if stream is None or event.position < stream.position:
@@ -406,9 +409,9 @@ class Borrower:
         self._report_at = min(self._report_at, now + self.settings.resend_interval_s)
 
     def _report(self, now: float) -> None:
-        """Everything that moved since it was last sent, and everything sent that was never confirmed.
+        """Send everything that moved since it was last sent, and everything sent that was never confirmed.
 
-        Also what the leader has not said a word about: it will confirm that, or say that it is lost.
+        Also what the leader has not mentioned: it will confirm that, or report that it is lost.
         """
         self._report_at = now + self.settings.resend_interval_s
         late = [s for s in self.streams if not s.is_settled]
@@ -432,7 +435,8 @@ class Borrower:
         self._start_leaving(now)
 
     def _leave_unconnected(self, wish: object, now: float) -> None:
-        """Without streams there is nothing to hand over: say so to whoever may be making a place for us, and end."""
+        """Leave before a leader has answered: look for it on as long as there are streams to hand over; else
+        disconnect, as it may be granting us some, and end."""
         assert isinstance(wish, Unsubscribe)
         if self._leave_by is not None:
             return
@@ -467,7 +471,7 @@ class Borrower:
         self._disconnect(now)
 
     def _disconnect(self, now: float) -> None:
-        """Once every stream's last word is known, or time is up, report them all; again until it is confirmed."""
+        """Once the final progress of every stream is known, or time is up, report all; again until it is confirmed."""
         complete = all(s.is_final for s in self.streams)
         if not complete and self._final_by is not None and now < self._final_by:
             return

@@ -1,4 +1,4 @@
-"""What happens to a borrower, and what it wants done: frozen values."""
+"""Events of the borrower machine and its outcomes, as frozen values."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ class NodeLost:
 class SessionProgress:
     """The session consumed a stream up to `position`. `is_final`: it will not touch the stream under this grant again.
 
-    `size` and `lag`, as in `StreamProgress`, are for the leader's view of the load; `delivered_end` says what is
-    given up, `consumed` what is consumed in whole epochs, `in_doubt` what is planned (None: no more than was),
-    `read_error` why it cannot be read on for now, `poison`, with the last word, that it cannot be up to before there.
+    `size` and `lag`, as in `StreamProgress`, are for the leader's view of the load; `delivered_end` is the end of what
+    is given up, `consumed` what is consumed in entire epochs, `in_doubt` what is planned (None: unchanged),
+    `read_error` why it cannot be read on at present, `poison`, in a final report, the offset before which it cannot be
+    decoded.
     """
 
     stream_id: int
@@ -132,7 +133,7 @@ class BorrowerEnded:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Sends and tells in order. `wake_at`: come back with a `Tick` no later than this."""
+    """Messages and updates, in order. `wake_at`: call again with a `Tick` no later than this."""
 
     sends: tuple[Send, ...] = ()
     updates: tuple[AssignmentUpdate, ...] = ()

@@ -1,4 +1,4 @@
-"""Why what follows in a stream cannot be had for now, and what of that the stream's leader is told. Pure."""
+"""Why a stream cannot be read on, and which part of it is reported to the leader; pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PERSISTENT_AFTER_S = 10.0
 """A place that is away for less than this is not worth a line in the group's history for each stream that waits."""
 
 RETRY_INTERVAL_S = 60.0
-"""What comes and goes is told no more often than so: each time is two lines of history."""
+"""Minimum time between two reports of an error that comes and goes: each is two lines of history."""
 
 MAX_REPORT_BYTES = 512 * 1024
 """Of troubles in one message: a place that is away may be that of all of a member's streams, and a message that is too
@@ -31,7 +31,7 @@ class ReadFailure:
     _reported_at: float = -RETRY_INTERVAL_S
 
     def record(self, problem: Exception, now: float) -> bool:
-        """It is tried again later; whether the leader is to be told now."""
+        """Record that it is tried again later; return whether the leader is to be notified now."""
         if not self.current_error:
             self.failing_since = now
         self.current_error, kind = str(problem), type(problem)
@@ -42,13 +42,13 @@ class ReadFailure:
         return True
 
     def clear(self) -> bool:
-        """It can be read on; whether the leader is to be told."""
+        """Record that it can be read on; return whether the leader is to be notified."""
         was_reported, self.current_error, self.reported_error, self._kind = bool(self.reported_error), "", "", None
         return was_reported
 
 
 def split_progress(streams: Iterable[StreamProgress]) -> Iterator[tuple[StreamProgress, ...]]:
-    """The same, in order, in as few messages as their troubles fit into."""
+    """Yield the same, in order, in as few messages as their troubles fit into."""
     parcel, size = list[StreamProgress](), 0
     for each in streams:
         more = len(each.read_error.encode())
@@ -62,5 +62,5 @@ def split_progress(streams: Iterable[StreamProgress]) -> Iterator[tuple[StreamPr
 
 
 def plain(text: str) -> str:
-    """As it may travel, whatever a store's library has to say."""
+    """Shorten an error's text for the wire, whatever a store's library has put into it."""
     return "".join(each if each.isprintable() else " " for each in text)[:MAX_READ_ERROR_CHARS]

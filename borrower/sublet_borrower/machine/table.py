@@ -1,7 +1,7 @@
-"""Statuses of a borrower and of its streams, and which action answers each event in each status.
+"""Statuses of a borrower and of its streams, and the action for each event in each status.
 
-The table is the protocol: whatever may come in, a leader's words out of turn included, has its pair, and `IGNORE` is an
-answer. One that has not begun, or is over, has no row: nothing reaches it. Tests read the table and the documentation
+The table is the protocol: every event, also a leader's message out of turn, has its pair, and `IGNORE` is an answer. A
+borrower that has not begun, or is over, has no row: nothing reaches it. Tests read the table and the documentation
 draws it.
 """
 
@@ -23,7 +23,7 @@ class BorrowerStatus(Enum):
 class StreamStatus(Enum):
     """A stream's life at a borrower: absent -> granted -> revoking -> absent."""
 
-    GRANTED = "granted"  # lent to us, the session consumes it
+    GRANTED = "granted"  # granted to us, the session consumes it
     REVOKING = "revoking"  # the leader wants it back, the session finishes its running batch
 
 
@@ -68,7 +68,7 @@ class Action(Enum):
 
 
 def _row(**actions: Action) -> dict[EventKind, Action]:
-    """A full row: what is not named is ignored."""
+    """Return a full row: what is not named is ignored."""
     return {kind: actions.get(kind.name, Action.IGNORE) for kind in EventKind}
 
 

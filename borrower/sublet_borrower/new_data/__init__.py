@@ -1,1 +1,1 @@
-"""When a session looks for new messages: after a notification, or after a silence."""
+"""Detecting that a granted stream has new messages: by push, else by polling after a silence."""

@@ -1,4 +1,4 @@
-"""Which sessions of an agent want news of which streams, and which node each of them hears it from: its leader's.
+"""Head subscriptions of an agent's sessions, each at the node of its leader.
 
 Plain bookkeeping. A stream is subscribed to once per node, however many sessions follow it there.
 """
@@ -15,7 +15,7 @@ NodeStreamCall = Callable[[str, int], None]
 
 
 class HeadSubscriptions:
-    """`subscribe` and `unsubscribe` are called in the order in which the node is to hear of them."""
+    """`subscribe` and `unsubscribe` are called in the order in which the node has to receive them."""
 
     def __init__(self, subscribe: NodeStreamCall, unsubscribe: NodeStreamCall) -> None:
         self._subscribe, self._unsubscribe = subscribe, unsubscribe
@@ -24,7 +24,7 @@ class HeadSubscriptions:
         self._readers: dict[tuple[str, int], set[int]] = {}
 
     def add(self, handle: int, follow: HeadSubscription) -> None:
-        """The session wants news of the stream from now on, under this id."""
+        """Subscribe the session to the stream's head from now on, under this id."""
         self._follows.setdefault(handle, {})[follow.stream_id] = follow
         self._join(handle, follow.stream_id)
 
@@ -53,7 +53,7 @@ class HeadSubscriptions:
         self._follows.pop(handle, None)
 
     def route_head(self, node: str, head: StreamHead) -> list[tuple[int, HeadPushed]]:
-        """Whom what a node says concerns."""
+        """Return the sessions that a head pushed by a node is for."""
         readers = self._readers.get((node, head.stream_id), ())
         return [(handle, HeadPushed(self._follows[handle][head.stream_id], head.head)) for handle in readers]
 

@@ -1,15 +1,15 @@
-"""When a session looks at the log again: at once where news came by push, else after a silence.
+"""Decides when a session reads heads from the log: at once after a push, else after a silence.
 
-News may be lost, late, repeated or invented: all that it does is to make us look earlier. A stream that is read to its
-end is *followed* under a subscription id (grant id, number). Only the first half is authority. The second is bumped
-after a miss, which is news that we had to find by ourselves and that was not pushed soon after: the old subscription is
-dropped, a new one made, and what still comes under the old one is refused.
+A pushed head may be lost, late, repeated or invented: all that it does is to make us look earlier. A stream that is
+read to its end is *followed* under a subscription id (grant id, number). Only the first half is authority. The second
+is bumped after a miss, which is a head that we had to find by ourselves and that was not pushed soon after: the old
+subscription is dropped, a new one made, and pushes under the old one are rejected.
 
-The silence is adaptive. Without push it is short, but never so short that a session would ask the log for most of its
-time, and grows while nothing comes. Once anything was pushed, be it the answer to a subscription, streams are looked at
-but now and then, other than those whose news were missed and have not been pushed since, and those of which more was
-read than was told: under load news lag behind the log, and a look brings all of it at once. A stream that is never read
-to its end is not followed: its news would only cost.
+The silence is adaptive. Without push it is short, but never so short that a session would query the log for most of its
+time, and grows while nothing comes. Once anything was pushed, also as the answer to a subscription, streams are looked
+at but now and then, other than those with a miss and no push since, and those of which more was read than was pushed:
+under load pushes lag behind the log, and a look brings all at once. A stream that is never read to its end is not
+followed: its pushes would only cost.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ WEIGHT = 0.25
 
 @dataclass(frozen=True, slots=True)
 class HeadTrackerSettings:
-    """Seconds. A silence begins at `poll_initial_s`, or at so many times what a look takes of late if that is longer
-    (but not than `poll_max_with_push_s`), and grows to `poll_max_s`, or to `poll_max_with_push_s` where push works."""
+    """Seconds. A silence begins at `poll_initial_s`, or at a multiple of the time that recent looks took if that is
+    longer (but not than `poll_max_with_push_s`), and grows to `poll_max_s`, or to `poll_max_with_push_s` where push
+    works."""
 
     poll_initial_s: float = 0.002
     poll_cost_factor: float = 2.0
     poll_max_s: float = 0.1
     poll_max_with_push_s: float = 1.0
     push_late_s: float = 0.1
-    """How much later than we found news by ourselves it may be pushed and is no miss."""
+    """How much later than our own look a head may be pushed and is no miss."""
     busy_after_s: float = 1.0
     """A stream that was not read to its end for so long is followed no more."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadSubscription:
-    """Under what news of a stream is pushed."""
+    """The id under which heads of a stream are pushed."""
 
     stream_id: int
     grant_id: int
@@ -55,7 +56,7 @@ class StreamsCaughtUp:
 
 @dataclass(frozen=True, slots=True)
 class HeadPushed:
-    """A stream ends at `head` by now, somebody says."""
+    """A pushed head: the stream ends at `head` by now, unverified."""
 
     subscription: HeadSubscription
     head: int
@@ -63,8 +64,7 @@ class HeadPushed:
 
 @dataclass(frozen=True, slots=True)
 class HeadsRead:
-    """What the log says of the streams that were to be looked at: {stream: head}. Absent: it did not answer. `took_s`:
-    how long it took to say so."""
+    """Heads read from the log, {stream: head}; absent where it did not answer. `took_s`: how long that took."""
 
     heads: Mapping[int, int]
     took_s: float = 0.0
@@ -92,7 +92,7 @@ class HeadTrackerOutcome:
 
 @dataclass(slots=True)
 class _Followed:
-    """`doubted`: news was missed, and none was pushed since. `awaited_until`: until then what we found by ourselves,
+    """`doubted`: a head was missed, and none was pushed since. `awaited_until`: until then what we found by ourselves,
     up to `found`, may still be pushed. `unread`: pushed while the stream was not read to its end yet."""
 
     id: HeadSubscription
@@ -109,7 +109,7 @@ class _Followed:
 
 @dataclass(slots=True)
 class HeadTrackerCounters:
-    """Since the session began: news by push, found by looking, refused; looks, and misses that were healed."""
+    """Since the session began: heads by push, found by looking, rejected; looks, and misses that were healed."""
 
     pushed: int = 0
     polled: int = 0
@@ -153,7 +153,7 @@ class HeadTracker:
         return HeadTrackerOutcome(tuple(self._follow), tuple(self._unfollow), news, look, self._wake_at())
 
     def _note_ends(self, streams: Mapping[int, tuple[int, int]], now: float) -> dict[int, int]:
-        """What was pushed while the stream was read, and lies behind what was read, is news now."""
+        """Use what was pushed while the stream was read, if it lies behind what was read."""
         news: dict[int, int] = {}
         for stream_id, (grant_id, head) in streams.items():
             one = self._streams.get(stream_id)
@@ -161,12 +161,12 @@ class HeadTracker:
                 self._drop(stream_id)
                 self._begin(stream_id, grant_id, head, now)
                 continue
-            if head > one.head:  # the log grows more quickly than we are told of it
+            if head > one.head:  # the log grows more quickly than pushes report
                 one.silence_s = self._first_s
                 one.look_at = min(one.look_at, now + one.silence_s)
             if not one.at_end:
                 one.at_end, one.look_at = True, now + one.silence_s
-            # What the log says counts: news that were invented cost one look.
+            # A head from the log counts: invented pushes cost one look.
             one.head, pushed, one.unread = head, one.unread, 0
             if pushed > head:
                 news[stream_id] = one.head = pushed
@@ -199,7 +199,7 @@ class HeadTracker:
         if one is None or one.id != pushed.subscription:
             self.counters.rejected += 1
             return {}
-        self._push_works = True  # somebody listens for us, at least
+        self._push_works = True  # a node has our subscription, at least
         if one.awaited_until is not None and pushed.head >= one.found:
             one.awaited_until, one.doubted = None, False
         if pushed.head <= one.head:

@@ -1,1 +1,1 @@
-"""Micro-batches planned ahead, for engines such as Spark that name a batch before they read it."""
+"""Sessions that plan micro-batches ahead, for engines such as Spark that name a batch before they read it."""

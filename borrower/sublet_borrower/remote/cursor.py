@@ -1,8 +1,8 @@
-"""How far a reader of a feed has come, and which pages it takes. Pure.
+"""How far a reader of a feed has come, and which pages it takes; pure.
 
-A page bears the id of the call it answers, where it starts and where it ends. Only the direct successor of what was
-taken last, under the id of the call that is under way, moves the reader on; so whatever a node or a network does, each
-message comes once and none is skipped.
+A page has the id of the call it answers, its start and its end. Only the direct successor of what was taken last, under
+the id of the call that is under way, moves the reader on; so whatever a node or a network does, each message comes once
+and none is skipped.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class PageOutcome(Enum):
 
 
 class FeedCursor:
-    """`bookmark`: how far it has come; None until a node has said where the beginning is."""
+    """`bookmark`: how far it has come; None until a node has sent where the beginning is."""
 
     def __init__(self, name: str) -> None:
         self._ids = (f"{name}.{number}" for number in count(1))
@@ -35,11 +35,11 @@ class FeedCursor:
 
     @property
     def bookmark(self) -> Bookmark | None:
-        """A copy, to be kept."""
+        """Return a copy."""
         return None if self._offsets is None else Bookmark(self._known, dict(self._offsets), self._timeline)
 
     def new_subscription_id(self) -> str:
-        """A new id, for another call; pages under the older ones are discarded from now on."""
+        """Return a new id, for another call; pages under the older ones are discarded from now on."""
         self.subscription = next(self._ids)
         return self.subscription
 
@@ -60,7 +60,7 @@ class FeedCursor:
         return PageOutcome.ADVANCED
 
     def _take_bookmark(self, bookmark: Bookmark) -> PageOutcome:
-        """It brings streams that were not known; of those that were it must say the same."""
+        """Accept streams that were not known; of those that were the bookmark must be equal."""
         mine = self._offsets
         if mine is not None and (
             bookmark.known < self._known or any(mine.get(id, at) != at for id, at in bookmark.offsets.items())

@@ -46,10 +46,11 @@ HINT = "publish it with access to the database: Publisher(max_message_bytes=...)
 class Feed:
     """Publishes and reads through a node, or several of which one is used at a time; a context manager.
 
-    Nothing is asked of any node before it is used. Publishing is for any thread, and is what `Publisher` is: durable
-    deliveries, order per key, stored once whatever is retried, `max_buffered_bytes` of back-pressure. It is tried for
+    No node is called before it is used. Publishing is for any thread, and is what `Publisher` is: durable deliveries,
+    order per key, stored once whatever is retried, `max_buffered_bytes` of back-pressure. It is tried for
     `delivery_timeout_s` (math.inf: for ever). Readers go on at the next node by themselves; `node_timeout_s` is how
-    long no node may answer. It belongs to the process that made it. Raises `InvalidSetting`."""
+    long no node may answer. It belongs to the process that made it. Raises `InvalidSetting`.
+    """
 
     def __init__(
         self,
@@ -115,12 +116,13 @@ class Feed:
         starting_position: FeedStart = "earliest",
         on_data_loss: Callable[[PositionGone], None] | None = None,
     ) -> FeedReader:
-        """What is stored and matches, from `starting_position` to where the streams end now: an iterator of Arrow
-        tables.
+        """Return what is stored and matches, from `starting_position` to where the streams end now: an iterator of
+        Arrow tables.
 
         `starting_position`: earliest, latest, a time (when it was stored; `datetime` or text), an offset (`int`: in
         every stream), or the `bookmark` of an earlier reader of the same filter, also as text. Where it begins is
-        settled when this returns."""
+        settled when this returns.
+        """
         return self._read(pb.HistoryRequest, filter, starting_position, on_data_loss)
 
     def follow(
@@ -129,7 +131,7 @@ class Feed:
         starting_position: FeedStart = "latest",
         on_data_loss: Callable[[PositionGone], None] | None = None,
     ) -> FeedReader:
-        """The same, and then what is published, as it comes: an iterator without an end."""
+        """Return the same, and then what is published, as it comes: an iterator without an end."""
         return self._read(pb.FollowRequest, filter, starting_position, on_data_loss)
 
     @property
@@ -155,7 +157,7 @@ class Feed:
     def close(self, timeout_s: float | None = None) -> None:
         """Deliver what is queued, then end. After `timeout_s` what is left fails. Raises the first delivery error.
 
-        Readers are closed by whoever made them. In a process forked from the feed's it does nothing.
+        Readers are not closed by this. In a process forked from the feed's it does nothing.
         """
         if self._process != os.getpid():
             return
@@ -180,5 +182,5 @@ class Feed:
             return
         try:
             self.close()
-        except Exception as failure:  # noqa: BLE001 - the error that is under way says more
+        except Exception as failure:  # noqa: BLE001 - the error that is under way matters more
             error.add_note(f"and while closing the feed: {failure}")

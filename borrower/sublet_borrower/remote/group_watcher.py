@@ -1,10 +1,11 @@
-"""Follows what happens in a group, whichever node leads it.
+"""Watches the events of a group, whichever node leads it.
 
-Every node publishes what happens in the groups that it leads. So a watcher subscribes at all nodes that it knows: when
-the leader changes, the next one's first word is heard without looking for it. Where a node that is not known leads, the
-others say so, whom it asks now and then, and it is followed too.
+Every node publishes the events of the groups that it leads. So a watcher subscribes at all nodes that it knows: when
+the leader changes, the next one's events arrive without a search. If a node leads that is not known, the others have
+its address, for which they are queried now and then, and it is subscribed to too.
 
-Nobody waits for a watcher: at the node its mailbox is bounded, and here what is not taken is. What is lost is counted.
+A watcher never slows a group: its mailbox at the node is bounded, and so are the events not taken here. Lost events are
+counted.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ class EventReceived:
 
 @dataclass(frozen=True, slots=True)
 class EventsDropped:
-    """So many events were lost here, because they were not taken in time."""
+    """How many events were lost here, because they were not taken in time."""
 
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class NodeUnreachable:
-    """That node does not answer, or refuses. What it told meanwhile is lost."""
+    """That node does not answer, or rejects the watcher. Its events meanwhile are lost."""
 
     address: str
     reason: str
@@ -56,9 +57,9 @@ class NodeUnreachable:
 
 @dataclass(frozen=True, slots=True)
 class LeaderInfo:
-    """A node says who leads; None: nobody. No `group_id`: there is no such group. `is_led_here`: it is that node
-    itself, so that nothing can happen from now on without being seen, and which `members` are connected to it:
-    {borrower_id, agent, session} of each."""
+    """A node's answer to who leads; None: no node. No `group_id`: there is no such group. `is_led_here`: it is that
+    node itself, so that no event can be missed from now on, and `members` are connected to it: {borrower_id, agent,
+    session} of each."""
 
     group_id: int | None
     node: str | None
@@ -71,7 +72,8 @@ WatchEvent = EventReceived | EventsDropped | NodeUnreachable | LeaderInfo
 
 
 def list_connected_members(subscription: str, address: str, wait_s: float) -> tuple[dict[str, Any], ...] | None:
-    """Who is connected to the group's leader, which is at that address; None where it does not say so in time."""
+    """Return who is connected to the group's leader, which is at that address; None where it does not answer in
+    time."""
     give_up_at = time.monotonic() + wait_s
     with GroupWatcher(subscription) as watch:
         watch.set_nodes([address])
@@ -87,8 +89,8 @@ def list_connected_members(subscription: str, address: str, wait_s: float) -> tu
 
 
 class GroupWatcher:
-    """Thread-safe. `set_nodes` says where nodes are, `query_leader` asks one of them who leads, `next_event` has what
-    came of it."""
+    """Thread-safe. `set_nodes` sets the addresses of nodes, `query_leader` queries one of them for the leader,
+    `next_event` returns what comes."""
 
     def __init__(self, subscription: str, waiting: int = WAITING) -> None:
         self._subscription, self._waiting = subscription, waiting
@@ -108,11 +110,11 @@ class GroupWatcher:
         self._loop.call_soon_threadsafe(self._follow, tuple(addresses))
 
     def query_leader(self) -> None:
-        """Ask a node who leads, each time another."""
+        """Query a node for the leader, each time another."""
         self._loop.call_soon_threadsafe(self._ask)
 
     def next_event(self, wait_s: float) -> WatchEvent | None:
-        """The next thing, in its order; None where nothing comes within that time."""
+        """Return the next thing, in its order; None where nothing comes within that time."""
         with self._condition:
             if not (self._sights or self._missed):
                 self._condition.wait(wait_s)
@@ -203,7 +205,7 @@ class GroupWatcher:
         self._put(NodeUnreachable(address, truncate(why)))
 
     def _put(self, sight: WatchEvent) -> None:
-        """What comes when too much waits is lost, until all of that is taken: so the loss is told where it was."""
+        """Drop what comes while too much waits, until all of that is taken: so the loss is reported where it was."""
         with self._condition:
             if self._missed or len(self._sights) >= self._waiting:
                 self._missed += sight.count if isinstance(sight, EventsDropped) else isinstance(sight, EventReceived)

@@ -1,4 +1,4 @@
-"""Calls of a feed's client to nodes, whichever answers: what can be tried again, and what cannot.
+"""Calls of a feed's client to nodes, with retries at other nodes.
 
 A call is over in a bounded time, also where the node is frozen or the network silent.
 """
@@ -29,7 +29,7 @@ from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_protocol.v1 import sublet_pb2_grpc
 
 AHEAD: Final = 2
-"""Pages that are taken from a node before the reader asks for them."""
+"""How many pages are taken from a node ahead of the reader."""
 
 BACKOFF_INITIAL_S: Final = 0.05
 BACKOFF_MAX_S: Final = 1.0
@@ -45,14 +45,14 @@ _FINAL: Final = {
 
 
 class RetryableError(Exception):
-    """The call may be tried again, at this node or another; after so many seconds if the node has said so."""
+    """The call may be repeated, at this node or another; after `after_s` if the node has asked for that."""
 
     def __init__(self, address: str, reason: str, after_s: float = 0.0) -> None:
         self.address, self.reason, self.after_s = address, reason, after_s
         super().__init__(f"node {address}: {reason}")
 
     def given_up(self, after_s: float, remedy: str) -> Unavailable:
-        """What is raised where there is no time to try it again."""
+        """Return the error where there is no time to try it again."""
         return Unavailable(f"{self}. Given up after {after_s:g} s. {remedy}")
 
 
@@ -74,18 +74,18 @@ class NodeCalls:
         self._at = (self._at + 1) % len(self._nodes)
 
     def publish(self, request: Any, timeout_s: float) -> Any:
-        """A `PublishReply`. Raises `Again`, or what is wrong with the request."""
+        """Return a `PublishReply`. Raises `Again`, or what is wrong with the request."""
         return self.call("Publish", request, timeout_s)
 
     def call(self, method: str, request: Any, timeout_s: float) -> Any:
-        """The one reply of that method of `Feed`. Raises `Again`, or what is wrong with the request."""
+        """Return the one reply of that method of `Feed`. Raises `Again`, or what is wrong with the request."""
         try:
             return getattr(self._stub(), method)(request, timeout=timeout_s)
         except grpc.RpcError as error:
             raise map_grpc_error(self.address, error) from error
 
     def open_stream(self, request: Any) -> PageStream:
-        """The pages that answer a `HistoryRequest` or a `FollowRequest`."""
+        """Return the pages that answer a `HistoryRequest` or a `FollowRequest`."""
         stub = self._stub()
         method = stub.History if isinstance(request, pb.HistoryRequest) else stub.Follow
         return PageStream(self.address, method(request))
@@ -103,7 +103,7 @@ class NodeCalls:
 
 
 class PageStream:
-    """The pages of one call, a few of them ahead; the node waits while nobody takes them."""
+    """The pages of one call, a few of them ahead; the node waits while none is taken."""
 
     def __init__(self, address: str, call: Any) -> None:
         self._address, self._call = address, call
@@ -115,7 +115,7 @@ class PageStream:
         threading.Thread(target=self._run, name=f"sublet feed of {address}", daemon=True).start()
 
     def get(self, timeout_s: float) -> Any:
-        """The next page; None if the node has sent the last. Raises `TimeoutError`, `Again`, a `SubletError`."""
+        """Return the next page; None if the node has sent the last. Raises `TimeoutError`, `Again`, a `SubletError`."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._found or self._over, timeout_s):
                 raise TimeoutError
@@ -129,7 +129,7 @@ class PageStream:
 
     @property
     def idle_s(self) -> float:
-        """How long ago something was heard; 0 while pages wait to be taken."""
+        """Seconds since the node last sent something; 0 while pages wait to be taken."""
         with self._changed:
             return 0.0 if self._found else time.monotonic() - self._received_at
 
@@ -148,7 +148,7 @@ class PageStream:
                     break
         except grpc.RpcError as error:
             end = map_grpc_error(self._address, error)
-        except Exception as error:  # noqa: BLE001 - whoever waits for a page raises it
+        except Exception as error:  # noqa: BLE001 - raised where a page is waited for
             end = error
         with self._changed:
             self._end, self._over = end, True

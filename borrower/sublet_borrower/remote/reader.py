@@ -1,4 +1,4 @@
-"""Reading a feed: tables of messages, one after the other, over as many calls and nodes as it takes."""
+"""Reads a feed as tables of messages, over as many calls and nodes as it takes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sublet_storage.producer.batches.columns import as_timestamp_us
 from sublet_storage.util.retry import Backoff
 
 RECEIVE_TIMEOUT_S = 5 * HEARTBEAT_INTERVAL_S
-"""A node that says nothing for so long is taken for lost."""
+"""After how long a silent node counts as lost."""
 
 HINT = "Start a node there (`sublet leader`), correct the address, or give several nodes."
 
@@ -64,7 +64,7 @@ class FeedReader(Iterator[pa.Table]):
         return bookmark
 
     def read(self, timeout_s: float | None = None) -> pa.Table | None:
-        """The next table; None if the history is over (`is_finished`), or nothing has come in time."""
+        """Return the next table; None if the history is over (`is_finished`), or nothing has come in time."""
         deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         while not self.is_finished:
             page = self._next(deadline)
@@ -102,7 +102,7 @@ class FeedReader(Iterator[pa.Table]):
     # --- pages ------------------------------------------------------------------------------------------------------
 
     def _find_beginning(self) -> None:
-        """Until a node has said where it is: from then on nothing is missed."""
+        """Wait until a node has sent where the beginning is: from then on nothing is missed."""
         try:
             while self._cursor.bookmark is None and (page := self._next(float("inf"))) is not None:
                 self._accept(page)
@@ -112,11 +112,11 @@ class FeedReader(Iterator[pa.Table]):
         self._there_at_first = frozenset(self.bookmark.offsets)
 
     def _next(self, deadline: float) -> FeedPage | None:
-        """A page; None at the deadline, or when the node has sent the last."""
+        """Return a page; None at the deadline, or when the node has sent the last."""
         while True:
             try:
                 page = self._wait(deadline)
-                if page is None or page.bookmark is None:  # where it begins it says also before it fails
+                if page is None or page.bookmark is None:  # a call that begins sends that also before it fails
                     self._trouble = None
                 return page
             except TimeoutError:
@@ -126,7 +126,8 @@ class FeedReader(Iterator[pa.Table]):
                     return None
 
     def _wait(self, deadline: float) -> FeedPage | None:
-        """A page of the call under way. Raises `TimeoutError` at the deadline, `Again` if the call came to naught."""
+        """Return a page of the call under way. Raises `TimeoutError` at the deadline, `Again` if the call came to
+        naught."""
         pages = self._pages = self._pages or self._calls.open_stream(self._request())
         left_s = RECEIVE_TIMEOUT_S - pages.idle_s
         try:
@@ -150,7 +151,7 @@ class FeedReader(Iterator[pa.Table]):
         return encode_read(read, self._kind)
 
     def _end(self) -> None:
-        """The node has nothing more. Before it has said where the beginning is, that is no answer."""
+        """The node has nothing more. Before it has sent where the beginning is, that is no answer."""
         if self._cursor.bookmark is None:
             raise RetryableError(self._calls.address, "it ended without a beginning")
         self.close()
@@ -178,7 +179,7 @@ class FeedReader(Iterator[pa.Table]):
     # --- what is in them --------------------------------------------------------------------------------------------
 
     def _accept(self, page: FeedPage) -> pa.Table | None:
-        """Its messages, if it is the next page and has any."""
+        """Return its messages, if it is the next page and has any."""
         table = None if page.messages is None else decode_messages(page.messages)
         match self._cursor.accept(page):
             case PageOutcome.ADVANCED if page.is_gone:
@@ -203,7 +204,7 @@ class FeedReader(Iterator[pa.Table]):
 
 
 def parse_feed_start(start: FeedStart) -> StartingPosition | Bookmark:
-    """Where to begin. Raises `UsageError`."""
+    """Return where to begin. Raises `UsageError`."""
     if isinstance(start, StartingPosition | Bookmark):
         return start
     if isinstance(start, datetime):
@@ -216,7 +217,7 @@ def parse_feed_start(start: FeedStart) -> StartingPosition | Bookmark:
 
 
 def decode_messages(messages: bytes) -> pa.Table:
-    """The Arrow of a page. Raises `MalformedMessage`."""
+    """Return the Arrow of a page. Raises `MalformedMessage`."""
     try:
         table = pa.ipc.open_stream(messages).read_all()
     except (pa.ArrowException, OSError) as error:

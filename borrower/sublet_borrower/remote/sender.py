@@ -1,4 +1,4 @@
-"""The one thread that publishes through nodes: takes what waits, sends it as a numbered batch, tells what became of it.
+"""The thread that publishes through nodes: sends numbered batches and settles their deliveries.
 
 A batch keeps its number until it is answered, so that sending it again, also to another node, stores it once. Nothing
 else is sent meanwhile: order is kept by waiting.
@@ -36,7 +36,7 @@ from sublet_storage.util.retry import Backoff, call_with_retry
 
 ATTEMPT_TIMEOUT_S = 15.0
 MIN_ATTEMPT_S = 1.0
-"""A node that has not answered within that is asked again, or another."""
+"""After how long without an answer a batch is sent again, to this node or another."""
 
 HINT = "It may be stored or not: look before you publish it again. Start a node there, or give several."
 
@@ -89,7 +89,7 @@ class FeedSender(threading.Thread):
             while (loads := self._buffer.take()) is not None:
                 for load in loads:
                     self._deliver(load)
-        except Exception as error:  # noqa: BLE001 - the thread's last words belong to those who wait
+        except Exception as error:  # noqa: BLE001 - fails the deliveries that are waited for
             self._buffer.abandon(error)
         finally:
             self._calls.close()
@@ -111,7 +111,7 @@ class FeedSender(threading.Thread):
         self._buffer.release_batches([load])
 
     def _published(self, batch: pa.RecordBatch) -> tuple[StoredSpan, ...]:
-        """Where the messages of a batch lie. Raises what is wrong with it, or `Unavailable`."""
+        """Return where the messages of a batch lie. Raises what is wrong with it, or `Unavailable`."""
         self._number += 1
         request = encode_publish(PublishCommand(self._producer, 1, self._number, _lean(batch).serialize().to_pybytes()))
         backoff = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S, total_s=self._delivery_timeout_s)
@@ -143,14 +143,14 @@ class FeedSender(threading.Thread):
 
 
 def _lean(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A slice of nothing but nulls may still drag along what it was cut from."""
+    """Copy a slice of nothing but nulls, which may still hold what it was cut from."""
     count = batch.num_rows
     columns = [pa.nulls(count, each.type) if each.null_count == count else each for each in batch.columns]
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
 def _requests(load: PendingBlock) -> Iterator[tuple[pa.RecordBatch, list[PendingRows]]]:
-    """A load as batches that a node takes, each with the pieces that its messages are of."""
+    """Yield a load as batches that a node takes, each with the pieces that its messages are of."""
     pieces = [small for piece in load.pieces for small in _small(piece)]
     while pieces:
         count = _fitting(pieces)
@@ -170,7 +170,7 @@ def _small(piece: PendingRows) -> Iterator[PendingRows]:
 
 
 def _fitting(pieces: Sequence[PendingRows]) -> int:
-    """How many of them fit into one batch together, at least one."""
+    """Return how many of them fit into one batch together, at least one."""
     size = messages = 0
     for index, piece in enumerate(pieces):
         size, messages = size + piece.batch.nbytes, messages + piece.count
@@ -180,7 +180,7 @@ def _fitting(pieces: Sequence[PendingRows]) -> int:
 
 
 def _store(part: StoredSpan, pieces: Iterable[PendingRows]) -> None:
-    """Tell every piece where those of its messages lie that went to this stream."""
+    """Settle the messages of every piece that went to this stream with their offsets."""
     start = 0
     for piece in pieces:
         end = start + piece.count
@@ -192,7 +192,7 @@ def _store(part: StoredSpan, pieces: Iterable[PendingRows]) -> None:
 
 
 def _rows(mine: Rows, picked: Sequence[int], start: int) -> Rows:
-    """The numbers in its ticket of the messages picked, whose numbers in the batch count from `start`."""
+    """Return the numbers in its ticket of the messages picked, whose numbers in the batch count from `start`."""
     if isinstance(picked, range) and isinstance(mine, range):
         return mine[picked.start - start : picked.stop - start]
     indices = pa.array([row - start for row in picked], pa.int64())

@@ -1,6 +1,6 @@
-"""`format("sublet")`, to read and to write: what Spark finds, and what it is made of.
+"""The data source `format("sublet")`, for reading and writing.
 
-Nothing is loaded here that is not needed to say what there is: every Spark session imports this.
+Nothing is loaded here that is not needed for its names: every Spark session imports this.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class DefaultSource(DataSource):
         return "sublet"
 
     def schema(self) -> StructType:
-        """All columns there are; a query that needs few of them says so with `.schema(...)`."""
+        """Return all columns; a query that needs few of them selects them with `.schema(...)`."""
         from sublet_borrower.spark.common.columns import all_columns
 
         return all_columns()
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Of a plan."""
+        """Return the reader of a plan."""
         from sublet_borrower.spark.common.columns import select_columns
         from sublet_borrower.spark.source.batch_options import batch_options
         from sublet_borrower.spark.source.batch_reader import PushdownBatchReader, SubletBatchReader
@@ -46,7 +46,7 @@ class DefaultSource(DataSource):
         )
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 Spark's name
-        """Of a query."""
+        """Return the reader of a query."""
         from sublet_borrower.spark.common.columns import select_columns
         from sublet_borrower.spark.common.options import stream_options
         from sublet_borrower.spark.source.stream_reader import SubletStreamReader
@@ -54,13 +54,13 @@ class DefaultSource(DataSource):
         return SubletStreamReader(stream_options(self.options), select_columns(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        """Of a batch write."""
+        """Return the writer of a batch write."""
         from sublet_borrower.spark.sink.writer import batch_writer
 
         return batch_writer(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802 Spark's name
-        """Of a streaming query."""
+        """Return the writer of a streaming query."""
         from sublet_borrower.spark.sink.writer import stream_writer
 
         return stream_writer(self.options, schema, overwrite)

@@ -1,1 +1,1 @@
-"""What a session was granted, and how far it has come in each stream."""
+"""The streams granted to a session, its position in each, and the batches made of them."""

@@ -1,11 +1,11 @@
-"""The session's own view of what it was lent: how far each stream is read, how far acknowledged, and what comes next.
+"""The streams a session holds: how far each is read, how far acknowledged, and which is read next.
 
 Plain bookkeeping, no I/O. A stream may have batches outstanding: given out and not acknowledged. Progress stops before
-the first of them, whatever is acknowledged behind it, and the last word can only be given when there is none, or when
-they are given up: then it says what may be seen again.
+the first of them, whatever is acknowledged behind it, and final progress can only be reported when there is none, or
+when they are given up: then it has the range that may be delivered again.
 
-What the agent says is heard on the agent's thread, at once: while the session's own thread works on a batch, its other
-streams come and go. What one of the two does with a stream, the other sees whole.
+The agent's updates are applied on the agent's thread, at once: while the session's own thread works on a batch, its
+other streams come and go. A change by one of the two threads is never seen in part by the other.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SessionAssignment:
         self._again_at = math.inf
 
     def apply_update(self, notify: AssignmentUpdate) -> None:
-        """Act on what the agent says."""
+        """Apply an update of the agent."""
         with self._lock:
             match notify:
                 case StreamGranted(grant):
@@ -75,8 +75,8 @@ class SessionAssignment:
                     assert_never(notify)
 
     def next_readable(self, allowed: Callable[[GrantedStream], bool]) -> GrantedStream | None:
-        """The next stream worth reading, each in its turn; it is being read until `GrantedStream.advance_read` or
-        `release_read`."""
+        """Return the next stream worth reading, each in its turn; it is being read until `GrantedStream.advance_read`
+        or `release_read`."""
         with self._lock:
             for _ in range(len(self._turn)):
                 granted = self._granted[self._turn[0]]
@@ -87,8 +87,8 @@ class SessionAssignment:
         return None
 
     def defer(self, granted: GrantedStream, problem: Exception, now: float, after_s: float) -> bool:
-        """What comes next in the stream cannot be had for so long. Its leader is told; whether this is news, of any of
-        the streams."""
+        """Read the stream again only after `after_s`, and report the error to its leader; return whether no stream had
+        that error before."""
         with self._lock:
             granted.is_unreadable, granted.retry_at = True, now + after_s
             self._again_at = min(self._again_at, granted.retry_at)
@@ -98,8 +98,7 @@ class SessionAssignment:
             return is_news
 
     def poisoned(self, granted: GrantedStream, problem: PoisonBlock) -> bool:
-        """What comes next in the stream cannot be decoded: it is handed back when all before that is done. Whether this
-        is news."""
+        """Hand the stream back, as it cannot be decoded, when all before is done; return whether this is new."""
         with self._lock:
             is_news, granted.is_unreadable, granted.retry_at = granted.poison is None, True, None
             granted.poison = problem
@@ -108,7 +107,8 @@ class SessionAssignment:
             return is_news
 
     def mark_readable(self, granted: GrantedStream) -> bool:
-        """What comes next in the stream was had; whether it could not be before, and its leader is told so."""
+        """Note that the stream could be read; return whether it could not be before, which is reported to its
+        leader."""
         with self._lock:
             if not granted.read_failure.current_error:
                 return False
@@ -128,7 +128,7 @@ class SessionAssignment:
             self._again_at = min(waiting, default=math.inf)
 
     def read_errors(self) -> set[str]:
-        """What is said of streams that are tried again."""
+        """Return the read errors of streams that are tried again."""
         with self._lock:
             return {
                 granted.read_failure.current_error
@@ -137,7 +137,7 @@ class SessionAssignment:
             }
 
     def caught_up_streams(self) -> dict[int, tuple[int, int]]:
-        """{stream: (grant id, head)} of those read to where they ended when last looked at."""
+        """Return {stream: (grant id, head)} of those read to where they ended when last looked at."""
         with self._lock:
             return {
                 stream_id: (granted.grant_id, granted.next_read_offset)
@@ -188,7 +188,8 @@ class SessionAssignment:
                 self._report(granted.to_progress())
 
     def update_heads(self, heads: Iterable[tuple[int, int]]) -> None:
-        """(stream, head), as the log says. One that ends before what was read of it is read, which says so."""
+        """Set heads, (stream, head), as read from the log. A head before what was read of the stream makes it be read,
+        which then raises."""
         with self._lock:
             for stream_id, head in heads:
                 granted = self._granted.get(stream_id)
@@ -201,7 +202,7 @@ class SessionAssignment:
                     )
 
     def hint_heads(self, heads: Iterable[tuple[int, int]]) -> None:
-        """(stream, head), as somebody says who may be wrong."""
+        """Set heads, (stream, head), that are unverified."""
         with self._lock:
             for stream_id, head in heads:
                 granted = self._granted.get(stream_id)
@@ -216,13 +217,13 @@ class SessionAssignment:
                 self._report(granted.to_progress())
 
     def go_back(self, granted: GrantedStream, place: tuple[Any, ...]) -> None:
-        """What was taken of the stream since it was there was given to nobody."""
+        """Go back to that place: what was taken since was not given to the user."""
         with self._lock:
             if not granted.is_ended:
                 granted.go_back(place)
 
     def look_again(self) -> None:
-        """Reading was broken off, nobody knows where: nothing is being read, and where streams end is to be seen."""
+        """Recover from an interrupted read: nothing is being read, and heads are to be read again."""
         let_go(self._lock.release)
         with self._lock:
             for granted in tuple(self._granted.values()):
@@ -264,7 +265,7 @@ class SessionAssignment:
                     self._report(granted.to_progress())
 
     def lose(self, stream_id: int, grant_id: int) -> None:
-        """The database says that this grant is over. Its leader need not know: it is told that nothing more comes."""
+        """Drop a grant that the database reports to be over. Its leader is notified that nothing more comes."""
         with self._lock:
             granted = self._under(stream_id, grant_id)
             if granted is not None:
@@ -273,7 +274,7 @@ class SessionAssignment:
                 self._remove(stream_id, RevokedReason.LOST)
 
     def abandon(self) -> str:
-        """All streams are lost. What was given out of them and not acknowledged, in words."""
+        """Drop all streams. Return a description of what was given out of them and not acknowledged."""
         with self._lock:
             given = [
                 f"stream {s} from offset {granted.acknowledged_offset}"
@@ -285,13 +286,13 @@ class SessionAssignment:
             return ", ".join(given)
 
     def lags(self) -> dict[int, int]:
-        """{stream: messages that it had to do when it was last looked at}, of those that were."""
+        """Return {stream: messages that it had to do when it was last looked at}, of those that were."""
         with self._lock:
             found = {stream_id: granted.to_progress().lag for stream_id, granted in self._granted.items()}
         return {stream_id: lag for stream_id, lag in found.items() if lag is not None}
 
     def positions(self) -> dict[int, int]:
-        """{stream: next offset to deliver} of everything held; from any thread."""
+        """Return {stream: next offset to deliver} of everything held; from any thread."""
         return {s: granted.acknowledged_offset for s, granted in tuple(self._granted.items())}
 
     def _install(self, grant: Grant) -> None:

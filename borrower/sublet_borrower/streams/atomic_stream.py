@@ -1,9 +1,9 @@
-"""A stream that was lent by an atomic group: it is read, given out and reported in whole epochs. No I/O.
+"""A stream granted by an atomic group, read, delivered and reported in entire epochs; no I/O.
 
 What comes next is planned from the marks of its blocks (`sublet_storage.readers.epoch_steps`), a step at a time: one or
 more pages of messages, with which epochs end. Progress moves when a step is done, never inside of it. A stream that is
 to be handed over is read to the end of the step that has begun; if it is `cut_short`, that step is left undone, and
-given out again by whoever gets the stream.
+delivered again by the next holder.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class AtomicGrantedStream(GrantedStream):
         )
 
     def begin_step(self, limit_bytes: int) -> bool:
-        """Make the next step, of about so many bytes, from what is known; False if there is none."""
+        """Begin the next step, of about `max_bytes`, from what is known; False if there is none."""
         if self.is_ended or self.is_stopping or (step := self.step_planner.next_step(limit_bytes)) is None:
             return False
         self.step_planner.complete_step(step)
@@ -143,7 +143,7 @@ class AtomicGrantedStream(GrantedStream):
         return True
 
     def add_page(self, page: LogPage, step: EpochStep, run: BlockRun, *, atomic: bool = False) -> bool:
-        """Give out what is wanted of a page that was taken for the run; False if nothing more comes of it. `entire`:
+        """Take the matching messages of a page that was read for the run; False if nothing more comes of it. `entire`:
         all of a step together."""
         sifted = [retained for batch in page.batches if (retained := step.filter_batch(run, batch)).num_rows]
         if not sifted:
@@ -163,7 +163,7 @@ class AtomicGrantedStream(GrantedStream):
         return None if self.step is None else (self.step, self.step.runs[self._run])
 
     def next_rows(self) -> tuple[StepRows, StepEnd | None] | None:
-        """What is to be given out now, and where the stream is once that is done, if a step ends with it."""
+        """Return what is to be given out now, and where the stream is once that is done, if a step ends with it."""
         made = self._made[-1] if self._made else None
         if not self.pieces or made is None or not (made.complete or len(self.pieces) > 1):
             return None
@@ -172,7 +172,7 @@ class AtomicGrantedStream(GrantedStream):
         return piece, made.place if made.complete and not self.pieces else None
 
     def mark_done(self, ticket: int) -> bool:
-        """The batch is done. False: it was before."""
+        """Mark the batch as done. False: it was before."""
         if self.outstanding.pop(ticket, None) is None:
             return False
         for made in self._made:

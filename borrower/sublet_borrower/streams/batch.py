@@ -1,4 +1,4 @@
-"""What a session gives its user: consecutive messages of one stream."""
+"""The batch that a session gives its user: consecutive messages of one stream."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Batch:
     """Messages of one stream at offsets in [first, end), those that match the filter.
 
     `table`: Arrow, columns topic, key, value, headers, timestamp, epoch, stream, offset. `grant_id` is the fencing
-    token: it only grows per stream, and a larger one means that somebody else has the stream. It is also in the
+    token: it only grows per stream, and a larger one means that the stream has another holder. It is also in the
     metadata of the table's schema, as `sublet.grant_id` beside `sublet.stream`.
     """
 
@@ -48,8 +48,8 @@ class Batch:
         self.ticket = first if ticket is None else ticket
         self.step_end = step_end
         self.began = self.committed = self.found = False
-        """Whether a transaction was begun for it, and whether one that bears its progress was committed: then it must
-        not be worked on again. `found`: which its user has not been told yet."""
+        """Whether a transaction was begun for it, and whether one with its progress was committed: then it must not be
+        worked on again. `found`: the outcome was found later and its user has not seen it yet."""
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -82,12 +82,13 @@ class Batch:
 
     @property
     def consumed_frontier(self) -> ConsumedFrontier | None:
-        """Of an atomic group: what is consumed then in whole epochs."""
+        """Return, in an atomic group, what is consumed in entire epochs after it."""
         return None if self.step_end is None else self.step_end.consumed
 
     @property
     def is_lost(self) -> bool:
-        """True once the stream was taken away without our word: somebody else will see these messages again."""
+        """True once the stream was taken away without our final progress: its new holder will see these messages
+        again."""
         return self._granted.is_lost
 
     @property
@@ -96,20 +97,20 @@ class Batch:
         return not self._granted.is_ended and self.ticket in self._granted.outstanding
 
     def transaction(self) -> AbstractContextManager[psycopg.Connection[Any]]:
-        """A transaction on the messages' database in which the user's output and this batch's progress are committed
-        together: exactly once. An exception inside rolls it back, and the batch is still to be done.
+        """Return a transaction on the messages' database in which the user's output and this batch's progress are
+        committed together: exactly once. An exception inside rolls it back, and the batch is still to be done.
 
-        Raises `GrantLost` where the stream is somebody else's by now: nothing was written, and its new holder has the
+        Raises `GrantLost` where the stream has another holder by now: nothing was written, and its new holder has the
         messages. `DatabaseUnreachable`: nothing was written, try the batch again. `UnknownOutcome`: try it again, which
-        finds out. `UsageError` if batches of the stream that came before it, or rows of the batch before a part of it,
-        are not acknowledged, or its progress is committed already.
+        finds out what became of it. `UsageError` if batches of the stream that came before it, or rows of the batch
+        before a part of it, are not acknowledged, or its progress is committed already.
         """
         if self._transact is None:
             raise UsageError(f"{self!r} belongs to no session that could commit its progress.")
         return self._transact(self)
 
     def ack(self, upto: int | None = None) -> None:
-        """All of it is done. Asking for the next batch does this too, unless the session has auto_ack off or a
+        """Acknowledge all of it. Polling for the next batch does this too, unless the session has auto_ack off or a
         transaction was begun for the batch and not committed.
 
         The stream's progress moves behind it once all batches before it are acknowledged as well. `upto`: only what
@@ -185,7 +186,7 @@ class Batch:
         )
 
     def _rows_done(self) -> int:
-        """How many of its rows are."""
+        """Return how many of its rows are."""
         done = self._granted.outstanding.get(self.ticket, self.first)
         return 0 if done <= self.first else pc.sum(pc.less(self.table.column("offset"), done)).as_py() or 0
 

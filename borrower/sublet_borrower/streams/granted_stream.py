@@ -1,4 +1,4 @@
-"""A stream that was lent: how far it is read, how far acknowledged. Plain bookkeeping, no I/O."""
+"""One granted stream: how far it is read, how far acknowledged; no I/O."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from sublet_protocol.domain.topics import Filter
 
 @dataclass(slots=True, eq=False)
 class GrantedStream:
-    """A stream under one grant. `head`: where it ended when last looked at; None: not looked at yet. `head_hint`: where
-    it ends as somebody has said since, which is worth a look and nothing more.
+    """A stream under one grant. `head`: where it ended when last looked at; None: not looked at yet. `head_hint`: an
+    unverified later head, which is worth a look and nothing more.
 
     `outstanding`: {ticket of a batch: how far it is done}; tickets grow, here they are first offsets. `ticket`: that of
-    what was taken last. `is_abandoned`: nobody will acknowledge what is outstanding any more.
-    `is_reading`: what follows is being read, and may be taken. `is_unreadable`: what comes next cannot be had, its
-    messages are gone, or not to be had now: then it is tried `retry_at`, and `read_failure` knows what was said of it.
-    `poison`: it cannot be decoded, and the stream is handed back once all before it is done. `size`: bytes given out so
-    far. `max_bytes`: no more than this is worth reading at once."""
+    what was taken last. `is_abandoned`: nobody will acknowledge what is outstanding any more. `is_reading`: what
+    follows is being read, and may be taken. `is_unreadable`: what comes next cannot be had, its messages are gone, or
+    not to be had now: then it is tried `retry_at`, and `read_failure` has what was reported of it. `poison`: it cannot
+    be decoded, and the stream is handed back once all before it is done. `size`: bytes given out so far. `max_bytes`:
+    no more than this is worth reading at once.
+    """
 
     stream_id: int
     grant_id: int
@@ -75,7 +76,7 @@ class GrantedStream:
         return True
 
     def mark_done(self, ticket: int) -> bool:
-        """The batch is done. False: it was before."""
+        """Mark the batch as done. False: it was before."""
         return self.outstanding.pop(ticket, None) is not None
 
     def mark_done_upto(self, ticket: int, position: int) -> None:
@@ -83,11 +84,11 @@ class GrantedStream:
         self.outstanding[ticket] = max(self.outstanding[ticket], position)
 
     def place(self) -> tuple[Any, ...]:
-        """Where it is read to; for `go_back`."""
+        """Return where it is read to; for `go_back`."""
         return self.next_read_offset, self.ticket, self.size
 
     def go_back(self, place: tuple[Any, ...]) -> None:
-        """As if nothing had been taken since it was there: nobody was given that."""
+        """Go back to that place, as if nothing had been taken since: it was not given to the user."""
         self.next_read_offset, self.ticket, self.size = place
         for ticket in [ticket for ticket in self.outstanding if ticket >= self.next_read_offset]:
             del self.outstanding[ticket]
@@ -99,11 +100,12 @@ class GrantedStream:
 
     @property
     def is_ending(self) -> bool:
-        """Nothing more will be read: it was told to stop, or cannot be read on."""
+        """Whether nothing more will be read: it is being revoked, or cannot be read on."""
         return self.is_stopping or self.poison is not None
 
     def to_progress(self) -> SessionProgress:
-        """What to report; final once nothing more will be read and nothing is outstanding but what was given up."""
+        """Return what to report; final once nothing more will be read and nothing is outstanding but what was given
+        up."""
         final, position = self.is_ending and self.is_quiescent, self.acknowledged_offset
         lag = None if self.head is None else max(self.head - position, 0)
         until = self.next_read_offset if final and self.outstanding else 0
@@ -111,7 +113,7 @@ class GrantedStream:
         return self.with_trouble(said)
 
     def with_trouble(self, said: SessionProgress) -> SessionProgress:
-        """The same with what hinders the reading. Who gives up what was given out says nothing of what lies behind."""
+        """Return the progress with the read error. A report that gives up delivered messages has none."""
         if self.poison is None or not said.is_final or self.outstanding:
             return replace(said, read_error=self.read_failure.reported_error)
         return replace(said, read_error=plain(str(self.poison)), poison=self.poison.offsets[1])

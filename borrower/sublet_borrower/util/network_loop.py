@@ -23,7 +23,7 @@ _is_inherited = False
 
 
 def network_loop() -> asyncio.AbstractEventLoop:
-    """The loop, running. Whoever uses it must neither block nor stop it.
+    """Return the loop, running. Nothing may block or stop it.
 
     Raises `UsageError` in a process that was forked from one with such a loop: grpc would wait there for ever.
     """

@@ -1,8 +1,9 @@
-"""A session and the process that made it: a fork copies the memory, but not the threads, and shares every socket.
+"""Keeps a forked process from using its parent's session.
 
-What a child did with its parent's session would arrive in the midst of what the parent says. So a child may not use it,
-and cannot reach the parent's peers by accident either: its copies of connections to Postgres lead nowhere, see
-`sublet_storage.db.bounded_connection`. (Those of grpc say nothing there: the threads that would are the parent's.)
+A fork copies the memory, but not the threads, and shares every socket. What a child did with its parent's session would
+arrive in the midst of the parent's messages. So a child may not use it, and cannot reach the parent's peers by accident
+either: its copies of connections to Postgres lead nowhere, see `sublet_storage.db.bounded_connection`. (Those of grpc
+are silent there: their threads are the parent's.)
 """
 
 from __future__ import annotations
@@ -40,5 +41,5 @@ class OwnerProcess:
 
 
 def new_agent_id() -> str:
-    """A name for an agent's life in this process, telling people where it runs."""
+    """Make the name of an agent's life in this process, which shows people where it runs."""
     return f"{socket.gethostname()[:40]}:{os.getpid()}:{secrets.token_hex(6)}".replace(".", "-")

@@ -1,4 +1,4 @@
-"""A thread for what would block an event loop, and how coroutines of any loop wait for it."""
+"""A thread for calls that would block an event loop, awaited by coroutines of any loop."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _Piece: TypeAlias = "tuple[Future[Any], Callable[[], Any]]"
 class WorkerThread:
     """Does one piece of work after the other, in the order of `submit`.
 
-    Its thread begins with the first piece and ends with `stop`, or when nobody has the worker any more. It is a daemon:
-    a process that ends, or that is interrupted a second time, does not wait for it.
+    Its thread begins with the first piece and ends with `stop`, or when the worker is garbage. It is a daemon: a
+    process that ends, or that is interrupted a second time, does not wait for it.
     """
 
     def __init__(self, name: str) -> None:
@@ -61,7 +61,7 @@ async def wait_until_done(work: Future[Any], timeout_s: float | None = None) -> 
     bell: asyncio.Future[None] = loop.create_future()
 
     def ring(_: Future[Any]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no coroutine waits any more
             loop.call_soon_threadsafe(bell.cancel)
 
     work.add_done_callback(ring)
@@ -81,7 +81,7 @@ def _work(pieces: queue.SimpleQueue[_Piece | None]) -> None:
 def _do(future: Future[Any], work: Callable[[], Any]) -> None:
     try:
         result = work()
-    except BaseException as error:  # noqa: BLE001 whoever waits for it raises it
+    except BaseException as error:  # noqa: BLE001 raised where it is waited for
         future.set_exception(error)
     else:
         future.set_result(result)

@@ -1,13 +1,13 @@
-"""Who should hold how many streams, and the few moves that get there.
+"""Allocation strategies: which member should hold which streams, and the moves that get there.
 
-A **strategy** is asked with a `AllocationInput` and answers with a `Plan`: what to grant and what to take back now. It
-is pure and remembers nothing; the leader asks again whenever something has changed, and once in a while anyway. So a
-plan need not be complete: what is revoked becomes free when its holder lets go, and is granted by a later plan. Because
-rows, members and loads come in and nothing else, every law of the sharing is tested without a leader.
+A **strategy** takes an `AllocationInput` and returns an `AllocationPlan`: what to grant and what to revoke now. It is
+pure and stateless; the leader calls it whenever something has changed, and once in a while anyway. So a plan need not
+be complete: what is revoked becomes free when its holder has released it, and is granted by a later plan. Because it
+depends on rows, members and loads alone, every law of the sharing is tested without a leader.
 
-`strategy` has the words and the interface, `even` and `load` are the two built in, `strategies` finds one by its name,
-also those that others have installed under the entry point group `sublet.allocation`. `quotas` says how many streams
-each member should hold, `member_loads` who has the most room. `docs/allocation.md` is the page for users.
+`strategy` has the interface, `even` and `load` are built in, `strategies` finds one by name, also those that other
+packages have installed under the entry point group `sublet.allocation`. `quotas` computes how many streams each member
+should hold, `member_loads` which member has the most room. `docs/allocation.md` is the page for users.
 """
 
 from sublet_leader.allocation.even import EvenStrategy

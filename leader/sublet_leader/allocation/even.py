@@ -1,12 +1,12 @@
 """`even`: streams spread by weight, with the fewest moves.
 
-Each borrower's share of the streams is proportional to its weight and rounded by largest remainder. Where
-remainders tie (equal weights: always) the spare streams go to the borrowers that already hold one more, so an
-unchanged membership moves nothing. Only what a borrower holds above its share is revoked; everything else stays
-where it is. Borrowers whose share is zero are standby.
+Each borrower's share of the streams is proportional to its weight and rounded by largest remainder. Where remainders
+tie (equal weights: always) the spare streams go to the borrowers that already hold one more, so an unchanged membership
+moves nothing. Only what a borrower holds above its share is revoked; everything else stays where it is. Borrowers whose
+share is zero are standby.
 
-A free stream goes back to its last holder if that one is below its share: the shares are the same either way, so
-this costs no move and no fairness. The rest goes to whoever is then the most under-full.
+A free stream goes back to its last holder if that one is below its share: the shares are the same either way, so this
+costs no move and no fairness. The rest goes to the member that is then the most under-full.
 
 Near-linear in streams plus borrowers; every free stream is granted if there is any member.
 """
@@ -25,7 +25,7 @@ class EvenStrategy:
     """Even by the number of streams per weight."""
 
     def plan(self, situation: AllocationInput) -> AllocationPlan:
-        """The next grants and revokes."""
+        """Return the next grants and revokes."""
         weights, last = situation.weights, situation.last_holders
         if not weights:
             return AllocationPlan()
@@ -41,7 +41,7 @@ class EvenStrategy:
 
 
 def _revokes(holdings: Mapping[str, list[int]], share: Mapping[str, int], revocable: Container[int]) -> tuple[int, ...]:
-    """The surplus above each share, as far as it may move: the highest (newest) streams first."""
+    """Return the surplus above each share, as far as it may move: the highest (newest) streams first."""
     revokes: list[int] = []
     for borrower, streams in holdings.items():
         surplus = len(streams) - share[borrower]
@@ -57,7 +57,8 @@ def _grants(
     weights: Mapping[str, float],
     last: Mapping[int, str],
 ) -> tuple[tuple[int, str], ...]:
-    """Home, where there is room below the share; else to whoever is below its share and has the fewest per weight."""
+    """Assign to the last holder, where it is below its share; else to the member below its share with the fewest per
+    weight."""
     if not free:
         return ()
     count = dict(counts)

@@ -5,23 +5,23 @@ average stream while it is behind, plus a tenth for being there at all. Streams 
 mean of the others; if nothing is known of any, all cost the same, and it is the number of streams that is evened. A
 member's **level** is what its streams cost, per weight; the **mean** is that of all streams over all weights.
 
-**Grants**: the heaviest free stream first, to the member that will then have the lowest level; home to its last
-holder while that leaves it at two thirds of the mean or below. Nobody holds nothing while there are streams for all:
-the last ones are kept for those that would. Nobody is granted more than twice its even share of the streams and one.
+**Grants**: the heaviest free stream first, to the member that will then have the lowest level; home to its last holder
+while that leaves it at two thirds of the mean or below. No member holds nothing while there are streams for all: the
+last ones are reserved for those that would. No member is granted more than twice its even share of the streams and one.
 
 **Revokes**: all in one budget of a tenth of the streams held, at least one, in which those still on their way are
 counted. First for the level, the heaviest streams first, where one is more than a quarter above the mean (it gives
 until it is at the mean) or one is more than a quarter below (the ones above the mean give to it). For the level a
 stream moves only if its new holder, with it, stays a fifth below the level that the giver had with it; and a giver is
 left alone if the streams that could go make up less than a tenth of what it has. Then, the lightest first, for those
-that hold nothing while another holds two, and from those above the bound by count. Nobody gives its last stream.
+that hold nothing while another holds two, and from those above the bound by count. The last stream of a member stays.
 
 **Why it ends**: a move for the level replaces two levels by two that are lower than the higher one. So the levels,
 sorted from the top, fall with each move in the order of the dictionary, and no sharing comes twice; measurements that
 are a tenth too high or too low do not change that, because one fifth is more than they can bridge. For the same reason
-a stream on its way is not given back to whom it was taken from, unless that one is now far below all others. This
-holds for the moves as they are planned; streams that come free one by one may be placed otherwise, by the same rule.
-That this ends as well is not proven but played (`tests/property/test_load_laws.py`).
+a stream on its way is not given back to its last holder, unless that one is now far below all others. This holds for
+the moves as they are planned; streams that come free one by one may be placed otherwise, by the same rule. That this
+ends as well is not proven but tested (`tests/property/test_load_laws.py`).
 
 Near-linear in streams plus borrowers. Costs are integers, so that the order of the arguments never matters.
 """
@@ -45,7 +45,7 @@ WORTH = 0.1
 HOME = 2 / 3
 """Up to this part of the mean the last holder gets its streams back."""
 BUDGET = 10
-"""One stream in so many may be on its way."""
+"""The fraction of streams, one in this many, that may be on their way."""
 
 _AVERAGE = 1000
 _PRESENCE = 100
@@ -59,7 +59,7 @@ class LoadStrategy:
     """Even by observed load per weight, damped."""
 
     def plan(self, situation: AllocationInput) -> AllocationPlan:
-        """The next grants and revokes."""
+        """Return the next grants and revokes."""
         if not situation.weights:
             return AllocationPlan()
         holdings, free, moving = (
@@ -85,7 +85,7 @@ class _Sharing:
         self._situation = situation
 
     def place(self, streams: Collection[int]) -> dict[int, str]:
-        """A member for each, the heaviest first; the levels rise accordingly."""
+        """Return a member for each, the heaviest first; the levels rise accordingly."""
         levels, homes = self.levels, self._homes(streams)
         places = {}
         waiting = len(streams)
@@ -102,7 +102,7 @@ class _Sharing:
         return places
 
     def _homes(self, streams: Collection[int]) -> dict[int, str]:
-        """The members that had them last, or are losing them now."""
+        """Return the members that had them last, or are losing them now."""
         last, held, weights = self._situation.last_holders, self._situation.holders, self._situation.weights
         if not last and not held:
             return {}
@@ -164,7 +164,7 @@ class _Relief:
         levels = self._levels
         low = {b for b in movable if levels.load_of(b) < (1 - UNEVEN) * levels.mean}
         brink = (1 if low else 1 + UNEVEN) * levels.mean
-        # Those that are merely above the mean give to the low only, and not to whoever has a little less than they.
+        # Those that are merely above the mean give to the low only, and not to members slightly below them.
         full = {b for b in movable if levels.load_of(b) > (1 + UNEVEN) * levels.mean}
         candidates = [
             (-self._costs[s], -s, giver)
@@ -214,7 +214,7 @@ class _Relief:
                 heapq.heappush(givers, (-levels.load_of(giver), giver))
 
     def _thin(self, movable: Mapping[str, list[int]]) -> None:
-        """Nobody far above its share by count: the lightest go, to where they fit best."""
+        """Revoke from members far above their share by count: the lightest go, to where they fit best."""
         for giver in sorted(movable):
             if self._levels.count_surplus(giver) > 0:
                 left = self._lightest_last(movable[giver])
@@ -226,7 +226,7 @@ class _Relief:
 
 
 def heaviest_first(streams: Collection[int], costs: Mapping[int, int]) -> list[int]:
-    """Those of equal cost by their ids."""
+    """Return those of equal cost by their ids."""
     ordered = sorted(streams)
     ordered.sort(key=costs.__getitem__, reverse=True)
     return ordered

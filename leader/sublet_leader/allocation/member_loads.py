@@ -1,8 +1,8 @@
-"""How full each member is, and who has the most room.
+"""The load of each member, and which has the most room.
 
 A member's **level** is its load per weight. Members are kept in one heap per class of weights (within a class they
-differ by less than a factor of two), so that both questions, "who is the lowest" and "who would be the lowest with
-this stream", are answered in logarithmic time: the answer is the best of the lowest of each class.
+differ by less than a factor of two), so that both questions, "who is the lowest" and "who would be the lowest with this
+stream", are answered in logarithmic time: the answer is the best of the lowest of each class.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class MemberLoads:
         return (self.load[borrower] + more) / self._weights[borrower]
 
     def count_surplus(self, borrower: str) -> int:
-        """How many more it holds than it may; 0 or less: there is room for so many."""
+        """Return how many more it holds than it may; 0 or less: there is room for so many."""
         return self.count[borrower] - self._bounds[borrower]
 
     def add(self, borrower: str, cost: int) -> None:
@@ -72,7 +72,7 @@ class MemberLoads:
         self._changed(borrower)
 
     def find_idle_member(self) -> str | None:
-        """Of the members that hold nothing the one with the greatest weight."""
+        """Return, of the members that hold nothing, the one with the greatest weight."""
         while self._empty and self.count[self._empty[0][1]]:
             heapq.heappop(self._empty)
         return self._empty[0][1] if self._empty else None
@@ -95,7 +95,7 @@ class MemberLoads:
         return borrower
 
     def find_least_loaded(self, cost: int, avoid: str | None = None) -> str | None:
-        """Of those with room by count, the one whose level would be the lowest with a stream of that cost."""
+        """Return, of those with room by count, the one whose level would be the lowest with a stream of that cost."""
         if len(self._heaps) == 1:
             head = self._head(self._heaps[0], avoid)
             return head[2] if head else None
@@ -104,7 +104,7 @@ class MemberLoads:
         return min(fits)[2] if fits else None
 
     def _head(self, heap: list[_Entry], avoid: str | None) -> _Entry | None:
-        """The lowest that is not `avoid`; what is stale is thrown away on the way to it."""
+        """Return the lowest that is not `avoid`; what is stale is thrown away on the way to it."""
         load, count, bounds = self.load, self.count, self._bounds
         while heap:
             _, _, borrower, then = heap[0]

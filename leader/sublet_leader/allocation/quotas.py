@@ -1,4 +1,4 @@
-"""How many streams each member should hold, in integers.
+"""Computes how many streams each member should hold, in integers.
 
 A remainder that ties in theory but not in floating point would move a stream for nothing.
 """
@@ -15,7 +15,7 @@ def compute_quotas(
     counts: Mapping[str, int] | None = None,
     homing: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
-    """How many of `total` streams each borrower should hold: largest remainder, the sum is exactly `total`.
+    """Return how many of `total` streams each borrower should hold: largest remainder, the sum is exactly `total`.
 
     Equal remainders are decided by `counts` (who holds more than its rounded-down share keeps it), then by `homing`
     (who would, if the free streams came that had been its own), then by the id. Weights are finite and above 0.
@@ -40,7 +40,7 @@ def compute_quotas(
 
 
 def _integers(weights: Mapping[str, float]) -> dict[str, int]:
-    """The weights as integers in the same proportions, exactly."""
+    """Return the weights as integers in the same proportions, exactly."""
     ratios = {borrower: weight.as_integer_ratio() for borrower, weight in weights.items()}
     # The denominators of floats are powers of two: the largest is a multiple of all others.
     common = max(denominator for _, denominator in ratios.values())

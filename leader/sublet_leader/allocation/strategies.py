@@ -1,4 +1,4 @@
-"""Strategies by name: the built-in ones, and those that other distributions have installed.
+"""Finds strategies by name: the built-in ones, and those of installed packages.
 
 The built-in ones are no entry points of ours: they must be there also where sublet runs from a source tree whose
 installed metadata is older than it.
@@ -25,7 +25,7 @@ BUILT_IN: Mapping[str, Callable[[], AllocationStrategy]] = MappingProxyType(
 
 
 def load_strategy(name: str) -> AllocationStrategy:
-    """A strategy of that name; the built-in names cannot be taken by others.
+    """Return a strategy of that name; the built-in names cannot be taken by others.
 
     Raises `InvalidSetting` if there is none, if two distributions bring one, or if it cannot be loaded.
     """

@@ -1,4 +1,4 @@
-"""What a strategy is asked, what it answers, and what it must not answer."""
+"""The interface of allocation strategies: input, plan, and the check of a plan."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sublet_protocol.domain.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class StreamLoad:
-    """What a stream asks of whoever holds it, as observed lately; it should be smoothed over some seconds.
+    """The load of a stream on its holder, as observed lately; it should be smoothed over some seconds.
 
     `bytes_per_s`: consumed by its holder. `lag`: messages behind the head, below 0 where unknown.
     """
@@ -77,20 +77,20 @@ class AllocationInput:
         return holdings
 
     def revocable_streams(self) -> Container[int]:
-        """Says at once of a held stream whether it may be revoked now."""
+        """Return the held streams that may be revoked now, for membership tests."""
         return self.holders.keys() if self.movable_streams is None else frozenset(self.movable_streams)
 
 
 class AllocationStrategy(Protocol):
-    """Says who should hold what. Pure and deterministic: the same situation, in whatever order, gives the same plan."""
+    """Decides who should hold what. Pure and deterministic: equal input, in whatever order, gives the same plan."""
 
     def plan(self, situation: AllocationInput) -> AllocationPlan:
-        """The next grants and revokes."""
+        """Return the next grants and revokes."""
         ...
 
 
 def validate_plan(plan: AllocationPlan, situation: AllocationInput) -> AllocationPlan:
-    """The plan itself, if it can be carried out; raises `UsageError` that names what is wrong with it.
+    """Return the plan itself, if it can be carried out; raises `UsageError` that names what is wrong with it.
 
     It may leave streams free and surpluses where they are, but only grant what is free, to a member, once, and only
     revoke what is held, may move and is not already moving, once.

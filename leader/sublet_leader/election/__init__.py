@@ -1,13 +1,13 @@
-"""One node's claims on leaderships: which it leads, and until when it may believe so.
+"""Leader election: the leaderships that a node has claimed, and until when it may trust each.
 
 `Election.decide(event, now) -> Outcome`; `now` and all other times are seconds of the node's monotonic clock. The shell
-makes the attempts that an outcome names and answers every one of them with an event, if only to say that it failed.
+makes the attempts that an outcome names and answers each with an event, also when it failed.
 
-A claim or renewal is worth `lease_duration_s` to the database from when it got it, which is some time after the attempt
-*started*: so the trust window is attempt started + lease - margin, however long the answer took. The database's clock
-is never compared with the node's. Ask `trusted` before answering anything as a leader; nothing needs to have ticked.
+The database counts `lease_duration_s` of a claim or renewal from when it received it, which is some time after the
+attempt *started*: so the trust window is attempt started + lease - margin, however long the answer took. The database's
+clock is never compared with the node's. Check `trusted_term` before acting as a leader; no tick is needed for it.
 
-Losing a leadership is not an error: a notice says so, and as long as it is wanted the node claims it again.
+Losing a leadership is no error: a notice reports it, and as long as the node campaigns it claims it again.
 """
 
 from sublet_leader.election.events import (

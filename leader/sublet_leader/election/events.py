@@ -1,4 +1,4 @@
-"""What happens to a node's claims and what it wants done: frozen values."""
+"""Events and outcomes of the election machine, as frozen values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sublet_storage.groups.model.records import Leadership
 
 @dataclass(frozen=True, slots=True)
 class Campaign:
-    """This node should lead, if nobody else does. Said again while waiting, it brings the next claim forward."""
+    """This node should lead, if no other node does. Repeated while waiting, it brings the next claim forward."""
 
     leadership_id: int
 
@@ -77,7 +77,7 @@ class LeadershipAcquired:
 
 @dataclass(frozen=True, slots=True)
 class LeadershipHeldElsewhere:
-    """That node leads; this one asks again at `retry_at`, or sooner if it is wanted again."""
+    """That node leads; this one claims again at `retry_at`, or sooner if it campaigns again."""
 
     leadership_id: int
     address: str
@@ -87,7 +87,7 @@ class LeadershipHeldElsewhere:
 
 @dataclass(frozen=True, slots=True)
 class LeadershipLost:
-    """This node does not lead any more, without having been asked to stop: step down."""
+    """This node does not lead any more, though it did not resign: step down."""
 
     leadership_id: int
 

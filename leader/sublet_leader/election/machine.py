@@ -1,4 +1,4 @@
-"""The claims of one node incarnation, decided."""
+"""The claims of one node incarnation on leaderships, as a pure machine."""
 
 from __future__ import annotations
 
@@ -55,29 +55,29 @@ class Election:
         self._notices: list[Notice] = []
 
     def trusted_term(self, leadership_id: int, now: float) -> int | None:
-        """The term under which this node may act as the leader at this moment; None: it may not."""
+        """Return the term under which this node may act as the leader at this moment; None: it may not."""
         term = self._led.get(leadership_id)
         return term if term is not None and now < self._entries[leadership_id].trusted_until else None
 
     def leaderships(self) -> dict[int, int]:
-        """{leadership: term} of all that this node leads, to be trusted or not."""
+        """Return {leadership: term} of all that this node leads, to be trusted or not."""
         return dict(self._led)
 
     def is_busy(self) -> bool:
-        """True while anything is led, wanted or under way."""
+        """Whether any leadership is led, campaigned for or under way."""
         return bool(self._entries)
 
     def status(self, leadership_id: int) -> ElectionStatus:
-        """Where this leadership stands, for the admin's eyes."""
+        """Return where this leadership stands, for the admin's eyes."""
         entry = self._entries.get(leadership_id)
         return entry.status if entry else ElectionStatus.ABSENT
 
     def statuses(self) -> tuple[ElectionStatus, ...]:
-        """Where each leadership stands that it has to do with; to be asked on any thread."""
+        """Return the status of each leadership of this node, on any thread."""
         return tuple(entry.status for entry in tuple(self._entries.values()))
 
     def decide(self, event: Event, now: float) -> Outcome:
-        """What to do about the event, and then about what has become due: an answer may come just in time."""
+        """Return what to do about the event, and then about what has become due: an answer may come just in time."""
         self._dispatch(event, now)
         self._run_timers(now)
         renew = self._renew(now)
@@ -120,7 +120,7 @@ class Election:
         elif claim.node.incarnation != self._incarnation:
             self._happen(entry, EventKind.CLAIM_LOST, now, event)
         else:
-            # An earlier claim of ours may have outlived its answer: then less than a whole lease is left.
+            # An earlier claim of ours may have outlived its answer: then less than an entire lease is left.
             lease_s = min(self._settings.lease_duration_s, claim.remaining_s)
             entry.term = claim.term
             entry.trusted_until = event.attempt_started + lease_s - self._settings.lease_margin_s
@@ -149,7 +149,7 @@ class Election:
             self._happen(entry, EventKind.RELEASED if event.is_done else EventKind.RELEASE_FAILED, now)
 
     def _at_term(self, terms: Mapping[int, int], *waiting: ElectionStatus) -> list[_Entry]:
-        """The entries that wait for this answer: one about an earlier term says nothing about a later."""
+        """Return the entries that wait for this answer: one about an earlier term does not concern a later."""
         entries = ((self._entries.get(leadership_id), term) for leadership_id, term in terms.items())
         return [e for e, term in entries if e is not None and e.term == term and e.status in waiting]
 
@@ -231,7 +231,7 @@ class Election:
             )
 
     def _next_timer(self) -> _Entry | None:
-        """The entry whose time comes first; drops timers that were set anew since."""
+        """Return the entry whose time comes first; drops timers that were set anew since."""
         while self._timers:
             at, leadership_id = self._timers[0]
             entry = self._entries.get(leadership_id)
@@ -244,7 +244,7 @@ class Election:
         self._renew_at = min(self._renew_at, at)
 
     def _renew(self, now: float) -> Mapping[int, int]:
-        """The next renewal batch if it is due: everything led, one batch in flight at a time."""
+        """Return the next renewal batch if it is due: everything led, one batch in flight at a time."""
         if self._renewing is not None or now < self._renew_at:
             return {}
         self._renew_at = math.inf

@@ -5,12 +5,12 @@
               v  |  |      v
             waiting  returning
 
-A leadership that is over on this node, for whatever reason, is *released* before it is claimed again: what the node
-remembers of a term may be out of date, so it never leads twice under one. `returning` is a release under way whose
-leadership is wanted again. A release of a term that somebody has succeeded does nothing.
+A leadership that is over on this node, for whatever reason, is *released* before it is claimed again: the node's state
+of a term may be out of date, so it never leads twice under one. `returning` is a release under way whose leadership is
+campaigned for again. A release of a term that has a successor does nothing.
 
-The table has what may happen. Answers that nobody waits for (any more) are dropped before it is asked, and a timer runs
-only where a time was set: a pair that is missing would be a mistake of the machine's own, and raises.
+The table has what may happen. Answers that are not (or no longer) waited for are dropped before the look-up, and a
+timer runs only where a time was set: a pair that is missing would be a mistake of the machine's own, and raises.
 """
 
 from __future__ import annotations
@@ -21,15 +21,13 @@ from enum import Enum
 class ElectionStatus(Enum):
     """What is true of one leadership on this node."""
 
-    ABSENT = "absent"  # not wanted, nothing under way; the machine remembers nothing of it
-    CLAIMING = "claiming"  # wanted, and a claim is under way
-    ABANDONING = "abandoning"  # a claim is under way, and is not wanted any more
-    STANDBY = "standby"  # wanted; another node leads or the claim failed; the next claim has its time
+    ABSENT = "absent"  # not campaigned for, nothing under way; the machine has no state of it
+    CLAIMING = "claiming"  # campaigned for, and a claim is under way
+    ABANDONING = "abandoning"  # a claim is under way, and is not campaigned for any more
+    STANDBY = "standby"  # campaigned for; another node leads or the claim failed; the next claim has its time
     LEADING = "leading"  # ours, and to be trusted until the trust window ends
-    RELEASING = "releasing"  # not wanted; its release is under way, or is tried again at its time
-    RELEASING_TO_RECLAIM = (
-        "releasing_to_reclaim"  # as releasing, but wanted: claimed as soon as the old term is over for certain
-    )
+    RELEASING = "releasing"  # resigned; its release is under way, or is tried again at its time
+    RELEASING_TO_RECLAIM = "releasing_to_reclaim"  # as releasing, but claimed again once the old term is over
 
 
 class EventKind(Enum):

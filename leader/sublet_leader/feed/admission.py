@@ -1,4 +1,4 @@
-"""How much a node takes on at a time; what comes beyond that is told to come again."""
+"""Limits a node's concurrent feed requests; what exceeds the limit is rejected with a time to retry."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class NodeBusy(Unavailable):
 
 
 class AdmissionLimiter:
-    """At most so many requests and bytes are inside. Any thread may call anything."""
+    """Bounds the requests and bytes inside. Thread-safe."""
 
     def __init__(self, what: str, requests: int, size: int, retry_after_ms: int) -> None:
         self._what, self._requests, self._size, self._retry_after_ms = what, requests, size, retry_after_ms
@@ -24,7 +24,7 @@ class AdmissionLimiter:
         self.inside = self.bytes_inside = 0
 
     def acquire(self, size: int = 0) -> None:
-        """Raises `NodeBusy` where there is no room; whoever got in calls `release` once."""
+        """Enter. Raises `NodeBusy` where there is no room; a caller that got in calls `release` once."""
         with self._lock:
             if self.inside >= self._requests or self.bytes_inside + size > self._size:
                 room = f"{self.inside} {self._what} of {self.bytes_inside} bytes are under way"

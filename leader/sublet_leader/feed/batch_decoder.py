@@ -1,4 +1,4 @@
-"""Reading the Arrow of a stranger: nothing in it is believed before it was looked at, and it never grows by being read.
+"""Decodes Arrow batches of untrusted clients, without expanding them.
 
 A few compressed bytes can stand for gigabytes, and so can a run or a dictionary: a batch is plain, in the one schema.
 """
@@ -17,7 +17,7 @@ _HINT = "Write the batch in the schema of docs/feed.md, without compression"
 
 
 def decode_batch(payload: bytes) -> pa.RecordBatch:
-    """The messages of a batch, checked. Raises a `UsageError` that names what is wrong."""
+    """Return the messages of a batch, checked. Raises a `UsageError` that names what is wrong."""
     try:
         message = pa.ipc.read_message(payload)
         _check_plain(message)

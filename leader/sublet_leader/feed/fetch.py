@@ -1,4 +1,4 @@
-"""Reading for members of a group that are without access to the database, on the pool's threads.
+"""Fetches pages for group members without access to the database, on the pool's threads.
 
 A page is for a granted stream, and bears what `sublet_storage.log.fetch` reads. It may end before the block does:
 positions are per message, so the next one goes on there.
@@ -23,8 +23,8 @@ off is read again."""
 
 
 def fetch_page(conn: psycopg.Connection[Any], wanted: FetchRequest) -> FetchedPage | PageGone:
-    """What follows in the stream. Raises `PositionBeyondHead`, `NotFound`, and `ValueTooLarge` for a message that
-    cannot be sent."""
+    """Return what follows in the stream. Raises `PositionBeyondHead`, `NotFound`, and `ValueTooLarge` for a message
+    that cannot be sent."""
     try:
         page = message_log.fetch(
             conn,
@@ -45,5 +45,5 @@ def fetch_page(conn: psycopg.Connection[Any], wanted: FetchRequest) -> FetchedPa
 
 
 def read_heads(conn: psycopg.Connection[Any], stream_ids: Sequence[int]) -> dict[int, tuple[int, bool]]:
-    """{stream: (head, closed)} of those that exist."""
+    """Return {stream: (head, closed)} of those that exist."""
     return {id: (head.head, head.is_closed) for id, head in message_log.read_heads(conn, stream_ids).items()}

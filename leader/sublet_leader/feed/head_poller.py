@@ -1,8 +1,8 @@
-"""One look at the ends of all streams that anybody on the node follows, for all who do.
+"""Polls the heads of all streams that feeds follow on this node, once for all of them.
 
-The looks are frequent while something comes, and seldom while nothing does. Whoever knows of news by another way tells
-`note_heads`: then nobody waits for the next look. Who has but heard of it says `hurry`, and the next look comes soon.
-Nothing depends on either.
+It polls often while something comes, and seldom while nothing does. `note_heads` takes heads that are known already:
+then no waiter needs the next poll. `poll_soon` is a hint that a stream has grown, and the next poll comes soon. Nothing
+depends on either.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Look = Callable[[list[int]], Awaitable[tuple[str | None, dict[int, HeadState]]]]
 
 
 class HeadWaiter:
-    """One who waits for news of some streams. It keeps the newest of each, and no more."""
+    """A waiter for new heads of some streams. It keeps the newest of each, and no more."""
 
     def __init__(self, set_streams: HeadPoller) -> None:
         self._watch = set_streams
@@ -43,12 +43,12 @@ class HeadWaiter:
         self._watch.register(self, frozenset(stream_ids))
 
     def update_heads(self, heads: Mapping[int, HeadState]) -> None:
-        """News."""
+        """Take a new head."""
         self._news.update(heads)
         self._rung.set()
 
     async def wait_for_heads(self, timeout_s: float) -> dict[int, HeadState]:
-        """Wait for news, at most so long; nothing if there is none."""
+        """Wait for new heads, at most `timeout_s`; empty if there are none."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._rung.wait()
@@ -79,7 +79,7 @@ class HeadPoller:
         return HeadWaiter(self)
 
     def register(self, follower: HeadWaiter, stream_ids: frozenset[int]) -> None:
-        """See `HeadWaiter.set_streams`. What is known of these streams is told at once."""
+        """See `HeadWaiter.set_streams`. Known heads of these streams are passed on at once."""
         for stream_id in follower.watched - stream_ids:
             self._followers[stream_id].discard(follower)
             if not self._followers[stream_id]:
@@ -97,11 +97,11 @@ class HeadPoller:
 
     def note_heads(self, heads: Mapping[int, int]) -> None:
         """Streams are known to end there by now; from any thread. What is older than what is known changes nothing."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no waiter is left
             self._loop.call_soon_threadsafe(self._note, dict(heads))
 
     def poll_soon(self, stream_id: int) -> None:
-        """The stream is said to have grown. On the loop."""
+        """Poll soon: the stream is reported to have grown. On the loop."""
         if stream_id in self._followers:
             self._hurried.set()
 
@@ -128,7 +128,7 @@ class HeadPoller:
         self._task = None
 
     async def _rest(self, least_s: float, pause_s: float) -> None:
-        """Until the next look, which comes sooner if somebody hurries, but not too soon for the database."""
+        """Wait until the next poll, which comes sooner after a hint, but not too soon for the database."""
         await asyncio.sleep(least_s)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause_s - least_s):
@@ -147,7 +147,7 @@ class HeadPoller:
         return None
 
     def _notify(self, heads: Mapping[int, HeadState]) -> bool:
-        """Tell whoever follows these streams what is newer than what is known; whether anything was."""
+        """Pass heads that are newer than known to the waiters of these streams; return whether there were any."""
         by_follower: dict[HeadWaiter, dict[int, HeadState]] = {}
         for stream_id, head in heads.items():
             if stream_id in self._followers and _is_news(head, self._heads.get(stream_id)):

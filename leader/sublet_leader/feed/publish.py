@@ -1,4 +1,4 @@
-"""Storing what clients without access to the database publish: on the pool's threads, each batch in one transaction."""
+"""Stores batches of clients without access to the database, each in one transaction, on the pool's threads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ATTEMPTS = 10
 """How many rollovers in a row a batch is routed after."""
 
 PRODUCER = "feed/"
-"""Before the producers' ids, so that nobody can fence a publisher that has access to the database."""
+"""Prefix of the producers' ids, so that none can fence a publisher that has access to the database."""
 
 
 class FeedBatchWriter:
@@ -27,8 +27,8 @@ class FeedBatchWriter:
         self._routes: RoutingTable | None = None
 
     def store(self, conn: psycopg.Connection[Any], request: feed.PublishCommand) -> tuple[StoreResult, int]:
-        """What became of the batch, and how many messages it has. Raises what is wrong with it, `ProducerFenced`,
-        `BatchNumberConflict`."""
+        """Return what became of the batch, and how many messages it has. Raises what is wrong with it,
+        `ProducerFenced`, `BatchNumberConflict`."""
         messages = decode_batch(request.messages)
         digest = xxhash.xxh3_64_intdigest(request.messages) >> 1
         batch = IdempotentBatch(PRODUCER + request.producer, request.incarnation, request.number, messages, digest)
@@ -43,7 +43,7 @@ class FeedBatchWriter:
 
 
 def to_publish_result(stored: StoreResult) -> feed.PublishResult:
-    """As the client is told."""
+    """Return it as the client gets it."""
     if stored.spans is None:
         return feed.PublishResult(None, stored.is_duplicate)
     parts = [

@@ -1,7 +1,7 @@
-"""Reading for clients without access to the database: `History` and `Follow`, one coroutine each.
+"""Reads for clients without access to the database: `History` and `Follow`, one coroutine each.
 
-A reader's whole state is how far it has come, and the client has that too: whoever is cut off goes on from there, at
-this node or another. The next page is read when the one before has been taken, so that a slow client costs a page.
+A reader's entire state is how far it has come, and the client has that too: it goes on from there after a broken call,
+at this node or another. The next page is read when the one before has been taken, so that a slow client costs a page.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ class FeedReadCall:
         reading.raise_read_error()
 
     async def _news(self, follower: HeadWaiter, reading: MultiStreamReader) -> dict[int, Any]:
-        """Wait for news, however long that takes; saying so now and then. None where there is nothing to wait for."""
+        """Wait for new messages, however long that takes, with a keep-alive now and then. None where there is nothing
+        to wait for."""
         follower.set_streams(reading.open_streams)
         while not (news := await follower.wait_for_heads(self._hello_s)):
             reading.check_timeline(self._watch.timeline)
@@ -125,7 +126,7 @@ class FeedReadCall:
         return [*pages, named(start=start, position=step.position)] if start < step.position else pages
 
     async def _patiently(self, work: Callable[[psycopg.Connection[Any]], _T]) -> _T:
-        """Wait for the database; meanwhile the client hears that the node is alive."""
+        """Wait for the database; meanwhile the client gets a keep-alive."""
         future = asyncio.ensure_future(self._pool.run(work))
         try:
             while not (await asyncio.wait({future}, timeout=self._hello_s))[0]:
@@ -143,7 +144,7 @@ class FeedReadCall:
 
 
 def to_tail_start(begin: StartingPosition | Bookmark) -> TailStart:
-    """As the reading of the log knows it."""
+    """Return it as the log's reader takes it."""
     if isinstance(begin, Bookmark):
         return begin
     match begin.policy:
@@ -156,7 +157,7 @@ def to_tail_start(begin: StartingPosition | Bookmark) -> TailStart:
 
 
 def encode(table: pa.Table) -> bytes:
-    """An Arrow IPC stream."""
+    """Return an Arrow IPC stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)

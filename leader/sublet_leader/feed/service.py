@@ -1,8 +1,8 @@
-"""`Feed`: publishing and reading for clients without access to the database. Every node serves it.
+"""The gRPC service `Feed`: publishing and reading for clients without access to the database.
 
-The node remembers nothing about a client that matters: what was published is in the log and in its producer's ledger,
-and how far a reader has come is the reader's own. Whatever a client can make much of is bounded; what is beyond the
-bounds is refused with a word when to come again.
+A node has no state of a client that matters: what was published is in the log and in its producer's row, and how far a
+reader has come is the reader's own. Whatever a client can make much of is bounded; what exceeds the bounds is rejected
+with a time to retry.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class FeedLimits:
 class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
     """Made, used and closed on one event loop; `note_heads` may be called from any thread.
 
-    `on_stored` is told, on the loop, where streams end after something was published here: {stream: head}.
+    `on_stored` is called, on the loop, with the new heads after something was published here: {stream: head}.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         sublet_pb2_grpc.add_FeedServicer_to_server(self, server)
 
     def note_heads(self, heads: Mapping[int, int]) -> None:
-        """Streams are known to end there by now: whoever follows them looks at once."""
+        """Take known heads of streams: their followers read at once."""
         self.watch.note_heads(heads)
 
     async def close(self) -> None:
@@ -129,19 +129,19 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         await self._serve(request, context, FeedReadCall.follow)
 
     async def Read(self, request: Any, context: Any) -> Any:  # noqa: N802 (the service's own spelling)
-        """A page of a stream that was lent."""
+        """Serve a page of a granted stream."""
         return await self._answer(
             request, context, feed_fetch.decode_fetch_request, fetch_page, feed_fetch.encode_fetch_reply
         )
 
     async def Heads(self, request: Any, context: Any) -> Any:  # noqa: N802 (the service's own spelling)
-        """Where streams end."""
+        """Return where streams end."""
         return await self._answer(
             request, context, feed_fetch.decode_heads_request, read_heads, feed_fetch.encode_heads_reply
         )
 
     async def SessionEpoch(self, request: Any, context: Any) -> Any:  # noqa: N802 (the service's own spelling)
-        """A number above all that were given before."""
+        """Return a number above all that were given before."""
 
         def draw(conn: psycopg.Connection[Any], _: None) -> int:
             return fencing.next_session_epoch(conn)
@@ -160,7 +160,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         work: Callable[[psycopg.Connection[Any], _Asked], _Found],
         encode: Callable[[_Found], Any],
     ) -> Any:
-        """A call of a member. It counts until its work is over, also where the client has gone."""
+        """Return a call of a member. It counts until its work is over, also where the client has gone."""
         try:
             asked = decode(request)
             self._reads.acquire()
@@ -202,7 +202,7 @@ def _look(conn: psycopg.Connection[Any], stream_ids: list[int]) -> tuple[str | N
 
 
 async def _refuse(context: Any, error: Exception) -> None:
-    """Say what went wrong, so that the client knows whether to come again."""
+    """Reject the call with the error, and whether and when the client may retry."""
     if isinstance(error, NodeBusy):
         hint = ((feed.RETRY_AFTER_METADATA, str(error.retry_after_ms)),)
         await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), hint)

@@ -1,4 +1,4 @@
-"""The assignments of one group: what happens to each, by the table, and who should have which."""
+"""The assignments of one group: which stream is granted to which borrower, by the table."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _NEVER = float("inf")
 
 
 class Assignments:
-    """Acts on slots and members; everything it says goes through `send`, everything it writes through the slots."""
+    """Acts on slots and members; messages go through `send`, writes through the slots."""
 
     def __init__(
         self,
@@ -68,10 +68,10 @@ class Assignments:
         getattr(self, action.value)(assignment, now, position)
 
     def find(self, stream_id: int, grant_id: int, borrower_id: str, agent: str) -> Assignment:
-        """The assignment of exactly this stream, grant and borrower, be it lent or revoked; else an absent one."""
+        """Return the assignment of exactly this stream, grant and borrower, granted or revoked; else an absent one."""
         slot = self._slots.get(stream_id)
         for found in (slot.assignment if slot else None, self._members.pending_disconnects.get((stream_id, grant_id))):
-            # Id 0 is no grant, but a grant that is not written yet: nobody can know of it.
+            # Id 0 is no grant, but a grant that is not written yet: no borrower can know of it.
             if found is not None and grant_id and (found.grant_id, found.borrower_id) == (grant_id, borrower_id):
                 return found
         return Assignment(stream_id, borrower_id, agent, 0.0, AssignmentStatus.ABSENT, grant_id)
@@ -119,11 +119,11 @@ class Assignments:
                 member.streams.discard(assignment.stream_id)
 
     def force_release(self, slot: StreamEntry, reason: str, now: float, keep_s: float | None = None) -> None:
-        """End the grant without its holder's word, also one that nobody has reclaimed. One that was never written is
-        ended when its answer comes, and one whose end is being written already is left to that. Nothing is written
-        before what the holder was promised is over: until then it is in force, for the next leader too.
+        """End the grant without final progress, also one that was not reclaimed. One that was never written is ended
+        when its answer comes, and one whose end is being written already is left to that. Nothing is written before the
+        time promised to the holder is over: until then it is in force, for the next leader too.
 
-        `keep_s`: how long to keep the stream for its holder's session (None: as the group wants it).
+        `keep_s`: how long to reserve the stream for its holder's session (None: by the group's options).
         """
         row, assignment = slot.lending, slot.assignment
         unclaimed = row.status is LendingStatus.HELD and slot.is_quiet and slot.seizure is None
@@ -141,7 +141,7 @@ class Assignments:
             self._seizing.add(row.stream_id)
 
     def evict(self, member: Member, reason: str, now: float, keep_s: float | None = None) -> None:
-        """Forget the borrower, and end every grant of its without its word."""
+        """Forget the borrower, and end every grant of it without final progress."""
         for stream_id in tuple(member.streams):
             slot = self._slots.get(stream_id)
             if slot is not None and slot.assignment is not None:
@@ -149,7 +149,7 @@ class Assignments:
         self._members.remove(member.borrower_id)
 
     def begins_no_more(self, agent: str, borrower_id: str) -> None:
-        """One that was put out says so: what is taken from it need not wait."""
+        """A borrower that was fenced has confirmed: what is taken from it need not wait."""
         for slot in self._to_be_seized():
             if slot.seizure is not None and (slot.seizure.agent, slot.seizure.borrower_id) == (agent, borrower_id):
                 self._write_in_time(slot, slot.seizure)
@@ -164,19 +164,19 @@ class Assignments:
         self._slots.enqueue(seizure.entry)
 
     def _promised_until(self, slot: StreamEntry) -> float:
-        """Until when its holder may begin calls on it, as far as leaders have told him."""
+        """Return until when its holder may begin calls on it, as far as leaders have promised."""
         member = self._members.get(slot.assignment.borrower_id) if slot.assignment else None
         if member is None:
             return slot.promised_until
         return max(slot.promised_until, member.promised_at + self._settings.promise_s)
 
     def promise(self, member: Member, now: float) -> tuple[tuple[int, int], ...]:
-        """From now on its streams stay its own for a while; of which that is not said, (stream, grant id)."""
+        """Promise the borrower its streams for a while; return (stream, grant id) of those not promised."""
         member.promised_at = now
         return self.without(member, now)
 
     def without(self, member: Member, now: float) -> tuple[tuple[int, int], ...]:
-        """What was taken from the borrower by force, or is at a deadline that is nearer than a promise lasts."""
+        """Return what was taken from the borrower by force, or has a deadline that is nearer than a promise lasts."""
         granted = (slot.assignment for stream_id in member.streams if (slot := self._slots.get(stream_id)))
         ending = {(a.stream_id, a.grant_id) for a in granted if a and now >= a.deadline - self._settings.promise_s}
         return tuple(sorted(member.taken | ending))
@@ -184,18 +184,18 @@ class Assignments:
     # --- what comes in ----------------------------------------------------------------------------------------------
 
     def revoke(self, stream_ids: Iterable[int], reason: str, now: float, deadline: float = _NEVER) -> None:
-        """Take streams back; at the deadline without their holder's word."""
+        """Revoke streams; at the deadline without final progress."""
         for stream_id in stream_ids:
             slot = self._slots.get(stream_id)
             if slot is not None and slot.assignment is not None:
-                # Said again, it is not put off: else it could be said so often that it is never forced.
+                # Repeated, it is not put off: else it could be repeated so often that it is never forced.
                 slot.assignment.reason, slot.assignment.deadline = reason, min(deadline, slot.assignment.deadline)
                 if slot.assignment.grant_id and slot.assignment.status is not AssignmentStatus.REVOKING:
                     self._slots.enqueue(RecordHistory(stream_id, slot.assignment.grant_id, "revoke", reason))
                 self.apply_event(slot.assignment, EventKind.REVOKE, now)
 
     def record_read_error(self, assignment: Assignment, trouble: str) -> None:
-        """Its holder says that it cannot read on, or, with no trouble, that it can again: history says so, once."""
+        """Record that its holder cannot read on, or, with an empty error, that it can again: once in the history."""
         if trouble != assignment.read_error and not assignment.is_final_queued:
             assignment.read_error = trouble
             event, why = (UNREADABLE, trouble) if trouble else (READABLE, "it can be read again")
@@ -256,7 +256,7 @@ class Assignments:
             self.apply_event(assignment, EventKind.SAVED, now, slot.lending.position)
 
     def end_written(self, slot: StreamEntry, entry: ReleaseStream | ForceRelease, applied: bool, now: float) -> None:
-        """The grant is over, with its last word or without it; or it was over before."""
+        """The grant is over, with final progress or without; or it was over before."""
         assignment = slot.assignment
         if applied:
             slot.promised_until = float("-inf")
@@ -266,7 +266,7 @@ class Assignments:
     # --- time and balance -------------------------------------------------------------------------------------------
 
     def resend(self, now: float) -> None:
-        """Say again what was not answered, and end at its deadline what was to be taken back by force."""
+        """Send again what was not answered, and end at its deadline what was to be taken back by force."""
         for waiting in self._to_be_seized():
             if waiting.seizure is not None and now >= waiting.seizure.at:
                 self._write_in_time(waiting, waiting.seizure)
@@ -284,7 +284,7 @@ class Assignments:
                 self.apply_event(disconnect, EventKind.RESEND, now)
 
     def rebalance(self, now: float) -> float:
-        """Grant and revoke what the strategy says; when to look again at what could not move yet."""
+        """Grant and revoke by the strategy's plan; return when to try again what could not move yet."""
         balanced = self._balance.plan(now)
         for stream_id, borrower_id in balanced.reclaimed:
             self._grant(stream_id, borrower_id, "kept for its session", now)
@@ -296,7 +296,7 @@ class Assignments:
         return balanced.retry_at
 
     def strategy_errors(self) -> list[str]:
-        """What people should know of the strategy since this was last asked."""
+        """Return the strategy's errors since the last call, for people."""
         problems, self._balance.strategy_errors = self._balance.strategy_errors, []
         return problems
 
@@ -316,11 +316,11 @@ class Assignments:
         self._slots.enqueue(UnreserveStream(stream_id, row.grant_id, why))
 
     def _keep_s(self, slot: StreamEntry) -> float:
-        """For how long the stream of a holder that goes is kept for its session once it is free."""
+        """Return how long the stream of a leaving holder is reserved for its session once it is free."""
         return self._group.options.session_expiry_s if slot.lending.session_epoch else 0.0
 
     def _slot(self, assignment: Assignment) -> StreamEntry:
-        """The slot of a stream that is lent or about to be: it stays as long as that is so."""
+        """Return the slot of a stream that is granted or about to be: it stays as long as that is so."""
         slot = self._slots.get(assignment.stream_id)
         assert slot is not None
         return slot
@@ -328,7 +328,7 @@ class Assignments:
     # --- actions of the table ---------------------------------------------------------------------------------------
 
     def _ignore(self, assignment: Assignment, now: float, position: int) -> None:
-        """The table says that this changes nothing."""
+        """Do nothing: the table gives it no effect."""
 
     def _send_grant(self, assignment: Assignment, now: float, position: int) -> None:
         row = self._slot(assignment).lending
@@ -353,7 +353,7 @@ class Assignments:
         )
 
     def _send_revoke(self, assignment: Assignment, now: float, position: int) -> None:
-        """Once the grant is written and until the last word is in."""
+        """Send it once the grant is written and until final progress has come."""
         assignment.resend_at = now + self._settings.resend_interval_s
         if assignment.grant_id and not assignment.is_final_queued:
             self._waiting.add(assignment.stream_id)
@@ -393,8 +393,9 @@ class Assignments:
             self._say_revoked(assignment, now)
 
     def _is_ending(self, assignment: Assignment) -> bool:
-        """The grant's end is being written. Until it is, nobody may be told: he would drop the stream and with it the
-        progress that he has not reported, and the next leader, to whom the grant is in force, would not hear of it."""
+        """Whether the grant's end is being written. Until it is, its borrower may not be notified: it would drop the
+        stream and with it the progress that it has not reported, and the next leader, to whom the grant is in force,
+        would never get that."""
         slot = self._slots.get(assignment.stream_id)
         return slot is not None and slot.lending.grant_id == assignment.grant_id and slot.is_ending
 
@@ -451,7 +452,7 @@ class Assignments:
 
 
 def _give_back(slot: StreamEntry, entry: GrantStream | ReclaimStream, keep_s: float) -> ReleaseStream | ForceRelease:
-    """End a grant whose borrower was lost while it was written. A new one was never told: its position is exact."""
+    """End a grant whose borrower was lost while it was written. A new one was never sent: its position is exact."""
     row = slot.lending
     if isinstance(entry, GrantStream):
         return ReleaseStream(row.stream_id, row.grant_id, row.position, "its borrower left before the grant", keep_s)

@@ -1,4 +1,4 @@
-"""What happens to a group's leader and what it wants done: frozen values."""
+"""Events and outcomes of a group's leader, as frozen values."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RevokeRequested:
 
 @dataclass(frozen=True, slots=True)
 class StreamsChanged:
-    """Somebody says that streams were opened or closed, epochs completed, or orders given."""
+    """Streams were opened or closed, epochs completed, or the desired state changed; unverified."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,9 @@ class Outcome:
     """`changes` and `sync_streams` are to be committed under the term; `sends` are (agent, message) and may go at once.
 
     `stop_reason`: why this leader is over ("idle", "deposed"); the node forgets it, and releases the claim if it still
-    has it. `invariant_violations`: what people should read. `history`: what no commit will tell those who watch:
-    members come and go."""
+    has it. `invariant_violations`: for people. `history`: events for watchers that are in no commit: members come and
+    go.
+    """
 
     changes: tuple[LendingChange, ...] = ()
     sync_streams: bool = False

@@ -1,7 +1,7 @@
-"""What happens in a group, for its history and for those who watch it.
+"""Events of a group, for its history and for watchers.
 
-Most of it are lines of history as a commit has written them. Members come and go in their leader's memory, and so does
-a leader: those lines are in no table, and bear the time of the node's clock when they are sent.
+Most are lines of history as a commit has written them. Members come and go in their leader's memory, and so does a
+leader: those lines are in no table, and have the time of the node's clock when they are sent.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sublet_storage.groups.model.records import HistoryRecord
 JOIN, LEAVE, EVICT, FENCE = "join", "leave", "evict", "fence"
 """What becomes of members."""
 STEP_DOWN = "step_down"
-"""A leader is over; the next one's first word is a takeover."""
+"""A leader is over; the next one begins with a takeover."""
 
 
 def transient_record(
@@ -25,7 +25,7 @@ def transient_record(
     agent: str | None = None,
     session: str | None = None,
 ) -> HistoryRecord:
-    """A line that is in no table, and so without a time."""
+    """Return a line that is in no table, and so without a time."""
     return HistoryRecord(
         0,
         group_id,

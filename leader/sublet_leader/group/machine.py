@@ -1,4 +1,4 @@
-"""One group's leader: the door through which every event comes."""
+"""The machine of one group's leader, which takes every event."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ from sublet_storage.groups.model.records import (
 )
 
 MAX_WHY = 500
-"""More of why somebody leaves is cut off."""
+"""Maximum length of the reason of a leave."""
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class _Out:
 class GroupLeader:
     """Leads one group under one term, from the rows loaded after the claim was committed.
 
-    Streams that somebody held are kept for their borrower to reclaim until the grace period ends; the others are free.
+    Held streams are reserved for their borrowers to reclaim until the grace period ends; the others are free.
     """
 
     def __init__(self, group: Group, term: int, rows: Iterable[Lending], settings: LeaderSettings, now: float) -> None:
@@ -127,7 +127,7 @@ class GroupLeader:
         self._out.sends.append((agent, message))
 
     def _note(self, event: str, borrower_id: str, agent: str, session: str | None, reason: str) -> None:
-        """Something for those who watch; what is written is told when it is committed."""
+        """Add an event for watchers; what is written is sent when it is committed."""
         line = transient_record(self.group.group_id, self.term, event, reason, borrower_id, agent, session)
         self._out.happened.append(line)
 
@@ -166,8 +166,8 @@ class GroupLeader:
                 assert_never(message)
 
     def _known(self, agent: str, borrower_id: str, term: int | None, now: float) -> bool:
-        """A word of somebody unknown, or under another term (None: a ping, which bears none), has no effect but an
-        invalidate."""
+        """Whether the borrower is known and the term is ours (None: a ping, which has none); if not, it is
+        invalidated."""
         member = self._member(agent, borrower_id)
         if member is None or term not in (None, self.term):
             self._send(
@@ -178,7 +178,7 @@ class GroupLeader:
         return True
 
     def _member(self, agent: str, borrower_id: str) -> Member | None:
-        """The borrower, if it is this agent's: nobody speaks for another agent's."""
+        """Return the borrower, if it is this agent's: no agent may send for another's."""
         member = self.members.get(borrower_id)
         return member if member is not None and member.agent == agent else None
 
@@ -219,7 +219,7 @@ class GroupLeader:
             self._note(LEAVE, predecessor.borrower_id, agent, predecessor.session, f"succeeded by {member.borrower_id}")
 
     def _is_later(self, held: HeldGrant, agent: str, number: int) -> bool:
-        """The grant has gone on to a later borrower of that agent: this message is older than the one that said so."""
+        """Whether the grant has gone on to a later borrower of that agent: this message is older than its reclaim."""
         slot = self.slots.get(held.stream_id)
         if slot is None or slot.assignment is None or slot.lending.grant_id != held.grant_id:
             return False
@@ -290,7 +290,7 @@ class GroupLeader:
         self._disconnect_borrowers(member.borrower_id, now)
 
     def _disconnect_borrowers(self, borrower_id: str, now: float) -> None:
-        """A departing borrower with nothing left to write is told that all is durable."""
+        """Confirm to a departing borrower with nothing left to write that all is durable."""
         member = self.members.get(borrower_id)
         if member is not None and member.is_disconnecting and not member.streams:
             self._send(member.agent, Invalidate(borrower_id, self.term, InvalidateReason.DONE))
@@ -315,7 +315,7 @@ class GroupLeader:
             self._obey(result.desired_state, now)
 
     def _obey(self, orders: GroupDesiredState, now: float) -> None:
-        """What an operator wants has changed."""
+        """Apply a change of the desired state."""
         self.orders = orders
         self.members.set_weights(orders.weights)
         if orders.pause_reason is not None:
@@ -325,12 +325,12 @@ class GroupLeader:
         self.schedule.note_membership_change(now)
 
     def _take_back(self, stream_ids: Iterable[int], now: float) -> None:
-        """The group is paused: nobody has anything."""
+        """Take streams back: the group is paused."""
         why = str(PauseGroup(self.orders.pause_reason or ""))
         self._assignments.revoke(stream_ids, why, now, now + self.settings.revoke_deadline_s)
 
     def _announce(self, epochs: tuple[GroupFrontier, ...], now: float) -> None:
-        """Consumers hear of it at once, in the answer to their last ping, which is said again."""
+        """Send it to consumers at once, in the answer to their last ping, which is sent again."""
         self.epochs = epochs
         for member in self.members:
             if member.last_ping_sent_at is not None:
@@ -347,7 +347,7 @@ class GroupLeader:
             case ReleaseStream() | ForceRelease():
                 self._assignments.end_written(slot, answer.change, applied, now)
             case UnreserveStream() | RecordHistory():
-                pass  # the row says what is to be known
+                pass  # the row has the present state
             case _:
                 assert_never(answer.change)
         if (
@@ -397,7 +397,7 @@ class GroupLeader:
             self._out.stop = "idle"
 
     def _end_grace(self, now: float) -> None:
-        """Nobody came back for these."""
+        """Free the streams that were not reclaimed."""
         for slot in self.slots:
             if slot.lending.status is LendingStatus.HELD and slot.is_quiet:
                 self._assignments.force_release(slot, "not reclaimed", now)
@@ -421,7 +421,8 @@ class GroupLeader:
         return self.members.get(borrower_id) is not None or self.members.is_former(borrower_id)
 
     def invalidations(self, detail: str) -> tuple[tuple[str, ToBorrower], ...]:
-        """What to tell every member when this leader is over: look for the next one, which keeps your streams."""
+        """Return the message to every member when this leader is over: look for the next one, which keeps your
+        streams."""
         return tuple(
             (m.agent, Invalidate(m.borrower_id, self.term, InvalidateReason.RETRY, detail)) for m in self.members
         )

@@ -1,4 +1,4 @@
-"""The borrowers of one group, and the `revoked` assignments they have not confirmed yet."""
+"""The borrowers of one group, and the `revoked` assignments that they have not confirmed yet."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from sublet_leader.group.stream_table import Assignment
 
 @dataclass(slots=True)
 class Member:
-    """A connected borrower. `is_leaving`: wants nothing new. `is_disconnecting`: has said its last word, its rows are
-    being written. `session_epoch`: which of the processes under its session's name it is; 0: the name is only for
+    """A connected borrower. `is_leaving`: accepts nothing new. `is_disconnecting`: has sent final progress, its rows
+    are being written. `session_epoch`: which of the processes under its session's name it is; 0: the name is only for
     people. `borrower_number`: counts the borrowers of its agent. `last_ping_sent_at`: by its own clock, when it sent
-    its last ping. `promised_at`: when it was last told, by this leader or one before, that its streams stay its own.
-    `taken`: (stream, grant id) of what was taken from it by force and it has not confirmed: of these it is told nothing
-    of the kind. `why` it departs, where that is not its session's own wish."""
+    its last ping. `promised_at`: when it was last promised, by this leader or one before, that its streams stay its
+    own. `taken`: (stream, grant id) of what was taken from it by force and it has not confirmed: these it is not
+    promised. `why` it departs, where that was not requested by its session."""
 
     borrower_id: str
     agent: str
@@ -34,12 +34,12 @@ class Member:
 
     @property
     def to_public_dict(self) -> dict[str, str | None]:
-        """What others are told of it."""
+        """Return what watchers see of it."""
         return {"borrower_id": self.borrower_id, "agent": self.agent, "session": self.session}
 
     @property
     def is_eligible(self) -> bool:
-        """Wants streams."""
+        """Whether it accepts streams."""
         return not (self.is_leaving or self.is_disconnecting)
 
 
@@ -63,15 +63,15 @@ class Members:
         return len(self._members)
 
     def get(self, borrower_id: str) -> Member | None:
-        """The borrower if it is connected."""
+        """Return the borrower if it is connected."""
         return self._members.get(borrower_id)
 
     def find_by_session(self, session: str) -> Member | None:
-        """The newest borrower of the process that bears this stable name, if it is connected."""
+        """Return the newest borrower of the process that bears this stable name, if it is connected."""
         return self._members.get(self._named.get(session, ""))
 
     def older_than(self, session: str, before: int) -> list[Member]:
-        """The borrowers of older processes of that name: those with an epoch below this one."""
+        """Return the borrowers of older processes of that name: those with an epoch below this one."""
         return [m for m in self._members.values() if m.session == session and 0 < m.session_epoch < before]
 
     def add(self, member: Member) -> None:
@@ -112,11 +112,11 @@ class Members:
         self._replaced = {b: at for b, at in self._replaced.items() if at >= before}
 
     def weights(self) -> dict[str, float]:
-        """Who takes part in the allocation, and with how much."""
+        """Return who takes part in the allocation, and with how much."""
         return {
             m.borrower_id: self._weights.get(m.session or "", m.weight) for m in self._members.values() if m.is_eligible
         }
 
     def set_weights(self, weights: Iterable[tuple[str, float]]) -> None:
-        """From now on sessions of these names have these weights, and all others those that they ask for."""
+        """Give sessions of these names these weights, and all others those that they request."""
         self._weights = dict(weights)

@@ -1,8 +1,7 @@
-"""Who should have which stream now: what the group's strategy is asked, and what comes before it is asked.
+"""Rebalances a group: returns reserved streams to their sessions, and calls the strategy for all others.
 
-A stream that is kept for a session, free or reserved, goes to that session alone, if it is there, and else waits until
-it is kept no longer. All others are the strategy's to share out. One that breaks the rules of its interface is replaced
-by `even` for the rest of this leader's life.
+A stream that is reserved for a session goes to that session alone, if it is there, and else waits until it is reserved
+no longer. A strategy that breaks the rules of its interface is replaced by `even` for the rest of this leader's life.
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ class _View:
 
 @dataclass(frozen=True, slots=True)
 class RebalanceResult:
-    """`reclaimed`: (stream, borrower) of streams that go back to the session they were kept for.
-    `expired_reservations`: reserved streams whose session has not come back in time. `retry_at`: look again at that
-    time."""
+    """`reclaimed`: (stream, borrower) of streams that go back to the session they were reserved for.
+    `expired_reservations`: reserved streams whose session has not come back in time. `retry_at`: rebalance again at
+    that time."""
 
     plan: AllocationPlan
     reclaimed: tuple[tuple[int, str], ...]
@@ -57,7 +56,7 @@ class RebalanceResult:
 
 
 class Rebalancer:
-    """Asks the strategy named `strategy`; `strategy_errors` tells people what was wrong with it."""
+    """Calls the strategy named `strategy`; `strategy_errors` has what was wrong with it, for people."""
 
     def __init__(self, slots: StreamTable, members: Members, strategy: str, settings: LeaderSettings) -> None:
         self._slots, self._members, self._settings = slots, members, settings
@@ -69,7 +68,7 @@ class Rebalancer:
             self.strategy_errors.append(f"{problem} Until this leader is over its streams are shared out evenly.")
 
     def plan(self, now: float) -> RebalanceResult:
-        """What to grant and revoke at this moment."""
+        """Return what to grant and revoke at this moment."""
         view = self._look(now)
         weights = self._members.weights()
         situation = AllocationInput(view.held, view.free, weights, view.movable, view.moving, view.last, view.load)

@@ -1,4 +1,4 @@
-"""When a group's leader does what it does by the clock."""
+"""When a group's leader rebalances, syncs streams and stops, by the clock."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Schedule:
         self._idle_since: float | None = now
 
     def note_membership_change(self, now: float) -> None:
-        """Somebody joined or left."""
+        """A member joined or left."""
         if self._changing_since is None:
             self._changing_since = now
         cap = self._changing_since + self._settings.rebalance_debounce_max_s
         self._allocate_at = min(now + self._settings.rebalance_debounce_s, cap)
 
     def note_stream_freed(self, at: float) -> None:
-        """A stream can be given to somebody from then on."""
+        """A stream can be granted from then on."""
         if self._changing_since is None:
             self._allocate_at = min(self._allocate_at, at)
 
@@ -49,7 +49,7 @@ class Schedule:
         return True
 
     def sync_soon(self, now: float) -> None:
-        """Streams are said to have changed. Said again and again, it still costs no more than one look per debounce."""
+        """Streams are reported to have changed. However often, it costs one look per debounce."""
         self._renew_at = min(self._renew_at, max(now, self._renewed_at + self._settings.rebalance_debounce_s))
 
     def take_sync_due(self, now: float) -> bool:
@@ -74,7 +74,7 @@ class Schedule:
         return True
 
     def is_idle_timeout(self, idle: bool, now: float) -> bool:
-        """True when there has been nobody, and nothing to write, for the idle time."""
+        """True when there has been no member, and nothing to write, for the idle time."""
         if not idle:
             self._idle_since = None
         elif self._idle_since is None:
@@ -82,5 +82,5 @@ class Schedule:
         return self._idle_since is not None and now >= self._idle_since + self._settings.leader_idle_timeout_s
 
     def wake_at(self) -> float:
-        """The next due time."""
+        """Return the next due time."""
         return min(self._allocate_at, self._renew_at, self._grace_end, self._sweep_at, self._reallocate_at)

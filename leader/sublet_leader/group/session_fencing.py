@@ -1,7 +1,8 @@
-"""Stable session names: of two processes under one name the newer stays, and has what the older held.
+"""Session fencing: of two processes under one name the newer stays, and gets what the older held.
 
-Which of them is the newer says its epoch. A leader remembers the newest that it has let in, also when that has left.
-Its successor knows epochs from the members and from the rows, and goes on to turn the older away where there are any.
+The session's epoch decides which of them is the newer. A leader knows the newest that it has let in, also when that has
+left. Its successor knows epochs from the members and from the rows, and goes on to reject the older where there are
+any.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ MAX_REMEMBERED = 10_000
 
 
 class SessionFencing:
-    """Asked before a borrower is welcomed. `end(agent, borrower, term, name)` tells one that it is fenced."""
+    """Called before a borrower is let in. `end(agent, borrower, term, name)` ends one that is fenced."""
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class SessionFencing:
             del self._let_in[next(iter(self._let_in))]
 
     def _newest(self, session: str) -> int:
-        """The highest epoch that is known of the name; 0: none is."""
+        """Return the highest epoch that is known of the name; 0: none is."""
         bearer = self._members.find_by_session(session)
         held = [slot.lending.session_epoch or 0 for slot in self._slots.streams_of_session(session)]
         return max([self._let_in.get(session, 0), bearer.session_epoch if bearer else 0, *held])

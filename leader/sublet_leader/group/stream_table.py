@@ -1,4 +1,4 @@
-"""The streams of one group and what is being written for each: at most one entry in flight per stream, in order."""
+"""The streams of one group and their pending changes: at most one in flight per stream, in order."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ BUSY_RETRY_S = 0.1
 
 @dataclass(slots=True)
 class Assignment:
-    """A stream lent, or about to be, to a borrower. `grant_id` is 0 until the grant is written; `reason` says why it is
-    to end, once that is decided; `delivered_end`: up to where it was given out and given up, as its holder's last word
-    said; `read_error`: why its holder cannot read on, if it cannot; `poison`: up to before which offset nobody can."""
+    """A stream granted, or about to be, to a borrower. `grant_id` is 0 until the grant is written; `reason`: why it is
+    to end, once that is decided; `delivered_end`: up to where it was delivered and given up, by its holder's final
+    progress; `read_error`: why its holder cannot read on, if it cannot; `poison`: up to before which offset it cannot
+    be decoded."""
 
     stream_id: int
     borrower_id: str
@@ -64,7 +65,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Seizure:
-    """The end of a grant without its holder's word, to be written when the right that he was promised is over."""
+    """The end of a grant without final progress, to be written when the time promised to its holder is over."""
 
     entry: ForceRelease
     at: float
@@ -74,10 +75,11 @@ class Seizure:
 
 @dataclass(slots=True)
 class StreamEntry:
-    """One stream: its row as last seen, who has it, and the entries that wait for their turn.
+    """One stream: its row as last seen, its holder, and the changes that wait for their turn.
 
-    `reserved_until`: until then the free or reserved row is kept for its session. `last_holder`: who had it last, as
-    far as this leader knows. `promised_until`: until then somebody else may begin calls on it, who was promised so."""
+    `reserved_until`: until then the free or reserved row is reserved for its session. `last_holder`: its last holder,
+    as far as this leader knows. `promised_until`: until then a former holder may begin calls on it, by a promise.
+    """
 
     lending: Lending
     reserved_until: float = 0.0
@@ -92,7 +94,7 @@ class StreamEntry:
 
     @property
     def is_quiet(self) -> bool:
-        """Nothing is being written and nobody has it."""
+        """Whether nothing is being written and it has no holder."""
         return self.assignment is None and self.in_flight is None and not self.queue
 
     @property
@@ -114,10 +116,10 @@ class StreamTable:
             self.update_row(row, now)
 
     def unreadable_count(self) -> int:
-        """How many have a holder who cannot read on."""
+        """Return how many have a holder who cannot read on."""
         granted = [
             slot.assignment for slot in tuple(self._slots.values())
-        ]  # in one step: metrics ask from another thread
+        ]  # in one step: metrics read it from another thread
         return sum(assignment is not None and assignment.read_error != "" for assignment in granted)
 
     def __iter__(self) -> Iterator[StreamEntry]:
@@ -127,21 +129,22 @@ class StreamTable:
         return len(self._slots)
 
     def get(self, stream_id: int) -> StreamEntry | None:
-        """The stream's slot; None once it is finished, or if it never was ours."""
+        """Return the stream's slot; None once it is finished, or if it never was ours."""
         return self._slots.get(stream_id)
 
     def assigned_stream_ids(self) -> list[int]:
-        """The streams that are lent, or about to be."""
+        """Return the streams that are granted, or about to be."""
         return [stream_id for stream_id, slot in self._slots.items() if slot.assignment is not None]
 
     def streams_of_session(self, session: str) -> list[StreamEntry]:
-        """The streams that the process of this name holds, or that are kept for it."""
+        """Return the streams that the session of this name holds, or that are reserved for it."""
         return [self._slots[stream_id] for stream_id in sorted(self._by_session.get(session, ()))]
 
     def is_grantable(self, slot: StreamEntry, now: float) -> bool:
-        """Nobody's for certain, and every parent consumed: one without a slot is finished or never was the group's.
+        """Whether it is free for certain, and every parent consumed: one without a slot is finished or never was the
+        group's.
 
-        Reserved ones are among them: they are one session's to have.
+        Reserved ones are among them: they are for one session.
         """
         if slot.promised_until > now:
             return False
@@ -167,7 +170,7 @@ class StreamTable:
         self._ready.add(entry.stream_id)
 
     def take_writable(self, now: float) -> tuple[LendingChange, ...]:
-        """The entries to commit now, each stream's next; they are in flight until `complete` or `put_back`."""
+        """Return the entries to commit now, each stream's next; they are in flight until `complete` or `put_back`."""
         taken: list[LendingChange] = []
         for stream_id in sorted(self._ready):
             slot = self._slots.get(stream_id)
@@ -195,8 +198,8 @@ class StreamTable:
         return slot
 
     def put_back(self, entry: LendingChange, retry_at: float) -> StreamEntry:
-        """The entry was certainly not written: it is the next again, unless it is a grant that nobody is left to have.
-        Return the stream."""
+        """The change was certainly not written: it is the next again, unless it is a grant that no borrower can take
+        any more. Return the stream."""
         slot = self._slots[entry.stream_id]
         slot.in_flight, slot.retry_at = None, retry_at
         if not self._is_unwanted(slot, entry):
@@ -205,7 +208,7 @@ class StreamTable:
         return slot
 
     def drop_waiting_grant(self, slot: StreamEntry) -> None:
-        """Drop a grant that is not being written: nobody is left to have it."""
+        """Drop a grant that is not being written, as its borrower is gone."""
         waiting: list[LendingChange] = [entry for entry in slot.queue if not isinstance(entry, GrantStream)]
         if len(waiting) < len(slot.queue):
             slot.queue = waiting
@@ -213,7 +216,7 @@ class StreamTable:
 
     @staticmethod
     def _is_unwanted(slot: StreamEntry, entry: LendingChange) -> bool:
-        """A grant for a borrower that is gone by now: not to be tried again."""
+        """Whether the grant is for a borrower that is gone by now: not to be tried again."""
         held = slot.assignment
         return isinstance(entry, GrantStream) and (held is None or held.borrower_id != entry.borrower_id)
 
@@ -225,7 +228,8 @@ class StreamTable:
         return min(waiting, default=float("inf"))
 
     def update_row(self, row: Lending, now: float) -> StreamEntry | None:
-        """A row that a renewal reported: new, closed by now, or finished. The slot, None once it is finished."""
+        """Take a row that a stream sync reported: new, closed by now, or finished. Return the slot, None once it is
+        finished."""
         slot = self._slots.get(row.stream_id)
         if slot is None:
             if row.status is LendingStatus.FINISHED:
@@ -237,9 +241,9 @@ class StreamTable:
         return slot
 
     def _promised_until(self, row: Lending, now: float) -> float:
-        """Until when somebody may begin calls on it, whom a leader before this one, or of a former group, let."""
+        """Return until when a former holder may begin calls on it, by the promise of a former leader or group."""
         lease_s, promise_s = self._settings.lease_duration_s, self._settings.promise_s
-        if is_of_former_timeline(row.grant_id, self._term):  # its leader may not know yet, and have lent it last
+        if is_of_former_timeline(row.grant_id, self._term):  # its leader may not know yet, and have granted it last
             return now + lease_s + promise_s
         if row.status is LendingStatus.HELD:  # the leader before may have answered its ping till now
             return now + promise_s
@@ -261,7 +265,7 @@ class StreamTable:
             self._by_session.setdefault(row.session, set()).add(row.stream_id)
 
     def _forget_name(self, session: str, stream_id: int) -> None:
-        """Names come and go as long as a leader leads: of one that has nothing here nothing is kept."""
+        """Drop names that have nothing here: they come and go as long as a leader leads."""
         streams = self._by_session.get(session, set())
         streams.discard(stream_id)
         if not streams:

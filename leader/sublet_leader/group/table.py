@@ -2,11 +2,12 @@
 
     absent -> granting -> granted -> revoking -> revoked -> absent
 
-`granting` begins when the grant is decided; the borrower hears of it when the row is written. `revoked` outlives the
-lending: the row is free again and may be lent under the next grant id while the last borrower is still being told.
+`granting` begins when the grant is decided; it is sent to the borrower when the row is written. `revoked` outlives the
+grant: the row is free again and may be granted under the next grant id while `revoked` is still sent to the last
+borrower.
 
-The table has what may happen, and whatever a borrower may say is among it. A pair that is missing is one that only the
-leader itself could cause: it would be a broken rule of its own, and raises.
+The table has what may happen, with every message that a borrower may send. A pair that is missing is one that only the
+leader itself could cause: it would be a broken invariant, and raises.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ class AssignmentStatus(Enum):
 
     GRANTING = "granting"  # being written, or written and the borrower has not answered yet
     GRANTED = "granted"  # the borrower has reported progress under this grant
-    REVOKING = "revoking"  # the borrower was told to stop and has not given its last word
-    REVOKED = "revoked"  # the last word is durable, the grant is over, the borrower was told to forget it
+    REVOKING = "revoking"  # the borrower was asked to stop and has not sent final progress
+    REVOKED = "revoked"  # final progress is durable, the grant is over, the borrower was asked to forget it
     ABSENT = "absent"  # there is no assignment
 
 
@@ -62,7 +63,7 @@ Transition = tuple[AssignmentStatus, Action]
 
 
 def _row(**steps: Transition) -> dict[EventKind, Transition]:
-    """What may happen in one status."""
+    """Return what may happen in one status."""
     return {EventKind[name]: step for name, step in steps.items()}
 
 
@@ -84,7 +85,7 @@ TRANSITIONS: dict[AssignmentStatus, dict[EventKind, Transition]] = {
         GRANT_WRITTEN=(
             AssignmentStatus.GRANTED,
             Action.IGNORE,
-        ),  # a reclaimed grant, used before the row says whose it is
+        ),  # a reclaimed grant, used before the row has its holder
         PROGRESS=(AssignmentStatus.GRANTED, Action.WRITE_PROGRESS),
         FINAL=(AssignmentStatus.REVOKING, Action.WRITE_FINAL),
         ABORTED=(AssignmentStatus.REVOKING, Action.WRITE_ABORTED),

@@ -1,4 +1,4 @@
-"""How much flows through a stream, from what its holders report: for allocation by load."""
+"""The throughput of a stream, from its holders' reports, for allocation by load."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HALF_LIFE_S = 30.0
 
 @dataclass(slots=True)
 class ThroughputMeter:
-    """One stream's flow; it outlives grants, so that a stream that has moved is not a stranger."""
+    """One stream's throughput; it outlives grants, so that a stream that has moved is known."""
 
     _grant_id: int = 0
     _size: int = 0
@@ -37,5 +37,5 @@ class ThroughputMeter:
         self._size, self._at = size, now
 
     def load(self) -> StreamLoad | None:
-        """What is known; None before two reports under one grant."""
+        """Return what is known; None before two reports under one grant."""
         return None if self._rate is None else StreamLoad(self._rate, self._lag)

@@ -1,1 +1,1 @@
-"""What a node does for the database beside leading: its registration, housekeeping, the outbox."""
+"""Background jobs of a node: its registration, maintenance of the database, and the outbox relay."""

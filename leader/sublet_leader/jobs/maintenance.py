@@ -1,4 +1,4 @@
-"""Housekeeping of the whole database by whichever node leads the reserved leadership row, under its term."""
+"""Maintenance of the database, by the node that leads the reserved leadership row, under its term."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ PASS_INTERVAL_S = 5.0
 Publish = Callable[[Sequence[Change]], None]
 
 MAX_LISTED = 5
-"""So many failed steps of a pass are told one by one."""
+"""How many failed steps of a pass are logged one by one."""
 
 RETRY_INTERVAL_S = 600.0
-"""After which a step that fails in each pass is told of again, where its cause is the same."""
+"""After which time a step that fails in each pass with the same cause is logged again."""
 
 A_PASS = "a maintenance pass"
 
@@ -47,11 +47,12 @@ Steps = Callable[[psycopg.Connection[Any], Guard], Iterator[tuple[str, Callable[
 
 
 class MaintenanceRunner:
-    """Two threads, as a place of payloads that hangs must hold up nothing in Postgres. `term` answers under which term
-    this node leads the maintenance at this moment, None if it does not.
+    """Two threads, as a payload location that hangs must hold up nothing in Postgres. `term` returns the term under
+    which this node leads the maintenance at this moment, None if it does not.
 
-    `history_retention_s`: how long the history of lendings is kept. `grace_s`: how long objects that no block names any
-    more."""
+    `history_retention_s`: how long the history of grants is retained. `grace_s`: how long objects that no block names
+    any more are.
+    """
 
     def __init__(
         self,
@@ -162,7 +163,7 @@ def _steps(
     collapse: past_generations.Collapse,
     producers: retention.IdleProducers,
 ) -> Iterator[tuple[str, Callable[[], None]]]:
-    """What is to be done in Postgres."""
+    """Yield what is to be done in Postgres."""
     due: list[str] = []
     yield "the search for spaces to roll over", lambda: due.extend(spaces.list_overdue_rollovers(connection))
     for name in due:
@@ -182,7 +183,7 @@ def _steps(
 def _payload_steps(
     connection: psycopg.Connection[Any], guard: Guard, grace_s: float
 ) -> Iterator[tuple[str, Callable[[], None]]]:
-    """What is to be done at the places of payloads."""
+    """Yield what is to be done at the places of payloads."""
     outside: list[Space] = []
     yield "the search for spaces with payloads elsewhere", lambda: outside.extend(_with_a_place(connection))
     for space in outside:
@@ -212,7 +213,7 @@ def _compact(connection: psycopg.Connection[Any], guard: Guard, stream_id: int) 
 
 
 def _with_a_place(connection: psycopg.Connection[Any]) -> list[Space]:
-    """Of a space that was dropped nothing more is moved: nobody could bring it back."""
+    """Move nothing more of a space that was dropped: it could not be restored."""
     return [space for space in catalogue.list_spaces(connection) if space.payloads is not None]
 
 

@@ -1,5 +1,7 @@
-"""Keeps a node listed in the database, where borrowers look for it, and strikes off those that have stopped. What an
-operator wants of the node is read on the way."""
+"""Registers a node in the directory, renews it, and collects nodes that have stopped.
+
+The desired state of the node is read on the way.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,9 @@ POLL_INTERVAL_S = 1.0
 
 
 class NodeRegistration:
-    """One node's line in the directory. `lease_duration_s`: how long borrowers go on seeing a node that died. `notify`:
-    where publishers' notifications reach it. `ordered` is told, on a thread of its own, what is wanted of the node, and
-    `broken` what ended that thread before its time."""
+    """One node's entry in the directory. `lease_duration_s`: how long borrowers go on seeing a node that died.
+    `notify`: the endpoint for publishers' notifications. `ordered` is called, on a thread of its own, with the node's
+    desired state, and `broken` with the error that ended that thread before its time."""
 
     def __init__(
         self,
@@ -92,7 +94,7 @@ class NodeRegistration:
     def _keep(self) -> None:
         try:
             self._renew_in_time()
-        except Exception as error:  # noqa: BLE001 a node that nobody finds is none
+        except Exception as error:  # noqa: BLE001 a node that cannot be found is none
             self._broken(error)
 
     def _renew_in_time(self) -> None:

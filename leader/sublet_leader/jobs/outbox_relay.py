@@ -1,4 +1,4 @@
-"""The relay: what is published by SQL comes from the outbox into the log, by whichever node leads the maintenance."""
+"""The outbox relay: moves messages published by SQL into the log, on the node that leads the maintenance."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STALLED_S = 2.0
 """A relay that freezes between two statements of a move keeps publishers from its streams for no longer than this."""
 
 MAX_LISTED = 5
-"""So many refused messages of one move are told one by one."""
+"""How many rejected messages of one move are logged one by one."""
 
 
 class Relay:
@@ -79,7 +79,7 @@ class Relay:
                 return
 
     def _notify(self, error: Exception) -> None:
-        """What nobody foresaw brings its traceback."""
+        """Log it; an unforeseen error with its traceback."""
         if (before := self._quiet.acquire(type(error).__name__)) is not None:
             story = None if isinstance(error, SubletError | psycopg.Error) else error
             reported = " ".join(str(error).split())

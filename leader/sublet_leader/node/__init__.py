@@ -1,1 +1,1 @@
-"""One node: the machine that passes events to the leaders of many groups, and the thread that writes for them."""
+"""The machine of one node, which runs the leaders of many groups, and its thread for the database."""

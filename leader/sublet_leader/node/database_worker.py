@@ -1,4 +1,4 @@
-"""The thread that carries a node's requests to the database: in order, with renewals at the front."""
+"""The thread that executes a node's database requests: in order, with renewals at the front."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ JITTER_S = 0.3
 
 
 class RequestObserver(Protocol):
-    """Is told on the worker's thread what goes out and what came of it, and how many seconds that took."""
+    """Called on the worker's thread with each request, its result, and how many seconds it took."""
 
     def on_request(self, request: Request) -> None:
         """It goes out."""

@@ -1,4 +1,4 @@
-"""What happens to a node, what it wants from the database, what it sends: frozen values."""
+"""Events, requests and outcomes of the node machine, as frozen values."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class LoadGroup:
 
 @dataclass(frozen=True, slots=True)
 class CommitWrites:
-    """What many groups want written, in one transaction."""
+    """Changes of many groups, in one transaction."""
 
     batch: tuple[GroupWrites, ...]
 
@@ -94,7 +94,7 @@ class MessageReceived:
 
 @dataclass(frozen=True, slots=True)
 class GroupOpened:
-    """Answer to `OpenGroup`: the group; or None with the reason, `is_final` if asking again cannot help."""
+    """Answer to `OpenGroup`: the group; or None with the reason, `is_final` if a retry cannot help."""
 
     request: OpenGroup
     group: Group | None
@@ -114,7 +114,7 @@ class LeadershipClaimed:
     jitter_s: float = 0.0
 
     def to_election_event(self) -> el.Event:
-        """What the election hears of it."""
+        """Return it as an event of the election."""
         asked = self.request
         return el.ClaimCompleted(asked.leadership_id, asked.attempt_started, self.leadership, self.jitter_s)
 
@@ -127,7 +127,7 @@ class LeadershipsRenewed:
     renewed: frozenset[int] | None
 
     def to_election_event(self) -> el.Event:
-        """What the election hears of it."""
+        """Return it as an event of the election."""
         return el.RenewCompleted(self.request.attempt_started, self.renewed)
 
 
@@ -139,7 +139,7 @@ class LeadershipsReleased:
     released: frozenset[int] | None
 
     def to_election_event(self) -> el.Event:
-        """What the election hears of it."""
+        """Return it as an event of the election."""
         return el.ReleaseCompleted(self.request.terms, self.released is not None)
 
 
@@ -172,7 +172,7 @@ class CommitFailed:
 
 @dataclass(frozen=True, slots=True)
 class LeaderLookedUp:
-    """Answer to `Look`: the group and its leadership, as far as there are any; not `is_answered`: nobody knows."""
+    """Answer to `LookUpLeader`: the group and its leadership, as far as there are any; not `is_answered`: unknown."""
 
     request: LookUpLeader
     group: Group | None = None
@@ -182,7 +182,7 @@ class LeaderLookedUp:
 
 @dataclass(frozen=True, slots=True)
 class LeaderQueried:
-    """Somebody who watches that subscription wants to know who leads it."""
+    """A watcher of that subscription queries its leader."""
 
     subscriber_id: str
     subscription: Subscription
@@ -199,8 +199,8 @@ class RevokeRequested:
 
 @dataclass(frozen=True, slots=True)
 class StreamsChanged:
-    """Somebody says that streams were opened or closed; `epochs`: that nothing but epochs were completed; `group_id`:
-    that nothing but the orders of that group have changed."""
+    """Streams were opened or closed; unverified. `epochs`: nothing but epochs were completed; `group_id`: nothing but
+    the desired state of that group has changed."""
 
     epochs: bool = False
     group_id: int | None = None
@@ -208,7 +208,7 @@ class StreamsChanged:
 
 @dataclass(frozen=True, slots=True)
 class DesiredStateRead:
-    """What an operator wants now, said again and again: lead nothing, or no longer under those terms {group: term}."""
+    """The node's desired state, repeated: lead nothing, or no longer under those terms {group: term}."""
 
     is_draining: bool
     step_down: Mapping[int, int]
@@ -259,7 +259,8 @@ class NodeOutcome:
     """`sends` are (agent, message) and may go at once. `is_stopped`: nothing is left to do, the process may end.
 
     `invariant_violations`: rules of our own that a group's leader found broken; it is over, the other groups go on.
-    `history`: what is true by now, for those who watch; `leader_locations`: who leads, for those who asked."""
+    `history`: what is true by now, for watchers; `leader_locations`: the answers to leader queries.
+    """
 
     requests: tuple[Request, ...] = ()
     sends: tuple[tuple[str, ToBorrower], ...] = ()
@@ -272,9 +273,9 @@ class NodeOutcome:
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """`agents` are connected, and `held_polls` of them wait at this instant. `notifications`: what was heard by push,
-    missed, healed and read again (`NotificationSubscriber.counters`), `heads`: {stream: head} as far as news and
-    catch-ups have told; both empty where nothing is pushed. `leaks`: what the session remembers in vain."""
+    """`agents` are connected, and `held_polls` of them wait at this instant. `notifications`: what was pushed, missed,
+    healed and read again (`NotificationSubscriber.counters`), `heads`: {stream: head} as far as pushes and catch-ups
+    have shown; both empty where nothing is pushed. `leaks`: what connections still store in vain."""
 
     agents: int
     held_polls: int

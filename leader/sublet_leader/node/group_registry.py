@@ -1,4 +1,4 @@
-"""What a node knows of groups: their ids, who waits for their leader, which borrower belongs to which group."""
+"""Groups known to a node: their ids, the borrowers that wait for their leaders, and each borrower's group."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BorrowerKey = tuple[str, str]
 
 @dataclass(slots=True)
 class _Known:
-    """One subscription that somebody asked for."""
+    """One subscription that was requested."""
 
     group: Group | None = None
     opening: bool = False
@@ -25,7 +25,7 @@ class _Known:
 
 
 class GroupRegistry:
-    """Memory only: everything in it can be asked again, so it may be forgotten at any time."""
+    """Memory only: everything in it can be requested again, so it may be forgotten at any time."""
 
     def __init__(self) -> None:
         self._known: dict[Subscription, _Known] = {}
@@ -34,28 +34,29 @@ class GroupRegistry:
         self._check_at = float("inf")
 
     def group(self, subscription: Subscription) -> Group | None:
-        """The group as it was opened."""
+        """Return the group as it was opened."""
         known = self._known.get(subscription)
         return known.group if known else None
 
     def group_by_id(self, group_id: int) -> Group | None:
-        """The group of that id, if it was opened here."""
+        """Return the group of that id, if it was opened here."""
         return self._by_id.get(group_id)
 
     def add_waiter(self, subscription: Subscription, received: MessageReceived, borrower_id: str, now: float) -> None:
-        """Somebody asks for the leader; asking again replaces what was asked before."""
+        """Add a borrower that waits for the leader; a repeated request replaces the one before."""
         known = self._known.setdefault(subscription, _Known())
         known.asked_at = now
         known.waiting[received.agent, borrower_id] = received, now
         self._check_at = min(self._check_at, now + 1.0)
 
     def remove_waiter(self, agent: str, borrower_id: str) -> None:
-        """Somebody who may have asked has left."""
+        """Remove a borrower that may be waiting."""
         for known in self._known.values():
             known.waiting.pop((agent, borrower_id), None)
 
     def remove_group(self, group: Group) -> tuple[MessageReceived, ...]:
-        """The group is deleted: its subscription is open to a new one. Everyone who waited for it, once."""
+        """Remove a deleted group, so that its subscription is open to a new one. Return all that waited for it,
+        once."""
         waiting = self.take_waiters(group.subscription)
         self.finish_opening(group.subscription, None)
         self._by_id.pop(group.group_id, None)
@@ -80,7 +81,8 @@ class GroupRegistry:
     def take_waiters(
         self, subscription: Subscription, since: float = float("-inf")
     ) -> tuple[tuple[MessageReceived, str], ...]:
-        """Everyone who waits, once; not who last asked before `since`: it has gone, or it will ask again."""
+        """Return all that wait, once; not those whose last request is older than `since`: they are gone, or will repeat
+        it."""
         known = self._known.get(subscription)
         if known is None:
             return ()
@@ -92,16 +94,16 @@ class GroupRegistry:
         self._home[agent, borrower_id] = group_id
 
     def group_of_borrower(self, agent: str, borrower_id: str) -> int | None:
-        """The group whose leader knows the borrower."""
+        """Return the group whose leader knows the borrower."""
         return self._home.get((agent, borrower_id))
 
     def unbind_group(self, group_id: int) -> None:
-        """The group's leader is over: nobody here knows its borrowers."""
+        """Forget the borrowers of the group, whose leader is over."""
         self._home = {b: g for b, g in self._home.items() if g != group_id}
 
     def take_idle_groups(self, now: float, idle_s: float, leaders: Mapping[int, GroupLeader]) -> tuple[Group, ...]:
-        """Groups not led here that nobody has asked for in that time, once: they are forgotten, and so are borrowers
-        that their leaders have forgotten. Looked at once a second."""
+        """Return groups not led here and not requested in that time, once: they are forgotten, and so are borrowers
+        that their leaders have forgotten. Checked once a second."""
         if now < self._check_at:
             return ()
         self._home = {b: g for b, g in self._home.items() if g in leaders and leaders[g].knows_borrower(b[1])}

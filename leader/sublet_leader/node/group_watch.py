@@ -1,7 +1,7 @@
-"""What a node tells those who watch groups: what happens, as JSON, and who leads, to whoever asks. Pure.
+"""Publishes events of groups to watchers as JSON, and answers which node leads; pure.
 
-Most of it are lines of history as a commit has written them. Members come and go in their leader's memory, and so does
-a leader: those lines are in no table, and bear the time of the node's clock when they are told.
+Most are lines of history as a commit has written them. Members come and go in their leader's memory, and so does a
+leader: those lines are in no table, and have the time of the node's clock when they are sent.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from sublet_storage.groups.model.lending_row import MICROSECONDS
 from sublet_storage.groups.model.records import Group, Leadership
 
 MAX_MEMBERS = 1_000
-"""Told of a group; of more, these."""
+"""Maximum number of members listed of a group; of more, these."""
 MAX_ASKED = 1_000
-"""Subscriptions that may be looked up at a time; who asks for more asks again."""
+"""Maximum number of subscriptions looked up at a time; further queries are repeated."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderLocation:
-    """Who leads, for one who asked: no `group` of that subscription, or no `leadership` on it that is alive. `members`:
-    all that are connected, if it is led here."""
+    """The answer to a query who leads: no `group` of that subscription, or no `leadership` on it that is alive.
+    `members`: all that are connected, if it is led here."""
 
     subscriber_id: str
     subscription: str
@@ -39,13 +39,13 @@ class LeaderLocation:
 
 
 class LeaderLookups:
-    """Who waits to hear who leads what; each subscription is looked up once for all who asked meanwhile."""
+    """Queries who leads what; each subscription is looked up once for all queries meanwhile."""
 
     def __init__(self) -> None:
         self._askers: dict[Subscription, dict[str, None]] = {}
 
     def add(self, subscription: Subscription, subscriber_id: str | None) -> bool:
-        """True where it is to be looked up now. None: the node itself asks."""
+        """Add a query; True where it is to be looked up now. None: the node itself needs it."""
         first = subscription not in self._askers
         if first and len(self._askers) >= MAX_ASKED:
             return False
@@ -61,14 +61,14 @@ class LeaderLookups:
         claim: Leadership | None,
         members: Iterable[Member] | None,
     ) -> list[LeaderLocation]:
-        """What to tell everyone who asked."""
+        """Return the answers to all that have queried."""
         alive = claim if claim is not None and claim.remaining_s > 0 else None
         known = None if alive is None or members is None else tuple(members)
         askers = self._askers.pop(subscription, {})
         return [LeaderLocation(asker, str(subscription), group, alive, known) for asker in askers]
 
     def cancel(self, subscription: Subscription) -> None:
-        """The database did not answer: whoever still wants to know asks again."""
+        """The database did not answer: drop the queries, which are repeated."""
         self._askers.pop(subscription, None)
 
 
@@ -81,7 +81,7 @@ class GroupEventPublisher:
         self._keys: set[str | None] = set()
 
     def set_interest(self, key: str | None, wanted: bool) -> None:
-        """Somebody watches that group (None: all of them) from now on, or nobody does any more."""
+        """A watcher of that group (None: of all) has come, or the last has gone."""
         (self._keys.add if wanted else self._keys.discard)(key)
 
     def publish(self, happened: Iterable[GroupHistoryEvent]) -> None:
@@ -94,7 +94,7 @@ class GroupEventPublisher:
                 self._publish(Channel.GROUP, each.subscription, reported)
 
     def leader_event(self, whereabouts: LeaderLocation) -> GroupEvent:
-        """The answer to a question."""
+        """Return the answer to a question."""
         group, claim = whereabouts.group, whereabouts.leadership
         reported: dict[str, Any] = {
             "at": str(StartingPosition.at_time(self._now_us())),
@@ -113,7 +113,7 @@ class GroupEventPublisher:
 
 
 def to_group_event(happened: GroupHistoryEvent, node: str, at_us: int) -> GroupEvent:
-    """The line as JSON, without what does not apply to it (docs/groups.md)."""
+    """Return the line as JSON, without what does not apply to it (docs/groups.md)."""
     line = happened.record
     reported: dict[str, Any] = {
         "at": str(StartingPosition.at_time(at_us)),
@@ -136,7 +136,7 @@ def to_group_event(happened: GroupHistoryEvent, node: str, at_us: int) -> GroupE
 
 
 def parse_leader_query(event: GroupEvent) -> Subscription:
-    """The subscription that an agent asks about, `{"watch": SUBSCRIPTION}`. Raises `UsageError`."""
+    """Return the subscription that an agent queries, `{"watch": SUBSCRIPTION}`. Raises `UsageError`."""
     try:
         asked = json.loads(event.payload)
     except (ValueError, RecursionError) as error:
@@ -147,5 +147,5 @@ def parse_leader_query(event: GroupEvent) -> Subscription:
 
 
 def to_microseconds(seconds: float) -> int:
-    """A time of the system's clock as the store counts it."""
+    """Return a time of the system's clock as the store counts it."""
     return round(seconds * MICROSECONDS)

@@ -1,4 +1,4 @@
-"""What an operator's orders forbid a node to lead, and until when. Pure."""
+"""Which leaderships a node must not hold because of its desired state, and until when; pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from sublet_storage.groups.model.records import Group
 
 
 class LeadershipRestrictions:
-    """Who steps down from a group leaves it to others for `leave_s`: whoever asks this node first shall not find it
-    leading again. A node that drains leads nothing until it no longer does."""
+    """A node that steps down from a group leaves it to others for `leave_s`: the first borrowers that ask this node
+    shall not find it leading again. A node that drains leads nothing until it no longer does."""
 
     def __init__(self, leave_s: float) -> None:
         self._leave_s = leave_s
@@ -18,7 +18,7 @@ class LeadershipRestrictions:
         self._left: dict[int, float] = {}
 
     def apply(self, orders: DesiredStateRead, led: Mapping[int, int], now: float) -> list[int]:
-        """Which of {leadership: term} to let go now. Orders are said again until they are obeyed."""
+        """Return which of {leadership: term} to give up now. A command is repeated until it is done."""
         self.draining = orders.is_draining
         self._left = {group_id: until for group_id, until in self._left.items() if now < until}
         if orders.is_draining:

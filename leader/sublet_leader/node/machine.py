@@ -1,8 +1,8 @@
-"""A node: the leaders that live in it, which groups it leads, and where to find those it does not. Pure.
+"""The machine of a node: its group leaders, the groups it leads, and where those are led that it does not; pure.
 
 The flow of a first subscriber: `leader_wanted` comes in, the group is opened, its leadership claimed, its rows loaded,
-a `GroupLeader` made and the message given to it. Whoever asks meanwhile waits. Where another node leads, the answer is
-its address. Writes of all groups leave in one `CommitWrites` at a time; what comes up meanwhile is the next.
+a `GroupLeader` made and the message passed to it. Other borrowers wait meanwhile. Where another node leads, the answer
+is its address. Writes of all groups leave in one `CommitWrites` at a time; what comes up meanwhile is the next.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _NEVER = float("inf")
 
 @dataclass(slots=True)
 class _Unwritten:
-    """What one group wants in the next commit."""
+    """Changes of one group for the next commit."""
 
     term: int
     entries: list[LendingChange] = field(default_factory=list)
@@ -215,13 +215,14 @@ class Node:
             self._to_leader(message.borrower_id, received, now)
 
     def _can_wait(self, message: ToLeader) -> bool:
-        """A node that stops writes no more progress but last words, or it would never come to an end: the next leader
-        learns it from the reclaim."""
+        """Whether it can wait. A node that stops writes no more progress but final progress, or it would never come to
+        an end: the next leader gets the rest from the reclaim."""
         passing = isinstance(message, UpdateProgress) and not any(p.final for p in message.streams)
         return passing and self._stop_by is not None
 
     def _to_leader(self, borrower_id: str, received: MessageReceived, now: float) -> None:
-        """A borrower that no leader here knows is told so; a leader outside its trust window answers nothing."""
+        """Pass it to the group's leader. A borrower that no leader here knows is invalidated; a leader outside its
+        trust window answers nothing."""
         group_id = self.registry.group_of_borrower(received.agent, borrower_id)
         leader = self.leaders.get(group_id) if group_id is not None else None
         if leader is None:
@@ -232,7 +233,7 @@ class Node:
             self._give(leader, group_events.MessageReceived(received.agent, received.message), now)
 
     def _seek(self, received: MessageReceived, wanted: LeaderWanted, now: float) -> None:
-        """Lead the group, find out who does, or say why nobody will."""
+        """Lead the group, find out which node does, or deny the request."""
         try:
             subscription = Subscription.parse(wanted.subscription)
             start = StartingPosition.parse(wanted.starting_position)
@@ -275,7 +276,7 @@ class Node:
         problem: str,
         now: float,
     ) -> None:
-        """End those who asked for that very group; whoever asked for another is looked after anew."""
+        """End the borrowers that asked for that very group; serve those that asked for another anew."""
         for received in waiting:
             wanted = received.message
             assert isinstance(wanted, LeaderWanted)
@@ -285,7 +286,8 @@ class Node:
                 self._seek(received, wanted, now)
 
     def _admit(self, group: Group, now: float) -> None:
-        """Give everyone who waited to the group's leader, unless it has fallen silent: nothing is lent to ghosts."""
+        """Pass the requests of all that waited to the group's leader, except for those that have fallen silent: they
+        may be dead."""
         leader = self.leaders[group.group_id]
         since = now - self.settings.ping_timeout_s
         for received, borrower_id in self.registry.take_waiters(group.subscription, since):
@@ -340,7 +342,7 @@ class Node:
             self._send(received.agent, LeaderConnectResponse(borrower_id, 0, group_id, address))
 
     def _ordered(self, orders: DesiredStateRead, now: float) -> None:
-        """Let go what is not to be led any more; whoever asks for it is sent to its leader, or asks another node."""
+        """Give up what is not to be led any more; borrowers are sent to its leader, or ask another node."""
         if self._stop_by is not None:
             return
         before = self._orders.draining
@@ -388,7 +390,7 @@ class Node:
             return
         try:
             outcome = leader.decide(event, now)
-        except Exception:  # noqa: BLE001 a broken rule costs its own group a new leader, and nobody else anything
+        except Exception:  # noqa: BLE001 a broken invariant costs its own group a new leader, and affects no other
             self._out.stories.append(f"group {group_id}, {event}:\n{traceback.format_exc()}")
             self._step_down(group_id, "its leader broke a rule of its own")
             self._elect(el.Resign(group_id), now)
@@ -422,7 +424,7 @@ class Node:
             return
         for writes in answer.request.batch:
             if answer.is_outcome_unknown:
-                # Nobody knows what the rows say now: the next leader, perhaps this node again, reads them.
+                # It is unknown what the rows are now: the next leader, perhaps this node again, reads them.
                 if self._leads(writes):
                     self._step_down(writes.group_id, "a commit's outcome is unknown")
                     self._elect(el.Resign(writes.group_id), now)

@@ -1,7 +1,6 @@
-"""What a node hears of changes in the database, once for all its agents, and passes on: heads of streams to who follows
-them, new streams to its leaders.
+"""Receives notifications once for all agents of a node: heads for subscribers, new streams for its leaders.
 
-Nothing here is believed: news makes agents and leaders look earlier than they would have looked anyway.
+Nothing here is trusted: a notification makes agents and leaders look earlier than they would have looked anyway.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from sublet_storage.notify.drivers.base import NotificationDriver
 from sublet_storage.notify.subscriber import NotificationSubscriber
 
 LARGEST = 2**63 - 1
-"""Of a stream id and of a head: larger ones nobody has."""
+"""The largest stream id and head; larger ones do not exist."""
 
 
 class NotificationHub:
@@ -63,12 +62,12 @@ class NotificationHub:
 
     @property
     def subscribed_stream_count(self) -> int:
-        """How many streams somebody follows."""
+        """How many streams have subscribers."""
         return len(self._followed)
 
     def set_interest(self, key: str, wanted: bool) -> None:
-        """Somebody follows that stream now and is told what is known of it, or nobody does any more. A catch-up reads
-        those alone that are followed, and only their heads are kept for who subscribes later."""
+        """The first subscriber of that stream has come, and gets what is known of it, or the last has gone. A catch-up
+        reads only streams with subscribers, and only their heads are kept for later subscribers."""
         stream_id = _stream_id(key)
         if stream_id is None:
             return
@@ -82,7 +81,7 @@ class NotificationHub:
             self._subscriber.request_catch_up(STREAM)
 
     def known_heads(self) -> dict[int, int]:
-        """{stream: head} of those that are followed, as far as they are known."""
+        """Return {stream: head} of those that are followed, as far as they are known."""
         known = {key: self._subscriber.get(STREAM, key) for key in map(str, self._wanted())}
         return {int(key): change.version // 2 for key, change in known.items() if change is not None}
 
@@ -95,10 +94,10 @@ class NotificationHub:
             return frozenset(self._followed)
 
     def _received(self, change: Change) -> None:
-        """On the thread of the ears. The loop is woken once for all that has come until it is there."""
+        """Queue a change, on the subscriber's thread. The loop is woken once for all that has come until it runs."""
         self._news.append(change)
         if len(self._news) == 1:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for news any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed: no subscriber is left
                 self._loop.call_soon_threadsafe(self._pass_on)
 
     def _pass_on(self) -> None:
@@ -114,7 +113,7 @@ class NotificationHub:
             self._streams_changed(SPACE not in changed)
 
     def _notify(self, change: Change) -> None:
-        """A head is in the version itself; what else a publisher says of it is not looked at."""
+        """A head is in the version itself; other fields of the change are not looked at."""
         stream_id = _stream_id(change.key)
         head, closed = divmod(change.version, 2)
         if stream_id is None or change.is_deleted or not 0 <= head <= LARGEST:
@@ -126,13 +125,13 @@ class NotificationHub:
 
 
 def _ordered(change: Change) -> int | None:
-    """The group whose orders have changed, if any have: what it says is not looked at."""
+    """Return the group whose desired state has changed, if any; other fields are not looked at."""
     data = change.data or {}
     group_id, revision = data.get("group_id"), data.get("revision")
     return group_id if isinstance(group_id, int) and isinstance(revision, int) and revision > 0 else None
 
 
 def _stream_id(key: str) -> int | None:
-    """None for a key that is no stream's: anybody may say anything."""
+    """Return the stream's id; None for a key that is no stream's, as any client may send."""
     number = int(key) if key.isdecimal() and len(key) <= len(str(LARGEST)) else -1
     return number if 0 <= number <= LARGEST else None

@@ -1,6 +1,6 @@
-"""What a node's request to the database comes to: the store's call, and the event that answers it.
+"""Executes a node's database requests on the group store, and makes the events that answer them.
 
-One place, so that the process, the simulator and the tests ask the same things of a store and hear the same answers.
+One place, so that the process, the simulator and the tests make the same calls of a store and return the same answers.
 Pure but for the store; the caller decides when, on which thread, and what a failure is.
 """
 
@@ -33,8 +33,8 @@ from sublet_storage.nodes import NodeRef
 
 
 def execute(request: Request, store: GroupStore, ref: NodeRef, lease_s: float, jitter_s: float = 0.0) -> DatabaseAnswer:
-    """Do it for the node `ref`. Answers that are no failure (an undeclared queue, a lost term) are events too;
-    raises what the store raises where the database did not answer: then `failed` is what the node is to hear.
+    """Execute the request for the node `ref`. Answers that are no failure (an undeclared queue, a lost term) are events
+    too; raises what the store raises where the database did not answer: then `failure_answer` makes the event.
 
     `jitter_s`: seconds that the loser of an election adds before it tries again.
     """
@@ -58,7 +58,8 @@ def execute(request: Request, store: GroupStore, ref: NodeRef, lease_s: float, j
 
 
 def failure_answer(request: Request, *, unknown: bool, jitter_s: float = 0.0) -> DatabaseAnswer:
-    """What the node hears where the database did not answer. `unknown`: it may have done it all the same."""
+    """Return the event for a request that the database did not answer. `unknown`: it may have executed it all the
+    same."""
     match request:
         case OpenGroup():
             return GroupOpened(request, None, "the database did not answer")

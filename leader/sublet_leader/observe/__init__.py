@@ -1,1 +1,1 @@
-"""What is known about a node while it runs: health, metrics, lag history, log lines of events."""
+"""Observability of a node: health, metrics, lag history, log lines of events."""

@@ -1,8 +1,8 @@
-"""What is looked up when somebody scrapes: the node's state in its memory, and how far the groups it leads are.
+"""Collects metrics at a scrape: the node's state in memory, and the lags of the groups it leads.
 
-The node that keeps house tells of the groups that nobody leads as well: consumers that are all gone are what lag is
-watched for. The groups cost few statements, however many scrape at once, and are looked up once a second at most. While
-the database is away their offsets are absent, and all else is there.
+The node that runs the maintenance exports the groups that nobody leads as well: a lag is watched also where consumers
+are all gone. The groups cost few statements, however many scrape at once, and are read once a second at most. While the
+database is away their offsets are absent, and all else is there.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LagSamples:
-    """What the database says of groups; `took_s` None: it did not. Of those led here `sums`, of those that nobody leads
-    `leaderless`, of how many more there are `not_exported_count`; `streams`: of some of both."""
+    """Lags in the database; `took_s` None: it did not answer. `sums`: of groups led here, `leaderless`: groups without
+    a leader, `not_exported_count`: how many more there are; `streams`: of some of both."""
 
     streams: tuple[StreamLag, ...] = ()
     sums: tuple[StatusLag, ...] = ()
@@ -60,13 +60,13 @@ class _Families:
 
 
 class NodeCollector(Collector):
-    """Asked by `prometheus_client` for each scrape; the caller sees to it that one asks at a time."""
+    """Called by `prometheus_client` for each scrape; the caller makes sure that one call runs at a time."""
 
     def __init__(self, facts: NodeView, reading: ConnectionPool, settings: HttpSettings) -> None:
         self._facts, self._reading, self._settings = facts, reading, settings
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: asking at registration would cost statements."""
+        """Return nothing: a look at registration would cost statements."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
@@ -133,8 +133,8 @@ class NodeCollector(Collector):
         return LagSamples(tuple(streams), (*sum_by_status(of_led), *sums), unled, total - len(unled), single, took_s)
 
     def _unled(self, connection: Connection, led: Mapping[int, GroupLeader]) -> tuple[tuple[GroupOverview, ...], int]:
-        """Those that nobody leads, as far as there is room, and how many they are. The database may not know yet of
-        what is led here."""
+        """Return the groups without a leader, as far as there is room, and how many they are. The database may not yet
+        have what is led here."""
         found, total = list_leaderless_groups(connection, max(self._settings.max_group_series - len(led), 0))
         mine = self._facts.leaders()
         others = tuple(each for each in found if each.group.group_id not in mine)
@@ -152,7 +152,7 @@ def _within(sizes: Mapping[int, int], most: int) -> frozenset[int]:
 
 
 def _unled(add: Callable[..., None], overview: GroupOverview) -> None:
-    """What is told of a group that has a leader, as far as it is in the database."""
+    """Export what the database has of a group with a leader."""
     name, counts = overview.group.subscription, overview.counts
     add(metric_definitions.MEMBERS, 0, name)
     add(metric_definitions.PAUSED, overview.group.desired_state.pause_reason is not None, name)

@@ -1,4 +1,4 @@
-"""The HTTP port's own connections to the database: few, made when they are needed, given up on soon."""
+"""The HTTP port's own connections to the database: few, opened on demand, with short timeouts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class _ReadingConnection(BoundedConnection):
 
 
 class ConnectionPool:
-    """Lends connections to threads, one at a time to each. `look` says first whether the database is there at all."""
+    """Gives connections to threads, one at a time to each. `look` checks first whether the database is there at all."""
 
     def __init__(self, url: str, look: Callable[[], Health]) -> None:
         self._look = look

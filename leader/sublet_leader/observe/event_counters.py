@@ -1,4 +1,4 @@
-"""What is counted as it happens: on the node's loop and its worker's thread, in a registry of the node's own."""
+"""Counters of events of the node's loop and its worker's thread, in a registry of the node's own."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
 class NodeCounters:
-    """The counters of one node. `most_groups`: beyond so many, groups are counted together."""
+    """The counters of one node. `most_groups`: beyond this number, groups are counted together."""
 
     def __init__(self, registry: CollectorRegistry, most_groups: int) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # a series more for each, that nobody asks for
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # one more series for each, of no use
 
         def counter(family: MetricDefinition) -> Counter:
             return Counter(family.name, family.help, family.labels, registry=registry)
@@ -42,7 +42,7 @@ class NodeCounters:
         self._groups, self._reasons = _Few(most_groups), _Few(MAX_REASONS)
 
     def record_history(self, happened: Iterable[GroupHistoryEvent], stories: int = 0) -> None:
-        """True by now. `stories`: so many leaders broke a rule."""
+        """Count events that are true by now. `stories`: how many leaders broke an invariant."""
         self._broken.inc(stories)
         for each in happened:
             line = each.record
@@ -75,7 +75,7 @@ class NodeCounters:
 
 
 class _Few:
-    """The first so many names by themselves; all others are one."""
+    """The first `most` names by themselves; all others are one."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -91,7 +91,7 @@ class _Few:
 
 
 def reason_category(reason: str) -> str:
-    """A reason of history without what is particular about this case: what people wrote, names, numbers."""
+    """Return a reason of history without what is particular about this case: what people wrote, names, numbers."""
     general = re.split(r"[;(]", reason, maxsplit=1)[0]
     head, _, rest = general.partition(":")
     if head.strip() == "deadline":

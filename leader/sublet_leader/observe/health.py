@@ -1,8 +1,7 @@
-"""How a node is, judged from its vitals in one place: gRPC's health service, the HTTP probes, metrics and the page all
-tell the same. Pure.
+"""The health of a node, evaluated from its signals for gRPC's health service, probes, metrics and the page; pure.
 
 Three checks make a node fit to serve, and a fourth is about all nodes together: a group whose consumers have no leader
-is nobody's failure in particular, so it is told, and does not take this node out of service.
+is no failure of this node in particular, so it is reported, and does not take this node out of service.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ STUCK_S = 5.0
 
 
 class HealthState(StrEnum):
-    """What a probe is told, in words."""
+    """The state that a probe gets."""
 
     OK = "ok"
     STARTING = "starting"  # it does not serve yet
     STOPPING = "stopping"  # it hands over what it leads
-    DRAINING = "draining"  # an operator wants it to lead nothing any more
+    DRAINING = "draining"  # an operator drains it
     STUCK = "stuck"  # its event loop does not turn: only a restart helps
     UNREACHABLE = "database_unreachable"  # it leads nothing beyond the end of its leases
-    DENIED = "lease_denied"  # the database answers, and does not grant it a lease that it asks for
-    NO_LEADER = "no_leader"  # there are groups that have consumers, and nobody leads them
+    DENIED = "lease_denied"  # the database answers, and does not grant it a lease that it claims
+    NO_LEADER = "no_leader"  # there are groups that have consumers, and no leader
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ class Health:
         return all(check.is_ok for check in self.checks if check.is_required)
 
     def check_named(self, name: str) -> HealthCheck:
-        """The check of that name. Raises `KeyError`."""
+        """Return the check of that name. Raises `KeyError`."""
         return {check.name: check for check in self.checks}[name]
 
 
@@ -76,7 +75,7 @@ CHECKS = ("loop", "database", "lease", "leaders")
 
 
 def evaluate_health(vitals: HealthSignals, settings: LeaderSettings) -> Health:
-    """How it is at this moment."""
+    """Return how it is at this moment."""
     now = vitals.clock()
     away = _away(vitals, settings, now)
     return Health((_loop(vitals, now), away, _lease(vitals, settings, now), _leaders(vitals, away)))
@@ -97,8 +96,8 @@ def _loop(vitals: HealthSignals, now: float) -> HealthCheck:
 
 
 def _away(vitals: HealthSignals, settings: LeaderSettings, now: float) -> HealthCheck:
-    """Each thread's last answer counts: what one is told says nothing of the other's connection. A request that is out
-    for too long is not answered."""
+    """Each thread's last answer counts: that of one connection does not cover the other's. A request that is out for
+    too long is not answered."""
     patience_s = settings.statement_timeout_s + settings.tcp_timeout_s
     for pulse in (vitals.worker, vitals.directory):
         if pulse.last_failure_at > pulse.last_answer_at:
@@ -122,7 +121,7 @@ def _lease(vitals: HealthSignals, settings: LeaderSettings, now: float) -> Healt
 
 
 def _leaders(vitals: HealthSignals, away: HealthCheck) -> HealthCheck:
-    """What nobody can look up is not said to be well."""
+    """A check that cannot be made is not ok."""
     if not away.is_ok:
         return HealthCheck("leaders", HealthState.UNREACHABLE, "nobody can look it up", is_required=False)
     if vitals.leaderless_group_count:

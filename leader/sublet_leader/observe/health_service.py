@@ -1,4 +1,4 @@
-"""gRPC's standard health service, told from the same place as the HTTP probes; and the beat of the node's loop.
+"""gRPC's standard health service, from the same checks as the HTTP probes; and the heartbeat of the node's loop.
 
 The service "" is whether this node can serve, "live" whether there is no need to restart it; "loop", "database",
 "lease" and "leaders" are single checks.
@@ -34,7 +34,7 @@ class HealthService:
         health_pb2_grpc.add_HealthServicer_to_server(self._service, server)
 
     async def start(self) -> None:
-        """Tell what is, and go on telling what changes."""
+        """Set the present state, and go on setting what changes."""
         await self._beat()
         self._task = asyncio.get_running_loop().create_task(self._follow())
 

@@ -1,6 +1,6 @@
-"""What a node notices of its own life: whether its loop turns, the database answers, and its leases are granted.
+"""Signals of a node's health: whether its loop turns, the database answers, and its leases are granted.
 
-Its threads tell it here, whoever asks reads it here. Each fact is one assignment, so nobody waits for anybody.
+Its threads write them, other threads read them. Each is one assignment, so no thread waits for another.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class DatabaseProbe:
 
 @dataclass(slots=True)
 class HealthSignals:
-    """All that is noticed, in seconds of the node's own `clock`. `leaderless_group_count`: groups that have consumers
-    and no leader; None: nobody has looked yet."""
+    """All signals, in seconds of the node's own `clock`. `leaderless_group_count`: groups that have consumers and no
+    leader; None: not counted yet."""
 
     clock: Callable[[], float]
     incarnation: str = ""
@@ -77,7 +77,7 @@ class HealthSignals:
         self.last_loop_beat_at = self.clock()
 
     def on_request(self, request: Request) -> None:
-        """The worker asks the database."""
+        """The worker sends a request to the database."""
         self.worker.on_request(self.clock())
 
     def on_answer(self, request: Request, answer: NodeEvent, problem: Exception | None, took_s: float) -> None:
@@ -102,7 +102,7 @@ class HealthSignals:
             self.lease_failure = LeaseDenial(" ".join(str(problem).split()), since)
 
     def _claimed(self, leadership_id: int, claim: Leadership, now: float) -> None:
-        """A lease that ended under the node was not taken by anybody, unless it is somebody else's now: a reset or a
+        """A lease that ended under the node was not taken by another, unless another node has it now: a reset or a
         deletion ends leases as well."""
         if claim.node.incarnation == self.incarnation:
             self.lost_leases.pop(leadership_id, None)
@@ -112,7 +112,7 @@ class HealthSignals:
         self._lost -= {leadership_id}
 
     def leases_lost_since(self, then: float) -> list[LeaseDenial]:
-        """The leases that somebody else took after that, and that are not back; older ones are forgotten."""
+        """Return the leases that other nodes took after that, and that are not back; older ones are forgotten."""
         for leadership_id in [each for each, denied in tuple(self.lost_leases.items()) if denied.since < then]:
             self.lost_leases.pop(leadership_id, None)
         return list(self.lost_leases.values())

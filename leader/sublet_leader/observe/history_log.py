@@ -1,6 +1,6 @@
-"""What happens to groups as records of a log: a sentence, and its ids as fields for whoever collects logs.
+"""Logs the events of groups: a sentence each, with ids as fields for log collectors.
 
-They are many, so nobody gets them unasked: the logger is set to INFO by `sublet leader --log-format json`.
+They are many, so they are off by default: the logger is set to INFO by `sublet leader --log-format json`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ log = logging.getLogger(LOGGER)
 
 
 def log_history(happened: Iterable[GroupHistoryEvent]) -> None:
-    """A record each, if anybody wants them."""
+    """Write a record each, if they are enabled."""
     if not log.isEnabledFor(logging.INFO):
         return
     for each in happened:
@@ -23,7 +23,7 @@ def log_history(happened: Iterable[GroupHistoryEvent]) -> None:
 
 
 def log_fields(happened: GroupHistoryEvent) -> dict[str, object]:
-    """The ids of what happened, without those that do not apply."""
+    """Return the ids of what happened, without those that do not apply."""
     line = happened.record
     reported: dict[str, object] = {
         "event": line.event,

@@ -1,4 +1,4 @@
-"""How far behind each group was over the last minutes: a ring of samples in the node's memory, for the page's curves.
+"""The lags of groups over the last minutes: a ring of samples in memory, for the page's curves.
 
 One statement samples all groups, the seldomer the longer it takes. A sample is a flat array, with a column per group.
 """

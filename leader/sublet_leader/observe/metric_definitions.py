@@ -1,4 +1,4 @@
-"""Every metric that a node has, as a table: exports, docs/metrics.md and the test of the dashboard are made of it."""
+"""The table of all metrics of a node, from which exports, docs/metrics.md and tests are made."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class MetricType(StrEnum):
-    """As Prometheus knows them."""
+    """The types of Prometheus."""
 
     GAUGE = "gauge"
     COUNTER = "counter"
@@ -47,11 +47,11 @@ STREAM_LABELS = ("group", "space", "stream")
 
 # --- the node --------------------------------------------------------------------------------------------------------
 
-NODE = _gauge("node_info", "1, with the node's name, release and life.", "node", "version", "incarnation")
-HEALTH = _gauge("health_state", "1 for the state that a probe is told, 0 for the others.", "state")
+NODE = _gauge("node_info", "1, with the node's name, release and incarnation.", "node", "version", "incarnation")
+HEALTH = _gauge("health_state", "1 for the state that a probe gets, 0 for the others.", "state")
 CHECK = _gauge("health_check_ok", "1 if that check of the node is well, else 0.", "check")
 DATABASE_UP = _gauge("database_up", "1 while the database answers this node, else 0.")
-LEASES = _gauge("leaderships", "Leaderships that this node has to do with, by where they stand.", "status")
+LEASES = _gauge("leaderships", "Leaderships of this node, by their status.", "status")
 UNLED = _gauge(
     "groups_without_leader",
     "Groups of all nodes that have consumers and no leader, when last looked. Absent while the database is away.",
@@ -59,7 +59,7 @@ UNLED = _gauge(
 LEFT_OUT = _gauge("groups_not_exported", "Groups too many to be exported by this node, by what is missing.", "series")
 AGENTS = _gauge("agents", "Agents that are connected to this node.")
 HELD_POLLS = _gauge("held_polls", "Polls of agents that the node holds at this moment.")
-NEWS_KNOWN = _gauge("subscribed_streams", "Streams whose heads somebody here wants to be told of.")
+NEWS_KNOWN = _gauge("subscribed_streams", "Streams whose heads agents of this node have subscribed to.")
 
 # --- groups ----------------------------------------------------------------------------------------------------------
 
@@ -120,9 +120,7 @@ FAILURES = _counter("database_request_failures", "Requests of leaders that the d
 SESSIONS = _counter(
     "pubsub_events", "What happened between the node and its agents, as in `NodeState.pubsub`.", "event"
 )
-NEWS = _counter(
-    "notification_events", "How news of messages came to this node, and what of it was missed and read.", "event"
-)
+NEWS = _counter("notification_events", "Notifications of this node: what was received, missed and read again.", "event")
 SCRAPE = _gauge("scrape_duration_seconds", "How long the database took for the groups' metrics, when last asked.")
 
 FAMILIES: tuple[MetricDefinition, ...] = tuple(

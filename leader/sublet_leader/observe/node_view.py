@@ -1,4 +1,4 @@
-"""What the HTTP port may look at of the node it belongs to. Reading only, on any thread, without asking its loop.
+"""The read-only view of a node for its HTTP port, usable on any thread without the node's loop.
 
 Copies of dictionaries are made in one step each, so what is read is of one moment or the next, never torn.
 """
@@ -39,11 +39,11 @@ class NodeView:
         return installed_version()
 
     def health(self) -> Health:
-        """How it is."""
+        """Return how it is."""
         return evaluate_health(self.health_signals, self.settings)
 
     def leaders(self) -> dict[int, GroupLeader]:
-        """The groups that it may act for at this moment, by id; two nodes never have the same."""
+        """Return the groups that it may act for at this moment, by id; two nodes never have the same."""
         now = self.health_signals.clock()
         found = tuple(self.machine.leaders.items())
         return {
@@ -55,29 +55,29 @@ class NodeView:
         return self.machine.election.trusted_term(MAINTENANCE, self.health_signals.clock()) is not None
 
     def leadership_counts(self) -> Mapping[str, int]:
-        """How many leaderships stand where."""
+        """Return how many leaderships stand where."""
         return Counter(status.value for status in self.machine.election.statuses())
 
     def agent_count(self) -> int:
-        """How many are connected."""
+        """Return how many are connected."""
         return len(self.sessions.publisher.subscriber_ids)
 
     def session_counters(self) -> dict[str, int]:
-        """What has happened between it and its agents."""
+        """Return what has happened between it and its agents."""
         return asdict(self.sessions.counters)
 
     def notification_counters(self) -> dict[str, int]:
-        """How news came; empty where nothing is pushed."""
+        """Counters of notifications; empty where nothing is pushed."""
         return {} if self.hub is None else self.hub.subscriber.counters()
 
     def subscribed_stream_count(self) -> int:
-        """Streams that somebody here follows."""
+        """Return how many streams have subscribers here."""
         return 0 if self.hub is None else self.hub.subscribed_stream_count
 
 
 @cache
 def installed_version() -> str:
-    """Of the installed distribution."""
+    """Return the version of the installed distribution."""
     try:
         return version("sublet")
     except PackageNotFoundError:

@@ -30,7 +30,8 @@ SMALLEST, LARGEST = -(2**63), 2**63 - 2
 
 
 def check_epoch(value: object, numbers: int | None = None) -> Epoch:
-    """The epoch that a caller means with an int, or a sequence of ints. `numbers`: how many the space's epochs have.
+    """Return the epoch that a caller means with an int, or a sequence of ints. `numbers`: how many the space's epochs
+    have.
 
     Raises `InvalidEpoch`.
     """
@@ -69,7 +70,7 @@ class LowerFrontier:
 
     @classmethod
     def from_epochs(cls, epochs: Iterable[Epoch]) -> LowerFrontier:
-        """The frontier of all that may still be published at or after any of these."""
+        """Return the frontier of all that may still be published at or after any of these."""
         given = set(epochs)
         if len(given) == 1:
             return cls(tuple(given))
@@ -83,7 +84,8 @@ class LowerFrontier:
         return False
 
     def after_completing(self, begun: UpperFrontier) -> LowerFrontier:
-        """What is left when all that has begun is completed: the least epochs that may come and have not begun."""
+        """Return what is left when all that has begun is completed: the least epochs that may come and have not
+        begun."""
         least = set(self.least)
         for greatest in begun.greatest:
             least = set(LowerFrontier.from_epochs(each for epoch in least for each in _beyond(epoch, greatest)).least)
@@ -94,11 +96,11 @@ class LowerFrontier:
         return all(self.admits(epoch) for epoch in other.least)
 
     def meet(self, *others: LowerFrontier) -> LowerFrontier:
-        """Of several streams, or of several publishers: what may come from any of them."""
+        """Merge frontiers of several streams, or of several publishers: what may come from any of them."""
         return LowerFrontier.from_epochs(epoch for each in (self, *others) for epoch in each.least)
 
     def intersect(self, other: LowerFrontier) -> LowerFrontier:
-        """What may come according to both."""
+        """Return what may come according to both."""
         if self == other:
             return self
         return LowerFrontier.from_epochs(tuple(map(max, one, two)) for one in self.least for two in other.least)
@@ -113,7 +115,7 @@ class UpperFrontier:
 
     @classmethod
     def from_epochs(cls, epochs: Iterable[Epoch]) -> UpperFrontier:
-        """The frontier of all these."""
+        """Return the frontier of all these."""
         given = set(epochs)
         return cls(tuple(sorted(e for e in given if not any(o != e and at_or_before(e, o) for o in given))))
 
@@ -122,7 +124,7 @@ class UpperFrontier:
         return any(at_or_before(epoch, greatest) for greatest in self.greatest)
 
     def join(self, *others: UpperFrontier) -> UpperFrontier:
-        """Of several streams: what has begun in any of them."""
+        """Merge frontiers of several streams: what has begun in any of them."""
         return UpperFrontier.from_epochs(epoch for each in (self, *others) for epoch in each.greatest)
 
     def remove_completed(self, completed: LowerFrontier) -> UpperFrontier:
@@ -135,10 +137,10 @@ class UpperFrontier:
 
 @dataclass(frozen=True, slots=True)
 class ConsumedFrontier:
-    """What of a stream is consumed in whole epochs, beside all that lies before its position.
+    """What of a stream is consumed in entire epochs, beside all that lies before its position.
 
-    Of the messages before offset `upto` those in an epoch that cannot come any more under `lower`, and those in no
-    epoch. `lower` is None where no epoch is consumed. Of one stream, one such frontier is at or after the other.
+    Of the messages before offset `upto` those in an epoch that `lower` no longer admits, and those in no epoch. `lower`
+    is None where no epoch is consumed. Of two such frontiers of one stream, one is at or after the other.
     """
 
     upto: int
@@ -159,7 +161,7 @@ class ConsumedFrontier:
         return self.advanced_to(self.upto, other.lower)
 
     def advanced_to(self, upto: int, completed: LowerFrontier | None) -> ConsumedFrontier:
-        """All is consumed that lies before `upto` and is completed."""
+        """Return the frontier when all is consumed that lies before `upto` and is completed."""
         if completed is None:
             return ConsumedFrontier(upto, self.lower)
         return ConsumedFrontier(upto, completed if self.lower is None else self.lower.intersect(completed))
@@ -188,28 +190,29 @@ class GroupFrontier:
 
 
 def format_frontier(lower: LowerFrontier) -> str:
-    """A frontier for people: the epoch, or each of them."""
+    """Return a frontier for people: the epoch, or each of them."""
     return " or ".join(map(format_epoch, lower.least)) or "nothing"
 
 
 def format_epoch(epoch: Epoch) -> str:
-    """An epoch for people: a number, or numbers in parentheses."""
+    """Return an epoch for people: a number, or numbers in parentheses."""
     return str(epoch[0]) if len(epoch) == 1 else str(epoch)
 
 
 def lower_frontier_from_json(stored: Iterable[Iterable[int]] | None) -> LowerFrontier | None:
-    """A frontier as it is stored; None for none."""
+    """Return a frontier as it is stored; None for none."""
     return None if stored is None else LowerFrontier.from_epochs(tuple(epoch) for epoch in stored)
 
 
 @functools.lru_cache(maxsize=1024)
 def lower_frontier_from_text(stored: str | None) -> LowerFrontier | None:
-    """The same of JSON as text. A frontier is read far more often than it moves, so it is not parsed each time."""
+    """Return the same of JSON as text. A frontier is read far more often than it moves, so it is not parsed each
+    time."""
     return None if stored is None else lower_frontier_from_json(json.loads(stored))
 
 
 def upper_frontier_from_json(stored: Iterable[Iterable[int]] | None) -> UpperFrontier:
-    """A frontier as it is stored; empty for none."""
+    """Return a frontier as it is stored; empty for none."""
     return UpperFrontier.from_epochs(tuple(epoch) for epoch in stored or ())
 
 
@@ -219,7 +222,7 @@ def have_same_dimensions(one: LowerFrontier | None, other: LowerFrontier | None)
 
 
 def _beyond(epoch: Epoch, greatest: Epoch) -> Iterable[Epoch]:
-    """The least epochs at or after the one and not at or before the other: in some number they lie above it."""
+    """Return the least epochs at or after the one and not at or before the other: in some number they lie above it."""
     if not at_or_before(epoch, greatest):
         return (epoch,)
     return [

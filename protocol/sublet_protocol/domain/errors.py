@@ -50,7 +50,7 @@ class EpochCompleted(UsageError):
 
 
 class CapabilityExpired(UsageError):
-    """A publisher was not heard of for longer than its lease, and its epochs are closed."""
+    """A publisher did not renew its epochs within its lease, and they are closed."""
 
 
 class ValueTooLarge(UsageError):
@@ -93,7 +93,7 @@ class NodeNameTaken(Conflict):
 
 
 class BatchNumberConflict(Conflict):
-    """A batch published through a node bears a number that its producer has used for another, or has passed."""
+    """A batch published through a node has a number that its producer has used for another batch, or has passed."""
 
 
 class BatchOutOfSequence(Conflict):
@@ -148,7 +148,7 @@ class SchemaMismatch(Conflict):
 
 
 class ProtocolMismatch(Conflict):
-    """The peer speaks another version of the protocol."""
+    """The peer uses another version of the protocol."""
 
 
 class Unavailable(SubletError):
@@ -170,10 +170,10 @@ class PayloadUnreadable(PayloadUnavailable):
 
 
 class PoisonBlock(SubletError):
-    """A block that cannot be decoded, wherever it lies: nothing of it is given to anybody.
+    """A block that cannot be decoded, wherever its payload lies: none of its messages are delivered.
 
-    `offsets`: where it begins, and before which offset it ends. `why`: what is wrong with it, and what helps. `before`:
-    what is said before that.
+    `offsets`: its first offset, and the one after its last. `why`: what is wrong with it, and the remedy. `before`:
+    text in front of that.
     """
 
     _DESCRIBED = re.compile(
@@ -187,7 +187,7 @@ class PoisonBlock(SubletError):
 
     @classmethod
     def reported(cls, text: str) -> SubletError:
-        """The error whose text somebody else has told."""
+        """Return the error with a text that another process has sent."""
         found = cls._DESCRIBED.fullmatch(text)
         return cls(int(found[1]), (int(found[2]), int(found[3])), found[4]) if found else SubletError(text)
 
@@ -234,7 +234,7 @@ class PositionBeyondHead(Conflict):
 
 
 class SubscriptionEnded(SubletError):
-    """The group will not lend to this session again; `reason` says why."""
+    """The group grants this session nothing any more; `reason` is why."""
 
     def __init__(self, subscription: str, reason: str, detail: str = "") -> None:
         self.subscription, self.reason = subscription, reason
@@ -242,7 +242,7 @@ class SubscriptionEnded(SubletError):
 
 
 class UserFunctionFailed(SubletError):
-    """The user's function kept raising; the record it was given is named, nothing after it was acknowledged."""
+    """The user's function kept raising; `record` is the record it failed on, and nothing after it was acknowledged."""
 
     def __init__(self, stream_id: int, offset: int, record: str, tries: int, error: str) -> None:
         self.stream_id, self.offset = stream_id, offset
@@ -254,4 +254,4 @@ class UserFunctionFailed(SubletError):
 
 
 class UnknownOutcome(Unavailable):
-    """The connection died during a commit: what was asked may or may not have been written."""
+    """The connection was lost during a commit: its changes may or may not have been written."""

@@ -1,8 +1,8 @@
-"""What a consumer has planned to process, while nobody else can know whether it has.
+"""Ranges of messages that a consumer has planned to process, and may have processed.
 
 A Spark query that reads from sublet commits each micro-batch to its own sink and its own checkpoint. If it dies, the
-batch may be in the sink or not, and only the query itself can tell, by doing the batch again under the same number. So
-what it plans is written down before it begins, and is kept for it.
+batch may be in the sink or not, and only the query itself can find out, by repeating the batch under the same number.
+So what it plans is made durable before it begins, and is reserved for it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from sublet_protocol.domain.epochs import ConsumedFrontier
 class InDoubt:
     """Messages [start, end) of a stream, planned under `grant_id`; open until progress has passed them.
 
-    `hold_s`: for so long after the grant has ended they are kept for their holder's session. `consumed`: of a group
-    that is atomic, what is consumed in whole epochs once they are done.
+    `hold_s`: how long after the end of the grant they are reserved for the session of their holder. `consumed`: in an
+    atomic group, what is consumed in entire epochs once they are done.
     """
 
     grant_id: int
@@ -52,5 +52,5 @@ class InDoubt:
 
 
 def pending_in_doubt(doubt: InDoubt | None, position: int, consumed: ConsumedFrontier | None) -> InDoubt | None:
-    """What was planned, unless progress has passed it."""
+    """Return what was planned, unless progress has passed it."""
     return doubt if doubt is not None and doubt.is_pending(position, consumed) else None

@@ -73,10 +73,11 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class StartingPosition:
-    """Where a group begins in the streams that are there when it is created; later ones it reads whole.
+    """Where a group begins in the streams that exist when it is created; it reads later streams completely.
 
     `value` is microseconds since 1970 for `to_datetime`, an offset for `at_offset`, else 0. `str()` is the canonical
-    spelling."""
+    spelling.
+    """
 
     policy: StartingPositionKind
     value: int = 0
@@ -142,9 +143,9 @@ class StartingPosition:
 class Bookmark:
     """How far a reader has come: the next offset in each stream that it has not read to its end.
 
-    Of the streams up to `known` all others have been read; those after it will be read from their beginning.
-    `timeline`: of the database, on another one of which these offsets may be those of other messages; None: not known.
-    `str()` and `parse` keep it as text.
+    Of the streams up to `known` all others are read to their end; those after it are read from their beginning.
+    `timeline`: of the database; on another timeline these offsets may belong to other messages; None: not known.
+    `str()` and `parse` convert it to and from text.
     """
 
     known: int = 0
@@ -164,7 +165,7 @@ class Bookmark:
 
     @classmethod
     def of(cls, offsets: Mapping[int, int]) -> Bookmark:
-        """These streams from there on, and no others, not even their children."""
+        """Return these streams from there on, and no others, not even their children."""
         return cls(MAX_OFFSET, dict(offsets))
 
     @classmethod
@@ -191,7 +192,7 @@ _BY_NAME = {str(start): start for start in (StartingPosition.LATEST, StartingPos
 
 
 def _check_controls(error: type[UsageError], what: str, text: str) -> None:
-    """Asked of what a subscription is made of, which people read. Topics may hold them, as MQTT allows."""
+    """Check a part of a subscription, which people read; topics may have such characters, as MQTT allows."""
     if any("\0" < character < " " or "\x7f" <= character <= "\x9f" for character in text):
         rule = f"a subscription's {what} has no control characters"
         raise text_error(error, what, text, rule, "Remove them; + and # match topics that have some")

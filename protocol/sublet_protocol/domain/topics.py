@@ -1,8 +1,8 @@
-"""Topics, filters, subscriptions and starts: the words that users write, checked once, where they come in.
+"""Topics, filters and their parts, checked once, where users give them.
 
-The rules are MQTT 5's (section 4.7), plus one of ours: `$` at the start of a topic or a filter is refused,
-because what begins with it (`$SYS/...`, `$share/...`) is never a message of a user. Empty levels (`a//b`,
-`/a`) are legal, and differ from levels left out. A value of these types that exists is valid.
+The rules are MQTT 5's (section 4.7), plus one of ours: `$` at the start of a topic or a filter is rejected, because
+what begins with it (`$SYS/...`, `$share/...`) is never a message of a user. Empty levels (`a//b`, `/a`) are legal, and
+differ from levels left out. A value of these types that exists is valid.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Messages into wire form and back: the only place that knows both.
+"""Encodes messages to the wire format and decodes them.
 
 Encoding is total. Decoding trusts nothing: what is missing, out of range, too long or too many raises
 `MalformedMessage`, whose text goes to the sender. Every size that a peer controls is bounded here.
@@ -50,7 +50,7 @@ MAX_BORROWERS = 10_000
 """Most borrowers in one ping."""
 
 MAX_SPACES = 10_000
-"""Most spaces of whose epochs one answer speaks."""
+"""Maximum number of spaces whose epochs one answer has."""
 
 MAX_ANTICHAIN = 1_000
 """Most epochs in one frontier."""
@@ -79,7 +79,7 @@ class MalformedMessage(UsageError):
 
 
 def encode_to_leader(message: ToLeader) -> Any:
-    """A `sublet.v1.ToLeader`."""
+    """Return a `sublet.v1.ToLeader`."""
     match message:
         case LeaderWanted():
             return pb.ToLeader(leader_wanted=_leader_wanted(message))
@@ -143,7 +143,7 @@ def _progress(streams: Iterable[StreamProgress]) -> list[Any]:
 
 
 def decode_to_leader(wire: Any) -> ToLeader:
-    """A message for a leader; raises `MalformedMessage`."""
+    """Return a message for a leader; raises `MalformedMessage`."""
     kind = wire.WhichOneof("message")
     if kind is None:
         raise MalformedMessage("a message to the leader: it is empty, or of a kind this version does not know")
@@ -220,7 +220,7 @@ _TO_LEADER: dict[str, Callable[[Any], ToLeader]] = {
 
 
 def encode_to_borrower(message: ToBorrower) -> Any:
-    """A `sublet.v1.ToBorrower`."""
+    """Return a `sublet.v1.ToBorrower`."""
     match message:
         case LeaderConnectResponse(borrower_id, term, group_id, address):
             response = pb.LeaderConnectResponse(borrower_id=borrower_id, term=term, group_id=group_id, address=address)
@@ -285,7 +285,7 @@ def _grant(message: Grant) -> Any:
 
 
 def decode_to_borrower(wire: Any) -> ToBorrower:
-    """A message for a borrower; raises `MalformedMessage`."""
+    """Return a message for a borrower; raises `MalformedMessage`."""
     kind = wire.WhichOneof("message")
     if kind is None:
         raise MalformedMessage("a message to the borrower: it is empty, or of a kind this version does not know")

@@ -1,11 +1,11 @@
-"""What travels on the channels that are not a borrower's: stream heads and what happens in groups."""
+"""Messages on the channels of streams and groups: stream heads, and events of groups."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 LEADER = "leader"
-"""The event of a group that is none: a node's answer to who leads."""
+"""The kind of a group event that answers which node leads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +19,9 @@ class StreamHead:
 
 @dataclass(frozen=True, slots=True)
 class GroupEvent:
-    """Something that happened in a group, for those who watch; `payload` is JSON, the session does not look inside.
+    """An event of a group, for those who watch it; `payload` is JSON, opaque to the connection.
 
-    Two parties of their own carry in it whatever they like.
+    Two parties of your own may use it for any content.
     """
 
     payload: bytes

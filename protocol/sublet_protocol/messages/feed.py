@@ -1,7 +1,7 @@
-"""What clients without access to the database say to a node, in wire form and back; and how much of it there may be.
+"""Requests and replies of feeds, which publish and read through nodes, on the wire, and their bounds.
 
-Decoding trusts nothing, on either side: what is missing, out of range, too long or too many is an error for its sender,
-and nobody else. Messages travel as Arrow, which this module does not look into.
+Decoding trusts nothing, on either side: what is missing, out of range, too long or too many is an error for its sender
+alone. Messages travel as Arrow, which is opaque to this module.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ MAX_STREAMS = 100_000
 """Most streams in a bookmark."""
 
 HEARTBEAT_INTERVAL_S = 2.0
-"""A node says something at least so often in a `History` or a `Follow`."""
+"""Maximum time between two pages of a node in a `History` or a `Follow`."""
 
 RETRY_AFTER_METADATA = "sublet-retry-after-ms"
 """Beside RESOURCE_EXHAUSTED: the node has too much to do, and when to come again. Without it, trying again is vain."""
 
 ERROR_METADATA = "sublet-error"
-"""Beside a refusal: the name of the error in `sublet_protocol.domain.errors`. Trying again is vain, but for
-`PayloadUnavailable`, and so is another node: it is of what was asked."""
+"""Header of a rejection: the name of the error in `sublet_protocol.domain.errors`. A retry is in vain, also at another
+node, except for `PayloadUnavailable`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class PublishResult:
 
 @dataclass(frozen=True, slots=True)
 class ReadCommand:
-    """From where to read what matches. Every page of the answer bears `subscription_id`."""
+    """Where to read the matching messages from. Every page of the answer has its `subscription_id`."""
 
     filter: Filter
     starting_position: StartingPosition | Bookmark
@@ -78,10 +78,12 @@ class ReadCommand:
 
 @dataclass(frozen=True, slots=True)
 class FeedPage:
-    """A step of one stream, from `start` up to before `position`; or a bookmark; or neither, which is a sign of life.
+    """A step of one stream, from `start` up to before `position`; or a bookmark; or neither, which keeps the call
+    alive.
 
     `messages` is an Arrow IPC stream, None where nothing matches. `is_gone`: retention has taken what was at `start`,
-    and `oldest_offset` is what is left (None: nothing)."""
+    and `oldest_offset` is the oldest that is left (None: nothing).
+    """
 
     subscription_id: str
     bookmark: Bookmark | None = None
@@ -97,7 +99,7 @@ class FeedPage:
 
 
 def encode_publish(batch: PublishCommand) -> Any:
-    """A `PublishRequest`."""
+    """Return a `PublishRequest`."""
     return pb.PublishRequest(
         protocol_version=PROTOCOL_VERSION,
         producer=batch.producer,
@@ -108,7 +110,7 @@ def encode_publish(batch: PublishCommand) -> Any:
 
 
 def decode_publish(wire: Any) -> PublishCommand:
-    """A batch. Raises `MalformedMessage`, and `ProtocolMismatch` for another version."""
+    """Return a batch. Raises `MalformedMessage`, and `ProtocolMismatch` for another version."""
     check_version(wire.protocol_version)
     if not wire.messages or len(wire.messages) > MAX_BATCH_BYTES:
         raise MalformedMessage(
@@ -121,7 +123,7 @@ def decode_publish(wire: Any) -> PublishCommand:
 
 
 def encode_published(answer: PublishResult, count: int) -> Any:
-    """A `PublishReply` for a batch of so many messages."""
+    """Encode a `PublishReply` for a batch of `count` messages."""
     parts = [
         pb.PublishedPart(
             stream_id=part.stream_id,
@@ -135,7 +137,7 @@ def encode_published(answer: PublishResult, count: int) -> Any:
 
 
 def decode_published(wire: Any, count: int) -> PublishResult:
-    """What became of a batch of so many messages. Raises `MalformedMessage` unless each has one place."""
+    """Return the outcome of a batch of `count` messages. Raises `MalformedMessage` unless each has one place."""
     if wire.is_duplicate and not wire.parts:
         return PublishResult(None, True)
     parts = tuple(_read_part(part) for part in wire.parts)
@@ -157,7 +159,7 @@ def _read_part(wire: Any) -> StoredSpan:
 
 
 def encode_read(read: ReadCommand, kind: Any) -> Any:
-    """A `HistoryRequest` or a `FollowRequest`: `kind`."""
+    """Return a `HistoryRequest` or a `FollowRequest`: `kind`."""
     begin = (
         {"starting_position": str(read.starting_position)}
         if isinstance(read.starting_position, StartingPosition)
@@ -169,7 +171,7 @@ def encode_read(read: ReadCommand, kind: Any) -> Any:
 
 
 def decode_read(wire: Any) -> ReadCommand:
-    """What to read. Raises `MalformedMessage`, `InvalidFilter`, `UsageError`, `ProtocolMismatch`."""
+    """Return what to read. Raises `MalformedMessage`, `InvalidFilter`, `UsageError`, `ProtocolMismatch`."""
     check_version(wire.protocol_version)
     match wire.WhichOneof("from"):
         case "starting_position":
@@ -182,7 +184,7 @@ def decode_read(wire: Any) -> ReadCommand:
 
 
 def encode_page(page: FeedPage) -> Any:
-    """A `FeedPage`."""
+    """Return a `FeedPage`."""
     return pb.FeedPage(
         subscription_id=page.subscription_id,
         bookmark=None if page.bookmark is None else _bookmark(page.bookmark),
@@ -195,7 +197,7 @@ def encode_page(page: FeedPage) -> Any:
 
 
 def decode_page(wire: Any) -> FeedPage:
-    """A page. Raises `MalformedMessage`."""
+    """Return a page. Raises `MalformedMessage`."""
     start, position = check_number("start", wire.start), check_number("position", wire.position)
     if position < start:
         raise MalformedMessage(f"a page from {start} to {position}: it ends before it begins")
@@ -242,7 +244,7 @@ def _id(name: str, text: str) -> str:
 
 
 def check_number(name: str, value: int, least: int = 0) -> int:
-    """The number; raises `MalformedMessage` for one out of range."""
+    """Return the number; raises `MalformedMessage` for one out of range."""
     if not least <= value <= MAX_OFFSET:
         raise MalformedMessage(f"{name} {value}: a whole number from {least} to {MAX_OFFSET}")
     return value

@@ -1,8 +1,7 @@
-"""What a member of a group without access to the database asks a node for, in wire form and back: pages of streams that
-it was lent, where streams end, and the epoch of a session with a name.
+"""Requests of group members without database access on the wire: pages and ends of granted streams, session epochs.
 
 As in `sublet_protocol.messages.feed`, decoding trusts nothing on either side, and messages travel as Arrow, which is
-not looked into.
+opaque.
 """
 
 from __future__ import annotations
@@ -45,7 +44,8 @@ class FetchedPage:
 
 @dataclass(frozen=True, slots=True)
 class PageGone:
-    """Retention has taken what was wanted; `oldest_offset` is what is left of the stream, None: nothing."""
+    """Retention has taken the requested messages; `oldest_offset` is the oldest that is left of the stream, None:
+    nothing."""
 
     oldest_offset: int | None
 
@@ -54,7 +54,7 @@ class PageGone:
 
 
 def encode_fetch_request(wanted: FetchRequest) -> Any:
-    """A `FetchRequest`."""
+    """Return a `FetchRequest`."""
     return pb.FetchRequest(
         protocol_version=PROTOCOL_VERSION,
         stream_id=wanted.stream_id,
@@ -66,7 +66,7 @@ def encode_fetch_request(wanted: FetchRequest) -> Any:
 
 
 def decode_fetch_request(wire: Any) -> FetchRequest:
-    """What to read. Raises `MalformedMessage`, `InvalidFilter`, `ProtocolMismatch`."""
+    """Return what to read. Raises `MalformedMessage`, `InvalidFilter`, `ProtocolMismatch`."""
     check_version(wire.protocol_version)
     return FetchRequest(
         check_number("stream_id", wire.stream_id, least=1),
@@ -78,7 +78,7 @@ def decode_fetch_request(wire: Any) -> FetchRequest:
 
 
 def encode_fetch_reply(found: FetchedPage | PageGone) -> Any:
-    """A `FetchReply`."""
+    """Return a `FetchReply`."""
     if isinstance(found, PageGone):
         return pb.FetchReply(gone=pb.FeedGone(oldest=found.oldest_offset))
     return pb.FetchReply(
@@ -91,7 +91,7 @@ def encode_fetch_reply(found: FetchedPage | PageGone) -> Any:
 
 
 def decode_fetch_reply(wire: Any) -> FetchedPage | PageGone:
-    """A page, or that there is none. Raises `MalformedMessage`."""
+    """Return a page, or that there is none. Raises `MalformedMessage`."""
     if wire.HasField("gone"):
         return PageGone(check_number("oldest", wire.gone.oldest) if wire.gone.HasField("oldest") else None)
     start, position, head = (check_number(name, getattr(wire, name)) for name in ("start", "position", "head"))
@@ -104,7 +104,7 @@ def decode_fetch_reply(wire: Any) -> FetchedPage | PageGone:
 
 
 def encode_heads_request(stream_ids: Iterable[int]) -> Any:
-    """A `HeadsRequest`."""
+    """Return a `HeadsRequest`."""
     return pb.HeadsRequest(protocol_version=PROTOCOL_VERSION, stream_ids=stream_ids)
 
 
@@ -117,14 +117,14 @@ def decode_heads_request(wire: Any) -> Sequence[int]:
 
 
 def encode_heads_reply(heads: Mapping[int, tuple[int, bool]]) -> Any:
-    """A `HeadsReply`, of {stream: (head, closed)}."""
+    """Return a `HeadsReply`, of {stream: (head, closed)}."""
     return pb.HeadsReply(
         heads=[pb.StreamHead(stream_id=id, head=head, closed=closed) for id, (head, closed) in heads.items()]
     )
 
 
 def decode_heads_reply(wire: Any) -> dict[int, tuple[int, bool]]:
-    """{stream: (head, closed)}. Raises `MalformedMessage`."""
+    """Return {stream: (head, closed)}. Raises `MalformedMessage`."""
     return {
         check_number("stream_id", each.stream_id, least=1): (check_number("head", each.head), each.closed)
         for each in wire.heads
@@ -132,7 +132,7 @@ def decode_heads_reply(wire: Any) -> dict[int, tuple[int, bool]]:
 
 
 def encode_session_epoch_request() -> Any:
-    """A `SessionEpochRequest`."""
+    """Return a `SessionEpochRequest`."""
     return pb.SessionEpochRequest(protocol_version=PROTOCOL_VERSION)
 
 
@@ -142,10 +142,10 @@ def decode_session_epoch_request(wire: Any) -> None:
 
 
 def encode_session_epoch_reply(epoch: int) -> Any:
-    """A `SessionEpochReply`."""
+    """Return a `SessionEpochReply`."""
     return pb.SessionEpochReply(epoch=epoch)
 
 
 def decode_session_epoch_reply(wire: Any) -> int:
-    """The epoch; 0, which no session has, is none. Raises `MalformedMessage`."""
+    """Return the epoch; 0, which no session has, is none. Raises `MalformedMessage`."""
     return check_number("epoch", wire.epoch, least=1)

@@ -1,8 +1,8 @@
-"""What borrowers and leaders say to each other: frozen values, no behaviour.
+"""The messages between borrowers and leaders, as frozen values without behaviour.
 
-Every message bears the borrower's id and, once known, the leader's term; stream messages bear the stream and the grant
-id. Whoever receives one under an identity of the past ignores it, or answers with the message that says so. The names
-are those of the durable shared subscription design this protocol follows (`docs/protocol.md`).
+Every message has the borrower's id and, once known, the leader's term; messages about streams have stream and grant id.
+A message under a past identity is ignored, or answered with the message that says so. The names are those of the
+durable shared subscription design that this protocol follows (`docs/protocol.md`).
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class RevokedReason(StrEnum):
 
     SAVED = "saved"  # its final progress is durable
     FINISHED = "finished"  # the stream is closed and wholly consumed
-    LOST = "lost"  # the grant is over without the borrower's word
+    LOST = "lost"  # the grant is over without final progress of the borrower
 
 
 @dataclass(frozen=True, slots=True)
 class HeldGrant:
-    """A stream that a borrower held when its leader was lost: what it asks the next leader to confirm."""
+    """A stream that a borrower held when its leader was lost, and asks the next leader to confirm."""
 
     stream_id: int
     grant_id: int
@@ -55,14 +55,15 @@ class HeldGrant:
 
 @dataclass(frozen=True, slots=True)
 class StreamProgress:
-    """The next offset to deliver of one stream. `final`: the last word under this grant.
+    """The next offset to deliver of one stream. `final`: the last report under this grant.
 
     `size`: bytes consumed under this grant so far. `lag`: messages that were left when the reader last looked; None: it
-    has not looked yet. `delivered_end`: with the last word, what lies in [position, until) was given out and is given
-    up, and may be seen again; 0: nothing. `consumed`: in a group that is atomic, what is consumed in whole epochs.
-    `in_doubt`: what is planned; it may be begun when `ProgressSaved` says that it is written down. `read_error`: why
-    what follows cannot be read for now, for people; empty: it can be, as far as is known. `poison`: with the last word,
-    what follows cannot be decoded, up to before that offset, and `read_error` says why; 0: nothing of the kind."""
+    has not looked yet. `delivered_end`: in a final report, [position, delivered_end) was delivered and is given up, and
+    may be delivered again; 0: nothing. `consumed`: in an atomic group, what is consumed in entire epochs. `in_doubt`:
+    what is planned; it may be started when `ProgressSaved` confirms that it is durable. `read_error`: why the next
+    messages cannot be read at present, for people; empty: they can be, as far as is known. `poison`: in a final report,
+    the next messages up to before that offset cannot be decoded, and `read_error` is why; 0: no such block.
+    """
 
     stream_id: int
     grant_id: int
@@ -89,14 +90,15 @@ MAX_WEIGHT = 1e6
 
 @dataclass(frozen=True, slots=True)
 class LeaderWanted:
-    """Ask any node for the group's leader; repeated until one answers.
+    """Asks any node for the group's leader; repeated until one answers.
 
-    `group_id` is None on the very first connect; afterwards an id that no longer exists is answered `deleted`.
-    `weight` is how much this consumer can take, relative to others. `leaving`: hand over what `reclaim` names, want
-    nothing new. `predecessor` is the invalidated borrower this one replaces: what `reclaim` does not name it never had.
+    `group_id` is None on the very first connect; afterwards an id that no longer exists is answered `deleted`. `weight`
+    is how much this consumer can take, relative to others. `leaving`: hand over what `reclaim` names, accept nothing
+    new. `predecessor` is the invalidated borrower that this one replaces: it never had what `reclaim` does not name.
     `starting_position` applies only if this very message creates the group. `session_epoch` comes with a `session`
     name: of two processes under one name the one with the higher epoch stays. `borrower_number` counts the borrowers of
-    its agent: what a later one has reclaimed is not an earlier one's any more, however late that one's message comes.
+    its agent: what a later one has reclaimed no longer belongs to an earlier one, however late that one's message
+    comes.
     """
 
     borrower_id: str
@@ -171,9 +173,9 @@ class LeaderConnectResponse:
 class PingResponse:
     """The leader knows this borrower and was within its lease; `sent_at` is the ping's.
 
-    `valid_for_s`: for so long after the ping was sent nobody else gets what the borrower has, leader or no leader.
-    `epochs`: how far an atomic group has come. When that moves on, the answer to the last ping is said again.
-    `without`: (stream, grant id) of what is taken from the borrower by force: of these the answer says nothing.
+    `valid_for_s`: how long after the ping was sent nobody else gets what the borrower holds, with or without a leader.
+    `epochs`: how far an atomic group has come. When that moves on, the answer to the last ping is sent again.
+    `without`: (stream, grant id) of what is taken from the borrower by force: the answer does not cover these.
     """
 
     borrower_id: str
@@ -218,7 +220,7 @@ class Revoke:
 
 @dataclass(frozen=True, slots=True)
 class Revoked:
-    """The grant is over and the leader knows all it will know: forget the stream."""
+    """The grant is over and the leader expects no more reports: forget the stream."""
 
     borrower_id: str
     term: int

@@ -1,23 +1,23 @@
-"""The session between one agent and one node: Ray's publish-subscribe discipline, for any kind of body.
+"""Publish-subscribe between one agent and one node over a long poll, for any kind of body (after Ray's).
 
-A node is a *publisher* to its agents; an agent is a *subscriber* of each node it talks to. Between one agent and one
-node there is at most one held poll, however many keys are subscribed, and at most one batch of commands in flight.
+A node is a *publisher* to its agents; an agent is a *subscriber* of each node it is connected to. Between one agent and
+one node there is at most one held poll, however many keys are subscribed, and at most one batch of commands in flight.
 
 Up go **commands** (subscribe, unsubscribe, a message), first in, first out, in numbered batches: a batch repeated under
 its number is answered again and not executed again. Down come **deliveries**, numbered, out of a bounded **mailbox**:
 they stay there until the next poll acknowledges them, so a lost reply is simply given again, and the subscriber sees
-each once. A mailbox that overflows drops what waits on its fullest channel and says so in one `Gap`.
+each once. A mailbox that overflows drops what waits on its fullest channel and reports it in one `Gap`.
 
 There are two kinds of channels. On a **log** channel every message matters: each names its predecessor, the message
 before it on this channel to this subscriber. On a **state** channel only the newest value per key matters: it bears a
 version, a subscribe is answered with the current value, and a value that still waits is replaced by a newer one.
 
 Each life of a node has an **incarnation**, and each life of a subscriber a **subscriber id**. A node that does not know
-a subscriber id says so, and never answers with an empty success. Doubt on either side ends the life: the agent hears of
-one lost connection, and the machine begins again under a new subscriber id and declares its subscriptions again.
+a subscriber id reports that, and never answers with an empty success. Doubt on either side ends the life: the agent is
+notified of one lost connection, and the machine begins again under a new subscriber id and subscribes again.
 
-`model` are the words; `publisher` (with `mailbox` and `subscription_index`) and `subscriber` are the pure machines;
-`server` and `node_connection` (with `callbacks`) are the shells that own sockets, time and chance. Bodies are opaque to
-all but the codec. Both sides count what happens (`counters`) and can say what they remember in vain (`leaks`).
-`docs/pubsub.md` is the page for those who use it.
+`model` has the values; `publisher` (with `mailbox` and `subscription_index`) and `subscriber` are the pure machines;
+`server` and `node_connection` (with `callbacks`) are the shells with sockets, time and randomness. Bodies are opaque to
+all but the codec. Both sides count what happens (`counters`) and can list what they have leaked (`find_leaks`).
+`docs/pubsub.md` is the page for users.
 """

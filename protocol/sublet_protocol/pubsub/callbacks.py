@@ -1,7 +1,7 @@
-"""Who is called for what: the callbacks of one connection's subscriptions.
+"""The callbacks of one connection's subscriptions, and which is called for a delivery.
 
 One delivery is one call: of the key's own `on_message`, else of that for all keys, else of the connection's. A gap goes
-to the connection and to everybody who reads one of its channels.
+to the connection and to every subscription of one of its channels.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OnLost = Callable[[ConnectionLost], None]
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionCallbacks:
-    """What one subscription wants to be called with; None: the connection's callback will do."""
+    """The callbacks of one subscription; None: the connection's is called."""
 
     on_message: OnDelivery | None
     on_lost: OnLost | None
@@ -42,11 +42,11 @@ class CallbackRegistry:
             self._pairs[subject] = SubscriptionCallbacks(on_message, on_lost)
 
     def unregister(self, subject: Subject) -> None:
-        """Forget those of a subscription."""
+        """Remove those of a subscription."""
         self._pairs.pop(subject, None)
 
     def deliver(self, deliveries: Iterable[DeliveredMessage]) -> None:
-        """Call who is to have each, in order."""
+        """Call the callback of each delivery, in order."""
         for delivery in deliveries:
             for callback in tuple(self._readers(delivery)):
                 call_safely(callback, delivery)
@@ -68,12 +68,12 @@ class CallbackRegistry:
         return iter(dict.fromkeys(pair.on_message for pair in pairs if pair.on_message is not None))
 
     def notify_lost(self, lost: ConnectionLost) -> None:
-        """The connection is lost: tell it, and each subscription."""
+        """Notify the connection and each subscription that the connection is lost."""
         call_safely(self._on_lost, lost)
         self.notify_failed(lost)
 
     def notify_failed(self, lost: ConnectionLost) -> None:
-        """Tell each of the subscriptions that `lost` names; after a final word they are forgotten."""
+        """Notify the subscriptions that `lost` names; remove them if it is final."""
         for subject in lost.subscriptions:
             pair = self._pairs.pop(subject, None) if lost.is_final else self._pairs.get(subject)
             if pair is not None and pair.on_lost is not None:
@@ -84,12 +84,12 @@ class CallbackRegistry:
         self.notify_failed(ConnectionLost(ConnectionLostReason.REJECTED, text, (subject,)))
 
     def subjects(self) -> tuple[Subject, ...]:
-        """The subscriptions with callbacks of their own."""
+        """Return the subscriptions with callbacks of their own."""
         return tuple(self._pairs)
 
 
 def call_safely(callback: Callable[..., None], *arguments: object) -> None:
-    """A callback that raises harms nobody else."""
+    """Call it; an exception affects no other callback."""
     try:
         callback(*arguments)
     except Exception:

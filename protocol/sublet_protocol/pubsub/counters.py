@@ -1,4 +1,4 @@
-"""What happened in a session so far, counted on both sides. A snapshot is a frozen value; numbers only grow."""
+"""Counters of a connection, on both sides; a snapshot is a frozen value, and numbers only grow."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class PublisherCounters:
     commands: int = 0  # in executed batches
     rejected_commands: int = 0  # of these, answered with an error
     polls: int = 0  # asked
-    empty_polls: int = 0  # held to their end with nothing to say
+    empty_polls: int = 0  # held to their end without a message
     deliveries: int = 0  # handed out, each counted once
-    redeliveries: int = 0  # handed out again, for want of an acknowledgement
+    redeliveries: int = 0  # handed out again without an acknowledgement
     gaps: int = 0  # handed out
     dropped: int = 0  # messages that these gaps stand for
     incarnations: int = 0  # subscriber ids that were new
@@ -42,4 +42,4 @@ class SubscriberCounters:
     redeliveries: int  # brought again, and dropped
     gaps: int  # seen
     incarnations: int
-    connections_lost: Mapping[ConnectionLostReason, int]  # by reason; a life that ends in peace is not lost
+    connections_lost: Mapping[ConnectionLostReason, int]  # by reason; a life that ends regularly is not lost

@@ -1,10 +1,10 @@
-"""What waits for one subscriber: bounded, first in first out, kept until acknowledged.
+"""A bounded queue of messages for one subscriber, kept until acknowledged.
 
-A message first *waits*, then is *handed out* under a sequence number, then is acknowledged and forgotten. Only what
-waits can be dropped: what was handed out is bounded by one reply, and a reply that got lost must be given again.
+A message first *waits*, then is *handed out* under a sequence number, then is acknowledged and removed. Only what waits
+can be dropped: what was handed out is bounded by one reply, and a reply that got lost must be repeated.
 
-When too much waits, the channel that takes the most room is the one that gives way: all its messages are dropped and a
-`Gap` says so. The other channels lose nothing.
+When too much waits, the channel that takes the most room is emptied: all its messages are dropped and a `Gap` takes
+their place. The other channels lose nothing.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Mailbox:
             self._make_room()
 
     def acknowledge(self, sequence: int) -> bool:
-        """Forget all up to `sequence`; False if that was never handed out."""
+        """Remove all up to `sequence`; False if that was never handed out."""
         while self._out and self._out[0][0].sequence <= sequence:
             _, letter = self._out.pop(0)
             if letter is not None:
@@ -109,7 +109,7 @@ class Mailbox:
         return sequence <= self._sequence
 
     def take(self) -> tuple[DeliveredMessage, ...]:
-        """All that is unacknowledged, and as much of what waits as fits into a reply."""
+        """Return all that is unacknowledged, and as much of what waits as fits into a reply."""
         if self._dropped and self._has_room(0):
             self._hand_out_gap()
         while self._waiting and not self._dropped and self._has_room(next(iter(self._waiting.values())).size):
@@ -117,7 +117,7 @@ class Mailbox:
         return tuple(delivery for delivery, _ in self._out)
 
     def find_leaks(self) -> Iterator[str]:
-        """What is kept beside the messages themselves and should have gone with them; nothing, if all is well."""
+        """Return bookkeeping that should have gone with its messages; empty unless there is a leak."""
         out = [letter for _, letter in self._out if letter is not None]
         known = {letter.identity for letter in (*self._waiting.values(), *out) if letter.is_deduplicated}
         yield from (f"{identity[:2]} is not queued again, though it is gone" for identity in self._once.keys() - known)
@@ -127,7 +127,8 @@ class Mailbox:
             yield f"{self._out_bytes} bytes are said to be handed out, and {handed_out} are"
 
     def _place_of(self, letter: QueuedMessage) -> Hashable:
-        """A state takes the place of the older value that still waits; everything else goes to the end."""
+        """Return the key under which it waits: a state replaces the older value that still waits; everything else goes
+        to the end."""
         if letter.is_state:
             return letter.channel, letter.key
         self._arrivals += 1
@@ -153,7 +154,7 @@ class Mailbox:
         self._dropped_channels[channel] = None
 
     def _has_room(self, size: int) -> bool:
-        """The first message always fits, whatever its size."""
+        """Whether it fits; the first message always does, whatever its size."""
         fits = len(self._out) < self._limits.reply_messages and self._out_bytes + size <= self._limits.reply_bytes
         return fits or not self._out
 

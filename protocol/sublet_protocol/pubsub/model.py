@@ -1,4 +1,4 @@
-"""What the two halves of a session hand to each other: plain values that know nothing of what they carry."""
+"""Plain values that the two halves of a connection exchange, independent of what they carry."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Channel(StrEnum):
 
     BORROWER = "borrower"  # key: borrower id; from the leader to one borrower
     STREAM = "stream"  # key: stream id; the newest head
-    GROUP = "group"  # key: subscription; what happens in a group, for those who watch
+    GROUP = "group"  # key: subscription; events of a group, for those who watch it
 
 
 class ChannelKind(Enum):
@@ -44,11 +44,11 @@ class Channels(Mapping[str, ChannelKind]):
         return len(self._kinds)
 
     def number(self, name: str) -> int:
-        """The number of a channel; 0 for what is none."""
+        """Return the number of a channel; 0 for what is none."""
         return self._numbers.get(name, 0)
 
     def name(self, number: int) -> str | None:
-        """The channel of a number; None for what is none."""
+        """Return the channel of a number; None for what is none."""
         return self._names.get(number)
 
 
@@ -61,7 +61,7 @@ CHANNELS = Channels(
 
 @dataclass(frozen=True, slots=True)
 class Subscribe:
-    """Ask for one key of a channel; for all of it where `key` is None."""
+    """Subscribes to one key of a channel; to all of them where `key` is None."""
 
     channel: str
     key: str | None
@@ -84,7 +84,8 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class MalformedCommand:
-    """Stands where a command could not be read; `text` says why. It is answered with an error, nothing else happens."""
+    """Stands for a command that could not be decoded; `text` is why. It is answered with an error and has no other
+    effect."""
 
     text: str
 

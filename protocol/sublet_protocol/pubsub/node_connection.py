@@ -1,7 +1,8 @@
-"""The agent's side of the session on the network: one `NodeConnection` per node, on an asyncio loop.
+"""The agent's side of a connection on the network: one `NodeConnection` per node, on an asyncio loop.
 
-It drives a `PubSubSubscriber`: carries out what the machine decides, in order, and brings back what came of it.
-Callbacks run on the loop, one after the other; they may call `send`, `subscribe` and `unsubscribe`, and must not block.
+It drives a `PubSubSubscriber`: carries out the actions that the machine decides, in order, and returns their results as
+events. Callbacks run on the loop, one after the other; they may call `send`, `subscribe` and `unsubscribe`, and must
+not block.
 """
 
 from __future__ import annotations
@@ -85,9 +86,9 @@ class NodeConnection:
 
     `on_message(delivery)` is called once per delivery that no subscription's own callback takes, in order (a body may
     be a `Gap`); `on_lost(lost)` once per lost connection, after which subscriptions are declared again by themselves;
-    `on_refused(command, text)` for what the node refused, which is in the log besides, ever more seldom the more it is.
-    `metadata` goes with every call (a token, say). `credentials` makes the channel a TLS channel. `channels` are those
-    that the node serves.
+    `on_refused(command, text)` for what the node rejected, which is also logged, at a falling rate. `metadata` goes
+    with every call (a token, say). `credentials` makes the channel a TLS channel. `channels` are those that the node
+    serves.
     """
 
     def __init__(
@@ -135,7 +136,7 @@ class NodeConnection:
 
     @property
     def subscriber_id(self) -> str:
-        """The name under which the node knows us at present."""
+        """The id under which the node knows this agent at present."""
         return self._machine.subscriber_id
 
     @property
@@ -144,7 +145,7 @@ class NodeConnection:
         return self._machine.counters
 
     def find_leaks(self) -> tuple[str, ...]:
-        """What is remembered though nothing wants it any more: nothing, if all is well."""
+        """Return what is still stored though nothing needs it; empty unless there is a leak."""
         unwanted = [subject for subject in self._callbacks.subjects() if not self._machine.is_subscribed(*subject)]
         running = [task for task in (self._batch, self._poll) if task is not None and not task.done()]
         found = [f"callbacks of {subject}: it is not subscribed" for subject in unwanted]
@@ -153,14 +154,14 @@ class NodeConnection:
         return (*self._machine.find_leaks(), *found)
 
     def send(self, message: object) -> None:
-        """Queue a message to the node, and hold a poll for what it answers from now on (`set_listening`)."""
+        """Queue a message to the node, and hold a poll for its answers from now on (`set_listening`)."""
         command = Send(message)
         wire.encode_command(command, self._channels)
         self._decide(SetListening(True))
         self._decide(command)
 
     def set_listening(self, wanted: bool) -> None:
-        """Whether a poll is to be held while nothing is subscribed."""
+        """Set whether a poll is held while nothing is subscribed."""
         self._decide(SetListening(wanted))
 
     def subscribe(
@@ -173,9 +174,9 @@ class NodeConnection:
     ) -> None:
         """Subscribe to one key of a channel or to all (None), at any time; again, to replace the callbacks.
 
-        `on_message` has what comes of it instead of the connection's; a message to one who subscribed to its key and to
-        all goes to the key's. `on_lost` is called besides the connection's, once for each loss: also where the
-        connection is lost already, and where the node refuses this subscription (`lost.final`: it is over).
+        `on_message` is called instead of the connection's; where a key and all keys are subscribed, that of the key.
+        `on_lost` is called besides the connection's, once for each loss: also where the connection is lost already, and
+        where the node rejects this subscription (`lost.final`: it is over).
         """
         command = Subscribe(channel, key)
         wire.encode_command(command, self._channels)
@@ -204,7 +205,7 @@ class NodeConnection:
         return drained
 
     async def _drained(self, timeout_s: float) -> bool:
-        """Whether the node has said that it has everything. What a lost connection drops it never had."""
+        """Whether the node has confirmed everything. What a lost connection drops was not confirmed."""
         losses = self._losses
         try:
             async with asyncio.timeout(timeout_s):
@@ -322,7 +323,7 @@ class NodeConnection:
         failed: type[BatchFailed] | type[PollFailed],
         read: Callable[[Any], Event],
     ) -> Event:
-        """What came of a call, as an event."""
+        """Return what came of a call, as an event."""
         try:
             return read(await method(encode(), timeout=timeout, metadata=self._metadata))
         except grpc.aio.AioRpcError as error:

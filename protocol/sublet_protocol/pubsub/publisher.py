@@ -1,9 +1,9 @@
-"""The node's half of the session: who subscribed to what, and what waits for whom. Pure; times are passed in.
+"""The node's half of a connection: subscriptions, and the mailbox of each subscriber; a pure machine.
 
-`receive` takes a batch of commands, `poll` asks for messages, `publish` and `send` bring them, `expire` forgets who has
-been silent. Whoever holds polls sets `on_ready`, which is called with a subscriber id when something waits for it.
-Whoever publishes may set `on_interest`, which is called with (channel, key or None for all, True or False) when the
-first subscriber of it has come, or the last has gone; `subscribed` answers the same question at any time.
+`receive` takes a batch of commands, `poll` returns messages, `publish` and `send` add them, `expire` forgets
+subscribers that have been silent; times are passed in. `on_ready` is called with a subscriber id when a message waits
+for it. `on_interest` is called with (channel, key or None for all, True or False) when the first subscriber of it has
+come, or the last has gone; `subscribed_keys` has the same at any time.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from sublet_protocol.pubsub.publisher_replies import (
 from sublet_protocol.pubsub.subscription_index import LatestValues, SubscriptionIndex
 
 SILENT_HOLDS = 3
-"""A subscriber that has not been heard of for this many hold times is forgotten."""
+"""A subscriber that has sent nothing for this many hold times is forgotten."""
 
 REMEMBERED_PAST = 10_000
-"""How many forgotten subscriber ids are kept, so that none of them can begin a second life."""
+"""How many forgotten subscriber ids are stored, so that none of them can begin a second life."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class _Subscriber:
 class PubSubPublisher:
     """All subscribers of one life of a node. Not thread-safe: one thread (or event loop) calls it.
 
-    `incarnation` names this life. `channels` says which channels are served. `size_of` gives a body's size in bytes.
+    `incarnation` is that of the node. `channels` are those that are served. `size_of` returns a body's size in bytes.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class PubSubPublisher:
     def poll(
         self, subscriber_id: str, acknowledged: int, incarnation: str, now: float, hold_s: float
     ) -> PollDeliveries | HoldPoll | UnknownSubscriber:
-        """Forget what is acknowledged and hand out what waits, or hold."""
+        """Forget what is acknowledged and return what waits, or hold the poll."""
         self._counts["polls"] += 1
         if incarnation not in ("", self.incarnation):
             return self._unknown(f"incarnation {incarnation} of this node is over")
@@ -139,7 +139,7 @@ class PubSubPublisher:
         return HoldPoll(now + min(max(hold_s, 0.0), self.settings.hold_s))
 
     def end_poll(self, subscriber_id: str, now: float) -> PollDeliveries | UnknownSubscriber:
-        """The end of a held poll: what waits by now, which may be nothing."""
+        """End a held poll; return what waits by now, which may be nothing."""
         subscriber = self._subscribers.get(subscriber_id)
         if subscriber is None:
             return self._unknown("forgotten while its poll was held")
@@ -153,7 +153,7 @@ class PubSubPublisher:
     def publish(self, channel: str, key: str, body: object, version: int = 0) -> int:
         """Queue `body` once for each subscriber of this key or of the whole channel; how many there are.
 
-        On a state channel a version not above the key's current one is old news, and is dropped.
+        On a state channel a version that is not above the key's current one is dropped.
         """
         is_state = self._channels[channel] is ChannelKind.STATE
         if is_state and not self._states.put(channel, key, body, version):
@@ -181,7 +181,8 @@ class PubSubPublisher:
         self._states.drop(channel, key)
 
     def expire(self, now: float) -> tuple[str, ...]:
-        """Forget every subscriber silent for three hold times; their ids, and of who was expelled since the last."""
+        """Forget every subscriber that was silent for three hold times; return their ids, and those expelled since the
+        last call."""
         since = now - SILENT_HOLDS * self.settings.hold_s
         silent = tuple(name for name, subscriber in self._subscribers.items() if subscriber.received_at <= since)
         for subscriber_id in silent:
@@ -191,7 +192,7 @@ class PubSubPublisher:
 
     @property
     def wake_at(self) -> float | None:
-        """When `expire` may find somebody; None while there is no subscriber."""
+        """When `expire` may find a silent subscriber; None while there is no subscriber."""
         oldest = min((subscriber.received_at for subscriber in self._subscribers.values()), default=None)
         return None if oldest is None else oldest + SILENT_HOLDS * self.settings.hold_s
 
@@ -201,12 +202,12 @@ class PubSubPublisher:
         return tuple(self._subscribers)
 
     def subscriptions(self, subscriber_id: str) -> tuple[tuple[str, str | None], ...]:
-        """The (channel, key or None for all) that this subscriber asked for; none if it is not known."""
+        """Return the (channel, key or None for all) that this subscriber has subscribed to; none if it is not known."""
         subscriber = self._subscribers.get(subscriber_id)
         return () if subscriber is None else tuple(subscriber.all_subjects())
 
     def subscribed_keys(self, channel: str) -> SubscribedKeys:
-        """What of a channel anybody subscribed to: only that is worth finding out."""
+        """Return the subscribed keys of a channel: only these are worth reading."""
         return SubscribedKeys(frozenset(self._index.keys(channel)), self._index.has_all(channel))
 
     def has_subscriber(self, subscriber_id: str) -> bool:
@@ -219,9 +220,9 @@ class PubSubPublisher:
         return PublisherCounters(**self._counts)
 
     def find_leaks(self) -> tuple[str, ...]:
-        """What is remembered of subscriptions and messages that nobody has any more: nothing, if all is well.
+        """Return what is still stored of ended subscriptions and messages; empty unless there is a leak.
 
-        The newest states are not leaks: they wait for who subscribes later, until they are retracted.
+        The newest states are no leaks: they answer later subscriptions, until they are cleared.
         """
         wanted = {(name, *one) for name, subscriber in self._subscribers.items() for one in subscriber.all_subjects()}
         entered = set(self._index.entries())

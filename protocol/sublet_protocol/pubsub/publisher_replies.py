@@ -1,4 +1,4 @@
-"""What a publisher answers to those who ask it."""
+"""Replies of a publisher to polls and command batches."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class HoldPoll:
 
 @dataclass(frozen=True, slots=True)
 class SubscribedKeys:
-    """What somebody subscribed to on a channel: these keys by name, and whether anybody to all of them."""
+    """The keys of a channel that are subscribed by name, and whether all keys are."""
 
     keys: frozenset[str]
     has_all: bool

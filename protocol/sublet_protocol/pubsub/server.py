@@ -1,7 +1,7 @@
-"""The node's side of the session on the network: `Session` of `sublet.proto`, around a `PubSubPublisher`.
+"""The node's side of a connection on the network: the gRPC service `Session` around a `PubSubPublisher`.
 
-It does the waiting that the machine does not: polls are held here, silent subscribers are swept out when their time has
-come. All of it runs on one event loop, and so do the callers of `publish` and `send`.
+It does the waiting: polls are held here, silent subscribers are removed when they are due. All of it runs on one event
+loop, and so do the callers of `publish` and `send`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ OnInterest = Callable[[str, str | None, bool], None]
 def new_publisher(
     incarnation: str, settings: PublisherSettings | None = None, channels: Channels = CHANNELS
 ) -> PubSubPublisher:
-    """A publisher of this project's bodies, whose mailboxes are bounded by their size on the wire."""
+    """Return a publisher of this project's bodies, whose mailboxes are bounded by their size on the wire."""
     return PubSubPublisher(incarnation, settings, channels=channels, size_of=wire.body_size)
 
 
@@ -58,9 +58,9 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
     """Serves sessions. `on_message(subscriber_id, message)` is called once per message, in each agent's order.
 
     The agent's receipt waits for `on_message`, so that one must not wait for the database. What it raises goes back to
-    the sender as that message's error. `on_expired` hears of subscriber ids that were forgotten: they were silent, or
-    broke a rule. `on_interest(channel, key or None for all, wanted)` hears when the first subscriber of it has come, or
-    the last has gone. `channels` are those of the publisher.
+    the sender as that message's error. `on_expired` is called with subscriber ids that were forgotten: they were
+    silent, or broke a rule. `on_interest(channel, key or None for all, wanted)` is called when the first subscriber of
+    it has come, or the last has gone. `channels` are those of the publisher.
     """
 
     def __init__(
@@ -117,7 +117,8 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         return self.publisher.counters
 
     def find_leaks(self) -> tuple[str, ...]:
-        """What is remembered though its subscriber is gone: nothing, if all is well and no call is under way."""
+        """Return what is still stored though its subscriber is gone; empty unless there is a leak or a call is under
+        way."""
         found = list(self.publisher.find_leaks())
         for what, names in (("poll is held", self._held), ("batch is executed", self._turns)):
             found += [
@@ -155,7 +156,8 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
     # --- inside ---
 
     def _begin_in_turn(self, subscriber_id: str, request: Any) -> asyncio.Task[Any]:
-        """To its end even if the agent gives up waiting: it will ask again, and a batch is begun only once."""
+        """Execute a batch to its end even if the agent stops waiting: it repeats the batch, which is executed only
+        once."""
         before = self._turns.get(subscriber_id)
         turn = asyncio.get_running_loop().create_task(self._execute_after(before, subscriber_id, request))
         self._turns[subscriber_id] = turn
@@ -216,7 +218,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
             held.set_result(not superseded)
 
     async def _sweep(self) -> None:
-        """Forget silent subscribers at their time. Whoever comes later has a later time, so no one is overlooked."""
+        """Forget silent subscribers when they are due. Later subscribers are due later, so none is missed."""
         longest = self.publisher.settings.hold_s
         while True:
             wake_at = self.publisher.wake_at
@@ -240,7 +242,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
 
 
 async def _checked(request: Any, context: Any) -> str:
-    """The subscriber id of a request that speaks our version and names itself."""
+    """Return the subscriber id of a request of our version that has one."""
     if request.protocol_version != PROTOCOL_VERSION:
         text = (
             f"protocol version {request.protocol_version}: this node speaks {PROTOCOL_VERSION}, "

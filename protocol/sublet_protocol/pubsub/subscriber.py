@@ -1,12 +1,13 @@
-"""The agent's half of the session with one node. Pure: `decide(event, now) -> Outcome`.
+"""The agent's half of a connection to one node: a pure machine, `decide(event, now) -> Outcome`.
 
-A *life* is the time under one subscriber id. It begins when something is wanted, and ends when nothing is wanted any
-more, or with doubt: two failed calls of a kind in a row, another incarnation, a node that does not know us. The next
-life begins with every subscription declared again. A batch is repeated under its number with the same content only
-within a life, so no command is ever executed twice.
+A *life* is the time under one subscriber id. It begins when something is subscribed or sent, and ends when nothing is
+needed any more, or with doubt: two failed calls of a kind in a row, another incarnation, a node that does not know this
+subscriber. The next life begins with every subscription declared again. A batch is repeated under its number with the
+same content only within a life, so no command is ever executed twice.
 
 What many agents would do at the same instant is spread by the `jitter` that comes with each answer: retries, the return
-to a node that has begun anew, and the length of a hold (else all whom one message woke would poll in step for ever).
+to a node that has restarted, and the length of a hold (else all subscribers that one message woke would poll in step
+for ever).
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from sublet_protocol.pubsub.subscriber_events import (
 )
 
 FAILURES_TO_LOSE = 2
-"""So many failed calls of a kind in a row end a life."""
+"""How many failed calls of a kind in a row end a life."""
 
 HOLD_SPREAD = 0.2
 """Up to this part of its length a hold is shorter, by jitter."""
@@ -98,7 +99,7 @@ class _Life:
 
 
 class PubSubSubscriber:
-    """The state between one agent and one node. `agent` names this life of the agent's process, unlike any other."""
+    """The state between one agent and one node. `agent` names this life of the agent's process."""
 
     def __init__(
         self,
@@ -114,7 +115,7 @@ class PubSubSubscriber:
         self._channels = channels
         self._size_of = size_of
         self._wanted: dict[Subject, None] = {}
-        self._untold: dict[Subject, None] = {}  # wanted since the loss was said
+        self._untold: dict[Subject, None] = {}  # subscribed since the loss was reported
         self._listening = False
         self._queue: deque[Command] = deque()
         self._setbacks = 0
@@ -160,7 +161,7 @@ class PubSubSubscriber:
         return SubscriberCounters(**{name: self._counts[name] for name in names}, connections_lost=dict(self._lost))
 
     def find_leaks(self) -> tuple[str, ...]:
-        """What is remembered though nothing is wanted any more: nothing, if all is well."""
+        """Return what is still stored though nothing is subscribed; empty unless there is a leak."""
         unwanted = self._untold.keys() - self._wanted
         found = [f"{subject}: to be told of a loss, and not subscribed" for subject in unwanted]
         if self.status in (ConnectionStatus.IDLE, ConnectionStatus.REJECTED):
@@ -237,7 +238,7 @@ class PubSubSubscriber:
             self._out.append(CommandsRejected(tuple((flight[index], text) for index, text in refused)))
 
     def _forget_refused(self, flight: tuple[Command, ...], refused: set[int]) -> None:
-        """A refused subscription is not declared again, unless it was asked for once more behind the refused one."""
+        """A rejected subscription is not declared again, unless it was requested once more after the rejected one."""
         commands = (*flight, *self._queue)
         last = {(one.channel, one.key): place for place, one in enumerate(commands) if isinstance(one, Subscribe)}
         for subject, place in last.items():
@@ -257,7 +258,7 @@ class PubSubSubscriber:
             self._out.append(Deliver(fresh))
 
     def _trusts(self, event: BatchReplied | PollReplied, call: _Call, now: float) -> bool:
-        """Whether the answer is from the node's life that we know, which knows us."""
+        """Whether the answer is from the node's known incarnation, and the node knows this subscriber."""
         call.busy, call.failures = False, 0
         if self._life.incarnation not in ("", event.node_incarnation):
             detail = f"incarnation {event.node_incarnation} instead of {self._life.incarnation}"
@@ -300,7 +301,7 @@ class PubSubSubscriber:
     # --- lives ---
 
     def _lose(self, reason: ConnectionLostReason, detail: str, now: float) -> None:
-        """End this life and say so, once to each subscription; the next one begins soon, or after a longer delay."""
+        """End this life and report it once to each subscription; the next one begins soon, or after a longer delay."""
         self._give_up_calls()
         self._lost[reason] += 1
         self._send_lost(reason, detail)
@@ -318,7 +319,7 @@ class PubSubSubscriber:
         self._begin_life(begins_at)
 
     def _send_lost(self, reason: ConnectionLostReason, detail: str) -> None:
-        """Once; but that it is lost for good is news also to those who know that it is lost."""
+        """Report the loss once; a final loss is reported also to subscriptions that know of a loss."""
         if self.status is not ConnectionStatus.DISCONNECTED or reason is ConnectionLostReason.REJECTED:
             self._out.append(ConnectionLost(reason, detail, tuple(self._wanted)))
         elif self._untold:
@@ -326,7 +327,7 @@ class PubSubSubscriber:
         self._untold.clear()
 
     def _end(self, refusal: str) -> None:
-        """Nothing will be tried any more, so nothing is kept."""
+        """Drop everything: nothing will be tried any more."""
         self.status = ConnectionStatus.REJECTED
         self._refusal = refusal
         self._wanted.clear()
@@ -359,7 +360,7 @@ class PubSubSubscriber:
         self._advance_poll(now)
 
     def _rest(self) -> None:
-        """Nothing is wanted: end this life in peace, so that the node may forget it."""
+        """End this life regularly, as nothing is subscribed, so that the node can forget it."""
         self._give_up_calls()
         self._life = _Life(self._life.id)
         self.status = ConnectionStatus.IDLE
@@ -408,7 +409,7 @@ class PubSubSubscriber:
         self._out.append(poll)
 
     def _wake_at(self, now: float) -> float | None:
-        """The earliest time at which a call that is put off may be made."""
+        """Return the earliest time at which a call that is put off may be made."""
         if self.status in (ConnectionStatus.IDLE, ConnectionStatus.REJECTED):
             return None
         wants_batch = bool(self._life.flight or self._queue) and not self._life.batch.busy

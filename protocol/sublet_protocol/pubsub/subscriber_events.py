@@ -1,4 +1,4 @@
-"""What goes into the subscriber's machine and what comes out: events, instructions, and the status table's words."""
+"""Events, actions and statuses of the subscriber's machine."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from sublet_protocol.pubsub.model import Command, CommandError, DeliveredMessage
 class ConnectionStatus(Enum):
     """What is true between this agent and this node."""
 
-    IDLE = "idle"  # nothing is wanted and nothing waits: no subscriber id is in use
+    IDLE = "idle"  # nothing is subscribed and nothing waits: no subscriber id is in use
     CONNECTING = "fresh"  # a life has begun, and the node has not answered it yet
     CONNECTED = "connected"  # the node has answered in this life
-    DISCONNECTED = "down"  # the connection was reported lost; nothing good has been heard since
+    DISCONNECTED = "down"  # the connection was reported lost; no call has succeeded since
     REJECTED = "refused"  # the node will never serve this agent: nothing is tried any more
 
 
@@ -24,7 +24,7 @@ class ConnectionLostReason(StrEnum):
     UNREACHABLE = "unreachable"  # two calls of a kind failed in a row
     RESTARTED = "restarted"  # the node answered under another incarnation
     EXPIRED = "forgotten"  # the node does not know this subscriber id
-    INCONSISTENT = "inconsistent"  # a message is missing without a gap: somebody is wrong
+    INCONSISTENT = "inconsistent"  # a message is missing without a gap: one side is wrong
     OVERFLOW = "overflow"  # more commands were queued than the bound
     REJECTED = "refused"  # wrong protocol version or credentials; final
 
@@ -34,7 +34,7 @@ class ConnectionLostReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SetListening:
-    """Whether messages sent to this agent are wanted without a subscription: then a poll is held all the same."""
+    """Whether messages sent to this agent are expected without a subscription: then a poll is held all the same."""
 
     is_wanted: bool
 
@@ -64,7 +64,7 @@ class PollReplied:
 
 @dataclass(frozen=True, slots=True)
 class BatchFailed:
-    """A batch had no answer."""
+    """A batch was not answered."""
 
     subscriber_incarnation: int
     reason: str
@@ -73,7 +73,7 @@ class BatchFailed:
 
 @dataclass(frozen=True, slots=True)
 class PollFailed:
-    """A poll had no answer."""
+    """A poll was not answered."""
 
     subscriber_incarnation: int
     reason: str
@@ -82,7 +82,7 @@ class PollFailed:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionRejected:
-    """The node refuses this agent as such."""
+    """The node rejects this agent as such."""
 
     subscriber_incarnation: int
     reason: str
@@ -146,9 +146,9 @@ class CommandsRejected:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLost:
-    """The connection is over, said once; `subscriptions` (channel, key or None) are declared again by themselves.
+    """The connection is lost, reported once; `subscriptions` (channel, key or None) are declared again by themselves.
 
-    Messages that were queued or unanswered are dropped: their senders know better what still holds.
+    Messages that were queued or unanswered are dropped: their senders know better what is still valid.
     """
 
     reason: ConnectionLostReason
@@ -163,7 +163,7 @@ class ConnectionLost:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionStillLost:
-    """The connection is lost still: said once to the subscriptions declared since that was said, which `lost` names."""
+    """The connection is still lost: reported once to the subscriptions declared since, which `lost` names."""
 
     lost: ConnectionLost
 

@@ -1,6 +1,6 @@
-"""Who reads what, and what the newest states are: the two tables behind a publisher.
+"""The two tables behind a publisher: subscriptions, and the newest states.
 
-Both are as small as they can be: a node keeps an entry for each subscription of each agent.
+Both are as small as possible: a node has an entry for each subscription of each agent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class SubscriptionIndex:
         self._channels: dict[str, dict[str | None, str | dict[str, None]]] = {}
 
     def add(self, subscriber_id: str, channel: str, key: str | None) -> bool:
-        """Enter a subscription; entering it again changes nothing. True if nobody had this one before."""
+        """Add a subscription; adding it again changes nothing. True if it is the first of its key."""
         keys = self._channels.setdefault(channel, {})
         readers = keys.get(key)
         if readers is None:
@@ -41,15 +41,15 @@ class SubscriptionIndex:
         return True
 
     def subscribers(self, channel: str, key: str) -> dict[str, None]:
-        """Who subscribed to this key, to all, or to both: each once."""
+        """Return each subscriber of this key or of all keys, once."""
         return self._of(channel, key) | self._of(channel, None)
 
     def keys(self, channel: str) -> Iterator[str]:
-        """The keys that somebody subscribed to by name."""
+        """Return the keys that are subscribed by name."""
         return (key for key in self._channels.get(channel, {}) if key is not None)
 
     def has_all(self, channel: str) -> bool:
-        """Whether somebody subscribed to all keys of a channel."""
+        """Whether all keys of a channel are subscribed."""
         return None in self._channels.get(channel, {})
 
     def entries(self) -> Iterator[tuple[str, str, str | None]]:
@@ -74,7 +74,7 @@ class LatestValues:
         self._values: dict[str, dict[str, tuple[object, int]]] = {}
 
     def put(self, channel: str, key: str, body: object, version: int) -> bool:
-        """Keep a value; False if one at least as new is there."""
+        """Store a value; False if one at least as new is there."""
         values = self._values.setdefault(channel, {})
         if key in values and values[key][1] >= version:
             return False
@@ -82,11 +82,11 @@ class LatestValues:
         return True
 
     def drop(self, channel: str, key: str) -> None:
-        """Forget a key."""
+        """Remove a key."""
         self._values.get(channel, {}).pop(key, None)
 
     def current(self, channel: str, key: str | None) -> Iterator[tuple[str, object, int]]:
-        """(key, body, version) of one key or of all."""
+        """Yield (key, body, version) of one key or of all."""
         values = self._values.get(channel, {})
         for name in list(values) if key is None else [key] if key in values else []:
             body, version = values[name]

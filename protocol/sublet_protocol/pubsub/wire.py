@@ -1,4 +1,4 @@
-"""The session's own frames in wire form and back; what they carry goes through `sublet_protocol.messages.codec`.
+"""Encodes and decodes the frames of a connection; their content goes through `sublet_protocol.messages.codec`.
 
 `channels` are those that both sides know: ours, or the parties' own.
 """
@@ -60,7 +60,7 @@ _ENVELOPE_BYTES = 64
 
 
 def encode_batch_request(batch: SendBatch, channels: Channels = CHANNELS) -> Any:
-    """A `CommandBatch`."""
+    """Return a `CommandBatch`."""
     return pb.CommandBatch(
         protocol_version=PROTOCOL_VERSION,
         subscriber_id=batch.subscriber_id,
@@ -70,7 +70,7 @@ def encode_batch_request(batch: SendBatch, channels: Channels = CHANNELS) -> Any
 
 
 def encode_poll_request(poll: StartPoll) -> Any:
-    """A `PollRequest`."""
+    """Return a `PollRequest`."""
     return pb.PollRequest(
         protocol_version=PROTOCOL_VERSION,
         subscriber_id=poll.subscriber_id,
@@ -91,7 +91,7 @@ def check_subscriber_id(text: str) -> str:
 
 
 def encode_command(command: Command, channels: Channels = CHANNELS) -> Any:
-    """A `Command`."""
+    """Return a `Command`."""
     match command:
         case Subscribe(channel, key):
             return pb.Command(subscribe=_subject(channel, key, channels))
@@ -108,7 +108,7 @@ def encode_command(command: Command, channels: Channels = CHANNELS) -> Any:
 
 
 def decode_command(wire: Any, channels: Channels = CHANNELS) -> ReceivedCommand:
-    """A command, or `MalformedCommand` with the reason."""
+    """Return a command, or `MalformedCommand` with the reason."""
     try:
         match wire.WhichOneof("command"):
             case "subscribe":
@@ -159,7 +159,7 @@ def _key(key: str) -> str:
 
 
 def encode_batch_reply(incarnation: str, errors: Iterable[CommandError] = (), *, unknown: bool = False) -> Any:
-    """A `CommandReply`."""
+    """Return a `CommandReply`."""
     return pb.CommandReply(
         protocol_version=PROTOCOL_VERSION,
         incarnation=incarnation,
@@ -175,7 +175,7 @@ def encode_poll_reply(
     unknown: bool = False,
     channels: Channels = CHANNELS,
 ) -> Any:
-    """A `PollReply`."""
+    """Return a `PollReply`."""
     return pb.PollReply(
         protocol_version=PROTOCOL_VERSION,
         incarnation=incarnation,
@@ -185,7 +185,7 @@ def encode_poll_reply(
 
 
 def decode_batch_reply(batch: SendBatch, wire: Any, jitter: float = 0.0) -> BatchReplied:
-    """The node's receipt, as an event for the subscriber's machine."""
+    """Return the node's receipt, as an event for the subscriber's machine."""
     errors = tuple(CommandError(error.index, error.text) for error in wire.errors)
     return BatchReplied(
         batch.subscriber_incarnation, batch.number, wire.incarnation, wire.unknown_subscriber, errors, jitter
@@ -193,7 +193,7 @@ def decode_batch_reply(batch: SendBatch, wire: Any, jitter: float = 0.0) -> Batc
 
 
 def decode_poll_reply(poll: StartPoll, wire: Any, jitter: float = 0.0, channels: Channels = CHANNELS) -> PollReplied:
-    """What the poll brought, as an event for the subscriber's machine; raises `MalformedMessage`."""
+    """Return what the poll brought, as an event for the subscriber's machine; raises `MalformedMessage`."""
     deliveries = tuple(decode_delivery(message, channels) for message in wire.messages)
     return PollReplied(poll.subscriber_incarnation, wire.incarnation, wire.unknown_subscriber, deliveries, jitter)
 
@@ -202,7 +202,7 @@ def decode_poll_reply(poll: StartPoll, wire: Any, jitter: float = 0.0, channels:
 
 
 def encode_delivery(delivery: DeliveredMessage, channels: Channels = CHANNELS) -> Any:
-    """A `Delivery`."""
+    """Return a `Delivery`."""
     number: Any = channels.number(delivery.channel)
     return pb.Delivery(
         sequence=delivery.sequence,

@@ -173,7 +173,7 @@ class FeedServicer(object):
     def Read(self, request, context):
         """What a member of a group needs besides its Session, if that is without access to the database too.
 
-        A page of one stream that it was lent. It may end within a block; a position after the head is refused.
+        A page of one stream granted to it. It may end within a block; a position after the head is refused.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

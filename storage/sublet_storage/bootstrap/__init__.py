@@ -1,1 +1,1 @@
-"""From nothing to a database that is ready: the given one or an embedded one, and its migrations."""
+"""Choosing and preparing the database: the given one or an embedded one, and its migrations."""

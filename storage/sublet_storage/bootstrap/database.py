@@ -1,7 +1,7 @@
-"""Which database to use: the one given, or a server of our own.
+"""Chooses the database: the one given, or an embedded server.
 
-A database that was given is somebody's: it is checked, never changed unasked. The embedded server is ours: it is
-started and brought to this program's version.
+A given database is checked, never changed unasked. The embedded server is ours: it is started and migrated to this
+program's version.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bringing a schema to this program's version. The only module of the house that knows SQLAlchemy and alembic.
+"""Migrates a schema to this program's version; the only module that uses SQLAlchemy and alembic.
 
 Import it where it is used, not at the top: a borrower's process does not have these libraries.
 
@@ -33,11 +33,12 @@ from sublet_storage.spaces.spaces import ensure_default
 
 LOCK_TIMEOUT_S = 60.0
 TABLE_TIMEOUT_S = 1.0
-"""How long a migration waits for a table that somebody uses, and everybody behind it; less than a lease allows for."""
+"""How long a migration waits for a table that is in use, with all other users behind it; less than a lease allows
+for."""
 ATTEMPTS = 30
 _IN_USE = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
 _TAKEN = (psycopg.errors.DuplicateTable, psycopg.errors.DuplicateFunction, psycopg.errors.DuplicateObject)
-"""A name that a script would give is somebody else's."""
+"""A name that a script would create is taken."""
 Check = Callable[[Any], None]
 """Raises where a migration must not be; with a connection of psycopg's."""
 
@@ -79,8 +80,8 @@ def downgrade(url: str, schema: str | None = None, to: str | None = None) -> Non
     """Bring the schema back to an older version. Without one: drop every table and function, and so all messages and
     progress.
 
-    Raises `SchemaMismatch` where it is newer than all that this program knows, where `to` is newer than it, and where
-    nodes are at work though programs of that version do not work with the schema as it is.
+    Raises `SchemaMismatch` where it is newer than every version that this program knows, where `to` is newer than it,
+    and where nodes are at work though programs of that version do not work with the schema as it is.
     """
     schema = schema_name(schema)
     target = None if to is None else _known(to)
@@ -98,18 +99,18 @@ def downgrade(url: str, schema: str | None = None, to: str | None = None) -> Non
 
 
 def current_version(url: str, schema: str | None = None) -> str | None:
-    """The version the database is at; None if it has none of our tables."""
+    """Return the version the database is at; None if it has none of our tables."""
     with connect(url, schema=schema) as conn:
         return schema_version(conn)[0]
 
 
 def latest_version() -> str:
-    """The newest version this program has scripts for."""
+    """Return the newest version this program has scripts for."""
     return str(_directory().get_current_head())
 
 
 def scripts_path() -> Path:
-    """Where the migrations are: inside the installed wheel, else beside the packages in a checkout."""
+    """Return where the migrations are: inside the installed wheel, else beside the packages in a checkout."""
     here = Path(__file__).resolve().parent
     places = (here.parent / "_migrations", here.parents[2] / "migrations")
     for place in places:
@@ -130,7 +131,7 @@ def _directory() -> ScriptDirectory:
 
 
 def _versions() -> list[str]:
-    """All that this program has scripts for, oldest first."""
+    """Return all that this program has scripts for, oldest first."""
     return sorted(script.revision for script in _directory().walk_revisions())
 
 
@@ -145,14 +146,14 @@ def _known(version: str) -> str:
 
 
 def _compatible_from(version: str) -> str | None:
-    """The oldest version whose programs work with the schema of that one, as its script says; None: only its own."""
+    """Return the oldest version whose programs work with the schema of that one, by its script; None: only its own."""
     script = _directory().get_revision(version)
     return getattr(script.module, "compatible_from", None)
 
 
 def _alembic_command(url: str, schema: str, run: Any, revision: str, check: Check) -> None:
-    """Try until the tables are free: whoever waits for one in a transaction makes all others wait behind it. Each time
-    `check` may refuse, before anything is done and again before it is committed, as it may have waited meanwhile."""
+    """Try until the tables are free: a transaction that waits for a table makes all others wait behind it. Each time
+    `check` may raise, before anything is done and again before the commit, as there may have been a wait."""
     for _ in range(ATTEMPTS):
         try:
             _alembic_attempt(url, schema, run, revision, check)
@@ -229,7 +230,7 @@ def _alone(conn: psycopg.Connection[Any], schema: str) -> Iterator[None]:
 
 
 def _create_schema(conn: psycopg.Connection[Any], schema: str) -> None:
-    """Asked first: `if not exists` demands the right to create even where there is nothing to do."""
+    """Check first: `if not exists` demands the right to create even where there is nothing to do."""
     row = conn.execute("select to_regnamespace(%s) is null", (schema,)).fetchone()
     if row is not None and row[0]:
         conn.execute(sql.SQL("create schema {}").format(sql.Identifier(schema)))

@@ -1,1 +1,1 @@
-"""Connections, transactions and the database's clock: what every other room uses to talk to Postgres."""
+"""Connections, transactions and the database's clock, used by every other folder of storage."""

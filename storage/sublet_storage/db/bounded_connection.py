@@ -1,9 +1,9 @@
-"""A connection that waits for a server only while it hears from it, on the client's own clock.
+"""A connection that stops waiting for a silent server, by the client's own clock.
 
-A server's timeouts do not end what a frozen server process was asked, and TCP's do not either, as its kernel goes on
-acknowledging: only the client can stop waiting.
+A server's timeouts do not end what a frozen server process was asked for, and TCP's do not either, as its kernel goes
+on acknowledging: only the client can stop waiting.
 
-A fork shares every socket: what a child did with its copy would arrive in the midst of what its parent says. So a
+A fork shares every socket: what a child did with its copy would arrive in the midst of its parent's traffic. So a
 child's copies of connections lead nowhere.
 """
 
@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 
 class BoundedConnection(psycopg.Connection[Any]):
     """Where a request is not answered and not a byte has come for `receive_timeout_s` seconds, the connection is closed
-    and `psycopg.OperationalError` raised. Whether the server did what it was asked is unknown then."""
+    and `psycopg.OperationalError` raised. Whether the server has executed the request is unknown then."""
 
     receive_timeout_s: float = float("inf")
     timeline: str | None = None
@@ -75,13 +75,13 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def timeline_of(connection: psycopg.Connection[Any]) -> str | None:
-    """The timeline of its server; None where it is not known."""
+    """Return the timeline of its server; None where it is not known."""
     return connection.timeline if isinstance(connection, BoundedConnection) else None
 
 
 def check_timeline(connection: psycopg.Connection[Any], timeline: str | None, what: str) -> None:
-    """Raise `PositionBeyondHead` where `what`, positions that were kept, is of another timeline than the server is on:
-    a position below the head may have been beyond it once."""
+    """Raise `PositionBeyondHead` where `what`, positions stored elsewhere, is of another timeline than the server is
+    on: a position below the head may have been beyond it once."""
     here = timeline_of(connection)
     if None not in (timeline, here) and timeline != here:
         raise PositionBeyondHead(

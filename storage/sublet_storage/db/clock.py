@@ -18,15 +18,15 @@ NOW = "coalesce(timestamptz 'epoch' + %(now_us)s::bigint * interval '1 microseco
 
 
 WHO = "'database user ' || session_user"
-"""Who gives an order, as history says it: who has logged in, whatever role he has taken since."""
+"""The user of a command, as recorded in the history: the login role, whatever role was set since."""
 
 
 def database_user(connection: psycopg.Connection[Any]) -> str:
-    """The same."""
+    """Return the same."""
     (row,) = connection.execute(f"select {WHO}").fetchall()
     return str(row[0])
 
 
 def in_microseconds(timestamp: str) -> str:
-    """An SQL timestamptz as an integer."""
+    """Return an SQL timestamptz as an integer."""
     return f"(extract(epoch from {timestamp}) * 1000000)::bigint"

@@ -1,12 +1,12 @@
-"""Connections to Postgres: the only place that knows how to open one, and what is wrong when that fails.
+"""Opens connections to Postgres, and turns failures of that into errors with a remedy.
 
-A connection is in UTC, sees the tables of one schema by their bare names, never idles in a transaction for
-long, and notices within `tcp_timeout_s` that its peer is gone from the network. A server that is merely
-frozen still acknowledges packets: whoever needs an answer by a deadline keeps that deadline on its own clock.
+A connection is in UTC, sees the tables of one schema by their bare names, never idles in a transaction for long, and
+notices within `tcp_timeout_s` that its peer is gone from the network. A server that is merely frozen still acknowledges
+packets: a caller with a deadline keeps it on its own clock.
 
 Its transactions are at the isolation level read committed, on which every statement here relies, whatever the server,
 the role or the URL asks for: the settings travel as startup options behind those of the URL. A pooler in between must
-let `options` through; one look behind the opening shows whether it did, and on which timeline the server is.
+let `options` through; a query after the opening checks whether it did, and on which timeline the server is.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from sublet_protocol.domain.errors import DatabaseUnreachable, InvalidSetting, S
 from sublet_storage.db.bounded_connection import BoundedConnection
 
 SCHEMA_VERSION = "0003"
-"""The alembic revision this program is made for. It works with later ones that say so: see `check_schema`."""
+"""The alembic revision this program is made for. It works with later ones that declare it: see `check_schema`."""
 
 DEFAULT_SCHEMA = "sublet"
 CONNECT_TIMEOUT_S = 5
 TCP_TIMEOUT_S = 10.0
 IDLE_IN_TRANSACTION_TIMEOUT_S = 10.0
 RECEIVE_TIMEOUT_S = 600.0
-"""A server that is silent for so long in the middle of a request is given up, unless it is asked for other patience."""
+"""How long a server may be silent in the middle of a request before it is given up, unless another time is given."""
 
 ISOLATION = "read committed"
 _ISOLATION = r"-c default_transaction_isolation=read\ committed"
@@ -79,7 +79,7 @@ def connect(
     `transaction_timeout_s` is for clients that send a whole transaction at once: if they freeze in the middle of
     sending, nothing else ends it. Servers before version 17 do not know it, and there it is left out. Without
     `own_search_path` it is the server's default, for statements of users on tables of theirs, as is the form of
-    results. `silence_s`: how long a request is waited for while nothing comes, see `BoundedConnection`; None: for ever.
+    results. `silence_s`: how long a silent server is waited for, see `BoundedConnection`; None: for ever.
 
     Raises `InvalidSetting` for a malformed URL or schema name, and where something in between drops our settings;
     `DatabaseUnreachable` for everything that hinders the connection itself, and for a standby, on which nothing can be
@@ -122,17 +122,17 @@ def _check(connection: BoundedConnection, url: str) -> None:
 
 
 def redact(url: str) -> str:
-    """The URL (or key=value string) with every password replaced by `***`; works on malformed ones too."""
+    """Return the URL (or key=value string) with every password replaced by `***`; works on malformed ones too."""
     return _NAMED_PASSWORD.sub(r"\1***", _URI_PASSWORD.sub(r"\1:***@", url))
 
 
 def database_url(explicit: str | None) -> str | None:
-    """The given URL, else SUBLET_DATABASE_URL, else None (which means the embedded server)."""
+    """Return the given URL, else SUBLET_DATABASE_URL, else None (which means the embedded server)."""
     return explicit or os.environ.get("SUBLET_DATABASE_URL") or None
 
 
 def schema_name(explicit: str | None = None) -> str:
-    """Where the tables live: the given name, else SUBLET_SCHEMA, else `sublet`. Raises `InvalidSetting`."""
+    """Return where the tables live: the given name, else SUBLET_SCHEMA, else `sublet`. Raises `InvalidSetting`."""
     name = explicit or os.environ.get("SUBLET_SCHEMA") or DEFAULT_SCHEMA
     if not _SCHEMA_NAME.fullmatch(name) or name.startswith("pg_"):
         raise InvalidSetting(
@@ -168,9 +168,9 @@ def check_schema(conn: psycopg.Connection[Any]) -> str:
 
 
 def schema_version(conn: psycopg.Connection[Any]) -> tuple[str | None, str | None]:
-    """(version, oldest version whose programs work with it) as the tables say; (None, None) where there are none.
+    """Return (version, oldest version whose programs work with it) from the tables; (None, None) where there are none.
 
-    A schema of which no migration ever said the second works with the programs of its own version alone.
+    A schema without the second works with the programs of its own version alone.
     """
     row = conn.execute("select to_regclass('alembic_version')").fetchone()
     if row is None or row[0] is None:
@@ -189,7 +189,7 @@ def works_with(version: str, compatible_from: str | None) -> bool:
 
 
 def _schema_of(conn: psycopg.Connection[Any]) -> str:
-    """The first name of the search_path, whether or not it exists."""
+    """Return the first name of the search_path, whether or not it exists."""
     row = conn.execute("select current_setting('search_path')").fetchone()
     return str(row[0]).split(",")[0].strip(' "') if row else DEFAULT_SCHEMA
 

@@ -1,4 +1,4 @@
-"""A connection that is kept for long: opened when it is first needed, and again after it was lost."""
+"""A long-lived connection, opened when it is first needed, and again after it was lost."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _LOST = (psycopg.OperationalError, DatabaseUnreachable, UnknownOutcome)
 
 
 class ReconnectingConnection:
-    """Not thread-safe. `connect` opens it, and sets what it is to be like.
+    """Not thread-safe. `connect` opens it and configures it.
 
-    A `with` block has it to itself. What breaks off the block closes it, but for a `SubletError` that says what is
-    wrong with the request. Who knows better when to close it asks for it by `ready`.
+    A `with` block uses it exclusively. An exception out of the block closes it, except for a `SubletError` about the
+    request. A caller that decides itself when to close it calls `ready`.
 
-    With a `log` the first failure in a row is a warning there, and the end of the row said too, and it cannot be had
-    again until a pause is over, which grows from one failure to the next. Without, both is for whoever uses it.
+    With a `log` the first failure in a row is a warning there, and the end of the row is logged too, and it cannot be
+    opened again until a pause is over, which grows from one failure to the next. Without, the caller does both.
     """
 
     def __init__(self, connect: Callable[[], BoundedConnection], log: logging.Logger | None = None) -> None:
@@ -56,8 +56,8 @@ class ReconnectingConnection:
         self._in_use = False
 
     def ready(self) -> BoundedConnection:
-        """The connection, with no transaction open on it. Raises what `connect` does, and `DatabaseUnreachable` within
-        the pause after a failure."""
+        """Return the connection, with no transaction open on it. Raises what `connect` does, and `DatabaseUnreachable`
+        within the pause after a failure."""
         current = self.current
         if current is not None and not current.closed and current.info.transaction_status is not TransactionStatus.IDLE:
             self.close()  # an exception out of a signal handler left a statement running there

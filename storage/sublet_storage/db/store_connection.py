@@ -1,8 +1,8 @@
-"""One connection of the group store, one transaction at a time, and a sure word on what became of each.
+"""One connection of the group store, one transaction at a time, each with a known outcome.
 
-A call that fails says one of two things: nothing was written (`DatabaseUnreachable`), or nobody knows
+A call that fails raises one of two errors: nothing was written (`DatabaseUnreachable`), or it is unknown
 (`UnknownOutcome`: the connection was lost after the commit had been sent). A lost connection is replaced by the next
-call. What psycopg calls our own mistake comes through as it is, rolled back.
+call. What psycopg calls our own mistake is raised as it is, rolled back.
 
 Statements are pipelined: one waits only where a result is needed, so that a commit takes two round trips. Each wait
 ends the client's turn (Sync, not Flush): only then does the server count the session as idle in a transaction, and end
@@ -28,7 +28,8 @@ T = TypeVar("T")
 
 
 class TransactionRolledBack(DatabaseUnreachable):
-    """The server refused the transaction (a lock not to be had in time, say) and wrote nothing. Smaller ones may do."""
+    """The server rejected the transaction (as when a lock was not to be had in time) and wrote nothing. Smaller ones
+    may succeed."""
 
 
 class _TurnEndingCursor(psycopg.Cursor[Any]):
@@ -105,11 +106,11 @@ class StoreConnection:
         return connection
 
     def _fail(self, connection: Connection, error: psycopg.Error, *, committing: bool) -> NoReturn:
-        """Translate, and let the next call open another connection.
+        """Translate the error, and let the next call open another connection.
 
-        Whether the server is there is asked of it: its last word may have arrived before its hanging up. A connection
-        that survived is not kept either: after a refusal within a pipeline psycopg may take statements for prepared
-        that the server does not know, and they would fail for ever.
+        Whether the server is there is tried: its last message may have arrived before it closed the connection. A
+        connection that survived is closed too: after a rejection within a pipeline psycopg may take statements for
+        prepared that the server does not know, and they would fail for ever.
         """
         reported = " ".join(str(error).split()) or type(error).__name__
         alive = self._roll_back(connection)

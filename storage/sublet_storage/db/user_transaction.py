@@ -1,4 +1,4 @@
-"""A transaction in which users' statements and ours are committed together, or none: it has to be one and the same."""
+"""Checks that a transaction in which users' statements and ours are committed together is still the same one."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Checks of a database, each with what is wrong and the remedy: `sublet doctor`."""
+"""The checks of `sublet doctor`: what is wrong with a database, and the remedy."""

@@ -1,4 +1,4 @@
-"""What can be wrong with a database that is used: looked up, and said together with the remedy. Reads only."""
+"""The checks of `sublet doctor`: what can be wrong with a database, and the remedy; reads only."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from sublet_storage.nodes import list_nodes
 
 MIN_VERSION = 150_000
 SKEW_S = 1.0
-"""So far a clock may be from the database's before it is worth a word."""
+"""From which difference on a clock is reported."""
 CROWDED = 0.8
 """Of all connections that the server allows."""
 FILLED = 0.1
-"""Of the server's queue of notifications, which is read by all who listen, and kept for the slowest."""
+"""The share of the server's queue of notifications, which is read by all listeners, and retained for the slowest."""
 LONG_S = 600.0
 """A transaction that is open for so long keeps the server from clearing away what was changed since."""
 MAX_NAMED = 5
@@ -54,7 +54,7 @@ class Finding:
 
 
 def run_checks(connection: Connection, now_s: float, protocol_version: int) -> Iterator[Finding]:
-    """All checks, one after the other. `now_s`: this machine's time; `protocol_version`: what this release speaks."""
+    """Run all checks, one after the other. `now_s`: this machine's time; `protocol_version`: that of this release."""
     checks: dict[str, Callable[[], Finding]] = {
         "server": lambda: _server(connection),
         "rights": lambda: _rights(connection),
@@ -127,7 +127,8 @@ def _durability(connection: Connection) -> Finding:
 
 
 def _isolation(connection: Connection) -> Finding:
-    """What server, role and database say is overruled by each connection of ours: it concerns users' own alone."""
+    """Check the isolation level of server, role and database: each connection of ours overrules it, so it concerns
+    users' own alone."""
     rows = connection.execute(
         "select coalesce('role ' || r.rolname || coalesce(' in database ' || d.datname, ''), 'database ' || d.datname,"
         "                'every role'), c.value"
@@ -239,7 +240,7 @@ class LeaderlessGroups:
 
 
 def find_leaderless_groups(connection: Connection) -> LeaderlessGroups:
-    """Looked up by the rows: whoever holds a stream is a consumer."""
+    """Find consumers by the rows: the holder of a stream is one."""
     rows = connection.execute(
         f"select {_SUBSCRIPTION}, count(*) over () from consumer_group g"
         "  left join leadership l on l.leadership_id = g.group_id"

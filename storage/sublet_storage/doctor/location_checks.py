@@ -1,4 +1,4 @@
-"""Whether the places of payloads can be reached from here: by writing, reading and deleting an object in each."""
+"""Checks that payload locations can be reached from here, by writing, reading and deleting an object in each."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _TO_TIER = f"""
 select s.generation_id, s.stream_id, coalesce(s.tiered_offset, 0)
   from ({STREAMS_TO_TIER}) s join generation g using (generation_id) where g.state <> 'gone'"""
 
-# Of a stream the next block, in its partition: to the table as a whole the server would look up, and lock, all of them.
+# Of a stream the next block, in its partition: for the table itself the server would look up, and lock, all of them.
 _DUE_FOR = """
 select extract(epoch from clock_timestamp() - least(case when g.state = 'closed' then g.closed_at end,
                                                     b.appended_at + make_interval(secs => p.tier_after_s)))::float8
@@ -49,11 +49,11 @@ select extract(epoch from clock_timestamp() - least(case when g.state = 'closed'
  where g.generation_id = %(generation)s"""
 
 LATE_S = 6 * 3600.0
-"""What should have been moved so long ago is worth a word: after a rollover moving takes its time."""
+"""From which delay on moving is reported: after a rollover it takes its time."""
 
 
 def check_locations(conn: psycopg.Connection[Any]) -> Iterator[Finding]:
-    """A finding for each place that a space uses, and one where payloads are long due there, or objects cannot be
+    """Yield a finding for each place that a space uses, and one where payloads are long due there, or objects cannot be
     deleted."""
     for space_id, name, text, used in conn.execute(_SPACES).fetchall():
         places = {place.prefix: place for place in map(parse_stored_location, used)}
@@ -108,7 +108,7 @@ def _overdue(conn: psycopg.Connection[Any], space_id: int, space: str, place: Pa
 
 
 def _due_for(conn: psycopg.Connection[Any], generation_id: int, stream_id: int, offset: int) -> float:
-    """For so many seconds the next block of the stream has been due to be moved."""
+    """For how many seconds the next block of the stream has been due to be moved."""
     asked = {"generation": generation_id, "stream": stream_id, "offset": offset}
     with contextlib.suppress(psycopg.errors.UndefinedTable):  # dropped meanwhile
         statement = sql.SQL(_DUE_FOR).format(block=partition_table(generation_id))

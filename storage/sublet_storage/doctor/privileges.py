@@ -1,4 +1,4 @@
-"""What the present user may do with the tables, beside what consumers, publishers and nodes have to. Reads only."""
+"""The present user's rights on the tables, compared with what consumers, publishers and nodes need; reads only."""
 
 from __future__ import annotations
 
@@ -43,10 +43,11 @@ having count(*) > 0
 
 
 def find_missing_privileges(connection: psycopg.Connection[Any]) -> dict[str, list[str]]:
-    """{consumers, publishers or nodes: the rights that they need and this user has not, such as `insert on block`}.
+    """Return {consumers, publishers or nodes: the rights that they need and this user has not, such as `insert on
+    block`}.
 
     Publishers are those that publish with epochs, and from Spark, as well. Tables that a schema of another version does
-    not have are nobody's need.
+    not have are not needed.
     """
     needed = [(CONSUMERS, "select", name) for name in _READ]
     needed += [(PUBLISHERS, what, name) for what, names in _PUBLISHED.items() for name in names]
@@ -59,7 +60,7 @@ def find_missing_privileges(connection: psycopg.Connection[Any]) -> dict[str, li
 
 
 def grant_statement(schema: str, user: str, for_whom: str) -> str:
-    """What somebody who owns the schema says so that the user may be a consumer, a publisher or a node."""
+    """Return what the owner of the schema executes so that the user may be a consumer, a publisher or a node."""
     rights = "select" if for_whom == CONSUMERS else "select, insert, update, delete"
     return (
         f'grant usage on schema {schema} to "{user}"; grant {rights} on all tables in schema {schema} to "{user}"; '

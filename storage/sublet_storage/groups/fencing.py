@@ -1,5 +1,4 @@
-"""What a consumer writes and asks itself: progress within its own transaction, which life of its session is the newer,
-what is planned, and what lies before its group.
+"""Queries and writes of consumers themselves: progress in their own transactions, session epochs, and plans.
 
 All are functions of the database that run with its owner's rights: a consumer's role needs no right on the tables.
 """
@@ -23,11 +22,11 @@ from sublet_storage.db.connect import schema_name
 from sublet_storage.spaces.catalogue import read_generation_filters
 
 BEFORE_COMMIT_S = 10.0
-"""How long a client that has moved progress may idle before its COMMIT. Then the server rolls back: whoever is frozen
-there keeps the stream from everybody."""
+"""How long a client that has moved progress may idle before its COMMIT. Then the server rolls back: a frozen client
+would keep the stream from everybody."""
 
 OUTCOME_TIMEOUT_S = 20.0
-"""How long whoever lost the answer to a commit waits until the server has ended that transaction: for longer than it
+"""How long a client that lost the answer to a commit waits until the server has ended that transaction: longer than it
 lets a client idle there."""
 
 MAX_IDLE_S = 2_000_000.0
@@ -37,7 +36,7 @@ POLL_INTERVAL_S = 0.02
 """Between two looks whether it has."""
 
 _LOST = "SB001"
-"""The SQL state by which the function `advance` says that it moved nothing."""
+"""The SQL state by which the function `advance` reports that it moved nothing."""
 _ISOLATION = "SB003"
 """That by which a table of ours refuses a transaction of another isolation level than read committed."""
 
@@ -54,7 +53,7 @@ _STATUS = f"select case when {_TIMELINE} = %(timeline)s then pg_xact_status(%(nu
 
 @dataclass(frozen=True, slots=True)
 class LastPlannedRange:
-    """What was planned last of a stream; `session`: who holds it, or for whom it is kept; `is_pending`: it is not done.
+    """The last plan of a stream; `session`: its holder, or the one it is reserved for; `is_pending`: it is not done.
     `grant_id`: under which it is held now; None if it is not."""
 
     in_doubt: InDoubt
@@ -66,20 +65,20 @@ class LastPlannedRange:
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """A transaction that is about to commit, as the server knows it: its number, on one timeline of the server's. After
-    a failover the numbers of what was lost by it are given to others."""
+    a failover the numbers of lost transactions are used again."""
 
     transaction: str
     timeline: str
 
 
 def idle_limit_s(batch_s: float) -> float:
-    """How long a client may idle in a user's transaction: longer than a batch may take."""
+    """Return how long a client may idle in a user's transaction: longer than a batch may take."""
     return min(batch_s + BEFORE_COMMIT_S, MAX_IDLE_S)
 
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """A stream with messages that the group has not consumed; `session`: who has it, or for whom it is kept."""
+    """A stream with messages that the group has not consumed; `session`: its holder, or the one it is reserved for."""
 
     stream_id: int
     position: int
@@ -88,14 +87,14 @@ class Ahead:
     session: str | None
 
     def is_anothers(self, session: str) -> bool:
-        """Whether another member has it, or it is kept for one."""
+        """Whether another member holds it, or it is reserved for one."""
         return self.status in ("held", "reserved") and self.session != session
 
 
 def next_session_epoch(conn: psycopg.Connection[Any], *, schema: str | None = None) -> int:
-    """A number above all that any caller was given before, also after the database was restored from a backup.
+    """Return a number above all that any caller got before, also after the database was restored from a backup.
 
-    Draw outside of a transaction: whoever draws next waits for its end.
+    Call it outside of a transaction: the next caller waits for its end.
     """
     call = sql.SQL("select {}.draw_session_epoch()").format(sql.Identifier(schema_name(schema)))
     row = conn.execute(call).fetchone()
@@ -117,10 +116,10 @@ def advance(
     """Move the group's progress in the transaction that is open, so that it commits with it or not at all. Of a group
     that is atomic, `consumed` is part of the progress. `in_doubt`: only if that is still what was planned last.
 
-    What is answered says later whether it was committed: `happened`. From now on the server ends the transaction when
-    the client idles for `BEFORE_COMMIT_S`. Raises `GrantLost` unless the stream is held under that grant, on the
-    timeline on which it was granted, its progress is below this one, and its head not. The transaction is then broken,
-    and can only be rolled back. `UsageError` where it is not at read committed.
+    The result shows later whether it was committed: `happened`. From now on the server ends the transaction when the
+    client idles for `BEFORE_COMMIT_S`. Raises `GrantLost` unless the stream is held under that grant, on the timeline
+    on which it was granted, its progress is below this one, and its head not. The transaction is then broken, and can
+    only be rolled back. `UsageError` where it is not at read committed.
     """
     stored = [None if part is None else json.dumps(part.to_json()) for part in (consumed, in_doubt)]
     idle = f"{BEFORE_COMMIT_S:g}s"
@@ -164,9 +163,9 @@ def happened(conn: psycopg.Connection[Any], attempt: Attempt, timeout_s: float =
 def read_position(
     conn: psycopg.Connection[Any], group_id: int, stream_id: int, grant_id: int, *, schema: str | None = None
 ) -> int | None:
-    """How far the stream came under that grant, also when it is over; None where history knows nothing of it.
+    """Return how far the stream came under that grant, also when it is over; None where the history does not have it.
 
-    Waits for a transaction that is about to move it, so that whoever lost the connection in a commit can ask.
+    Waits for a transaction that is about to move it, so that it can be called after a connection was lost in a commit.
     """
     call = sql.SQL("select {}.progress(%s::bigint, %s::bigint, %s::bigint)").format(sql.Identifier(schema_name(schema)))
     row = conn.execute(call, (group_id, stream_id, grant_id)).fetchone()
@@ -176,7 +175,7 @@ def read_position(
 def read_consumed_frontier(
     conn: psycopg.Connection[Any], group_id: int, stream_id: int, grant_id: int, *, schema: str | None = None
 ) -> ConsumedFrontier | None:
-    """What is consumed of the stream in whole epochs, of a group that is atomic; None where the grant is over."""
+    """Return what is consumed of the stream in entire epochs, in an atomic group; None where the grant is over."""
     call = sql.SQL("select {}.consumed(%s::bigint, %s::bigint, %s::bigint)").format(sql.Identifier(schema_name(schema)))
     row = conn.execute(call, (group_id, stream_id, grant_id)).fetchone()
     return None if row is None or row[0] is None else ConsumedFrontier.from_json(row[0])
@@ -185,7 +184,7 @@ def read_consumed_frontier(
 def read_last_planned_ranges(
     conn: psycopg.Connection[Any], group_id: int, stream_ids: Iterable[int], *, schema: str | None = None
 ) -> dict[int, LastPlannedRange]:
-    """{stream: what was planned last of it}, of those of which something was."""
+    """Return {stream: what was planned last of it}, of those of which something was."""
     call = sql.SQL("select * from {}.planned(%s::bigint, %s::bigint[])").format(sql.Identifier(schema_name(schema)))
     found = {}
     rows = conn.execute(call, (group_id, list(stream_ids))).fetchall()
@@ -201,8 +200,8 @@ def read_last_planned_ranges(
 def ahead(
     conn: psycopg.Connection[Any], group_id: int, filter: Filter, *, schema: str | None = None
 ) -> dict[int, Ahead]:
-    """{stream: what the group has before it}, of those that it has something before it in, also where no leader has
-    made a row yet. What a session is to have read that ends when it has had all there was is known by this."""
+    """Return {stream: what the group has before it}, of those that it has something before it in, also where no leader
+    has made a row yet. What a session is to have read that ends when it has had all there was is known by this."""
     wanted = read_generation_filters(conn).matching(filter)
     call = sql.SQL("select * from {}.ahead_of(%s::bigint, %s::text[], %s::text[])")
     filters = [filter.text for filter, now in wanted.items() if now], [filter.text for filter in wanted]

@@ -1,1 +1,1 @@
-"""The log: messages of a stream packed in blocks, appended and fetched by offset."""
+"""The log: messages packed in blocks, appended to streams and fetched by offset."""

@@ -1,4 +1,4 @@
-"""What an Arrow record batch message says of itself, read from its flatbuffer before anything is made of its body.
+"""Reads the header of an Arrow record batch message before its body is decoded.
 
 pyarrow shows none of it, and it matters before decoding: a few compressed bytes can stand for gigabytes.
 """
@@ -27,7 +27,7 @@ class Envelope:
 
 
 def envelope(message: pa.ipc.Message) -> Envelope:
-    """What the message says. Raises `ValueError` where it is no record batch, or contradicts itself."""
+    """Return the parsed header. Raises `ValueError` where it is no record batch, or contradicts itself."""
     if message.type != "record batch":
         raise ValueError(f"Arrow's {message.type!r}, and not a record batch")
     try:
@@ -52,7 +52,7 @@ def _read(metadata: bytes, body: memoryview) -> Envelope:
 
 
 def _spans(metadata: bytes, vector: int, body: int) -> list[tuple[int, int]]:
-    """(start, size) of each buffer in the body."""
+    """Return (start, size) of each buffer in the body."""
     (count,) = struct.unpack_from("<I", metadata, vector)
     numbers = struct.unpack_from(f"<{2 * count}q", metadata, vector + 4)
     spans = list(zip(numbers[::2], numbers[1::2], strict=True))
@@ -70,12 +70,12 @@ def _decoded(body: memoryview, start: int, size: int) -> int:
 
 
 def _offset(data: bytes, at: int) -> int:
-    """Where the flatbuffer's offset at that place leads."""
+    """Return where the flatbuffer's offset at that place leads."""
     return int(at + struct.unpack_from("<I", data, at)[0])
 
 
 def _field(data: bytes, table: int, index: int) -> int | None:
-    """Where a field of a flatbuffer's table stands; None if it is absent."""
+    """Return where a field of a flatbuffer's table stands; None if it is absent."""
     vtable = table - struct.unpack_from("<i", data, table)[0]
     if vtable < 0 or 6 + 2 * index > struct.unpack_from("<H", data, vtable)[0]:
         return None

@@ -1,4 +1,4 @@
-"""The payload of a block: one Arrow record batch of consecutive messages of one stream.
+"""Encodes and decodes the payload of a block: one Arrow record batch of consecutive messages of one stream.
 
 Stored is the IPC record batch message without its schema message: the schema is in `sublet_storage.log.column_layout`,
 and the block's `codec` names its version, so that a block of one message stays small and an old block stays readable.
@@ -56,7 +56,7 @@ class EpochBounds:
 
 @dataclass(frozen=True, slots=True)
 class PackedBlock:
-    """A batch ready to be appended: its payload, and what the block's row says of it."""
+    """A batch ready to be appended: its payload, and the columns of the block's row."""
 
     count: int
     first_timestamp: datetime
@@ -90,19 +90,19 @@ def encode(batch: pa.RecordBatch, compression: str = "none") -> tuple[int, pa.Bu
 
 
 def decode(codec: int, payload: Stored, stream_id: int, end_offset: int, count: int) -> pa.RecordBatch:
-    """Read a payload back into `BLOCK_SCHEMA`; what is not compressed or left out refers to the payload's memory.
+    """Decode a payload into `BLOCK_SCHEMA`; what is not compressed or left out refers to the payload's memory.
 
-    It is bytes that somebody wrote who may append, and what they claim can end the process where it is believed: all of
-    it is looked at before anything is made of it. Raises `PoisonBlock`, which names the block of that row.
+    Any client that may append has written these bytes, and decoding wrong ones can crash the process: all of them are
+    checked before anything is made of them. Raises `PoisonBlock`, which names the block of that row.
     """
     return restored(codec, [checked(codec, payload, stream_id, end_offset, count)])
 
 
 def checked(codec: int, payload: Stored, stream_id: int, end_offset: int, count: int) -> pa.RecordBatch:
-    """The batch as it is stored, for `restored`. Raises as `decode` does."""
+    """Return the batch as it is stored, for `restored`. Raises as `decode` does."""
     try:
         return _checked(column_layout.stored_schema(column_layout.decode_flags(codec)), pa.py_buffer(payload), count)
-    except pa.ArrowMemoryError:  # which says nothing of the block
+    except pa.ArrowMemoryError:  # which does not concern the block
         raise
     except (pa.ArrowException, SchemaMismatch, OSError, EOFError, ValueError) as error:
         cause = " ".join(str(error).split()).rstrip(".")
@@ -164,7 +164,7 @@ def add_position_columns(batch: pa.RecordBatch, stream_id: int, first_offset: in
 
 @lru_cache
 def _counting(count: int) -> pa.Array:
-    """0, 1, 2 and so on: kept, as to count takes longer than to add."""
+    """Return 0, 1, 2 and so on: cached, as to count takes longer than to add."""
     return pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), count), start=-1)
 
 
@@ -174,7 +174,7 @@ def drop_before(batch: pa.RecordBatch, first_offset: int, offset: int) -> pa.Rec
 
 
 def build_topic_index(batch: pa.RecordBatch) -> list[str] | None:
-    """The distinct topics of a block, None when they are too many to be worth a look."""
+    """Return the distinct topics of a block, None when they are too many to be worth a look."""
     column = batch.column("topic")
     if len(column.slice(0, 8 * MAX_INDEXED_TOPICS).unique()) > MAX_INDEXED_TOPICS:
         return None
@@ -183,7 +183,8 @@ def build_topic_index(batch: pa.RecordBatch) -> list[str] | None:
 
 
 def compute_epoch_bounds(batch: pa.RecordBatch) -> EpochBounds | None:
-    """The bounds of the epochs of a block; None if no message has one. All that are there have as many numbers."""
+    """Return the bounds of the epochs of a block; None if no message has one. All that are there have as many
+    numbers."""
     column = batch.column("epoch")
     with_epoch = len(column) - column.null_count
     if not with_epoch:

@@ -1,4 +1,4 @@
-"""How the columns of a block lie in its payload: the same for the reader, whatever was left out.
+"""The columns of a block in its payload, of which constant and repeated ones are stored compactly.
 
 Postgres takes a block at a speed that depends on its bytes alone, and most messages have no headers, no epoch and the
 topic of their neighbour. So a column that is null throughout is not stored, and topic, key and timestamp are stored as
@@ -44,7 +44,7 @@ def encode_codec(compression: int, flags: int) -> int:
 
 
 def decode_flags(codec: int) -> int:
-    """The flags in a codec. Raises `SchemaMismatch` for one that this program does not know."""
+    """Return the flags in a codec. Raises `SchemaMismatch` for one that this program does not know."""
     if codec >> _VERSION_BIT != VERSION or codec & 3 == 3:
         raise SchemaMismatch(f"block codec {codec}: this program reads version {VERSION} only. Upgrade sublet here.")
     return codec >> 2 & (1 << len(_FLAGS)) - 1
@@ -52,7 +52,7 @@ def decode_flags(codec: int) -> int:
 
 @lru_cache
 def stored_schema(flags: int) -> pa.Schema:
-    """The schema of the stored batch under these flags."""
+    """Return the schema of the stored batch under these flags."""
     fields = []
     for field in BLOCK_SCHEMA:
         if _is(flags, "runs", field.name):
@@ -85,7 +85,7 @@ def has_one_epoch(codec: int) -> bool:
 
 
 def restore_columns(flags: int, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch in `BLOCK_SCHEMA` again."""
+    """Return the batch in `BLOCK_SCHEMA` again."""
     if not flags:
         return batch
     stored, count = iter(batch.columns), batch.num_rows
@@ -95,7 +95,8 @@ def restore_columns(flags: int, batch: pa.RecordBatch) -> pa.RecordBatch:
 
 @lru_cache
 def _codecs(flags: int) -> list[Any]:
-    """Of each column of `BLOCK_SCHEMA` how it comes from the stored one; of one that is not stored its field."""
+    """Return for each column of `BLOCK_SCHEMA` how it comes from the stored one; for one that is not stored its
+    field."""
     return [_way(flags, field) for field in BLOCK_SCHEMA]
 
 
@@ -112,7 +113,8 @@ def _as_it_is(column: pa.Array) -> pa.Array:
 
 
 def _nothing(field: pa.Field, count: int) -> pa.Array:
-    """A column of nulls, which all batches have in common: to make one anew takes longer than to read the others."""
+    """Return a column of nulls, which all batches have in common: to make one anew takes longer than to read the
+    others."""
     return _nulls(field.name, round_up(count)).slice(0, count)
 
 
@@ -127,7 +129,7 @@ def _run_of(count: int) -> pa.Array:
 
 
 def round_up(count: int) -> int:
-    """To a power of two, so that of what is kept for batches of any size there are few sizes."""
+    """Round up to a power of two, so that the arrays cached for batches of any size have few sizes."""
     return 1 << max(count - 1, 1).bit_length()
 
 

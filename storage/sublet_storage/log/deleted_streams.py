@@ -1,4 +1,4 @@
-"""Streams whose rows housekeeping has deleted: whether any message was lost with them."""
+"""Streams whose rows maintenance has deleted: whether any message was lost with them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ select u.stream_id, u.stream_id <= ever.lost
 
 
 def missing(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int, bool]:
-    """Of these streams those whose rows housekeeping has deleted: whether they had messages, as far as is known."""
+    """Return, of these streams, those whose rows maintenance has deleted: whether they had messages, as far as is
+    known."""
     rows = conn.execute(_MISSING, {"streams": list(stream_ids)}).fetchall()
     return dict(rows)

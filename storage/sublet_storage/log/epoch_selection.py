@@ -1,7 +1,7 @@
-"""Which epochs a reader is given, so that each comes whole or not at all: decided from frontiers alone, without I/O.
+"""Selects the epochs that a reader gets completely or not at all, from frontiers alone; no I/O.
 
 It begins with the frontiers of one instant. Afterwards, whenever all that lay below the heads of an instant has been
-given, the frontiers of that instant are told, and what they have passed need not be filtered any more.
+delivered, the frontiers of that instant are announced, and what they have passed need not be filtered any more.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from sublet_protocol.domain.epochs import Epoch, LowerFrontier, UpperFrontier
 from sublet_protocol.domain.errors import InvalidEpoch
 
 LowerFrontiers = Mapping[int, LowerFrontier | None]
-"""The lower frontier of each space from which something may come; None where no epoch was ever used: of such, only
-what lies below the heads of the same instant may be given before these frontiers are told."""
+"""The lower frontier of each space from which something may come; None where no epoch was ever used: of such, only what
+lies below the heads of the same instant may be delivered before these frontiers are announced."""
 
 
 class EpochStart(StrEnum):
-    """Which epochs a reader wants that joins now."""
+    """Which epochs a reader gets that begins now."""
 
     LATEST = "latest"  # those that begin after it has come
     ACTIVE = "active"  # those that are not completed, from their beginnings, and all that come
@@ -49,13 +49,14 @@ class ExcludedEpochs:
 
 @dataclass(frozen=True, slots=True)
 class EpochSelection:
-    """What a reader is given from here on.
+    """What a reader gets from here on.
 
     `announced`: the last lower frontier that it was given; None: any epoch may come. `covered`: of these, part was
     there before it came, or is gone. `skipped_streams`: the spaces whose own frontier has come to `announced`, with all
-    that lay before that; from others there may be messages of epochs that were told to be completed, and these come too
-    late. `excluded_by_space`: what is left out of history of spaces from which nothing more comes, whose epochs are not
-    compared."""
+    that lay before that; from others there may be messages of epochs that were announced as completed, and these come
+    too late. `excluded_by_space`: what is left out of history of spaces from which nothing more comes, whose epochs are
+    not compared.
+    """
 
     announced: LowerFrontier | None
     covered: UpperFrontier
@@ -87,7 +88,7 @@ class EpochSelection:
         return cls(lower, active_epochs(upper, lower), _passed(lowers, lower))
 
     def excluded_in(self, space_id: int) -> ExcludedEpochs | None:
-        """What is left out of a space's streams; None: nothing."""
+        """Return what is left out of a space's streams; None: nothing."""
         if space_id in self.excluded_by_space:
             return self.excluded_by_space[space_id]
         least = None if space_id in self.skipped_streams else self.announced
@@ -113,7 +114,7 @@ class EpochSelection:
 
 
 def active_epochs(begun: UpperFrontier, lower: LowerFrontier | None) -> UpperFrontier:
-    """The greatest epochs that have begun and are not completed."""
+    """Return the greatest epochs that have begun and are not completed."""
     return begun if lower is None else begun.remove_completed(lower)
 
 
@@ -128,7 +129,7 @@ def check_same_dimensions(epochs: Iterable[Epoch]) -> None:
 
 
 def drop_excluded(batch: pa.RecordBatch, left_out: ExcludedEpochs) -> pa.RecordBatch:
-    """The messages that are not in an epoch that is left out."""
+    """Return the messages that are not in an epoch that is left out."""
     column = batch.column("epoch")
     if column.null_count == len(column):
         return batch

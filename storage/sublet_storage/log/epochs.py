@@ -1,9 +1,9 @@
-"""Capabilities: who may still publish which epochs of a space, and the space's lower frontier that follows from it.
+"""Capabilities to publish epochs of a space, and the space's lower frontier that follows from them.
 
 A capability is given and changed under two locks: its producer's, which waits for what that is writing, and the space's
-row. So when the frontier has passed an epoch, all that was published in it is in the log, and whoever sees the frontier
-sees that too. Who was fenced, as a later life of its name has begun, changes none: the later one goes on with what was
-held, or it ends with its lease.
+row. So when the frontier has passed an epoch, all that was published in it is in the log, and a reader of the frontier
+sees that too. A producer that was fenced by a later incarnation changes none: the later one goes on with what was held,
+or it ends with its lease.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from sublet_storage.log.append import (
 from sublet_storage.notify.changes import Change, epochs_change
 
 LEASE_S = 30.0
-"""A publisher that was not heard of for so long is taken for dead, and what it left unfinished is closed."""
+"""After how long without a renewal a publisher counts as dead, and what it left unfinished is closed."""
 
 SHORTEST_LEASE_S, LONGEST_LEASE_S = 1.0, 7 * 86400.0
 """What a publisher may wish for."""
@@ -70,8 +70,8 @@ def hold(
 
 @dataclass(frozen=True, slots=True)
 class AdvanceResult:
-    """What became of appends, and of an advance behind them: `change` says that it is made, `error` why it cannot be.
-    Where there is neither, not all is stored that comes before it."""
+    """The outcome of appends, and of an advance behind them: `change` where it is made, `error` why it cannot be. Where
+    there is neither, not all is stored that comes before it."""
 
     results: list[AppendResult]
     change: Change | None = None
@@ -87,7 +87,7 @@ def append_and_advance(
     lease_s: float,
 ) -> AdvanceResult:
     """Append blocks, and if all of them are stored, `hold` what comes next, in one transaction. Raises what `append`
-    raises: then nothing has happened, or nobody knows, and it may be repeated."""
+    raises: then nothing has happened, or it is unknown, and the call may be repeated."""
     wanted = LowerFrontier.from_epochs(least)
     with raise_unknown_outcome(conn), conn.pipeline(), conn.transaction():
         conn.execute(_TABLE)
@@ -164,13 +164,13 @@ def complete_space(conn: psycopg.Connection[Any], space_id: int) -> None:
 
 
 def read_lower_frontier(conn: psycopg.Connection[Any], space_id: int) -> LowerFrontier | None:
-    """What may still be published in the space; None where no epoch was ever used."""
+    """Return what may still be published in the space; None where no epoch was ever used."""
     row = conn.execute("select lower_frontier from space where space_id = %s", (space_id,)).fetchone()
     return lower_frontier_from_json(row[0]) if row is not None else None
 
 
 def frontier_change(conn: psycopg.Connection[Any], space_id: int) -> Change:
-    """The news that the lower frontier of the space has moved."""
+    """Return the change that announces the space's new lower frontier."""
     row = conn.execute("select name, frontier_moves from space where space_id = %s", (space_id,)).fetchone()
     assert row is not None, "spaces are dropped, not deleted"
     return epochs_change(*row)
@@ -209,7 +209,7 @@ class _Space:
 
 
 def capability_expired_error(producer_id: str) -> CapabilityExpired:
-    """What an append or an advance comes to when the lease has run out."""
+    """Return the error of an append or an advance when the lease has run out."""
     return CapabilityExpired(
         f"producer {producer_id!r}: it holds no epochs, or was not heard of for longer than its lease, and the epochs "
         "that it held are closed. Make a new Publisher, and go on with an epoch that is not completed."
@@ -228,7 +228,7 @@ def check_not_backwards(who: Producer, held: LowerFrontier, least: Iterable[Epoc
 
 
 def epoch_completed_error(producer_id: str) -> EpochCompleted:
-    """What an append comes to whose producer has advanced beyond one of its epochs."""
+    """Return the error of an append whose producer has advanced beyond one of its epochs."""
     return EpochCompleted(
         f"producer {producer_id!r}: a message is in an epoch that it has advanced beyond. Publish in an epoch before "
         "advancing from it."
@@ -238,7 +238,7 @@ def epoch_completed_error(producer_id: str) -> EpochCompleted:
 def _hold(
     conn: psycopg.Connection[Any], space_id: int, who: Producer, wanted: LowerFrontier, lease_s: float
 ) -> tuple[LowerFrontier, Change]:
-    """The frontier that is left, and the news of it. Raises what `hold` raises."""
+    """Return the frontier that is left, and the change that announces it. Raises what `hold` raises."""
     return _held(_ask_to_hold(conn, space_id, who, wanted, lease_s), space_id, who, wanted)
 
 
@@ -299,7 +299,7 @@ def _lock(conn: psycopg.Connection[Any], space_id: int, producer_id: str) -> _Sp
 
 
 def _settle(conn: psycopg.Connection[Any], space: _Space, live: Mapping[str, LowerFrontier]) -> LowerFrontier:
-    """Write what follows for the space. Where nobody is left, all that has begun is completed."""
+    """Write the space's new frontier. Where no publisher is left, all that has begun is completed."""
     if live:
         lower = LowerFrontier().meet(*live.values())
     else:

@@ -1,6 +1,6 @@
-"""What a replay wants of the streams that it reads, beside its filter: which blocks can have it, which messages are it.
+"""Conditions of a batch read beside its filter: which blocks may match, and which messages do.
 
-A block's row says which topics, times and epochs are in the block: what cannot have anything is not fetched.
+A block's row has the topics, times and epochs in the block: a block that cannot match is not fetched.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ BLOCK_MAY_MATCH = """
 
 @dataclass(frozen=True, slots=True)
 class MessagePredicate:
-    """All of this is to be true of a message; None: whatever it is.
+    """Conditions that a message meets together; None: no condition.
 
     `topics`: one of these; `prefix`: how its topic begins. `min_timestamp` and `max_timestamp`: blocks are left out
     that have only earlier or only later timestamps, and of other blocks nothing is. `epochs`: from the first up to
-    before the second; what has no epoch is not wanted then."""
+    before the second; messages without an epoch do not match then.
+    """
 
     topics: frozenset[str] | None = None
     prefix: str = ""
@@ -43,7 +44,7 @@ class MessagePredicate:
     epochs: tuple[int, int] | None = None
 
     def to_parameters(self) -> dict[str, object]:
-        """What `BLOCK_MAY_MATCH` asks for."""
+        """Return the parameters of `BLOCK_MAY_MATCH`."""
         least, beyond = self.epochs or (SMALLEST, LARGEST)
         return {
             "only_topics": None if self.topics is None else sorted(self.topics),
@@ -56,13 +57,13 @@ class MessagePredicate:
         }
 
     def filter_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The messages of a block that are wanted, but for their timestamps. Raises `InvalidEpoch`."""
+        """Return the messages of a block that match, but for their timestamps. Raises `InvalidEpoch`."""
         if self.topics is not None or self.prefix:
             batch = batch.filter(self._by_topic(batch))
         return batch if self.epochs is None else batch.filter(_within(batch.column("epoch"), *self.epochs))
 
     def may_match_topic(self, topic: str) -> bool:
-        """Whether messages of the topic can be wanted."""
+        """Whether messages of the topic can match."""
         return (self.topics is None or topic in self.topics) and topic.startswith(self.prefix)
 
     def _by_topic(self, batch: pa.RecordBatch) -> pa.Array:
@@ -71,7 +72,7 @@ class MessagePredicate:
 
 
 def _within(column: pa.Array, least: int, beyond: int) -> pa.Array:
-    """Which epochs of one number lie from the first up to before the second."""
+    """Return which epochs of one number lie from the first up to before the second."""
     most = pc.max(pc.list_value_length(column)).as_py() or 1
     if most > 1:
         raise InvalidEpoch(

@@ -1,4 +1,4 @@
-"""When to read the database: needs come in with the earliest time that serves them, reads go out.
+"""Decides when to read the database: needs come in with the earliest time that serves them, reads go out.
 
 A read that begins at a need's time or later serves it. One read of a channel is under way at a time, and from the
 beginning of one to that of the next it is `catch_up_min_interval_s`: what is too early is put off, and never dropped.
@@ -21,20 +21,20 @@ EARLIER = 0.2
 class CatchUpCause(StrEnum):
     """What a catch-up is for."""
 
-    CONNECTED = "connected"  # listening has begun, and what was said before is not known
+    CONNECTED = "connected"  # listening has begun, and what was sent before is not known
     NEW_PUBLISHER = "first sight"  # a publisher that was not known has spoken before, perhaps
-    RESTARTED = "restarted"  # a publisher lives anew, and its last words may not have been said
-    PUBLISHER_TIMEOUT = "silence"  # a publisher has stopped, or what it said was lost
+    RESTARTED = "restarted"  # a publisher has a new incarnation, and its predecessor's last messages may be lost
+    PUBLISHER_TIMEOUT = "silence"  # a publisher has stopped, or its messages were lost
     GAP = "gap"  # a message is missing
     AMBIGUOUS_VERSION = "doubt"  # a change of something that a snapshot did not have
-    REQUESTED = "asked"  # somebody wants to know
+    REQUESTED = "asked"  # a caller requested it
     PERIODIC = "regular"  # the last one is long ago
     RETRY = "failed"  # the database was away the last time
 
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
-    """Read the present state of a channel's objects now, and say when that has ended."""
+    """Read the present state of a channel's objects now, and report when that has ended."""
 
     channel: str
     causes: frozenset[CatchUpCause]
@@ -99,7 +99,7 @@ class CatchUpScheduler:
                 self.request(channel, CatchUpCause.RETRY, now)
 
     def take_due(self, now: float, jitter: float) -> tuple[CatchUp, ...]:
-        """The reads that are due."""
+        """Return the reads that are due."""
         if now < self.wake_at():
             return ()
         self._wake_at = None

@@ -1,6 +1,6 @@
-"""What is known of objects, by version: late, repeated and reordered changes leave it as it is.
+"""The known versions of objects; late, repeated and reordered changes have no effect.
 
-Deleted objects leave a tombstone, which keeps an older story from reviving them. A change bears the version of its
+Deleted objects leave a tombstone, which keeps an older change from reviving them. A change has the version of its
 deletion; of what is merely absent from a snapshot the version is unknown, and only another snapshot can revive that.
 """
 
@@ -39,7 +39,7 @@ class ChangeCache:
 
     def __init__(self, tombstone_s: float, most_tombstones: int = MAX_TOMBSTONES) -> None:
         self.old = 0
-        """Changes that were no news."""
+        """Changes that were not newer than what was known."""
         self._tombstone_s, self._most_tombstones = tombstone_s, most_tombstones
         self._live: dict[str, dict[str, _Entry]] = {}
         self._dead: OrderedDict[tuple[str, str], _Entry] = OrderedDict()  # by when they died
@@ -47,12 +47,12 @@ class ChangeCache:
         self._absent: set[tuple[str, str]] = set()  # of the dead: missing from a snapshot, version unknown
 
     def get(self, kind: str, key: str) -> Change | None:
-        """What is known of a living object."""
+        """Return what is known of a living object."""
         entry = self._live.get(kind, {}).get(key)
         return entry.change if entry else None
 
     def objects(self, kind: str) -> dict[str, Change]:
-        """All living objects of a kind, by key."""
+        """Return all living objects of a kind, by key."""
         return {key: entry.change for key, entry in self._live.get(kind, {}).items()}
 
     def apply(self, change: Change, now: float) -> Freshness:
@@ -86,13 +86,13 @@ class ChangeCache:
             if snapshot.keys is None or key in snapshot.keys:
                 news.append(self._bury_absent(entry, now))
             elif now > entry.at + self._tombstone_s:
-                del self._live[kind][key]  # nobody asks for it any more
+                del self._live[kind][key]  # no longer wanted
         return news
 
     # --- entries ----------------------------------------------------------------------------------------------------
 
     def _confirm(self, change: Change, begun: int, now: float) -> bool:
-        """Whether the snapshot's word on one object was news."""
+        """Apply the snapshot's state of one object; return whether it was new."""
         place = change.kind, change.key
         if place in self._absent and self._dead[place].turn <= begun and not change.is_deleted:
             is_news = change.version >= self._dead[place].change.version
@@ -105,8 +105,8 @@ class ChangeCache:
         return is_news
 
     def _is_refuted(self, place: tuple[str, str], change: Change, begun: int) -> bool:
-        """What was said before the reading began is in it, if it was ever true: versions only grow, and are told after
-        they are committed."""
+        """Whether the snapshot refutes what is known from before the reading began: a true version would be in it, as
+        versions only grow, and are sent after they are committed."""
         entry = self._live.get(change.kind, {}).get(change.key) or self._dead.get(place)
         return entry is not None and entry.turn <= begun and change.order_key < entry.change.order_key
 

@@ -1,4 +1,4 @@
-"""What is said when something has changed, and the times by which it is said. Bytes of it are made by `codec`."""
+"""Notification messages and their values, and the settings of both sides; `codec` encodes them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KINDS = (STREAM, SPACE, GROUP, NODE, EPOCHS)
 
 _REVISION_BITS = 20
 _LAST_REVISION = (1 << _REVISION_BITS) - 1
-"""In the version of a group; of more changes than that only those who look by themselves hear."""
+"""Added to the version of a group: subscribers that see more changes than this only by reading."""
 
 
 class MalformedNotification(SubletError):
@@ -56,8 +56,8 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A publisher lives, and these are the last numbers of all channels it has spoken on. `is_leaving`: its last
-    word."""
+    """A publisher is alive, and these are its last numbers of all channels it has used. `is_leaving`: its last
+    message."""
 
     publisher: str
     incarnation: str
@@ -70,9 +70,9 @@ Message = Envelope | Hello
 
 @dataclass(frozen=True, slots=True)
 class ObjectSnapshot:
-    """What the database says of one kind at one instant.
+    """The state of one kind of objects in the database at one instant.
 
-    `keys`: the objects that were asked for, of which those without a change do not exist; None: all there are.
+    `keys`: the objects that were requested, of which those without a change do not exist; None: all there are.
     """
 
     changes: tuple[Change, ...]

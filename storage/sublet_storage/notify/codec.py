@@ -1,4 +1,4 @@
-"""Messages as bytes: JSON in ASCII, so that every driver can carry them.
+"""Encodes notification messages as JSON in ASCII, so that every driver can carry them.
 
 Whatever arrives is checked here: what comes out is well-formed, and everything else is a `MalformedMessage`.
 """
@@ -11,7 +11,7 @@ from typing import Any
 from sublet_storage.notify.changes import Change, Envelope, Hello, MalformedNotification, Message
 
 MAX_MESSAGE = 1 << 20
-"""In bytes; longer ones are nobody's."""
+"""Maximum length in bytes; longer messages are rejected."""
 
 MAX_NUMBER = 1 << 64
 MAX_NAME = 200
@@ -22,7 +22,7 @@ _compact = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
 def encode(message: Message) -> bytes:
-    """The message as bytes that `decode` reads."""
+    """Return the message as bytes that `decode` reads."""
     if isinstance(message, Hello):
         return _compact(
             {
@@ -42,13 +42,13 @@ def encode_change(change: Change) -> str:
 
 
 def encode_parts(envelope: Envelope, changes: list[str]) -> bytes:
-    """The envelope around changes that are encoded already; its own are not looked at."""
+    """Return the envelope around changes that are encoded already; its own are not looked at."""
     head = _compact([envelope.publisher, envelope.incarnation, envelope.channel])
     return f'{{"e":{head},"s":{envelope.sequence},"b":{envelope.predecessor},"c":[{",".join(changes)}]}}'.encode()
 
 
 def decode(raw: bytes) -> Message:
-    """What those bytes say. Raises `MalformedMessage`, which says what is wrong with them."""
+    """Decode a message. Raises `MalformedMessage`, with what is wrong with it."""
     if len(raw) > MAX_MESSAGE:
         raise MalformedNotification(f"a message of {len(raw)} bytes: the longest is {MAX_MESSAGE}.")
     try:

@@ -1,9 +1,9 @@
-"""A process's voice: the thread around `PublisherMachine`, and the outlets to whoever listens at present.
+"""Publishes a process's changes to all nodes that listen: the thread around `PublisherMachine`, and the senders.
 
-Who listens where is looked up in the directory of nodes, every few seconds and only while something is told; where
-nobody can be told, telling costs nothing but that. A process that has told nothing for long takes its leave, and its
-outlets are closed until it tells again. What was dropped meanwhile is not known to anybody: so a new incarnation speaks
-then, at which every listener catches up.
+The endpoints of nodes are read from the directory, every few seconds and only while something is published; where no
+node listens, publishing costs nothing but that. A process that has published nothing for long sends that it leaves, and
+its senders are closed until it publishes again. What was dropped meanwhile is not known: so a new incarnation begins
+then, at which every subscriber catches up.
 """
 
 from __future__ import annotations
@@ -42,23 +42,24 @@ from sublet_storage.util.log_throttle import LogThrottle
 log = logging.getLogger(__name__)
 
 MAX_PENDING_CHANGES = 10_000
-"""Calls of `tell` that nobody has looked at yet; after one more, a new incarnation says that some are missing."""
+"""Calls of `publish` that were not processed yet; after one more, a new incarnation shows that some are missing."""
 
 REST_S = 600.0
-"""Having told nothing for so long, a process takes its leave."""
+"""After how long without a publish a process leaves."""
 
 READ_TIMEOUT_S = 2.0
 """A directory that does not answer for so long is not to be had."""
 
 CLOSE_S = 1.0
-"""How long closing waits for what was told to go out, unless told otherwise."""
+"""How long closing waits for what was published to go out, by default."""
 
 GRACE_S = 1.0
 """How much longer than that it takes at most."""
 
 
 class NotificationPublisher:
-    """Tells whoever listens what has changed. Thread-safe; nothing it does raises or waits. In a fork it is silent.
+    """Notifies all nodes that listen of changes. Thread-safe; nothing it does raises or waits. In a fork it does
+    nothing.
 
     `publisher` is a name that no other process has at the same time; without one, it is made up.
     """
@@ -80,7 +81,7 @@ class NotificationPublisher:
         self._has_overflown = self._is_closing = False
         self._is_looking = self._is_napping = False
         self._found: list[str] | None = None
-        self._deaf_until = -math.inf  # nobody is listening, and until then nobody looks
+        self._deaf_until = -math.inf  # no node listens, and until then the directory is not read
         self._close_by = math.inf
         self._thread: threading.Thread | None = None
         # The rest belongs to that thread.
@@ -106,12 +107,12 @@ class NotificationPublisher:
                 self._changed.notify()
 
     def publish_heads(self, heads: Mapping[int, int]) -> None:
-        """Let everybody know where streams that take more end now, {stream: head}; free where nobody listens."""
+        """Publish the new heads of streams, {stream: head}; free where no node listens."""
         if heads and not self._is_in_vain():
             self.publish([stream_change(stream_id, head, closed=False) for stream_id, head in heads.items()])
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
-        """Send what was told, within that time, take leave and let go of everything; harmless when repeated."""
+        """Send what was published, within that time, then leave and close everything; harmless when repeated."""
         if self._process != os.getpid():
             return
         with self._changed:
@@ -157,7 +158,7 @@ class NotificationPublisher:
                 until = self._announcer.ready_at if is_early else min(wake_at, self._close_by)
                 if until <= now:
                     return True
-                self._is_napping = is_early  # nobody need wake it then
+                self._is_napping = is_early  # no call need wake it then
                 self._changed.wait(None if until == math.inf else until - now)
                 self._is_napping = False
 
@@ -220,7 +221,7 @@ class NotificationPublisher:
             self._is_looking = False
 
     def _look(self) -> None:
-        """In a thread of its own, so that a slow database holds up nobody who is told already."""
+        """In a thread of its own, so that a slow database delays no node that is known already."""
         found: list[str] | None = None
         try:
             with connect(self._url, application_name="sublet look", silence_s=READ_TIMEOUT_S) as connection:
@@ -258,7 +259,7 @@ def shared_publisher(url: str) -> NotificationPublisher:
 
 
 def publish_once(url: str, changes: Sequence[Change], timeout_s: float = CLOSE_S) -> bool:
-    """For a process that ends at once: tell everybody, take leave. False if nothing went out in time; never raises."""
+    """Publish and leave, for a process that ends at once. False if nothing went out in time; never raises."""
     try:
         notifier = NotificationPublisher(url, settings=NotifySettings.from_env())
         notifier.publish(changes)
@@ -368,7 +369,7 @@ class SenderSet:
         if name not in self._drivers:
             try:
                 self._drivers[name] = self._load(name)(self._url)
-            except Exception as error:  # noqa: BLE001 - it may be somebody else's, and do anything
+            except Exception as error:  # noqa: BLE001 - it may be another package's, and raise anything
                 self._complain(name, "some nodes cannot be told of changes: %s", error)
                 self._drivers[name] = None
         return self._drivers[name]

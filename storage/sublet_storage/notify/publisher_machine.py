@@ -1,9 +1,10 @@
-"""The publishing side, decided: what is told becomes messages, each numbered and none too long.
+"""The pure publisher machine: changes become messages, numbered and of bounded size.
 
-Nothing is sent before an outlet is open; until then, and between two sends, the newest change of each object waits. A
+Nothing is sent before a sender is open; until then, and between two sends, the newest change of each object waits. A
 change that could not be sent takes a number all the same, so that the next message or hello shows that one is missing.
 
-One announcer is one incarnation. Where it is unknown what was told meanwhile (nobody listened), a new one takes over.
+One machine is one incarnation. Where it is unknown what was published meanwhile (no node listened), a new one takes
+over.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ MAX_WAITING = 10_000
 """Objects whose change waits to be sent; of more, the oldest is left out."""
 
 MAX_MESSAGE = 256 * 1024
-"""In bytes, with a driver that knows no limit."""
+"""Maximum size in bytes, with a driver that has no limit."""
 
 NUMBERS = 44
 """Bytes that a message may grow by when its numbers do."""
 
 
 BUSY = 10.0
-"""Under load, pauses grow to so many times the shortest: who reads such a stream looks for himself by then. What else
-the same process tells meanwhile waits as long."""
+"""How many times the shortest pause a pause grows to under load: a reader of such a stream polls by then. Other changes
+of the same process wait as long."""
 
 GROWTH = 1.2
-"""From one pause to the next, while objects change more often than is told of them."""
+"""The growth from one pause to the next, while objects change more often than is sent."""
 
 LIGHT = 0.6
 """Of the most sends per second: where an object changes less often than so, the load is over."""
@@ -42,8 +43,8 @@ LIGHT = 0.6
 class PublisherStatus(Enum):
     """Where an announcer stands."""
 
-    WAITING = "waiting"  # no outlet is open: what is told waits
-    OPEN = "open"  # what is told is sent
+    WAITING = "waiting"  # no sender is open: changes wait
+    OPEN = "open"  # changes are sent
     CLOSED = "left"  # the last hello is out, and nothing is sent any more
 
 
@@ -63,7 +64,7 @@ class ChangesQueued:
 
 @dataclass(frozen=True, slots=True)
 class CloseRequested:
-    """The process ends, or has nothing more to tell."""
+    """The process ends, or has nothing more to publish."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class Outcome:
 
 
 class PublisherMachine:
-    """What one incarnation of a publisher says. Give it every event, and a `Tick` at `wake_at`."""
+    """The messages of one incarnation of a publisher. Pass it every event, and a `Tick` at `wake_at`."""
 
     def __init__(
         self, publisher: str, incarnation: str, settings: NotifySettings, most_waiting: int = MAX_WAITING
@@ -92,7 +93,7 @@ class PublisherMachine:
         self.dropped_change_count = 0
         """Changes that were never sent: too many waited, or too long for a message."""
         self.ready_at = -math.inf
-        """Before this, nothing that is told is sent, for the sake of the rate."""
+        """Until when nothing is sent, to bound the rate."""
         self._publisher, self._incarnation, self._settings = publisher, incarnation, settings
         self._pause_s = 1 / settings.max_sends_per_s
         self._sent_at, self._replaced = -math.inf, 0
@@ -104,11 +105,11 @@ class PublisherMachine:
 
     @property
     def has_pending(self) -> bool:
-        """Whether anything was told and not sent."""
+        """Whether a change waits to be sent."""
         return bool(self._waiting)
 
     def decide(self, event: Event, now: float) -> Outcome:
-        """What to send now; times are seconds of a monotonic clock."""
+        """Return what to send now; times are seconds of a monotonic clock."""
         sends: list[bytes] = []
         if self.status is not PublisherStatus.CLOSED:
             sends += self._take_in(event)
@@ -151,7 +152,7 @@ class PublisherMachine:
             self._replaced += 1
 
     def _skip(self, channel: str) -> None:
-        """A number without a message: whoever listens will notice that something is missing."""
+        """Take a number without a message: subscribers will see that one is missing."""
         self.dropped_change_count += 1
         self._sequences[channel] = self._sequences.get(channel, 0) + 1
 
@@ -172,8 +173,8 @@ class PublisherMachine:
         return [self._hello()] if now >= self._spoke_at + self._settings.hello_interval_s else []
 
     def _next_pause_s(self, now: float) -> float:
-        """Longer, where an object has changed more often since the last send than may be sent, and the shortest again
-        where it has changed seldom: what comes once in a while is told at once, however regularly."""
+        """Return the next pause: longer where an object has changed more often since the last send than may be sent,
+        and the shortest where it has changed seldom, so that a rare change is sent at once."""
         most = self._settings.max_sends_per_s * (now - self._sent_at)
         reported = self._replaced + 1
         if reported >= most:
@@ -190,7 +191,7 @@ class PublisherMachine:
         return encode(Hello(self._publisher, self._incarnation, self._sequences, leaving))
 
     def _messages(self) -> Iterator[bytes]:
-        """All that waits, by channel, in as few messages as the limit allows."""
+        """Yield all that waits, by channel, in as few messages as the limit allows."""
         channels: dict[str, list[Change]] = {}
         for change in self._waiting.values():
             channels.setdefault(change.kind, []).append(change)
@@ -223,7 +224,7 @@ class PublisherMachine:
         return encode_parts(envelope, parts)
 
     def _fitting(self, change: Change, room: int) -> str | None:
-        """The change as text, with as much of it as there is room for: the version is what matters."""
+        """Return the change as text, with as much of it as there is room for: the version is what matters."""
         for shorter in (change, replace(change, data=None)):
             text = encode_change(shorter)
             if len(text) < room:

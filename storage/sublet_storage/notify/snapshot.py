@@ -1,4 +1,4 @@
-"""The present state of objects, as changes: what a catch-up reads. Each function is one statement.
+"""Reads the present state of objects, as changes, for a catch-up; each function is one statement.
 
 What was deleted is not in the answer.
 """
@@ -49,12 +49,12 @@ select name, (extract(epoch from started_at) * 1000000)::bigint, incarnation, ad
 
 
 def read_streams(conn: Connection, ids: Collection[int]) -> list[Change]:
-    """The heads of those streams."""
+    """Return the heads of those streams."""
     return [stream_change(*row) for row in conn.execute(_STREAMS, (list(ids),))]
 
 
 def read_spaces(conn: Connection) -> list[Change]:
-    """All spaces, with their newest generations."""
+    """Return all spaces, with their newest generations."""
     return [
         space_change(name, newest, data={"filter": filter, "shards": shards})
         for name, newest, filter, shards in conn.execute(_SPACES)
@@ -62,7 +62,7 @@ def read_spaces(conn: Connection) -> list[Change]:
 
 
 def read_groups(conn: Connection) -> list[Change]:
-    """All groups, by subscription."""
+    """Return all groups, by subscription."""
     return [
         group_change(str(Subscription(kind, name, Filter(filter))), group_id, revision=revision)
         for kind, name, filter, group_id, revision in conn.execute(_GROUPS)
@@ -70,7 +70,7 @@ def read_groups(conn: Connection) -> list[Change]:
 
 
 def read_nodes(conn: Connection) -> list[Change]:
-    """The nodes whose leases live."""
+    """Return the nodes whose leases live."""
     return [
         node_change(name, started_us, data={"incarnation": incarnation, "address": address, "http_address": http})
         for name, started_us, incarnation, address, http in conn.execute(_NODES)
@@ -78,12 +78,12 @@ def read_nodes(conn: Connection) -> list[Change]:
 
 
 def read_epochs(conn: Connection) -> list[Change]:
-    """How often the lower frontiers of the spaces that have one have moved."""
+    """Return how often the lower frontiers of the spaces that have one have moved."""
     return [epochs_change(name, moves) for name, moves in conn.execute(_EPOCHS)]
 
 
 def make_snapshot_reader(wanted_streams: Callable[[], Collection[int]]) -> ReadSnapshot:
-    """A `ReadSnapshot` of all kinds; of the streams, those that are wanted when it is read."""
+    """Return a `ReadSnapshot` of all kinds; of the streams, those that are wanted when it is read."""
 
     def read(conn: Connection, kind: str) -> ObjectSnapshot:
         if kind == STREAM:

@@ -1,8 +1,8 @@
-"""A node's ears: the threads and the connection around `SubscriberMachine` and `ChangeCache`.
+"""Receives notifications on a node: the threads and the connection around `SubscriberMachine` and `ChangeCache`.
 
-The driver's threads only queue what arrives. One thread decides, keeps the cache and calls `on_change`, so that changes
-are handed on one at a time, each newer than the last of its object. Another reads snapshots, over a connection of its
-own, and gets over a database that is away: the read that failed is tried again at the pace of catch-ups.
+The driver's threads only queue what arrives. One thread decides, updates the cache and calls `on_change`, so that
+changes are handed on one at a time, each newer than the last of its object. Another reads snapshots, over a connection
+of its own, and survives a database that is away: the read that failed is tried again at the pace of catch-ups.
 """
 
 from __future__ import annotations
@@ -107,21 +107,21 @@ class NotificationSubscriber:
 
     @property
     def endpoint(self) -> str:
-        """What publishers must know to be heard here."""
+        """The endpoint that publishers send to."""
         return self._inlet.endpoint
 
     def get(self, kind: str, key: str) -> Change | None:
-        """What is known of a living object."""
+        """Return what is known of a living object."""
         with self._lock:
             return self._cache.get(kind, key)
 
     def objects(self, kind: str) -> dict[str, Change]:
-        """All living objects of a kind that are known, by key."""
+        """Return all living objects of a kind that are known, by key."""
         with self._lock:
             return self._cache.objects(kind)
 
     def request_catch_up(self, kind: str) -> None:
-        """Read the objects of that kind soon: somebody has a reason to want to know."""
+        """Read the objects of that kind soon."""
         self._put(CatchUpRequested(kind))
 
     def wait_caught_up(self, timeout_s: float) -> bool:
@@ -129,7 +129,7 @@ class NotificationSubscriber:
         return self._caught_up.wait(timeout_s)
 
     def counters(self) -> dict[str, int]:
-        """What has been seen, missed, healed and read so far; catch-ups also by what they were for."""
+        """Return what has been seen, missed, healed and read so far; catch-ups also by what they were for."""
         with self._lock:
             catch_ups = self._listener.catch_ups
             return {
@@ -228,7 +228,7 @@ class NotificationSubscriber:
 
 
 class _SnapshotReader(threading.Thread):
-    """Reads what it is asked for, in order, and puts a `_Read` for each."""
+    """Executes reads in order, and puts a `_Read` for each."""
 
     def __init__(self, url: str, read_snapshot: ReadSnapshot, put: Callable[[_Read], None]) -> None:
         super().__init__(name="sublet notify catch-up", daemon=True)

@@ -1,4 +1,4 @@
-"""What a listener is told, what it answers, and what it has counted."""
+"""Events, actions and counters of the subscriber machine."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class MalformedReceived:
 
 @dataclass(frozen=True, slots=True)
 class VersionAmbiguous:
-    """The cache cannot tell whether a change on that channel is news."""
+    """The cache does not know whether a change on that channel is newer."""
 
     channel: str
 
 
 @dataclass(frozen=True, slots=True)
 class CatchUpRequested:
-    """Somebody wants that channel read."""
+    """A read of that channel is requested."""
 
     channel: str
 

@@ -1,11 +1,11 @@
-"""The listening side, decided: what of the news to take in, what was missed, and when to read the database instead.
+"""The pure subscriber machine: which messages to apply, what was missed, and when to read the database instead.
 
 A *gap* is known by its ends: the last message seen before it and the predecessor of the one that showed it. What comes
 within `gap_window_s` closes it; else the channel is caught up, once.
 
-A catch-up answers for all that was missed before it began. Where something else than a gap shows that one is needed,
-it begins `gap_window_s` later at the earliest: older stories that are still under way have arrived then, so that none
-comes after the snapshot that knows better. Many listeners see such things at once, and spread their reads.
+A catch-up answers for all that was missed before it began. Where something else than a gap shows that one is needed, it
+begins `gap_window_s` later at the earliest: older messages that are still under way have arrived then, so that none
+comes after the snapshot that is newer. Many subscribers see such events at once, and spread their reads.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from sublet_storage.notify.subscriber_events import (
 )
 
 MAX_PUBLISHERS = 10_000
-"""Of more, the one that was heard of longest ago is forgotten."""
+"""Maximum number of publishers; beyond it, the one that was silent for longest is forgotten."""
 
 MAX_GAPS = 64
 """On one channel of one publisher; of more, the oldest is given up early."""
@@ -54,9 +54,9 @@ class _Publisher:
 
 
 class SubscriberMachine:
-    """What one node hears. Give it every event, `Started` first, and a `Tick` at `wake_at`.
+    """The notifications that one node receives. Pass it every event, `Started` first, and a `Tick` at `wake_at`.
 
-    `pushes`: whether anything can be heard at all. `jitter` is a number in [0, 1), drawn anew for every event.
+    `pushes`: whether the driver can push at all. `jitter` is a number in [0, 1), drawn anew for every event.
     """
 
     def __init__(self, settings: NotifySettings, *, pushes: bool, channels: Iterable[str] = KINDS) -> None:
@@ -64,7 +64,7 @@ class SubscriberMachine:
         self._settings, self._pushes = settings, pushes
         self.catch_ups = CatchUpScheduler(settings, channels)
         self._has_connected = False
-        self._speaking: OrderedDict[str, _Publisher] = OrderedDict()  # by when they were last heard
+        self._speaking: OrderedDict[str, _Publisher] = OrderedDict()  # when each last sent
         self._silent: OrderedDict[str, _Publisher] = OrderedDict()  # likewise
         self._gaps: deque[SequenceGap] = deque()  # by deadline; some are closed
         self._changes: list[Change] = []
@@ -111,7 +111,7 @@ class SubscriberMachine:
                 assert_never(event)
 
     def _start(self, now: float) -> None:
-        """Nobody waits for a connection to read what is there; what changes until then is polled for."""
+        """Poll until the driver has connected; one without push counts as connected at once."""
         self.catch_ups.set_period(self._settings.poll_interval_s, now + self._settings.poll_interval_s)
         if not self._pushes:
             self._connect(now, 0.0)
@@ -148,7 +148,7 @@ class SubscriberMachine:
             self._follow(publisher, message, now)
 
     def _publisher(self, message: Message, now: float, jitter: float) -> tuple[_Publisher, bool]:
-        """Who speaks, and whether that was not known before the message."""
+        """Return the publisher of a message, and whether it was unknown before."""
         name = message.publisher
         known = self._speaking.pop(name, None) or self._silent.pop(name, None)
         is_met = known is None or known.incarnation != message.incarnation
@@ -164,7 +164,7 @@ class SubscriberMachine:
         return known, is_met
 
     def _first_of_channel(self, publisher: _Publisher, envelope: Envelope, is_met: bool, at: float) -> None:
-        """Nothing came before it if a hello told of all channels; else nobody knows."""
+        """Nothing came before it if a hello has named all channels; else that is unknown."""
         publisher.last[envelope.channel] = 0 if publisher.is_complete else envelope.predecessor
         if not publisher.is_complete and not is_met:
             self.catch_ups.request(envelope.channel, CatchUpCause.NEW_PUBLISHER, at)
@@ -226,7 +226,7 @@ class SubscriberMachine:
     # --- silence ----------------------------------------------------------------------------------------------------
 
     def _notice_silence(self, now: float, jitter: float) -> None:
-        """Of a publisher that should have said hello, the last words may be lost: once for each silence."""
+        """The last messages of a publisher that should have sent a hello may be lost: once for each silence."""
         while self._speaking:
             name, publisher = next(iter(self._speaking.items()))
             if now < publisher.received_at + self._settings.publisher_timeout_s:

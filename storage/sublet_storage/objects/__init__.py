@@ -1,13 +1,13 @@
-"""Payloads that lie outside of Postgres: on a file system that all share, or in an S3-compatible store.
+"""Payloads outside of Postgres: on a shared file system, or in an S3-compatible store.
 
 A block's row stays in Postgres, with its offsets, topics and epochs; only the bytes go, as an object per block, and the
 row says where (`uri`). `location` is what may be said of where; `object_stores` writes, reads and deletes there;
 `remote_reads` reads blocks for `sublet_storage.log.fetch`, and checks that what it gets is what was put there.
 `sublet_storage.spaces.tiering` moves payloads out, `registry` deletes what no row names,
-`sublet_storage.spaces.restore` brings payloads back, `sublet_storage.doctor.location_checks` says whether places can be
-reached.
+`sublet_storage.spaces.restore` brings payloads back, `sublet_storage.doctor.location_checks` checks that locations can
+be reached.
 
-Postgres remains the truth. An object is written before a row names it, under a name that nobody used before, and it is
-deleted after no row names it any more. The table `payload_object` has a row for each object in between, so that a crash
-leaves nothing behind that is forgotten, and nothing is ever found by listing what is there: a place may be shared.
+An object is written before a row names it, under a name that was never used before, and is deleted after no row names
+it any more. The table `payload_object` has a row for each object in between, so that a crash leaves nothing behind that
+is forgotten. Objects are never found by listing what is there: a location may be shared.
 """

@@ -1,8 +1,8 @@
-"""Where payloads lie: what may be said of a place, and how its objects are called.
+"""Parses and checks payload locations, and names their objects.
 
 `file:///DIRECTORY`, or `s3://BUCKET/PREFIX` with options behind a `?`. Credentials have no place in it: it is stored in
-the database, and shown to everybody. An object is called PLACE/GENERATION/STREAM-END-DIGEST-TOKEN, by the block that it
-belongs to, the digest of its bytes, and a token that makes the name new each time.
+the database, and shown to everybody. An object is called LOCATION/GENERATION/STREAM-END-DIGEST-TOKEN, by the block that
+it belongs to, the digest of its bytes, and a token that makes the name new each time.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class ObjectName:
 
 
 def parse_location(text: str) -> PayloadLocation:
-    """A place as somebody writes it. Raises `InvalidSetting`, which repeats nothing that could be a secret."""
+    """Parse a location. Raises `InvalidSetting`, which repeats nothing that could be a secret."""
     shown = _redacted(text)
     shown = shown if len(shown) <= MAX_SHOWN_CHARS else f"{shown[:MAX_SHOWN_CHARS]}..."
     if len(text) > LONGEST or not text.isascii() or not text.isprintable():
@@ -138,31 +138,31 @@ def _option(name: str) -> str:
 
 @lru_cache(maxsize=256)
 def parse_stored_location(text: str) -> PayloadLocation:
-    """A place as the database has it: with the id in its marker behind a #."""
+    """Return a place as the database has it: with the id in its marker behind a #."""
     place, _, marker = text.partition("#")
     return replace(parse_location(place), marker=marker)
 
 
 def new_object_name(generation_id: int, stream_id: int, end_offset: int, payload: bytes | memoryview) -> ObjectName:
-    """A new name for the object of this block."""
+    """Return a new name for the object of this block."""
     of_bytes = digest(payload)
     text = f"{generation_id}/{stream_id}-{end_offset}-{of_bytes}-{secrets.token_hex(8)}"
     return ObjectName(generation_id, stream_id, end_offset, of_bytes, text)
 
 
 def digest(payload: bytes | memoryview) -> str:
-    """What tells these bytes from others."""
+    """Return the digest of the bytes."""
     return xxhash.xxh3_128_hexdigest(payload)
 
 
 def format_location(text: str) -> str:
-    """The same for people."""
+    """Return the same for people."""
     return text.partition("#")[0]
 
 
 def locate_object(uri: str, places: Iterable[str]) -> tuple[PayloadLocation, ObjectName] | None:
-    """Where an object is, and what it is; None if it is not the name of one, or is in none of these places, which may
-    lie within one another."""
+    """Return where an object is, and what it is; None if it is not the name of one, or is in none of these places,
+    which may lie within one another."""
     for place in map(parse_stored_location, places):
         if not uri.startswith(f"{place.prefix}/"):
             continue

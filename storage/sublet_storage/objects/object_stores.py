@@ -1,10 +1,10 @@
-"""Writing, reading and deleting the objects of a place.
+"""Writes, reads and deletes the objects of a payload location.
 
-A write is whole and durable when it returns, or it is not there. On a file system that takes a file beside, fsync, a
-rename, and fsync of the directory, which pyarrow does not do; S3 comes from pyarrow, which every executor has.
+A write is complete and durable when it returns, or it is not there. On a file system that takes a temporary file,
+fsync, a rename, and fsync of the directory, which pyarrow does not do; S3 comes from pyarrow, which every executor has.
 
-A place has a marker with an id of its own, written before its first object and never again: where that is missing, or
-has another id, the place is away (not mounted, say, or another bucket), and what is not found there is not lost.
+A location has a marker with an id of its own, written before its first object and never again: where that is missing,
+or has another id, the location is away (not mounted, or another bucket), and what is not found there is not lost.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class ObjectNotFound(Exception):
 
 
 class ObjectUnusable(PayloadUnavailable):
-    """Something ails this object, and its place is there: others may be read, written and deleted.
+    """An object cannot be used, and its location is there: others may be read, written and deleted.
 
-    `is_permanent`: unless somebody does something about it.
+    `is_permanent`: unless it is repaired.
     """
 
     is_permanent = False
@@ -70,10 +70,10 @@ class ObjectBackend(Protocol):
     """Names are relative to the place. All raise `OSError`, `FileNotFoundError` where there is nothing."""
 
     def write(self, name: str, payload: Payload) -> None:
-        """Whole and durable, or not at all."""
+        """Write it completely and durably, or not at all."""
 
     def read(self, name: str, most: int) -> Payload:
-        """Its bytes, of which at most so many."""
+        """Return its bytes, at most `limit` of them."""
 
     def delete(self, name: str) -> None:
         """Nothing is left of it."""
@@ -182,8 +182,8 @@ class S3Backend:
 
 
 class ObjectStore:
-    """A place's objects, for any thread. Raises `PayloadUnavailable` while the place is away; for a short while after
-    that it does so without a look, so that whoever reads many streams is not held up by each."""
+    """The objects of a location, for any thread. Raises `PayloadUnavailable` while the location is away; for a short
+    while after that it does so without trying, so that a reader of many streams is not held up by each."""
 
     def __init__(self, location: PayloadLocation) -> None:
         self.location = location
@@ -196,7 +196,7 @@ class ObjectStore:
         self._attempt(name, lambda backend: _write(backend, name, payload))
 
     def get(self, name: str, most: int) -> Payload:
-        """The bytes of an object, of which at most so many. Raises `ObjectNotFound`, `ObjectUnusable`."""
+        """Return the bytes of an object, at most `limit`. Raises `ObjectNotFound`, `ObjectUnusable`."""
         return self._attempt(name, lambda backend: backend.read(name, most), may_miss=True)
 
     def delete(self, name: str) -> None:
@@ -208,7 +208,7 @@ class ObjectStore:
         self.put(WRITABLE, b"sublet\n")
 
     def write_marker(self, marker: str) -> str:
-        """The id of the place, which is this one from now on where it had none."""
+        """Return the id of the place, which is this one from now on where it had none."""
         found = self._marked()
         if found is None:
             text = f"sublet keeps payloads of messages here, id {marker}\n".encode()
@@ -232,11 +232,11 @@ class ObjectStore:
         self._backoff.succeeded()
 
     def note_timeout(self, seconds: float) -> PayloadUnavailable:
-        """What is raised where it has not answered for so long, and for as long again without a look."""
+        """Return the error of a location that has not answered for `seconds`; it is not tried again for as long."""
         return self._unavailable(f"has not answered for {seconds:g} s", seconds)
 
     def _marked(self) -> str | None:
-        """The id in the marker; empty if it is none of ours; None where there is no marker."""
+        """Return the id in the marker; empty if it is none of ours; None where there is no marker."""
         self._pause()
         with self._trouble():
             try:
@@ -305,7 +305,7 @@ def _store(pid: int, place: PayloadLocation) -> ObjectStore:
 
 
 def _write(backend: ObjectBackend, name: str, payload: Payload) -> None:
-    """What a store keeps need not be what it was sent, and nobody has another copy of it soon: so it is read back."""
+    """Read it back: a store may have kept something else than it was sent, and soon there is no other copy."""
     backend.write(name, payload)
     given = memoryview(payload).cast("B")
     found = memoryview(backend.read(name, given.nbytes + 1)).cast("B")
@@ -314,7 +314,7 @@ def _write(backend: ObjectBackend, name: str, payload: Payload) -> None:
 
 
 def _part(name: str) -> str:
-    """Nobody can have put something there before: an object's name is new, that of another file is made so."""
+    """Create it; the name is free: an object's name is new, that of a temporary file is made so."""
     return f"{name}.{secrets.token_hex(8)}.part" if name.startswith(".") else f"{name}.part"
 
 

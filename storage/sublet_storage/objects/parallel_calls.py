@@ -1,7 +1,7 @@
-"""Several objects of a place at once, as what takes long is waiting for each; and no wait is without end.
+"""Reads and writes several objects of a location in parallel, with bounded waits.
 
-What comes to an end is told one by one. A place of which nothing comes for a while is away: whoever asked has other
-places to see to. Its threads are left to end when they can, and keep no process from ending.
+Each result is reported as it comes. A location that sends nothing for a while is away: the caller has other locations
+to serve. Its threads are left to end when they can, and keep no process from ending.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _R = TypeVar("_R")
 
 
 def run_parallel(there: ObjectStore, what: str, work: Callable[[_T], _R], items: Sequence[_T]) -> list[_R | Exception]:
-    """What it makes of each, or has raised, in their order. `what` is done there: `TO_READ` or `TO_CHANGE`.
+    """Return what it makes of each, or has raised, in their order. `what` is done there: `TO_READ` or `TO_CHANGE`.
 
     Raises `PayloadUnavailable` where for `RECEIVE_TIMEOUT_S` none of them has ended.
     """
@@ -50,7 +50,7 @@ def run_parallel(there: ObjectStore, what: str, work: Callable[[_T], _R], items:
 
 
 def run_with_timeout(there: ObjectStore, what: str, work: Callable[[], _R]) -> _R:
-    """The same of a single thing: its answer. Raises what it raises."""
+    """Return the same of a single thing: its answer. Raises what it raises."""
     (outcome,) = run_parallel(there, what, lambda _: work(), (None,))
     if isinstance(outcome, Exception):
         raise outcome
@@ -77,7 +77,7 @@ class _Pool:
                 continue
             try:
                 future.set_result(work(item))
-            except BaseException as error:  # noqa: BLE001 - whoever waits for it raises it
+            except BaseException as error:  # noqa: BLE001 - raised where it is waited for
                 future.set_exception(error)
             del future, work, item  # a payload may be large, and nothing more come for long
 

@@ -1,8 +1,8 @@
-"""The objects that no block names: written down before they are there, and until they are gone.
+"""The objects that no block names: registered before they are written, and until they are deleted.
 
-A row of `payload_object` is one of two things. Either somebody is writing the object, and will have a block name it,
-taking the row away in the same transaction; or it is doomed, and is deleted at any moment after its grace. Who writes
-so slowly that the object was doomed meanwhile finds no row to take, and leaves the block as it is.
+A row of `payload_object` is one of two things. Either a process is writing the object, and will have a block name it,
+deleting the row in the same transaction; or it is doomed, and is deleted at any moment after its grace. A process that
+writes so slowly that the object was doomed meanwhile finds no row to delete, and leaves the block as it is.
 
 The grace is for a database that is restored from a backup, or a standby that takes over and is behind: blocks there may
 name what is doomed here. What no block ever named has none.
@@ -24,7 +24,7 @@ from sublet_storage.objects.object_stores import ObjectUnusable, get_store
 from sublet_storage.objects.parallel_calls import TO_CHANGE, run_parallel, run_with_timeout
 
 ABANDONED_S: Final = 3600.0
-"""An object that was not named for so long after it was written down is nobody's any more."""
+"""After how long an object that no block names is doomed."""
 
 GRACE_S: Final = 7 * 86400.0
 """What a block has named is deleted so long after the last did."""
@@ -61,8 +61,8 @@ _PLACES = f"""
 select place from unnest(payload_places_of(%(space)s)) as place
  where exists (select {_DUE}) or exists (select {_STUCK}) order by 1"""
 
-# By an index so many and no more are looked at; those that could not be deleted come after all others. That no block
-# names one is so by the rules above; it is looked at all the same, as nothing brings a payload back.
+# By an index no more than this number are looked at; those that could not be deleted come after all others. That no
+# block names one is so by the rules above; it is looked at all the same, as nothing brings a payload back.
 _IS_THERE = "starts_with(uri, %(prefix)s) and substr(uri, length(%(prefix)s::text) + 1) ~ %(name)s"
 _PICKED = f"""
 select uri, exists (
@@ -99,7 +99,7 @@ def mark_for_deletion(conn: Connection, owner: BlockOwner, lost: Sequence[tuple[
 
 
 def claim_objects(conn: Connection, uris: Sequence[str]) -> set[str]:
-    """Those of them that blocks may name, if they do so in this transaction."""
+    """Return those of them that blocks may name, if they do so in this transaction."""
     return {row[0] for row in conn.execute(_CLAIM, (list(uris),))}
 
 
@@ -140,7 +140,8 @@ def delete_expired_objects(
 
 
 def _picked(conn: Connection, asked: dict[str, object]) -> list[str]:
-    """What is to be deleted at a place. What a block names is tried last from then on, like what cannot be deleted."""
+    """Return what is to be deleted at a place. What a block names is tried last from then on, like what cannot be
+    deleted."""
     rows = conn.execute(_PICKED, asked).fetchall()
     conn.execute(_TRIED, ([uri for uri, is_named in rows if is_named],))
     return [uri for uri, is_named in rows if not is_named]

@@ -1,7 +1,7 @@
-"""Reading the payloads of blocks that lie outside: checked against the name, in the order of the blocks.
+"""Reads payloads outside of Postgres, checked against their names, in the order of the blocks.
 
-The row says where, and how many bytes; the name says which block, and the digest. What does not fit is an error that
-says so: a block is never passed over, and what lies before it is read all the same.
+The row has the location and the size; the name has the block and the digest. A mismatch raises: a block is never passed
+over, and what lies before it is read all the same.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _READ = "It is tried again. See to this object, and to who may read it"
 
 
 def attach_payloads(generation_id: int, stream_id: int, rows: list[Row]) -> list[Row]:
-    """The rows with their payloads, up to before the first whose payload cannot be had.
+    """Return the rows with their payloads, up to before the first whose payload cannot be had.
 
     Raises what hinders the very first: `PayloadUnavailable`, `PayloadUnreadable`, `PayloadDamaged`.
     """
@@ -44,7 +44,7 @@ def attach_payloads(generation_id: int, stream_id: int, rows: list[Row]) -> list
 
 
 def read_payloads(generation_id: int, stream_id: int, rows: list[Row]) -> list[Payload | Exception | None]:
-    """The payload of each row, or what hinders it; null where a row is without one."""
+    """Return the payload of each row, or what hinders it; null where a row is without one."""
     found: list[Payload | Exception | None] = [row[4] for row in rows]
     by_place: dict[PayloadLocation, list[tuple[int, ObjectName]]] = {}
     for index, row in enumerate(rows):
@@ -75,7 +75,7 @@ def _fetch(
 
 
 def _fetch_one(generation_id: int, stream_id: int, place: PayloadLocation, named: tuple[Row, ObjectName]) -> Payload:
-    """The payload of one block. Raises as `attach_payloads` does."""
+    """Return the payload of one block. Raises as `attach_payloads` does."""
     row, name = named
     size = int(row[5][1])
     if (name.generation_id, name.stream_id, name.end_offset) != (generation_id, stream_id, row[0]):

@@ -1,4 +1,4 @@
-"""What a publisher is made with, checked before anything is opened: value, rule and remedy."""
+"""Checks a publisher's arguments before anything is opened."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HINT = "Leave it out for the default."
 
 
 def check_int(name: str, value: object, most: int = MAX_COUNT) -> int:
-    """A whole number from 1 to `most`. Raises `InvalidSetting`."""
+    """Check that it is an integer from 1 to `most`. Raises `InvalidSetting`."""
     number = _index(value)
     if number is None:
         raise InvalidSetting(f"{name} {_shown(value)}: must be a whole number. {HINT}")
@@ -30,7 +30,7 @@ def check_int(name: str, value: object, most: int = MAX_COUNT) -> int:
 
 
 def check_duration(name: str, value: object, most: float, remedy: str = HINT, least: float = 0) -> float:
-    """A number from `least` to `most`, in the unit that the name bears. Raises `InvalidSetting`."""
+    """Return a number from `least` to `most`, in the unit that the name bears. Raises `InvalidSetting`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value) or not least <= value <= most:
         raise InvalidSetting(f"{name} {_shown(value)}: must be a number from {least:g} to {most:.12g}. {remedy}")
     return float(value)
@@ -44,7 +44,7 @@ def check_text(name: str, value: object) -> str | None:
 
 
 def check_producer_name(value: object) -> str | None:
-    """A producer's name, or None. Raises `InvalidSetting`."""
+    """Return a producer's name, or None. Raises `InvalidSetting`."""
     name = check_text("producer", value)
     if name is not None and not (name.isprintable() and 0 < len(name) <= MAX_PRODUCER):
         raise InvalidSetting(

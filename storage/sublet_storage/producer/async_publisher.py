@@ -1,4 +1,4 @@
-"""The publisher for asyncio: the same queues and the same thread; what would block is awaited."""
+"""The publisher for asyncio: the same queues and thread, with awaits instead of blocking calls."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class AsyncPublisher:
     """`Publisher` for asyncio, with the same settings: `async with AsyncPublisher(url) as publisher`.
 
     `await publisher.publish(...)` returns a Delivery once the message is queued; awaiting that gives the position.
-    Without `async with`, the first call connects, also where several are the first, and `close` ends it. If whoever
-    waits for the connection is cancelled, nothing is left of it, and the next call connects again.
+    Without `async with`, the first call connects, also where several are the first, and `close` ends it. If the wait
+    for the connection is cancelled, nothing is left of it, and the next call connects again.
     """
 
     def __init__(self, url: str | None = None, space: str | None = None, **settings: Any) -> None:
@@ -108,7 +108,7 @@ class AsyncPublisher:
         return delivery
 
     async def _opened(self) -> Publisher:
-        """The one publisher of all who ask."""
+        """Return the one publisher of all callers."""
         check_not_forked(self._process, "this publisher")
         while True:
             if self._opening is None or self._opening.failed:
@@ -160,7 +160,8 @@ class _Undone(Exception):
 
 
 class _Opening:
-    """One connecting, in a thread of its own, for all who wait for it; if nobody waits any more, it is undone."""
+    """One attempt to connect, in a thread of its own, for all that wait for it; if none waits any more, it is
+    undone."""
 
     def __init__(self, make: Callable[[], Publisher]) -> None:
         self._make = make
@@ -218,7 +219,7 @@ class _Opening:
     def _run(self) -> None:
         try:
             publisher = self._make()
-        except BaseException as error:  # noqa: BLE001 - whoever waits for it raises it
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
             self._publisher.set_exception(error)
             return
         with self._lock:

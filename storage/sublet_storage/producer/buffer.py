@@ -1,13 +1,13 @@
-"""What waits to be sent: a queue of pieces per stream, bounded in bytes, filled by callers and emptied by the sender.
+"""The queues of pending messages per stream, bounded in bytes, filled by callers and emptied by the sender.
 
 Advances to other epochs wait among them, each for all that was published before it.
 
 Routing happens under the buffer's lock, so that while a closed stream's messages are moved to its children no newer
 message of the same key can get ahead of them.
 
-A signal handler may raise at any point of a caller's call. The message, or the part of a batch, that it breaks off is
-entered whole or not at all; and a caller waits on a bare lock of his own, since one that is torn out of a `Condition`
-may let go of what another holds.
+A signal handler may raise at any point of a caller's call. The message, or the part of a batch, that it interrupts is
+entered completely or not at all; and a caller waits on a bare lock of its own, since a `Condition` that is torn out of
+its wait may release what another thread holds.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ from sublet_storage.producer.delivery import BatchDelivery, Delivery, DeliverySt
 COMMIT_BYTES = 4 * 1024 * 1024
 ROUTED_AT_ONCE = 1 << 16
 ADVANCE_PAUSE_S = 0.02
-"""Under load, an advance that nobody waits for is not made sooner than so long after the last: each takes as much of
-the database as a block."""
+"""Minimum time between advances under load that no caller waits for: each takes as much of the database as a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ class Buffer:
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)  # the sender's alone
         self._queues: dict[int, deque[PendingRows | RowBuilder]] = {}
-        self._unsettled: dict[DeliveryState, bool] = {}  # in the order of their coming; True: somebody flushes it
+        self._unsettled: dict[DeliveryState, bool] = {}  # in the order of their coming; True: it is flushed
         self._advances: deque[tuple[DeliveryState, Sequence[Epoch]]] = deque()
         self._waiting_for_room: list[Callable[[], None]] = []
         self._bytes = self._queued = 0
@@ -96,7 +95,7 @@ class Buffer:
             room.acquire()
 
     def add_batches(self, batches: Iterable[pa.RecordBatch]) -> BatchDelivery:
-        """Queue whole batches, part by part as there is room."""
+        """Queue batches, part by part as there is room."""
         batches = list(batches)
         total = sum(batch.num_rows for batch in batches)
         ticket = DeliveryState(total)
@@ -118,7 +117,7 @@ class Buffer:
 
     def advance(self, least: Sequence[Epoch]) -> DeliveryState:
         """Queue an advance to these epochs, behind all that is queued. If something fails first, it is given up; if
-        something has failed and nobody was told, that is raised."""
+        something has failed and was not raised yet, that is raised."""
         with self._lock:
             self._check_open()
             if self._error is not None:
@@ -156,7 +155,7 @@ class Buffer:
                 raise TimeoutError("not everything was durable in time; it is still being tried")
 
     def pop_error(self) -> Exception | None:
-        """The first failure since the last call."""
+        """Return the first failure since the last call."""
         with self._lock:
             return None if self._error is None else self._take_error()
 
@@ -193,8 +192,8 @@ class Buffer:
             return loads
 
     def due_advance(self, loads: Iterable[PendingBlock]) -> Sequence[Epoch] | None:
-        """Where to advance to once these loads, which were taken, are stored: of several that are due, the last. None
-        also where it can wait, as more is sent at once."""
+        """Return where to advance to once these loads, which were taken, are stored: of several that are due, the last.
+        None also where it can wait, as more is sent at once."""
         with self._lock:
             is_early = time.monotonic() < self._advanced_at + ADVANCE_PAUSE_S
             if is_early and self._queued and self._pause() <= 0 and not self._flushing:
@@ -214,12 +213,12 @@ class Buffer:
                 made = wanted is least
 
     def prepare_failure(self, error: Exception) -> None:
-        """Tickets are about to be told of it: who is woken by one asks for the first failure at once."""
+        """Record it before tickets fail: a caller woken by one reads the first failure at once."""
         with self._lock:
             self._error = self._error or error
 
     def fail_batches(self, loads: Sequence[PendingBlock], error: Exception) -> None:
-        """Tell these loads' tickets, and settle them. The advances behind them are given up; without loads all are: it
+        """Fail these loads' tickets, and settle them. The advances behind them are given up; without loads all are: it
         is an advance that cannot be made."""
         self.prepare_failure(error)
         for load in loads:
@@ -227,7 +226,7 @@ class Buffer:
         self._settle(loads, error)
 
     def release_batches(self, loads: Iterable[PendingBlock]) -> None:
-        """Forget loads whose tickets were told that they are stored, and let in who waits for room."""
+        """Remove loads whose tickets are settled, and let callers in that wait for room."""
         self._settle(list(loads), None)
 
     def _settle(self, loads: Sequence[PendingBlock], error: Exception | None) -> None:
@@ -364,7 +363,8 @@ class Buffer:
         return self._bytes < self._limits.buffered_bytes
 
     def _room_to_come(self) -> threading.Lock:
-        """A lock that can be had once there may be room, or the publisher is closed; not while holding the buffer's."""
+        """Return a lock that can be had once there may be room, or the publisher is closed; not while holding the
+        buffer's."""
         room = threading.Lock()
         room.acquire()
         self._waiting_for_room.append(room.release)
@@ -372,7 +372,7 @@ class Buffer:
 
     @property
     def _flushing(self) -> bool:
-        """Whether somebody wants all to be sent at once: what is flushed came before all that is not."""
+        """Whether a caller wants all to be sent at once: what is flushed came before all that is not."""
         return next(iter(self._unsettled.values()), False)
 
     def _take_error(self) -> Exception:
@@ -385,7 +385,7 @@ class Buffer:
             raise PublisherClosed(f"{self._closed} Make a new Publisher.") from self._closed
 
     def _due(self, loads: Iterable[PendingBlock]) -> int:
-        """So many advances have nothing before them but these loads."""
+        """Return how many advances have nothing before them but these loads."""
         if not self._advances:
             return 0
         taken: Counter[DeliveryState] = Counter()
@@ -395,7 +395,7 @@ class Buffer:
         return self._next_behind(lambda ticket: ticket.pending_count <= taken[ticket])
 
     def _next_behind(self, is_done: Callable[[DeliveryState], bool]) -> int:
-        """So many advances have nothing before them but what is done."""
+        """Return how many advances have nothing before them but what is done."""
         count = 0
         for ticket in self._unsettled:
             if count < len(self._advances) and ticket is self._advances[count][0]:
@@ -449,7 +449,7 @@ class Buffer:
         return pieces
 
     def _divide(self, queue: deque[PendingRows | RowBuilder], piece: PendingRows, count: int) -> PendingRows:
-        """The first messages of a piece; the rest goes back to the head of the queue."""
+        """Return the first messages of a piece; the rest goes back to the head of the queue."""
         first, rest = piece.split(count)
         self._bytes += first.size + rest.size - piece.size
         queue.appendleft(rest)
@@ -461,7 +461,7 @@ class Buffer:
 
 
 def _parts(routes: RoutingTable, piece: PendingRows) -> list[tuple[int, PendingRows]]:
-    """The piece by stream."""
+    """Return the piece by stream."""
     return [
         (stream_id, piece if batch is piece.batch else PendingRows(batch, rows, piece.ticket))
         for stream_id, batch, rows in routes.partition_rows(piece.batch, piece.rows)

@@ -1,4 +1,4 @@
-"""What one publisher may still publish of its space's epochs: taken, moved on, kept alive and given back."""
+"""A publisher's capability for epochs of its space: taken, advanced, renewed and given back."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from sublet_storage.util.retry import Backoff, call_with_retry
 log = logging.getLogger(__name__)
 
 RECEIVE_TIMEOUT_S = 10.0
-"""A database that does not answer for so long is asked again, over another connection."""
+"""After how long a silent database is tried again, over another connection."""
 
 _T = TypeVar("_T")
 
@@ -47,7 +47,7 @@ class EpochCapability:
         self._over = threading.Event()
         self._reconnecting = ReconnectingConnection(
             self._connect
-        )  # for whoever has the lock: epochs may follow one another quickly
+        )  # for the holder of the lock: epochs may follow one another quickly
         self._thread: threading.Thread | None = None
 
     def check(self, least: Sequence[Epoch]) -> None:

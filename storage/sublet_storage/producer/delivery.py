@@ -1,4 +1,4 @@
-"""What a publisher hands out for each message: a promise of its place in the log, kept when it is durable."""
+"""The future of a published message: its offset, once it is durable."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Rows: TypeAlias = range | pa.Array
 
 
 def ring(loop: asyncio.AbstractEventLoop, wake: Callable[[], object]) -> None:
-    """Wake somebody on a loop; nobody, where it is closed, as those who waited there are gone with it."""
+    """Wake the waiters on a loop; none where it is closed, as they are gone with it."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(wake)
 
@@ -42,7 +42,7 @@ class Span:
     rows: Rows
 
     def offset_of(self, row: int) -> int | None:
-        """The offset of the message of that number; None if it is not in this span."""
+        """Return the offset of the message of that number; None if it is not in this span."""
         if isinstance(self.rows, range):
             index = row - self.rows.start if row in self.rows else -1
         else:
@@ -62,10 +62,10 @@ class DeliveryState:
         self._error: Exception | None = None
         self._callbacks: list[Callable[[], None]] = []
         self._process = os.getpid()
-        self.entered = 0  # so many of a batch have been queued, which is done part by part
+        self.entered = 0  # how many of a batch have been queued, which is done part by part
 
     def expect(self, count: int) -> None:
-        """So many messages it has, while nothing of it has been sent."""
+        """Set the number of messages, while none is sent."""
         self._left = count
 
     @property
@@ -75,7 +75,7 @@ class DeliveryState:
 
     @property
     def pending_count(self) -> int:
-        """So many have not met their fate."""
+        """How many are not settled."""
         return self._left
 
     def complete_span(self, span: Span) -> None:
@@ -87,7 +87,7 @@ class DeliveryState:
         self._settle(None, None, None)
 
     def fail(self, count: int, error: Exception) -> None:
-        """Some of the messages will not be published, or nobody knows whether they were."""
+        """Some of the messages will not be published, or it is unknown whether they were."""
         self._settle(count, None, error)
 
     def abandon(self, error: Exception) -> None:
@@ -112,7 +112,7 @@ class DeliveryState:
                 self._callbacks.remove(done.release)
 
     def outcome(self) -> tuple[Span, ...]:
-        """The spans of a settled ticket; raises its error."""
+        """Return the spans of a settled ticket; raises its error."""
         if self._error is not None:
             raise self._error
         return tuple(self._spans)
@@ -132,12 +132,12 @@ class DeliveryState:
         callback()
 
     def _check_process(self) -> None:
-        """Raise `UsageError` where nobody will ever settle it."""
+        """Raise `UsageError` in a process where nothing will ever settle it."""
         if self._left:
             check_not_forked(self._process, "this delivery", "Wait for it in the process that published.")
 
     def _settle(self, count: int | None, span: Span | None, error: Exception | None) -> None:
-        """So many more have met their fate; without a count, all."""
+        """Settle that many more; without a count, all."""
         with self._lock:
             if span is not None:
                 self._spans.append(span)

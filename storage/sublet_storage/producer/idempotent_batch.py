@@ -1,9 +1,9 @@
-"""A batch for many streams, stored whole and once: for those who publish through somebody else.
+"""Stores a batch for many streams once, atomically, for publishers that go through a node.
 
-All parts are one transaction, which begins with a line in the producer's ledger (a row of `producer` that belongs to no
-stream): number and digest of its last batch. An attempt waits there for an earlier one whose outcome nobody knows, and
-then sees it. So a batch is stored once, whatever node tries it, also where its streams were closed meanwhile and the
-next attempt would go to others.
+All parts are one transaction, which begins with a row of `producer` that belongs to no stream: number and digest of the
+producer's last batch. An attempt waits there for an earlier one of unknown outcome, and then sees it. So a batch is
+stored once, whatever node tries it, also where its streams were closed meanwhile and the next attempt would go to
+others.
 """
 
 from __future__ import annotations
@@ -128,7 +128,8 @@ def _append(
 
 
 def _places(conn: psycopg.Connection[Any], batch: IdempotentBatch) -> tuple[Span, ...] | None:
-    """Where a stored batch lies: it is routed as it was then. None if later batches went to its streams since."""
+    """Return where a stored batch lies: it is routed as it was then. None if later batches went to its streams
+    since."""
     ends = dict(conn.execute(_STORED, _who(batch)).fetchall())
     try:
         parts = _routes_of(conn, list(ends)).partition_rows(batch.messages, range(batch.messages.num_rows))
@@ -140,7 +141,7 @@ def _places(conn: psycopg.Connection[Any], batch: IdempotentBatch) -> tuple[Span
 
 
 def _routes_of(conn: psycopg.Connection[Any], stream_ids: list[int]) -> RoutingTable:
-    """The part of the routes in force when these streams were open that led to them."""
+    """Return the part of the routes in force when these streams were open that led to them."""
     spaces, streams = {}, []
     for stream_id, space_id, generation_id, low, high, filter in conn.execute(_THEIR_GENERATIONS, (stream_ids,)):
         spaces[space_id] = Space(space_id, str(space_id), Filter(filter), 1)

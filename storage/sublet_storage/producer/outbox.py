@@ -1,16 +1,16 @@
-"""Messages published by SQL, and how they come into the log.
+"""Moves messages that were published by SQL from the outbox into the log.
 
 `publish(...)` in `migrations/sql/0001_outbox.sql` writes a row of `outbox` in its caller's transaction. What has
 committed is read here without a lock, made into blocks, and then moved in one short transaction: the rows are deleted
-and the blocks appended, or neither. So a message is stored exactly once, whoever dies when.
+and the blocks appended, or neither. So a message is stored exactly once, whatever dies when.
 
 Each look takes the oldest rows that are visible at that instant, by transaction and id, and comes after the last move.
 A transaction that begins after another has committed has the higher number, and lies behind it. The leadership row and
 the streams are locked for the move alone, since renewals and publishers wait for them.
 
-While somebody has a transaction open for long, Postgres can forget nothing of what was deleted since, and whoever
-begins at the first row walks over all of it. So a look begins where the last one ended, and asks besides for the
-transactions that were running then.
+While a transaction is open for long, Postgres can vacuum nothing that was deleted since, and a read from the first row
+on walks over all of it. So a look begins where the last one ended, and besides reads the transactions that were running
+then.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sublet_storage.producer.outbox_rows import FETCHED_BYTES, OutboxRow, build_
 
 MOVED_ROWS: Final = 8192
 MOVED_BYTES: Final = 4 * 1024 * 1024
-"""At most so many messages are moved at once; a single one may be larger than the second."""
+"""Maximum number and size of messages moved at once; a single one may be larger."""
 
 ROUTING_MAX_AGE_S: Final = 5.0
 """A closed stream is noticed at once; this is for what else may have changed in a space."""
@@ -38,12 +38,12 @@ LOCKED_S: Final = 10.0
 """For so long after a row was found locked, locked rows are passed over; it takes a write per row to know them."""
 
 RETRY_INTERVAL_S: Final = 60.0
-"""So often everything is looked at, in case somebody wrote rows under a transaction that is not their own."""
+"""How often everything is looked at, in case rows were written under a transaction that is not their own."""
 
 # A queue is empty in one moment and long in the next: a plan made for an empty table would read all of a long one.
 _PLANS = "set enable_seqscan = off; set enable_bitmapscan = off"
 
-# What nobody could publish is not even fetched where it is too large; a time that has no microseconds since 1970
+# What could not be published is not even fetched where it is too large; a time that has no microseconds since 1970
 # becomes one that is refused for certain. The snapshot is that of the statement, and comes with the first line.
 _READ = """
 select place::text, outbox_id, topic, case when size <= %(fetched)s then key end,
@@ -71,7 +71,7 @@ _READ_ALL = _READ.format(rows=_ALL, locked="")
 _READ_FREE = _READ.format(rows=_ALL, locked="for update skip locked")
 _READ_SINCE = _READ.format(rows=_SINCE, locked="")
 
-# By place, which costs the same however much was deleted before; the ids tell whether they are still the same rows.
+# By place, which costs the same however much was deleted before; the ids show whether they are still the same rows.
 _TAKE = "delete from outbox where ctid = any(%s::text::tid[]) returning outbox_id"
 _SET_ASIDE = """
 with gone as (delete from outbox where ctid = any(%s::text::tid[]) returning *)
@@ -134,11 +134,11 @@ class Outbox:
         self._routed_at = self._locked_at = self._looked_at = float("-inf")
 
     def move(self, rows: int = MOVED_ROWS, bytes: int = MOVED_BYTES) -> MoveResult:
-        """Move the oldest messages into the log, and aside what nobody could have published: all of it, or nothing.
+        """Move the oldest messages into the log, and aside what could not have been published: all of it, or nothing.
 
-        `NOTHING` also where a stream was closed meanwhile: the next call routes again. A row that somebody keeps locked
-        is passed over from the next call on. Raises what the guard does; what goes wrong with the database passes
-        through, and the next call moves what was not moved.
+        `NOTHING` also where a stream was closed meanwhile: the next call routes again. A row that is kept locked is
+        passed over from the next call on. Raises what the guard does; errors of the database pass through, and the next
+        call moves what was not moved.
         """
         found, seen = self._read(rows, bytes)
         if not found:
@@ -156,7 +156,8 @@ class Outbox:
     def _stored(
         self, found: Sequence[OutboxRow], refused: Mapping[int, str], appends: Sequence[BlockAppend]
     ) -> dict[int, int] | None:
-        """The move itself, in one transaction as short as can be: the new heads. None: it has to be done over."""
+        """Return the move itself, in one transaction as short as can be: the new heads. None: it has to be done
+        over."""
         try:
             with self._conn.transaction():
                 self._guard(self._conn)
@@ -168,7 +169,7 @@ class Outbox:
             return None
 
     def _read(self, rows: int, bytes: int) -> tuple[list[OutboxRow], _Seen | None]:
-        """The oldest rows, and what will have been seen once they are moved."""
+        """Return the oldest rows, and what will have been seen once they are moved."""
         now = time.monotonic()
         passing_over = now < self._locked_at + LOCKED_S
         if passing_over or now > self._looked_at + RETRY_INTERVAL_S:
@@ -201,7 +202,7 @@ class Outbox:
             _check_same(rows, self._conn.execute(_SET_ASIDE, (_places(rows), [row.outbox_id for row in rows], why)))
 
     def _append(self, appends: Sequence[BlockAppend]) -> dict[int, int]:
-        """The new head of each stream that got something."""
+        """Return the new head of each stream that got something."""
         heads: dict[int, int] = {}
         for each, answer in zip(appends, append(self._conn, appends) if appends else (), strict=True):
             if answer.outcome is not AppendOutcome.APPENDED or answer.end_offset is None:
@@ -211,7 +212,7 @@ class Outbox:
 
 
 def read_backlog(conn: psycopg.Connection[Any]) -> OutboxBacklog:
-    """What lies in the outbox now, committed."""
+    """Return what lies in the outbox now, committed."""
     row = conn.execute(_WAITING).fetchone()
     assert row is not None
     return OutboxBacklog(*row)
@@ -228,7 +229,7 @@ def _seen(lines: Sequence[OutboxRow]) -> _Seen:
 
 
 def _places(rows: Sequence[OutboxRow]) -> str:
-    """An array as Postgres reads it: made from a list, so many would take their time."""
+    """Return the text of a Postgres array: made from a list, large ones would take their time."""
     return "{" + ",".join(f'"{row.ctid}"' for row in rows) + "}"
 
 

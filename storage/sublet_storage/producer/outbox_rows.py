@@ -1,4 +1,4 @@
-"""The rows of the outbox as messages, and as blocks: judged and routed as a publisher's are, by the same code."""
+"""Rows of the outbox as messages and blocks, checked and routed like a publisher's."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class OutboxRow(NamedTuple):
 
 
 def validate_rows(rows: Sequence[OutboxRow], routes: RoutingTable) -> tuple[list[pa.RecordBatch], dict[int, str]]:
-    """The messages in the order of their ids, and those that can never be published: {id: why}.
+    """Return the messages in the order of their ids, and those that can never be published: {id: why}.
 
     They are looked at one by one only where one of them is bad.
     """
@@ -59,7 +59,7 @@ def validate_rows(rows: Sequence[OutboxRow], routes: RoutingTable) -> tuple[list
 
 
 def _batches(rows: Sequence[OutboxRow], routes: RoutingTable) -> list[pa.RecordBatch]:
-    """The rows in Arrow. Raises `UsageError` if a publisher would refuse one of them."""
+    """Return the rows in Arrow. Raises `UsageError` if a publisher would refuse one of them."""
     if not rows:
         return []
     check_size(max(row.size for row in rows), FETCHED_BYTES, "the message", "publish smaller ones.")

@@ -1,4 +1,4 @@
-"""The publisher that users hold."""
+"""The publisher that users call."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ MAX_BUFFERED_BYTES = 32 * 1024 * 1024
 RETRY_TIMEOUT_S = 120.0
 
 MAX_BLOCKS = 1000
-"""Of a stream in one transaction: of so many refusals a retry is told."""
+"""How many rejections of a stream in one transaction are reported to a retry."""
 
 REGISTER_TIMEOUT_S = TRANSACTION_TIMEOUT_S + 5.0
 """For so long a named producer waits for what its predecessor is writing: a frozen one is cut off before that."""
@@ -175,9 +175,10 @@ class Publisher:
         """Publish only at or after this epoch (or any of these) from now on. It is done, and durable, once all that was
         published so far is durable; without `wait` it may be done later, at the next `flush` at the latest.
 
-        When all publishers of the space have gone past an epoch it is completed: nobody publishes in it any more, and
-        those who consume it whole have it. Closing the publisher gives all up. Raises what `in_epoch` raises, and the
-        first delivery error since the last flush, in which case nothing has advanced."""
+        When all publishers of the space have gone past an epoch it is completed: nothing more is published in it, and
+        consumers of entire epochs get it. Closing the publisher gives all up. Raises what `in_epoch` raises, and the
+        first delivery error since the last flush, in which case nothing has advanced.
+        """
         check_not_forked(self._process, "this publisher")
         least = [check_epoch(epoch) for epoch in epochs]
         if not least:
@@ -193,7 +194,7 @@ class Publisher:
         if wait:
             self.flush()
             if made.error is not None:
-                raise made.error  # somebody else was told of it first
+                raise made.error  # another caller has got its error first
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until all published, and advanced, so far is durable. Raises the first delivery error since the last
@@ -241,7 +242,7 @@ class Publisher:
             return
         try:
             self._close(None, abandon=True)
-        except Exception as failure:  # noqa: BLE001 - the error that is under way says more
+        except Exception as failure:  # noqa: BLE001 - the error that is under way matters more
             error.add_note(f"and while closing the publisher: {failure}")
 
     def _offer(
@@ -316,7 +317,7 @@ class EpochPublisher:
 
 
 def _begin(url: str, space: str | None, producer: str | None) -> tuple[RoutingTable, Producer, int | None, str | None]:
-    """The routes, who writes, the id of the one space if it is for one, and the database's timeline."""
+    """Return the routes, who writes, the id of the one space if it is for one, and the database's timeline."""
     try:
         with connect(
             url,

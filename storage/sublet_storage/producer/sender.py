@@ -1,4 +1,4 @@
-"""The one thread that appends: takes what waits, sends it, tells what became of it, and does not give up early.
+"""The thread that appends blocks, retries after lost connections, and settles deliveries.
 
 A load keeps its sequence until it is settled, so that sending it again after a lost connection stores it once. Nothing
 else is taken meanwhile: order is kept by waiting.
@@ -100,10 +100,10 @@ class Sender(threading.Thread):
         try:
             while (loads := self._buffer.take()) is not None:
                 self._deliver(loads)
-        except Exception as error:  # noqa: BLE001 - the thread's last words belong to those who wait
+        except Exception as error:  # noqa: BLE001 - it fails the deliveries that are waited for
             self._buffer.abandon(error)
         finally:
-            # Whoever was in the middle of a batch when it was closed, and who waits behind him, is told.
+            # A caller in the middle of a batch when it was closed, and one that waits behind it, gets an error.
             self._buffer.abandon(PublisherClosed("this publisher was closed before it was stored."))
             self._reconnecting.close()
 
@@ -233,7 +233,7 @@ class Sender(threading.Thread):
 
 
 def _heads(loads: list[PendingBlock], answers: list[AppendResult]) -> dict[int, int]:
-    """{stream: head} of those that have grown; the last block of a stream comes last."""
+    """Return {stream: head} of those that have grown; the last block of a stream comes last."""
     grown = {
         load.stream_id: answer.end_offset
         for load, answer in zip(loads, answers, strict=True)
@@ -243,8 +243,8 @@ def _heads(loads: list[PendingBlock], answers: list[AppendResult]) -> dict[int, 
 
 
 def _places(loads: list[PendingBlock], answers: list[AppendResult]) -> list[tuple[PendingBlock, int]]:
-    """The first offset of each stored load. The log remembers the end of a producer's last block only; those before it
-    in the same transaction lie right before it, because their stream was locked."""
+    """Return the first offset of each stored load. The log remembers the end of a producer's last block only; those
+    before it in the same transaction lie right before it, because their stream was locked."""
     places: list[tuple[PendingBlock, int]] = []
     starts: dict[int, int] = {}
     for load, answer in zip(reversed(loads), reversed(answers), strict=True):

@@ -1,9 +1,9 @@
-"""A write by many processes, stored whole and once: each stages blocks, one commits.
+"""Publishes a write of many processes atomically and once: each stages blocks, one commits.
 
 A task's blocks go into `staged_block`, some at a time, each time in a transaction of its own: no transaction is open
-while a task computes. Nobody reads them there. The commit names the attempts at tasks that count, in order; it enters
+while a task computes. They are not read there. The commit names the attempts at tasks that count, in order; it enters
 the batch into `sink_batch` and appends their blocks to their streams, in one transaction and inside the database. What
-other attempts have staged goes with it.
+other attempts have staged is deleted with it.
 
 Where a stream was closed since a block was routed, its messages are first routed again by that transaction, to the
 children, in their places. So the messages of each key are in the order of the tasks, and in a task as they came.
@@ -31,7 +31,7 @@ COPIED_BYTES: Final = 4 * 1024 * 1024
 """About so much is staged in one transaction."""
 
 RETENTION_S: Final = 86400.0
-"""What was staged, and the record of a sink that nobody comes back to, are kept so long."""
+"""How long staged blocks, and the record of an abandoned sink, are retained."""
 
 _FETCHED: Final = 64
 """Blocks of closed streams fetched at a time."""
@@ -104,7 +104,7 @@ class StagedTask:
 
 @dataclass(frozen=True, slots=True)
 class SinkCommit:
-    """The batch is durable, with so many messages. `is_duplicate`: it was already. `heads`: {stream: where it ends}, of
+    """The batch is durable, with `count` messages. `is_duplicate`: it was already. `heads`: {stream: where it ends}, of
     those that have grown."""
 
     messages: int
@@ -122,8 +122,9 @@ def stage(
 ) -> StagedTask:
     """Stage a task's messages, batches of `BLOCK_SCHEMA`, over an autocommit connection; `space`: all are to be in it.
 
-    What it has staged when it fails is named by nobody. Raises `UnknownSpace`, what `RoutingTable.partition_rows`
-    raises, and the database's own errors."""
+    What it has staged when it fails is in no commit. Raises `UnknownSpace`, what `RoutingTable.partition_rows` raises,
+    and the database's own errors.
+    """
     if space is not None:
         find_space(conn, space)
     stager, gathering = _Stager(conn, write), BlockBuilder(RoutingTable.load(conn, space))
@@ -157,8 +158,8 @@ def discard(conn: psycopg.Connection[Any], write: SinkBatch) -> None:
 
 
 def delete_abandoned_blocks(conn: psycopg.Connection[Any], older_than_s: float = RETENTION_S) -> int:
-    """Remove blocks that were staged longer ago and are not published, and records of sinks that nobody comes back to;
-    how many blocks they were."""
+    """Remove blocks that were staged longer ago and are not published, and records of abandoned sinks; return how many
+    blocks they were."""
     age = "< clock_timestamp() - make_interval(secs => %s)"
     conn.execute(f"delete from sink_batch where once and at {age}", (older_than_s,))
     return conn.execute(f"delete from staged_block where staged_at {age}", (older_than_s,)).rowcount
@@ -203,7 +204,7 @@ def _routed(conn: psycopg.Connection[Any], write: SinkBatch, attempts: list[uuid
 def _again(
     conn: psycopg.Connection[Any], write: SinkBatch, attempt: uuid.UUID, closed: list[int]
 ) -> Iterator[uuid.UUID]:
-    """The attempt that what this one has staged for closed streams belongs to now, if there is any.
+    """Yield the attempt that what this one has staged for closed streams belongs to now, if there is any.
 
     What comes out has no stream in common with what is left: those that were open at one time are not each other's
     children.

@@ -1,11 +1,11 @@
-"""Reading a stream in whole epochs: which of its messages may be given out, once it is known what is completed.
+"""Reads a stream in entire epochs: which messages may be delivered, by the epochs that are completed.
 
-An epoch's messages lie wherever they were published, among those of others, and may be given out once the epoch is
-completed. Each block names the lower frontier that its writer saw: whatever that says is completed lies before the
-block. At the head the space's own frontier says it, read in the same statement. So a reader goes through the *marks* of
-the blocks, not through their messages, and what it reads then, in a *step*, are the blocks with messages of epochs that
-are completed by the end of the step and were not at its beginning. A block with messages of later epochs stays behind,
-and is read once more for these: nothing is kept in memory but marks.
+An epoch's messages lie wherever they were published, among those of others, and may be delivered once the epoch is
+completed. Each block has the lower frontier that its writer saw: all messages of epochs completed by that lie before
+the block. At the head the space's own frontier counts, read in the same statement. So a reader goes through the *marks*
+of the blocks, not through their messages, and what it reads then, in a *step*, are the blocks with messages of epochs
+that are completed by the end of the step and were not at its beginning. A block with messages of later epochs stays
+behind, and is read once more for these: nothing is kept in memory but marks.
 
 The first offset whose block stays behind is the position, and what is consumed beyond it a `ConsumedFrontier`; both
 move on together, step by step.
@@ -33,7 +33,7 @@ from sublet_storage.log.block import EpochBounds
 
 PAGE_MARKS: Final = 2048
 MAX_BLOCKS_SCANNED: Final = 20_000
-"""A step ends sooner where so many looks at blocks were in vain, as among many of epochs far in the future."""
+"""How many blocks are looked at in vain before a step ends early, as among many of epochs far in the future."""
 
 _FIRST, _END = attrgetter("first"), attrgetter("end")
 
@@ -64,7 +64,7 @@ class BlockSummary:
     epochs: EpochBounds | None
 
     def has_same_epochs(self, behind: BlockSummary) -> bool:
-        """Whether one that follows at once says the same."""
+        """Whether a mark that follows at once is equal."""
         return (self.end, self.lower, self.epochs) == (behind.first, behind.lower, behind.epochs)
 
 
@@ -102,7 +102,7 @@ def read_block_summaries(
 
 
 def read_stream_frontiers(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int, BlockSummaries]:
-    """Where these streams end and what is completed in their spaces, without the marks of their blocks."""
+    """Return where these streams end and what is completed in their spaces, without the marks of their blocks."""
     rows = conn.execute(_LOWERS, (list(stream_ids),), prepare=True)
     return {
         stream_id: BlockSummaries((), head, closed, lower_frontier_from_text(lower))
@@ -112,8 +112,8 @@ def read_stream_frontiers(conn: psycopg.Connection[Any], stream_ids: Iterable[in
 
 @dataclass(frozen=True, slots=True)
 class BlockRun:
-    """Blocks of [start, end) that follow on one another, to be read in one go. `is_fully_wanted`: all in them is
-    wanted."""
+    """Blocks of [start, end) that follow on one another, to be read together. `is_fully_wanted`: all messages in them
+    match."""
 
     start: int
     end: int
@@ -123,9 +123,10 @@ class BlockRun:
 
 @dataclass(frozen=True, slots=True)
 class EpochStep:
-    """What is to be given out next, and the position and frontier after that.
+    """What is delivered next, and the position and frontier after that.
 
-    `start_frontier` is the frontier until then: wanted is what that wants, and `consumed` does not any more.
+    `start_frontier` is the frontier until then: the messages delivered are those it admits, and `consumed` no longer
+    does.
     """
 
     runs: tuple[BlockRun, ...]
@@ -135,7 +136,7 @@ class EpochStep:
 
     @property
     def max_messages(self) -> int:
-        """At most so many."""
+        """At most `count` of them."""
         return sum(run.end - run.start for run in self.runs)
 
     @property
@@ -148,7 +149,7 @@ class EpochStep:
         return any(run.start < end and start < run.end for run in self.runs)
 
     def filter_batch(self, run: BlockRun, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The messages of a batch that are in the run and wanted."""
+        """Return the messages of a batch that are in the run and match."""
         offsets = batch.column("offset")
         if len(offsets) and offsets[-1].as_py() >= run.end:
             batch = batch.slice(0, pc.sum(pc.less(offsets, run.end)).as_py())
@@ -201,7 +202,7 @@ class EpochStepPlanner:
             self.lower = marks.lower
 
     def next_step(self, limit_bytes: int) -> EpochStep | None:
-        """The furthest step of about so many bytes, at least the smallest there is; None if there is none yet."""
+        """Return the furthest step of about `max_bytes`, at least the smallest there is; None if there is none yet."""
         best = None
         for draft in self._drafts():
             if best is not None and (draft.size > limit_bytes or draft.looks > MAX_BLOCKS_SCANNED):
@@ -215,19 +216,20 @@ class EpochStepPlanner:
         return self._step(wanted[:count], reached)
 
     def step_to(self, upto: int, lower: LowerFrontier | None) -> EpochStep:
-        """The step to where all that lies before `offset_completed_by`, which is known, and is completed by `lower` is
-        consumed."""
+        """Return the step to where all that lies before `offset_completed_by`, which is known, and is completed by
+        `lower` is consumed."""
         reached = self.consumed.advanced_to(max(upto, self.consumed.upto), lower)
         before = (mark for mark in self._waiting if mark.first < reached.upto)
         cut = (mark if mark.end <= reached.upto else replace(mark, end=reached.upto) for mark in before)
         return self._step([mark for mark in cut if _touches(mark, self.consumed, reached)], reached)
 
     def completed_frontiers(self) -> set[LowerFrontier]:
-        """What the writers of the blocks that are left to read saw completed, and what is completed at the end."""
+        """Return what the writers of the blocks that are left to read saw completed, and what is completed at the
+        end."""
         return {lower for lower in (self.lower, *(mark.lower for mark in self._waiting)) if lower is not None}
 
     def offset_completed_by(self, lower: LowerFrontier) -> int:
-        """An offset before which all lies that is completed by then."""
+        """Return an offset before which all lies that is completed by then."""
         seen = (mark.first for mark in self._waiting if mark.lower is not None and lower.is_at_or_before(mark.lower))
         return next(seen, self.scanned)
 
@@ -245,7 +247,7 @@ class EpochStepPlanner:
         self.scanned = max(self.scanned, position)
 
     def _append(self, mark: BlockSummary) -> None:
-        """Of blocks that cannot be told apart one mark is enough, however long an epoch is."""
+        """Merge marks of blocks that are equal: one is enough, however long an epoch is."""
         last = self._waiting[-1] if self._waiting else None
         if (
             last is not None
@@ -258,8 +260,8 @@ class EpochStepPlanner:
             self._waiting.append(mark)
 
     def _drafts(self) -> Iterator[_Draft]:
-        """The draft at each place where a step may end. Places where no step ended are not gone through again, however
-        many blocks come while there is none."""
+        """Yield the draft at each place where a step may end. Places where no step ended are not gone through again,
+        however many blocks come while there is none."""
         for mark, behind in pairwise(self._waiting[self._drafted :]):
             self._draft.go_on((mark,), max(behind.first, self.consumed.upto), behind.lower)
             self._drafted += 1
@@ -272,7 +274,7 @@ class EpochStepPlanner:
         self._draft, self._drafted = _Draft(self.consumed), 0
 
     def _before(self, offset: int) -> int:
-        """How many of the blocks that wait end there or before. However many do not, nobody looks at them."""
+        """Return how many of the waiting blocks end there or before, without looking at the others."""
         return bisect_right(self._waiting, offset, key=_END)
 
     def _step(self, wanted: Iterable[BlockSummary], reached: ConsumedFrontier) -> EpochStep:
@@ -358,12 +360,12 @@ def _stays(mark: BlockSummary, reached: ConsumedFrontier) -> bool:
 def _is_clean(mark: BlockSummary, begun: ConsumedFrontier, reached: ConsumedFrontier) -> bool:
     epochs = mark.epochs
     if mark.first < begun.upto and (epochs is None or epochs.has_unset):
-        return False  # of messages without an epoch only those that are new are wanted
+        return False  # of messages without an epoch only new ones match
     return epochs is None or (all(map(begun.needs, epochs.least)) and not any(map(reached.needs, epochs.greatest)))
 
 
 def _may_come(epochs: pa.Array, lower: LowerFrontier | None) -> pa.Array:
-    """Of each epoch (none is null), whether it is at or after one of the frontier's."""
+    """Return for each epoch (none is null) whether it is at or after one of the frontier's."""
     if lower is None:
         return pa.repeat(pa.scalar(True), len(epochs))
     found = pa.repeat(pa.scalar(False), len(epochs))

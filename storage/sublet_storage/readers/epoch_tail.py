@@ -1,10 +1,10 @@
-"""Reading what a filter matches, without a group, in whole epochs (after Strymon's subscriber).
+"""Reads all streams that match a filter in entire epochs, without a group (after Strymon's subscriber).
 
 First comes a snapshot of the frontiers; from then on data, and the lower frontier whenever it has moved. A frontier is
-given only after all that was published in the epochs that it completes.
+returned only after all that was published in the epochs that it completes.
 
-Heads and frontiers are taken in one statement, the streams are read up to these heads, then the frontier is given: what
-was published in an epoch that it has passed lies below these heads, by the order in which publishers write.
+Heads and frontiers are taken in one statement, the streams are read up to these heads, then the frontier is returned:
+what was published in an epoch that it has passed lies below these heads, by the order in which publishers write.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class EpochMessages:
 
 
 EpochTailItem = FrontierSnapshot | EpochMessages | LowerFrontier
-"""A `LowerFrontier` says that epochs that are not at or after it are completed, and were given whole or not at all."""
+"""Epochs that are not at or after a `LowerFrontier` are completed, and were delivered completely or not at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +67,13 @@ class _Look:
 
 
 class EpochTailReader:
-    """What a filter matches, in whole epochs. It holds no connection: each call is given one. Not thread-safe.
+    """The messages that match a filter, in entire epochs. It has no connection: each call is given one. Not
+    thread-safe.
 
     `begin`: `latest`, the epochs that begin after the snapshot; `active`, those too that are not completed, from
-    history; `earliest`, all of which retention has taken nothing. Messages without an epoch are always given: from the
-    snapshot on, or from history. `whole=False`: all messages, epochs in part too. `on_data_loss` is told of messages
-    that retention has taken; where whole epochs were among them `read_available` raises `PositionGone`.
+    history; `earliest`, all of which retention has taken nothing. Messages without an epoch are always returned: from
+    the snapshot on, or from history. `whole=False`: all messages, epochs in part too. `on_data_loss` is called with
+    messages that retention has taken; where entire epochs were among them `read_available` raises `PositionGone`.
 
     Raises `InvalidEpoch` where the spaces' epochs cannot be compared.
     """
@@ -104,10 +105,11 @@ class EpochTailReader:
         return any(self._left_out(space_id) is not None for space_id in self._reading.spaces)
 
     def read_available(self, conn: psycopg.Connection[Any]) -> Iterator[EpochTailItem]:
-        """Everything unread that is there now, then the lower frontier if it has moved; then it ends.
+        """Iterate over everything unread that is there now, then the lower frontier if it has moved; then it ends.
 
-        The very first message is the snapshot. Raises `PositionGone` when retention was faster, and an epoch is not
-        whole; as a `Tail` does where payloads cannot be had."""
+        The very first item is the snapshot. Raises `PositionGone` when retention was faster, and an epoch is
+        incomplete; like a `Tail` where payloads cannot be read.
+        """
         if self._torn is not None:
             raise self._torn
         if not self._introduced:
@@ -117,13 +119,14 @@ class EpochTailReader:
         while due := self._due(look):
             for place in due:
                 yield from self._read(conn, place, look)
-        self._reading.raise_read_error()  # before the frontier is told
+        self._reading.raise_read_error()  # before the frontier is returned
         before, self._selection = self._selection.announced, self._selection.advanced_to(look.lowers)
         if self._selection.announced is not None and self._selection.announced != before:
             yield self._selection.announced
 
     def _look(self, conn: psycopg.Connection[Any]) -> _Look:
-        """All matching streams, of one instant: while some were closed, others have opened that are not known yet."""
+        """Return all matching streams, of one instant: while some were closed, others have opened that are not known
+        yet."""
         while True:
             look = _look(conn, self._reading.open_streams)
             self._reading.look(look.heads)
@@ -134,7 +137,7 @@ class EpochTailReader:
                 return _Look({}, {})
 
     def _due(self, look: _Look) -> list[StreamCursor]:
-        """The streams that are to be read before the frontier may be told, as far as it is their turn."""
+        """Return the streams that are to be read before the frontier may be returned, as far as it is their turn."""
         heads = look.heads
         return [
             p for p in self._reading.readable_cursors() if p.stream_id in heads and p.position < heads[p.stream_id].head

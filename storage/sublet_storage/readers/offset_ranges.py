@@ -1,4 +1,4 @@
-"""What there is to read again: from where to where in each stream, at one instant; without a group or a trace."""
+"""The offset ranges of a batch read: from where to where in each stream, at one instant, without a group."""
 
 from __future__ import annotations
 
@@ -44,8 +44,9 @@ class OffsetRange:
 def list_offset_ranges(
     conn: psycopg.Connection[Any], filter: Filter, start: StartingPosition, end: StartingPosition
 ) -> list[OffsetRange]:
-    """What lies between the two in all streams that retention has left and that can match, open or closed, in the order
-    of their generations; all of one snapshot. A time is that of the first message that was appended then or later."""
+    """Return what lies between the two in all streams that retention has left and that can match, open or closed, in
+    the order of their generations; all of one snapshot. A time is that of the first message that was appended then or
+    later."""
     with conn.transaction():
         conn.execute("set transaction isolation level repeatable read, read only")
         wanted = read_generation_filters(conn).matching(filter)

@@ -1,4 +1,4 @@
-"""Reading what a filter matches, across all streams and generations, without a group and without a trace.
+"""Reads all streams and generations that match a filter, without a group and without storing anything.
 
 A stream is read only when all its ancestors have been read to their ends, whatever lies between, so that messages of
 one key come in the order they were published. Between different streams there is no order.
@@ -127,13 +127,13 @@ class MultiStreamReader:
         return self._closures or not self.open_streams
 
     def readable_cursors(self) -> list[StreamCursor]:
-        """The streams of which there is something to read now, each for a step or more."""
+        """Return the streams of which there is something to read now, each for a step or more."""
         waiting = self._waiting()
         return [each for each in self._places.values() if self._unread(each) and each.stream_id not in waiting]
 
     def raise_read_error(self) -> None:
-        """To be called when it is nobody's turn. Raises what hinders a stream whose payloads could not be had, if there
-        is one: `PoisonBlock`, `PayloadUnavailable`. All such streams may be read again then."""
+        """Called when no stream can be read. Raises the error of a stream whose payloads could not be read, if there is
+        one: `PoisonBlock`, `PayloadUnavailable`. All such streams may be read again then."""
         troubles = [place.read_error for place in self._places.values() if place.read_error is not None]
         for place in self._places.values():
             place.read_error = None
@@ -148,11 +148,12 @@ class MultiStreamReader:
         left_out: ExcludedEpochs | None = None,
         until: int | None = None,
     ) -> TailPage:
-        """The next page of a stream, at least one block; without the epochs that are to be left out, and up to before
-        the offset `until`, which lies ahead. Nothing where a payload cannot be had: others come first, then
+        """Return the next page of a stream, at least one block; without the epochs that are to be left out, and up to
+        before the offset `until`, which lies ahead. Nothing where a payload cannot be had: others come first, then
         `raise_read_error`.
 
-        Raises `PositionBeyondHead` over a connection to another timeline of the database than that of the beginning."""
+        Raises `PositionBeyondHead` over a connection to another timeline of the database than that of the beginning.
+        """
         start = place.position
         self.check_timeline(timeline_of(conn))
         try:
@@ -244,8 +245,8 @@ class MultiStreamReader:
         return not place.is_done and place.position < place.head and place.read_error is None
 
     def _waiting(self) -> set[int]:
-        """Those with an ancestor that was not read to its end; parents come before their children here. Such as are
-        unknown here hold nothing that matches."""
+        """Return those with an ancestor that was not read to its end; parents come before their children here. Such as
+        are unknown here hold nothing that matches."""
         waiting: set[int] = set()
         for stream_id, place in self._places.items():
             above = (self._places.get(parent) for parent in place.parents)
@@ -256,7 +257,7 @@ class MultiStreamReader:
 
 @dataclass(slots=True)
 class Tail:
-    """A `Reading` on one connection. `on_data_loss` is told of what retention has taken. Not thread-safe."""
+    """A `Tail` on one connection. `on_data_loss` is called with what retention has taken. Not thread-safe."""
 
     conn: psycopg.Connection[Any]
     filter: Filter
@@ -293,7 +294,7 @@ class Tail:
 
 
 def list_matching_streams(conn: psycopg.Connection[Any], filter: Filter, after: int = 0) -> list[StreamCursor]:
-    """The streams that match, with ids above `after`, by the filters that generations were filled under, in one
+    """Return the streams that match, with ids above `after`, by the filters that generations were filled under, in one
     snapshot."""
     with conn.transaction():
         conn.execute("set transaction isolation level repeatable read, read only")
@@ -307,7 +308,7 @@ def list_matching_streams(conn: psycopg.Connection[Any], filter: Filter, after: 
 
 
 def _first_position(conn: psycopg.Connection[Any], place: StreamCursor, begin: TailStart) -> int:
-    """Where to begin in a stream. Raises `PositionBeyondHead` for a bookmark that cannot be."""
+    """Return where to begin in a stream. Raises `PositionBeyondHead` for a bookmark that cannot be."""
     if isinstance(begin, Bookmark):
         return _marked_position(place, begin)
     if begin == "latest" or place.is_gone:

@@ -1,4 +1,4 @@
-"""What exists: reading the spaces and the streams. Changing them is `sublet_storage.spaces.spaces`."""
+"""Reads spaces and streams; `sublet_storage.spaces.spaces` changes them."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ select f.filter, exists (select from generation g where g.filter = f.filter and 
 
 
 def list_spaces(conn: psycopg.Connection[Any], include_dropped: bool = False) -> list[Space]:
-    """The spaces by name; dropped ones too, whose messages may be retained still, if asked."""
+    """Return the spaces by name; if requested also dropped ones, whose messages may still be retained."""
     where = "" if include_dropped else "where dropped_at is null"
     return [_space(*row) for row in conn.execute(f"select {_SPACE} from space {where} order by name, space_id")]
 
 
 def find_space(conn: psycopg.Connection[Any], name: str) -> Space:
-    """The space of that name. Raises `UnknownSpace`, which names those that exist."""
+    """Return the space of that name. Raises `UnknownSpace`, which names those that exist."""
     return find_space_in(name, list_spaces(conn))
 
 
@@ -59,12 +59,12 @@ def open_streams(conn: psycopg.Connection[Any]) -> tuple[StreamInfo, ...]:
 
 
 def generation_streams(conn: psycopg.Connection[Any], generation_id: int) -> tuple[StreamInfo, ...]:
-    """The streams of one generation, open or closed, in the order of ids."""
+    """Return the streams of one generation, open or closed, in the order of ids."""
     return _streams(conn, "where generation_id = %s", generation_id)
 
 
 def routing_table(conn: psycopg.Connection[Any]) -> tuple[tuple[Space, ...], tuple[StreamInfo, ...]]:
-    """The live spaces and their open streams, of one instant: what a publisher routes by."""
+    """Return the live spaces and their open streams, of one instant: what a publisher routes by."""
     spaces: dict[int, Space] = {}
     streams = []
     for stream_id, space_id, generation_id, low, high, head, *settings in conn.execute(_ROUTING):
@@ -75,7 +75,7 @@ def routing_table(conn: psycopg.Connection[Any]) -> tuple[tuple[Space, ...], tup
 
 
 def read_generation_filters(conn: psycopg.Connection[Any]) -> GenerationFilters:
-    """The filters of all generations, in one statement and so of one instant."""
+    """Return the filters of all generations, in one statement and so of one instant."""
     rows = conn.execute(_FILLED).fetchall()
     return GenerationFilters(
         filters=tuple(Filter(text) for text, _, _ in rows),

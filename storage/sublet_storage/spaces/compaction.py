@@ -1,10 +1,10 @@
-"""Merging tiny blocks into larger ones: same offsets, same content, same order.
+"""Merges small blocks into larger ones: same offsets, same content, same order.
 
 A trickle of messages leaves one block each, which costs eight times the bytes and a row per message to read. Blocks
 never change once written, so a run of neighbours can be replaced by their concatenation in one transaction; a reader
-sees the old or the new rows, and slices a block that begins before its position. Blocks that differ in what they say
-of epochs and frontiers are not merged: a replay must see frontiers where they mattered. When each of them was appended
-is kept, so that a window by time holds what it held.
+sees the old or the new rows, and slices a block that begins before its position. Blocks that differ in their epochs and
+frontiers are not merged: a replay must see frontiers where they mattered. The time at which each of them was appended
+is stored, so that a window by time has the same messages as before.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BLOCK_MESSAGES = 1000
 BLOCK_BYTES = 256 * 1024
 SCANNED = 5000
 
-# Each statement is about one generation, and names its partition. To the table as a whole the server would look up all
+# Each statement is about one generation, and names its partition. For the table itself the server would look up all
 # partitions that there are, for each new connection and each rollover.
 
 # Of the streams with enough blocks that are small, in messages and in bytes, those with enough that have a neighbour to
@@ -92,7 +92,7 @@ values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"""
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A block as it is looked at: `frontiers` is what it says of epochs."""
+    """A block as it is looked at: `frontiers` has its epochs and frontiers."""
 
     end_offset: int
     count: int
@@ -111,8 +111,8 @@ def compact_stream(
 ) -> int:
     """Merge runs of blocks smaller than half the target, appended longer ago than `older_than_s`; blocks saved.
 
-    One transaction per run, on an autocommit connection. A run that somebody else merged meanwhile is left alone. So is
-    a block that cannot be decoded: the first such `PoisonBlock` is raised when all others are merged.
+    One transaction per run, on an autocommit connection. A run that was merged meanwhile is left alone. So is a block
+    that cannot be decoded: the first such `PoisonBlock` is raised when all others are merged.
     """
     found = conn.execute(
         "select s.generation_id, p.compression from stream s join space p using (space_id)"
@@ -157,8 +157,7 @@ def fragmented_streams(
 def newly_fragmented(
     conn: psycopg.Connection[Any], guard: Guard | None = None, at_least: int = 100, older_than_s: float = 60.0
 ) -> list[int]:
-    """The same among streams with blocks that nobody has looked at yet; the others are not looked at again before there
-    are more."""
+    """Merge among streams with new blocks; the others are not looked at again before they have more."""
     unseen = conn.execute(_UNSEEN).fetchall()
     seen = [(stream_id, head) for _, stream_id, head, is_gone in unseen if is_gone]
     among = [(generation_id, stream_id) for generation_id, stream_id, _, is_gone in unseen if not is_gone]
@@ -185,7 +184,7 @@ def _by_generation(streams: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
 def _of_partition(
     conn: psycopg.Connection[Any], statement: str, generation_id: int, asked: dict[str, Any]
 ) -> list[tuple[int, int]]:
-    """The answer of a generation's partition; nothing where that was dropped meanwhile."""
+    """Return the answer of a generation's partition; nothing where that was dropped meanwhile."""
     with contextlib.suppress(psycopg.errors.UndefinedTable):
         return conn.execute(_about(statement, generation_id), asked).fetchall()
     return []
@@ -245,7 +244,7 @@ def _merge(
     guard: Guard | None,
     run: list[Row],
 ) -> int:
-    """Replace the run by one block with the same end, which knows when its pieces were appended."""
+    """Replace the run by one block with the same end, which has the times when its pieces were appended."""
     ends = [row.end_offset for row in run]
     with conn.transaction():
         if guard is not None:
@@ -282,8 +281,8 @@ def _merge(
 def pieces(
     blocks: Iterable[tuple[int, _Time, Sequence[int] | None, Sequence[_Time] | None]],
 ) -> tuple[list[int], list[_Time]]:
-    """Where what was appended later than all before it begins in the merged block, and when that was. Of each block:
-    its messages, when it was appended, and of a merged one its own pieces.
+    """Return where what was appended later than all before it begins in the merged block, and when that was. Of each
+    block: its messages, when it was appended, and of a merged one its own pieces.
 
     A clock that was set back makes no piece: the first message at or after a time is the same without.
     """

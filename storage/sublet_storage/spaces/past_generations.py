@@ -1,9 +1,9 @@
-"""Generations of which nothing is left: their rows are deleted once every group is past them.
+"""Deletes the rows of generations without messages, once every group is past them.
 
-A closed generation without a message is declared gone at once, as there is nothing to be kept. When the partition of a
-gone one is dropped, only rows are left: its own, those of its streams, and what groups have finished. They go in small
-steps under the maintenance term. The streams that descend from a deleted one get its parents instead of it, so that
-they wait for whatever is unread before it.
+A closed generation without a message is declared gone at once, as there is nothing to be retained. When the partition
+of a gone one is dropped, only rows are left: its own, those of its streams, and what groups have finished. They go in
+small steps under the maintenance term. The streams that descend from a deleted one get its parents instead of it, so
+that they wait for whatever is unread before it.
 
 What is left behind is a floor: `space.lost_stream` and `lost_generation`, the newest that had messages. A position in a
 stream that is no more was in messages that are gone, up to there; behind it, in nothing.
@@ -19,10 +19,10 @@ from sublet_protocol.domain.topics import Filter
 from sublet_storage.db.store_connection import Guard
 
 STEP = 20
-"""So many generations are looked at in one pass."""
+"""How many generations are looked at in one pass."""
 
 REST_S = 60.0
-"""For so long a generation stays after it was closed: who reads it hears of its end from its rows."""
+"""How long a generation stays after it was closed: its readers find its end in its rows."""
 
 _READ_GENERATIONS = """
 select generation_id from generation
@@ -121,7 +121,7 @@ def _see(conn: psycopg.Connection[Any], guard: Guard | None, parameters: dict[st
 
 
 def _delete(conn: psycopg.Connection[Any], guard: Guard | None, generation_id: int, wanted: bool) -> bool:
-    """`wanted`: a group has not noticed the generation yet: it is to hear of what it has lost."""
+    """`wanted`: a group has not noticed the generation yet and has to find what it has lost."""
     with conn.transaction():
         if guard is not None:
             guard(conn)

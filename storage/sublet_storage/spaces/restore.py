@@ -1,6 +1,6 @@
-"""Bringing payloads back into Postgres: read, checked, stored again; their objects are doomed in that transaction.
+"""Restores payloads into Postgres: read, checked, stored again; their objects are doomed in that transaction.
 
-What cannot be brought back holds up nothing else: it stays where it is, and is told in the end.
+What cannot be restored holds up nothing else: it stays where it is, and is reported at the end.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _bring(conn: Connection, owner: BlockOwner, rows: list[tuple[Any, ...]], lef
 
 
 def _reported(brought: int, left: int, first: Exception) -> Exception:
-    """What hindered the first, which names it, and how much else there is."""
+    """Return what hindered the first, which names it, and how much else there is."""
     before = f"{brought} payloads are back in Postgres, and {left} are not. The first: "
     if isinstance(first, PoisonBlock):
         return type(first)(first.stream_id, first.offsets, first.why, before)

@@ -1,13 +1,13 @@
-"""Ending what is too old, generation by generation.
+"""Retention: drops messages that are too old, generation by generation.
 
 A closed generation older than its space's retention is first declared gone, and that is committed: from then on every
-read says so. Then its partition is detached and dropped, which holds up no reader, and takes no scan but of the rows,
-without payloads, of a space that has had a place for these: what they name there is doomed. Every step can be repeated:
-a pass that was interrupted, or did not get a lock in time, is finished by the next one.
+read reports it. Then its partition is detached and dropped, which holds up no reader, and takes no scan but of the
+rows, without payloads, of a space that has had a payload location: what they name there is doomed. Every step can be
+repeated: a pass that was interrupted, or did not get a lock in time, is finished by the next one.
 
-Unfinished `$queue` groups hold their messages back, as does any group with the option `holds_retention`. Whoever
-creates or resets a group excludes this by a lock on the table `space`: so retention sees the group with what it is
-promised, or the group sees that this is gone.
+Unfinished `$queue` groups hold their messages back, as does any group with the option `holds_retention`. Creating or
+resetting a group excludes this by a lock on the table `space`: so retention sees the group with its positions, or the
+group sees that they are gone.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from sublet_storage.spaces.rollover import partition_table
 LOCK_TIMEOUT_S = 2.0
 PRODUCER_RETENTION_S = 7 * 86400.0
 PRODUCERS_STEP = 200
-"""So many rows of producers are looked at in one pass."""
+"""How many rows of producers are looked at in one pass."""
 
 _LATER = (
     psycopg.errors.LockNotAvailable,
     psycopg.errors.DeadlockDetected,
     psycopg.errors.ObjectInUse,
     psycopg.errors.ObjectNotInPrerequisiteState,  # the detach of another partition is pending
-    psycopg.errors.UndefinedTable,  # somebody else was faster
+    psycopg.errors.UndefinedTable,  # another process was faster
 )
 
 _ENDING = "select space_id, retention_s from space where retention_s is not null order by space_id"
@@ -43,7 +43,7 @@ select group_id, filter from consumer_group
  where deleted_at is null and (kind = 'queue' or options ->> 'holds_retention' = 'true')"""
 
 # Of one space: what is over is few of many, which the server can only know where it is given the time.
-# A holder without a row for a stream of a generation younger than itself was not told of it yet: it wants all of it.
+# A holder without a row for a stream of a younger generation has not noticed it yet: it needs all of it.
 _DECLARE_GONE = """
 update generation g set state = 'gone'
  where g.space_id = %(space)s and g.state = 'closed' and g.closed_at <= now() - make_interval(secs => %(retention)s)
@@ -100,11 +100,11 @@ def apply_retention(conn: psycopg.Connection[Any], guard: Guard | None = None) -
 
 
 def mark_expired_gone(conn: psycopg.Connection[Any], guard: Guard | None = None) -> list[int]:
-    """Commit state gone for every generation past its retention that nobody holds back; their ids."""
+    """Commit state gone for every generation past its retention that no group holds back; return their ids."""
     with conn.transaction():
         if guard is not None:
             guard(conn)
-        conn.execute("lock table space in row exclusive mode")  # against whoever holds it shared
+        conn.execute("lock table space in row exclusive mode")  # against processes that hold it shared
         holders = [(group_id, Filter(text)) for group_id, text in conn.execute(_HOLDERS)]
         generations = read_generation_filters(conn).filters
         pairs = [(one.text, group) for one in generations for group, filter in holders if one.intersects(filter)]
@@ -142,7 +142,7 @@ class IdleProducers:
         self._idle_s, self._step, self._after = idle_s, step, _FIRST
 
     def __call__(self, conn: psycopg.Connection[Any], guard: Guard | None = None) -> int:
-        """How many are forgotten."""
+        """Return how many are forgotten."""
         with conn.transaction():
             if guard is not None:
                 guard(conn)

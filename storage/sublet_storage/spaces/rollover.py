@@ -1,9 +1,8 @@
-"""How generations end and begin.
+"""Rollover: closes the open streams of spaces, and opens the next generations.
 
-In one transaction the open streams of every space concerned are closed and the next generations opened, so that no key
-has two open streams at any instant. The parents of a new stream are the streams closed in that transaction from which
-one of its keys may come; a group lends a child only after all its parents are consumed, and so the order of each key
-survives the move.
+All in one transaction, so that no key has two open streams at any instant. The parents of a new stream are the streams
+closed in that transaction from which one of its keys may come; a group grants a child only after all its parents are
+consumed, and so the order of each key survives the move.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ def _parents(closed: list[_Parent], space: Space, range_: HashRange, changed: in
 
 
 def _open_generation(conn: psycopg.Connection[Any], space: Space) -> int:
-    """The next generation with its partition: LIKE and ATTACH, which wait for no reader and hold none up."""
+    """Return the next generation with its partition: LIKE and ATTACH, which wait for no reader and hold none up."""
     row = conn.execute(
         "insert into generation (space_id, ordinal, filter) select %(space)s, coalesce(max(ordinal) + 1, 0), %(filter)s"
         " from generation where space_id = %(space)s returning generation_id",
@@ -103,7 +102,7 @@ def _open_generation(conn: psycopg.Connection[Any], space: Space) -> int:
 
 
 def partition_table(generation_id: int) -> sql.Identifier:
-    """The table that holds the blocks of a generation."""
+    """Return the table that holds the blocks of a generation."""
     return sql.Identifier(f"block_{generation_id}")
 
 

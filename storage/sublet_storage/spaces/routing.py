@@ -1,7 +1,7 @@
-"""Which stream a message belongs to: spaces by topic, streams by the hash of the key. Pure; no database.
+"""Which stream a message belongs to: spaces by topic, streams by the hash of the key; pure.
 
-A topic belongs to the most specific space whose filter matches it. Inside the space, the 64-bit hash of the key (of
-the topic, for a message without a key) falls into the half-open range of exactly one open stream.
+A topic belongs to the most specific space whose filter matches it. Inside the space, the 64-bit hash of the key (of the
+topic, for a message without a key) falls into the half-open range of exactly one open stream.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class StreamInfo:
 
 
 def hash_key(key: bytes | None, topic: str) -> int:
-    """The place of a message on the ring: xxh3_64 with seed 0 of its key, or of its topic if it has none."""
+    """Return the place of a message on the ring: xxh3_64 with seed 0 of its key, or of its topic if it has none."""
     return xxhash.xxh3_64_intdigest(topic.encode() if key is None else key)
 
 
@@ -90,15 +90,15 @@ def moves_topics(before: Space, after: Space, changed: int) -> bool:
 
 
 def find_space_for(topic: str, spaces: Iterable[Space]) -> Space | None:
-    """The most specific space that matches; None only where there is no catch-all space."""
+    """Return the most specific space that matches; None only where there is no catch-all space."""
     matching = (space for space in spaces if space.filter.matches(topic))
     return min(matching, key=lambda space: space.filter.specificity, default=None)
 
 
 def candidate_filters(filter: Filter, filters: Iterable[Filter]) -> frozenset[Filter]:
-    """Of the live spaces' filters, those under which messages published now may match a group's filter.
+    """Return, of the live spaces' filters, those under which messages published now may match a group's filter.
 
-    Those that intersect it, minus those in the shadow of a more specific one that covers it whole.
+    Those that intersect it, minus those in the shadow of a more specific one that covers it entirely.
     """
     intersecting = [one for one in filters if one.intersects(filter)]
     covering = [one.specificity for one in intersecting if one.covers(filter)]
@@ -119,7 +119,7 @@ class GenerationFilters:
     """The largest generation id; 0 if there is none."""
 
     def matching(self, filter: Filter) -> dict[Filter, bool]:
-        """{filter of generations with messages for a group: True if an open one of it gets such messages too}.
+        """Return {filter of generations with messages for a group: True if an open one of it gets such messages too}.
 
         A closed generation may have been in a shadow that is gone, or not in one that is there now: it is always
         wanted, at the price of reading in vain.
@@ -141,11 +141,11 @@ class HashRing:
         self._by_arc = self._arcs()
 
     def index(self, hashed: int) -> int:
-        """The index in `streams` of the one whose range contains the hash."""
+        """Return the index in `streams` of the one whose range contains the hash."""
         return bisect_right(self._starts, hashed) - 1
 
     def stream_id(self, hashed: int) -> int:
-        """The id of the stream whose range contains the hash."""
+        """Return the id of the stream whose range contains the hash."""
         return self._ids[bisect_right(self._starts, hashed) - 1]
 
     def stream_ids(self, hashes: Iterable[int]) -> list[int]:
@@ -157,7 +157,8 @@ class HashRing:
         return [ids[bisect_right(starts, hashed) - 1] for hashed in hashes]
 
     def _arcs(self) -> list[int]:
-        """The stream of each of `MAX_SHARDS` equal arcs of the ring, if none is cut: looking up is then no search."""
+        """Return the stream of each of `MAX_SHARDS` equal arcs of the ring, if none is cut: looking up is then no
+        search."""
         if any(start % _ARC for start in self._starts):
             return []
         cuts = pairwise([*self._starts, RING])

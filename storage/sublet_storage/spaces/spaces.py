@@ -1,4 +1,4 @@
-"""Creating, altering, dropping, rolling over and resharding spaces.
+"""Creates, alters, drops, rolls over and reshards spaces.
 
 Which spaces a change concerns is decided here; how their generations end and begin is `sublet_storage.spaces.rollover`.
 Changes exclude each other by a lock on the table `space`; appends and reads go on meanwhile, and are held up only for
@@ -125,9 +125,9 @@ def drop_space(
     purge: bool = False,
     space_id: int | None = None,
 ) -> None:
-    """Its topics fall to the next less specific spaces; what is stored stays until its retention ends, or `ends` now,
-    as by retention. `check` may raise once nobody can publish to it any more: then nothing has happened. `space_id`:
-    this one, and none that has come by its name since; raises `Conflict` for such a one."""
+    """Drop it: its topics fall to the next less specific spaces; what is stored stays until its retention ends, or
+    `ends` now, as by retention. `check` may raise once no publisher can use it any more: then nothing has happened.
+    `space_id`: this one, and none that has come by its name since; raises `Conflict` for such a one."""
     check_droppable(name)
 
     def drop() -> None:
@@ -157,7 +157,7 @@ def check_droppable(name: str) -> None:
 
 
 def find_fallback_spaces(spaces: list[Space], space: Space) -> list[Space]:
-    """The other spaces that its topics fall to when it is dropped."""
+    """Return the other spaces that its topics fall to when it is dropped."""
     return _affected(spaces, space)
 
 
@@ -191,7 +191,7 @@ def rollover_due(conn: psycopg.Connection[Any], guard: Guard | None = None, only
 
 
 def list_overdue_rollovers(conn: psycopg.Connection[Any]) -> list[str]:
-    """The names of the spaces that `rollover_due` would roll over now; no lock is taken."""
+    """Return the names of the spaces that `rollover_due` would roll over now; no lock is taken."""
     return [space.name for space in _due(conn, list_spaces(conn))]
 
 
@@ -290,7 +290,8 @@ def _row(space: Space) -> tuple[object, ...]:
 
 
 def _affected(spaces: list[Space], *changed: Space) -> list[Space]:
-    """The other spaces that win or lose topics: less specific, and sharing some with a form of the changed one."""
+    """Return the other spaces that win or lose topics: less specific, and sharing some with a form of the changed
+    one."""
     return [
         space
         for space in spaces

@@ -1,11 +1,11 @@
-"""Moving payloads out of Postgres: an object first, then the row that names it.
+"""Moves payloads out of Postgres: first the object, then the row that names it.
 
-A stream's blocks are gone through once, in their order; `stream.tiered_offset` says how far. Of some blocks at a time
-it is written down which objects there will be, the objects are written, and one short transaction lets those blocks
-name them that are still what was read, and frees their payloads. Who dies in between leaves objects written down.
+A stream's blocks are gone through once, in their order; `stream.tiered_offset` has how far. Of some blocks at a time
+the objects to come are registered, the objects are written, and one short transaction lets those blocks name them that
+are still what was read, and frees their payloads. A crash in between leaves registered objects.
 
-Blocks that are smaller than `MIN_BYTES` stay: their row is as large. What could not be moved holds up nothing that
-lies behind it: each pass goes through all that follows it again, and tries it again.
+Blocks that are smaller than `MIN_BYTES` stay: their row is as large. What could not be moved holds up nothing that lies
+behind it: each pass goes through all that follows it again, and tries it again.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ select s.stream_id, s.generation_id, s.state = 'closed', s.tiered_offset, coales
  where g.state <> 'gone' and (s.state = 'closed' or %(after)s::float8 is not null)
  order by s.generation_id, s.stream_id"""
 
-# Of an open stream the next block, in its partition: to the table as a whole the server would look up all of them.
+# Of an open stream the next block, in its partition: for the table itself the server would look up all of them.
 _IS_DUE = """
 select coalesce((
   select appended_at from {block} where stream_id = %(stream)s and end_offset > %(offset)s order by end_offset limit 1
@@ -106,7 +106,7 @@ Connection = psycopg.Connection[Any]
 
 @dataclass(frozen=True, slots=True)
 class TieringResult:
-    """What was moved: so many blocks, of so many bytes. `is_complete`: there is no more to move for now."""
+    """What was moved: `blocks`, of `size` bytes. `is_complete`: there is no more to move for now."""
 
     blocks: int
     size: int
@@ -115,8 +115,8 @@ class TieringResult:
 
 @dataclass(slots=True)
 class _Stream:
-    """One with blocks that were not looked at in this pass: those behind `offset`. `done`: so far nothing was left that
-    was to be moved; null: nobody has begun. `is_patchy`: something was left in this pass."""
+    """A stream with blocks that were not looked at in this pass: those behind `offset`. `done`: so far nothing was left
+    that was to be moved; null: it has not begun. `is_patchy`: something was left in this pass."""
 
     stream_id: int
     generation_id: int
@@ -178,7 +178,7 @@ class _Mover:
         self.problems: list[Exception] = []
 
     def work(self) -> list[_Stream]:
-        """The streams with something to look at, when the place is known to be there."""
+        """Return the streams with something to look at, when the place is known to be there."""
         due = {"space": self._space.space_id, "after": self._space.tier_after_s}
         streams = [_Stream(*row) for row in self._conn.execute(_WORK, due).fetchall()]
         found = [stream for stream in streams if stream.closed or self._is_due(stream)]
@@ -210,7 +210,7 @@ class _Mover:
         stream.done = 0
 
     def _prepare(self) -> bool:
-        """A place in use has a marker, and the space knows it; False where another was told to it meanwhile."""
+        """Ensure that a location in use has a marker, and the space knows it; False where it got another meanwhile."""
         prefix = self._place.prefix
         asked = {"space": self._space.space_id, "place": self._space.payloads, "prefix": prefix}
         row = self._conn.execute(_KNOWN, asked).fetchone()
@@ -260,8 +260,8 @@ class _Mover:
         return _Block(end_offset, count, codec, payload, name, f"{self._store.location.prefix}/{name}")
 
     def _write(self, stream: _Stream, blocks: list[_Block]) -> list[_Block]:
-        """The blocks whose objects are there. Where the place hangs, what was written down is nobody's after a while:
-        it may still be written."""
+        """Return the blocks whose objects are there. Where the location hangs, what was registered is doomed after a
+        while: it may still be written."""
         with self._conn.transaction():
             self._guard(self._conn)
             registry.register_objects(
@@ -280,7 +280,7 @@ class _Mover:
     def _let_them_name(
         self, stream: _Stream, rows: Sequence[Sequence[Any]], blocks: list[_Block], written: list[_Block]
     ) -> list[_Block]:
-        """The blocks that are moved now. Of others the objects are doomed, and they are looked at again."""
+        """Return the blocks that are moved now. Of others the objects are doomed, and they are looked at again."""
         try:
             with self._conn.transaction():
                 self._guard(self._conn)
@@ -294,7 +294,7 @@ class _Mover:
                 if not self.is_over:
                     self._advance(stream, rows, min((block.end_offset for block in left), default=None))
         except Exception:
-            # Nobody names them now; and who is at it meanwhile may have forgotten those that come late.
+            # No block names them now; a writer that is still at work may have forgotten those that come late.
             if not self._conn.closed:
                 self._doom(stream, blocks)
             raise

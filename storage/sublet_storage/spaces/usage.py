@@ -1,4 +1,4 @@
-"""Who would miss a space: what is to be known before it is dropped, and what is left of it afterwards."""
+"""The groups that use a space, checked before it is dropped, and what is left of it afterwards."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ select producer_id from capability where space_id = %(space)s and expired_at is 
 
 @dataclass(frozen=True, slots=True)
 class GroupUsage:
-    """A group with messages from the space; so many of its streams are lent to members, or kept for them.
+    """A group with messages from the space; some of its streams are granted to members, or reserved for them.
 
     `unread_messages`, in so many streams, would be lost to it with the space: those that its filter passes over too.
     """
@@ -86,7 +86,8 @@ class SpaceUsage:
     producers: tuple[str, ...]
 
     def describe_losses(self) -> list[str]:
-        """Who would lose what with the space's messages, for people: a line for each group, up to `MAX_LOSSES`."""
+        """Return who would lose what with the space's messages, for people: a line for each group, up to
+        `MAX_LOSSES`."""
         losing = [one for one in self.groups if one.unread_messages]
         lines = [
             f"{one.subscription} loses {one.unread_messages} unread messages, in {one.unread_streams} streams"
@@ -95,7 +96,7 @@ class SpaceUsage:
         return lines + ([f"and {len(losing) - MAX_LOSSES} more groups lose some"] if len(losing) > MAX_LOSSES else [])
 
     def describe(self) -> list[str]:
-        """What there is of it, for people."""
+        """Return what there is of it, for people."""
         groups = [f"{one.subscription} ({one.granted_streams} of its streams lent)" for one in self.groups]
         return [
             *([f"it holds {self.messages} messages"] if self.messages else []),
@@ -116,7 +117,7 @@ class DroppedSpace:
 
 
 def list_dropped_spaces(conn: psycopg.Connection[Any]) -> list[DroppedSpace]:
-    """The spaces that were dropped and hold messages still, by name; of one name there may be several."""
+    """Return the spaces that were dropped and hold messages still, by name; of one name there may be several."""
     return [
         DroppedSpace(Space(space_id, name, Filter(filter), *settings), dropped_at, int(messages), until)
         for space_id, name, filter, *settings, dropped_at, messages, until in conn.execute(_LEFT).fetchall()
@@ -133,7 +134,7 @@ def read_usage(conn: psycopg.Connection[Any], space: Space) -> SpaceUsage:
     groups = []
     for group_id, kind, name, filter, granted in rows:
         streams, behind = unread.get(group_id, (0, 0))
-        # what it holds under an older filter of the space concerns who has not read it, and nobody else
+        # what it holds under an older filter of the space concerns only groups that have not read it
         if granted or behind or wanted[group_id].get(space.filter):
             groups.append(GroupUsage(str(Subscription(kind, name, Filter(filter))), granted, streams, behind))
     producers = tuple(row[0] for row in conn.execute(_PRODUCERS, asked))
@@ -143,7 +144,7 @@ def read_usage(conn: psycopg.Connection[Any], space: Space) -> SpaceUsage:
 def _unread(
     conn: psycopg.Connection[Any], space: Space, wanted: Mapping[int, Mapping[Filter, bool]]
 ) -> dict[int, tuple[int, int]]:
-    """{group: (streams, messages)} of those that have not read all that the space holds for them."""
+    """Return {group: (streams, messages)} of those that have not read all that the space holds for them."""
     pairs = [(group, filter.text, matching) for group, found in wanted.items() for filter, matching in found.items()]
     groups, filters, matching = map(list, zip(*pairs, strict=True)) if pairs else ([], [], [])
     asked = {"space": space.space_id, "groups": groups, "filters": filters, "matching": matching}
@@ -152,7 +153,7 @@ def _unread(
 
 
 def check_unused(conn: psycopg.Connection[Any], space: Space) -> None:
-    """Raise `Conflict`, which says who uses it and what helps."""
+    """Raise `Conflict`, with the groups that use it and the remedy."""
     if found := read_usage(conn, space).describe():
         raise Conflict(
             f"space {space.name!r} is in use: {'; '.join(found)}. Give --keep, and nothing is lost: its groups "

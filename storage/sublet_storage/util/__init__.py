@@ -1,1 +1,1 @@
-"""Helpers without a word of the domain and without SQL: retries, threads, forks, rare log lines."""
+"""Helpers without domain and SQL: retries, threads, forks, throttled logging."""

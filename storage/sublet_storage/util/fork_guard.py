@@ -1,7 +1,7 @@
-"""A process forked from one that publishes gets a copy of its publisher, without the thread that sends.
+"""Refuses the use of a publisher in a forked process, which has a copy of it without the thread that sends.
 
-Whatever was queued there would go nowhere, and whoever waited there would wait for ever: so that is refused by name.
-Closing the copy does nothing, since the connection it refers to is the parent's.
+Whatever was queued there would go nowhere, and a caller would wait for ever: so that raises. Closing the copy does
+nothing, since the connection it refers to is the parent's.
 """
 
 from __future__ import annotations

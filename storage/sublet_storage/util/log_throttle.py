@@ -1,4 +1,4 @@
-"""A log that tells the same story only now and then: what fails ten times a second is not news ten times a second."""
+"""Throttles log lines: a failure that repeats ten times a second is logged now and then."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable, Hashable
 
 MIN_INTERVAL_S = 10.0
-"""Between two tellings of one subject's story."""
+"""Minimum time between two log lines of one subject."""
 
 MAX_REMEMBERED = 10_000
-"""Subjects beyond this number are forgotten, the longest told first, and may be told of early."""
+"""Subjects beyond this number are forgotten, the longest logged first, and may be logged early."""
 
 
 CAUSES = 8
-"""So many causes of a subject are told apart within the time between two tellings, and what else comes is one more."""
+"""How many causes of a subject are distinguished within that time; all others count as one more."""
 
 _ELSE = None
 _VARYING = re.compile(r"\b(?=\w*\d)\w+\b")
@@ -22,15 +22,15 @@ LONGEST = 200
 
 
 class LogThrottle:
-    """Whom a log asks before it tells. `clock` is in seconds. A race of threads may tell a story twice."""
+    """Decides whether a line is logged. `clock` is in seconds. A race of threads may log a line twice."""
 
     def __init__(self, every_s: float = MIN_INTERVAL_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._every_s, self._clock = every_s, clock
         self._reported: dict[Hashable, dict[str | None, tuple[float, int]]] = {}
 
     def acquire(self, subject: Hashable, cause: str = "") -> int | None:
-        """How often this was kept back since it was last told, if it may be told now; None if it is kept back. Another
-        `cause` is another story of the subject."""
+        """Return how often this was suppressed since it was last logged, if it may be logged now; None if it is
+        suppressed. Another `cause` is another line of the subject."""
         now, reported = self._clock(), self._reported.get(subject, {})
         known = self._known(reported, cause, now)
         at, retained = reported.get(known, (float("-inf"), 0))
@@ -44,11 +44,12 @@ class LogThrottle:
         return retained
 
     def reset(self, subject: Hashable) -> bool:
-        """Its stories have ended: whether one was told, and the next is told at once."""
+        """The subject is over: return whether a line of it was logged; the next is logged at once."""
         return self._reported.pop(subject, None) is not None
 
     def _known(self, reported: dict[str | None, tuple[float, int]], cause: str, now: float) -> str | None:
-        """The cause by which it is remembered. Where there are too many, those are forgotten that may be told again."""
+        """Return the cause under which it is counted. Where there are too many, those are forgotten that may be logged
+        again."""
         if cause not in reported and len(reported) >= CAUSES:
             for old in [each for each, (at, _) in reported.items() if now >= at + self._every_s]:
                 del reported[old]
@@ -61,5 +62,5 @@ def error_signature(error: BaseException) -> str:
 
 
 def format_suppressed_count(before: int) -> str:
-    """What a log line says of those that were kept back before it."""
+    """Return what a log line adds about the lines suppressed before it."""
     return f" (and {before} times before this, unsaid)" if before else ""

@@ -1,4 +1,4 @@
-"""Trying again, with pauses that grow."""
+"""Retries with pauses that grow."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Backoff:
             self._not_before = time.monotonic() + max(self.next_s(), least_s)
 
     def next_s(self) -> float:
-        """How long to wait now."""
+        """Return how long to wait now."""
         pause_s, self._next_s = self._next_s, min(2 * self._next_s, self._max_s)
         return pause_s * (1 - random.uniform(0, self._jitter))
 
@@ -50,9 +50,9 @@ def call_with_retry(
     backoff: Backoff,
     wait: Callable[[float], object] = time.sleep,
 ) -> _T:
-    """The answer of an attempt, made again while what it raises is `retryable`, and the pause before the next, which is
-    at least `after_s` of what was raised, ends within the time of the `backoff`. Raises what the last attempt raised.
-    `retryable` may do what there is to be done between two attempts."""
+    """Return the answer of an attempt, made again while what it raises is `retryable`, and the pause before the next,
+    which is at least `after_s` of what was raised, ends within the time of the `backoff`. Raises what the last attempt
+    raised. `retryable` may do what there is to be done between two attempts."""
     while True:
         try:
             return attempt()

@@ -1,4 +1,4 @@
-"""What the threads of the drivers have in common: they can be rung out of a wait, and no handler's error ends them."""
+"""Threads of drivers, which can be woken out of a wait, and survive errors of handlers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ log = logging.getLogger(__name__)
 P = ParamSpec("P")
 
 JOIN_TIMEOUT_S = 2.0
-"""What a thread that was asked to end is waited for: longer only takes one that is stuck, in a handler or a connect."""
+"""How long a thread that was asked to end is waited for: longer only takes one that is stuck, in a handler or a
+connect."""
 
 
 class DriverThread(threading.Thread):
     """A daemon that ends when asked. A fork of its process has a copy of this object and no such thread: there, asking
-    does nothing, as the bell is the parent's."""
+    does nothing, as the event is the parent's."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name=name, daemon=True)
@@ -48,7 +49,7 @@ class DriverThread(threading.Thread):
             log.warning(text + "%s", *arguments, format_suppressed_count(before))
 
     def sleep(self, seconds: float) -> None:
-        """Wait so long, or until asked to end."""
+        """Wait `wait_s`, or until asked to end."""
         self._asked.wait(seconds)
 
     def stop(self) -> None:
@@ -65,7 +66,7 @@ class DriverThread(threading.Thread):
             self.bell.close()
 
     def call_handler(self, handler: Callable[P, None], *arguments: P.args, **named: P.kwargs) -> None:
-        """Call a handler of somebody else's, unless asked to end: what it raises is logged, and the thread goes on."""
+        """Call a handler, unless asked to end: what it raises is logged, and the thread goes on."""
         if self.is_stopping:
             return
         try:

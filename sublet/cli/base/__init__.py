@@ -1,1 +1,1 @@
-"""What all commands share: options, exit codes, output, logs, and loading no more than one of them."""
+"""Options, exit codes, output, logs and lazy loading, shared by all commands."""

@@ -1,6 +1,6 @@
-"""What all commands have in common: options, and how they end.
+"""The options that all commands share, and their exit codes.
 
-A command is a function whose first parameter is a `Cli`; `made` adds the options that every command takes, and turns
+A command is a function whose first parameter is a `Cli`; `command` adds the options that every command takes, and turns
 each way to end into an exit code: 0 ok, 1 failure, 2 usage, 3 not found, 4 conflict, 5 unavailable, 128 + number for a
 signal.
 """
@@ -94,15 +94,15 @@ COMMON = {
 
 
 class PlainFormatter(logging.Formatter):
-    """For people: what could move a cursor, in a group's name say, is escaped."""
+    """Print for people: what could move a cursor, such as in a group's name, is escaped."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """As it is asked for, in as many lines as the record has."""
+        """Format the record, in as many lines as it has."""
         return "\n".join(map(escape_control_characters, super().format(record).split("\n")))
 
 
 class SignalReceived(KeyboardInterrupt):
-    """SIGTERM, or the terminal has gone (SIGHUP): like Ctrl-C, from somebody else."""
+    """SIGTERM, or the terminal has gone (SIGHUP): like Ctrl-C, from outside."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class Cli(Output):
             raise UsageError("--node and --database-url or --data-dir: one way is enough. Leave one of them out.")
 
     def open_feed(self, nodes: list[str]) -> Feed:
-        """A client of these nodes. Raises `UsageError` where a database is named as well."""
+        """Return a client of these nodes. Raises `UsageError` where a database is named as well."""
         from sublet_borrower.remote.feed import Feed
 
         self.check_single_source()
@@ -149,17 +149,17 @@ class Cli(Output):
 
 
 def command_group(help: str, commands: Mapping[str, lazy_commands.CommandFactory]) -> lazy_commands.CommandFactory:
-    """Of a group of commands, `sublet NAME ...`."""
+    """Return the factory of a group of commands, `sublet NAME ...`."""
     return lambda name: lazy_commands.group(name, help, commands, EXIT_CODES)
 
 
 def command(function: Callable[..., int | None]) -> lazy_commands.CommandFactory:
-    """Of a command. The function returns its exit code; None is 0."""
+    """Return the factory of a command. The function returns its exit code; None is 0."""
     return lambda name: lazy_commands.command(name, _with_common(function), EXIT_CODES)
 
 
 def standalone_command(function: Callable[..., None]) -> lazy_commands.CommandFactory:
-    """Of a command that has all its options itself, and `run`s."""
+    """Return the factory of a command that has all its options itself, and `run`s."""
     return lambda name: lazy_commands.command(name, function, EXIT_CODES)
 
 
@@ -209,7 +209,7 @@ def run_command(cli: Cli, command: Callable[[], int | None]) -> int:
 
 
 def explain_error(error: Exception) -> tuple[str, int]:
-    """An error as one sentence without secrets, and its exit code."""
+    """Return an error as one sentence without secrets, and its exit code."""
     import psycopg
 
     if isinstance(error, SubscriptionEnded):
@@ -231,9 +231,9 @@ def explain_error(error: Exception) -> tuple[str, int]:
 
 @contextmanager
 def defer_signals() -> Iterator[None]:
-    """What is done in here is done before a signal ends the command; a second one breaks in.
+    """Finish this block before a signal ends the command; a second signal interrupts it.
 
-    An exception out of nowhere in the midst of a call on a connection would leave that where nobody knows.
+    An exception in the midst of a call on a connection would leave that in an unknown state.
     """
     came: list[int] = []
 
@@ -258,11 +258,11 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 
 def _check_stdout() -> None:
-    """Asked before anything is done: what is opened next would take its place, a connection say."""
+    """Check before anything is opened, as that could get the same file descriptor."""
     if sys.stdout is None:
         raise UsageError("stdout is closed, and answers go there. Send them to a file, or to /dev/null.")
 
 
 def _forget_stdout() -> None:
-    """Nobody reads it: what Python still holds for it must not be tried again at exit."""
+    """The reader has gone: what Python still buffers must not be tried again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

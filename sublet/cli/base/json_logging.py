@@ -1,4 +1,4 @@
-"""Logs for machines: a line of JSON for each record, with the ids that it is about as fields (docs/metrics.md)."""
+"""JSON logging: a line for each record, with the ids that it is about as fields (docs/metrics.md)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from enum import StrEnum
 from sublet.cli.base.output import escape_json
 
 EVENTS = "sublet.events"
-"""The logger that what happens to groups goes to, where it is wanted."""
+"""The logger of the events of groups, where they are enabled."""
 
 
 class LogFormat(StrEnum):
@@ -44,8 +44,8 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_json_logging(node: str) -> Callable[[str], None]:
-    """From now on all that is logged goes to stderr in JSON, with what happens to groups; a function for what an
-    operator wants to see, which goes there too."""
+    """Send all logs to stderr in JSON from now on, with the events of groups; return a function for messages to the
+    operator, which go there too."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(node))
     logging.getLogger().handlers[:] = [handler]

@@ -1,4 +1,4 @@
-"""Commands that are made when they are asked for: of forty, a process runs one."""
+"""Commands that are loaded on demand: of forty, a process runs one."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ CommandFactory = Callable[[str], Any]
 
 
 def command(name: str, function: Callable[..., None], epilog: str) -> Any:
-    """A command; the function's parameters are its options."""
+    """Return a command; the function's parameters are its options."""
     alone = typer.Typer(rich_markup_mode=None, add_completion=False)
     alone.command(name, cls=_Command, epilog=epilog)(function)
     return typer.main.get_command(alone)
 
 
 def group(name: str, help: str, commands: Mapping[str, CommandFactory], epilog: str) -> Any:
-    """A group of commands."""
+    """Return a group of commands."""
     of = typer.Typer(
         name=name, cls=lazy_group_class(commands), help=help, epilog=epilog, no_args_is_help=True, rich_markup_mode=None
     )
@@ -29,7 +29,7 @@ def group(name: str, help: str, commands: Mapping[str, CommandFactory], epilog: 
 
 
 def lazy_group_class(commands: Mapping[str, CommandFactory]) -> type[TyperGroup]:
-    """The class of a group with these commands, for `typer.Typer(cls=...)`."""
+    """Return the class of a group with these commands, for `typer.Typer(cls=...)`."""
 
     class Holding(_Light, TyperGroup):
         def __init__(self, **attributes: Any) -> None:
@@ -95,7 +95,7 @@ class _Conversion:
         return self
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        """The parameter's value from what was given."""
+        """Return the parameter's value from what was given."""
         several = param.multiple or param.nargs == -1
         if value is None:
             return () if several else None

@@ -1,4 +1,4 @@
-"""What the command line writes: answers to stdout, everything else to stderr, colours only on a terminal."""
+"""Output of commands: answers to stdout, everything else to stderr, colours only on a terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MAX_DRESSED = 500
 """Rows of a table that a terminal's width is looked at for: of more, the time it takes is felt."""
 BROKEN = frozenset({"GROUP", "LEADER", "ADDRESS", "STARTED", "FOUND", "OWNER", "REASON", "FILTER", "PAYLOADS", "SPACE"})
-"""Columns that are broken where a terminal is narrow: the others are numbers, times and words, to be read whole."""
+"""Columns that are wrapped where a terminal is narrow: the others are numbers, times and words."""
 MIN_BROKEN = 8
 """So narrow they may become; where that does not do either, the terminal breaks the lines."""
 
@@ -38,7 +38,7 @@ class Output:
 
     @property
     def is_coloured(self) -> bool:
-        """Whether stdout is a terminal that wants colours."""
+        """Whether stdout is a terminal with colours."""
         from rich.console import Console
 
         return Console().is_terminal and not Console().no_color
@@ -56,7 +56,7 @@ class Output:
 
     def confirm(self, question: str, otherwise: str) -> None:
         """Ask on stderr; the answer is a line of stdin, and its end is no. Raises `SubletError`, which begins with
-        `otherwise`, unless it is yes; for programs `UsageError` where nobody sits there who could be asked."""
+        `otherwise`, unless it is yes; `UsageError` for programs, which cannot be asked."""
         if self.json and not (sys.stdin is not None and sys.stdin.isatty()):
             raise UsageError(f"{otherwise} With --json it is asked at a terminal only. Give --yes.")
         self.print_info(f"{question} [y/N]")
@@ -68,7 +68,7 @@ class Output:
         self.write_lines([to_json_line(thing)])
 
     def write_lines(self, lines: Iterable[str]) -> None:
-        """Lines to stdout, there when this returns. Raises `BrokenPipeError` when nobody reads any more."""
+        """Write lines to stdout and flush. Raises `BrokenPipeError` when the reader has gone."""
         sys.stdout.write("".join(f"{line}\n" for line in lines))
         sys.stdout.flush()
 
@@ -116,7 +116,7 @@ def _dressed(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
 
 
 def _aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """The header and the rows, as plain lines."""
+    """Yield the header and the rows, as plain lines."""
     header, widths = [column.rstrip(">") for column in columns], _widths(columns, rows)
     for row in (header, *rows):
         places = zip(columns, widths, row, strict=True)
@@ -125,7 +125,7 @@ def _aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[
 
 
 def _widths(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
-    """How wide each column is."""
+    """Return how wide each column is."""
     header = [column.rstrip(">") for column in columns]
     return [max(map(_width, found)) for found in zip(header, *rows, strict=True)]
 
@@ -136,7 +136,7 @@ def _width(text: str) -> int:
 
 
 def format_cell(cell: object) -> str:
-    """A cell of a table; what is unknown is said to be. What could move a cursor is escaped."""
+    """Return a cell of a table; an unknown value is shown as such. What could move a cursor is escaped."""
     if cell is None:
         return "-"
     if isinstance(cell, float):
@@ -145,7 +145,7 @@ def format_cell(cell: object) -> str:
 
 
 def escape_control_characters(text: str) -> str:
-    """The text without what could move a cursor, which is escaped."""
+    """Return the text without what could move a cursor, which is escaped."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,4 +1,4 @@
-"""Messages, times and durations as text, in both directions."""
+"""Converts messages, times and durations to and from text."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def bytes_from_json(what: str, value: Any) -> bytes | None:
             raise UsageError(f"{what}: its base64 is malformed. Encode the bytes again.") from None
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    except ValueError:  # 1e999, say: what is read as infinite cannot be written again
+    except ValueError:  # such as 1e999: what is read as infinite cannot be written again
         raise UsageError(f"{what}: holds a number out of range. Give it as text.") from None
     return _encoded(what, text)
 
@@ -65,7 +65,7 @@ def _encoded(what: str, text: str) -> bytes:
 
 
 def messages_to_json(batch: pa.RecordBatch | pa.Table) -> Iterator[dict[str, Any]]:
-    """The rows as objects for JSON."""
+    """Yield the rows as objects for JSON."""
     import pyarrow.compute as pc
 
     names = ("topic", "key", "value", "headers", "epoch", "stream", "offset")
@@ -90,7 +90,7 @@ def _header(pair: dict[str, Any] | None) -> list[Any]:
 
 
 def format_messages(batch: pa.RecordBatch | pa.Table, coloured: bool) -> Iterator[str]:
-    """The rows for people: topic, key and value, separated by tabs. What could move a cursor is escaped."""
+    """Yield the rows for people: topic, key and value, separated by tabs. What could move a cursor is escaped."""
     before, after = (_DIM, _PLAIN) if coloured else ("", "")
     columns = (batch.column(name).to_pylist() for name in ("topic", "key", "value"))
     for topic, key, value in zip(*columns, strict=True):
@@ -107,7 +107,7 @@ def _text(data: bytes | None) -> str:
 
 
 def parse_seconds(text: str) -> int:
-    """A duration such as 90s, 15m, 6h, 7d, 2w or 0, in whole seconds. Raises `UsageError`."""
+    """Parse a duration such as 90s, 15m, 6h, 7d, 2w or 0 into integral seconds. Raises `UsageError`."""
     found = parse_fractional_seconds(text)
     if not found.is_integer():
         raise UsageError(f"duration {text!r}: it is no whole number of seconds. Round it.")
@@ -115,7 +115,7 @@ def parse_seconds(text: str) -> int:
 
 
 def parse_fractional_seconds(text: str) -> float:
-    """The same with fractions, such as 0.5s. Who forgets a unit may mean days: only 0 does without. Raises
+    """Return the same with fractions, such as 0.5s. Who forgets a unit may mean days: only 0 does without. Raises
     `UsageError`."""
     wanted = text.strip()
     found = _DURATION.fullmatch(wanted)
@@ -132,12 +132,12 @@ def parse_fractional_seconds(text: str) -> float:
 
 
 def format_utc(at_us: int) -> str:
-    """A time in microseconds since 1970, spelled as a start is."""
+    """Return a time in microseconds since 1970, spelled as a start is."""
     return str(StartingPosition.at_time(at_us))
 
 
 def format_ranges(numbers: Iterable[int]) -> str:
-    """Numbers in as few words as they need: 1-3, 7."""
+    """Format numbers as ranges: 1-3, 7."""
     spans: list[list[int]] = []
     for number in sorted(numbers):
         if spans and number == spans[-1][1] + 1:
@@ -148,7 +148,7 @@ def format_ranges(numbers: Iterable[int]) -> str:
 
 
 def parse_int(what: str, text: str, least: int = 0) -> int:
-    """A whole number that Postgres can hold. Raises `UsageError`."""
+    """Parse an integer that Postgres can hold. Raises `UsageError`."""
     is_number = text.isascii() and text.isdigit() and len(text) <= len(str(MAX_OFFSET))
     if not (is_number and least <= int(text) <= MAX_OFFSET):
         raise UsageError(f"{what} {text!r}: give a whole number of at least {least}, and at most {MAX_OFFSET}.")
@@ -156,7 +156,7 @@ def parse_int(what: str, text: str, least: int = 0) -> int:
 
 
 def read_json_file(what: str, file: Path) -> Any:
-    """What is in a file of JSON. Raises `UsageError`."""
+    """Return what is in a file of JSON. Raises `UsageError`."""
     try:
         return json.loads(file.read_text())
     except OSError as error:
@@ -166,7 +166,7 @@ def read_json_file(what: str, file: Path) -> Any:
 
 
 def parse_number(what: str, text: str) -> float:
-    """A number. Raises `UsageError`."""
+    """Return a number. Raises `UsageError`."""
     try:
         return float(text)
     except ValueError:
@@ -174,7 +174,7 @@ def parse_number(what: str, text: str) -> float:
 
 
 def parse_time(option: str, text: str) -> datetime:
-    """A time with its zone, in UTC. Raises `UsageError`, which names the option."""
+    """Return a time with its zone, in UTC. Raises `UsageError`, which names the option."""
     try:
         when = datetime.fromisoformat(text)
         if when.tzinfo is not None:
@@ -188,7 +188,7 @@ def parse_time(option: str, text: str) -> datetime:
 
 
 def parse_ago(option: str, text: str, instead: str) -> datetime:
-    """The time so long ago. Raises `UsageError`, which says what to give where there is no such time."""
+    """Return the time that long ago. Raises `UsageError`, with the remedy where there is no such time."""
     try:
         return datetime.now(UTC) - timedelta(seconds=parse_fractional_seconds(text))
     except OverflowError:

@@ -94,7 +94,7 @@ def import_(
 
 @contextlib.contextmanager
 def _written(cli: Cli, wanted: Subscription, dry_run: bool) -> Iterator[psycopg.Connection[Any]]:
-    """A transaction, which is undone after a dry run; nodes are told of what it has made."""
+    """Open a transaction, which is rolled back after a dry run; nodes are notified of what it has made."""
     from sublet_storage.db.connect import connect
     from sublet_storage.groups.coordinator import lifecycle
     from sublet_storage.notify.changes import group_change

@@ -1,4 +1,4 @@
-"""`sublet groups pause`, `resume` and `weight`: what an operator wants of a live group until he says otherwise."""
+"""`sublet groups pause`, `resume` and `weight`: the desired state of a live group."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def pause(
     subscription: GroupName,
     reason: Annotated[str, typer.Option(help="Why: shown by describe and history.")] = "",
 ) -> None:
-    """Take all streams of a group back, and lend none until it is resumed.
+    """Take all streams of a group back, and grant none until it is resumed.
 
     Its members stay: each finishes what it has in hand, up to the revoke deadline, and waits. Nothing is lost, and what
     is published meanwhile waits as well. A group may be paused before it has members.
@@ -32,7 +32,7 @@ def pause(
 
 
 def resume(cli: Cli, subscription: GroupName) -> None:
-    """Lend the streams of a paused group again, from where they are.
+    """Grant the streams of a paused group again, from where they are.
 
     Example:
 

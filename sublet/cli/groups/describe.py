@@ -1,4 +1,4 @@
-"""`sublet groups`: what the database knows of groups. Of a leader nothing is asked but who stands by."""
+"""`sublet groups list` and `describe`: groups from the database; only standby members are queried of a leader."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def describe(
     Each stream is shown with its owner and position. Lag counts messages between the group's position and the stream's
     end, other topics' included. It is unknown, shown as ?, where a stream is blocked or its messages are gone. What
     retention took of the group's, and what it skipped as it could not be decoded, is counted as lost. Members that hold
-    no stream stand by; only their leader knows them, and is asked. A blocked stream is lent to nobody, for the reason
-    shown: see docs/guarantees.md. One is stuck while its owner cannot read what comes next, for the reason shown. A
-    free stream may be kept for the return of a named session that has left. Finished streams, which have nothing more
-    for the group, are counted, and shown with --all.
-    Where a stream was taken from its owner by force within the last day, the offsets are shown that may have been seen
-    twice; of many such moves the 20 newest are shown, and their number is told.
+    no stream stand by; only their leader knows them, and is queried. A blocked stream is not granted, for the reason
+    shown: see docs/guarantees.md. A stream is unreadable while its owner cannot read what comes next, for the reason
+    shown. A free stream may be reserved for the return of a named session that has left. Finished streams, which have
+    nothing more for the group, are counted, and shown with --all. Where a stream was taken from its owner by force
+    within the last day, the offsets are shown that may have been seen twice; of many such moves the 20 newest are
+    shown, and their number.
 
     Examples:
 
@@ -134,7 +134,7 @@ def _row(overview: GroupOverview) -> tuple[object, ...]:
 
 
 def _connected(overview: GroupOverview) -> tuple[dict[str, Any], ...] | None:
-    """All members, of whom only their leader knows; None: there is none, or it does not say so."""
+    """Return all members, which only their leader knows; None: there is no leader, or it does not answer."""
     if overview.leader is None or not overview.has_leader:
         return None
     from sublet_borrower.remote.group_watcher import list_connected_members
@@ -165,7 +165,7 @@ def _prose(overview: GroupOverview, standby: list[dict[str, Any]] | None) -> lis
     lines += [f"  {_named(each)}: stands by" for each in standby or ()]
     for retained in overview.reserved_sessions:
         lines.append(
-            f"kept     for {retained.session}, {_seconds(retained.remaining_s)} more: {len(retained.streams)} streams"
+            f"reserved for {retained.session}, {_seconds(retained.remaining_s)} more: {len(retained.streams)} streams"
         )
     lines += [f"epochs   {_epochs(line)}" for line in overview.epochs]
     for line in overview.streams:
@@ -173,7 +173,7 @@ def _prose(overview: GroupOverview, standby: list[dict[str, Any]] | None) -> lis
             lines.append(f"blocked  stream {line.stream_id}: {line.blocked_reason or 'no reason is recorded'}")
         if line.unreadable_reason is not None:
             lines.append(
-                f"stuck    stream {line.stream_id}, for {_seconds(line.unreadable_s)}: {line.unreadable_reason}"
+                f"unreadable stream {line.stream_id}, for {_seconds(line.unreadable_s)}: {line.unreadable_reason}"
             )
     return [*lines, ""]
 
@@ -190,10 +190,10 @@ def _named(member: dict[str, Any]) -> str:
 
 def _options(overview: GroupOverview) -> str:
     options = overview.group.options
-    waits = f"streams are kept {options.session_expiry_s:g} s for a named session"
+    waits = f"streams are reserved {options.session_expiry_s:g} s for a named session"
     reported = [
-        f"start {options.starting_position}",
-        f"when gone {options.on_data_loss}",
+        f"starting position {options.starting_position}",
+        f"on data loss {options.on_data_loss}",
         f"strategy {options.strategy}",
     ]
     if options.on_poison != "block":
@@ -206,14 +206,14 @@ def _options(overview: GroupOverview) -> str:
 
 
 def _orders(orders: GroupDesiredState) -> list[str]:
-    """What is ordered, if anything is."""
+    """Return what is ordered, if anything is."""
     paused = [] if orders.pause_reason is None else [f"paused   {orders.pause_reason or 'no reason is recorded'}"]
     weights = ", ".join(f"{session} {weight:g}" for session, weight in orders.weights)
     return [*paused, *([f"weights  {weights}"] if weights else [])]
 
 
 def _lost(overview: GroupOverview) -> list[str]:
-    """What it has not been given and will not be, if anything is."""
+    """Return what it has not been given and will not be, if anything is."""
     lost = {line.stream_id: line.lost_message_count for line in overview.streams if line.lost_message_count}
     of = f"messages, which are gone or could not be decoded, of streams {format_ranges(lost)}"
     return [f"lost     {sum(lost.values())} {of}"] if lost else []

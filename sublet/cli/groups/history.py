@@ -1,4 +1,4 @@
-"""`sublet groups history`: what happened to a group's streams."""
+"""`sublet groups history`: the past events of a group's streams."""
 
 from __future__ import annotations
 

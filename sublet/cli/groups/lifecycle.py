@@ -1,4 +1,4 @@
-"""`sublet groups create` and `delete`: the beginning and the end of a group's life."""
+"""`sublet groups create` and `delete`."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ def delete(
 ) -> None:
     """Delete a group with its progress.
 
-    Its members end, told that it is deleted. A group that is created under the same name is another one, which starts
-    where it is told to.
+    Its members end, with an error that names the deletion. A group that is created under the same name is another one,
+    with a starting position of its own.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""A group that is there, by what somebody types: as it subscribes, or as commands print it, with escapes."""
+"""Resolves a group's name: as it subscribes, or as commands print it, with escapes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _ESCAPE = re.compile(r"\\(?:[nrt]|x[0-9a-f]{2}|u[0-9a-f]{4}|U000[0-9a-f]{5})")
 
 
 def candidate_subscriptions(text: str) -> list[Subscription]:
-    """What may be meant where nobody can be asked what is there: the first of them that is. Raises as
+    """Return the subscriptions that may be meant, in order, where the database cannot be queried. Raises as
     `Subscription.parse` does."""
     literal, unescaped = Subscription.parse(text), unescape(text)
     return [literal] if unescaped == text else [literal, Subscription.parse_stored(unescaped)]
 
 
 def resolve_subscription(cli: Cli, text: str, *, or_new: bool = False) -> Subscription:
-    """The subscription that is meant. Of two groups, one with a backslash in its name and one with what that may stand
-    for, the first is; where neither is there, what that stands for, but for a group that is `or_new`. Raises as
+    """Return the subscription that is meant. Of two groups, one with a backslash in its name and one with what that may
+    stand for, the first is; where neither is there, what that stands for, but for a group that is `or_new`. Raises as
     `Subscription.parse` does."""
     from sublet_storage.groups.coordinator import lifecycle
 
@@ -34,7 +34,8 @@ def resolve_subscription(cli: Cli, text: str, *, or_new: bool = False) -> Subscr
 
 
 def parse_typed(text: str) -> Subscription:
-    """For whom a group is made that is not there, where nobody can be asked. Raises `UsageError` for a printed name."""
+    """Return the subscription of a new group, where the database cannot be queried. Raises `UsageError` for a printed
+    name."""
     literal, *stored = candidate_subscriptions(text)
     if stored:
         raise UsageError(
@@ -45,7 +46,8 @@ def parse_typed(text: str) -> Subscription:
 
 
 def unescape(text: str) -> str:
-    """The text before it was printed: escapes of what is printed as an escape become that again, and no others."""
+    """Return the text before it was printed: escapes of what is printed as an escape become that again, and no
+    others."""
     return _ESCAPE.sub(_character, text)
 
 

@@ -1,4 +1,4 @@
-"""`sublet groups reset`: where a group goes on from, while it is live or not."""
+"""`sublet groups reset`: sets where a live group, or one without members, goes on from."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def _epoch(text: str) -> tuple[int, ...]:
 
 
 def _offsets(file: Path, wanted: Subscription) -> ResetTarget:
-    """Of each stream its `position`, or where it was to go: `after`. Another group's positions are not this one's."""
+    """Return each stream's `position`, or where it was to go: `after`. Another group's positions are not this one's."""
     found = values.read_json_file(f"--from-file {file}", file)
     try:
         of, timeline = found.get("subscription"), found.get("timeline")
@@ -186,7 +186,7 @@ def _offsets(file: Path, wanted: Subscription) -> ResetTarget:
 
 
 def _place(stored: dict[str, Any]) -> tuple[int, int]:
-    """(stream, offset) as they are: what is no whole number is not made one. Raises `ValueError`."""
+    """Return (stream, offset) as they are: what is no integer is not made one. Raises `ValueError`."""
     place = stored["stream_id"], stored["after"] if "after" in stored else stored["position"]
     if any(type(number) is not int for number in place):
         raise ValueError(f"stream {place[0]!r}, position {place[1]!r}")

@@ -1,4 +1,4 @@
-"""`sublet groups watch`: what happens in a group, while it happens."""
+"""`sublet groups watch`: the events of a group, as they happen."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ POLL_INTERVAL_S = 2.0
 def watch(cli: Cli, subscription: GroupName, nodes: Nodes = None) -> int:
     """Show what happens in a group from now on, whichever node leads it.
 
-    A line, or with --json an object, for each consumer that joins, leaves or is evicted, each stream that is lent,
-    given back, taken by force or finished, and each change of the leader. What happened before is in `groups history`.
-    Reads only: no group is made and no consumer disturbed. Who reads too slowly loses events, and is told how many.
-    Ctrl-C ends it, with exit code 0.
+    A line, or with --json an object, for each consumer that joins, leaves or is evicted, each stream that is granted,
+    released, taken by force or finished, and each change of the leader. What happened before is in `groups history`.
+    Reads only: no group is made and no consumer disturbed. A reader that is too slow loses events, and their number is
+    shown. Ctrl-C ends it, with exit code 0.
 
     Examples:
 
@@ -50,7 +50,7 @@ def watch(cli: Cli, subscription: GroupName, nodes: Nodes = None) -> int:
 
 
 def _watch_any(cli: Cli, wanted: Sequence[Subscription], nodes: list[str]) -> None:
-    """The first of them that is there; the nodes say which."""
+    """Watch the first of them that exists, by the nodes."""
     *others, last = wanted
     for each in others:
         try:
@@ -130,7 +130,7 @@ class _Show:
         self._cli.print_info(f"{count} events were lost; {history} has all that is durable.")
 
     def _silent(self, silent: NodeUnreachable) -> None:
-        """Told once: to programs, as long as nobody has answered, with the error that follows."""
+        """Print it once: for programs with the error that follows, if no node answers."""
         why = silent.reason.removeprefix(f"{silent.address}: ")
         self._trouble = f"Node {silent.address} does not answer: {why}"
         if self._cli.json and not self._answered_at_all:
@@ -142,7 +142,7 @@ class _Show:
 
 @contextmanager
 def _way(cli: Cli, wanted: Subscription, nodes: list[str] | None) -> Iterator[Callable[[], Sequence[str]]]:
-    """What finds nodes: those that were named, or those of the database. What would never work is said at once."""
+    """Return what finds nodes: those that were named, or those of the database. What can never work raises at once."""
     if nodes:
         from sublet_borrower.consumer.arguments import check_node
 
@@ -194,7 +194,7 @@ class _Listed:
 
 
 def group_not_found_error(wanted: Subscription, was_there: bool) -> NotFound:
-    """A group that is not there, or not any more."""
+    """Return the error for a group that does not exist, or not any more."""
     from sublet_storage.groups.model.group_errors import group_not_found_error
 
     if was_there:
@@ -203,7 +203,7 @@ def group_not_found_error(wanted: Subscription, was_there: bool) -> NotFound:
 
 
 def _line(event: dict[str, Any]) -> str:
-    """An event for people. What could move a cursor is escaped."""
+    """Return an event for people. What could move a cursor is escaped."""
     name, of, why = (str(event.get(field) or "") for field in ("event", "session", "reason"))
     who = of or str(event.get("agent") or event.get("node"))
     parts = [str(event.get("at")), f"{name:<9}"]

@@ -1,4 +1,4 @@
-"""`sublet groups why`: why streams of a group stand still, and what to do about it."""
+"""`sublet groups why`: why streams of a group stand still, and the remedy."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ def why(
     subscription: GroupName,
     stream: Annotated[str | None, typer.Option(metavar="N", help="Of this stream only.")] = None,
 ) -> None:
-    """Say why streams stand still, and what helps.
+    """Show why streams stand still, and the remedy.
 
-    All that are not being consumed right now are told of, those with the same reason together; those that are
-    consumed to their ends are counted. The answer comes from the database: it is there without a leader and without
-    members.
+    All that are not being consumed right now are shown, those with the same reason together; those that are consumed to
+    their ends are counted. The answer comes from the database: it is there without a leader and without members.
 
     Examples:
 
@@ -56,7 +55,7 @@ def why(
 
 
 def _in_all(wanted: str, answers: Sequence[StreamDiagnosis], at_work: int) -> str:
-    """A group that is well must not sound ill: nobody is missed where nothing waits."""
+    """A group with nothing to read needs no members: report no problem."""
     behind = sum(answer.stream.lag != 0 for answer in answers)
     if behind:
         where = f"{behind} of {len(answers)} streams of {wanted} are not consumed to their ends"
@@ -67,7 +66,7 @@ def _in_all(wanted: str, answers: Sequence[StreamDiagnosis], at_work: int) -> st
 
 
 def _alike(answers: Iterable[StreamDiagnosis]) -> Iterator[Sequence[StreamDiagnosis]]:
-    """Those with one and the same answer together, in the order of their reasons."""
+    """Yield those with one and the same answer together, in the order of their reasons."""
     from sublet_storage.groups.status.diagnosis_model import StallReason
 
     order = list(StallReason)

@@ -1,1 +1,1 @@
-"""`sublet publish`, `tail` and `consume`: messages from and to the terminal."""
+"""`sublet publish`, `tail` and `consume`."""

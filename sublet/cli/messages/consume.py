@@ -1,4 +1,4 @@
-"""`sublet consume`: take part in a group from the command line."""
+"""`sublet consume`: consumes messages as a member of a group, and prints them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 POLL_INTERVAL_S = 0.5
 """How long one wait for a batch lasts."""
 LEADER_TIMEOUT_S = 3.0
-"""After which somebody who has no leader is told how to get one; and how long a node is waited for to see that."""
+"""How long a consumer waits for a leader before a hint is printed, and for a node to see whether there is one."""
 
 
 def consume(
@@ -65,9 +65,9 @@ def consume(
     """Consume messages as a member of a group, and print them.
 
     The group's streams are shared among its members; progress is durable and moves on after a message was written to
-    stdout. What a killed consumer printed last may be printed again by another: at least once. Ctrl-C hands the
-    streams over and ends. A leader must run somewhere: `sublet leader`. With --node all goes through the nodes, which
-    name each other by the addresses that they were told to serve on.
+    stdout. What a killed consumer printed last may be printed again by another: at least once. Ctrl-C hands the streams
+    over and ends. A leader must run somewhere: `sublet leader`. With --node all goes through the nodes, which name each
+    other by the addresses of their --listen.
 
     Examples:
 
@@ -98,7 +98,7 @@ def consume(
 
 
 def _after(batch: Batch, written: int) -> int:
-    """The offset after the last message written."""
+    """Return the offset after the last message written."""
     return int(batch.table.column("offset")[written - 1].as_py()) + 1 if written else batch.first
 
 
@@ -129,8 +129,8 @@ _WAITING = "Waiting for streams: a leader is being chosen, or others hold them a
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """How a session reaches its messages and leaders: its arguments for that, whether there is a node that could lead
-    (if not, the sentence that says so), and why else it may wait."""
+    """The transport of a session: its arguments, whether there is a node that could lead (if not, a sentence for
+    people), and other reasons to wait."""
 
     arguments: dict[str, Any]
     lacking: Callable[[], str | None]
@@ -139,7 +139,7 @@ class _Way:
 
 @contextmanager
 def _way(cli: Cli, subscription: Subscription, nodes: list[str] | None) -> Iterator[_Way]:
-    """Through nodes or by the database. What would never work is said at once."""
+    """Choose nodes or the database. What can never work raises at once."""
     if nodes:
         cli.check_single_source()
         through = {"nodes": nodes, "transport": "nodes"}
@@ -151,7 +151,7 @@ def _way(cli: Cli, subscription: Subscription, nodes: list[str] | None) -> Itera
 
 
 def _lacking(url: str, subscription: Subscription) -> str | None:
-    """What the database says of why nothing is lent."""
+    """Return the reason, from the database, why nothing is granted."""
     from sublet_storage.db.connect import connect
     from sublet_storage.groups.coordinator import lifecycle
 
@@ -180,7 +180,7 @@ def _silence(nodes: list[str]) -> str | None:
 
 
 def _check(url: str, subscription: Subscription) -> None:
-    """What would never work is said at once. Raises `UndeclaredQueue`, `ProtocolMismatch`."""
+    """Raise at once what can never work: `UndeclaredQueue`, `ProtocolMismatch`."""
     from sublet_storage.db.connect import connect
     from sublet_storage.groups.coordinator import lifecycle
     from sublet_storage.groups.model.group_errors import undeclared_queue_error

@@ -1,4 +1,4 @@
-"""What `sublet publish` reads, as columns for the publisher: lines as they are, or NDJSON records."""
+"""Parses the input of `sublet publish` into columns: lines, or NDJSON records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HINT = "publish it in Python: Publisher(max_message_bytes=...)."
 
 FIELDS = frozenset({"topic", "key", "value", "headers", "timestamp"})
 IGNORED = frozenset({"stream", "offset", "grant_id"})
-"""What `tail` and `consume` say of a message and the next publisher does not take over."""
+"""Fields of messages that `tail` and `consume` print and a publisher does not take."""
 
 Columns = dict[str, Any]
 
@@ -29,9 +29,9 @@ Columns = dict[str, Any]
 def read_columns(
     read: Callable[[int], bytes], layout: str, topic: str | None, key: bytes | None, limit: int
 ) -> Iterator[Columns]:
-    """Whole messages as they come in, as columns; no chunk is empty.
+    """Iterate over complete messages as they come in, as columns; no chunk is empty.
 
-    A bad one raises a `SubletError` that names its line, after everything before it was given out.
+    A bad one raises a `SubletError` with its line, after everything before it was returned.
     """
     parser = NdjsonParser(topic, key, limit) if layout == "ndjson" else LineParser(topic, key, limit)
     number = 1
@@ -68,7 +68,7 @@ class LineParser:
         self._topic, self._key, self._limit = check_topic(topic), key, limit
 
     def columns(self, lines: list[bytes], number: int) -> tuple[Columns, SubletError | None]:
-        """The columns of the good lines, and what is wrong with the first bad one, which ends them."""
+        """Return the columns of the good lines, and what is wrong with the first bad one, which ends them."""
         problem = None
         spare = self._limit - size_of(self._topic, self._key, None, None)
         if max(map(len, lines)) > spare:
@@ -82,14 +82,14 @@ class LineParser:
 
 
 class NdjsonParser:
-    """Each line is an object with `value`, and `key`, `topic`, `headers`, `timestamp` if wanted."""
+    """Parse lines that are each an object with `value`, and optionally `key`, `topic`, `headers`, `timestamp`."""
 
     def __init__(self, topic: str | None, key: bytes | None, limit: int) -> None:
         self._topic = None if topic is None else check_topic(topic)
         self._key, self._limit = key, limit
 
     def columns(self, lines: list[bytes], number: int) -> tuple[Columns, SubletError | None]:
-        """The columns of the good lines, and what is wrong with the first bad one, which ends them."""
+        """Return the columns of the good lines, and what is wrong with the first bad one, which ends them."""
         rows: list[tuple[Any, ...]] = []
         problem: SubletError | None = None
         for index, line in enumerate(lines):

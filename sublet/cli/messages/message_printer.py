@@ -1,4 +1,4 @@
-"""Messages and epochs as `tail` and `consume` print them: text for people, or a JSON object per line."""
+"""Prints messages and epochs for `tail` and `consume`: text for people, or a JSON object per line."""
 
 from __future__ import annotations
 

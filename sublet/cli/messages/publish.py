@@ -1,4 +1,4 @@
-"""`sublet publish`: messages from a file or a pipe into the log."""
+"""`sublet publish`: publishes messages from a file or a pipe."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class InputFormat(StrEnum):
 
 
 class InputInterrupted(Exception):
-    """Asked to stop while waiting for input."""
+    """A signal came while waiting for input."""
 
 
 def publish(
@@ -124,7 +124,7 @@ class PublishProgress:
                 self.durable += count
 
     def print_report(self, cli: Cli, interrupted_by: int | None) -> None:
-        """Say how it went."""
+        """Print the result."""
         elapsed = time.monotonic() - self.began
         if cli.json:
             answer = {"read": self.accepted, "durable": self.durable, "seconds": round(elapsed, 3)}

@@ -1,4 +1,4 @@
-"""`sublet tail`: look at messages without taking part in a group."""
+"""`sublet tail`: prints messages without taking part in a group."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 STARTS = ("latest", "active", "earliest")
-"""Of whole epochs."""
+"""The options of reading entire epochs."""
 
 FIRST_WAIT_S = 0.005
 MAX_WAIT_S = 0.2
@@ -146,14 +146,14 @@ def _in_complete_epochs(
 
 
 class _Waiting:
-    """Between two looks for news: longer and longer while there is none."""
+    """Seconds between two looks for messages: growing while there are none."""
 
     def __init__(self, cli: Cli) -> None:
         self._cli, self._wait_s, self._said = cli, 0.0, False
 
     @contextmanager
     def for_payloads(self) -> Iterator[None]:
-        """While the place where messages lie is away nothing comes; that is said once each time."""
+        """Log once that the location of payloads is away, and nothing comes."""
         try:
             yield
             self._said = False
@@ -164,13 +164,13 @@ class _Waiting:
             time.sleep(PLACE_WAIT_S)
 
     def after(self, news: bool) -> None:
-        """Wait for the next look; not at all after news."""
+        """Wait for the next look; not at all after messages."""
         self._wait_s = 0.0 if news else min(self._wait_s * 1.5 + FIRST_WAIT_S, MAX_WAIT_S)
         time.sleep(self._wait_s)
 
 
 def _held_back(found: Iterator[T]) -> Iterator[T]:
-    """What is there now; signals wait for each read to be over."""
+    """Yield what is there now; signals wait for each read to be over."""
     while True:
         with defer_signals():
             each = next(found, None)

@@ -1,1 +1,1 @@
-"""`sublet nodes`: which there are, and draining one."""
+"""`sublet nodes`: list, drain and step-down."""

@@ -1,4 +1,4 @@
-"""`sublet nodes drain` and `step-down`: leaders move to other nodes, now and in order."""
+"""`sublet nodes drain` and `step-down`: moves leaders to other nodes."""
 
 from __future__ import annotations
 
@@ -140,7 +140,8 @@ def _check_others(connection: psycopg.Connection[Any], name: str) -> None:
 
 
 def _leaders(connection: psycopg.Connection[Any], led: list[LedGroup]) -> dict[str, str | None]:
-    """{subscription: the node that leads it now}; None while nobody asks for its leader, or nobody has taken over."""
+    """Return {subscription: the node that leads it now}; None while no consumer asks for its leader, or no node has
+    taken over."""
     from sublet_storage.groups.admin import node_desired_state
 
     new = node_desired_state.leaders_of(connection, (each.group_id for each in led))

@@ -1,4 +1,4 @@
-"""`sublet nodes`: the leader nodes, what each leads, and how that moves to others."""
+"""`sublet nodes list`, and the table of the commands of `sublet nodes`."""
 
 from __future__ import annotations
 

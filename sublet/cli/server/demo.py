@@ -1,4 +1,4 @@
-"""`sublet demo`: see it run."""
+"""`sublet demo`: runs the demo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`sublet doctor`: what is wrong here, and what helps."""
+"""`sublet doctor`: checks the database, the nodes and the groups."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def doctor(cli: Cli) -> int:
-    """Look at the database, the nodes and the groups, and say what is wrong and what helps.
+    """Check the database, the nodes and the groups, and show what is wrong and the remedy.
 
     Nothing is changed; where payloads lie outside of the database an object is written and deleted, to see that it can
     be. It ends with 1 if there is an error; what works and might not one day is a warning.

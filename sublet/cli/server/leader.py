@@ -1,4 +1,4 @@
-"""`sublet leader` and `sublet migrate`: what runs a deployment."""
+"""`sublet leader` and `sublet migrate`: runs a node, and migrates a schema."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def leader(
         bool, typer.Option("--migrate", help="Bring the database to this program's version first.")
     ] = False,
 ) -> int:
-    """Run a leader node, which lends streams to consumers.
+    """Run a leader node, which grants streams to consumers.
 
-    It writes down how far they are. Run one or several, anywhere near the database: each group is led by one of them,
-    and when that one stops or dies another takes over. Ctrl-C and SIGTERM hand over first; after SIGTERM the exit code
-    is 0. Times are settings, such as SUBLET_LEASE_DURATION_S: see docs/settings.md.
+    It stores how far they are. Run one or several, anywhere near the database: each group is led by one of them, and
+    when that one stops or dies another takes over. Ctrl-C and SIGTERM hand over first; after SIGTERM the exit code is
+    0. Times are settings, such as SUBLET_LEASE_DURATION_S: see docs/settings.md.
 
     Examples:
 
@@ -110,7 +110,7 @@ def migrate(
     """Create a database's tables, or bring them up to date.
 
     An embedded database does that by itself. Nothing is lost, and running it again changes nothing. Programs may be at
-    work meanwhile, unless it says otherwise: migrate first, then replace them one by one (docs/deploy.md).
+    work meanwhile, unless it refuses: migrate first, then replace them one by one (docs/deploy.md).
 
     Example:
 
@@ -130,7 +130,7 @@ def migrate(
 
 
 def _bring_up_to_date(cli: Cli, to: str | None = None, back: bool = False) -> tuple[str | None, str | None, str]:
-    """(version before, version now, schema). A database that was given is not checked first: it may be empty."""
+    """Return (version before, version now, schema). A database that was given is not checked first: it may be empty."""
     from sublet_storage.bootstrap.migrate import current_version, downgrade
     from sublet_storage.bootstrap.migrate import migrate as upgrade
     from sublet_storage.db.connect import database_url, schema_name
@@ -166,7 +166,7 @@ def _check_name(name: str) -> None:
 
 
 def _serve(node: NodeServer) -> int:
-    """Until told to stop. SIGTERM is how a service is stopped, so then all is well; Ctrl-C says so in its code."""
+    """Run until a signal. SIGTERM is how a service is stopped, so the exit code is 0; that of Ctrl-C shows it."""
     asyncio.run(node.run())
     return 128 + signal.SIGINT if node.stopped_by is signal.SIGINT else 0
 

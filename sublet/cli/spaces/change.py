@@ -1,4 +1,4 @@
-"""What the commands that change a space have in common: doing it, telling nodes of it, and showing what came of it."""
+"""Changes a space, notifies nodes, and prints the result, for the commands that do so."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The space's name, suc
 
 
 def apply_change(cli: Cli, change: Callable[[psycopg.Connection[Any]], Space]) -> Space:
-    """Do it, and tell the leader nodes; those that do not hear it find out by themselves."""
+    """Change it, and notify the leader nodes; those that miss it find out by themselves."""
     from sublet_storage.db.connect import connect
     from sublet_storage.notify import snapshot
     from sublet_storage.notify.publisher import publish_once
@@ -40,7 +40,7 @@ def apply_change(cli: Cli, change: Callable[[psycopg.Connection[Any]], Space]) -
 
 
 def print_space(cli: Cli, space: Space, text: str, **more: Any) -> None:
-    """Show the space, with `more` of what was done to it, or say it."""
+    """Print the space, with `more` of what was changed."""
     if cli.json:
         cli.print_json({**space_to_json(space), **more})
     else:
@@ -53,7 +53,7 @@ def format_retention(space: Space) -> str:
 
 
 def format_payload_location(space: Space) -> str:
-    """The sentence about where payloads go, for a space that has a place for them; else nothing."""
+    """Return the sentence about where payloads go, for a space that has a place for them; else nothing."""
     if space.payloads is None:
         return ""
     older = "" if space.tier_after_s is None else f", and what is older than {space.tier_after_s} s of open ones"
@@ -61,7 +61,7 @@ def format_payload_location(space: Space) -> str:
 
 
 def space_to_json(space: Space) -> dict[str, Any]:
-    """A space as commands show it."""
+    """Return a space as commands show it."""
     return {
         "space_id": space.space_id,
         "name": space.name,

@@ -1,4 +1,4 @@
-"""`sublet spaces drop`: the end of a space, of its messages and of what lies of them outside of Postgres."""
+"""`sublet spaces drop`: ends a space and its messages, also those outside of Postgres."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def drop(
 
     Its topics go on in the next less specific space, `default` at last, in new streams: groups follow by themselves,
     and publishers that are not bound to this space; those that are (space=...), with epochs say, are refused from then
-    on. With --keep nobody loses anything.
+    on. With --keep nothing is lost.
 
     Otherwise what it held ends as by retention, at once: a group that had not consumed it all, be it by one message,
     loses the rest, counted where it was created with --on-data-loss skip. Else its streams are blocked until they are

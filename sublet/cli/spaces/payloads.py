@@ -1,4 +1,4 @@
-"""Where a space's payloads lie: the options for it, of the commands that make and alter spaces."""
+"""The options for a space's payload location, of the commands that create and alter spaces."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ NoTierAfter = Annotated[bool, typer.Option("--no-tier-after", help="Move payload
 def payload_changes(
     payloads: str | None, no_payloads: bool, recall: bool, tier_after: str | None, no_tier_after: bool
 ) -> dict[str, Any]:
-    """What is to be changed of where payloads lie. Raises `UsageError` for what contradicts itself."""
+    """Return what is to be changed of where payloads lie. Raises `UsageError` for what contradicts itself."""
     if (payloads is not None or tier_after is not None) and no_payloads:
         raise UsageError(
             "--no-payload-location stands alone: without a place nothing is moved. Leave out one or the other."
@@ -66,8 +66,8 @@ def payload_changes(
 
 
 def warn_missing_directory(cli: Cli, space: Space, given: str | None) -> str | None:
-    """Say, and return, what is to be done where the directory that was just given is not on this machine; None where it
-    is. It may be well: nodes may run elsewhere. Of S3 nothing is asked."""
+    """Warn, and return what is to be done, where the directory that was just given is not on this machine; None where
+    it is. It may be right: nodes may run elsewhere. S3 is not checked."""
     from sublet_storage.objects.location import parse_location
     from sublet_storage.objects.object_stores import get_store
     from sublet_storage.objects.parallel_calls import TO_READ, run_with_timeout

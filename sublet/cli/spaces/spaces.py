@@ -1,4 +1,4 @@
-"""`sublet spaces`: parts of the topic tree with their own shards, retention and rollover."""
+"""`sublet spaces create`, `list` and `reshard`, and the table of the commands of `sublet spaces`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What reading, writing and jobs share inside Spark: options, columns, the database."""
+"""Options, columns and the database, shared by sources, sinks and jobs in Spark."""

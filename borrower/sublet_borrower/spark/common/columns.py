@@ -1,4 +1,4 @@
-"""The columns of sublet's rows in Spark, and messages as Arrow batches of exactly these.
+"""The columns of sublet's rows in Spark, and messages as Arrow batches of them.
 
 Those that Spark's Kafka source has too are called and typed as there. With `.schema(...)` a query takes only some of
 them, and what it does not take is not converted.
@@ -45,7 +45,7 @@ def all_columns() -> StructType:
 
 
 def select_columns(schema: StructType) -> StructType:
-    """The schema that a user gave, if it is of our columns. Raises `InvalidSetting`."""
+    """Return the schema that a user gave, if it is of our columns. Raises `InvalidSetting`."""
     known = {field.name: field.dataType for field in all_columns()}
     for field in schema:
         if field.name not in known:
@@ -62,7 +62,7 @@ def select_columns(schema: StructType) -> StructType:
 
 
 def to_arrow_schema(schema: StructType) -> pa.Schema:
-    """What Spark wants to see in each batch, to the letter."""
+    """Return the schema that Spark expects of each batch, exactly."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     found: pa.Schema = to_arrow_schema(schema, timezone="UTC")
@@ -70,7 +70,7 @@ def to_arrow_schema(schema: StructType) -> pa.Schema:
 
 
 def to_output_batches(batches: Iterable[pa.RecordBatch], space: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The messages of one space in the columns of the schema; batches of few rows together."""
+    """Yield the messages of one space in the columns of the schema; batches of few rows together."""
     import pyarrow as pa
 
     found = list(batches)

@@ -1,8 +1,8 @@
-"""The database of a query: checked on the driver and on executors, and held open where it is an embedded one.
+"""The database of a query, checked on driver and executors, and kept running where it is embedded.
 
-On the driver it is one that somebody has made, on an executor one that it can reach. The last user of an embedded
-server stops it: a query's processes come and go, and without holding it each would stop it behind itself and have the
-next one start it again. Who is killed leaves it all the same.
+On the driver it must exist already, on an executor it must be reachable. The last user of an embedded server stops it:
+a query's processes come and go, and without a process that holds it each would stop it at its end and have the next one
+start it again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from sublet_storage.bootstrap.embedded import EmbeddedPostgres
 
 def check_database_exists(url: str | None, data_dir: str | None) -> None:
     """Raise `InvalidSetting` where an embedded database would be made anew: Spark's own Python processes have the
-    environment in which Spark was started, and whoever names his database later would get an empty one, silently."""
+    environment in which Spark was started, so a database that is named later would be replaced by an empty one,
+    silently."""
     from sublet_storage.bootstrap.embedded import has_cluster, usable_data_dir
     from sublet_storage.db.connect import database_url
 
@@ -64,7 +65,7 @@ def keep_server_running(data_dir: str | None, driver: str) -> None:
 
 
 def resolve_database(url: str | None, data_dir: str | None) -> DatabaseLocation:
-    """What `open_database` finds; an embedded server is held until the process ends."""
+    """Return what `open_database` finds; an embedded server is held until the process ends."""
     with open_database(url, data_dir) as found:
         key = os.getpid(), str(found.data_dir)
         if found.data_dir is not None and key not in _held:

@@ -1,4 +1,4 @@
-"""The options of `format("sublet")`: each with what it means, checked by name before anything is opened."""
+"""The options of `readStream.format("sublet")`, checked by name before anything is opened."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sublet_protocol.domain.subscriptions import Subscription
 POLICIES = ("drop", "fail")
 MAX_NUMBER = 2**62
 MAX_SHOWN_CHARS = 100
-"""So many characters of a wrong value are shown."""
+"""How many characters of a wrong value are shown."""
 _UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "second": 1.0, "m": 60.0, "minute": 60.0, "h": 3600.0, "hour": 3600.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 _YES = {"true": True, "false": False}
@@ -26,7 +26,7 @@ Reader = Callable[[str, str], Any]
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """What a streaming query says; the names in Spark are these in camel case, their case does not matter."""
+    """The options of a streaming query; the names in Spark are these in camel case, their case does not matter."""
 
     subscription: str
     """`$share/GROUP/FILTER` or `$queue/GROUP/FILTER`. Queries and sessions of one group share its messages."""
@@ -70,16 +70,17 @@ class StreamOptions:
     with a warning."""
     available_now_wait: float = 120.0
     """With the trigger `availableNow`: how long the query waits, with nothing else to do, for streams with messages
-    that were there when it began. Then it fails and names those that were not lent to it; what other members have by
+    that were there when it began. Then it fails and names those that were not granted to it; what other members have by
     then is left to them. Seconds, or with a unit."""
 
     def settings(self) -> BorrowerSettings:
-        """The session's timers, from the driver's environment."""
+        """Return the session's timers, from the driver's environment."""
         return BorrowerSettings.from_env()
 
 
 def stream_options(given: Mapping[str, str]) -> StreamOptions:
-    """The options of `readStream`. Raises `InvalidSetting`, or `InvalidSubscription`, for the first that cannot be."""
+    """Return the options of `readStream`. Raises `InvalidSetting`, or `InvalidSubscription`, for the first that cannot
+    be."""
     found = read_options(
         given, StreamOptions, "readStream", {"inDoubtTimeout": _duration, "availableNowWait": _duration}
     )
@@ -128,7 +129,7 @@ def check_partitions(least: int | None, most: int | None) -> None:
 def read_options(
     given: Mapping[str, str], kind: type[Any], where: str, readers: Mapping[str, Reader] | None = None
 ) -> dict[str, Any]:
-    """{field: value} of the options given. `readers`: for options that are not read as their type says."""
+    """Return {field: value} of the options given. `readers`: for options that are not parsed by their type."""
     names = {to_camel_case(field.name).lower(): field for field in fields(kind)}
     found = {}
     for name, text in given.items():
@@ -160,7 +161,7 @@ def _count(name: str, text: str) -> int:
 
 
 def parse_index(name: str, text: str) -> int:
-    """A number that may be 0. Raises `InvalidSetting`."""
+    """Return a number that may be 0. Raises `InvalidSetting`."""
     if not _is_number(text):
         raise InvalidSetting(
             f"option {name} is {text[:MAX_SHOWN_CHARS]!r}: it is a whole number from 0 to {MAX_NUMBER}."
@@ -169,7 +170,7 @@ def parse_index(name: str, text: str) -> int:
 
 
 def _is_number(text: str) -> bool:
-    """What is longer than the largest need not be looked at: Python refuses to, from 4301 digits on."""
+    """Whether the text is within the limit; a longer one is not parsed: Python refuses to, from 4301 digits on."""
     return text.isascii() and text.isdigit() and len(text) <= len(str(MAX_NUMBER)) and int(text) <= MAX_NUMBER
 
 

@@ -1,4 +1,4 @@
-"""Waiting, in Spark's processes, for a database, or a place of payloads, that is away for a while."""
+"""Retries in Spark's processes while a database, or a payload location, is away."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _T = TypeVar("_T")
 
 
 def retry_while_unavailable(attempt: Callable[[], _T], away_s: float, said: str) -> _T:
-    """The answer of an attempt, which is made again while either is away, for so long; each time it is `said`.
+    """Return the answer of an attempt, which is repeated while either is away, for so long; each failure is logged.
 
-    Raises what the last attempt raised.
+    Raises the error of the last attempt.
     """
 
     def is_away(error: Exception) -> bool:

@@ -1,1 +1,1 @@
-"""Sessions that live in executors: a Spark job of tasks that run until they are drained."""
+"""Sessions in executors: a Spark job whose tasks run until they are drained."""

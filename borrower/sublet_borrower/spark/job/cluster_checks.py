@@ -1,4 +1,4 @@
-"""What Spark's settings mean for tasks that are to run until they are drained: told before they start."""
+"""Checks Spark's settings before tasks start that are to run until they are drained."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def check_cluster(spark: Any, fn: object, tasks: int) -> None:
 
 
 def check_policy(subscription: Subscription, policy: RetryPolicy | None) -> None:
-    """Raise `InvalidSetting` if what is kept would be consumed again."""
+    """Raise `InvalidSetting` if a cached or checkpointed result would be consumed again."""
     if (
         policy is not None
         and policy.dead_letter_topic is not None
@@ -53,7 +53,7 @@ def check_policy(subscription: Subscription, policy: RetryPolicy | None) -> None
 
 
 def read_setting(spark: Any, key: str, default: str) -> str:
-    """A setting as Spark runs with it, also where there is no SparkContext (Spark Connect)."""
+    """Return a setting as Spark runs with it, also where there is no SparkContext (Spark Connect)."""
     return str(spark.conf.get(key, default) or default)
 
 
@@ -63,10 +63,10 @@ def is_local(master: str) -> bool:
 
 
 def spark_context(spark: Any) -> Any | None:
-    """The SparkContext; None on Spark Connect."""
+    """Return the SparkContext; None on Spark Connect."""
     try:
         return spark.sparkContext
-    except Exception:  # noqa: BLE001 Spark Connect has its own ways to say that there is none
+    except Exception:  # noqa: BLE001 Spark Connect has its own errors for its absence
         return None
 
 
@@ -75,7 +75,7 @@ def _shown(value: object) -> str:
 
 
 def _check_installed() -> None:
-    """Spark's mapInArrow asks for pandas, and says so only when the job is under way."""
+    """Check that pandas is there: Spark's mapInArrow needs it, and reports that only when the job runs."""
     if importlib.util.find_spec("pandas") is None:
         raise Unavailable(
             "pandas is not installed, and Spark starts no Python tasks on Arrow without it. Run "

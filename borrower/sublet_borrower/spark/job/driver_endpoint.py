@@ -1,8 +1,8 @@
-"""The driver's side of the link to its tasks: what they report, and the one wish they are told, to drain.
+"""The driver's side of the link to its tasks: takes their reports, and asks them to drain.
 
-It is a session server like a node's, for one job: a task sends its report as an event, again and again, and hears the
-wish in its held poll, at once. Who does not show the job's token is refused and told nothing. What travels is figures
-and a task's failure, never messages or a database's address.
+It is a server like a node's, for one job: a task sends its report as an event, again and again, and receives the
+request to drain in its held poll, at once. A peer without the job's token is rejected. What travels is figures and a
+task's failure, never messages or a database's address.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class DriverEndpoint:
         return f"{_bracketed(self._advertised)}:{self._port}"
 
     def drain(self) -> None:
-        """Tell every task, also those that report later. From any thread."""
+        """Send it to every task, also to those that report later. From any thread."""
         self._loop.call_soon_threadsafe(self._notify_all)
 
     def last_reports(self) -> dict[str, tuple[TaskReport, float]]:
-        """{session: (last report, seconds since)}, of every attempt so far. From any thread."""
+        """Return {session: (last report, seconds since)}, of every attempt so far. From any thread."""
         now = time.monotonic()
         return {name: (report, now - at) for name, (report, at) in tuple(self._reports.items())}
 
@@ -69,7 +69,7 @@ class DriverEndpoint:
     # --- on the loop ------------------------------------------------------------------------------------------------
 
     async def _serve(self, bind: str) -> int:
-        """The port; 0 where it cannot listen."""
+        """Return the port; 0 where it cannot listen."""
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         self._sessions = PubSubServer(
             new_publisher(secrets.token_hex(6)), self._received, on_expired=self._expired, clock=time.monotonic

@@ -1,7 +1,7 @@
-"""A task's side of the link to its driver: it reports, and listens for the wish to drain.
+"""A task's side of the link to its driver: sends reports, and receives the request to drain.
 
-When the driver has not been heard of for `DRIVER_LOST_S`, nobody is left who could ever drain this task or want its
-result: it drains itself.
+When the driver has been silent for `DRIVER_LOST_S`, nobody is left who could ever drain this task or use its result: it
+drains itself.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
         running.wait()
 
 Progress follows the function, batch by batch: at least once. A task whose process dies is started again by Spark, as a
-new session; its streams move on once it is evicted, and whatever the dead attempt may still say counts for nothing.
+new session; its streams move on once it is evicted, and late messages of the dead attempt have no effect.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Consumption:
         return not self._over.is_set()
 
     def status(self) -> ConsumptionStatus:
-        """What every attempt reported last, at most about a second ago while it lives."""
+        """Return what every attempt reported last, at most about a second ago while it lives."""
         assert self._control is not None
         reports = self._control.last_reports().values()
         return ConsumptionStatus(self.running, tuple(TaskStatus.of(report, age_s) for report, age_s in reports))
@@ -180,8 +180,8 @@ class Consumption:
     def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """Drain, and have Spark cancel what has not ended within `grace_s`.
 
-        A cancelled task runs on for some seconds and is then killed; its messages since the last progress are
-        delivered again, to whoever gets its streams after the eviction time.
+        A cancelled task runs on for some seconds and is then killed; its messages since the last progress are delivered
+        again, to the next holders of its streams after the eviction time.
         """
         self._ask_to_drain()
         if self.wait(grace_s):
@@ -227,7 +227,7 @@ class Consumption:
             )
             summaries = [decode_summary(row["summary"]) for row in rows]
             self._summaries = sorted(summaries, key=lambda summary: summary.attempt.partition)
-        except BaseException as error:  # noqa: BLE001 whoever asks for the result gets it
+        except BaseException as error:  # noqa: BLE001 raised where the result is read
             self._error = error
         finally:
             try:
@@ -238,7 +238,7 @@ class Consumption:
                 self._over.set()
 
     def _describe(self, work: TaskSpec) -> None:
-        """A tag by which this job can be cancelled, and words for Spark's page. Both belong to this thread."""
+        """Tag the job, so that it can be cancelled, and describe it for Spark's page. Both belong to this thread."""
         sc = cluster_checks.spark_context(self._spark)
         if sc is None:
             self._spark.addTag(self._tag)
@@ -264,7 +264,7 @@ class Consumption:
         self._watchdog.start()
 
     def _failure(self) -> bytes | None:
-        """The first there was, from the results, or as reported by a task whose result never came."""
+        """Return the first there was, from the results, or as reported by a task whose result never came."""
         found = [summary.failure for summary in self._summaries or ()]
         if self._control is not None:
             found = [report.failure for report, _ in self._control.last_reports().values()] + found
@@ -278,7 +278,7 @@ class Consumption:
 
 
 def make_task_function(work: TaskSpec) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The function that Spark calls in each task."""
+    """Yield the function that Spark calls in each task."""
 
     def host(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in rows:
@@ -295,7 +295,7 @@ def _row(summary: bytes) -> pa.RecordBatch:
 
 
 def _addresses(spark: Any, driver_host: str | None) -> tuple[str, str]:
-    """Where the driver listens for its tasks, and under which address they reach it."""
+    """Return where the driver listens for its tasks, and under which address they reach it."""
     if driver_host is not None:
         return driver_host, driver_host
     if cluster_checks.is_local(cluster_checks.read_setting(spark, "spark.master", "")):
@@ -312,5 +312,5 @@ def _this_host() -> str:
 
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    # Py4J says first which call has failed, and then, behind a colon, what Java has raised.
+    # Py4J's text is first which call has failed, and then, behind a colon, what Java has raised.
     return next((line[2:] for line in lines[:2] if line.startswith(": ")), lines[0])[:500]

@@ -1,4 +1,4 @@
-"""An exception on its way from a task to the driver: whole where it can be pickled, told in words where not."""
+"""Carries an exception from a task to the driver: pickled where possible, else as text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class FunctionExited(RuntimeError):
 
 
 def pack(error: BaseException) -> bytes:
-    """The exception and what it was raised from."""
+    """Return the exception and what it was raised from."""
     links: list[tuple[bytes | None, str, str]] = []
     link: BaseException | None = error
     while link is not None:
@@ -28,7 +28,7 @@ def pack(error: BaseException) -> bytes:
 
 
 def unpack(packed: bytes) -> BaseException:
-    """The exception again, with its causes; each has a note that says where in the task it was raised."""
+    """Return the exception again, with its causes; each has a note with where in the task it was raised."""
     links: list[tuple[bytes | None, str, str]] = pickle.loads(packed)  # from our own task, as all of Spark's results
     errors = [_restored(*link) for link in links]
     for error, cause in itertools.pairwise(errors):
@@ -62,6 +62,6 @@ def _unpickled(pickled: bytes) -> BaseException | None:
         error: Any = kind.__new__(kind, *arguments)
         error.args = arguments
         error.__dict__.update(attributes)
-    except Exception:  # noqa: BLE001 a class that is not there on the driver, say
+    except Exception:  # noqa: BLE001 such as a class that is not there on the driver
         return None
     return error if isinstance(error, BaseException) else None

@@ -1,10 +1,10 @@
-"""What a task does when its process is told to end (the executor dies, the driver is gone).
+"""What a task does on a signal that ends its process (the executor dies, the driver is gone).
 
 The running call is finished and counted, everything is handed over, then the process ends. A call that takes longer
 than the handing over can wait is cut off by SystemExit.
 
-A signal's handler runs in the midst of whatever the main thread is doing. So it only leaves word on the network loop,
-which does the rest and takes its locks there.
+A signal's handler runs in the midst of whatever the main thread is doing. So it only posts to the network loop, which
+does the rest and takes its locks there.
 """
 
 from __future__ import annotations

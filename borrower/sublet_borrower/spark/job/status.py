@@ -1,4 +1,4 @@
-"""What a consumption is doing, as its tasks last reported."""
+"""The status of a consumption, from its tasks' last reports."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TaskStatus:
 
     @property
     def is_alive(self) -> bool:
-        """Heard of lately, and not over."""
+        """Whether it has reported lately, and is not over."""
         return self.state != "ended" and self.age_s < REPORT_TIMEOUT_S
 
 
@@ -71,7 +71,7 @@ class ConsumptionStatus:
 
     @property
     def dead_letter_count(self) -> int:
-        """Of them, those that could not be done and are kept in the policy's topic."""
+        """Of them, those that became dead letters."""
         return sum(task.dead_lettered for task in self.tasks)
 
     @property

@@ -79,7 +79,7 @@ class TaskSpec:
 
 
 def run(work: TaskSpec) -> TaskSummary:
-    """What Spark calls in the task's process."""
+    """Run one attempt; Spark calls this in the task's process."""
     if work.schema is not None:
         os.environ["SUBLET_SCHEMA"] = work.schema
     return run_attempt(work, _this_attempt(work))
@@ -88,7 +88,7 @@ def run(work: TaskSpec) -> TaskSummary:
 def run_attempt(work: TaskSpec, attempt: Attempt) -> TaskSummary:
     """One attempt, from its first report to its last. What must not be tried again is returned, not raised.
 
-    SystemExit if the process was told to end meanwhile: see `shutdown_signals`.
+    Raises SystemExit if the process was signalled to end meanwhile: see `shutdown_signals`.
     """
     task = _Task(work, attempt)
     with ShutdownSignals(task.leave, CALL_SHARE * work.settings.unsubscribe_timeout_s) as ending:
@@ -134,7 +134,7 @@ class _Task:
         return TaskSummary(self._attempt, self._summary, self._failure)
 
     def leave(self) -> None:
-        """The process is told to end: hand over within the unsubscribe timeout. Called on the network thread."""
+        """Hand over within the unsubscribe timeout, after a signal. Called on the network thread."""
         log.info("task %s leaves: its process is told to end", self._attempt.session)
         self._draining.set()
         if (session := self._session) is not None:
@@ -155,7 +155,7 @@ class _Task:
             self._work.fn(batch)
 
     def _open(self) -> Session | None:
-        """The session; None if the task was drained before the database was there."""
+        """Return the session; None if the task was drained before the database was there."""
         from sublet_borrower.consumer.session import Session
 
         work = self._work
@@ -224,8 +224,7 @@ def _is_away(error: Exception) -> bool:
 
 @contextlib.contextmanager
 def _no_exit(ending: ShutdownSignals, who: str) -> Iterator[None]:
-    """The process is Spark's: users' code that ends it has failed, and says so. `shutdown_signals` may do it all the
-    same."""
+    """Fail if a user's code ends the process, which is Spark's. `shutdown_signals` may end it all the same."""
     try:
         yield
     except SystemExit as exit_asked:
@@ -243,6 +242,6 @@ def encode_summary(summary: TaskSummary) -> bytes:
 
 
 def decode_summary(value: bytes | bytearray) -> TaskSummary:
-    """The value of a result row, of our own task."""
+    """Return the value of a result row, of our own task."""
     summary: TaskSummary = pickle.loads(bytes(value))
     return summary

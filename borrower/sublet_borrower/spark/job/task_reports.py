@@ -1,4 +1,4 @@
-"""What a task and its driver tell each other, and how that is written: JSON in the events of a session."""
+"""Messages between a task and its driver, as JSON in events of a connection."""
 
 from __future__ import annotations
 

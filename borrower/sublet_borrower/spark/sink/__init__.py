@@ -1,1 +1,1 @@
-"""Writing a DataFrame to topics: staged by tasks, published by the driver."""
+"""Writing DataFrames to topics: staged by tasks, published by the driver."""

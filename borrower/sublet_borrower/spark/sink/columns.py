@@ -1,4 +1,4 @@
-"""The columns of rows that are to become messages: which there may be, and rows as Arrow batches of messages."""
+"""The columns that the sink accepts, and rows as Arrow batches of messages."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def check_columns(schema: StructType, topic: str | None) -> None:
 
 
 def to_message_batches(batch: pa.RecordBatch, topic: str | None) -> list[pa.RecordBatch]:
-    """The rows in `BLOCK_SCHEMA`, none empty; `topic` is that of rows without one. Raises `UsageError` for a row that
-    cannot be a message."""
+    """Return the rows in `BLOCK_SCHEMA`, none empty; `topic` is that of rows without one. Raises `UsageError` for a row
+    that cannot be a message."""
     import pyarrow as pa
 
     from sublet_storage.producer.batches.columns import check_sizes, to_record_batches

@@ -1,4 +1,4 @@
-"""The options of writing to `format("sublet")`: each with what it means, checked by name before anything is opened."""
+"""The options of writing to `format("sublet")`, checked by name before anything is opened."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ READERS = {"batchId": parse_index}
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """What a write says; the names in Spark are these in camel case, their case does not matter."""
+    """The options of a write; the names in Spark are these in camel case, their case does not matter."""
 
     topic: str | None = None
     """The topic of rows that have none: where there is no column `topic`, it must be given."""
@@ -39,7 +39,7 @@ class WriteOptions:
 
 
 def write_options(given: Mapping[str, str]) -> WriteOptions:
-    """The options of `write`. Raises `InvalidSetting`, or `InvalidTopic`, for the first that cannot be."""
+    """Return the options of `write`. Raises `InvalidSetting`, or `InvalidTopic`, for the first that cannot be."""
     options = _checked(WriteOptions(**read_options(given, WriteOptions, "write", READERS)))
     if options.sink_name is not None:
         check_option_name("sinkName", options.sink_name)
@@ -53,7 +53,7 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
 
 
 def stream_write_options(given: Mapping[str, str]) -> WriteOptions:
-    """The options of `writeStream`. Raises as `write_options`."""
+    """Return the options of `writeStream`. Raises as `write_options`."""
     ours = {name: value for name, value in given.items() if name.lower() not in SPARKS_OWN}
     options = _checked(WriteOptions(**read_options(ours, WriteOptions, "writeStream", READERS)))
     for name, value in (("sinkName", options.sink_name), ("batchId", options.batch_id)):

@@ -1,4 +1,4 @@
-"""Where the messages of a write go: the database as the driver means it, found again in tasks and commits."""
+"""The database that a write goes to, the same on the driver, in tasks and in commits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class SinkTarget:
 
     @classmethod
     def of(cls, options: WriteOptions) -> SinkTarget:
-        """What the options and the driver's environment say. Raises `InvalidSetting` where there is no database yet."""
+        """Read it from the options and the driver's environment. Raises `InvalidSetting` where there is no database
+        yet."""
         from sublet_storage.bootstrap.embedded import usable_data_dir
         from sublet_storage.db.connect import database_url
 

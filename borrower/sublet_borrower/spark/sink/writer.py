@@ -1,16 +1,16 @@
-"""The sink, `df.write.format("sublet")` and `df.writeStream.format("sublet")`: rows become messages, whole and once.
+"""The sink of `df.write` and `df.writeStream.format("sublet")`: each batch is published completely, once.
 
 Each task stages its messages in the database as blocks, and the driver's commit publishes all of them in one
-transaction (`sublet_storage.producer.staging`), whose record says which batch it was. What rests on how Spark works, as
-was watched in 4.3:
+transaction (`sublet_storage.producer.staging`), whose record identifies the batch. What rests on how Spark works, as
+measured in 4.3:
 
 - a batch write has one writer, made on the driver and sent to the tasks: it carries the name of the write. Of a
-  streaming query's writer there is one for the tasks and another for each commit: there the tasks tell the commit which
-  query it is, as they alone know;
-- a query's id is kept in its checkpoint, as are the numbers of its batches. So a batch that is done again has the same
-  name, and a query with a new checkpoint another;
-- a task that is done twice has one of its messages given to the commit. A query that is stopped in a batch has no
-  abort: the next commit clears up.
+  streaming query's writer there is one for the tasks and another for each commit: there the tasks send the commit
+  which query it is, as they alone know;
+- a query's id is in its checkpoint, as are the numbers of its batches. So a batch that is repeated has the same name,
+  and a query with a new checkpoint another;
+- of a task that runs twice one message reaches the commit. A query that is stopped in a batch has no abort: the next
+  commit clears up.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ DATABASE_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class StagedTaskMessage(WriterCommitMessage):
-    """What a task tells the driver."""
+    """A task's message to the driver."""
 
     write: SinkBatch
     staged: StagedTask
 
 
 def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
-    """The writer of a batch write. Raises `InvalidSetting`, `InvalidTopic`."""
+    """Return the writer of a batch write. Raises `InvalidSetting`, `InvalidTopic`."""
     options = write_options(given)
     _check(options, schema, overwrite, 'a write in the mode "overwrite"', 'mode("append")')
     if options.sink_name is None or options.batch_id is None:
@@ -59,7 +59,7 @@ def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) 
 
 
 def stream_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
-    """The writer of a streaming query. Raises `InvalidSetting`, `InvalidTopic`."""
+    """Return the writer of a streaming query. Raises `InvalidSetting`, `InvalidTopic`."""
     options = stream_write_options(given)
     _check(options, schema, overwrite, 'the output mode "complete"', 'outputMode("append"), or "update"')
     return StreamWriter(SinkTarget.of(options), options)
@@ -135,7 +135,7 @@ def _context() -> Any:
 
 
 def _done(messages: Sequence[WriterCommitMessage | None]) -> list[StagedTaskMessage]:
-    """What the tasks told; those that failed have told nothing."""
+    """Return the messages of the tasks; those that failed have none."""
     return [each for each in messages if isinstance(each, StagedTaskMessage)]
 
 
@@ -156,7 +156,7 @@ def _commit(place: SinkTarget, write: SinkBatch, done: Sequence[StagedTaskMessag
 
 
 def _notify(url: str, committed: SinkCommit) -> None:
-    """Let whoever is listening know; this process may end at once."""
+    """Notify nodes of the new heads before this process ends."""
     from sublet_storage.notify.changes import stream_change
     from sublet_storage.notify.publisher import publish_once
 
@@ -165,7 +165,7 @@ def _notify(url: str, committed: SinkCommit) -> None:
 
 
 def _abort(place: SinkTarget, writes: Sequence[SinkBatch] | set[SinkBatch]) -> None:
-    """What is not removed now, the next commit or maintenance removes: the error that is under way says more."""
+    """Remove them; what is left, the next commit or maintenance removes: the error under way matters more."""
     try:
         with place.open_connection() as (_, conn):
             for write in writes:

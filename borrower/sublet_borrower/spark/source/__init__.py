@@ -1,1 +1,1 @@
-"""Reading into a DataFrame: streaming micro-batches, and batch replays."""
+"""Reading into DataFrames: streaming micro-batches, and batch replays."""

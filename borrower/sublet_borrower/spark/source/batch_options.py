@@ -1,4 +1,4 @@
-"""The options of `spark.read.format("sublet")`: what of the history is read."""
+"""The options of `spark.read.format("sublet")`: which part of the history is read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _INSTEAD = {
 
 @dataclass(frozen=True, slots=True)
 class BatchOptions:
-    """What a batch query says; the names in Spark are these in camel case, their case does not matter."""
+    """The options of a batch query; the names in Spark are these in camel case, their case does not matter."""
 
     filter: str = "#"
     """A topic filter, such as orders/#: which messages are read."""
@@ -83,7 +83,7 @@ class BatchOptions:
 
 
 def batch_options(given: Mapping[str, str]) -> BatchOptions:
-    """The options of `read`. Raises `InvalidSetting`, or `InvalidFilter`, for the first that cannot be."""
+    """Return the options of `read`. Raises `InvalidSetting`, or `InvalidFilter`, for the first that cannot be."""
     _check_no_stream(given)
     epoch = {"startingEpoch": _epoch, "endingEpoch": _epoch}
     options = BatchOptions(**read_options(given, BatchOptions, "read", epoch))
@@ -97,7 +97,7 @@ def batch_options(given: Mapping[str, str]) -> BatchOptions:
 
 
 def _check_no_stream(given: Mapping[str, str]) -> None:
-    """Options of `readStream` are answered with what says the same here."""
+    """Reject options of `readStream`, with the option that means the same here."""
     only_there = {to_camel_case(field.name) for field in fields(StreamOptions)} - {
         to_camel_case(f.name) for f in fields(BatchOptions)
     }

@@ -1,9 +1,9 @@
-"""A batch query's side in Spark's driver: which ranges of which streams there are to read, at one instant.
+"""A batch query's side in Spark's driver: the ranges of streams to read, at one instant.
 
-Spark plans in a process of its own: it makes a reader, tells it filters perhaps, and asks for the partitions once. It
-keeps them with what `load()` has returned: later actions read the same ranges, unless filters are pushed, when each
-plan asks anew. With filters pushed it mistakes the ranges of one plan for those of another, if both are of the same
-`load()` (Spark 4.3): hence they are pushed only where the query says so.
+Spark plans in a process of its own: it makes a reader, perhaps pushes filters, and reads the partitions once. It keeps
+them with what `load()` has returned: later actions read the same ranges, unless filters are pushed, when each plan
+reads them anew. With filters pushed it mistakes the ranges of one plan for those of another, if both are of the same
+`load()` (Spark 4.3): hence they are pushed only where the query has the option.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 
 class SubletBatchReader(DataSourceReader):
-    """See the module's page. It holds nothing but what the query said: Spark sends it to the executors."""
+    """See the module. It has nothing but the query's options: Spark sends it to the executors."""
 
     def __init__(self, options: BatchOptions, schema: StructType) -> None:
         self._options, self._schema, self._pushed = options, schema, NO_FILTERS
 
     def partitions(self) -> list[InputPartition]:
-        """The tasks. Raises `UnknownSpace`, `InvalidEpoch`, and what `open_database` raises."""
+        """Return the tasks. Raises `UnknownSpace`, `InvalidEpoch`, and what `open_database` raises."""
         o = self._options
         check_database_exists(o.url, o.data_dir)
         found = resolve_database(o.url, o.data_dir)
@@ -49,7 +49,7 @@ class SubletBatchReader(DataSourceReader):
         return plan_tasks(tasks, o.min_partitions, o.max_partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The messages of a task."""
+        """Return the messages of a task."""
         return read_task(partition, to_arrow_schema(self._schema))
 
     def _extents(self, found: DatabaseLocation) -> list[OffsetRange]:
@@ -86,7 +86,7 @@ class SubletBatchReader(DataSourceReader):
 
 
 class PushdownBatchReader(SubletBatchReader):
-    """One that is told the query's filters. Spark refuses it unless `spark.sql.python.filterPushdown.enabled`."""
+    """A reader with pushed filters. Spark rejects it unless `spark.sql.python.filterPushdown.enabled`."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 Spark's name
         """Take what decides over what is read, and return what Spark is to look at itself."""
@@ -95,7 +95,8 @@ class PushdownBatchReader(SubletBatchReader):
 
 
 def keep_ranges_with_epochs(found: Iterable[OffsetRange]) -> list[OffsetRange]:
-    """Those that can have messages in epochs. Raises `InvalidEpoch` where these have no order of before and after."""
+    """Return those that can have messages in epochs. Raises `InvalidEpoch` where these have no order of before and
+    after."""
     there = [extent for extent in found if extent.epoch_dimensions is not None]
     for extent in there:
         if extent.epoch_dimensions != 1:

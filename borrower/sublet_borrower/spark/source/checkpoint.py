@@ -1,4 +1,4 @@
-"""What Spark writes into a query's checkpoint: read where the query runs, wherever the checkpoint is."""
+"""Reads what Spark has written into a query's checkpoint, wherever the checkpoint is."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def check_checkpoint(checkpoint: str) -> None:
 
 
 def read_offsets(checkpoint: str, batch_id: int) -> list[Any]:
-    """Of a batch, each source's as it is in the log; None for a source that has none. Raises `UsageError`."""
+    """Return each source's offset of a batch as it is in the log; None for a source that has none. Raises
+    `UsageError`."""
     try:
         lines = _lines(f"{checkpoint}/offsets/{batch_id}")
     except FileNotFoundError:
@@ -45,7 +46,7 @@ def _parsed(line: str) -> Any:
 
 
 def _query_id() -> str | None:
-    """Of the query in whose thread this runs; None where that cannot be said, as on Spark Connect."""
+    """Return the checkpoint of the query in whose thread this runs; None where it is not known, as on Spark Connect."""
     from pyspark import SparkContext
 
     context = SparkContext._active_spark_context
@@ -53,7 +54,7 @@ def _query_id() -> str | None:
 
 
 def _local(place: str) -> Path | None:
-    """The path of what lies in this machine's files, by its URL or without one."""
+    """Return the path of what lies in this machine's files, by its URL or without one."""
     parts = urlsplit(place)
     if not parts.scheme:
         return Path(place)

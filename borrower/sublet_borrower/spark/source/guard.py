@@ -1,5 +1,4 @@
-"""Exactly once out of a streaming query: what a micro-batch writes to the messages' database, and that it is done, are
-one commit.
+"""Exactly once from a streaming query: a micro-batch's output and its progress are one commit.
 
     guard = Guard("orders-checkpoint", url)
 
@@ -10,9 +9,9 @@ one commit.
 
     orders.writeStream.foreachBatch(store).option("checkpointLocation", "orders-checkpoint").start()
 
-Which messages the batch has says the checkpoint, in which Spark wrote it down before the batch began; whether they are
-still this query's to do, the group's rows. So a process that was frozen, or a second one on a copy of the checkpoint,
-cannot write what another has written or will.
+Which messages the batch has is in the checkpoint, where Spark wrote it before the batch began; whether they are still
+this query's is in the group's rows. So a process that was frozen, or a second one on a copy of the checkpoint, cannot
+write what another has written or will.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ class Guard:
         try:
             with user_transaction(connection, settle):
                 yield connection
-        except psycopg.Error as error:  # also what the server says of a client that idled for too long
+        except psycopg.Error as error:  # also the server's error for a client that idled for too long
             if not connection.closed:
                 raise
             if not (committing and self._happened(ranges, attempt, error)):
@@ -97,7 +96,7 @@ class Guard:
         self._opened.close()
 
     def _ranges(self, batch_id: int) -> list[SourceRead]:
-        """What the batch has of each source of this kind that the query has."""
+        """Return what the batch has of each source of this kind that the query has."""
         checkpoint.check_checkpoint(self._checkpoint)
         offsets = checkpoint.read_offsets(self._checkpoint, int(batch_id))
         for offset in offsets:
@@ -108,7 +107,7 @@ class Guard:
                 f"batch {batch_id} in checkpoint {self._checkpoint} has nothing that was read from sublet: give the "
                 "guard the checkpointLocation of the query, and the number that foreachBatch was called with."
             )
-        # A source without news stands there as it stood for the batch before.
+        # A source without new messages has the same there as for the batch before.
         before = checkpoint.read_offsets(self._checkpoint, batch_id - 1) if batch_id else []
         fresh = [new for new, old in zip_longest(offsets, before[: len(offsets)]) if new != old]
         return [SourceRead(new["group"], new["session"], decode_ranges(new)) for new in fresh if is_sublet_offset(new)]
@@ -153,8 +152,8 @@ class Guard:
         return attempt
 
     def _happened(self, reads: Sequence[SourceRead], attempt: Attempt | None, cause: Exception) -> bool:
-        """Whether the transaction whose commit got no answer was committed, asked on a new connection: the server knows
-        it by its number, once it has ended. Where that says nothing, progress does."""
+        """Query on a new connection whether the transaction whose commit got no answer was committed: the server knows
+        it by its number, once it has ended. Where that is not known, progress shows it."""
         lost = "the connection to Postgres was lost during the commit"
         if not reads:
             why = "the batch had nothing of sublet's by which that could be seen. Look at the tables"
@@ -179,11 +178,11 @@ class SourceRead:
     ranges: list[PlannedRange]
 
     def last_planned(self, connection: Connection) -> dict[int, LastPlannedRange]:
-        """What was planned last of its streams."""
+        """Return what was planned last of its streams."""
         return fencing.read_last_planned_ranges(connection, self.group_id, [one.stream_id for one in self.ranges])
 
     def may_commit(self, plan: LastPlannedRange) -> bool:
-        """Whether its session holds the stream: what is only kept for it may not be done before it has it again."""
+        """Whether its session holds the stream: what is only reserved for it may not be done before it has it again."""
         return plan.grant_id is not None and plan.session == self.session
 
     def advance_range(

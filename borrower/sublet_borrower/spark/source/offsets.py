@@ -1,11 +1,11 @@
-"""What a query's checkpoint says of sublet: the ranges of a micro-batch, as JSON.
+"""Offsets in a query's checkpoint: the ranges of a micro-batch, as JSON.
 
     {"group": 3, "session": "billing-1", "streams": {"17": {"from": 700, "grant": 12, "to": 710}},
      "subscription": "$share/billing/orders/#"}
 
-A batch's offset names what the batch has, and nothing of other streams: how far those are, the group knows. Only what
-earlier batches have done and the group may not know yet is there besides, as "done", in the same form as "streams". In
-a group that is atomic a range has also "upto" and "least", its consumed frontier.
+A batch's offset has its ranges, and nothing of other streams: how far those are is in the group's rows. Only what
+earlier batches have done and the group may not have yet is there besides, as "done", in the same form as "streams". In
+an atomic group a range also has "upto" and "least", its consumed frontier.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ EMPTY_OFFSET: Offset = {}
 def encode_offset(
     ranges: Iterable[PlannedRange], done: Iterable[PlannedRange] = (), *, group_id: int, session: str, subscription: str
 ) -> Offset:
-    """Of these ranges, and what was `done` before. Spark compares offsets as text, so the keys are in order."""
+    """Return the offset of these ranges, and what was `done` before. Spark compares offsets as text, so the keys are in
+    order."""
     before = {"done": parts} if (parts := _parts(done)) else {}
     return {**before, "group": group_id, "session": session, "streams": _parts(ranges), "subscription": subscription}
 
@@ -37,7 +38,7 @@ def is_sublet_offset(offset: Any) -> bool:
 
 
 def check_offset_version(offset: Any) -> None:
-    """Raise `InvalidSetting` for what this source has written in a way that is not known here: a newer one, say."""
+    """Raise `InvalidSetting` for an offset of this source in an unknown form, such as that of a newer release."""
     if isinstance(offset, dict) and {"session", "streams"} <= offset.keys() and not is_sublet_offset(offset):
         raise InvalidSetting(
             f"the checkpoint says {str(offset)[:200]}, in a form that this version of sublet does not know. Use the "
@@ -56,12 +57,12 @@ def check_owner(offset: Offset, session: str, subscription: str) -> None:
 
 
 def decode_ranges(offset: Mapping[str, Any]) -> list[PlannedRange]:
-    """The ranges of an offset. Raises `InvalidSetting` for what this source has not written."""
+    """Return the ranges of an offset. Raises `InvalidSetting` for what this source has not written."""
     return _listed(offset, "streams") if offset else []
 
 
 def decode_done_ranges(offset: Mapping[str, Any]) -> list[PlannedRange]:
-    """What earlier batches have done, of which the group may not know. Raises as `ranges_of` does."""
+    """Return what earlier batches have done, of which the group may not know. Raises as `ranges_of` does."""
     return _listed(offset, "done") if "done" in offset else []
 
 

@@ -1,4 +1,4 @@
-"""Filters that Spark pushes down: what of them is decided by what is read, and what is left to Spark. Without I/O."""
+"""Filters that Spark pushes down: what the read decides, and what is left to Spark; no I/O."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NEVER_NULL = ("topic", "timestamp", "space", "stream", "offset")
 
 @dataclass(frozen=True, slots=True)
 class PushedFilters:
-    """What is true of all rows that a query wants. None: whatever it is; `start` and `end` are offsets."""
+    """Conditions that all rows of a query meet. None: no condition; `start` and `end` are offsets."""
 
     topics: frozenset[str] | None = None
     prefix: str = ""
@@ -29,7 +29,7 @@ class PushedFilters:
     max_timestamp: datetime | None = None
 
     def prune(self, extents: Iterable[OffsetRange]) -> Iterator[OffsetRange]:
-        """What of these can have such rows."""
+        """Yield what of these can have such rows."""
         for extent in extents:
             start, end = max(extent.start, self.start), min(extent.end, self.end)
             if start < end and self._is_wanted(extent):
@@ -47,8 +47,8 @@ NO_FILTERS = PushedFilters()
 
 
 def split_filters(filters: Iterable[spark.Filter]) -> tuple[PushedFilters, list[spark.Filter]]:
-    """What the filters say together, and those that Spark is to look at itself: what is not understood, and times,
-    which decide over whole blocks only."""
+    """Return the conditions of all filters together, and the filters that Spark has to apply itself: those not
+    understood, and times, which decide over entire blocks only."""
     pushed, left = NO_FILTERS, []
     for each in filters:
         taken = _taken(pushed, each)
@@ -74,7 +74,7 @@ def _taken(pushed: PushedFilters, each: Any) -> PushedFilters | None:
 
 
 def _column(each: Any) -> str:
-    """The name of the column; of a part of one, or of another filter's contrary, none of ours."""
+    """Return the name of the column; of a part of one, or of another filter's contrary, none of ours."""
     return ".".join(getattr(each, "attribute", ()))
 
 

@@ -1,4 +1,4 @@
-"""What a Spark task reads: a range of a stream, straight from the log, as Arrow.
+"""Reads a range of a stream in a Spark task, from the log, as Arrow.
 
 Workers live on from task to task, so each keeps its connection. Nothing depends on that: a worker that has none, or
 whose connection has died, makes another.
@@ -46,8 +46,8 @@ class RangePartition(InputPartition):
     """Messages [start, end) of a stream that match a filter; with `step` those of its epochs. `driver_host`: the
     machine that named the database. `fail_on_data_loss`: whether messages that retention has taken are an error.
 
-    `predicate`: only these of them. `data_dir`: of the embedded server that the task needs, and that nobody else may
-    keep running meanwhile."""
+    `predicate`: only these of them. `data_dir`: of the embedded server that the task needs and keeps running.
+    """
 
     stream_id: int
     generation_id: int
@@ -65,7 +65,7 @@ class RangePartition(InputPartition):
 
     @property
     def max_messages(self) -> int:
-        """At most so many."""
+        """At most `count` messages."""
         return self.end - self.start if self.step is None else self.step.max_messages
 
     @property
@@ -74,7 +74,7 @@ class RangePartition(InputPartition):
         return [(self.start, self.end)] if self.step is None else [(run.start, run.end) for run in self.step.runs]
 
     def split(self, count: int) -> list[RangePartition]:
-        """The same in so many parts of about one size, at most one for each offset; a step stays whole."""
+        """Divide it into `count` parts of about one size, at most one for each offset; a step is not divided."""
         if self.step is not None:
             return [self]
         total = self.end - self.start
@@ -91,7 +91,7 @@ class MultiRangePartition(InputPartition):
 
 
 def plan_tasks(ranges: Sequence[RangePartition], least: int | None, most: int | None) -> list[InputPartition]:
-    """A task for each range that has something; or at least so many, if there are as many messages, for which the
+    """Return a task for each range that has messages; or at least so many, if there are as many messages, for which the
     largest are divided; or at most so many, of about one size."""
     divided = _divided(ranges, least or 0)
     if most is None or len(divided) <= most:
@@ -108,7 +108,8 @@ def _divided(ranges: Sequence[RangePartition], least: int) -> list[RangePartitio
 
 
 def _put_together(ranges: Sequence[RangePartition], most: int) -> list[list[RangePartition]]:
-    """The largest first, each to whoever has least so far; in each task they come in the order in which they were."""
+    """Deal ranges out, the largest first, each to the task with the least so far; in each task they keep their
+    order."""
     places: list[list[int]] = [[] for _ in range(most)]
     waiting = [(0, task) for task in range(most)]
     for place in sorted(range(len(ranges)), key=lambda place: -ranges[place].max_messages):
@@ -119,10 +120,12 @@ def _put_together(ranges: Sequence[RangePartition], most: int) -> list[list[Rang
 
 
 def read_task(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """All that a task has, in the columns of the schema; nothing of the one that Spark makes where there are none.
+    """Yield all that a task has, in the columns of the schema; nothing of the one that Spark makes where there are
+    none.
 
     While Spark takes one page, the next is read. A database that is away for a while is waited for. Raises
-    `PositionGone`, `PositionBeyondHead`, `DatabaseUnreachable`."""
+    `PositionGone`, `PositionBeyondHead`, `DatabaseUnreachable`.
+    """
     ranges = partition.ranges if isinstance(partition, MultiRangePartition) else (partition,)
     pages = chain.from_iterable(_read_range(one, schema) for one in ranges if isinstance(one, RangePartition))
     worker = _worker(os.getpid())
@@ -159,8 +162,8 @@ def _read_range(partition: RangePartition, schema: pa.Schema) -> Iterator[list[p
 
 
 def poison_in(partitions: Sequence[RangePartition]) -> dict[int, PoisonBlock]:
-    """{stream: the first block that its task could not decode}. What else would hinder a task is left to it; where
-    something is away the rest is not looked at."""
+    """Return {stream: the first block that its task could not decode}. What else would hinder a task is left to it;
+    where something is away the rest is not looked at."""
     import psycopg
 
     found: dict[int, PoisonBlock] = {}
@@ -207,7 +210,7 @@ def _pages(partition: RangePartition, start: int, end: int) -> Iterator[Sequence
 
 
 def _passed(partition: RangePartition, gone: PositionGone, end: int) -> int:
-    """Where to go on behind what retention has taken."""
+    """Return where to go on behind what retention has taken."""
     if partition.fail_on_data_loss:
         raise gone
     log.warning("%s It is left out, as failOnDataLoss is false.", gone)
@@ -232,7 +235,7 @@ def _page(partition: RangePartition, filter: Filter, offset: int, end: int) -> L
             )
 
     page = retry_while_unavailable(attempt, DATABASE_TIMEOUT_S, "reading goes on when it can")
-    if page.head < end:  # a standby took over, say, that had not had all that was planned
+    if page.head < end:  # such as a standby that took over and had not all that was planned
         raise message_log.beyond_head_error(partition.stream_id, end, page.head)
     return page
 

@@ -1,12 +1,12 @@
-"""The streaming query's side in Spark's driver: what its next micro-batch has, and what became of the last one.
+"""A streaming query's side in Spark's driver: its next micro-batch, and the outcome of the last.
 
 Spark calls from one thread of a process of its own. What it calls when, measured:
 
-- the batch that `latestOffset(start)` speaks of is in the sink and in the checkpoint: that is the acknowledgement.
+- the batch that `latestOffset(start)` names is in the sink and in the checkpoint: that is the acknowledgement.
   `commit` comes later, and after the last batch not at all;
-- the first call after a restart says how the last process ended. `partitions` of a range that this process has not
+- the first call after a restart shows how the last process ended. `partitions` of a range that this process has not
   planned: in the middle of a batch, which is to be done again. `latestOffset`: between two;
-- when a query is stopped the process is told by SIGTERM, and `stop` is called only if somebody heeds that.
+- when a query is stopped the process gets SIGTERM, and `stop` is called only if that is handled.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 IDLE_S = 0.05
-"""How long a call waits for news where there is nothing to do: Spark asks again at once."""
+"""How long a call waits for new messages where there is nothing to do: Spark calls again at once."""
 
 
 class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """See the module's page. Spark makes it twice, and sends the second to the executors: so it is nothing but what the
-    query said, until its first call on the driver."""
+    """See the module. Spark makes it twice, and sends the second to the executors: so it has nothing but the query's
+    options, until its first call on the driver."""
 
     def __init__(self, options: StreamOptions, schema: StructType) -> None:
         self._options, self._schema = options, schema
@@ -71,11 +71,11 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- what Spark calls on the driver -----------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 Spark's name
-        """Before the first batch: always the same, whoever asks and whenever."""
+        """Return the offset before the first batch: always the same."""
         return dict(EMPTY_OFFSET)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 Spark's name
-        """What the query allows a micro-batch."""
+        """Return what the query allows a micro-batch."""
         messages, size = self._options.max_offsets_per_trigger, self._options.max_bytes_per_trigger
         if messages is not None:
             return ReadMaxRows(messages)
@@ -86,7 +86,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._finite = True
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 Spark's name
-        """What the next micro-batch has; `start` where there is nothing. The one before is in the sink."""
+        """Return what the next micro-batch has; `start` where there is nothing. The one before is in the sink."""
         planner, before = self._opened(), self._ranges(start)
         if not self._recalled:
             self._recall(done=[*decode_done_ranges(start), *before])
@@ -109,7 +109,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"heads": heads, "lag": sum(head - position for position, head in lags.values())}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """The tasks of the micro-batch from one offset to the next."""
+        """Return the tasks of the micro-batch from one offset to the next."""
         ranges = self._ranges(end)
         if end != self._resumed and any(planned not in self._begun for planned in ranges):
             self._resume([*self._ranges(start), *decode_done_ranges(end)], ranges)
@@ -118,7 +118,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return plan_tasks(tasks, self._options.min_partitions, self._options.max_partitions)
 
     def commit(self, end: Offset) -> None:
-        """Comes one batch late, and for the last one not at all: `latestOffset` knows sooner."""
+        """Does nothing: it comes one batch late, and for the last one not at all; `latestOffset` knows sooner."""
 
     def stop(self) -> None:
         """Leave the group. What is in doubt stays reserved for this query."""
@@ -129,7 +129,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- what Spark calls on executors ------------------------------------------------------------------------------
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The messages of a task."""
+        """Return the messages of a task."""
         return read_task(partition, to_arrow_schema(self._schema))
 
     # --- inside -----------------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._planner
 
     def _ranges(self, offset: Offset) -> list[PlannedRange]:
-        """What a batch had. Raises `InvalidSetting` if it was not this query's."""
+        """Return what a batch had. Raises `InvalidSetting` if it was not this query's."""
         ranges = decode_ranges(offset)
         check_owner(offset, self._options.session_name, self._opened().subscription)
         return ranges
@@ -203,7 +203,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 start=one.position,
                 end=one.planned.end,
                 filter=one.filter,
-                space=spaces.get(one.planned.stream_id, ""),  # none: it is gone, as reading says
+                space=spaces.get(one.planned.stream_id, ""),  # none: it is gone, as the read will raise
                 url=planner.url,
                 schema_name=os.environ.get("SUBLET_SCHEMA"),
                 driver_host=socket.gethostname(),

@@ -1,19 +1,17 @@
-"""A Postgres of our own, for whoever has none: the server of the data directory, shared by all processes that point
-at it.
+"""An embedded Postgres server in the data directory, shared by all processes that name it.
 
-It is found by its directory alone. Three lock files in it are the whole protocol, because the kernel drops a lock
-whatever way its process ends:
+It is found by its directory alone. Three lock files in it are the entire protocol, because the kernel drops a lock
+however its process ends:
 
 - `users.lock`: every process that uses the server holds it shared. Whoever can take it exclusively is alone.
 - `server.lock`: held exclusively while a cluster is made, a server started or stopped. Always taken before
   `users.lock`.
 - `watchdog.lock`: held by the one process that waits for `users.lock` and stops the server when the last user is
-  gone, also when that user was killed and could not do it. While there are users it starts a server that died again,
-  and says so in the server's log (`pg/server.log`).
+  gone, also when that user was killed and could not do it. While there are users it restarts a server that died, and
+  writes so to the server's log (`pg/server.log`).
 
-A cluster is made in a temporary directory and renamed, so a cluster that exists is whole. Whether a server runs is
-asked of its socket, never of a process id: ids are reused, and a dead postmaster keeps its id until somebody reaps
-it.
+A cluster is made in a temporary directory and renamed, so a cluster that exists is complete. Whether a server runs is
+seen at its socket, never by a process id: ids are reused, and a dead postmaster keeps its id until it is reaped.
 
 Postgres refuses to run as root. Started by root, the server runs as the owner of the directory, `postgres` or
 `nobody`, whichever can get there; no permission of any directory that exists is changed.

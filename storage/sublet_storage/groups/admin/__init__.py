@@ -1,1 +1,1 @@
-"""What an operator changes of a group or a node: reset, pause, clone, drain."""
+"""Operations on groups and nodes: reset, pause, clone, drain."""

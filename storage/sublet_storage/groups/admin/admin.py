@@ -1,6 +1,6 @@
-"""What changes a group, and telling the nodes of it: one way for the command line and for a node's HTTP port.
+"""Changes groups and notifies nodes of it, for the command line and for a node's HTTP port.
 
-History says which user of the database gave the order: over HTTP that is the node's.
+The history has the database user of each command: over HTTP that is the node's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What an operator wants of live nodes: that one leads nothing any more, or that a leader steps down now.
+"""The desired state of live nodes: that one leads nothing any more, or that a leader steps down now.
 
-Orders are rows, and nodes look for theirs. `draining` is of a node's life and ends with it; an order to step down is
-for one term, and so is obeyed by nobody but the leader that it was meant for.
+It is in rows, and each node reads its own. `draining` is of one life of a node and ends with it; a command to step down
+is for one term, so only the leader of that term obeys it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class LedGroup:
 
 
 def read_desired_state(conn: psycopg.Connection[Any], node: NodeRef) -> NodeDesiredState:
-    """What is wanted of this node; nothing, where it is not listed."""
+    """Return the desired state of this node; the default, where it is not registered."""
     row = conn.execute(_READ, (node.name, node.incarnation)).fetchone()
     return (
         NodeDesiredState(False, {})
@@ -78,21 +78,22 @@ def read_desired_state(conn: psycopg.Connection[Any], node: NodeRef) -> NodeDesi
 
 
 def set_draining(conn: psycopg.Connection[Any], node: NodeRef, draining: bool) -> bool:
-    """Let this life of the node drain, or lead again; False if it is over. The history of what it leads says so."""
+    """Let this life of the node drain, or lead again; False if it is over. The history of the groups that it leads has
+    it."""
     return bool(conn.execute(_DRAIN, (draining, node.name, node.incarnation)).fetchall())
 
 
 def request_step_down(conn: psycopg.Connection[Any], led: Iterable[LedGroup]) -> None:
-    """Let these leaders go, and no later ones of the same groups. Their groups' history says who wanted it."""
+    """Let these leaders step down, and no later ones of the same groups. Their groups' history has the user."""
     pairs = [(each.group_id, each.term) for each in led]
     conn.execute(_STEP_DOWN, ([group_id for group_id, _ in pairs], [term for _, term in pairs]))
 
 
 def groups_led_by(conn: psycopg.Connection[Any], node: NodeRef) -> list[LedGroup]:
-    """The groups that this life of the node leads, by name; maintenance is no group."""
+    """Return the groups that this life of the node leads, by name; maintenance is no group."""
     return [LedGroup(*row) for row in conn.execute(_LED, (node.incarnation,)) if row[0] != MAINTENANCE]
 
 
 def leaders_of(conn: psycopg.Connection[Any], group_ids: Iterable[int]) -> dict[int, str]:
-    """{group: name of the node that leads it now}, of those that are led."""
+    """Return {group: name of the node that leads it now}, of those that are led."""
     return dict(conn.execute(_LEADERS, (list(group_ids),)).fetchall())

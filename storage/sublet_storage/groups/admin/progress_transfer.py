@@ -1,7 +1,7 @@
-"""A group's progress as a value: taken from one group, and given to another that begins with it.
+"""Exports a group's progress as a value, and creates groups that begin with it.
 
-What is taken is of one instant: positions, and in an atomic group what is consumed in whole epochs. What somebody has
-in hand, has left in doubt, or could not go on with, is free in the new group, at the position that is durable.
+It is of one instant: positions, and in an atomic group what is consumed in entire epochs. Streams that are held, in
+doubt or unreadable are free in the new group, at the durable position.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class StreamPosition:
 class GroupProgress:
     """Places in the order of their streams, and {space_id: the least epochs that are not consumed} of an atomic group.
 
-    Streams of generations up to `after_generation` without a place are none of the group's; later ones are read whole.
-    It was so on that `timeline` of the database, where that is known.
+    Streams of generations up to `after_generation` without a place are none of the group's; later ones are read
+    completely. `timeline`: of the database at that time, where it is known.
     """
 
     after_generation: int
@@ -107,7 +107,7 @@ class _Stream:
 
 
 def read_progress(connection: Connection, group: Group) -> GroupProgress:
-    """Where the group is. Raises `NotFound` where it was deleted meanwhile."""
+    """Return where the group is. Raises `NotFound` where it was deleted meanwhile."""
     row = connection.execute(_TAKE, {"group": group.group_id}).fetchone()
     if row is None:
         raise group_not_found_error(group.subscription)
@@ -118,8 +118,8 @@ def read_progress(connection: Connection, group: Group) -> GroupProgress:
 def clone(
     connection: Connection, source: Subscription, subscription: Subscription, who: str
 ) -> tuple[Group, GroupProgress]:
-    """A new group that goes on from where another is, in the transaction that is open. Raises `NotFound`, and what
-    `begin` does."""
+    """Return a new group that goes on from where another is, in the transaction that is open. Raises `NotFound`, and
+    what `begin` does."""
     lifecycle.keep_generations(connection)  # what is taken must be there still when the new group is
     found = lifecycle.get_live(connection, source)
     progress = read_progress(connection, found)
@@ -130,8 +130,8 @@ def clone(
 def create_from_progress(
     connection: Connection, subscription: Subscription, options: GroupOptions, progress: GroupProgress, why: str
 ) -> Group:
-    """A new group that goes on from there, in the transaction that is open. Raises `Conflict` where there is one by
-    that name, `UsageError` where the progress is none of this database's, and `PositionBeyondHead` where it is of
+    """Return a new group that goes on from there, in the transaction that is open. Raises `Conflict` where there is one
+    by that name, `UsageError` where the progress is none of this database's, and `PositionBeyondHead` where it is of
     another timeline."""
     check_timeline(connection, progress.timeline, "the file")
     group_id = lifecycle.insert(connection, subscription, options, None, progress.after_generation)
@@ -188,7 +188,7 @@ def _lend(connection: Connection, group_id: int, places: Sequence[StreamPosition
 
 
 def _check(connection: Connection, subscription: Subscription, options: GroupOptions, progress: GroupProgress) -> None:
-    """What was taken in another database, or of another group, must not become rows that nobody can explain."""
+    """Check that it fits: an export of another database, or of another group, must not become rows."""
     wanted = {filter.text for filter in read_generation_filters(connection).matching(subscription.filter)}
     with connection.cursor(row_factory=class_row(_Stream)) as cursor:
         streams = [place.stream_id for place in progress.positions]
@@ -263,7 +263,7 @@ def _place(stored: Any) -> StreamPosition:
 
 
 def _integer(stored: Any) -> int:
-    """As it is: what is no whole number is not made one."""
+    """Return it as it is: what is no integer is not made one."""
     if type(stored) is not int or not 0 <= stored <= MAX_OFFSET:
         raise ValueError(f"{stored!r} is no whole number from 0 to {MAX_OFFSET}")
     return stored

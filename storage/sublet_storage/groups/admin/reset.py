@@ -1,8 +1,8 @@
-"""Reset a group that may be live: it is paused, its members hand over, all positions are set, and it goes on.
+"""Resets a group that may be live: it is paused, its members hand over, all positions are set, and it goes on.
 
-One reset of a group at a time: a second one has no pause of its own, and would be given the first one's end. Whoever
-resets holds an advisory lock for it, in a transaction that does nothing else: it ends with its process, holds nothing
-up that the server clears away, and stays with one connection of the server through any pooler.
+One reset of a group at a time: a second one has no pause of its own, and would be ended by the end of the first. A
+reset holds an advisory lock for that, in a transaction that does nothing else: it ends with its process, holds nothing
+up that the server vacuums, and stays with one connection of the server through any pooler.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ select a.usename, a.pid, (extract(epoch from a.xact_start) * 1000000)::bigint, g
 
 @contextmanager
 def hold_reset_lock(url: str, group: Group) -> Iterator[None]:
-    """Nobody else resets the group meanwhile. Raises `Conflict`, which names who does, where somebody is at it."""
+    """Exclude other resets of the group meanwhile. Raises `Conflict`, which names the one under way."""
     place = f"{schema_name()} {group.group_id}"
     wanted = {"class": _CLASS, "object": zlib.crc32(place.encode()) & 0x7FFFFFFF, "group": group.group_id}
     with closing(connect(url, application_name="sublet reset", idle_in_transaction_timeout_s=None)) as guard:
@@ -56,7 +56,7 @@ def hold_reset_lock(url: str, group: Group) -> Iterator[None]:
         (row,) = guard.execute(_TAKE, wanted).fetchall()
         if not row[0]:
             raise _taken(group, guard.execute(_HOLDER, wanted).fetchone())
-        yield  # what becomes of the guard meanwhile, or afterwards, says nothing of what was done
+        yield  # what becomes of the guard meanwhile, or afterwards, does not change what was done
 
 
 def _taken(group: Group, holder: tuple[str | None, int, int | None, str | None] | None) -> Conflict:
@@ -85,7 +85,7 @@ POLL_INTERVAL_S = 0.2
 """Between two looks whether members have handed over what they had."""
 
 LEADER_SYNC_INTERVAL_S = 5.0
-"""How long it takes at most until a leader knows of a pause that no news has told it of (`stream_sync_interval_s`)."""
+"""How long it takes at most until a leader reads a pause without a notification (`stream_sync_interval_s`)."""
 
 
 def reset_live_group(
@@ -99,11 +99,11 @@ def reset_live_group(
     patience_s: float,
     waiting: Callable[[int], None] = lambda held: None,
 ) -> tuple[PositionChange, ...]:
-    """Let the group go on from the target; what moved. `connection` is in autocommit, on the database of `url`.
+    """Let the group go on from the target; return what moved. `connection` is in autocommit, on the database of `url`.
 
-    `force` does not wait for members, who are else given `patience_s` seconds; `waiting` is told how many streams they
-    still hold. Raises `Conflict` where somebody else is resetting it, where they have not handed over in time, and what
-    `reset_plan.carry_out` raises: nothing was changed then.
+    `force` does not wait for members, which otherwise have `patience_s` seconds; `waiting` is called with the number of
+    streams that they still hold. Raises `Conflict` where another reset is under way, where they have not handed over in
+    time, and what `reset_plan.carry_out` raises: nothing was changed then.
     """
     with hold_reset_lock(url, group), _paused(url, group, target):
         if not force:
@@ -124,7 +124,7 @@ def reset_live_group(
 
 @contextlib.contextmanager
 def _paused(url: str, group: Group, target: ResetTarget) -> Iterator[None]:
-    """The group is paused meanwhile; whatever happens, it is resumed afterwards unless somebody else has paused it."""
+    """Pause the group meanwhile; whatever happens, it is resumed afterwards unless it was paused by another command."""
     wanted, reason = group.subscription, f"{FOR_A_RESET}{target}"
     found, _ = send_command(url, wanted, PauseGroup(reason))
     try:
@@ -136,8 +136,8 @@ def _paused(url: str, group: Group, target: ResetTarget) -> Iterator[None]:
 
 
 def _wait(connection: Connection, group: Group, patience_s: float, waiting: Callable[[int], None]) -> None:
-    """Until nobody has anything, or the time is over: then what is done next says what is still lent. Raises `Conflict`
-    where somebody has resumed the group, whose members then hand nothing over."""
+    """Wait until no stream is held, or the time is over: then the next step reports what is still granted. Raises
+    `Conflict` where the group was resumed, whose members then hand nothing over."""
     deadline, reported = time.monotonic() + patience_s, -1
     while (held := reset_plan.count_held(connection, group)) and time.monotonic() < deadline:
         found = lifecycle.find_by_id(connection, group.group_id)

@@ -1,12 +1,12 @@
-"""Resetting a group: a new position for each of its retained streams, in one transaction that ends its leader's term.
+"""Sets new positions of a group's retained streams, in one transaction that ends its leader's term.
 
 No generation begins or is declared gone in that transaction: what is retained at its beginning is at its end, and from
 then on the group holds it back, if it is one that does.
 
-Nothing may be lent meanwhile: a group is paused first, so that its members give up what they have and no message is
-given out under an old position afterwards. Every row has a new grant id after it, and whoever leads next loads the rows
-anew: streams that were consumed may be lent again, and their descendants then wait for them once more. What is lent of
-those, in a reset of single streams, is taken back in the same transaction, and stays where it is.
+No stream may be granted meanwhile: a group is paused first, so that its members give up what they have and no message
+is delivered under an old position afterwards. Every row has a new grant id after it, and the next leader loads the rows
+anew: streams that were consumed may be granted again, and their descendants then wait for them once more. Of those,
+what is granted in a reset of single streams is taken back in the same transaction, and stays where it is.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ class _Planned:
 
     @property
     def is_passed(self) -> bool:
-        """It ended before the group began, or is empty, and is to stay where it is. What came later and has ended since
-        is not: it would be given from its beginning once somebody leads."""
+        """Whether it ended before the group began, or is empty, and is to stay where it is. What came later and has
+        ended since is not: it would be read from its beginning once the group has a leader."""
         would_be_given = self.is_later and self.head > 0
         return self.status is None and self.is_closed and self.after == self.head and not would_be_given
 
@@ -137,7 +137,7 @@ class _Planned:
 
 
 def count_held(connection: Connection, group: Group) -> int:
-    """How many streams are lent."""
+    """Return how many streams are granted."""
     (row,) = connection.execute(_HELD, {"group": group.group_id}).fetchall()
     return int(row[0])
 
@@ -145,8 +145,8 @@ def count_held(connection: Connection, group: Group) -> int:
 def plan_reset(
     connection: Connection, group: Group, target: ResetTarget, streams: Collection[int] = ()
 ) -> tuple[PositionChange, ...]:
-    """What a reset would do now, of all streams or of these. Raises `NotFound` for one that it does not have, and
-    `PositionBeyondHead` for offsets of another timeline of the database."""
+    """Return what a reset would do now, of all streams or of these. Raises `NotFound` for one that it does not have,
+    and `PositionBeyondHead` for offsets of another timeline of the database."""
     check_timeline(connection, target.timeline, "the file")
     _check_wholeness(group, target, streams)
     parameters = {
@@ -207,8 +207,8 @@ def execute_reset(
     reason: str,
     force: bool = False,
 ) -> tuple[PositionChange, ...]:
-    """Reset, in the transaction that is open; what was done. Raises `Conflict` while streams are lent, or kept because
-    something in them is in doubt, unless by `force`: then these grants end without their holders' word."""
+    """Reset, in the transaction that is open; return what was done. Raises `Conflict` while streams are granted, or
+    reserved because something in them is in doubt, unless by `force`: then these grants end without final progress."""
     connection.execute(_NO_LEADER, {"group": group.group_id, "now_us": None})
     leader = leadership.fetch_locked(leadership.lock(connection, (group.group_id,), None))[group.group_id]
     lifecycle.keep_generations(connection)
@@ -236,7 +236,7 @@ def execute_reset(
 
 
 def _take_back(connection: Connection, group: Group, pen: WriteBuffer, term: int, *, reason: str, force: bool) -> None:
-    """Streams that are lent, and now come after one that is unfinished again, wait for it."""
+    """Revoke granted streams that now come after one that is unfinished again: they wait for it."""
     granted = connection.execute(_GRANTED, {"group": group.group_id}).fetchall()
     above = lending_rows.read_ancestors(
         lending_rows.ancestors(connection, [(group.group_id, stream_id) for (stream_id,) in granted])
@@ -250,7 +250,7 @@ def _take_back(connection: Connection, group: Group, pen: WriteBuffer, term: int
 
 
 def _at_rest(connection: Connection, group: Group, streams: Collection[int], force: bool) -> dict[int, LendingRow]:
-    """The rows of these streams, locked."""
+    """Return the rows of these streams, locked."""
     keys = [(group.group_id, stream_id) for stream_id in streams]
     known = {row.stream_id: row for row in lending_rows.read_rows(lending_rows.lock_rows(connection, keys))}
     if locked := sorted(set(streams) - known.keys()):
@@ -271,7 +271,7 @@ def _at_rest(connection: Connection, group: Group, streams: Collection[int], for
 
 
 def _begin_epochs(connection: Connection, group_id: int, target: ResetTarget) -> None:
-    """An atomic group is given whole epochs from its new positions on."""
+    """Let an atomic group read entire epochs from its new positions on."""
     consumed_frontiers.delete_frontiers(connection, group_id)
     start = StartingPosition.LATEST if target.kind == "latest" else StartingPosition.EARLIEST
     consumed_frontiers.initialize_frontiers(

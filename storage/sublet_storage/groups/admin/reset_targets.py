@@ -1,4 +1,4 @@
-"""Where a group is to go on from: what `groups reset` is told."""
+"""Targets of `groups reset`: where a group goes on from."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ResetTarget:
 
     @classmethod
     def earliest(cls) -> ResetTarget:
-        """All that retention has left."""
+        """Return the target of the oldest messages that retention has left."""
         return cls("earliest")
 
     @classmethod
@@ -40,7 +40,7 @@ class ResetTarget:
 
     @classmethod
     def current(cls) -> ResetTarget:
-        """Where it is: streams that were blocked are lent again."""
+        """Return the target of the present position: streams that were blocked are granted again."""
         return cls("current")
 
     @classmethod
@@ -55,7 +55,8 @@ class ResetTarget:
 
     @classmethod
     def shift(cls, count: int) -> ResetTarget:
-        """So many messages on, or back, in every stream; not beyond its ends. Raises `UsageError`."""
+        """Return the target that is a number of messages on, or back, in every stream; not beyond its ends. Raises
+        `UsageError`."""
         if abs(count) > LARGEST:
             raise UsageError(
                 f"shift by {count}: no stream is so long: it is from -{LARGEST} to {LARGEST}. Correct it, or reset to "
@@ -81,7 +82,7 @@ class ResetTarget:
 
     @classmethod
     def offsets(cls, given: Mapping[int, int], timeline: str | None = None) -> ResetTarget:
-        """These streams to these offsets, and no others. Raises `UsageError`."""
+        """Return the target of these offsets of these streams, and no others. Raises `UsageError`."""
         for stream_id, offset in given.items():
             if not (0 < stream_id <= LARGEST and 0 <= offset <= LARGEST):
                 raise UsageError(f"stream {stream_id}, offset {offset}: both are numbers, from 1 and from 0.")

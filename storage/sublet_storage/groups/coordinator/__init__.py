@@ -1,4 +1,4 @@
-"""What a leader writes: its term, and who holds which stream up to which position.
+"""The writes of a leader: its term, who holds which stream, and up to which position.
 
-Every write is conditional twice: on the leader's term and, entry by entry, on the grant id.
+Every write is conditional twice: on the leader's term and, change by change, on the grant id.
 """

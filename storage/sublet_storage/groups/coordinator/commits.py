@@ -1,7 +1,8 @@
-"""The one way a leader writes: many groups in one transaction of array statements.
+"""Commits the changes of a leader: many groups in one transaction of array statements.
 
-First round trip: lock the leadership rows, then the lending rows that nobody else holds, then read the facts. The rules
-decide. Second round trip: write, record, commit. Renewals add round trips of their own, every few seconds per group.
+First round trip: lock the leadership rows, then the lending rows that are not locked, then read the facts. The rules
+decide. Second round trip: write, record, commit. Stream syncs add round trips of their own, every few seconds per
+group.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from sublet_storage.groups.model.records import (
 from sublet_storage.nodes import NodeRef
 
 MAX_ID = 2**63 - 1
-"""Postgres' largest bigint. No stream has a larger id, whatever a peer says."""
+"""Postgres' largest bigint. No stream has a larger id, whatever a peer sends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +78,8 @@ def commit_batch(connection: Connection, batch: Sequence[GroupWrites], now_us: i
 
 def elect(connection: Connection, leadership_id: int, node: NodeRef, lease_s: float, now_us: int | None) -> Leadership:
     """Claim the leadership. Where the database has gone over to another timeline all grants end with it: what their
-    holders have read up to their positions may have been followed, on this one, by other messages at lower offsets.
-    What was lent last is not known here: all rows that there should be are made, and count as lent before."""
+    holders have read up to their positions may have been followed, on this one, by other messages at lower offsets. The
+    last grants may be missing here: all rows that there should be are made, and count as granted before."""
     claim = leadership.claim(connection, leadership_id, node, lease_s, now_us)
     if claim.node == node and leadership_id != MAINTENANCE and leadership.is_first_here(connection, leadership_id):
         older = leadership.older_grants(connection, leadership_id)
@@ -100,7 +101,8 @@ def _result(group_id: int, results: tuple[ChangeResult, ...], renewed: SyncResul
 
 
 def busy_result(writes: GroupWrites) -> GroupResult:
-    """The answer for a group whose transaction the server refused: nothing was written, ask again on the next tick."""
+    """Return the answer for a group whose transaction the server rejected: nothing was written, try again on the next
+    tick."""
     return GroupResult(
         writes.group_id, False, tuple(ChangeResult(entry, ChangeOutcome.BUSY, None) for entry in writes.changes)
     )

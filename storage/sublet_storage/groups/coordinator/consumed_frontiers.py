@@ -1,4 +1,4 @@
-"""How far groups that are atomic have consumed the epochs of their spaces: the first frontiers, and how they move on.
+"""Consumed frontiers of atomic groups: the first ones, and how they advance.
 
 What is completed in a space is read before the rows and heads that it is compared with. So whatever was published in a
 completed epoch has a stream with a row by then, and lies below that stream's head.
@@ -27,8 +27,8 @@ from sublet_storage.groups.model.history_records import consumption_record
 from sublet_storage.groups.model.progress import initial_frontier, merge_consumed_frontier
 from sublet_storage.groups.model.records import StartingPosition
 
-# Those that the groups may get rows in are of generations that came after them. A day after a space was dropped whoever
-# listens has heard how its epochs ended.
+# Those that the groups may get rows in are of generations that came after them. A day after a space was dropped every
+# leader has read how its epochs ended.
 _SPACES = f"""
 select space_id, name, lower_frontier, coalesce(dropped_at < {NOW} - interval '1 day', false) from space
  where space_id in (select f.space_id from consumed_frontier f where f.group_id = any(%(groups)s::bigint[])
@@ -105,8 +105,8 @@ class SpaceFrontier:
 def read_space_frontiers(
     connection: Connection, groups: Collection[int], oldest: int, now_us: int | None
 ) -> dict[int, SpaceFrontier]:
-    """{space_id: what is completed} of the spaces that these groups have to do with, also of those that were dropped.
-    `oldest`: of generations up to this one they all have the rows that they are to have."""
+    """Return {space_id: what is completed} of the spaces that these groups have to do with, also of those that were
+    dropped. `oldest`: of generations up to this one they all have the rows that they are to have."""
     parameters = {"groups": list(groups), "oldest": oldest, "now_us": now_us}
     return {
         space_id: SpaceFrontier(name, lower_frontier_from_json(lower), is_past)
@@ -122,8 +122,8 @@ def delete_frontiers(connection: Connection, group_id: int) -> None:
 def initialize_frontiers(
     connection: Connection, group_id: int, start: StartingPosition, now_us: int | None, epoch: Epoch | None = None
 ) -> None:
-    """Say of a group that has no frontiers which epochs it is given, in its rows and as its first frontiers. `epoch`:
-    it is given none before that."""
+    """Set, for a group that has no frontiers, which epochs it gets, in its rows and as its first frontiers. `epoch`: it
+    gets none before that."""
     lowers: dict[int, LowerFrontier | None] = {}
     begun: dict[int, UpperFrontier] = {}
     at_the_end = start.policy == "latest"
@@ -149,8 +149,8 @@ def add_spaces(connection: Connection, keys: Collection[Key], now_us: int) -> No
 def advance_frontiers(
     connection: Connection, terms: Mapping[int, int], spaces: Mapping[int, SpaceFrontier], pen: WriteBuffer
 ) -> dict[int, tuple[GroupFrontier, ...]]:
-    """Write how far the groups {group_id: term}, which are atomic and whose leadership is locked, have come, and say it
-    in their history; all their frontiers. Those of a space that is past, and consumed, are forgotten."""
+    """Write how far the groups {group_id: term}, which are atomic and whose leadership is locked, have come, and record
+    it in their history; return all their frontiers. Those of a space that is past, and consumed, are deleted."""
     groups = {"groups": list(terms)}
     known = connection.execute(_KNOWN, groups).fetchall()
     held_back: dict[tuple[int, int], list[LowerFrontier | None]] = {}

@@ -1,11 +1,11 @@
-"""Who leads: terms and leases, judged by the database's clock.
+"""Terms and leases of leaders, judged by the database's clock.
 
 A leadership row is inserted once and never deleted, so a term cannot come back. Claimers look before they claim: the
-losers of a race then neither lock the row nor write to the log of the database. Who takes a group over from another, or
-leads it first, says so in its history, in the statement that claims it.
+losers of a race then neither lock the row nor write to the database's log. A node that takes a group over from another,
+or leads it first, is recorded in its history, by the statement that claims it.
 
 A term is over, too, where the database has gone over to another timeline: a standby was promoted, and what was
-committed last, grants among it, may be missing. Nothing that a leader remembers of the former one is believed.
+committed last, grants among it, may be missing. Nothing in a leader's memory of the former one is trusted.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _FIRST_HERE = """
 select l.timeline <> coalesce(l.before_timeline, g.created_timeline)
   from leadership l left join consumer_group g on g.group_id = l.leadership_id where l.leadership_id = %(id)s"""
 
-# What is lent under this term or a later one has an id that is not below it.
+# What is granted under this term or a later one has an id that is not below it.
 _OLDER_GRANTS = """
 select l.stream_id, l.grant_id from leadership d join lending l on l.group_id = d.leadership_id
  where d.leadership_id = %(id)s and l.status = 'held' and l.grant_id < d.term"""
@@ -95,7 +95,7 @@ class LockedLeadership:
 
 
 def read_leaderships(connection: Connection, ids: Iterable[int], now_us: int | None) -> dict[int, Leadership]:
-    """The rows as they are, without a lock."""
+    """Return the rows as they are, without a lock."""
     rows = connection.execute(_READ, {"ids": sorted(set(ids)), "now_us": now_us}).fetchall()
     return {row[0]: _claim(row) for row in rows}
 
@@ -121,13 +121,13 @@ def is_first_here(connection: Connection, leadership_id: int) -> bool:
 
 
 def older_grants(connection: Connection, leadership_id: int) -> list[tuple[int, int]]:
-    """(stream, grant id) of what was lent before the term in force."""
+    """Return (stream, grant id) of what was granted before the term in force."""
     return [(stream, grant) for stream, grant in connection.execute(_OLDER_GRANTS, {"id": leadership_id}).fetchall()]
 
 
 def mark_never_granted(connection: Connection, leadership_id: int) -> None:
-    """Give what was never lent, as far as is known on this timeline, an id of the one before, as it may have been lent
-    there since."""
+    """Give streams that were never granted, as far as is known on this timeline, an id of the one before, as they may
+    have been granted there since."""
     connection.execute(_MARK_NEVER_GRANTED, {"id": leadership_id})
 
 
@@ -137,7 +137,7 @@ def lock(connection: Connection, ids: Iterable[int], now_us: int | None, *, wait
 
 
 def fetch_locked(cursor: psycopg.Cursor[Any]) -> dict[int, LockedLeadership]:
-    """What `lock` got."""
+    """Return what `lock` got."""
     return {row[0]: LockedLeadership(row[1], row[2], row[3], row[4], OnDataLoss(row[5])) for row in cursor.fetchall()}
 
 

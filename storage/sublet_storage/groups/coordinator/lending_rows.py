@@ -1,4 +1,4 @@
-"""The statements on lending rows: lock, read the streams' facts, write, record.
+"""Statements on lending rows: lock, read the streams' facts, write, record.
 
 Facts are read in a statement after the one that locks. In one statement the lock could return a newer version of a row
 (a user's transaction had just moved it) beside an older head of its stream, and a good position would look as if it
@@ -119,7 +119,7 @@ def lock_rows(connection: Connection, keys: Iterable[Key]) -> psycopg.Cursor[Any
 
 
 def find_existing(connection: Connection, keys: Iterable[Key]) -> set[Key]:
-    """Which of these keys have a row, locked or not."""
+    """Return which of these keys have a row, locked or not."""
     return set(connection.execute(_EXISTING, _arrays(keys)).fetchall())
 
 
@@ -130,32 +130,32 @@ def locker(connection: Connection, group_id: int) -> Locker | None:
 
 
 def query_facts(connection: Connection, stream_ids: Iterable[int]) -> psycopg.Cursor[Any]:
-    """The streams as they are now; read the cursor with `read_facts`."""
+    """Return the streams as they are now; read the cursor with `read_facts`."""
     return connection.execute(_FACTS, {"streams": sorted(set(stream_ids))})
 
 
 def ancestors(connection: Connection, keys: Iterable[Key]) -> psycopg.Cursor[Any]:
-    """The nearest ancestors that the same group has not finished; read the cursor with `read_ancestors`."""
+    """Return the nearest ancestors that the same group has not finished; read the cursor with `read_ancestors`."""
     return connection.execute(_ANCESTORS, _arrays(keys))
 
 
 def read_history(connection: Connection, group_id: int) -> tuple[HistoryRecord, ...]:
-    """The group's lines, oldest first."""
+    """Return the group's lines, oldest first."""
     return tuple(HistoryRecord(*row) for row in connection.execute(_HISTORY, {"group": group_id}).fetchall())
 
 
 def read_rows(cursor: psycopg.Cursor[Any]) -> Iterator[LendingRow]:
-    """The lending rows of a result that begins with the columns ROW."""
+    """Return the lending rows of a result that begins with the columns ROW."""
     return (_row(record) for record in cursor.fetchall())
 
 
 def read_facts(cursor: psycopg.Cursor[Any]) -> dict[int, StreamFacts]:
-    """{stream_id: facts} of a result of the columns FACTS."""
+    """Return {stream_id: facts} of a result of the columns FACTS."""
     return {record[0]: _stream(record) for record in cursor.fetchall()}
 
 
 def read_ancestors(cursor: psycopg.Cursor[Any]) -> dict[Key, tuple[int, ...]]:
-    """{key: these ancestors} of a result of `ancestors`; keys without any are absent."""
+    """Return {key: these ancestors} of a result of `ancestors`; keys without any are absent."""
     found: dict[Key, tuple[int, ...]] = {}
     for group_id, stream_id, ancestor in cursor.fetchall():
         found[group_id, stream_id] = (*found.get((group_id, stream_id), ()), ancestor)
@@ -163,7 +163,7 @@ def read_ancestors(cursor: psycopg.Cursor[Any]) -> dict[Key, tuple[int, ...]]:
 
 
 def unfinished_above(connection: Connection, found: Iterable[LendingRow]) -> dict[Key, tuple[int, ...]]:
-    """The same of those of these rows that somebody may be granted."""
+    """Return the unfinished ancestors of those of these rows that may be granted, {key: ancestors}."""
     keys = [(row.group_id, row.stream_id) for row in found if row.status in AT_REST]
     return read_ancestors(ancestors(connection, keys)) if keys else {}
 
@@ -174,7 +174,7 @@ def read_rows_with_facts(cursor: psycopg.Cursor[Any]) -> Iterator[tuple[LendingR
 
 
 def read_rows_with_time(cursor: psycopg.Cursor[Any]) -> Iterator[tuple[LendingRow, StreamFacts, int]]:
-    """The same, with the time that a result of the columns ROW, FACTS and a time ends with."""
+    """Return the same, with the time that a result of the columns ROW, FACTS and a time ends with."""
     return ((*_both(record), record[-1]) for record in cursor.fetchall())
 
 
@@ -185,7 +185,7 @@ def update_positions(connection: Connection, moved: Sequence[tuple[LendingRow, i
 
 
 def update_rows(connection: Connection, changed: Sequence[tuple[LendingRow, int]], now_us: int) -> None:
-    """Write (row, term) whole."""
+    """Write all columns of each (row, term)."""
     if not changed:
         return
     rows = [row for row, _ in changed]

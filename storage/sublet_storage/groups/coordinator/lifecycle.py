@@ -1,4 +1,4 @@
-"""Creating, finding and deleting groups.
+"""Creates, finds and deletes groups.
 
 Whatever creates a generation, or declares one gone, excludes others by a lock on the table `space`. Creating a group
 takes that lock shared: so no rollover is half done, the start positions are those of one instant, every generation that
@@ -38,7 +38,7 @@ values (%(kind)s, %(name)s, %(filter)s, %(start)s, %(options)s::jsonb,
         coalesce(%(after)s::bigint, (select max(generation_id) from generation), 0), {NOW})
     on conflict (kind, name, filter) where deleted_at is null do nothing returning group_id"""
 
-# An open stream is whole, since retention takes closed generations: each of its offsets can be read.
+# An open stream is complete, since retention takes closed generations: each of its offsets can be read.
 _BEGIN = f"""
 insert into lending (group_id, stream_id, position, updated_at)
 select %(group)s, stream_id, position, {NOW} from (
@@ -77,12 +77,12 @@ _DELETE = f"update consumer_group set deleted_at = {NOW} where group_id = %(grou
 
 
 def find_live(connection: Connection, subscription: Subscription) -> Group | None:
-    """The group of that subscription that is not deleted."""
+    """Return the group of that subscription that is not deleted."""
     return _group(connection.execute(_LIVE, _names(subscription)).fetchone())
 
 
 def get_live(connection: Connection, subscription: Subscription) -> Group:
-    """The same, where there must be one. Raises `NotFound`."""
+    """Return the same, where there must be one. Raises `NotFound`."""
     group = find_live(connection, subscription)
     if group is None:
         raise group_not_found_error(subscription)
@@ -90,14 +90,14 @@ def get_live(connection: Connection, subscription: Subscription) -> Group:
 
 
 def find_by_id(connection: Connection, group_id: int) -> Group | None:
-    """The group of that id unless it is deleted."""
+    """Return the group of that id unless it is deleted."""
     return _group(connection.execute(_FIND, {"group": group_id}).fetchone())
 
 
 def create(
     connection: Connection, subscription: Subscription, options: GroupOptions, now_us: int | None
 ) -> Group | None:
-    """The new group with its rows; None where somebody else was faster."""
+    """Return the new group with its rows; None where another process was faster."""
     group_id = insert(connection, subscription, options, now_us)
     if group_id is None:
         return None
@@ -111,8 +111,8 @@ def create(
 
 
 def heed_former(connection: Connection, group_ids: Sequence[int], now_us: int | None) -> None:
-    """The new rows of these groups say when they were taken from members of former groups of that name, who may not
-    have heard: whoever leads lends them when those may begin no more calls."""
+    """Set in the new rows of these groups when they were taken from members of former groups of that name, which may
+    not know yet: a leader grants them when those may begin no more calls."""
     connection.execute(_FORMER, {"groups": list(group_ids), "now_us": now_us})
 
 
@@ -129,8 +129,8 @@ def insert(
     now_us: int | None,
     after_generation: int | None = None,
 ) -> int | None:
-    """A group that has no rows yet, while no generation begins; None where there is one. `after_generation`: up to that
-    one its rows are all that it will have, by default up to the last."""
+    """Return a group that has no rows yet, while no generation begins; None where there is one. `after_generation`: up
+    to that one its rows are all that it will have, by default up to the last."""
     keep_generations(connection)
     parameters = {
         **_names(subscription),
@@ -144,9 +144,10 @@ def insert(
 
 
 def delete(connection: Connection, group_id: int, now_us: int | None, who: str = "") -> bool:
-    """Mark it deleted, drop its rows and end its leader's lease; False where somebody else was faster.
+    """Mark it deleted, drop its rows and end its leader's lease; False where another process was faster.
 
-    History says of each grant that it is over, by the row as it was dropped. What nobody ever led has no grants.
+    The history records of each grant that it is over, by the row as it was dropped. A group that never had a leader has
+    no grants.
     """
     locking = leadership.lock(connection, (group_id,), now_us)
     deleted = connection.execute(_DELETE, {"group": group_id, "now_us": now_us})
@@ -163,7 +164,7 @@ def delete(connection: Connection, group_id: int, now_us: int | None, who: str =
 def apply_command(
     connection: Connection, group: Group, order: GroupCommand, now_us: int | None, who: str = ""
 ) -> Group | None:
-    """Change its orders; None where somebody else has deleted it meanwhile."""
+    """Change its desired state; None where it was deleted meanwhile."""
     known = connection.execute(_ORDERS, {"group": group.group_id, "now_us": now_us}).fetchone()
     if known is None:
         return None
@@ -178,7 +179,7 @@ def apply_command(
 
 
 def filters_at_start(connection: Connection, filter: Filter, start: StartingPosition) -> dict[str, list[str]]:
-    """The open streams with messages for it; closed ones are consumed, unless the group goes back in time."""
+    """Return the open streams with messages for it; closed ones are consumed, unless the group goes back in time."""
     wanted = read_generation_filters(connection).matching(filter)
     return {
         "open": [one.text for one, now in wanted.items() if now],

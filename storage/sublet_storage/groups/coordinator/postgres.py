@@ -1,4 +1,4 @@
-"""The truth about groups: `GroupStore` on Postgres."""
+"""`GroupStore` on Postgres."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ LOCK_TIMEOUT_S = 1.0
 STATEMENT_TIMEOUT_S = 2.5
 """Below the margin of the trust window: a statement must not outlive the leader's right to make it."""
 TRANSACTION_STATEMENTS = 5
-"""A transaction may take as long as so many statements; a leader that freezes while it sends one keeps its rows locked
-for no longer (Postgres 17 on)."""
+"""How many statements' time a transaction may take; a leader that freezes while it sends one keeps its rows locked for
+no longer (Postgres 17 on)."""
 
 MAX_REFUSALS = 12
 """In one commit, each of which may take as long as a lock is waited for: enough to find one group among 2000."""
@@ -139,7 +139,7 @@ class PostgresGroupStore:
         return self._channel.write(lambda connection: lifecycle.apply_command(connection, found, order, now_us, who))
 
     def user(self) -> str:
-        """Who gives the orders that this store is told, for history."""
+        """Return the user of the commands that this store executes, for history."""
         return self._channel.read(database_user)
 
     def history(self, group_id: int) -> tuple[HistoryRecord, ...]:
@@ -204,8 +204,8 @@ class PostgresGroupStore:
         return self._channel.read(read)
 
     def commit(self, batch: Sequence[GroupWrites]) -> tuple[GroupResult, ...]:
-        """See `GroupStore`. If the server refuses the whole, its halves are tried, down to the groups it is about: they
-        are BUSY, and come behind the others until they are written. Where it goes on refusing, so is all that was not
+        """See `GroupStore`. If the server rejects the entire batch, its halves are tried, down to single groups: they
+        are BUSY, and come behind the others until they are written. Where it goes on rejecting, so is all that was not
         tried, for leases are not renewed meanwhile."""
         check_batch(batch)
         now_us = self._now_us()
@@ -240,7 +240,7 @@ class PostgresGroupStore:
         return tuple(results[writes.group_id] for writes in batch)
 
     def _without(self, part: Sequence[GroupWrites]) -> dict[int, None]:
-        """The groups that were refused, and are not in this part; the one that was tried last is the last."""
+        """Return the groups that were refused, and are not in this part; the one that was tried last is the last."""
         tried = {writes.group_id for writes in part}
         return {group_id: None for group_id in self._refused if group_id not in tried}
 
@@ -257,7 +257,8 @@ class PostgresGroupStore:
         return self._clock() if self._clock else None
 
     def _create(self, subscription: Subscription, options: GroupOptions) -> Group:
-        """Create it, or find the one that somebody else has just created; if that is deleted already, once more."""
+        """Create it, or find the one that was just created by another process; if that is deleted already, once
+        more."""
         now_us = self._now_us()
         while True:
             created = self._channel.write(
@@ -269,7 +270,7 @@ class PostgresGroupStore:
 
 
 def _notify(text: str, group_id: int, times: str, error: Exception) -> None:
-    """A lock that was not to be had in time is a line; what nobody foresaw brings its traceback."""
+    """Log it: a lock that was not to be had in time is a line, an unforeseen error has its traceback."""
     foreseen = isinstance(error, TransactionRolledBack)
     level, story = (logging.WARNING, None) if foreseen else (logging.ERROR, error)
     _log.log(level, text, group_id, times, " ".join(str(error).split()), exc_info=story)

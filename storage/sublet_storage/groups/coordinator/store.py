@@ -1,4 +1,4 @@
-"""The interface of the group tables, implemented by `postgres`. Tests have a twin in memory."""
+"""`GroupStore`, the interface of the group tables, implemented by `postgres` and, for tests, in memory."""
 
 from __future__ import annotations
 
@@ -29,35 +29,35 @@ class GroupStore(Protocol):
     """
 
     def open_group(self, subscription: Subscription, start: StartingPosition = StartingPosition.LATEST) -> Group:
-        """The live group of that subscription; created now if there is none, with a lending row for every stream it
-        may match, each position resolved in the same statement. `$queue` groups are never created here:
-        raises `UndeclaredQueue`."""
+        """Return the live group of that subscription; created now if there is none, with a lending row for every stream
+        it may match, each position resolved in the same statement. `$queue` groups are never created here: raises
+        `UndeclaredQueue`."""
 
     def declare_group(self, subscription: Subscription, options: GroupOptions = DEFAULTS) -> Group:
         """Create a group of either kind; the same again is a no-op, with other options raises `Conflict`."""
 
     def find_group(self, group_id: int) -> Group | None:
-        """The group of that id, None once it is deleted or if it never was."""
+        """Return the group of that id, None once it is deleted or if it never was."""
 
     def find_live_group(self, subscription: Subscription) -> Group | None:
-        """The group of that subscription, None where there is none; looking creates nothing."""
+        """Return the group of that subscription, None where there is none; looking creates nothing."""
 
     def delete_group(self, subscription: Subscription, who: str = "") -> int | None:
         """Mark the live group deleted, drop its rows and end its leader's lease; its id, or None if there is none.
 
-        Each grant that ends by it is an event `delete` of the group's history, in the same transaction, and names `who`
-        wanted it. Raises `Conflict` where somebody's transaction keeps one of its rows locked.
+        Each grant that ends by it is an event `delete` of the group's history, in the same transaction, with `who`
+        requested it. Raises `Conflict` where another transaction keeps one of its rows locked.
         """
 
     def apply_command(self, subscription: Subscription, order: GroupCommand, who: str = "") -> Group | None:
-        """Change the live group's orders; the group as it then is, None where there is none.
+        """Change the live group's desired state; return the group as it then is, None where there is none.
 
-        Its leader hears of it with its next renewal. Unless it is in force already, it is an event `order` of history,
-        which names `who` gave it.
+        Its leader gets it with its next stream sync. Unless it is in force already, it is an event `command` of
+        history, with `who` gave it.
         """
 
     def read_leaderships(self, leadership_ids: Sequence[int]) -> dict[int, Leadership]:
-        """Who leads, without a lock; ids never claimed are absent."""
+        """Return who leads, without a lock; ids never claimed are absent."""
 
     def claim(self, leadership_id: int, node: NodeRef, lease_s: float) -> Leadership:
         """Insert, or take over where the lease has run out, with term = greatest(term + 1, now in microseconds).
@@ -74,7 +74,7 @@ class GroupStore(Protocol):
         """Expire (never delete) those rows that are still this incarnation's at that term."""
 
     def load(self, group_id: int, term: int) -> tuple[Lending, ...]:
-        """All unfinished rows of the group, after claiming it. Raises `StaleTerm` if the term is over."""
+        """Return all unfinished rows of the group, after claiming it. Raises `StaleTerm` if the term is over."""
 
     def commit(self, batch: Sequence[GroupWrites]) -> tuple[GroupResult, ...]:
         """Write many groups in one transaction of array statements; results in the order of the batch.
@@ -86,4 +86,4 @@ class GroupStore(Protocol):
         """
 
     def history(self, group_id: int) -> tuple[HistoryRecord, ...]:
-        """What happened to the group's lendings, oldest first."""
+        """Return what happened to the group's lendings, oldest first."""

@@ -1,10 +1,10 @@
-"""A group's renewal: streams that came since, and streams that ended.
+"""Stream sync of a group: rows for streams that were opened, and the ends of streams that were closed.
 
 Streams of generations opened after the group was created get rows at position 0, whatever was the group's start. Which
 generations can matter is decided by the filter that each was filled under, which its space may have changed since. An
 open stream in the shadow of a more specific space gets a row that is finished from the start, so that it is not taken
-for an unread one once it is closed. Who is in a shadow is judged for the generations that were there at that instant
-and no later ones: whatever ends a shadow opens a new generation, and that one must not be finished by mistake.
+for an unread one once it is closed. Shadows are judged for the generations that were there at that instant and no later
+ones: whatever ends a shadow opens a new generation, and that one must not be finished by mistake.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FILTERS = """
 select group_id, filter, coalesce((options ->> 'atomic')::boolean, false), orders, after_generation from consumer_group
  where group_id = any(%(groups)s::bigint[]) and deleted_at is null"""
 
-# `oldest` says by a value what the server cannot know of a column: how few generations are newer.
+# `oldest` states by a value what the server cannot know of a column: how few generations are newer.
 _ADD = f"""
 insert into lending as l (group_id, stream_id, status, position, updated_at, consumed)
 select u.group_id, s.stream_id, case when s.state = 'closed' or u.matching then 'free' else 'finished' end, 0, {NOW},
@@ -66,7 +66,7 @@ select {ROW}, {FACTS}
 
 
 SyncResult: TypeAlias = tuple[tuple[Lending, ...], tuple[GroupFrontier, ...], GroupDesiredState | None]
-"""Rows to look at, how far an atomic group has come, and what is wanted of the group (None: it is deleted)."""
+"""Rows to look at, how far an atomic group has come, and the group's desired state (None: it is deleted)."""
 
 NOTHING: SyncResult = (), (), None
 

@@ -1,4 +1,4 @@
-"""What a transaction is going to write, collected row by row and written in as few statements as there are kinds."""
+"""Collects the rows that a transaction will write, and writes them in few statements."""
 
 from __future__ import annotations
 

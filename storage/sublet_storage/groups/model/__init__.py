@@ -1,1 +1,1 @@
-"""The rows of the group tables as plain values, and the rules of what may become of them. No I/O."""
+"""Rows of the group tables as plain values, and the rules for changing them, without I/O."""

@@ -1,4 +1,4 @@
-"""What an operator wants of a live group until he says otherwise: that it pauses, and the weights of its sessions."""
+"""The desired state of a live group: whether it is paused, and the weights of its sessions."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ FOR_A_RESET = "to be reset to "
 
 @dataclass(frozen=True, slots=True)
 class PauseGroup:
-    """Take all streams back, and lend none until `ResumeGroup`; members stay. Raises `UsageError` for a reason too
+    """Take all streams back, and grant none until `ResumeGroup`; members stay. Raises `UsageError` for a reason too
     long.
 
-    A group that is paused stays paused for its first reason. Only what a reset has paused for as long as it takes may
-    be paused for another, and is not resumed by that reset then.
+    A group that is paused stays paused for its first reason. Only a group that is paused by a reset may be paused for
+    another, and is not resumed by that reset then.
     """
 
     reason: str = ""
@@ -34,7 +34,7 @@ class PauseGroup:
 
 @dataclass(frozen=True, slots=True)
 class ResumeGroup:
-    """Lend again. `only`: if the group is paused for this very reason."""
+    """Grant again. `only`: if the group is paused for this very reason."""
 
     only: str | None = None
 
@@ -44,7 +44,7 @@ class ResumeGroup:
 
 @dataclass(frozen=True, slots=True)
 class SetSessionWeight:
-    """From now on sessions of that name share with this weight, whatever they ask for; None: with what they ask for.
+    """From now on sessions of that name share with this weight, whatever they request; None: with what they request.
     Raises `UsageError` for a weight that is none."""
 
     session: str

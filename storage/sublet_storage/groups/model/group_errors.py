@@ -1,4 +1,4 @@
-"""The errors that the truth and its twin raise alike, each with the value, the rule and the remedy."""
+"""Errors that both implementations of the group store raise, with the value, the rule and the remedy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def undeclared_queue_error(subscription: Subscription) -> UndeclaredQueue:
-    """A queue that nobody declared."""
+    """Return the error for a queue that was not declared."""
     return UndeclaredQueue(
         f"{subscription}: a queue keeps messages for consumers that are yet to come, so it is declared before it is"
         f" used. Run: sublet groups create {quote(str(subscription))}"
@@ -23,7 +23,7 @@ def undeclared_queue_error(subscription: Subscription) -> UndeclaredQueue:
 
 
 def group_not_found_error(subscription: Subscription) -> NotFound:
-    """A group that is not there, or not any more."""
+    """Return the error for a group that does not exist, or not any more."""
     return NotFound(
         f"group {str(subscription)!r}: there is no such group. `sublet groups list` shows those there are; "
         "a $share group comes into being with its first consumer."
@@ -31,7 +31,7 @@ def group_not_found_error(subscription: Subscription) -> NotFound:
 
 
 def stream_not_found_error(subscription: Subscription, stream_id: int) -> NotFound:
-    """A stream that the group does not have."""
+    """Return the error for a stream that the group does not have."""
     return NotFound(
         f"stream {stream_id} is none of {subscription}, or retention has taken it. "
         f"`sublet groups describe {quote(str(subscription))}` lists its streams."
@@ -54,7 +54,7 @@ class Locker:
 
 
 def row_locked(subscription: Subscription, which: str, locker: Locker | None) -> Conflict:
-    """`which` have a row that somebody has locked."""
+    """Return the error for rows that are locked: those of `which`."""
     by = f": {locker}" if locker else ", a user's with `advance` say"
     end = f", or end it: select pg_terminate_backend({locker.pid})" if locker else ": pg_stat_activity shows it"
     return Conflict(
@@ -64,7 +64,8 @@ def row_locked(subscription: Subscription, which: str, locker: Locker | None) ->
 
 
 def check_same_options(group: Group, options: GroupOptions) -> Group:
-    """The group, if it was created with these options; raises `Conflict`, which names what differs, if with others."""
+    """Return the group, if it was created with these options; raises `Conflict`, which names what differs, if with
+    others."""
     has, wanted = _spelled(group.options), _spelled(options)
     if has != wanted:
         differing = "; ".join(
@@ -79,7 +80,7 @@ def check_same_options(group: Group, options: GroupOptions) -> Group:
 
 
 def _spelled(options: GroupOptions) -> dict[str, str]:
-    """The options by the names that the command line gives them."""
+    """Return the options by the names that the command line gives them."""
     return {
         "starting position": str(options.starting_position),
         "policy when messages are gone": options.on_data_loss.value,
@@ -92,7 +93,7 @@ def _spelled(options: GroupOptions) -> dict[str, str]:
 
 
 def stale_term_error(group_id: int, term: int) -> StaleTerm:
-    """A read under a term that is over."""
+    """Return the error for a read under a term that is over."""
     return StaleTerm(f"group {group_id}: term {term} is over. Step down; claim again to lead under a new term.")
 
 

@@ -1,4 +1,4 @@
-"""What happened to the lendings of groups: reading it for people, and forgetting what is old."""
+"""The history of groups and grants: reads it for people, and deletes what is old."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sublet_storage.db.clock import in_microseconds
 from sublet_storage.groups.model.records import READABLE, TAKEOVER, UNREADABLE, HistoryRecord
 
 STEP = 10_000
-"""So many lines are forgotten in one transaction, so that none is long."""
+"""How many lines are deleted in one transaction, so that none is long."""
 
 LATELY_S, LATELY = 86_400.0, 20
 """A forced move was lately if it was within that time, and is among the group's newest of that number."""
@@ -45,7 +45,7 @@ select distinct on (stream_id) {RECORD} from lending_history
 _HOLDING = ("grant", "reclaim", "revoke", UNREADABLE, READABLE)
 """Events after which the grant that they are about is in force."""
 
-# Why a stream is blocked, or cannot be read on, is told as long as it is.
+# Why a stream is blocked, or cannot be read on, is retained as long as it is.
 _FORGET = f"""
 delete from lending_history where history_id in (
   select h.history_id from lending_history h
@@ -104,14 +104,14 @@ class GroupAtTime:
 
 
 def has_owner(line: HistoryRecord) -> bool:
-    """Whether somebody has the stream after this line: its session, or agent."""
+    """Whether the stream is held after this line: its session, or agent."""
     return line.event in _HOLDING
 
 
 def read_group_at(
     conn: psycopg.Connection[Any], group_id: int, at_us: int, stream_id: int | None = None
 ) -> GroupAtTime:
-    """How it was at that time, of all streams that had been lent or touched by then, or of this one."""
+    """Return how it was at that time, of all streams that had been granted or touched by then, or of this one."""
     rows = conn.execute(_LAST, {"group": group_id, "at": at_us, "stream": stream_id}).fetchall()
     lines = [HistoryRecord(*row) for row in rows]
     return GroupAtTime(
@@ -122,14 +122,14 @@ def read_group_at(
 def read_history(
     conn: psycopg.Connection[Any], group_id: int, stream_id: int | None = None, limit: int | None = None
 ) -> HistoryPage:
-    """The newest `limit` lines of a group, or of one of its streams. Stream 0 is the group itself."""
+    """Return the newest `limit` lines of a group, or of one of its streams. Stream 0 is the group itself."""
     return _newest(conn.execute(_READ, {"group": group_id, "stream": stream_id, "limit": limit}))
 
 
 def read_behind(conn: psycopg.Connection[Any], group_id: int, behind: str | None, limit: int) -> Behind:
-    """A group's newest `limit` lines of those that came since somebody read up to `behind`, or of all; for whoever asks
-    again. Each is given once, also one that was being written meanwhile. Raises `UsageError` for what nobody was given
-    as `next`."""
+    """Return a group's newest `limit` lines of those after `behind`, or of all; for repeated reads. Each is returned
+    once, also one that was being written meanwhile. Raises `UsageError` for a `behind` that was never returned as
+    `next`."""
     asked = {"group": group_id, "behind": behind, "limit": limit}
     try:
         rows = conn.execute(_FIRST if behind is None else _BEHIND, asked).fetchall()
@@ -140,7 +140,7 @@ def read_behind(conn: psycopg.Connection[Any], group_id: int, behind: str | None
 
 
 def read_recent_forced_moves(conn: psycopg.Connection[Any], group_id: int) -> HistoryPage:
-    """The moves of late after which messages in [position, until) may have been seen twice."""
+    """Return the moves of late after which messages in [position, until) may have been seen twice."""
     return _newest(conn.execute(_FORCED, {"group": group_id, "lately": LATELY_S, "limit": LATELY}))
 
 

@@ -1,4 +1,4 @@
-"""What a group is created with, once for its life: where it starts, and how it is looked after."""
+"""Options with which a group is created, once for its life."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.subscriptions import StartingPosition
 
 MAX_SESSION_EXPIRY_S = 366 * 86_400.0
-"""The longest that a group can ask its streams to be kept for a session that has left."""
+"""The longest time that a group's streams can be reserved for a session that has left."""
 
 
 class OnDataLoss(StrEnum):
     """What a group does about messages that retention took before it had consumed them."""
 
-    FAIL = "fail"  # the stream is blocked until somebody decides
+    FAIL = "fail"  # the stream is blocked until an operator decides
     SKIP = "skip"  # the stream is finished without them, and they are counted as lost
 
 
 class OnPoison(StrEnum):
     """What a group does about a block that cannot be decoded, or whose payload is not what was put outside."""
 
-    BLOCK = "block"  # the stream is blocked before it until somebody decides
+    BLOCK = "block"  # the stream is blocked before it until an operator decides
     SKIP = "skip"  # the stream goes on behind it, and its messages are counted as lost
 
 
 @dataclass(frozen=True, slots=True)
 class GroupOptions:
-    """What a group is created with, once for its life. Raises `UsageError` for what can never work.
+    """The options of a group, for its life. Raises `UsageError` for what can never work.
 
-    `session_expiry_s`: for so long the streams of a named session that has left are kept for its return. `atomic`: its
-    consumers are given whole epochs only. `holds_retention`: retention takes nothing that it has not consumed, as of
-    every `$queue` group.
+    `session_expiry_s`: how long the streams of a named session that has left are reserved for its return. `atomic`: its
+    consumers get entire epochs only. `holds_retention`: retention takes nothing that it has not consumed, as of every
+    `$queue` group.
     """
 
     starting_position: StartingPosition = StartingPosition.LATEST
@@ -80,7 +80,7 @@ class GroupOptions:
         )
 
     def to_row(self) -> dict[str, Any]:
-        """All but the start, which has a column of its own, as an object of JSON."""
+        """Return all but the start, which has a column of its own, as an object of JSON."""
         return {
             "on_data_loss": self.on_data_loss.value,
             "strategy": self.strategy,
@@ -92,4 +92,4 @@ class GroupOptions:
 
 
 DEFAULTS = GroupOptions()
-"""Of a group that says nothing."""
+"""Options of a group that has none."""

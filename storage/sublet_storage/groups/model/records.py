@@ -1,4 +1,4 @@
-"""Rows, entries and answers of the group tables: plain values, no SQL."""
+"""Rows, changes and results of the group tables, as plain values without SQL."""
 
 from __future__ import annotations
 
@@ -18,44 +18,44 @@ from sublet_storage.groups.model.options import OnPoison as OnPoison
 from sublet_storage.nodes import NodeRef
 
 MAINTENANCE = 0
-"""The reserved leadership id under which one node keeps house for the whole database."""
+"""The reserved leadership id under which one node runs the maintenance of the database."""
 
 MAX_LOSSES = 5
-"""Forced ends of grants at one and the same position after which the stream is blocked, not lent again."""
+"""Forced ends of grants at one and the same position after which the stream is blocked, not granted again."""
 
 
 TAKEOVER = "takeover"
-"""The event of history that says who leads from now on; it is of the group, so its stream_id is 0."""
+"""The history event of a new leader; it is of the group, so its stream_id is 0."""
 
 
 CONSUMED = "consumed"
-"""The event of history that says how far a group that is atomic has consumed a space; its stream_id is 0."""
+"""The history event of how far an atomic group has consumed a space; its stream_id is 0."""
 
 
 CREATE = "create"
-"""The event of history that says from which progress a group was made; its stream_id is 0."""
+"""The history event of the progress that a group was made from; its stream_id is 0."""
 
 
 ORDER = "order"
-"""The event of history that says what an operator wants from now on; its stream_id is 0."""
+"""The history event of a command of an operator; its stream_id is 0."""
 
 
 UNREADABLE, READABLE = "unreadable", "readable"
-"""The events of history that say that the holder of a stream cannot read on, and that it can again."""
+"""The history events of a holder that cannot read on, and that it can again."""
 
 
 class LendingStatus(StrEnum):
     """The durable half of a stream's life in a group; the other half is the leader's memory."""
 
-    FREE = "free"  # nobody holds it; it may be granted once its ancestors are finished
-    HELD = "held"  # lent under grant_id to borrower_id of agent
+    FREE = "free"  # not held; it may be granted once its ancestors are finished
+    HELD = "held"  # granted under grant_id to borrower_id of agent
     RESERVED = "reserved"  # an in-doubt range waits for the session that may have committed it
     FINISHED = "finished"  # the stream is closed and consumed to its head
-    BLOCKED = "blocked"  # not lent until an operator decides: position beyond the head, gone, poison, or lost too often
+    BLOCKED = "blocked"  # not granted until an operator decides: beyond the head, gone, poison, or lost too often
 
 
 AT_REST = (LendingStatus.FREE, LendingStatus.RESERVED)
-"""Of such a stream somebody may be granted the next messages."""
+"""Of such a stream the next messages may be granted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +93,11 @@ class Lending:
 
     `head` and `is_closed` are the stream's at that instant. `parents`: of a row that may be granted, the nearest
     ancestors of its stream that the group has not finished, whatever lies between; it waits for them. Of other rows:
-    none. `reserved_s`: for how long the row, which is free or reserved, is still kept for `session`; not, if it is not
-    above 0. Below 0 and without a session: so long ago a reset, or the end of the group's former life, took it from its
-    holder. `consumed`: in a group that is atomic, what is consumed in whole epochs. `in_doubt`: what a holder planned
-    last."""
+    none. `reserved_s`: how long the row, which is free or reserved, is still reserved for `session`; not, if it is not
+    above 0. Below 0 and without a session: how long ago a reset, or the end of the group's former life, took it from
+    its holder. `consumed`: in an atomic group, what is consumed in entire epochs. `in_doubt`: what a holder planned
+    last.
+    """
 
     stream_id: int
     status: LendingStatus
@@ -124,10 +125,10 @@ class Lending:
 
 @dataclass(frozen=True, slots=True)
 class GrantStream:
-    """Lend a free stream, or one that is reserved for the session. Applied: status held, a new grant id, position read
+    """Grant a free stream, or one that is reserved for the session. Applied: status held, a new grant id, position read
     from the row.
 
-    To whom a free row that is kept for a session may be granted is the leader's business.
+    To whom a free row that is reserved for a session may be granted is decided by the leader.
     """
 
     stream_id: int
@@ -158,8 +159,8 @@ class ReclaimStream:
 class AdvancePosition:
     """Progress under a grant. A closed stream consumed to its head is finished by it, which ends the grant.
 
-    `consumed`, here and elsewhere: what of it is consumed in whole epochs, where the group is atomic. `in_doubt`: what
-    is planned next; None: no more than was.
+    `consumed`, here and elsewhere: what of it is consumed in entire epochs, where the group is atomic. `in_doubt`: what
+    is planned next; None: unchanged.
     """
 
     stream_id: int
@@ -173,11 +174,12 @@ class AdvancePosition:
 class ReleaseStream:
     """The final progress of a grant: position, then free (or finished), under the next grant id.
 
-    With `reserve_s` above 0 a row that is free afterwards is kept for so long for its holder's session, if it has a
+    With `reserve_s` above 0 a row that is free afterwards is reserved that long for its holder's session, if it has a
     name. Where something is in doubt the row is reserved for that session afterwards. With `delivered_end` behind the
-    position, what lies between them was given out and given up: it may be seen twice. With `poison` what follows cannot
-    be decoded, up to before that offset: the row is blocked, or, with `skips`, goes on there, and what lies between is
-    counted as lost."""
+    position, what lies between them was delivered and given up: it may be delivered again. With `poison` the next
+    messages cannot be decoded, up to before that offset: the row is blocked, or, with `skips`, goes on there, and what
+    lies between is counted as lost.
+    """
 
     stream_id: int
     grant_id: int
@@ -192,7 +194,7 @@ class ReleaseStream:
 
 @dataclass(frozen=True, slots=True)
 class ForceRelease:
-    """End a grant without its holder's word: what follows the row's position may be seen twice. `reserve_s`: as
+    """End a grant without final progress: what follows the row's position may be delivered again. `reserve_s`: as
     above."""
 
     stream_id: int
@@ -227,7 +229,7 @@ LendingChange = (
 )
 
 HOLDING = AdvancePosition | ReclaimStream | RecordHistory
-"""What leaves a stream with its holder: nothing is asked of its ancestors."""
+"""Changes that leave a stream with its holder: its ancestors do not matter."""
 
 
 class ChangeOutcome(StrEnum):
@@ -235,7 +237,7 @@ class ChangeOutcome(StrEnum):
 
     APPLIED = "applied"
     REFUSED = "refused"  # its condition does not hold; `lending` is the row as it is
-    BUSY = "busy"  # the row is locked by a user's transaction; ask again on the next tick
+    BUSY = "busy"  # the row is locked by a user's transaction; try again on the next tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,11 +251,12 @@ class ChangeResult:
 
 @dataclass(frozen=True, slots=True)
 class GroupWrites:
-    """All that one group's leader wants written now, under one term; at most one entry per stream.
+    """All that one group's leader writes now, under one term; at most one change per stream.
 
-    `sync_streams` asks also to insert rows for streams opened since, to finish free closed streams with nothing left,
-    and to report every unfinished row whose stream is closed. Of a group that is atomic it moves the consumed frontier
-    on, and says where that is."""
+    `sync_streams` also inserts rows for streams opened since, finishes free closed streams with nothing left, and
+    reports every unfinished row whose stream is closed. Of an atomic group it advances the consumed frontier, and
+    returns it.
+    """
 
     group_id: int
     term: int
@@ -266,7 +269,7 @@ class GroupResult:
     """Answers in the order of the entries. `has_stale_term`: the term is over and nothing of this group was written.
 
     `history`: the lines that the group's history has from this commit, in their order, those of a renewal last.
-    `desired_state`, of a renewal: what is wanted now.
+    `desired_state`, of a stream sync: the present one.
     """
 
     group_id: int

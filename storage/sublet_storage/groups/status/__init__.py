@@ -1,1 +1,1 @@
-"""What anybody may read about groups: members, lag, and why a stream does not move."""
+"""Reading the state of groups: members, lag, and why a stream stands still."""

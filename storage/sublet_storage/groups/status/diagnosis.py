@@ -1,4 +1,4 @@
-"""Why a stream of a group is not being consumed: a ruling over what the database knows, without a database.
+"""Determines why a stream of a group is not being consumed, from facts of the database; pure.
 
 `RULES` is the table of reasons, and the first that is true is the answer: what ends a stream comes before what stops
 its group, and that before what single streams wait for.
@@ -17,7 +17,7 @@ QUIET_S = 10.0
 """A stream whose messages have waited for so long, and whose holder has reported nothing meanwhile, does not move."""
 
 SILENT_MEMBER_S = 20.0
-"""For so long, a lease and a leader's promise of ten seconds each, a stream is lent to nobody after it was taken."""
+"""How long, a lease and a leader's promise of ten seconds each, a stream is not granted after it was taken."""
 
 # What holders say of a block that cannot be had, or be decoded (`sublet_protocol.domain.errors.PoisonBlock`). A place
 # that is away has none, and loses nothing.
@@ -169,7 +169,7 @@ def _make_readable(group: GroupState, stream: StreamState) -> str:
 
 
 def _past(group: GroupState, stream: StreamState, end: str) -> str:
-    """The block ends before that offset."""
+    """Return the remedy for a block that ends before that offset."""
     how = f"{_reset_group(group)} --to-epoch EPOCH" if group.atomic else _reset(group, stream, f"--to-offset {end}")
     return f"To go past what is lost for good: {how}"
 
@@ -278,4 +278,4 @@ RULES = (
         lambda g, s: f"If it stays so, see what its leader does: sublet groups watch {_quoted(g)}",
     ),
 )
-"""In the order in which they are asked."""
+"""The rules in the order in which they are tried."""

@@ -1,4 +1,4 @@
-"""What `diagnosis` is told of a group and its streams, and the names of its answers: plain values."""
+"""Facts about a group and its streams for `diagnosis`, and the names of its answers."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ class StallReason(StrEnum):
     """What is true of a stream, and by which name programs know it."""
 
     FINISHED = "finished"  # it is closed, and consumed to its end
-    BLOCKED = "blocked"  # nobody can go on from its position, until an operator decides
+    BLOCKED = "blocked"  # no consumer can go on from its position, until an operator decides
     GONE = "gone"  # retention, or the end of its space, has taken what it would be given next
     PAUSED = "paused"  # an operator has paused the group
-    NO_NODE = "no_node"  # nobody leads the group, and no node is there that could
-    NO_LEADER = "no_leader"  # nobody leads the group, though consumers have streams of it
-    NO_MEMBER = "no_member"  # nobody leads the group, because no consumer asks for it
-    MEMBERS_SILENT = "members_silent"  # somebody leads the group, and no consumer has a stream of it
-    UNREADABLE = "unreadable"  # somebody has it, and what comes next cannot be read
+    NO_NODE = "no_node"  # the group has no leader, and no node is there that could lead it
+    NO_LEADER = "no_leader"  # the group has no leader, though consumers have streams of it
+    NO_MEMBER = "no_member"  # the group has no leader, because no consumer asks for it
+    MEMBERS_SILENT = "members_silent"  # the group has a leader, and no consumer has a stream of it
+    UNREADABLE = "unreadable"  # it is held, and what comes next cannot be read
     WAITING_FOR_EPOCHS = "waiting_for_epochs"  # publishers have not completed the epochs that come next
     REVOKED = "revoked"  # it is being taken back
     CAUGHT_UP = "caught_up"  # there is nothing to consume
-    STALLED = "stalled"  # somebody has it, and it does not move
-    CONSUMING = "consuming"  # somebody has it, and it moves
+    STALLED = "stalled"  # it is held, and it does not move
+    CONSUMING = "consuming"  # it is held, and it moves
     RESERVED = "reserved"  # what a session has in doubt waits for that session
     WAITING_FOR_PARENTS = "waiting_for_parents"  # the streams that it came from are consumed first
-    RESERVED_FOR_SESSION = "reserved_for_session"  # it is kept for the return of a session that has left
-    FORMER_HOLDER = "former_holder"  # whoever it was taken from may not have heard, and is waited for
-    GRANT_PENDING = "grant_pending"  # it is free, and the leader lends it next
+    RESERVED_FOR_SESSION = "reserved_for_session"  # it is reserved for the return of a session that has left
+    FORMER_HOLDER = "former_holder"  # its former holder may not know yet, and is waited for
+    GRANT_PENDING = "grant_pending"  # it is free, and the leader grants it next
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class ParentStream:
 
 @dataclass(frozen=True, slots=True)
 class GroupState:
-    """`held`: how many of its streams are lent; `nodes`: how many nodes could lead it; `draining`: the others."""
+    """`held`: how many of its streams are granted; `nodes`: how many nodes could lead it; `draining`: the others."""
 
     subscription: str
     paused: str | None
@@ -92,5 +92,5 @@ class StreamState(StreamView):
 
     @property
     def stalled_s(self) -> float:
-        """For how long there was something to consume and nobody reported anything."""
+        """How long there was something to consume and no progress was reported."""
         return min(self.age_s or 0.0, self.idle_s or 0.0)

@@ -1,4 +1,4 @@
-"""What the database knows about streams that stand still, gathered for `diagnosis`. Reads only; nobody is asked."""
+"""Reads the facts about streams that stand still for `diagnosis`, from the database alone."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class _Space:
 def diagnose_group(
     connection: Connection, subscription: Subscription, stream_id: int | None = None
 ) -> tuple[GroupRow, tuple[StreamDiagnosis, ...]]:
-    """The group, and a reason for each of its streams, or for this one. Raises `NotFound`."""
+    """Return the group, and a reason for each of its streams, or for this one. Raises `NotFound`."""
     with snapshot_transaction(connection):
         overview = read_overview(connection, subscription)
         group = _group_state(connection, overview)

@@ -1,4 +1,4 @@
-"""Some of very many groups: searched, sorted and cut by the database, so that a page of them is quick. Reads only."""
+"""Pages of very many groups, searched, sorted and cut by the database; reads only."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def list_group_page(
     limit: int = 50,
     offset: int = 0,
 ) -> GroupPage:
-    """The groups whose subscription contains `search`, upper or lower case, from number `offset` on."""
+    """Return the groups whose subscription contains `search`, upper or lower case, from number `offset` on."""
     parameters = {"search": search, "limit": limit, "offset": offset}
     with snapshot_transaction(connection):
         (total,) = connection.execute(_TOTAL, parameters).fetchone() or (0,)

@@ -1,4 +1,4 @@
-"""Groups as the objects that programs are shown: by the command line's `--json` and by a node's HTTP port alike."""
+"""Groups as JSON objects, for the command line's `--json` and a node's HTTP port."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from sublet_storage.groups.status.overview_model import GroupOverview
 
 
 def options_to_json(options: GroupOptions) -> dict[str, Any]:
-    """A group's options."""
+    """Return a group's options."""
     return {"starting_position": str(options.starting_position), **options.to_row()}
 
 
 def summary_to_json(overview: GroupOverview) -> dict[str, Any]:
-    """A group without its single streams."""
+    """Return a group without its single streams."""
     group = overview.group
     return {
         "subscription": group.subscription,
@@ -41,13 +41,13 @@ def summary_to_json(overview: GroupOverview) -> dict[str, Any]:
 
 
 def standby_to_json(overview: GroupOverview, connected: Iterable[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """Of those who are connected to the group's leader, the members that hold nothing; None: it has not said who is."""
+    """Return those connected to the group's leader that hold nothing; None: it has not answered."""
     holding = {member.borrower_id for member in overview.members}
     return None if connected is None else [each for each in connected if each["borrower_id"] not in holding]
 
 
 def details_to_json(overview: GroupOverview, connected: Iterable[dict[str, Any]] | None = None) -> dict[str, Any]:
-    """A group with all that was asked for. `connected`: see `standby`."""
+    """Return a group with all that was requested. `connected`: see `standby`."""
     lines = [asdict(line) for line in overview.streams]
     for line in lines:
         del line["group_id"]
@@ -64,7 +64,7 @@ def details_to_json(overview: GroupOverview, connected: Iterable[dict[str, Any]]
 
 
 def group_state(overview: GroupOverview) -> str:
-    """How the group is, in a word or two."""
+    """Return the group's state in a word or two."""
     if overview.group.desired_state.pause_reason is not None:
         return "paused"
     held = overview.statuses.get("held", 0) > 0
@@ -76,7 +76,7 @@ def group_state(overview: GroupOverview) -> str:
 
 
 def leader_to_json(overview: GroupOverview) -> dict[str, Any] | None:
-    """Who leads, or led last."""
+    """Return who leads, or led last."""
     found = overview.leader
     if found is None:
         return None
@@ -90,7 +90,7 @@ def leader_to_json(overview: GroupOverview) -> dict[str, Any] | None:
 
 
 def history_to_json(line: HistoryRecord) -> dict[str, Any]:
-    """A line of history; what is of the group as a whole has no stream."""
+    """Return a line of history; a line of the group itself has no stream."""
     return {
         "at": str(StartingPosition.at_time(line.at_us)),
         "event": line.event,

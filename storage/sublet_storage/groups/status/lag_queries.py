@@ -1,8 +1,8 @@
-"""How far groups are behind, in numbers: for metrics and curves, which ask often and for many. Reads only.
+"""Lags of groups in numbers, for metrics and lag histories, which read often and for many; reads only.
 
 Lag is as in `sublet_storage.groups.status.overview`. Streams that no leader has noticed yet are not counted: a leader
-looks for them every few seconds. Nor are those that are finished, which have no lag: there are as many as messages are
-kept for long.
+looks for them every few seconds. Nor are those that are finished, which have no lag: how many there are depends on how
+long messages are retained.
 """
 
 from __future__ import annotations
@@ -70,25 +70,25 @@ def stream_lags(connection: Connection, group_ids: Sequence[int]) -> list[Stream
 
 
 def status_lags(connection: Connection, group_ids: Sequence[int]) -> list[StatusLag]:
-    """These groups' unfinished streams in sums, in one statement."""
+    """Return these groups' unfinished streams in sums, in one statement."""
     with connection.cursor(row_factory=class_row(StatusLag)) as cursor:
         return cursor.execute(_SUMS, {"groups": list(group_ids)}, prepare=False).fetchall()
 
 
 def all_lags(connection: Connection) -> dict[int, int | None]:
-    """{group id: its whole lag, None while a part is unknown} of all groups that have streams."""
+    """Return {group id: its total lag, None while a part is unknown} of all groups that have streams."""
     return dict(connection.execute(_ALL).fetchall())
 
 
 def list_unconsumed_groups(connection: Connection) -> list[tuple[str, int]]:
-    """(subscription, lag) of groups that are not paused and have messages and nobody who holds a stream, the furthest
-    behind first. Streams that no leader has noticed yet count, as nobody may lead such a group."""
+    """Return (subscription, lag) of groups that are not paused, have messages and hold no stream, the furthest behind
+    first. Streams that no leader has noticed yet count, as such a group may have no leader."""
     found = ((each.group.subscription, each.counts.known_lag) for each in list_groups_without_holder(connection))
     return sorted((each for each in found if each[1]), key=lambda each: (-each[1], each[0]))
 
 
 def sum_by_status(lines: Sequence[StreamLag]) -> list[StatusLag]:
-    """The sums of these streams, as `status_lags` has them."""
+    """Return the sums of these streams, as `status_lags` has them."""
     found: dict[tuple[int, str], list[StreamLag]] = {}
     for line in lines:
         found.setdefault((line.group_id, line.status), []).append(line)

@@ -1,11 +1,11 @@
-"""What the tables say about groups: who leads, who holds what, how far behind. Reads only; no leader is asked.
+"""Groups in the database: who leads, who holds what, and how far behind; reads only.
 
-Lag counts offsets between a group's position and the head of its stream, messages that its filter skips included. It
-is unknown (None), never 0, where the rows cannot tell: a blocked stream, a position beyond the head, messages that
+Lag counts offsets between a group's position and the head of its stream, messages that its filter skips included. It is
+unknown (None), never 0, where the rows do not show it: a blocked stream, a position beyond the head, messages that
 retention has taken. A stream that was opened after the group and that no leader has noticed yet is unread from 0.
 
-A stream is unreadable if its holder has said so of the grant that is in force. The last word of a holder counts, under
-the leader that it was said to: the next one is told again. An index has these lines only, and they are few.
+A stream is unreadable if its holder has reported so under the grant that is in force. The holder's last report counts,
+under the leader that got it: the next leader gets it again. An index has these lines only, and they are few.
 
 Members that hold nothing are in their leader's memory only, and so not here.
 """
@@ -101,7 +101,7 @@ SEEN = """seen as (
 
 # Rows, and for streams that came later and that no leader has noticed, the rows that a leader would make. Groups null:
 # of all, which have rows as long as they are not deleted. `finished`: also of what is. `oldest`
-# says by a value what the server cannot know of a column: how few generations are newer.
+# states by a value what the server cannot know of a column: how few generations are newer.
 _LINES = f"""
 with line as (
   select l.group_id, l.stream_id, l.status, l.position, l.borrower_id, l.agent, l.session, l.granted_at, l.grant_id,
@@ -166,19 +166,19 @@ select p.name as space, f.least as consumed, p.lower_frontier as completed, f.up
 
 
 def list_groups(connection: Connection) -> tuple[GroupOverview, ...]:
-    """All groups that are not deleted, by name, without their single streams."""
+    """Return all groups that are not deleted, by name, without their single streams."""
     with snapshot_transaction(connection):
         return build_overviews(connection, connection.execute(_GROUPS).fetchall(), are_all=True)
 
 
 def list_groups_without_holder(connection: Connection) -> tuple[GroupOverview, ...]:
-    """Groups that are not paused and of which nobody holds a stream, without what they have finished."""
+    """Return groups that are not paused and hold no stream, without what they have finished."""
     with snapshot_transaction(connection):
         return build_overviews(connection, connection.execute(_UNHELD).fetchall(), finished=False)
 
 
 def list_leaderless_groups(connection: Connection, most: int) -> tuple[tuple[GroupOverview, ...], int]:
-    """Groups that have no leader at this moment, the oldest first, so many at most, and how many there are;
+    """Return groups that have no leader at this moment, the oldest first, `limit` at most, and how many there are;
     without what they have finished."""
     with snapshot_transaction(connection):
         rows = connection.execute(_UNLED, {"most": most}).fetchall()
@@ -192,7 +192,7 @@ def describe_group(connection: Connection, subscription: Subscription) -> GroupO
 
 
 def read_overview(connection: Connection, subscription: Subscription) -> GroupOverview:
-    """The same, in `snapshot_transaction` that is under way."""
+    """Return the same, in `snapshot_transaction` that is under way."""
     name = {"kind": subscription.kind, "name": subscription.group, "filter": subscription.filter.text}
     rows = connection.execute(_ONE, name).fetchall()
     if not rows:
@@ -219,8 +219,9 @@ def snapshot_transaction(connection: Connection) -> Iterator[None]:
 def build_overviews(
     connection: Connection, rows: Sequence[Sequence[Any]], are_all: bool = False, finished: bool = True
 ) -> tuple[GroupOverview, ...]:
-    """These groups, rows of `COLUMNS`, without their single streams, in this order. `are_all`: there are no others.
-    `finished`: streams that are count too, of which there are as many as messages are kept for long.
+    """Return these groups, rows of `COLUMNS`, without their single streams, in this order. `are_all`: there are no
+    others. `finished`: streams that are finished count too; how many there are depends on how long messages are
+    retained.
 
     Planned anew each time: a plan for any number of groups is a bad one for thousands.
     """
@@ -242,8 +243,8 @@ def build_overviews(
 
 
 def _parameters(connection: psycopg.Connection[Any], groups: Sequence[GroupRow]) -> dict[str, Any]:
-    """The groups' ids, and beside each the filters of the generations that its unnoticed streams may be in. A group
-    that no generation has come after has none."""
+    """Return the groups' ids, and beside each the filters of the generations that its unnoticed streams may be in. A
+    group that no generation has come after has none."""
     generations = read_generation_filters(connection)
     parameters: dict[str, Any] = {"groups": [], "pair_groups": [], "filters": [], "matching": [], "finished": True}
     parameters["oldest"] = min((group.after_generation for group in groups), default=0)

@@ -1,1 +1,1 @@
-"""From a user's values to blocks: checked, turned into Arrow, and routed to streams."""
+"""Users' values checked, turned into Arrow, routed to streams and cut into blocks."""

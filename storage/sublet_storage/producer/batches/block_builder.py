@@ -1,4 +1,4 @@
-"""Messages gathered into blocks of a good size, stream by stream."""
+"""Gathers messages into blocks of a good size, stream by stream."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class BlockBuilder:
         self._counts: dict[int, tuple[int, int]] = {}
 
     def add(self, batch: pa.RecordBatch) -> Iterator[BlockAppend]:
-        """The blocks that are full with it. Raises what `RoutingTable.partition_rows` raises."""
+        """Yield the blocks that are full with it. Raises what `RoutingTable.partition_rows` raises."""
         for stream_id, part, numbers in self._routes.partition_rows(batch, range(batch.num_rows)):
             piece = PendingRows(part, numbers, DeliveryState(len(numbers)))
             self._waiting.setdefault(stream_id, []).append(piece)
@@ -42,12 +42,12 @@ class BlockBuilder:
             yield from self.flush()
 
     def flush(self) -> Iterator[BlockAppend]:
-        """What waits, in blocks that are not full."""
+        """Yield what waits, in blocks that are not full."""
         for stream_id in sorted(self._waiting):
             yield from self._taken(stream_id, keep=False)
 
     def _taken(self, stream_id: int, *, keep: bool) -> Iterator[BlockAppend]:
-        """All that waits for the stream; with `keep`, what does not fill a block goes on waiting."""
+        """Yield all that waits for the stream; with `keep`, what does not fill a block goes on waiting."""
         load = PendingBlock(stream_id, self._waiting.pop(stream_id))
         del self._counts[stream_id]
         entire = PendingRows(load.to_batch(), range(load.count), DeliveryState(load.count))

@@ -1,4 +1,4 @@
-"""What a user gives, made into batches of `BLOCK_SCHEMA`, and checked before any of it is accepted."""
+"""Checks a user's values and converts them to batches of `BLOCK_SCHEMA`, before any of it is accepted."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
 def now_us() -> int:
-    """The wall clock in microseconds: the timestamp of a message that brings none."""
+    """Return the wall clock in microseconds: the timestamp of a message that brings none."""
     return time.time_ns() // 1000
 
 
 def as_bytes(what: str, value: object) -> bytes | None:
-    """A key or value as bytes; text is encoded as UTF-8. Raises `UsageError` for anything else."""
+    """Return a key or value as bytes; text is encoded as UTF-8. Raises `UsageError` for anything else."""
     if value is None or type(value) is bytes:
         return value
     if isinstance(value, str):
@@ -65,7 +65,7 @@ def as_headers(headers: object) -> list[tuple[str, bytes | None]] | None:
 
 
 def as_timestamp_us(timestamp: object) -> int:
-    """Microseconds since 1970, UTC. A datetime must say its zone. Raises `UsageError`."""
+    """Return microseconds since 1970, UTC. A datetime must have a time zone. Raises `UsageError`."""
     if timestamp is None:
         return now_us()
     micros = _datetime_us(timestamp) if isinstance(timestamp, datetime) else _integer(timestamp)
@@ -74,7 +74,7 @@ def as_timestamp_us(timestamp: object) -> int:
 
 
 def size_of(topic: str, key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes | None]] | None) -> int:
-    """What one message takes in the buffer, in bytes. Raises `InvalidTopic` for a topic that is not text."""
+    """Return what one message takes in the buffer, in bytes. Raises `InvalidTopic` for a topic that is not text."""
     if not isinstance(topic, str):
         raise InvalidTopic(f"topic {_shown(topic)}: a topic is text, not {type(topic).__name__}. Give a str.")
     size = MESSAGE_OVERHEAD_BYTES + len(topic) + len(key or b"") + len(value or b"")
@@ -122,7 +122,8 @@ def check_sizes(batch: pa.RecordBatch, limit: int) -> None:
 
 
 def set_epoch(batch: pa.RecordBatch, epoch: Epoch) -> pa.RecordBatch:
-    """The batch, normalised, with all its messages in that epoch. Raises `UsageError` if it has epochs of its own."""
+    """Return the batch, normalised, with all its messages in that epoch. Raises `UsageError` if it has epochs of its
+    own."""
     place = BLOCK_SCHEMA.get_field_index("epoch")
     if batch.column(place).null_count < batch.num_rows:
         raise UsageError(f"column epoch: all messages are to be in epoch {epoch}, and some have one. Leave it out.")
@@ -138,7 +139,7 @@ def _all_in(epoch: Epoch, count: int) -> pa.Array:
 
 @functools.lru_cache(maxsize=16)
 def _offsets(count: int) -> pa.Array:
-    """Of so many lists of one number each: kept, as batches of one size are the common case."""
+    """Return the offsets of `count` lists of one number each: cached, as batches of one size are the common case."""
     return pa.array(range(count + 1), pa.int32())
 
 
@@ -277,7 +278,7 @@ def _no_zone(moment: object) -> str:
 
 
 def _integer(timestamp: object) -> int:
-    """A whole number of any type that says it is one (numpy's, say)."""
+    """Return the integer of any integral type, such as numpy's."""
     if type(timestamp) is int:
         return timestamp
     try:

@@ -1,4 +1,4 @@
-"""Messages on their way from a call to a block."""
+"""Pending rows and blocks: messages between a call and the log."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PendingRows:
         return len(self.rows)
 
     def split(self, count: int) -> tuple[PendingRows, PendingRows]:
-        """The first `count` messages, and the rest."""
+        """Return the first `count` messages, and the rest."""
         first = PendingRows(self.batch.slice(0, count), _part(self.rows, 0, count), self.ticket)
         rest = self.count - count
         return first, PendingRows(self.batch.slice(count), _part(self.rows, count, rest), self.ticket)
@@ -63,13 +63,13 @@ class RowBuilder:
         self.ticket.expect(self.count)
 
     def cut_back(self, count: int, size: int) -> None:
-        """Be as before, when it had so many messages, however much of another has been added since."""
+        """Cut back to the state with `count` messages, however much of another has been added since."""
         del self._messages[count:]
         self.count, self.size = count, size
         self.ticket.expect(count)
 
     def seal(self) -> PendingRows:
-        """The messages in Arrow."""
+        """Return the messages in Arrow."""
         fields = zip(*self._messages, strict=True)
         columns = [pa.array(each, field.type) for each, field in zip(fields, BLOCK_SCHEMA, strict=True)]
         piece = PendingRows(pa.RecordBatch.from_arrays(columns, schema=BLOCK_SCHEMA), range(self.count), self.ticket)
@@ -92,32 +92,32 @@ class PendingBlock:
         return sum(piece.count for piece in self.pieces)
 
     def pack(self, compression: str) -> PackedBlock:
-        """The block, which the caller may have encoded already."""
+        """Return the block, which the caller may have encoded already."""
         if len(self.pieces) == 1 and self.pieces[0].packed is not None:
             return self.pieces[0].packed
         return pack(self.to_batch(), compression)
 
     def to_batch(self) -> pa.RecordBatch:
-        """Its messages, piece after piece."""
+        """Return its messages, piece after piece."""
         if len(self.pieces) == 1:
             return self.pieces[0].batch
         table = pa.Table.from_batches([piece.batch for piece in self.pieces])
         return table.combine_chunks().to_batches()[0]
 
     def complete(self, first_offset: int) -> None:
-        """Tell every ticket where its messages lie."""
+        """Settle every ticket with the offsets of its messages."""
         for piece in self.pieces:
             piece.ticket.complete_span(Span(self.stream_id, first_offset, piece.rows))
             first_offset += piece.count
 
     def fail(self, error: Exception) -> None:
-        """Tell every ticket what went wrong."""
+        """Fail every ticket."""
         for piece in self.pieces:
             piece.ticket.fail(piece.count, error)
 
 
 def count_fitting(piece: PendingRows | RowBuilder, messages: int, size: int) -> int:
-    """How many messages of the piece fit into so many messages and bytes, by their average size."""
+    """Return how many messages of the piece fit into a number of messages and bytes, by their average size."""
     return min(messages, piece.count, piece.count * max(0, size) // piece.size)
 
 

@@ -1,4 +1,4 @@
-"""The publisher's routing table: the spaces and their open streams, of one instant."""
+"""The publisher's routing table: spaces and their open streams at one instant."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class RoutingTable:
                 )
 
     def without_space_limit(self) -> RoutingTable:
-        """The same table for messages accepted before: they go where their topic belongs now."""
+        """Return the same table for messages accepted before: they go where their topic belongs now."""
         streams = [stream for ring in self._rings.values() for stream in ring.streams]
         return RoutingTable(list(self._spaces.values()), streams, None)
 
@@ -67,11 +67,12 @@ class RoutingTable:
         return stream_id in self._space_of_stream
 
     def compression(self, stream_id: int) -> str:
-        """How the blocks of the stream's space are compressed."""
+        """Return how the blocks of the stream's space are compressed."""
         return self._spaces[self._space_of_stream[stream_id]].compression
 
     def stream_of(self, topic: str, key: bytes | None) -> int:
-        """The open stream of one message. Raises `InvalidTopic`, or `UsageError` for a topic of another space."""
+        """Return the open stream of one message. Raises `InvalidTopic`, or `UsageError` for a topic of another
+        space."""
         return self._rings[self._space_id(topic)].stream_id(hash_key(key, topic))
 
     def check(self, batch: pa.RecordBatch) -> None:
@@ -96,7 +97,7 @@ class RoutingTable:
         return parts
 
     def _targets(self, batch: pa.RecordBatch) -> int | pa.Array:
-        """The stream of each message; one number where it is the same for all."""
+        """Return the stream of each message; one number where it is the same for all."""
         topics, keys = batch.column("topic"), batch.column("key")
         keyless = keys.null_count == len(keys)
         if _constant(topics) and (keyless or _constant(keys)):
