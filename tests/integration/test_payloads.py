@@ -216,7 +216,7 @@ def test_a_spark_task_waits_for_the_place(
     assert sum(batch.num_rows for batch in read_task(task, schema)) == 2 * BLOCKS
 
 
-def test_an_older_schema_is_refused_while_payloads_are_outside(
+def test_tables_are_not_dropped_while_payloads_are_outside(
     database: str, conn: psycopg.Connection[Any], stream: int
 ) -> None:
     before = read(conn, stream)

@@ -28,3 +28,4 @@ create table sink_batch (
   once boolean not null,                               -- nobody comes back under this name: it is forgotten after a day
   at timestamptz not null default clock_timestamp()
 ) with (fillfactor = 50);
+create index sink_batch_once on sink_batch (at) where once;

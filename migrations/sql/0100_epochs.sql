@@ -15,6 +15,7 @@ create table capability (
 ) with (fillfactor = 50);
 
 create unique index capability_in_force on capability (space_id, producer_id) where expired_at is null;
+create index capability_expired on capability (expired_at) where expired_at is not null;
 
 -- Product order.
 create function epoch_at_or_before(p_one jsonb, p_other jsonb) returns boolean language sql immutable as $$
@@ -52,7 +53,7 @@ $$;
 -- From now on the producer publishes only at or after one of p_least. `outcome` is exactly one of
 --   held       it does, for the lease; `lower` is the space's frontier that is left, and `moves` counts its moves
 --   unknown    there is no such space (any more)
---   fenced     a later life of the producer holds epochs
+--   fenced     a later life of the producer has begun
 --   expired    what it held in this life is closed
 --   numbers    all epochs of the space have another number of numbers: `lower` is an example
 --   backward   it has advanced beyond one of p_least: to `lower`
@@ -65,6 +66,7 @@ declare
   place record;
   own jsonb;
 begin
+  lock table space in row exclusive mode;              -- as who changes spaces, before any row: else each waits for the other
   perform pg_advisory_xact_lock(producer_lock(p_producer));
   select name, epoch_numbers, lower_frontier, frontier_moves into place from space
    where space_id = p_space and dropped_at is null for no key update;
@@ -72,8 +74,9 @@ begin
     outcome := 'unknown';
     return;
   end if;
-  if exists (select from capability c where c.space_id = p_space and c.producer_id = p_producer
-                and c.expired_at is null and c.incarnation > p_incarnation) then
+  if is_fenced(p_producer, p_incarnation)
+     or exists (select from capability c where c.space_id = p_space and c.producer_id = p_producer
+                   and c.expired_at is null and c.incarnation > p_incarnation) then
     outcome := 'fenced';
     return;
   end if;

@@ -1,17 +1,4 @@
--- Payloads outside of Postgres: where each space's go, what has gone there, and which objects belong to nobody.
--- Run with search_path set to the schema; names are not qualified so that the schema stays a setting.
-
-alter table space
-  add payloads text,                                   -- the place that payloads are moved to; null: they stay here
-  add tier_after_s bigint check (tier_after_s > 0),    -- also those so old of an open generation; null: only of closed ones
-  add payload_places text[] not null default '{}';     -- every place where payloads of this space may lie
-
--- Up to here the payloads of a stream have been moved, or are too small for it; some behind it may have been, too. Null: none
--- is outside.
-alter table stream add tiered_offset bigint;
-
--- Of the payload that lies at uri. No check says so, which would read all blocks while it locks everybody out.
-alter table block add uri_bytes bigint;
+-- Payloads outside of Postgres: what has gone to each place, and which objects belong to nobody.
 
 -- What each place is known by: the id in its marker. It is written down here first, so that whoever writes the marker, however
 -- late, writes this one; and when it was seen there it is never written again.
@@ -45,7 +32,3 @@ create table payload_object (
 create index payload_object_begun on payload_object (at) where doomed_at is null;
 create index payload_object_due on payload_object (space_id, doomed_at) where tried_at is null;
 create index payload_object_stuck on payload_object (space_id, tried_at) where tried_at is not null;
-
--- Which streams cannot be read on from their group's position, as what follows lies outside and cannot be had.
-create index lending_history_reading on lending_history (group_id, stream_id, history_id)
- where event in ('unreadable', 'readable');

@@ -1,72 +1,4 @@
--- Messages: spaces, their generations, the streams of each generation, the blocks of each stream.
--- Run with search_path set to the schema; names are not qualified so that the schema stays a setting.
-
-create table space (
-  space_id bigint generated always as identity primary key,
-  name text not null,
-  filter text not null,
-  shards integer not null check (shards between 1 and 4096),
-  retention_s bigint check (retention_s > 0),          -- null: keep for ever
-  rollover_s bigint check (rollover_s > 0),            -- null: only when asked
-  compression text not null default 'none' check (compression in ('none', 'lz4', 'zstd')),
-  epoch_numbers smallint check (epoch_numbers between 1 and 8), -- of each epoch in it; null: no epoch was ever used
-  frontier_moves bigint not null default 0,            -- how often the lower frontier has moved
-  lower_frontier jsonb,                                -- the least epochs that may still be published (0001_epochs.sql)
-  created_at timestamptz not null default clock_timestamp(),
-  dropped_at timestamptz
-);
-create unique index space_name on space (name) where dropped_at is null;
-create unique index space_filter on space (filter) where dropped_at is null;
-
--- One global sequence of ids: a generation belongs to exactly one space.
-create table generation (
-  generation_id bigint generated always as identity primary key,
-  space_id bigint not null references space,
-  ordinal integer not null,                            -- 0, 1, 2, ... within the space
-  filter text not null,                                -- the space's when it was opened: what it was filled under
-  state text not null default 'open' check (state in ('open', 'closed', 'gone')),
-  opened_at timestamptz not null default clock_timestamp(),
-  closed_at timestamptz,
-  unique (space_id, ordinal)
-);
-
--- Hash ranges are half-open on the unsigned 64-bit ring, hence numeric: the last end is 2^64.
-create table stream (
-  stream_id bigint generated always as identity primary key,
-  space_id bigint not null references space,
-  generation_id bigint not null references generation,
-  hash_from numeric(20) not null,
-  hash_to numeric(20) not null,
-  state text not null default 'open' check (state in ('open', 'closed')),
-  head bigint not null default 0,                      -- the next offset to be written
-  upper_frontier jsonb,                                -- the greatest epochs in it
-  parents bigint[] not null default '{}',              -- streams closed in the same rollover with overlapping ranges
-  opened_at timestamptz not null default clock_timestamp(),
-  closed_at timestamptz,
-  check (hash_from < hash_to)
-) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
-create index stream_generation on stream (generation_id);
-
--- A block covers the offsets [end_offset - count, end_offset). One partition per generation, made by LIKE + ATTACH.
-create table block (
-  generation_id bigint not null,
-  stream_id bigint not null,
-  end_offset bigint not null,
-  count integer not null check (count > 0),
-  first_timestamp timestamptz not null,                -- smallest and largest message timestamp in it
-  last_timestamp timestamptz not null,
-  appended_at timestamptz not null default clock_timestamp(),
-  topics text[],                                       -- a skip index; null when there are more than a few
-  lower_frontier jsonb,                                -- the space's, before this block
-  epochs jsonb,                                        -- {"least": antichain, "greatest": antichain} of those in it, and whether it is
-                                                       -- "mixed": with messages without an epoch
-  codec smallint not null,
-  payload bytea,
-  uri text,
-  primary key (generation_id, stream_id, end_offset),
-  check ((payload is null) <> (uri is null))
-) partition by list (generation_id);
-alter table block alter payload set storage external;
+-- Who publishes, and what is stored of it: one block in one call.
 
 -- The last block of each (producer, stream): what makes a retried append be stored once.
 create table producer (
@@ -80,52 +12,18 @@ create table producer (
   primary key (producer_id, stream_id)
 ) with (fillfactor = 50);
 
--- Messages published by SQL (0001_outbox.sql) that wait for the relay. What rolled back was never here. With the
--- transaction in front, the relay finds what has come since it looked last without walking over all that it removed.
-create table outbox (
-  xact xid8 not null default pg_current_xact_id(),
-  outbox_id bigint generated always as identity,
-  topic text not null,
-  key bytea,
-  value bytea,
-  headers jsonb,                                       -- [["name", value], ...]; a value: text, null, {"base64": text}
-  "timestamp" timestamptz,                             -- the message's; null: at
-  at timestamptz not null default clock_timestamp(),
-  primary key (xact, outbox_id)
-) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
-alter table outbox alter value set storage external;
-
--- Rows that were not written by `publish`, and that nobody could publish: kept for whoever wants to know.
-create table outbox_refused (
-  outbox_id bigint primary key,
-  topic text not null,
-  key bytea,
-  value bytea,
-  headers jsonb,
-  "timestamp" timestamptz,
-  at timestamptz not null,
-  reason text not null,
-  refused_at timestamptz not null default clock_timestamp()
-);
-
--- Leader nodes that can be reached, under a lease of their own.
-create table node (
-  name text primary key,
-  incarnation text not null,
-  address text not null,
-  http_address text,
-  protocol_version integer not null,
-  started_at timestamptz not null default clock_timestamp(),
-  expires_at timestamptz not null,
-  notify text,                                         -- where publishers' notifications reach it; null: it looks by itself
-  draining boolean not null default false              -- an operator's: lead nothing any more
-) with (fillfactor = 50);
-
 -- The advisory lock of a producer; negative, which is not so of our others. Who registers it holds the lock alone, and who
 -- appends under its name shares it until the end of the transaction, before any other lock: so registering waits for what
 -- is being written, and what is written later sees that it is fenced.
 create function producer_lock(p_producer text) returns bigint language sql immutable as $$
   select hashtextextended(p_producer, 0) | (1::bigint << 63)
+$$;
+
+-- Whether a later life of a named producer has begun. Who asks under the producer's lock is answered for the time until it
+-- lets go of it.
+create function is_fenced(p_producer text, p_incarnation bigint) returns boolean language sql stable as $$
+  select exists (select from producer p
+                  where p.producer_id = p_producer and p.stream_id = 0 and p.incarnation > p_incarnation)
 $$;
 
 -- Remember, for a retry, that a producer's block was not stored; so many blocks are not committed together.

@@ -1,9 +1,33 @@
 -- Publishing by SQL: a message is a row of `outbox`, written in the caller's own transaction. The relay moves what has
--- committed into the log, in the order of outbox_id. The table itself is in 0001_messages.sql.
---
--- Whoever may execute `publish` needs no right on any table: it runs with its owner's rights, and looks names up in this
--- schema only. pg_temp stands last in that search path: a caller's temporary tables must not stand in for ours.
-select set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true);
+-- committed into the log, in the order of outbox_id.
+
+-- Messages published by SQL that wait for the relay. What rolled back was never here. With the
+-- transaction in front, the relay finds what has come since it looked last without walking over all that it removed.
+create table outbox (
+  xact xid8 not null default pg_current_xact_id(),
+  outbox_id bigint generated always as identity,
+  topic text not null,
+  key bytea,
+  value bytea,
+  headers jsonb,                                       -- [["name", value], ...]; a value: text, null, {"base64": text}
+  "timestamp" timestamptz,                             -- the message's; null: at
+  at timestamptz not null default clock_timestamp(),
+  primary key (xact, outbox_id)
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
+alter table outbox alter value set storage external;
+
+-- Rows that were not written by `publish`, and that nobody could publish: kept for whoever wants to know.
+create table outbox_refused (
+  outbox_id bigint primary key,
+  topic text not null,
+  key bytea,
+  value bytea,
+  headers jsonb,
+  "timestamp" timestamptz,
+  at timestamptz not null,
+  reason text not null,
+  refused_at timestamptz not null default clock_timestamp()
+);
 
 create function refuse_message(p_what text, p_rule text, p_remedy text) returns void
 language plpgsql as $$
@@ -146,5 +170,3 @@ revoke execute on function publish(text, bytea, bytea, jsonb, timestamptz) from 
 revoke execute on function publish(text, text, text, jsonb, timestamptz) from public;
 revoke execute on function publish(text, bytea, text, jsonb, timestamptz) from public;
 revoke execute on function publish(text, text, bytea, jsonb, timestamptz) from public;
-
-select set_config('search_path', quote_ident(current_schema()), true);
