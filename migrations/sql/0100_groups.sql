@@ -5,13 +5,13 @@ create table consumer_group (
   kind text not null check (kind in ('share', 'queue')),
   name text not null,
   filter text not null,
-  start text not null default 'latest',                -- latest, earliest, offset:N, or a time in ISO 8601
+  starting_position text not null default 'latest',    -- latest, earliest, offset:N, or a time in ISO 8601
   -- Generations up to this one were judged when the group was created: of their streams it has the rows it got then,
   -- and no others ever. Later ones are added as they are found.
   after_generation bigint not null default 0,
   options jsonb not null default '{}',                 -- on_data_loss, strategy, session_expiry_s, atomic
-  orders jsonb not null default '{}',                  -- what an operator wants now: paused (why), weights by session
-  revision integer not null default 0,                 -- counts the changes of the orders
+  desired_state jsonb not null default '{}',           -- what an operator wants now: paused (why), weights by session
+  desired_state_version integer not null default 0,    -- counts the changes of the desired state
   created_at timestamptz not null default clock_timestamp(),
   created_timeline text default timeline_now(),        -- it is on this one until it has a leader
   deleted_at timestamptz
@@ -36,9 +36,9 @@ create table lending (
   term bigint,                                         -- of the leader that wrote last
   losses integer not null default 0,                   -- forced ends at lost_position, in a row
   lost_position bigint,
-  lost_messages bigint not null default 0,             -- skipped because they were gone
+  lost_message_count bigint not null default 0,        -- skipped because they were gone
   in_doubt jsonb,                                      -- what its holder planned last: {"grant_id", "start", "end", "hold_s", "consumed"}
-  held_until timestamptz,                              -- a free or reserved row: until then it is kept for its session
+  held_until timestamptz,                              -- a free or reserved row: until then it is reserved for its session
   consumed jsonb,                                      -- atomic: {"upto": offset, "least": epochs}, beside what lies before position
   granted_at timestamptz,
   updated_at timestamptz not null default clock_timestamp(),
@@ -61,7 +61,7 @@ create table lending_history (
   at timestamptz not null,
   group_id bigint not null,
   stream_id bigint not null,                           -- 0: of the group itself
-  event text not null,                                 -- grant, reclaim, revoke, release, finish, seize, reserve, unreserve, block, skip, takeover, delete
+  event text not null,                                 -- as docs/groups.md lists them: grant, revoke, release, force_release, ...
   reason text not null,
   grant_id bigint not null,                            -- the grant that began or ended
   borrower_id text,
@@ -70,11 +70,11 @@ create table lending_history (
   position bigint not null,
   term bigint not null,
   forced boolean not null default false,
-  until bigint,                                        -- forced: messages in [position, until) may be seen twice
+  redelivery_end bigint,                               -- forced: messages in [position, redelivery_end) may be seen twice
   -- Which transaction wrote it: numbers are drawn before the commit, and who reads on behind a number would miss a line with
   -- a lower one that commits later.
   xact xid8 default pg_current_xact_id(),
-  check (forced = (until is not null))
+  check (forced = (redelivery_end is not null))
 );
 create index lending_history_group on lending_history (group_id, history_id);
 create index lending_history_forced on lending_history (group_id, history_id) where forced;
@@ -124,7 +124,7 @@ end $$;
 
 -- How far the stream came under that grant, also when it is over; null where history has forgotten it. It waits for
 -- whoever is moving the row. A reset is written with the position that it sets, and says where the stream was.
-create function progress(p_group bigint, p_stream bigint, p_grant bigint) returns bigint
+create function read_progress(p_group bigint, p_stream bigint, p_grant bigint) returns bigint
 language plpgsql security definer set search_path from current as $$
 declare
   found_at bigint;
@@ -142,7 +142,7 @@ begin
 end $$;
 
 -- What is consumed in whole epochs under that grant, while it is in force; else null.
-create function consumed(p_group bigint, p_stream bigint, p_grant bigint) returns jsonb
+create function read_consumed_frontier(p_group bigint, p_stream bigint, p_grant bigint) returns jsonb
 language plpgsql security definer set search_path from current as $$
 declare
   found jsonb;
@@ -153,9 +153,9 @@ begin
 end $$;
 
 -- What was planned last of these streams, and how far they have come: for a session that has come back and asks what
--- became of what it had begun, and for its sink. `of_session` is whose a row is, that is held or kept; `of_grant` is null
+-- became of what it had begun, and for its sink. `of_session` is whose a row is, that is held or reserved; `of_grant` is null
 -- unless it is held.
-create function planned(p_group bigint, p_streams bigint[])
+create function read_planned_ranges(p_group bigint, p_streams bigint[])
   returns table (of_stream bigint, of_session text, of_grant bigint, reached bigint, frontier jsonb, doubt jsonb)
 language sql stable security definer set search_path from current as $$
   select l.stream_id, l.session, case when l.status = 'held' then l.grant_id end, l.position, l.consumed, l.in_doubt
@@ -163,7 +163,7 @@ language sql stable security definer set search_path from current as $$
 $$;
 
 -- The streams that a group has not consumed to their heads, also those that no leader has made a row for yet: of generations
--- that were filled under these filters. `of_session` is whose a row is, that is held or kept.
+-- that were filled under these filters. `of_session` is whose a row is, that is held or reserved.
 create function ahead_of(p_group bigint, p_open text[], p_closed text[])
   returns table (of_stream bigint, reached bigint, ends bigint, status text, of_session text)
 language plpgsql stable security definer set search_path from current as $$

@@ -9,12 +9,12 @@ create table space (
   retention_s bigint check (retention_s > 0),          -- null: keep for ever
   rollover_s bigint check (rollover_s > 0),            -- null: only when asked
   compression text not null default 'none' check (compression in ('none', 'lz4', 'zstd')),
-  epoch_numbers smallint check (epoch_numbers between 1 and 8), -- of each epoch in it; null: no epoch was ever used
-  frontier_moves bigint not null default 0,            -- how often the lower frontier has moved
+  epoch_dimensions smallint check (epoch_dimensions between 1 and 8), -- of each epoch in it; null: no epoch was ever used
+  frontier_move_count bigint not null default 0,       -- how often the lower frontier has moved
   lower_frontier jsonb,                                -- the least epochs that may still be published (epochs.sql)
-  payloads text,                                       -- the place that payloads are moved to; null: they stay here
+  payload_location text,                               -- the place that payloads are moved to; null: they stay here
   tier_after_s bigint check (tier_after_s > 0),        -- also those so old of an open generation; null: only of closed ones
-  payload_places text[] not null default '{}',         -- every place where payloads of this space may lie
+  payload_locations text[] not null default '{}',      -- every place where payloads of this space may lie
   -- The newest generation of the space, and stream, that had messages and whose rows are deleted: messages of no later one
   -- are gone without a row.
   lost_generation bigint not null default 0,
@@ -86,8 +86,8 @@ create table block (
   appended_at timestamptz not null default clock_timestamp(),
   topics text[],                                       -- a skip index; null when there are more than a few
   lower_frontier jsonb,                                -- the space's, before this block
-  epochs jsonb,                                        -- {"least": antichain, "greatest": antichain} of those in it, and whether it is
-                                                       -- "mixed": with messages without an epoch
+  epoch_bounds jsonb,                                  -- {"least": antichain, "greatest": antichain} of those in it, and whether it is
+                                                       -- "has_unset": with messages without an epoch
   codec smallint not null,
   payload bytea,
   uri text,
@@ -105,7 +105,7 @@ alter table block alter payload set storage external;
 -- Planned anew at each call: a plan for any generation locks all of them, and a server has not so many locks.
 
 -- The offset of the first message of a stream that was appended then or later; null if there is none.
-create function position_at(p_generation bigint, p_stream bigint, p_time timestamptz) returns bigint
+create function offset_at_time(p_generation bigint, p_stream bigint, p_time timestamptz) returns bigint
 language plpgsql stable set plan_cache_mode = force_custom_plan as $$
 begin
   return (

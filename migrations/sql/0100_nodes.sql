@@ -9,7 +9,7 @@ create table node (
   protocol_version integer not null,
   started_at timestamptz not null default clock_timestamp(),
   expires_at timestamptz not null,
-  notify text,                                         -- where publishers' notifications reach it; null: it looks by itself
+  notify_endpoint text,                                -- where publishers' notifications reach it; null: it looks by itself
   draining boolean not null default false              -- an operator's: lead nothing any more
 ) with (fillfactor = 50);
 
@@ -32,11 +32,11 @@ create table leadership (
   address text not null,
   term bigint not null,
   expires_at timestamptz not null,
-  step_down bigint,                                    -- an operator's: the term whose leader is to let go
-  before_node text,                                    -- who led before this term; null: nobody
-  before_incarnation text,
+  step_down_term bigint,                               -- an operator's: the term whose leader is to let go
+  previous_node text,                                  -- who led before this term; null: nobody
+  previous_incarnation text,
   timeline text,                                       -- on which it was elected, and leads
-  before_timeline text
+  previous_timeline text
 ) with (fillfactor = 50);
 
 -- What is added to the clock in whatever only grows: terms (and with them grant ids), session epochs, incarnations. What
@@ -66,7 +66,7 @@ create table session_epoch (
   one boolean primary key default true check (one),
   last bigint not null
 );
-create function draw_session_epoch() returns bigint
+create function next_session_epoch() returns bigint
 language sql security definer set search_path from current as $$
   insert into session_epoch as e (last) values ((extract(epoch from clock_timestamp()) * 1000000)::bigint + timeline_ahead())
       on conflict (one) do update set last = greatest(e.last + 1, excluded.last)

@@ -7,7 +7,7 @@ create table producer (
   incarnation bigint not null,
   sequence bigint not null,
   end_offset bigint not null,
-  refused jsonb not null default '{}',                 -- {"incarnation:sequence": outcome} of late: a retry is told the same
+  rejected jsonb not null default '{}',                -- {"incarnation:sequence": outcome} of late: a retry gets the same
   updated_at timestamptz not null default clock_timestamp(),
   primary key (producer_id, stream_id)
 ) with (fillfactor = 50);
@@ -27,11 +27,11 @@ create function is_fenced(p_producer text, p_incarnation bigint) returns boolean
 $$;
 
 -- Remember, for a retry, that a producer's block was not stored; so many blocks are not committed together.
-create function note_refusal(p_producer text, p_incarnation bigint, p_sequence bigint, p_stream bigint, p_outcome text)
+create function record_rejection(p_producer text, p_incarnation bigint, p_sequence bigint, p_stream bigint, p_outcome text)
 returns void language sql as $$
   update producer p
-     set refused = jsonb_build_object(format('%s:%s', p_incarnation, p_sequence), p_outcome) || (
-       select coalesce(jsonb_object_agg(key, value), '{}') from jsonb_each(p.refused)
+     set rejected = jsonb_build_object(format('%s:%s', p_incarnation, p_sequence), p_outcome) || (
+       select coalesce(jsonb_object_agg(key, value), '{}') from jsonb_each(p.rejected)
         where split_part(key, ':', 1)::bigint = p_incarnation and split_part(key, ':', 2)::bigint > p_sequence - 1000)
    where p.producer_id = p_producer and p.stream_id = p_stream
 $$;
@@ -52,19 +52,19 @@ create function append_block(
 ) language plpgsql as $$
 declare
   known record;
-  place record;
+  written record;
   least jsonb;
   greatest bigint;                                     -- of epochs of one number, which need no sets
   is_behind boolean;
 begin
   if p_producer is not null then
     perform pg_advisory_xact_lock_shared(producer_lock(p_producer));
-    select p.incarnation, p.sequence, p.end_offset, p.refused into known from producer p
+    select p.incarnation, p.sequence, p.end_offset, p.rejected into known from producer p
      where p.producer_id = p_producer and p.stream_id = p_stream for no key update;
     if not found then
       insert into producer (producer_id, stream_id, incarnation, sequence, end_offset)
       values (p_producer, p_stream, p_incarnation, 0, 0) on conflict do nothing;
-      select p.incarnation, p.sequence, p.end_offset, p.refused into known from producer p
+      select p.incarnation, p.sequence, p.end_offset, p.rejected into known from producer p
        where p.producer_id = p_producer and p.stream_id = p_stream for no key update;
     end if;
     if known.incarnation > p_incarnation or exists (
@@ -74,8 +74,8 @@ begin
       return;
     end if;
     if known.incarnation = p_incarnation and known.sequence >= p_sequence then
-      -- A block that was refused may lie before one that was stored with it.
-      outcome := coalesce(known.refused ->> format('%s:%s', p_incarnation, p_sequence), 'duplicate');
+      -- A block that was rejected may lie before one that was stored with it.
+      outcome := coalesce(known.rejected ->> format('%s:%s', p_incarnation, p_sequence), 'duplicate');
       end_offset := case when known.sequence = p_sequence then known.end_offset end;
       return;
     end if;
@@ -86,18 +86,19 @@ begin
      where s.stream_id = p_stream and c.producer_id = p_producer and c.incarnation = p_incarnation and c.expired_at is null;
     if not found then
       outcome := 'expired';
-      perform note_refusal(p_producer, p_incarnation, p_sequence, p_stream, outcome);
+      perform record_rejection(p_producer, p_incarnation, p_sequence, p_stream, outcome);
       return;
     end if;
     if p_epochs #> '{least,0,1}' is null then
       greatest := (p_epochs #>> '{greatest,0,0}')::bigint;
       is_behind := (p_epochs #>> '{least,0,0}')::bigint < (least #>> '{0,0}')::bigint;
     else
-      is_behind := exists (select from jsonb_array_elements(p_epochs -> 'least') as e(epoch) where not may_come(least, e.epoch));
+      is_behind := exists (
+        select from jsonb_array_elements(p_epochs -> 'least') as e(epoch) where not frontier_admits(least, e.epoch));
     end if;
     if is_behind then
       outcome := 'completed';
-      perform note_refusal(p_producer, p_incarnation, p_sequence, p_stream, outcome);
+      perform record_rejection(p_producer, p_incarnation, p_sequence, p_stream, outcome);
       return;
     end if;
   end if;
@@ -108,23 +109,23 @@ begin
                                when greatest is not null then p_epochs -> 'greatest'
                                when is_covered(p_epochs -> 'greatest', coalesce(s.upper_frontier, '[]'))
                                then s.upper_frontier
-                               else upper_frontier_with(s.upper_frontier, p_epochs -> 'greatest') end
+                               else merge_upper_frontier(s.upper_frontier, p_epochs -> 'greatest') end
     from space
    where s.stream_id = p_stream and s.state = 'open' and space.space_id = s.space_id
-    returning s.head, s.generation_id, space.lower_frontier into place;
+    returning s.head, s.generation_id, space.lower_frontier into written;
   if not found then
     outcome := 'closed';
     return;
   end if;
   insert into block (generation_id, stream_id, end_offset, count, first_timestamp, last_timestamp, topics,
-                     lower_frontier, epochs, codec, payload)
-  values (place.generation_id, p_stream, place.head, p_count, p_first, p_last, p_topics,
-          place.lower_frontier, p_epochs, p_codec, p_payload);
+                     lower_frontier, epoch_bounds, codec, payload)
+  values (written.generation_id, p_stream, written.head, p_count, p_first, p_last, p_topics,
+          written.lower_frontier, p_epochs, p_codec, p_payload);
   if p_producer is not null then
     update producer p
-       set incarnation = p_incarnation, sequence = p_sequence, end_offset = place.head, updated_at = clock_timestamp()
+       set incarnation = p_incarnation, sequence = p_sequence, end_offset = written.head, updated_at = clock_timestamp()
      where p.producer_id = p_producer and p.stream_id = p_stream;
   end if;
   outcome := 'appended';
-  end_offset := place.head;
+  end_offset := written.head;
 end $$;

@@ -42,7 +42,7 @@ end $$
 # A detach that is pending counts as done: queries do not see such a partition any more.
 DETACHED = """
 generation g join space p using (space_id) join pg_class t on t.oid = to_regclass('block_' || g.generation_id)
- where g.state = 'gone' and p.payload_places <> '{}'
+ where g.state = 'gone' and p.payload_locations <> '{}'
    and not exists (select from pg_inherits i where i.inhrelid = t.oid and not i.inhdetachpending)"""
 
 
@@ -64,7 +64,7 @@ def downgrade() -> None:
     outside, waiting = _count("block where uri is not null"), _count("payload_object")
     detached = _count(DETACHED)
     if outside or waiting or detached:
-        begun = _count("payload_object where doomed_at is null")
+        begun = _count("payload_object where orphaned_at is null")
         raise Conflict(
             f"{outside} blocks have their payload outside of Postgres, {waiting} objects there are to be deleted "
             f"({begun} of them were being written, and are nobody's after an hour), and {detached} generations that "

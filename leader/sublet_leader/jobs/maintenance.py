@@ -213,7 +213,7 @@ def _compact(connection: psycopg.Connection[Any], guard: Guard, stream_id: int) 
 
 def _with_a_place(connection: psycopg.Connection[Any]) -> list[Space]:
     """Of a space that was dropped nothing more is moved: nobody could bring it back."""
-    return [space for space in catalogue.list_spaces(connection) if space.payloads is not None]
+    return [space for space in catalogue.list_spaces(connection) if space.payload_location is not None]
 
 
 def _tier(connection: psycopg.Connection[Any], guard: Guard, space: Space) -> None:

@@ -58,8 +58,8 @@ class StreamProgress:
     """The next offset to deliver of one stream. `final`: the last word under this grant.
 
     `size`: bytes consumed under this grant so far. `lag`: messages that were left when the reader last looked; None: it
-    has not looked yet. `delivered_end`: with the last word, what lies in [position, until) was given out and is given
-    up, and may be seen again; 0: nothing. `consumed`: in a group that is atomic, what is consumed in whole epochs.
+    has not looked yet. `delivered_end`: with the last word, what lies in [position, delivered_end) was given out and is
+    given up, and may be seen again; 0: nothing. `consumed`: in an atomic group, what is consumed in whole epochs.
     `in_doubt`: what is planned; it may be begun when `ProgressSaved` says that it is written down. `read_error`: why
     what follows cannot be read for now, for people; empty: it can be, as far as is known. `poison`: with the last word,
     what follows cannot be decoded, up to before that offset, and `read_error` says why; 0: nothing of the kind."""

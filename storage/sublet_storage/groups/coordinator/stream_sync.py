@@ -25,7 +25,8 @@ from sublet_storage.groups.model.transitions import close_out, to_lending
 from sublet_storage.spaces.catalogue import read_generation_filters
 
 _FILTERS = """
-select group_id, filter, coalesce((options ->> 'atomic')::boolean, false), orders, after_generation from consumer_group
+select group_id, filter, coalesce((options ->> 'atomic')::boolean, false), desired_state, after_generation
+  from consumer_group
  where group_id = any(%(groups)s::bigint[]) and deleted_at is null"""
 
 # `oldest` says by a value what the server cannot know of a column: how few generations are newer.

@@ -28,7 +28,7 @@ TAKEOVER = "takeover"
 """The event of history that says who leads from now on; it is of the group, so its stream_id is 0."""
 
 
-CONSUMED = "consumed"
+EPOCHS_CONSUMED = "epochs_consumed"
 """The event of history that says how far a group that is atomic has consumed a space; its stream_id is 0."""
 
 
@@ -36,7 +36,7 @@ CREATE = "create"
 """The event of history that says from which progress a group was made; its stream_id is 0."""
 
 
-ORDER = "order"
+COMMAND = "command"
 """The event of history that says what an operator wants from now on; its stream_id is 0."""
 
 
@@ -280,7 +280,7 @@ class GroupResult:
 
 @dataclass(frozen=True, slots=True)
 class HistoryRecord:
-    """One line of lending_history. Of a `is_forced` move, messages in [position, until) may be seen twice.
+    """One line of lending_history. Of a `is_forced` move, messages in [position, redelivery_end) may be seen twice.
 
     `redelivery_end` is the stream's head at that moment (not below the position); None where nothing is seen twice.
     """

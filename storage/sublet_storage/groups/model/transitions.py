@@ -37,9 +37,9 @@ from sublet_protocol.domain.in_doubt import InDoubt, pending_in_doubt
 from sublet_storage.groups.model.desired_state import GroupCommand
 from sublet_storage.groups.model.options import MAX_SESSION_EXPIRY_S
 from sublet_storage.groups.model.records import (
-    CONSUMED,
+    COMMAND,
+    EPOCHS_CONSUMED,
     MAX_LOSSES,
-    ORDER,
     TAKEOVER,
     AdvancePosition,
     ChangeOutcome,
@@ -116,7 +116,7 @@ class StreamFacts:
 class HistoryEvent:
     """What history will say; grant id and holder are those of the grant that began or ended.
 
-    With `redelivery_end` the move was forced, and messages in [position, until) may be seen twice.
+    With `redelivery_end` the move was forced, and messages in [position, redelivery_end) may be seen twice.
     """
 
     name: str
@@ -275,7 +275,7 @@ def consumption_record(
     said = f"space {space}: consumed are all epochs before {format_frontier(consumed)}"
     if unfinished:
         said += f"; closed by expiry, and perhaps not whole: those of producer {', '.join(unfinished)}"
-    return HistoryRecord(now_us, group_id, 0, CONSUMED, said, 0, None, None, 0, term, is_forced=False)
+    return HistoryRecord(now_us, group_id, 0, EPOCHS_CONSUMED, said, 0, None, None, 0, term, is_forced=False)
 
 
 def apply_reset(row: LendingRow, stream: StreamFacts, position: int, reason: str, now_us: int) -> Transition:
@@ -294,7 +294,7 @@ def apply_reset(row: LendingRow, stream: StreamFacts, position: int, reason: str
 def command_record(group_id: int, order: GroupCommand, term: int, now_us: int, who: str = "") -> HistoryRecord:
     """The line of history for what an operator, `who`, wants from now on; `term`: of who led last."""
     return HistoryRecord(
-        now_us, group_id, 0, ORDER, reason_with_user(str(order), who), 0, None, None, 0, term, is_forced=False
+        now_us, group_id, 0, COMMAND, reason_with_user(str(order), who), 0, None, None, 0, term, is_forced=False
     )
 
 
@@ -420,7 +420,7 @@ def _seize(entry: ForceRelease, row: LendingRow, stream: StreamFacts, now_us: in
     if losses >= MAX_LOSSES and after.status is not LendingStatus.RESERVED:
         why = f"{entry.reason}; lost {losses} times at offset {row.position}"
         return replace(_block(counted, why, now_us, _twice(row, stream)), outcome=ChangeOutcome.APPLIED)
-    return _given_up("seize", row, after, entry.reason, _twice(row, stream))
+    return _given_up("force_release", row, after, entry.reason, _twice(row, stream))
 
 
 def _poisoned(entry: ReleaseStream, row: LendingRow, stream: StreamFacts, now_us: int) -> Transition:
