@@ -69,7 +69,7 @@ def test_any_node_tells_of_any_group_what_the_command_line_tells(stage: Stage) -
     assert {name: each["http_address"] for name, each in listed.items()} == {n: h.address for n, h in nodes.items()}
     assert listed[leader]["leads"] == 1
     assert nodes["n2"].get("/api/v1/node")["state"] == "ok"
-    eventually(lambda: 0 in nodes["n2"].get("/api/v1/group", subscription=ALL)["curve"], WAIT_S)
+    eventually(lambda: 0 in nodes["n2"].get("/api/v1/group", subscription=ALL)["lag_history"], WAIT_S)
 
 
 def test_groups_are_searched_sorted_and_paged(stage: Stage) -> None:

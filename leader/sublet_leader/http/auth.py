@@ -84,7 +84,7 @@ class AdminGuard:
 def _record(request: Request, reported: dict[str, Any], status: int) -> None:
     fields = {"action": _action(request), "client": request.client, "status": status}
     if "subscription" in reported:
-        fields["group"] = reported["subscription"]
+        fields["subscription"] = reported["subscription"]
     text = "by the admin token from %s: %s %.300s: %s (%d)"
     outcome = "done" if status == 200 else "refused" if status < 500 else "failed"
     log.info(text, request.client, _action(request), reported, outcome, status, extra={"fields": fields})

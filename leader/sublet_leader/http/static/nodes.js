@@ -18,7 +18,7 @@ export class NodesPage {
     show(this.own, checks(node), element("dl", { class: "facts" }, facts(node)));
     const found = await get("nodes");
     show(this.all, table("Nodes", [{ name: "Node" }, { name: "State" }, { name: "Leads", number: true },
-      { name: "Lease", number: true }, { name: "Address" }, { name: "HTTP" }, { name: "News" }, { name: "Started" }],
+      { name: "Lease", number: true }, { name: "Address" }, { name: "HTTP" }, { name: "Notifications" }, { name: "Started" }],
     found.nodes.map(line), "cards"));
   }
 }
@@ -27,7 +27,7 @@ function line(node) {
   const state = !node.lives ? "gone" : node.draining ? "draining" : "ok";
   const http = node.http_address ? element("a", { href: `http://${node.http_address}/`, rel: "noreferrer" }, node.http_address) : null;
   return [node.name, badge(state), whole(node.leads), node.lives ? seconds(node.remaining_s) : null, node.address, http,
-    node.notify ? node.notify.split(":")[0] : "poll", new Date(node.started_at).toLocaleString("en-GB")];
+    node.notify_endpoint ? node.notify_endpoint.split(":")[0] : "poll", new Date(node.started_at).toLocaleString("en-GB")];
 }
 
 function checks(node) {
