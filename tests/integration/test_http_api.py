@@ -239,7 +239,7 @@ def test_the_log_tells_who_did_what_with_what_outcome_and_who_was_refused(databa
         assert post(node, "delete", named)[0] == 200
         lines = [json.loads(line) for line in process.err.splitlines()]
     reported = [
-        (line["level"], line["action"], line["status"], line.get("group"), line["client"])
+        (line["level"], line["action"], line["status"], line.get("subscription"), line["client"])
         for line in lines
         if "action" in line
     ]
