@@ -43,7 +43,7 @@ which all take turns. Beside each stands one `select count(*)` of all rows of le
 second for each; as the table shows ratios, what a second is beside that count stands as the limit."""
 
 _GROUPS = """
-insert into consumer_group (kind, name, filter, start, after_generation)
+insert into consumer_group (kind, name, filter, starting_position, after_generation)
 select 'share', 'team' || to_char(i, 'FM00000'), '#', 'earliest', (select max(generation_id) from generation)
   from generate_series(1, %s) i"""
 

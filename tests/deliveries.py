@@ -22,8 +22,8 @@ class Verdict:
 
 
 def judge(published: Mapping[int, int], delivered: Iterable[Delivered], history: Iterable[HistoryRecord]) -> Verdict:
-    """`published`: {stream: head}. A repeat is explained only within [position, until) of a forced move that ended the
-    grant under which the offset was delivered before."""
+    """`published`: {stream: head}. A repeat is explained only within [position, redelivery_end) of a forced move that
+    ended the grant under which the offset was delivered before."""
     windows = {
         (h.stream_id, h.grant_id): range(h.position, h.redelivery_end) for h in history if h.redelivery_end is not None
     }

@@ -167,7 +167,7 @@ def s3_server() -> Iterator[S3Server]:
 
 def a_space(conn: psycopg.Connection[Any], world: PlaceWorld, **settings: Any) -> Space:
     """The space `eu` of one stream, with that place."""
-    return create_space(conn, "eu", "eu/#", **{"shards": 1, "payloads": world.uri, **settings})
+    return create_space(conn, "eu", "eu/#", **{"shards": 1, "payload_location": world.uri, **settings})
 
 
 def fill(conn: psycopg.Connection[Any], stream_id: int, blocks: int, first: int = 0, size: int = VALUE) -> None:
@@ -188,7 +188,7 @@ def move(conn: psycopg.Connection[Any], space: Space) -> int:
 
 
 def swept(conn: psycopg.Connection[Any], grace_s: float = 0.0) -> int:
-    """Delete what is doomed; how many. Without a grace: who tests does not wait for days."""
+    """Delete what is orphaned; how many. Without a grace: who tests does not wait for days."""
     return registry.delete_expired_objects(conn, grace_s=grace_s)
 
 

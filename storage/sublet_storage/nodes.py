@@ -46,12 +46,13 @@ class NodeEntry:
 
 
 _REGISTER = """
-insert into node as n (name, incarnation, address, http_address, protocol_version, notify, expires_at)
-values (%(name)s, %(incarnation)s, %(address)s, %(http)s, %(version)s, %(notify)s,
+insert into node as n (name, incarnation, address, http_address, protocol_version, notify_endpoint, expires_at)
+values (%(name)s, %(incarnation)s, %(address)s, %(http)s, %(version)s, %(notify_endpoint)s,
         clock_timestamp() + make_interval(secs => %(lease_duration_s)s))
 on conflict (name) do update
    set incarnation = excluded.incarnation, address = excluded.address, http_address = excluded.http_address,
-       protocol_version = excluded.protocol_version, notify = excluded.notify, expires_at = excluded.expires_at,
+       protocol_version = excluded.protocol_version, notify_endpoint = excluded.notify_endpoint,
+       expires_at = excluded.expires_at,
        draining = n.draining and n.incarnation = excluded.incarnation,
        started_at = case when n.incarnation = excluded.incarnation then n.started_at else excluded.started_at end
  where n.incarnation = excluded.incarnation or n.expires_at <= clock_timestamp()
@@ -65,7 +66,7 @@ select name, incarnation, address from node where expires_at > clock_timestamp()
 
 _ALL = """
 select name, incarnation, address, http_address, protocol_version, started_at,
-       extract(epoch from expires_at - clock_timestamp())::float8, notify, draining
+       extract(epoch from expires_at - clock_timestamp())::float8, notify_endpoint, draining
   from node order by name"""
 
 _LED = """
@@ -73,7 +74,8 @@ select incarnation, count(*) from leadership
  where leadership_id <> 0 and expires_at > clock_timestamp() group by incarnation"""
 
 _ENDPOINTS = """
-select distinct notify from node where expires_at > clock_timestamp() and notify is not null order by notify"""
+select distinct notify_endpoint from node
+ where expires_at > clock_timestamp() and notify_endpoint is not null order by notify_endpoint"""
 
 
 def register(
@@ -82,10 +84,10 @@ def register(
     lease_s: float,
     protocol_version: int,
     http_address: str | None = None,
-    notify: str | None = None,
+    notify_endpoint: str | None = None,
 ) -> None:
-    """List the node for `lease_duration_s`; the same incarnation again changes its addresses and renews. `notify`: the
-    endpoint of its notification driver.
+    """List the node for `lease_duration_s`; the same incarnation again changes its addresses and renews.
+    `notify_endpoint`: that of its notification driver.
 
     Raises `NodeNameTaken` while another incarnation's lease on the name lives, with the seconds it has left: wait as
     long and try again; if the other has renewed meanwhile, it is alive.
@@ -96,7 +98,7 @@ def register(
         "address": node.address,
         "http": http_address,
         "version": protocol_version,
-        "notify": notify,
+        "notify_endpoint": notify_endpoint,
         "lease_duration_s": lease_s,
     }
     while conn.execute(_REGISTER, parameters).fetchone() is None:

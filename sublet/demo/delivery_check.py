@@ -82,7 +82,7 @@ def read_delivered_batches(directory: Path) -> list[DeliveredBatch]:
                 said = json.loads(line)
                 attempts.append(
                     DeliveredBatch(
-                        file.stem, said["stream"], said["grant"], tuple(said["offsets"]), tuple(said["rows"])
+                        file.stem, said["stream"], said["grant_id"], tuple(said["offsets"]), tuple(said["rows"])
                     )
                 )
     return attempts
@@ -147,7 +147,7 @@ def _explain(
         findings.duplicate_ranges.append(
             {
                 "stream": stream,
-                "grant": grant,
+                "grant_id": grant,
                 "from": min(offsets),
                 "to": max(offsets) + 1,
                 "messages": len(offsets),

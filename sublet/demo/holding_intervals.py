@@ -44,7 +44,7 @@ def _begun(record: HistoryRecord, began_us: int, moved_from: str | None) -> dict
         "stream": record.stream_id,
         "holder": worker_of(record.agent or ""),
         "moved_from": moved_from,
-        "grant": record.grant_id,
+        "grant_id": record.grant_id,
         "from_s": _seconds(record, began_us),
         "until_s": None,
         "from_offset": record.position,

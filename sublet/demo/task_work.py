@@ -15,7 +15,7 @@ def record_and_work(directory: str, seconds_per_message: float, batch: Any) -> N
     """Write down every message that is delivered, in this process's own file, before progress can be reported."""
     line = {
         "stream": batch.stream_id,
-        "grant": batch.grant_id,
+        "grant_id": batch.grant_id,
         "offsets": batch.table.column("offset").to_pylist(),
         "rows": rows_of(batch.table.column("value")),
         "at": time.time(),

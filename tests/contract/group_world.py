@@ -256,7 +256,7 @@ overriding system value values (%s, %s, %s, %s, %s, %s, %s, %s::bigint[], %s)
    set state = excluded.state, head = excluded.head, upper_frontier = excluded.upper_frontier
  where (stream.state, stream.head) <> (excluded.state, excluded.head)"""
 _BLOCK = """
-insert into block (generation_id, stream_id, end_offset, count, first_timestamp, last_timestamp, appended_at, epochs,
-                   codec, uri, uri_bytes)
+insert into block (generation_id, stream_id, end_offset, count, first_timestamp, last_timestamp, appended_at,
+                   epoch_bounds, codec, uri, uri_bytes)
 select %s, %s, %s, %s, now(), now(), timestamptz 'epoch' + %s * interval '1 microsecond', %s, 0, 'nowhere', 1
     on conflict do nothing"""

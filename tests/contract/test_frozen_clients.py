@@ -102,8 +102,8 @@ def test_a_consumer_stopped_between_its_progress_and_its_commit_gives_its_stream
     stopped = Process("tests.processes.committing", postgres.url, *facts, number, log=tmp_path / "log")
     try:
         eventually(lambda: "advanced" in stopped.output(), 60.0, stopped.output)
-        seize = ForceRelease(stream, held.grant_id, "silent")
-        eventually(lambda: postgres.apply(group, term, seize).outcome is ChangeOutcome.APPLIED, 60.0)
+        force_release = ForceRelease(stream, held.grant_id, "silent")
+        eventually(lambda: postgres.apply(group, term, force_release).outcome is ChangeOutcome.APPLIED, 60.0)
         stopped.signal(signal.SIGCONT)
         eventually(lambda: not stopped.alive, 30.0)
         assert stopped.returncode == (0 if number == "SIGSTOP" else -signal.SIGKILL), stopped.output()

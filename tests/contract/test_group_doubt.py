@@ -57,7 +57,7 @@ class Etl:
         assert answer.lending is not None
         return answer.lending
 
-    def end(self, word: str = "seize") -> Lending:
+    def end(self, word: str = "force_release") -> Lending:
         if word == "release":
             return self.apply(ReleaseStream(self.stream, self.grant_id, 2, "leave"))
         return self.apply(ForceRelease(self.stream, self.grant_id, "silent"))
@@ -90,7 +90,7 @@ def test_what_is_planned_is_in_the_row_and_stays_there(world: World) -> None:
     assert etl.row().in_doubt == planned
 
 
-@pytest.mark.parametrize("word", ["release", "seize"])
+@pytest.mark.parametrize("word", ["release", "force_release"])
 def test_it_is_reserved_for_its_session_when_the_grant_ends(world: World, word: str) -> None:
     etl = Etl(world)
     ended = etl.end(word)
@@ -155,7 +155,7 @@ def test_nobody_is_waited_for_who_cannot_come_back(
     etl = Etl(world, session, epoch, hold_s)
     freed = etl.end()
     assert (freed.status, freed.in_doubt, freed.position) == (FREE, None, 2)
-    assert etl.last_event()[:3] == ("seize", 2, 10)
+    assert etl.last_event()[:3] == ("force_release", 2, 10)
 
 
 def test_the_hold_is_bounded(world: World) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier, LowerFrontier
 from sublet_storage.groups.model.records import (
-    CONSUMED,
+    EPOCHS_CONSUMED,
     MAX_LOSSES,
     AdvancePosition,
     ChangeOutcome,
@@ -34,7 +34,7 @@ def reached(world: World, group: Group, term: int) -> list[int]:
 
 
 def announced(world: World, group: Group) -> list[str]:
-    return [line.reason for line in world.store.history(group.group_id) if line.event == CONSUMED]
+    return [line.reason for line in world.store.history(group.group_id) if line.event == EPOCHS_CONSUMED]
 
 
 @pytest.mark.conforms("S2", "S5")
@@ -286,7 +286,7 @@ def test_an_epoch_that_was_closed_because_its_publisher_died_is_announced_as_suc
         ("back", 6, 6, "null"),
     ):
         world.connection.execute(
-            "insert into capability (space_id, producer_id, incarnation, least, begun, expires_at, expired_at)"
+            "insert into capability (space_id, producer_id, incarnation, least, upper_frontier, expires_at, expired_at)"
             f" values (1, %s, %s, %s, %s, now(), {gone})",
             (producer, least, f"[[{least}]]", f"[[{begun}]]"),
         )

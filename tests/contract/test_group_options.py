@@ -47,7 +47,7 @@ def positions(world: World, group: Group) -> dict[int, int]:
 def lost_messages(world: World, group: Group) -> dict[int, int]:
     """As the store has them, finished rows included."""
     if isinstance(world, PostgresWorld):
-        sql = "select stream_id, lost_messages from lending where group_id = %s"
+        sql = "select stream_id, lost_message_count from lending where group_id = %s"
         return dict(world.connection.execute(sql, (group.group_id,)).fetchall())
     return {row.stream_id: row.lost_message_count for row in world.store.rows(group.group_id).values()}  # type: ignore[attr-defined]
 
@@ -325,7 +325,7 @@ def test_orders_are_kept_and_are_told_with_a_renewal_and_recorded_once(world: Wo
     world.store.apply_command(SHARE, ResumeGroup())
     world.store.apply_command(SHARE, SetSessionWeight("s", None))
     assert world.write(group, term, renew=True).desired_state == GroupDesiredState()
-    lines = [line for line in world.store.history(group.group_id) if line.event == "order"]
+    lines = [line for line in world.store.history(group.group_id) if line.event == "command"]
     assert [line.reason for line in lines] == [
         "paused: the sink is repaired",
         "weight of session 's': 2.5",
@@ -348,6 +348,6 @@ def test_orders_to_a_group_that_nobody_leads_are_recorded_without_a_term(world: 
     group = world.declare()
     world.store.apply_command(SHARE, PauseGroup())
     (line,) = world.store.history(group.group_id)
-    assert (line.event, line.reason, line.term) == ("order", "paused", 0)
+    assert (line.event, line.reason, line.term) == ("command", "paused", 0)
     again = world.store.declare_group(SHARE, group.options)
     assert again.desired_state.pause_reason == ""

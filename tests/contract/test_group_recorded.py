@@ -38,7 +38,7 @@ def test_a_commit_answers_with_the_lines_of_history_that_it_wrote(world: World) 
     ]
     ours, theirs = world.store.commit(batch)
     assert [(line.event, line.stream_id) for line in ours.history] == [
-        ("seize", first),
+        ("force_release", first),
         ("revoke", second),
         ("grant", third),
     ]

@@ -303,7 +303,7 @@ def test_by_epoch_a_group_goes_on_from_the_first_block_that_has_it_and_an_atomic
     world.complete(5)
     assert reset_plan.plan_reset(world.connection, plain, ResetTarget.at_epoch(3))[0].after == 20
     assert reset_plan.plan_reset(world.connection, plain, ResetTarget.at_epoch(9))[0].after == 40
-    world.connection.execute("update space set epoch_numbers = 1")
+    world.connection.execute("update space set epoch_dimensions = 1")
     reset(world, atomic, ResetTarget.at_epoch(2))
     term = world.lead(atomic)
     assert world.row(atomic, term, stream).consumed == ConsumedFrontier(10, LowerFrontier(((2,),)))
@@ -328,7 +328,7 @@ def test_of_an_atomic_group_nothing_is_reset_that_would_leave_epochs_out(postgre
     ):
         with pytest.raises(UsageError, match="is atomic"):
             reset(world, group, target, *streams)
-    world.connection.execute("update space set epoch_numbers = 1")
+    world.connection.execute("update space set epoch_dimensions = 1")
     with pytest.raises(InvalidEpoch, match="have 1 number, and this one has 2"):
         reset(world, group, ResetTarget.at_epoch((3, 1)))
     assert places(world, group) == {stream: (FREE, 0)}

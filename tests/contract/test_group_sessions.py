@@ -41,7 +41,7 @@ def takeovers(world: World, group_id: int) -> list[tuple[str, int]]:
 # --- kept for a session -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("word", ["release", "seize"])
+@pytest.mark.parametrize("word", ["release", "force_release"])
 def test_a_row_is_kept_for_its_session_for_so_long(world: World, word: str) -> None:
     (stream,) = world.add_space()
     group = world.group()

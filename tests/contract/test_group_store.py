@@ -455,7 +455,7 @@ def test_a_seizure_names_from_where_messages_may_be_seen_twice(world: World) -> 
         FREE,
         3,
     )
-    assert events(world, group)[-1] == ("seize", 3, True)
+    assert events(world, group)[-1] == ("force_release", 3, True)
     assert granted(world, group, term, stream).grant_id > held.grant_id
 
 

@@ -53,7 +53,7 @@ def test_progress_to_the_end_of_a_closed_stream_finishes_it_for_ever(world: Worl
 
 
 @pytest.mark.conforms("E21")
-@pytest.mark.parametrize("last_word", ["release", "seize"])
+@pytest.mark.parametrize("last_word", ["release", "force_release"])
 def test_the_end_of_a_grant_at_the_end_of_a_stream_finishes_it(world: World, last_word: str) -> None:
     (stream,) = world.add_space()
     group = world.group()

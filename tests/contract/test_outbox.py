@@ -427,12 +427,12 @@ def test_a_row_that_nobody_could_publish_is_set_aside_and_stops_no_other(conn: p
     moved = [Outbox(conn, free).move() for _ in range(3)]
     assert sum(each.messages for each in moved) == 2
     assert values(conn) == [b"first", b"last"]
-    reasons = [row[0] for row in conn.execute("select reason from outbox_refused order by outbox_id")]
+    reasons = [row[0] for row in conn.execute("select reason from outbox_rejected order by outbox_id")]
     assert reasons == [why for each in moved for why in each.rejected.values()]
     for expected, reason in zip(bad, reasons, strict=True):
         assert expected in reason
     assert read_backlog(conn) == OutboxBacklog(0, None, len(bad))
-    retained = conn.execute("select topic, value, \"timestamp\" = 'infinity' from outbox_refused").fetchall()
+    retained = conn.execute("select topic, value, \"timestamp\" = 'infinity' from outbox_rejected").fetchall()
     assert retained[0] == ("a/#", b"v", None)
 
 

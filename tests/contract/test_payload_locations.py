@@ -447,14 +447,14 @@ def test_a_space_whose_place_changes_is_read_from_both_and_can_come_back(
 ) -> None:
     move(conn, space)
     other = LocalWorld(tmp_path / "other")
-    space = alter_space(conn, "eu", payloads=other.uri)
+    space = alter_space(conn, "eu", payload_location=other.uri)
     later = stream_of(conn, "eu")
     fill(conn, later, 3, size=70_000)
     rollover(conn, "eu")
     before = [read(conn, stream), read(conn, later)]
     assert move(conn, space) == len(other.names()) == 3
     assert [read(conn, stream), read(conn, later)] == before
-    alter_space(conn, "eu", payloads=None)
+    alter_space(conn, "eu", payload_location=None)
     assert restore.restore_payloads(conn, space.space_id) == BLOCKS + 3
     assert outside(conn) == set()
     assert swept(conn) == BLOCKS + 3
@@ -472,7 +472,7 @@ def test_what_cannot_be_brought_back_holds_up_nothing_else(
     lost = name_at(conn, world, 8)
     before, entire = [read(conn, stream), read(conn, later)], world.read(lost)
     world.remove(lost)
-    alter_space(conn, "eu", payloads=None)
+    alter_space(conn, "eu", payload_location=None)
     with pytest.raises(PayloadDamaged, match=rf"^{BLOCKS + 2} payloads are back in Postgres, and 1 are not.*{lost}"):
         restore.restore_payloads(conn, space.space_id)
     assert [each.rpartition("/")[2] for each in outside(conn)] == [lost.rpartition("/")[2]]
@@ -490,7 +490,7 @@ def test_a_mover_that_has_not_heard_that_the_place_was_taken_away_moves_nothing(
     move(conn, space)
     fill(conn, stream_of(conn, "eu"), 3, size=70_000)
     rollover(conn, "eu")
-    _meanwhile(monkeypatch, lambda: alter_space(conn, "eu", payloads=None))
+    _meanwhile(monkeypatch, lambda: alter_space(conn, "eu", payload_location=None))
     assert tiering.tier_space(conn, space).blocks == 0
     assert len(outside(conn)) == BLOCKS
     assert registry.delete_expired_objects(conn) == 3, "nobody names these"
@@ -505,15 +505,15 @@ def test_another_way_to_the_same_place_is_the_way_to_what_is_there(conn: psycopg
     assert move(conn, space) > 0
     before = read(conn, stream)
     other = f"{world.uri}&region=eu-1"
-    assert alter_space(conn, "eu", payloads=other).payloads == str(parse_location(other))
-    assert conn.execute("select payload_places from space where name = 'eu'").fetchall() == [
+    assert alter_space(conn, "eu", payload_location=other).payload_location == str(parse_location(other))
+    assert conn.execute("select payload_locations from space where name = 'eu'").fetchall() == [
         ([str(parse_location(other))],)
     ]
     assert read(conn, stream) == before
     wrong = f"{world.uri.partition('?')[0]}?endpoint_override=127.0.0.1:{free_port()}&scheme=http"
     with pytest.raises(InvalidSetting, match=r"these options must lead to them: .*Correct the options.*nothing was"):
-        alter_space(conn, "eu", payloads=wrong)
-    assert find_space(conn, "eu").payloads == str(parse_location(other))
+        alter_space(conn, "eu", payload_location=wrong)
+    assert find_space(conn, "eu").payload_location == str(parse_location(other))
     assert read(conn, stream) == before
 
 

@@ -73,7 +73,7 @@ def listening(
     received = Received(through or url, driver, **how)
     try:
         with connect(url) as conn:
-            register(conn, node, 60, 1, notify=received.subscriber.endpoint)
+            register(conn, node, 60, 1, notify_endpoint=received.subscriber.endpoint)
             assert received.subscriber.wait_caught_up(10)
             yield received
             deregister(conn, node)

@@ -203,7 +203,7 @@ def test_epochs_are_published_and_completed_by_coroutines_too(database: str) -> 
             with pytest.raises(EpochCompleted):
                 await publisher.in_epoch(7)
         with connect(database) as connection:
-            found = connection.execute("select epochs from block where epochs is not null").fetchall()
+            found = connection.execute("select epoch_bounds from block where epoch_bounds is not null").fetchall()
             found += connection.execute("select lower_frontier from space").fetchall()
             return [each for (each,) in found]
 

@@ -13,7 +13,7 @@ import pytest
 
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.db.connect import connect
-from sublet_storage.groups.model.records import CONSUMED, GroupOptions
+from sublet_storage.groups.model.records import EPOCHS_CONSUMED, GroupOptions
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.spaces import reshard
 from tests.integration.sharing_kit import ALL, WAIT_S, Stage
@@ -171,7 +171,7 @@ def _check_announcements(stage: Stage, epochs: dict[tuple[int, int], int]) -> No
     """History says each step of the frontier once, and after all before it was delivered; consumers hear the same."""
 
     def steps() -> list[tuple[int, int]]:
-        lines = [line for line in stage.scene.history() if line.event == CONSUMED]
+        lines = [line for line in stage.scene.history() if line.event == EPOCHS_CONSUMED]
         return [(int(line.reason.rsplit(" ", 1)[1]), line.at_us) for line in lines]
 
     eventually(lambda: steps() and steps()[-1][0] == LAST + 1, WAIT_S, lambda: f"{steps()}{stage.said()}")

@@ -323,7 +323,7 @@ def test_a_database_that_cannot_be_reached_is_named_without_its_password(opens: 
     ("version", "reported"),
     [
         (None, "has no sublet tables, this program needs version 0001. Run `sublet migrate`"),
-        ("0000", "is at version 0000, older than this program's 0001. Run `sublet migrate`"),
+        ("0003", "is at version 0003, of before the first release, 0001: nothing leads from it to this"),
         ("9999", "is at version 9999, newer than this program's 0001. Upgrade sublet here"),
     ],
 )

@@ -236,7 +236,7 @@ def test_nodes_that_are_gone_are_listed_as_such(database: str, conn: psycopg.Con
         reported = shell.run("nodes", "list").out
         assert "gone" in reported
         assert " poll " in reported
-        register(conn, NodeRef("n2", "a life of n2", "127.0.0.1:2"), 60, PROTOCOL_VERSION, notify="postgres:")
+        register(conn, NodeRef("n2", "a life of n2", "127.0.0.1:2"), 60, PROTOCOL_VERSION, notify_endpoint="postgres:")
         reported = shell.run("nodes", "list").out
         assert (" postgres " in reported, "postgres:" in reported) == (True, False)
 

@@ -209,7 +209,7 @@ def test_a_given_database_is_not_migrated_unasked_and_a_newer_one_is_refused(emp
             refused(shell.run(*command), CONFLICT, "has no sublet tables", "Run `sublet migrate`")
         assert shell.run("migrate", "--json").object == {"schema": "sublet", "from": None, "to": SCHEMA_VERSION}
         assert shell.run("publish", "a", stdin="x").code == 0
-        for version, reported in (("0000", "older than this program"), ("9999", "newer than this program")):
+        for version, reported in (("0003", "Make it anew"), ("9999", "newer than this program")):
             with connect(empty_database) as conn:
                 conn.execute("update alembic_version set version_num = %s, compatible_from = null", (version,))
             refused(shell.run("tail", "#"), CONFLICT, f"is at version {version}", reported)

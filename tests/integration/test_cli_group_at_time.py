@@ -74,7 +74,7 @@ def test_after_whatever_ends_a_grant_nobody_has_the_stream() -> None:
     def line(event: str) -> HistoryRecord:
         return HistoryRecord(0, 1, 2, event, "", 3, "b", "a", 0, 4, is_forced=False)
 
-    ends = ("release", "finish", "seize", "reserve", "unreserve", "block", "skip", "reset", "delete")
+    ends = ("release", "finish", "force_release", "reserve", "unreserve", "block", "skip", "reset", "delete")
     assert [event for event in (*ends, "grant", "reclaim", "revoke") if has_owner(line(event))] == [
         "grant", "reclaim", "revoke",
     ]  # fmt: skip

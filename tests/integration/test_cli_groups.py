@@ -198,7 +198,7 @@ def test_kept_streams_and_what_may_have_been_seen_twice_are_shown(shell: Shell, 
     assert (by_stream[moved.stream_id]["reserved_s"], by_stream[moved.stream_id]["session"]) == (None, None)
     (forced,) = reported["forced_moves"]
     assert (forced["stream_id"], forced["event"], forced["position"], forced["redelivery_end"], forced["agent"]) == (
-        moved.stream_id, "seize", 1, moved.head, "host:2:x"
+        moved.stream_id, "force_release", 1, moved.head, "host:2:x"
     )  # fmt: skip
     assert forced["reason"] == "evicted: unheard of"
     prose = shell.run("groups", "describe", GROUP).out
@@ -260,22 +260,34 @@ def test_history_shows_who_led_and_had_what_and_why(shell: Shell, writer: Writer
     reported = done(shell.run("groups", "history", GROUP, "--json"))
     assert (reported["subscription"], reported["group_id"]) == (GROUP, writer.group_id)
     assert [(line["event"], line["stream_id"]) for line in reported["history"]] == [
-        ("takeover", None), ("grant", first.stream_id), ("revoke", first.stream_id), ("seize", first.stream_id),
+        ("takeover", None), ("grant", first.stream_id), ("revoke", first.stream_id), ("force_release", first.stream_id),
         ("grant", second.stream_id),
     ]  # fmt: skip
-    takeover, _, revoke, seize, _ = reported["history"]
+    takeover, _, revoke, force_release, _ = reported["history"]
     assert (takeover["reason"], takeover["term"]) == ("node n9 leads; first leader", writer.term)
     assert (revoke["reason"], revoke["session"], revoke["grant_id"]) == ("balance", "etl", ours.grant_id)
-    assert (seize["forced"], seize["position"], seize["redelivery_end"]) == (True, 0, first.head)
+    assert (force_release["forced"], force_release["position"], force_release["redelivery_end"]) == (
+        True,
+        0,
+        first.head,
+    )
     one = done(shell.run("groups", "history", GROUP, "--stream", str(first.stream_id), "--limit", "2", "--json"))
-    assert [line["event"] for line in one["history"]] == ["revoke", "seize"]
+    assert [line["event"] for line in one["history"]] == ["revoke", "force_release"]
     assert (reported["total"], one["total"]) == (5, 3)
     cut, entire = (shell.run("groups", "history", GROUP, "--limit", limit) for limit in ("4", "5"))
     assert (len(cut.out.splitlines()), cut.err) == (5, "4 newest of 5 lines: --limit 5 shows more.\n")
     assert (len(entire.out.splitlines()), entire.err) == (6, "")
     table = shell.run("groups", "history", GROUP).out.splitlines()
     assert table[0].split() == ["AT", "EVENT", "STREAM", "POSITION", "TWICE", "OWNER", "REASON"]
-    assert table[4].split()[1:] == ["seize", str(first.stream_id), "0", "[0,", f"{first.head})", "etl", "deadline"]
+    assert table[4].split()[1:] == [
+        "force_release",
+        str(first.stream_id),
+        "0",
+        "[0,",
+        f"{first.head})",
+        "etl",
+        "deadline",
+    ]
     assert len(table) == 6
 
 

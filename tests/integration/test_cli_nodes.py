@@ -81,7 +81,7 @@ def test_drained_and_asked_to_step_down_nodes_hand_over_and_consumers_notice_not
     assert [line for line in history if line["forced"]] == []
     with connect(database) as conn:
         ((user,),) = conn.execute("select session_user").fetchall()
-    ordered = [line["reason"] for line in history if line["event"] == "order"]
+    ordered = [line["reason"] for line in history if line["event"] == "command"]
     assert ordered[-1] == f"node n2 is to step down, by database user {user}"
     drained = f"node n1 is to lead nothing any more, by database user {user}"
     for group, node in before.items():

@@ -216,7 +216,7 @@ def test_who_keeps_what_it_holds_loses_nothing(shell: Shell, conn: psycopg.Conne
     assert shell.run("spaces", "rollover", "orders").code == 0
     conn.execute("update generation set closed_at = closed_at - interval '6 days' where state = 'closed'")
     reported = done(shell.run(*DROP, "--keep", "--yes", "--json"))
-    assert (reported["dropped"], reported["kept"], reported["messages"]) == (True, True, 20)
+    assert (reported["dropped"], reported["retained"], reported["messages"]) == (True, True, 20)
     assert "orders" not in {space.name for space in list_spaces(conn)}
     assert apply_retention(conn) == [], "its retention is not over"
     listed = done(shell.run("spaces", "list", "--json"))

@@ -183,7 +183,7 @@ def test_what_cannot_be_merged_is_not_looked_at_in_each_pass(
             if kind == "apart":
                 append(conn, [BlockAppend(stream, block(*[b"big"] * 800))])
     if kind == "of different epochs":
-        conn.execute("update block set epochs = to_jsonb(end_offset)")
+        conn.execute("update block set epoch_bounds = to_jsonb(end_offset)")
     before = blocks(conn)
     assert fragmented_streams(conn, at_least=10, older_than_s=0) == []
     assert compact_stream(conn, stream, older_than_s=0) == 0

@@ -44,7 +44,7 @@ def conn(database: str) -> Iterator[Connection]:
 @pytest.fixture
 def listened(conn: Connection) -> None:
     """Some node is told by LISTEN and NOTIFY."""
-    register(conn, NODE, 600, 1, notify="postgres:")
+    register(conn, NODE, 600, 1, notify_endpoint="postgres:")
 
 
 @contextmanager
@@ -87,10 +87,10 @@ def count(conn: Connection, view: LiteralString, which: LiteralString) -> int:
 
 @pytest.mark.conforms("D1", "D11")
 def test_only_so_many_listen_and_only_where_a_node_hears_the_same_way(database: str, conn: Connection) -> None:
-    register(conn, NodeRef("other", "x", "h:1"), 600, 1, notify="poll:")
+    register(conn, NodeRef("other", "x", "h:1"), 600, 1, notify_endpoint="poll:")
     with connect(database) as one:
         assert not acquire_listener_slot(one)
-    register(conn, NODE, 600, 1, notify="postgres:")
+    register(conn, NODE, 600, 1, notify_endpoint="postgres:")
     with ExitStack() as places:
         for _ in range(DEFAULT_LISTENER_SLOTS):
             assert acquire_listener_slot(places.enter_context(connect(database)))
@@ -134,7 +134,7 @@ def test_what_is_published_is_heard_by_who_listens_and_nothing_stays_behind(data
 def test_the_places_are_of_the_database_whichever_schema(
     database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    register(conn, NODE, 600, 1, notify="postgres:")
+    register(conn, NODE, 600, 1, notify_endpoint="postgres:")
     conn.execute("create schema other; create table other.node (like sublet.node); insert into other.node table node")
     with ExitStack() as taken:
         monkeypatch.setenv("SUBLET_SCHEMA", "other")
@@ -220,7 +220,7 @@ def test_an_invention_makes_a_session_look_once_and_it_goes_on(database: str, tm
         stage.serve("n1")
         nodes = [address_of(stage.fleet.nodes["n1"])]
         with connect(database) as conn:
-            register(conn, NODE, 600, 1, notify="postgres:")  # the session's own node hears nothing
+            register(conn, NODE, 600, 1, notify_endpoint="postgres:")  # the session's own node hears nothing
         with (
             connect(database) as conn,
             Session("$share/g/t", database, nodes=nodes, settings=BorrowerSettings().scaled(SPEED)) as session,

@@ -169,9 +169,9 @@ def test_blocks_and_streams_say_what_epochs_they_have(conn: psycopg.Connection[A
     assert sent(conn, A, 2, (1, 1)) is AppendOutcome.APPENDED
     hold(conn, space, A, [(1, 1)])
     assert sent(conn, A, 3, (3, 1)) is AppendOutcome.APPENDED
-    found = conn.execute("select lower_frontier, epochs from block order by end_offset").fetchall()
+    found = conn.execute("select lower_frontier, epoch_bounds from block order by end_offset").fetchall()
     assert [lower for lower, _ in found] == [[[0, 0]], [[0, 0]], [[1, 1]]]
-    assert found[0][1] == {"least": [[1, 1]], "greatest": [[1, 2], [2, 1]], "mixed": False}
+    assert found[0][1] == {"least": [[1, 1]], "greatest": [[1, 2], [2, 1]], "has_unset": False}
     upper = conn.execute("select upper_frontier from stream where head > 0").fetchone()
     assert upper == ([[1, 2], [3, 1]],)
 
@@ -179,7 +179,7 @@ def test_blocks_and_streams_say_what_epochs_they_have(conn: psycopg.Connection[A
 def test_without_epochs_nothing_is_said_of_them(database: str, conn: psycopg.Connection[Any]) -> None:
     with Publisher(database) as publisher:
         publisher.publish("t", b"1")
-    assert conn.execute("select lower_frontier, epochs from block").fetchall() == [(None, None)]
+    assert conn.execute("select lower_frontier, epoch_bounds from block").fetchall() == [(None, None)]
     assert set(conn.execute("select upper_frontier from stream").fetchall()) == {(None,)}
 
 
@@ -419,7 +419,7 @@ def test_of_many_advances_that_are_not_waited_for_few_are_made(
             publisher.in_epoch(epoch).publish("t", b"x")
             publisher.advance(epoch + 1, wait=False)
         publisher.flush()
-        (moves,) = conn.execute("select frontier_moves from space where space_id = %s", (space,)).fetchall()[0]
+        (moves,) = conn.execute("select frontier_move_count from space where space_id = %s", (space,)).fetchall()[0]
         assert moves < 10
         publisher.advance(200, wait=False)
     assert least(read_lower_frontier(conn, space)) == [(200,)], "closing makes it first"
@@ -438,7 +438,7 @@ def test_who_fails_does_not_finish_its_epochs(database: str, conn: psycopg.Conne
     conn.execute("update capability set expires_at = clock_timestamp()")
     assert len(epochs.expire(conn)) == 1
     assert least(read_lower_frontier(conn, space)) == [(4,)]
-    assert conn.execute("select begun from capability").fetchall() == [([[3]],)]
+    assert conn.execute("select upper_frontier from capability").fetchall() == [([[3]],)]
 
 
 def test_the_largest_number_is_refused(database: str, space: int) -> None:

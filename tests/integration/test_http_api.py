@@ -69,7 +69,7 @@ def test_any_node_tells_of_any_group_what_the_command_line_tells(stage: Stage) -
     assert {name: each["http_address"] for name, each in listed.items()} == {n: h.address for n, h in nodes.items()}
     assert listed[leader]["leads"] == 1
     assert nodes["n2"].get("/api/v1/node")["state"] == "ok"
-    eventually(lambda: 0 in nodes["n2"].get("/api/v1/group", subscription=ALL)["curve"], WAIT_S)
+    eventually(lambda: 0 in nodes["n2"].get("/api/v1/group", subscription=ALL)["lag_history"], WAIT_S)
 
 
 def test_groups_are_searched_sorted_and_paged(stage: Stage) -> None:
@@ -239,7 +239,7 @@ def test_the_log_tells_who_did_what_with_what_outcome_and_who_was_refused(databa
         assert post(node, "delete", named)[0] == 200
         lines = [json.loads(line) for line in process.err.splitlines()]
     reported = [
-        (line["level"], line["action"], line["status"], line.get("group"), line["client"])
+        (line["level"], line["action"], line["status"], line.get("subscription"), line["client"])
         for line in lines
         if "action" in line
     ]

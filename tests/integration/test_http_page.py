@@ -17,6 +17,7 @@ from selenium.webdriver.common.keys import Keys
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions
+from sublet_storage.nodes import NodeRef, register
 from sublet_storage.spaces.spaces import reshard
 from tests.integration.http_kit import Http
 from tests.integration.sharing_kit import ALL, WAIT_S, Stage
@@ -191,6 +192,12 @@ def test_no_leader_is_red_where_consumers_wait_for_one(stage: Stage, chrome: Chr
     chrome.get(f"http://{Http.of(stage.fleet.nodes['n2']).address}/#/")
     found = "[...document.querySelectorAll('td .badge')].map((each) => [each.textContent, each.className])"
     eventually(lambda: js(chrome, found) == [["no leader", "badge bad"]], WAIT_S, lambda: str(js(chrome, found)))
+
+
+def test_nodes_are_shown_with_how_notifications_reach_them(stage: Stage, chrome: Chrome) -> None:
+    register(stage.scene.connection, NodeRef("other", "a life", "127.0.0.1:1"), 600, 1, notify_endpoint="pigeons:coop")
+    chrome.get(f"http://{served(stage).address}/#/nodes")
+    shown(chrome, "other", "pigeons")
 
 
 def test_a_long_reason_leaves_names_in_one_piece(stage: Stage, chrome: Chrome) -> None:

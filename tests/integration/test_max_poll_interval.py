@@ -55,7 +55,9 @@ def opened(database: str, max_poll_interval_s: float) -> tuple[Session, Batch]:
 
 
 def given_up(conn: psycopg.Connection[Any]) -> list[tuple[str, int, int]]:
-    return conn.execute("select reason, position, until from lending_history where event = 'release'").fetchall()
+    return conn.execute(
+        "select reason, position, redelivery_end from lending_history where event = 'release'"
+    ).fetchall()
 
 
 @pytest.mark.conforms("E36")

@@ -102,7 +102,7 @@ def test_a_node_whose_leases_are_renewed_too_seldom_does_not_start() -> None:
 def test_a_node_that_was_struck_off_by_mistake_is_listed_again_with_all_it_said(
     database: str, conn: psycopg.Connection[Any]
 ) -> None:
-    listing = listed("a", notify="postgres:")(database)
+    listing = listed("a", notify_endpoint="postgres:")(database)
     (before,) = list_nodes(conn)
     assert before.notify_endpoint == "postgres:"
     conn.execute("delete from node")

@@ -125,8 +125,8 @@ def test_collect_takes_only_what_is_stale_at_that_instant(database: str, conn: p
 @pytest.mark.conforms("D8")
 def test_where_notifications_reach_the_living_is_told_once_each(conn: psycopg.Connection[Any]) -> None:
     for number, notify in enumerate(["postgres:", None, "postgres:", "zmq:tcp://127.0.0.1:7"]):
-        register(conn, NodeRef(f"n{number}", "i", f"127.0.0.1:{number}"), 10, 1, notify=notify)
-    register(conn, OLD, 10, 1, notify="zmq:tcp://127.0.0.1:9")
+        register(conn, NodeRef(f"n{number}", "i", f"127.0.0.1:{number}"), 10, 1, notify_endpoint=notify)
+    register(conn, OLD, 10, 1, notify_endpoint="zmq:tcp://127.0.0.1:9")
     assert [entry.notify_endpoint for entry in list_nodes(conn) if entry.node == OLD] == ["zmq:tcp://127.0.0.1:9"]
     expire(conn, OLD)
     assert list_notify_endpoints(conn) == ["postgres:", "zmq:tcp://127.0.0.1:7"]
@@ -138,7 +138,7 @@ def test_what_programs_are_shown_of_a_node_names_the_driver_and_never_its_endpoi
     conn: psycopg.Connection[Any],
 ) -> None:
     """It ends in the key that lets in whoever has it."""
-    register(conn, OLD, 10, 1, notify="zmq:tcp://127.0.0.1:7?key=5ec2e7")
+    register(conn, OLD, 10, 1, notify_endpoint="zmq:tcp://127.0.0.1:7?key=5ec2e7")
     register(conn, NodeRef("silent", "i", "127.0.0.1:1"), 10, 1)
     shown = [node_to_json(entry, {OLD.incarnation: 2}) for entry in list_nodes(conn)]
     assert "5ec2e7" not in json.dumps(shown)

@@ -61,7 +61,7 @@ def test_who_follows_a_stream_is_told_of_it_and_of_nothing_else_is_kept(database
         )
         publisher.on_interest = lambda channel, key, wanted: hub.set_interest(str(key), wanted)
         conn.execute(
-            "insert into node (name, incarnation, address, protocol_version, notify, expires_at)"
+            "insert into node (name, incarnation, address, protocol_version, notify_endpoint, expires_at)"
             " values ('n1', 'n1#1', 'h:1', 1, %s, clock_timestamp() + interval '1 hour')",
             (hub.endpoint,),
         )

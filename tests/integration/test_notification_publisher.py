@@ -70,7 +70,7 @@ def test_after_nobody_listened_another_incarnation_speaks(database: str, conn: p
             return notifier._deaf_until > time.monotonic()
 
         eventually(is_deaf, every_s=0.05)
-        register(conn, NODE, 60, 1, notify=received.subscriber.endpoint)
+        register(conn, NODE, 60, 1, notify_endpoint=received.subscriber.endpoint)
 
         def restarted() -> int:
             notifier.publish([stream_change(5, 3, False)])
@@ -130,7 +130,7 @@ def test_telling_at_once_never_raises_and_never_takes_long(database: str) -> Non
 def test_a_driver_that_is_not_installed_here_is_said_once_and_harms_nobody(
     database: str, conn: psycopg.Connection[Any], notifier: NotificationPublisher, caplog: pytest.LogCaptureFixture
 ) -> None:
-    register(conn, NodeRef("odd", "x", "h:1"), 60, 1, notify="carrier-pigeon:coop 7")
+    register(conn, NodeRef("odd", "x", "h:1"), 60, 1, notify_endpoint="carrier-pigeon:coop 7")
     with listening(database) as received:
         for head in range(1, 4):
             notifier.publish([stream_change(5, head, False)])
@@ -185,7 +185,7 @@ def test_a_bad_driver_of_somebody_else_publisher_timeouts_nobody(
             return bad.made
         return load_driver(name)
 
-    register(conn, NodeRef("odd", "x", "h:1"), 60, 1, notify="bad:somewhere")
+    register(conn, NodeRef("odd", "x", "h:1"), 60, 1, notify_endpoint="bad:somewhere")
     notifier = NotificationPublisher(database, settings=SETTINGS, load=found)
     with listening(database) as received:
         for head in range(1, 4):

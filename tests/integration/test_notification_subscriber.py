@@ -119,7 +119,7 @@ def test_what_changes_between_subscribing_and_the_first_read_is_seen(
 
     received = Received(database, read=read)
     try:
-        register(conn, NODE, 60, 1, notify=received.subscriber.endpoint)
+        register(conn, NODE, 60, 1, notify_endpoint=received.subscriber.endpoint)
         assert reading_now.wait(10)
         end = put(conn, stream, b"a")
         notifier.publish([stream_change(stream, end, False)])

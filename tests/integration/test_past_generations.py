@@ -298,7 +298,7 @@ OVER = "update leadership set expires_at = clock_timestamp() - interval '1 hour'
 @pytest.mark.conforms("E39")
 def test_what_is_asked_again_and_again_reads_what_is_live(house: House, tmp_path: Path) -> None:
     conn = house.conn
-    space = alter_space(conn, "default", payloads=LocalWorld(tmp_path).uri)
+    space = alter_space(conn, "default", payload_location=LocalWorld(tmp_path).uri)
     atomic = house.store.declare_group(
         Subscription.parse("$share/a/#"), GroupOptions(StartingPosition.EARLIEST, atomic=True)
     )
@@ -350,7 +350,7 @@ def test_what_is_asked_again_and_again_reads_what_is_live(house: House, tmp_path
 # Copies of a space that was dropped long ago; a group has consumed all its epochs.
 DROPPED = """
 with dropped as (
-  insert into space (name, filter, shards, epoch_numbers, lower_frontier, dropped_at)
+  insert into space (name, filter, shards, epoch_dimensions, lower_frontier, dropped_at)
   select name, filter, shards, 1, '[[5]]', now() - interval '2 days'
     from space, generate_series(1, %(times)s) where name = 'default' returning space_id)
 insert into consumed_frontier (group_id, space_id, least) select %(group)s, space_id, '[[5]]' from dropped"""
@@ -382,7 +382,7 @@ def test_of_a_space_that_was_dropped_long_ago_a_group_hears_until_it_has_consume
     )
     stream = stream_of(conn, "eu")
     put(conn, stream, b"0")
-    conn.execute("update space set epoch_numbers = 1, lower_frontier = '[[5]]' where name = 'eu'")
+    conn.execute("update space set epoch_dimensions = 1, lower_frontier = '[[5]]' where name = 'eu'")
     drop_space(conn, "eu")
     conn.execute("update space set dropped_at = dropped_at - interval '2 days' where name = 'eu'")
 

@@ -262,7 +262,7 @@ def test_what_is_too_small_to_be_moved_is_not_late(conn: psycopg.Connection[Any]
     assert len(overdue(conn)) == 1, "nobody has looked at it"
     assert move(conn, space) == 0
     assert overdue(conn) == []
-    alter_space(conn, "eu", payloads=None)
+    alter_space(conn, "eu", payload_location=None)
     conn.execute("update stream set tiered_offset = null")
     assert overdue(conn) == [], "nothing is to be moved any more"
 

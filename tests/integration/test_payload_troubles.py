@@ -112,7 +112,7 @@ def test_a_place_that_is_not_mounted_is_away_to_all_spaces_and_nothing_is_writte
 ) -> None:
     move(conn, space)
     before, retained = read(conn, stream), world.names()
-    other = create_space(conn, "us", "us/#", shards=1, payloads=world.uri)
+    other = create_space(conn, "us", "us/#", shards=1, payload_location=world.uri)
     theirs = stream_of(conn, "us")
     fill(conn, theirs, BLOCKS, size=70_000)
     rollover(conn, "us")
@@ -131,11 +131,11 @@ def test_a_place_that_is_not_mounted_is_away_to_all_spaces_and_nothing_is_writte
     assert retained <= world.names()
 
 
-def test_what_is_doomed_at_a_place_that_is_not_mounted_stays_doomed(
+def test_what_is_orphaned_at_a_place_that_is_not_mounted_stays_orphaned(
     conn: psycopg.Connection[Any], world: LocalWorld, space: Space, stream: int
 ) -> None:
     move(conn, space)
-    alter_space(conn, "eu", payloads=None)
+    alter_space(conn, "eu", payload_location=None)
     restore.restore_payloads(conn, space.space_id)
     world.go_away()
     (world.root / MARKER).write_text("sublet keeps payloads of messages here, id " + "0" * 32)
@@ -193,7 +193,7 @@ def test_a_database_that_is_restored_finds_what_was_recalled_since(
         server.execute(f'create database "{backup}" template "{parts.path[1:]}"'.encode())
         try:
             with connect(database) as original:
-                alter_space(original, "eu", payloads=None)
+                alter_space(original, "eu", payload_location=None)
                 restore.restore_payloads(original, space.space_id)
                 assert registry.delete_expired_objects(original) == 0, "the grace is days"
                 with connect(urlunsplit(parts._replace(path=f"/{backup}"))) as restored:
@@ -204,7 +204,7 @@ def test_a_database_that_is_restored_finds_what_was_recalled_since(
     assert world.names() == set()
 
 
-def test_an_older_schema_is_refused_also_to_who_asks_while_payloads_are_moved(
+def test_tables_are_not_dropped_for_who_asks_while_payloads_are_moved(
     database: str, conn: psycopg.Connection[Any], space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, claim = read(conn, stream), registry.claim_objects
@@ -212,7 +212,7 @@ def test_an_older_schema_is_refused_also_to_who_asks_while_payloads_are_moved(
 
     def down() -> None:
         try:
-            downgrade(database, to="0001")
+            downgrade(database)
         except Conflict as conflict:
             said.append(str(conflict))
 
@@ -232,7 +232,7 @@ def test_an_older_schema_is_refused_also_to_who_asks_while_payloads_are_moved(
     assert read(conn, stream) == before
 
 
-def test_an_older_schema_is_refused_while_retention_drops_what_names_objects(
+def test_tables_are_not_dropped_while_retention_drops_what_names_objects(
     database: str, conn: psycopg.Connection[Any], space: Space, stream: int
 ) -> None:
     move(conn, space)
@@ -241,10 +241,10 @@ def test_an_older_schema_is_refused_while_retention_drops_what_names_objects(
     assert retention._detach(conn, generation_id, pending=False)
     assert named(conn) == set(), "nobody sees them"
     with pytest.raises(Conflict, match="1 generations that retention is dropping may name more"):
-        downgrade(database, to="0001")
+        downgrade(database)
     drop_gone(conn)
     with pytest.raises(Conflict, match=f"{BLOCKS} objects there are to be deleted.* 0 generations"):
-        downgrade(database, to="0001")
+        downgrade(database)
 
 
 def waiting(database: str) -> bool:
@@ -339,7 +339,7 @@ def test_a_place_that_is_taken_away_meanwhile_gets_nothing(
     def altered(self: ObjectStore) -> None:
         try_to_write(self)
         with connect(database) as other:
-            alter_space(other, "eu", payloads=None)
+            alter_space(other, "eu", payload_location=None)
 
     monkeypatch.setattr(ObjectStore, "check_writable", altered)
     assert tiering.tier_space(conn, space) == tiering.TieringResult(0, 0, True)
@@ -353,7 +353,7 @@ def test_how_far_a_stream_is_moved_is_not_said_by_who_moves_nothing(
     fill(conn, stream, 1, size=10)
     rollover(conn, "eu")
     monkeypatch.setattr(tiering._Mover, "_prepare", lambda _: True)
-    alter_space(conn, "eu", payloads=None)
+    alter_space(conn, "eu", payload_location=None)
     tiering.tier_space(conn, space)
     assert conn.execute("select tiered_offset from stream where stream_id = %s", (stream,)).fetchone() == (None,)
 
@@ -442,10 +442,10 @@ def test_what_lies_behind_an_object_that_cannot_be_written_is_moved_and_known_an
             tiering.tier_space(conn, space)
     assert len(named(conn)) == BLOCKS - 1
     assert compacted == [stream], "once"
-    alter_space(conn, "eu", payloads=None)
+    alter_space(conn, "eu", payload_location=None)
     assert [each.state for each in location_checks.check_locations(conn)] == [Severity.OK]
     with pytest.raises(Conflict, match=rf"{BLOCKS - 1} blocks have their payload outside"):
-        downgrade(database, to="0001")
+        downgrade(database)
     assert restore.restore_payloads(conn, space.space_id) == BLOCKS - 1
     assert named(conn) == set()
     assert read(conn, stream) == before
@@ -498,7 +498,7 @@ def test_an_object_that_cannot_be_deleted_holds_up_no_other(
     conn: psycopg.Connection[Any], world: LocalWorld, space: Space, stream: int
 ) -> None:
     move(conn, space)
-    alter_space(conn, "eu", payloads=None)
+    alter_space(conn, "eu", payload_location=None)
     restore.restore_payloads(conn, space.space_id)
     stuck = world.root / min(world.names())
     stuck.unlink()
@@ -518,7 +518,7 @@ def test_objects_that_cannot_be_deleted_are_tried_after_all_others(
     conn: psycopg.Connection[Any], world: LocalWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     move(conn, space)
-    alter_space(conn, "eu", payloads=None)
+    alter_space(conn, "eu", payload_location=None)
     restore.restore_payloads(conn, space.space_id)
     delete, stuck = LocalBackend.delete, min(world.names())
 
@@ -538,7 +538,7 @@ def test_objects_that_cannot_be_deleted_are_tried_after_all_others(
 def test_a_sweep_looks_at_no_more_than_it_deletes(conn: psycopg.Connection[Any], space: Space) -> None:
     """Each 5 s; with a grace of 7 days there are millions."""
     conn.execute(
-        "insert into payload_object (uri, space_id, generation_id, stream_id, end_offset, doomed_at)"
+        "insert into payload_object (uri, space_id, generation_id, stream_id, end_offset, orphaned_at)"
         " select 'file:///x/1/1-' || n || '-' || repeat('0', 32) || '-' || repeat('0', 16), %s, 1, 1, n,"
         "        now() - n * interval '30 s' from generate_series(1, 20000) n",
         (space.space_id,),
@@ -595,7 +595,7 @@ def test_a_place_that_is_gone_for_good_holds_up_no_other(
 ) -> None:
     move(conn, space)
     other = LocalWorld(tmp_path / "other")
-    space = alter_space(conn, "eu", payloads=other.uri)
+    space = alter_space(conn, "eu", payload_location=other.uri)
     fill(conn, stream_of(conn, "eu"), BLOCKS, size=70_000)
     rollover(conn, "eu")
     move(conn, space)
@@ -689,10 +689,10 @@ def test_while_a_place_hangs_payloads_are_moved_to_others_and_deleted_there(
     """An NFS mount that is `hard`, as it is unless somebody says otherwise."""
     other = LocalWorld(tmp_path / "other")
     move(conn, space)
-    alter_space(conn, "eu", payloads=None)
+    alter_space(conn, "eu", payload_location=None)
     restore.restore_payloads(conn, space.space_id)
-    alter_space(conn, "eu", payloads=world.uri)
-    us = create_space(conn, "us", "us/#", shards=1, payloads=other.uri)
+    alter_space(conn, "eu", payload_location=world.uri)
+    us = create_space(conn, "us", "us/#", shards=1, payload_location=other.uri)
     fill(conn, stream_of(conn, "us"), BLOCKS, size=70_000)
     rollover(conn, "us")
     hang(world)
@@ -703,7 +703,7 @@ def test_while_a_place_hangs_payloads_are_moved_to_others_and_deleted_there(
     keeper.start()
     try:
         eventually(lambda: len(named(conn)) == BLOCKS, WAIT_S)
-        alter_space(conn, "us", payloads=None)
+        alter_space(conn, "us", payload_location=None)
         assert restore.restore_payloads(conn, us.space_id) == BLOCKS
         eventually(lambda: other.names() == set(), WAIT_S)
     finally:
@@ -763,7 +763,7 @@ def test_while_a_place_hangs_others_are_read_and_it_counts_as_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     other = LocalWorld(tmp_path / "other")
-    theirs = create_space(conn, "us", "us/#", shards=1, payloads=other.uri)
+    theirs = create_space(conn, "us", "us/#", shards=1, payload_location=other.uri)
     well = stream_of(conn, "us")
     fill(conn, well, BLOCKS, size=70_000)
     rollover(conn, "us")
@@ -780,7 +780,7 @@ def test_a_sweep_has_an_end(
     conn: psycopg.Connection[Any], world: LocalWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     move(conn, space)
-    alter_space(conn, "eu", payloads=None)
+    alter_space(conn, "eu", payload_location=None)
     restore.restore_payloads(conn, space.space_id)
     monkeypatch.setattr(registry, "CHUNK", 1)
     assert registry.delete_expired_objects(conn, grace_s=0.0, most_s=0.0) == 0
@@ -865,7 +865,7 @@ def test_an_old_place_matters_to_the_doctor_as_long_as_something_lies_there(
     conn: psycopg.Connection[Any], world: LocalWorld, space: Space, stream: int
 ) -> None:
     move(conn, space)
-    alter_space(conn, "eu", payloads=None)
+    alter_space(conn, "eu", payload_location=None)
     assert [each.state for each in location_checks.check_locations(conn)] == [Severity.OK]
     world.go_away()
     assert [each.state for each in location_checks.check_locations(conn)] == [Severity.ERROR]

@@ -74,7 +74,7 @@ def test_a_group_consumes_what_nodes_have_moved_each_message_once(
     conn: psycopg.Connection[Any], fleet: Fleet, world: LocalWorld
 ) -> None:
     """From the first message to the last: generations outside, and the open one in Postgres."""
-    create_space(conn, "eu", "eu/#", shards=1, payloads=world.uri)
+    create_space(conn, "eu", "eu/#", shards=1, payload_location=world.uri)
     streams = []
     for generation in range(3):
         streams.append(stream_of(conn, "eu"))
@@ -216,7 +216,7 @@ def test_a_spark_task_waits_for_the_place(
     assert sum(batch.num_rows for batch in read_task(task, schema)) == 2 * BLOCKS
 
 
-def test_an_older_schema_is_refused_while_payloads_are_outside(
+def test_tables_are_not_dropped_while_payloads_are_outside(
     database: str, conn: psycopg.Connection[Any], stream: int
 ) -> None:
     before = read(conn, stream)
@@ -235,8 +235,8 @@ def test_a_space_cannot_move_by_age_without_a_place(conn: psycopg.Connection[Any
         create_space(conn, "eu", "eu/#", tier_after_s=60)
     a_space(conn, world, tier_after_s=60)
     with pytest.raises(InvalidSetting, match="no place"):
-        alter_space(conn, "eu", payloads=None)
-    with pytest.raises(Conflict, match=f"payloads {world.uri}"):
+        alter_space(conn, "eu", payload_location=None)
+    with pytest.raises(Conflict, match=f"payload_location {world.uri}"):
         create_space(conn, "eu", "eu/#", shards=1)
 
 
@@ -265,14 +265,14 @@ def test_places_are_given_altered_and_taken_away(
 ) -> None:
     place = ("--payload-location", world.uri, "--tier-after", "1d")
     created = shell.run("spaces", "create", "eu", "eu/#", "--shards", "1", *place, "--json").object
-    assert (created["payloads"], created["tier_after_s"]) == (world.uri, 86400)
+    assert (created["payload_location"], created["tier_after_s"]) == (world.uri, 86400)
     fill(conn, stream_of(conn, "eu"), BLOCKS, size=70_000)
     rollover(conn, "eu")
     assert move(conn, find_space(conn, "eu")) == BLOCKS
     answer = shell.run("doctor", "--json").object
     assert [each["state"] for each in answer["findings"] if each["check"] == "payloads"] == ["ok"]
     altered = shell.run("spaces", "alter", "eu", "--no-payload-location", "--restore-payloads", "--json")
-    assert (altered.object["payloads"], altered.object["tier_after_s"]) == (None, None)
+    assert (altered.object["payload_location"], altered.object["tier_after_s"]) == (None, None)
     assert f"{BLOCKS} payloads are back" in altered.err
     assert outside(conn) == set()
     said = shell.run("spaces", "alter", "eu", *place).err

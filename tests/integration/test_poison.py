@@ -116,7 +116,9 @@ def take(session: Session, seen: list[bytes], until: Callable[[], bool], node: A
 
 
 def statuses(conn: psycopg.Connection[Any]) -> dict[int, tuple[str, int, int]]:
-    rows = conn.execute("select stream_id, status, position, lost_messages from lending where position > 0").fetchall()
+    rows = conn.execute(
+        "select stream_id, status, position, lost_message_count from lending where position > 0"
+    ).fetchall()
     return {stream: (status, position, lost) for stream, status, position, lost in rows}
 
 

@@ -48,7 +48,7 @@ def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
 def streams(request: pytest.FixtureRequest, conn: psycopg.Connection[Any], tmp_path: Path) -> list[int]:
     """Two with a damaged block, and one that is well."""
     world = LocalWorld(tmp_path) if request.param == "outside of it" else None
-    space = create_space(conn, "eu", "eu/#", shards=3, payloads=world.uri if world else None)
+    space = create_space(conn, "eu", "eu/#", shards=3, payload_location=world.uri if world else None)
     found = [row[0] for row in conn.execute("select stream_id from stream where space_id = %s", (space.space_id,))]
     for stream in found:
         for first in range(0, 8, 2):
@@ -126,7 +126,7 @@ def of_group(database: str, policy: OnPoison) -> Group:
 
 def rows(conn: psycopg.Connection[Any], streams: Sequence[int]) -> list[tuple[str, int, int]]:
     """(status, position, lost messages) of each."""
-    reported = "select status, position, lost_messages from lending where stream_id = any(%s) order by stream_id"
+    reported = "select status, position, lost_message_count from lending where stream_id = any(%s) order by stream_id"
     return conn.execute(reported, (list(streams),)).fetchall()
 
 
@@ -205,7 +205,7 @@ def test_in_a_group_of_whole_epochs_it_has_all_epochs_before_that(
             for number in range(16):
                 publisher.in_epoch(epoch).publish("eu", value, key=b"k%d" % number)
             publisher.advance(epoch + 1)
-    found = "select end_offset - count from block where stream_id = %s and epochs->'least' = '[[3]]'"
+    found = "select end_offset - count from block where stream_id = %s and epoch_bounds->'least' = '[[3]]'"
     bad, well = (row[0] for row in conn.execute("select stream_id from block group by 1 order by 1").fetchall())
     ((first,),) = conn.execute(found, (bad,)).fetchall()
     conn.execute("update block set payload = '?' where stream_id = %s and end_offset > %s", (bad, first))

@@ -215,6 +215,6 @@ def test_what_waits_and_what_was_set_aside_is_shown(database: str, conn: psycopg
         is_served(fleet, "n1")
         eventually(lambda: read_backlog(conn) == OutboxBacklog(0, None, 1), WAIT_S)
         reported = shell.run("spaces", "list")
-        assert reported.err == "1 published by SQL could not be moved: see `reason` in the table outbox_refused.\n"
+        assert reported.err == "1 published by SQL could not be moved: see `reason` in the table outbox_rejected.\n"
     output = fleet.nodes["n1"].output()
-    assert output.count("message 4 of the outbox cannot be published and is now in outbox_refused: topic 't/#'") == 1
+    assert output.count("message 4 of the outbox cannot be published and is now in outbox_rejected: topic 't/#'") == 1

@@ -275,7 +275,7 @@ def test_a_batch_that_takes_longer_than_every_timeout_keeps_its_streams(
     )
     over_at = time.monotonic() + longest_s
     eventually(lambda: time.monotonic() > over_at, 2 * longest_s)
-    assert not {"seize", "reserve", "unreserve", "release"} & set(events(conn))
+    assert not {"force_release", "reserve", "unreserve", "release"} & set(events(conn))
     assert run.reader.latestOffset(planned, ReadMaxRows(5)) not in ({}, planned)
 
 

@@ -137,7 +137,7 @@ def test_an_hour_that_is_read_again_is_the_same_after_compaction_when_moved_out_
     places = [answers(conn, stream, 300 * each) for each in range(23)]
     assert move(conn, space) > 0
     assert (read(), [answers(conn, stream, 300 * each) for each in range(23)]) == (before, places)
-    alter_space(conn, "eu", payloads=None)
+    alter_space(conn, "eu", payload_location=None)
     assert restore_payloads(conn, space.space_id) > 0
     assert (read(), [answers(conn, stream, 300 * each) for each in range(23)]) == (before, places)
 

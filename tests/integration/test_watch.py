@@ -105,7 +105,7 @@ def test_a_watcher_sees_what_history_says_and_who_comes_and_goes(shell: Shell) -
     assert {event["session"] for event in events if event["event"] in ("join", "leave")} == {"worker"}
     reported = [{name: event.get(name) for name in OF_HISTORY} for event in events if "stream_id" in event]
     assert reported == history(shell), "the very same lines"
-    plain.says("leave      worker")
+    plain.says("leave          worker")
     assert watch.ask(signal.SIGINT).code == 0
     assert plain.ask(signal.SIGINT).code == 0
     assert "Traceback" not in watch.err + plain.err
@@ -121,8 +121,8 @@ def test_a_killed_consumer_is_seen_to_be_evicted_with_what_may_be_seen_again(she
         consumer.process.send_signal(signal.SIGSTOP)
         for number in range(50):
             publisher.publish("orders/a", b"%d" % number)
-    events = saw(watch, "evict", "seize", "seize")
-    seized = [event for event in events if event["event"] == "seize"]
+    events = saw(watch, "evict", "force_release", "force_release")
+    seized = [event for event in events if event["event"] == "force_release"]
     assert all(event["forced"] and event["reason"] == "evicted: unheard of" for event in seized)
     assert sorted((event["position"], event["redelivery_end"]) for event in seized) == [(0, 0), (0, 50)]
     plain.says("[0, 50) may be seen again")
@@ -162,7 +162,7 @@ def test_without_the_database_any_node_shows_the_way_to_the_one_that_leads(shell
     shell.start("consume", GROUP)
     for watch in (by_other, by_both):
         events = saw(watch, "join", "revoke", "release", "grant")
-        names = [(event["event"], event.get("stream_id"), event.get("borrower")) for event in events]
+        names = [(event["event"], event.get("stream_id"), event.get("borrower_id")) for event in events]
         assert len(names) == len(set(names)), "each once"
 
 

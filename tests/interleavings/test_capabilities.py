@@ -90,8 +90,8 @@ def check_frontier(run: Run) -> None:
         "select lower_frontier, (select least_epochs(jsonb_agg(e.epoch))"
         "   from capability c, jsonb_array_elements(c.least) as e(epoch)"
         "  where c.space_id = p.space_id and c.expired_at is null), exists ("
-        "   select from block b, jsonb_array_elements(b.epochs -> 'least') as e(epoch)"
-        "    where not may_come(b.lower_frontier, e.epoch)) from space p where name = 'eu'"
+        "   select from block b, jsonb_array_elements(b.epoch_bounds -> 'least') as e(epoch)"
+        "    where not frontier_admits(b.lower_frontier, e.epoch)) from space p where name = 'eu'"
     ).fetchall()
     assert not behind
     if held is not None:

@@ -59,7 +59,7 @@ class Stage:
     def renew(self, conn: Connection) -> GroupResult:
         return self._write(PostgresGroupStore(lambda: conn), self.atomic, renew=True)
 
-    def seize(self, conn: Connection) -> GroupResult:
+    def force_release(self, conn: Connection) -> GroupResult:
         return self._write(
             PostgresGroupStore(lambda: conn), self.plain, ForceRelease(self.stream, self.grant, "gone"), renew=True
         )
@@ -123,8 +123,9 @@ def test_an_atomic_group_has_consumed_no_epoch_of_which_something_is_unread(
             "select b.stream_id, e.epoch, f.least from block b join stream s using (stream_id)"
             " join consumed_frontier f on f.space_id = s.space_id"
             " left join lending l on l.stream_id = s.stream_id and l.group_id = f.group_id"
-            " cross join jsonb_array_elements(b.epochs -> 'least') as e(epoch)"
-            " where b.end_offset > coalesce(l.position, 0) and f.least <> 'null' and not may_come(f.least, e.epoch)"
+            " cross join jsonb_array_elements(b.epoch_bounds -> 'least') as e(epoch)"
+            " where b.end_offset > coalesce(l.position, 0) and f.least <> 'null'"
+            " and not frontier_admits(f.least, e.epoch)"
         ).fetchall()
         assert behind == []
 
@@ -141,8 +142,8 @@ def test_progress_that_was_committed_stays_and_none_is_committed_under_a_grant_t
         ((status, position, grant),) = run.conn.execute(asked, (stage.plain.group_id, stage.stream)).fetchall()
         consumed = run.answers["consume"] is None
         assert consumed or isinstance(run.answers["consume"], GrantLost)
-        if "seize" in run.answers:
-            ended = run.answers["seize"].results[0].outcome is ChangeOutcome.APPLIED
+        if "force_release" in run.answers:
+            ended = run.answers["force_release"].results[0].outcome is ChangeOutcome.APPLIED
             assert position == consumed
         else:
             ended = run.answers["reset"] is None
@@ -151,5 +152,5 @@ def test_progress_that_was_committed_stays_and_none_is_committed_under_a_grant_t
         assert (status, grant == stage.grant) == (("free", False) if ended else ("held", True))
         assert consumed or ended
 
-    for act in (stage.seize, stage.reset):
+    for act in (stage.force_release, stage.reset):
         assert orders.explore({"consume": stage.consume, act.__name__: act}, judge) > 1

@@ -59,7 +59,7 @@ WORDS = [
     "advance",
     "advance",
     "release",
-    "seize",
+    "force_release",
     "reclaim",
     "mark",
     "plan",
@@ -284,7 +284,7 @@ class Twins(RuleBasedStateMachine):
                 return UnreserveStream(stream, grant_id, "not back", is_forced=which % 2 == 0)
             case "release":
                 return ReleaseStream(stream, grant_id, position, "leave", keep_s, position + which % 3)
-            case "seize":
+            case "force_release":
                 return ForceRelease(stream, grant_id, "silent", keep_s)
             case "mark":
                 return RecordHistory(stream, grant_id, "revoke", "balance")
@@ -330,7 +330,7 @@ class Twins(RuleBasedStateMachine):
     def they_count_alike_what_was_lost_and_wait_alike(self) -> None:
         """What no leader is shown: finished rows, and how long rows are kept to the microsecond."""
         retained = (
-            "select group_id, stream_id, status, lost_messages, (extract(epoch from held_until) * 1000000)::bigint"
+            "select group_id, stream_id, status, lost_message_count, (extract(epoch from held_until) * 1000000)::bigint"
         )
         stored = self.world.connection.execute(f"{retained} from lending order by group_id, stream_id").fetchall()
         rows = [row for _, life in sorted(self.twin._lives.items()) for _, row in sorted(life.rows.items())]

@@ -53,7 +53,7 @@ def sound() -> History:
     ]
     granted = [
         line(PARENT, "grant", 10, 0, 19),
-        line(PARENT, "seize", 10, 1, 28, is_forced=True, redelivery_end=2),
+        line(PARENT, "force_release", 10, 1, 28, is_forced=True, redelivery_end=2),
         line(PARENT, "grant", 11, 1, 29),
         line(CHILD, "grant", 12, 0, 39),
     ]
@@ -152,7 +152,7 @@ def _another_message_than_is_stored(history: History) -> None:
 
 
 def _after_a_committed_one(history: History) -> None:
-    history.lendings[EXACT.name].append(line(CHILD, "seize", 2, 0, 60, is_forced=True, redelivery_end=2))
+    history.lendings[EXACT.name].append(line(CHILD, "force_release", 2, 0, 60, is_forced=True, redelivery_end=2))
     history.lendings[EXACT.name].append(line(CHILD, "grant", 3, 0, 61))
     history.calls.append(call(EXACT, CHILD, 3, 1, "p:4", 62, outcome=Outcome.FAILED))
 

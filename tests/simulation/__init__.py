@@ -12,7 +12,7 @@ are parted, one way or both; each has a clock that runs up to 8 % too fast or to
 (`process`); nodes and consumers crash, pause past their leases, come back, leave, restart one after the other; the
 database is slow, hangs, is down, is cut off from one node, leaves it unknown whether it has committed (`database`),
 and its clock, by which leases are judged, is set back; streams roll over, are resharded and taken by retention;
-operators revoke, seize by hand, delete groups and declare them anew with other options (`groups`); named processes
+operators revoke, force releases, delete groups and declare them anew with other options (`groups`); named processes
 return, or are started twice, also while the older one hears of nobody; users break off in the middle of a call.
 Generations without a message follow each other, and topics move to another space and back (`turnover`). In some runs
 hours pass, by which spaces roll over and retention takes what is old, and blocks are merged under their readers

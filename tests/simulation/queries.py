@@ -135,7 +135,7 @@ class Query(Session):
             self._run(again)
 
     def _fate(self, group_id: int, planned: PlannedRange) -> RangeOutcome:
-        """By what the function `planned` of the database would say."""
+        """By what the function `read_planned_ranges` of the database would say."""
         row = self._simulation.store.rows(group_id).get(planned.stream_id)
         if row is None or row.in_doubt is None:
             return resolve_outcome(planned, None, self._checkpoint.name)

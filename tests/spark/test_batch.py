@@ -122,7 +122,7 @@ def test_a_stream_is_not_asked_for_the_options_of_history(
 
 def test_history_that_lies_outside_of_postgres_is_read_like_any_other(spark: Any, stage: Stage, tmp_path: Path) -> None:
     (tmp_path / "payloads").mkdir()
-    space = alter_space(stage.connection, "default", payloads=f"file://{tmp_path}/payloads")
+    space = alter_space(stage.connection, "default", payload_location=f"file://{tmp_path}/payloads")
     with Publisher(stage.url, block_messages=10) as publisher:
         for number in range(200):
             publisher.publish("t", b"%d" % number, key=b"%d" % (number % 9), headers=[("padding", os.urandom(1000))])

@@ -13,7 +13,7 @@ import pytest
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.spark.job.executors import Consumption, consume
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
-from sublet_storage.groups.model.records import CONSUMED, GroupOptions
+from sublet_storage.groups.model.records import EPOCHS_CONSUMED, GroupOptions
 from sublet_storage.producer import Publisher
 from tests.kit import eventually
 from tests.spark.stage import ALL, SPEED, WAIT_S, Stage
@@ -72,5 +72,5 @@ def test_a_call_is_bounded_to_whole_epochs_also_when_a_worker_is_killed(stage: S
     seen = {(call["stream"], epoch) for call in calls(stage) for epoch in call["epochs"]}
     assert seen == set(parts)
     assert stage.verdict().lost == []
-    (*_, last) = [line for line in stage.history() if line.event == CONSUMED]
+    (*_, last) = [line for line in stage.history() if line.event == EPOCHS_CONSUMED]
     assert last.reason.endswith(f"before {EPOCHS}")

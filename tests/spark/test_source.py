@@ -134,7 +134,7 @@ def test_a_block_that_cannot_be_decoded_fails_a_query_once_and_the_group_decides
     eventually(lambda: not second.alive, WAIT_S, second.output)
     wanted = [(bad, offset) for offset in (0, 1, 4, 5)] + [(well, offset) for offset in range(6)]
     assert sorted((stream, offset) for rows in query.batches().values() for stream, offset, _ in rows) == wanted
-    assert stage.connection.execute("select sum(lost_messages) from lending").fetchone() == (2,)
+    assert stage.connection.execute("select sum(lost_message_count) from lending").fetchone() == (2,)
 
 
 @pytest.mark.conforms("E27")
@@ -313,7 +313,7 @@ def test_what_a_query_holds_is_free_at_once_when_its_driver_or_jvm_dies(
     for victim in [psutil.Process(driver.pid)] if what == "driver" else psutil.Process(driver.pid).children():
         victim.kill()
     eventually(lambda: stage.holders() == {}, WAIT_S, lambda: str(stage.rows()))
-    assert not {"seize", "unreserve"} & {line.event for line in stage.history()}
+    assert not {"force_release", "unreserve"} & {line.event for line in stage.history()}
 
 
 @pytest.mark.long

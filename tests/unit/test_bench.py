@@ -32,7 +32,7 @@ def test_a_move_goes_from_a_revoke_to_the_first_message_under_the_next_grant() -
         line(40, "release", 8),  # its holder left: nothing was revoked
         line(50, "grant", 9),
         line(60, "revoke", 9),
-        line(70, "seize", 10),
+        line(70, "force_release", 10),
         line(80, "grant", 11),
     ]
     first = {(1, 5): 2, (1, 7): 35, (1, 9): 55, (1, 11): 85, (2, 50): 3}

@@ -27,7 +27,7 @@ from sublet_storage.groups.status.overview_model import GroupOverview
 SOURCE = pa.table({"carrier": ["AA", "AA", "UA", "UA", "UA", "DL"], "distance": [10, 20, 30, 40, 50, 60]})
 HEADS = {1: 4, 2: 2}
 COMPLETE = [DeliveredBatch("a", 1, 7, (0, 1, 2, 3), (0, 1, 2, 3)), DeliveredBatch("b", 2, 8, (0, 1), (4, 5))]
-KILLED = HistoryRecord(0, 1, 1, "seize", "not reclaimed", 7, "b1", "host:41:x", 2, 1, True)
+KILLED = HistoryRecord(0, 1, 1, "force_release", "not reclaimed", 7, "b1", "host:41:x", 2, 1, True)
 AGAIN = DeliveredBatch("b", 1, 9, (2, 3), (2, 3))
 
 
@@ -47,7 +47,7 @@ def test_a_repeat_after_a_forced_move_is_explained() -> None:
     assert findings.is_ok
     assert (findings.consumed, findings.duplicated, findings.explained_duplicates) == (6, 2, 2)
     (repeat,) = findings.duplicate_ranges
-    assert repeat == {"stream": 1, "grant": 7, "from": 2, "to": 4, "messages": 2, "explained": True}
+    assert repeat == {"stream": 1, "grant_id": 7, "from": 2, "to": 4, "messages": 2, "explained": True}
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_kill_outside_of_the_middle_of_the_work_is_not_sound(share: float, sou
 
 
 def test_the_torn_last_line_of_a_killed_worker_is_no_delivery(tmp_path: Path) -> None:
-    line = json.dumps({"stream": 1, "grant": 7, "offsets": [0, 1], "rows": [0, 1]})
+    line = json.dumps({"stream": 1, "grant_id": 7, "offsets": [0, 1], "rows": [0, 1]})
     (tmp_path / "41.jsonl").write_text(f"{line}\n{line[:-9]}")
     (tmp_path / "42.jsonl").write_text("")
     assert read_delivered_batches(tmp_path) == [DeliveredBatch("41", 1, 7, (0, 1), (0, 1))]
@@ -194,7 +194,7 @@ def test_a_holding_is_told_in_words() -> None:
     lines = holding_intervals(
         [
             record(5, "grant", "allocated", "host:41:x", 0, False),
-            record(9, "seize", "not reclaimed", "host:41:x", 30, True),
+            record(9, "force_release", "not reclaimed", "host:41:x", 30, True),
             record(9, "grant", "allocated", "host:42:x", 30, False),
             record(12, "release", "balance", "host:42:x", 50, False),
             record(12, "grant", "allocated", "host:43:x", 50, False),

@@ -108,7 +108,7 @@ def test_the_weight_of_a_session_is_changed_while_it_consumes() -> None:
         bench.pass_time(1.0, BORROWER, OTHER)
         bench.confirm()
     assert shares(bench) == (5, 1)
-    assert [line.reason for line in bench.reported if line.event == "order"] == [
+    assert [line.reason for line in bench.reported if line.event == "command"] == [
         "resumed; weight of session 'first': 5"
     ]
 

@@ -243,7 +243,7 @@ def test_a_borrower_that_succeeds_another_of_its_process_reclaims_under_the_name
     bench.settle()
     bench.confirm()
     assert bench.holders() == {1: "a/2", 2: "a/2"}
-    assert all(line.event != "seize" for line in bench.store.history(bench.group.group_id))
+    assert all(line.event != "force_release" for line in bench.store.history(bench.group.group_id))
 
 
 # --- the strategy, and what is recorded -------------------------------------------------------------------------------

@@ -192,16 +192,16 @@ def test_of_two_under_one_name_the_older_is_fenced_also_where_it_comes_too_late(
 
 # --- what is told -----------------------------------------------------------------------------------------------------
 
-LINE = HistoryRecord(1_700_000_000_000_000, 7, 3, "seize", "evicted", 17, "a/1", "a", 5, 9, True, 8, "worker")
+LINE = HistoryRecord(1_700_000_000_000_000, 7, 3, "force_release", "evicted", 17, "a/1", "a", 5, 9, True, 8, "worker")
 
 
 def test_an_event_is_an_object_without_what_does_not_apply() -> None:
     reported = json.loads(to_group_event(GroupHistoryEvent(SUBSCRIPTION, LINE), "n1", LINE.at_us).payload)
     assert reported == {
-        "at": "2023-11-14T22:13:20Z", "event": "seize", "group_id": 7, "subscription": SUBSCRIPTION, "node": "n1",
-        "term": 9, "stream_id": 3, "grant_id": 17, "position": 5, "redelivery_end": 8, "forced": True,
-            "reason": "evicted",
-        "borrower": "a/1", "agent": "a", "session": "worker",
+        "at": "2023-11-14T22:13:20Z", "event": "force_release", "group_id": 7, "subscription": SUBSCRIPTION,
+        "node": "n1", "term": 9, "stream_id": 3, "grant_id": 17, "position": 5, "redelivery_end": 8, "forced": True,
+        "reason": "evicted",
+        "borrower_id": "a/1", "agent": "a", "session": "worker",
     }  # fmt: skip
     of_group = json.loads(
         to_group_event(GroupHistoryEvent(SUBSCRIPTION, transient_record(7, 9, "step_down", "idle")), "n1", 1).payload

@@ -118,10 +118,10 @@ def test_who_leads_is_told_with_whether_it_is_that_node_itself() -> None:
 
 def test_a_line_for_people_says_what_may_be_seen_again_and_moves_no_cursor() -> None:
     of_stream = {"stream_id": 3, "position": 5, "redelivery_end": 8}
-    seized = {"at": "T", "event": "seize", "agent": "a", "reason": "x\x1b[2J", **of_stream}
-    assert _line(seized) == "T  seize      stream 3 at 5  [5, 8) may be seen again  a  x\\x1b[2J"
+    seized = {"at": "T", "event": "force_release", "agent": "a", "reason": "x\x1b[2J", **of_stream}
+    assert _line(seized) == "T  force_release  stream 3 at 5  [5, 8) may be seen again  a  x\\x1b[2J"
     assert "seen again" not in _line(seized | {"redelivery_end": 5})
-    assert _line({"at": "T", "event": "step_down", "node": "n1", "reason": "idle"}) == "T  step_down  n1  idle"
+    assert _line({"at": "T", "event": "step_down", "node": "n1", "reason": "idle"}) == "T  step_down      n1  idle"
 
 
 @pytest.mark.parametrize("as_json", [False, True])

@@ -42,7 +42,7 @@ from sublet_protocol.messages.messages import (
 )
 from sublet_storage.groups.model.desired_state import PauseGroup
 from sublet_storage.groups.model.records import (
-    ORDER,
+    COMMAND,
     AdvancePosition,
     ChangeOutcome,
     ChangeResult,
@@ -320,7 +320,7 @@ class GroupLeader:
         self.members.set_weights(orders.weights)
         if orders.pause_reason is not None:
             self._take_back(self.slots.assigned_stream_ids(), now)
-        line = transient_record(self.group.group_id, self.term, ORDER, orders.format())
+        line = transient_record(self.group.group_id, self.term, COMMAND, orders.format())
         self._out.happened.append(line)
         self.schedule.note_membership_change(now)
 

@@ -92,7 +92,7 @@ async def _respond(act: Action, request: Request, body: JsonBody) -> Response:
 def _record(request: Request, reported: JsonBody, status: int) -> None:
     fields = {"action": _action(request), "client": _client(request), "status": status}
     if "subscription" in reported:
-        fields["group"] = reported["subscription"]
+        fields["subscription"] = reported["subscription"]
     text = "by the admin token from %s: %s %.300s: %s (%d)"
     outcome = "done" if status == 200 else "refused" if status < 500 else "failed"
     log.info(text, _client(request), _action(request), reported, outcome, status, extra={"fields": fields})

@@ -43,7 +43,7 @@ class GroupsApi:
                 "limit": limit,
                 "groups": [summary_to_json(overview) for overview in page.groups],
                 "sampled_at": times,
-                "curves": curves,
+                "lag_history": curves,
             }
         )
 
@@ -56,7 +56,7 @@ class GroupsApi:
         times, curves = self._curves.read((group_id,))
         leader = self._facts.leaders().get(group_id)
         connected = None if leader is None else [member.to_public_dict for member in leader.members]
-        reported = {"sampled_at": times, "curve": curves[group_id], "led_here": leader is not None}
+        reported = {"sampled_at": times, "lag_history": curves[group_id], "led_here": leader is not None}
         return json_response({**details_to_json(overview, connected), **reported})
 
     def history(self, request: Request) -> Response:

@@ -213,8 +213,8 @@ def _compact(connection: psycopg.Connection[Any], guard: Guard, stream_id: int) 
 
 
 def _with_a_place(connection: psycopg.Connection[Any]) -> list[Space]:
-    """Move nothing more of a space that was dropped: it could not be restored."""
-    return [space for space in catalogue.list_spaces(connection) if space.payloads is not None]
+    """Of a space that was dropped nothing more is moved: nobody could bring it back."""
+    return [space for space in catalogue.list_spaces(connection) if space.payload_location is not None]
 
 
 def _tier(connection: psycopg.Connection[Any], guard: Guard, space: Space) -> None:

@@ -89,7 +89,9 @@ class NodeRegistration:
 
     def _register(self, connection: psycopg.Connection[Any]) -> None:
         http = self._http_address
-        nodes.register(connection, self._ref, self._lease_s, PROTOCOL_VERSION, http_address=http, notify=self._notify)
+        nodes.register(
+            connection, self._ref, self._lease_s, PROTOCOL_VERSION, http_address=http, notify_endpoint=self._notify
+        )
 
     def _keep(self) -> None:
         try:

@@ -128,7 +128,7 @@ def to_group_event(happened: GroupHistoryEvent, node: str, at_us: int) -> GroupE
         "redelivery_end": line.redelivery_end,
         "forced": line.is_forced if line.stream_id else None,
         "reason": line.reason,
-        "borrower": line.borrower_id,
+        "borrower_id": line.borrower_id,
         "agent": line.agent,
         "session": line.session,
     }

@@ -27,7 +27,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import NullPool
 
 from sublet_protocol.domain.errors import InvalidSetting, SchemaMismatch, Unavailable
-from sublet_storage.db.connect import connect, schema_name, schema_version, works_with
+from sublet_storage.db.connect import check_released, connect, schema_name, schema_version, works_with
 from sublet_storage.nodes import list_nodes
 from sublet_storage.spaces.spaces import ensure_default
 
@@ -50,8 +50,8 @@ def migrate(url: str, schema: str | None = None, to: str | None = None) -> str:
 
     That version; of a schema that is newer than this program and works with it, which stays as it is, its own. Callers
     at the same time wait for each other. Raises `SchemaMismatch` where it is newer and does not work with this
-    program, where `to` is older than it, where something else has the name of a table of ours, and where nodes are at
-    work that do not work with that version;
+    program or was never released, where `to` is older than it, where something else has the name of a table of ours,
+    and where nodes are at work that do not work with that version;
     `InvalidSetting` for a version of which nothing is known here, and for a database that is not in UTF-8.
     """
     schema, target = schema_name(schema), _known(to or latest_version())
@@ -61,7 +61,7 @@ def migrate(url: str, schema: str | None = None, to: str | None = None) -> str:
         found, compatible_from = schema_version(conn)
         if found is not None and to is None and found > target and works_with(found, compatible_from):
             return found
-        _refuse_newer(found, schema)
+        _refuse_foreign(found, schema)
         if found is not None and found > target:
             raise SchemaMismatch(
                 f"schema {schema!r} is at version {found}, newer than {target}. To go back, bring every node, "
@@ -80,8 +80,8 @@ def downgrade(url: str, schema: str | None = None, to: str | None = None) -> Non
     """Bring the schema back to an older version. Without one: drop every table and function, and so all messages and
     progress.
 
-    Raises `SchemaMismatch` where it is newer than every version that this program knows, where `to` is newer than it,
-    and where nodes are at work though programs of that version do not work with the schema as it is.
+    Raises `SchemaMismatch` where this program has no scripts for what it is, where `to` is newer than it, and where
+    nodes are at work though programs of that version do not work with the schema as it is.
     """
     schema = schema_name(schema)
     target = None if to is None else _known(to)
@@ -89,7 +89,7 @@ def downgrade(url: str, schema: str | None = None, to: str | None = None) -> Non
         found, compatible_from = schema_version(conn)
         if found is None:
             return
-        _refuse_newer(found, schema)
+        _refuse_foreign(found, schema)
         if target is not None and target >= found:
             raise SchemaMismatch(
                 f"schema {schema!r} is at version {found}, and {target} is not older. Leave out --downgrade."
@@ -246,9 +246,13 @@ def _refuse_encoding(conn: psycopg.Connection[Any]) -> None:
         )
 
 
-def _refuse_newer(version: str | None, schema: str) -> None:
+def _refuse_foreign(version: str | None, schema: str) -> None:
+    """Raise where no script of this program's leads to or from a schema."""
+    if version is None:
+        return
+    check_released(version, f"schema {schema!r}")
     versions = _versions()
-    if version is not None and version not in versions:
+    if version not in versions:
         raise SchemaMismatch(
             f"schema {schema!r} is at version {version}, newer than the {versions[-1]} this program knows. "
             "Upgrade sublet here."

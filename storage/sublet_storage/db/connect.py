@@ -22,8 +22,10 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from sublet_protocol.domain.errors import DatabaseUnreachable, InvalidSetting, SchemaMismatch
 from sublet_storage.db.bounded_connection import BoundedConnection
 
-SCHEMA_VERSION = "0003"
-"""The alembic revision this program is made for. It works with later ones that declare it: see `check_schema`."""
+SCHEMA_VERSION = "0100"
+"""The alembic revision this program is made for. It works with later ones that say so: see `check_schema`."""
+FIRST_VERSION = "0100"
+"""The first that was released: no migration leads on from one before it."""
 
 DEFAULT_SCHEMA = "sublet"
 CONNECT_TIMEOUT_S = 5
@@ -155,6 +157,7 @@ def check_schema(conn: psycopg.Connection[Any]) -> str:
             f"{place} has no sublet tables, this program needs version {SCHEMA_VERSION}. Run `sublet migrate` "
             "on it (or correct SUBLET_SCHEMA, or grant this user the right to read it)."
         )
+    check_released(found, place)
     if found < SCHEMA_VERSION:
         raise SchemaMismatch(
             f"{place} is at version {found}, older than this program's {SCHEMA_VERSION}. Run `sublet migrate` on it."
@@ -165,6 +168,16 @@ def check_schema(conn: psycopg.Connection[Any]) -> str:
             f"schema works with programs of version {compatible_from or found} and later."
         )
     return found
+
+
+def check_released(version: str, place: str) -> None:
+    """Raise `SchemaMismatch` for a schema of a version that was never released, which cannot be migrated."""
+    if version < FIRST_VERSION:
+        raise SchemaMismatch(
+            f"{place} is at version {version}, of before the first release, {FIRST_VERSION}: nothing leads from it to "
+            f"this program's {SCHEMA_VERSION}. Make it anew: `drop schema ... cascade` (of an embedded database, "
+            "delete its directory), then `sublet migrate`; what shall stay, export first, with the program it is of."
+        )
 
 
 def schema_version(conn: psycopg.Connection[Any]) -> tuple[str | None, str | None]:

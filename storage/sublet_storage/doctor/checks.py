@@ -294,7 +294,8 @@ def _unreadable(connection: Connection) -> Finding:
 
 def _paused(connection: Connection) -> Finding:
     rows = connection.execute(
-        f"select {_SUBSCRIPTION} from consumer_group g where g.deleted_at is null and g.orders ? 'paused' order by 1"
+        f"select {_SUBSCRIPTION} from consumer_group g"
+        " where g.deleted_at is null and g.desired_state ? 'paused' order by 1"
     ).fetchall()
     if rows:
         said = f"{len(rows)} groups are paused: {_some([name for (name,) in rows])}"

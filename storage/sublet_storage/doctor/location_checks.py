@@ -20,8 +20,8 @@ from sublet_storage.spaces.rollover import partition_table
 from sublet_storage.spaces.tiering import STREAMS_TO_TIER
 
 _SPACES = """
-select space_id, name, case when dropped_at is null then payloads end, payload_places_of(space_id) from space
- where payloads is not null or payload_places <> '{}' order by name, space_id"""
+select space_id, name, case when dropped_at is null then payload_location end, payload_locations_of(space_id) from space
+ where payload_location is not null or payload_locations <> '{}' order by name, space_id"""
 
 _IS_NAMED = """
 select exists (
@@ -32,7 +32,7 @@ select exists (
 
 _WAITING = "select count(*) from payload_object where space_id = %(space)s and starts_with(uri, %(prefix)s)"
 
-_STUCK = "select count(*) from payload_object where doomed_at is not null and tried_at is not null"
+_STUCK = "select count(*) from payload_object where orphaned_at is not null and delete_failed_at is not null"
 
 _TO_TIER = f"""
 select s.generation_id, s.stream_id, coalesce(s.tiered_offset, 0)

@@ -16,7 +16,7 @@ _READ = (
     "lending",
     "lending_history",
     "node",
-    "payload_place",
+    "payload_location",
 )
 _PUBLISHED = {
     "select": ("space", "generation", "stream", "block", "producer", "capability", "staged_block", "sink_batch"),

@@ -96,7 +96,7 @@ def next_session_epoch(conn: psycopg.Connection[Any], *, schema: str | None = No
 
     Call it outside of a transaction: the next caller waits for its end.
     """
-    call = sql.SQL("select {}.draw_session_epoch()").format(sql.Identifier(schema_name(schema)))
+    call = sql.SQL("select {}.next_session_epoch()").format(sql.Identifier(schema_name(schema)))
     row = conn.execute(call).fetchone()
     assert row is not None
     return int(row[0])
@@ -167,7 +167,9 @@ def read_position(
 
     Waits for a transaction that is about to move it, so that it can be called after a connection was lost in a commit.
     """
-    call = sql.SQL("select {}.progress(%s::bigint, %s::bigint, %s::bigint)").format(sql.Identifier(schema_name(schema)))
+    call = sql.SQL("select {}.read_progress(%s::bigint, %s::bigint, %s::bigint)").format(
+        sql.Identifier(schema_name(schema))
+    )
     row = conn.execute(call, (group_id, stream_id, grant_id)).fetchone()
     return None if row is None or row[0] is None else int(row[0])
 
@@ -175,8 +177,10 @@ def read_position(
 def read_consumed_frontier(
     conn: psycopg.Connection[Any], group_id: int, stream_id: int, grant_id: int, *, schema: str | None = None
 ) -> ConsumedFrontier | None:
-    """Return what is consumed of the stream in entire epochs, in an atomic group; None where the grant is over."""
-    call = sql.SQL("select {}.consumed(%s::bigint, %s::bigint, %s::bigint)").format(sql.Identifier(schema_name(schema)))
+    """What is consumed of the stream in whole epochs, of a group that is atomic; None where the grant is over."""
+    call = sql.SQL("select {}.read_consumed_frontier(%s::bigint, %s::bigint, %s::bigint)").format(
+        sql.Identifier(schema_name(schema))
+    )
     row = conn.execute(call, (group_id, stream_id, grant_id)).fetchone()
     return None if row is None or row[0] is None else ConsumedFrontier.from_json(row[0])
 
@@ -184,8 +188,10 @@ def read_consumed_frontier(
 def read_last_planned_ranges(
     conn: psycopg.Connection[Any], group_id: int, stream_ids: Iterable[int], *, schema: str | None = None
 ) -> dict[int, LastPlannedRange]:
-    """Return {stream: what was planned last of it}, of those of which something was."""
-    call = sql.SQL("select * from {}.planned(%s::bigint, %s::bigint[])").format(sql.Identifier(schema_name(schema)))
+    """{stream: what was planned last of it}, of those of which something was."""
+    call = sql.SQL("select * from {}.read_planned_ranges(%s::bigint, %s::bigint[])").format(
+        sql.Identifier(schema_name(schema))
+    )
     found = {}
     rows = conn.execute(call, (group_id, list(stream_ids))).fetchall()
     for stream_id, session, grant_id, reached, frontier, doubt in rows:

@@ -184,7 +184,7 @@ def _execute(conn: psycopg.Connection[Any], append: BlockAppend) -> psycopg.Curs
 def _epochs(epochs: EpochBounds | None) -> str | None:
     if epochs is None:
         return None
-    return json.dumps({"least": epochs.least, "greatest": epochs.greatest, "mixed": epochs.has_unset})
+    return json.dumps({"least": epochs.least, "greatest": epochs.greatest, "has_unset": epochs.has_unset})
 
 
 def _stamp(stamp: ProducerStamp) -> tuple[object, ...]:

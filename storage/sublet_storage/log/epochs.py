@@ -158,7 +158,7 @@ def complete_space(conn: psycopg.Connection[Any], space_id: int) -> None:
     lower = read_lower_frontier(conn, space_id)
     if lower is not None:
         conn.execute(
-            "update space set lower_frontier = %s, frontier_moves = frontier_moves + 1 where space_id = %s",
+            "update space set lower_frontier = %s, frontier_move_count = frontier_move_count + 1 where space_id = %s",
             (_json(lower.after_completing(_begun(conn, space_id))), space_id),
         )
 
@@ -170,8 +170,8 @@ def read_lower_frontier(conn: psycopg.Connection[Any], space_id: int) -> LowerFr
 
 
 def frontier_change(conn: psycopg.Connection[Any], space_id: int) -> Change:
-    """Return the change that announces the space's new lower frontier."""
-    row = conn.execute("select name, frontier_moves from space where space_id = %s", (space_id,)).fetchone()
+    """The news that the lower frontier of the space has moved."""
+    row = conn.execute("select name, frontier_move_count from space where space_id = %s", (space_id,)).fetchone()
     assert row is not None, "spaces are dropped, not deleted"
     return epochs_change(*row)
 
@@ -183,7 +183,7 @@ def _expire(conn: psycopg.Connection[Any], space_id: int, producer_id: str, guar
                 guard(conn)
             space = _lock(conn, space_id, producer_id)
             marked = conn.execute(
-                "update capability set expired_at = clock_timestamp(), begun = %s where space_id = %s"
+                "update capability set expired_at = clock_timestamp(), upper_frontier = %s where space_id = %s"
                 " and producer_id = %s and expired_at is null and expires_at < clock_timestamp()",
                 (json.dumps(_begun(conn, space_id).greatest), space_id, producer_id),
             )
@@ -284,7 +284,8 @@ def _lock(conn: psycopg.Connection[Any], space_id: int, producer_id: str) -> _Sp
     conn.execute(_TABLE)
     conn.execute(_PRODUCER, (producer_id,))
     row = conn.execute(
-        "select epoch_numbers, lower_frontier from space where space_id = %s and dropped_at is null for no key update",
+        "select epoch_dimensions, lower_frontier from space"
+        " where space_id = %s and dropped_at is null for no key update",
         (space_id,),
     ).fetchone()
     if row is None:
@@ -307,7 +308,7 @@ def _settle(conn: psycopg.Connection[Any], space: _Space, live: Mapping[str, Low
     if lower != space.lower:
         numbers = next((len(epoch) for epoch in lower.least), space.numbers)
         conn.execute(
-            "update space set lower_frontier = %s, epoch_numbers = %s, frontier_moves = frontier_moves + 1"
+            "update space set lower_frontier = %s, epoch_dimensions = %s, frontier_move_count = frontier_move_count + 1"
             " where space_id = %s",
             (_json(lower), numbers, space.space_id),
         )

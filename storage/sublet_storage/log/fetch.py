@@ -41,7 +41,7 @@ MAX_PATTERN: Final = 16_384
 _SINCE = """
 select s.head, s.state = 'closed', g.state = 'gone', b.end_offset, b.count, b.codec, b.topics, b.payload,
        case when b.uri is not null then array[b.uri, b.size::text] || (
-         select payload_places_of(space_id) from generation where generation_id = %(generation)s) end
+         select payload_locations_of(space_id) from generation where generation_id = %(generation)s) end
   from stream s join generation g using (generation_id)
   left join lateral (
     select *, sum(size) over (order by end_offset) - size as before from (
@@ -57,10 +57,10 @@ select s.head, s.state = 'closed', g.state = 'gone', b.end_offset, b.count, b.co
 
 _WANTED_TOPIC = "topics is null or exists (select from unnest(topics) as t(topic) where topic ~ %(regex)s)"
 
-_WANTED_EPOCH = """(epochs is null or coalesce((epochs ->> 'mixed')::boolean, true) or exists (
-             select from jsonb_array_elements(epochs -> 'greatest') as mine(epoch)
+_WANTED_EPOCH = """(epoch_bounds is null or coalesce((epoch_bounds ->> 'has_unset')::boolean, true) or exists (
+             select from jsonb_array_elements(epoch_bounds -> 'greatest') as mine(epoch)
               where not is_covered(jsonb_build_array(mine.epoch), %(covered)s::jsonb)
-                and (%(least)s::jsonb is null or may_come(%(least)s::jsonb, mine.epoch))))"""
+                and (%(least)s::jsonb is null or frontier_admits(%(least)s::jsonb, mine.epoch))))"""
 
 _WITHIN = """
 select u.stream_id, least(u.range_end, coalesce(max(b.end_offset) filter (where b.size_before < u.most), u.range_end))
@@ -212,7 +212,7 @@ def read_space_names(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -
 def offset_at_time(conn: psycopg.Connection[Any], stream_id: int, when: datetime) -> int:
     """The offset of the first message appended at or after `when` (the database's clock); the head if there is none."""
     row = conn.execute(
-        "select coalesce(position_at(generation_id, stream_id, %s), head) from stream where stream_id = %s",
+        "select coalesce(offset_at_time(generation_id, stream_id, %s), head) from stream where stream_id = %s",
         (when, stream_id),
     ).fetchone()
     if row is None:

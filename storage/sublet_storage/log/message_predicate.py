@@ -22,9 +22,9 @@ BLOCK_MAY_MATCH = """
   and last_timestamp >= coalesce(%(first)s::timestamptz, '-infinity')
   and first_timestamp <= coalesce(%(last)s::timestamptz, 'infinity')
   and (%(any_epoch)s::boolean
-       or (jsonb_array_length(epochs #> '{greatest,0}') > 1
-           or (epochs #>> '{greatest,0,0}')::bigint >= %(least)s::bigint
-              and (epochs #>> '{least,0,0}')::bigint < %(beyond)s::bigint))"""
+       or (jsonb_array_length(epoch_bounds #> '{greatest,0}') > 1
+           or (epoch_bounds #>> '{greatest,0,0}')::bigint >= %(least)s::bigint
+              and (epoch_bounds #>> '{least,0,0}')::bigint < %(beyond)s::bigint))"""
 """Of a block's row: whether such messages can be in it."""
 
 

@@ -27,7 +27,7 @@ from sublet_storage.notify.changes import (
     stream_change,
 )
 
-_EPOCHS = "select name, frontier_moves from space where dropped_at is null and frontier_moves > 0"
+_EPOCHS = "select name, frontier_move_count from space where dropped_at is null and frontier_move_count > 0"
 
 Connection = psycopg.Connection[Any]
 ReadSnapshot = Callable[[Connection, str], ObjectSnapshot]
@@ -41,7 +41,7 @@ select p.name, g.generation_id, p.filter, p.shards
     select generation_id from generation g where g.space_id = p.space_id order by ordinal desc limit 1) g
  where p.dropped_at is null"""
 
-_GROUPS = "select kind, name, filter, group_id, revision from consumer_group where deleted_at is null"
+_GROUPS = "select kind, name, filter, group_id, desired_state_version from consumer_group where deleted_at is null"
 
 _NODES = """
 select name, (extract(epoch from started_at) * 1000000)::bigint, incarnation, address, http_address

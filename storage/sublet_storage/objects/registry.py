@@ -1,11 +1,11 @@
 """The objects that no block names: registered before they are written, and until they are deleted.
 
 A row of `payload_object` is one of two things. Either a process is writing the object, and will have a block name it,
-deleting the row in the same transaction; or it is doomed, and is deleted at any moment after its grace. A process that
-writes so slowly that the object was doomed meanwhile finds no row to delete, and leaves the block as it is.
+deleting the row in the same transaction; or it is orphaned, and is deleted at any moment after its grace. A process
+that writes so slowly that the object was orphaned meanwhile finds no row to delete, and leaves the block as it is.
 
 The grace is for a database that is restored from a backup, or a standby that takes over and is behind: blocks there may
-name what is doomed here. What no block ever named has none.
+name what is orphaned here. What no block ever named has none.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sublet_storage.objects.object_stores import ObjectUnusable, get_store
 from sublet_storage.objects.parallel_calls import TO_CHANGE, run_parallel, run_with_timeout
 
 ABANDONED_S: Final = 3600.0
-"""After how long an object that no block names is doomed."""
+"""After how long an object that no block names is orphaned."""
 
 GRACE_S: Final = 7 * 86400.0
 """What a block has named is deleted so long after the last did."""
@@ -35,30 +35,32 @@ MAX_S: Final = 10.0
 """A sweep ends soon after that; the next goes on."""
 
 _NOTE = """
-insert into payload_object (uri, space_id, generation_id, stream_id, end_offset, doomed_at)
-select uri, %(space)s, %(generation)s, %(stream)s, ends, {doomed_at}
+insert into payload_object (uri, space_id, generation_id, stream_id, end_offset, orphaned_at)
+select uri, %(space)s, %(generation)s, %(stream)s, ends, {orphaned_at}
   from unnest(%(uris)s::text[], %(ends)s::bigint[]) as o (uri, ends) order by uri
-on conflict (uri) do update set doomed_at = coalesce(payload_object.doomed_at, excluded.doomed_at, '-infinity')"""
+on conflict (uri) do update set orphaned_at = coalesce(payload_object.orphaned_at, excluded.orphaned_at, '-infinity')"""
 
-_INTEND = _NOTE.format(doomed_at="null::timestamptz")
-_DOOM_NAMED = _NOTE.format(doomed_at="clock_timestamp()")
-_DOOM_UNNAMED = _NOTE.format(doomed_at="timestamptz '-infinity'")
+_INTEND = _NOTE.format(orphaned_at="null::timestamptz")
+_ORPHAN_NAMED = _NOTE.format(orphaned_at="clock_timestamp()")
+_ORPHAN_UNNAMED = _NOTE.format(orphaned_at="timestamptz '-infinity'")
 
-_CLAIM = "delete from payload_object where uri = any(%s) and doomed_at is null returning uri"
+_CLAIM = "delete from payload_object where uri = any(%s) and orphaned_at is null returning uri"
 
 _ABANDON = """
-update payload_object set doomed_at = '-infinity'
- where doomed_at is null and at <= statement_timestamp() - make_interval(secs => %s::float8)"""
+update payload_object set orphaned_at = '-infinity'
+ where orphaned_at is null and registered_at <= statement_timestamp() - make_interval(secs => %s::float8)"""
 
 # Of the statement: a time that changes while it runs is not looked up in an index.
-_IS_DUE = "doomed_at <= statement_timestamp() - make_interval(secs => %(grace)s::float8)"
-_DUE = f"from payload_object where space_id = %(space)s and {_IS_DUE} and tried_at is null"
-_STUCK = f"from payload_object where space_id = %(space)s and {_IS_DUE} and tried_at is not null"
+_IS_DUE = "orphaned_at <= statement_timestamp() - make_interval(secs => %(grace)s::float8)"
+_DUE = f"from payload_object where space_id = %(space)s and {_IS_DUE} and delete_failed_at is null"
+_STUCK = f"from payload_object where space_id = %(space)s and {_IS_DUE} and delete_failed_at is not null"
 
-_SPACES = "select space_id from space where payload_places <> '{}' and exists (select from payload_object) order by 1"
+_SPACES = (
+    "select space_id from space where payload_locations <> '{}' and exists (select from payload_object) order by 1"
+)
 
 _PLACES = f"""
-select place from unnest(payload_places_of(%(space)s)) as place
+select place from unnest(payload_locations_of(%(space)s)) as place
  where exists (select {_DUE}) or exists (select {_STUCK}) order by 1"""
 
 # By an index no more than this number are looked at; those that could not be deleted come after all others. That no
@@ -68,12 +70,12 @@ _PICKED = f"""
 select uri, exists (
          select from block b where b.generation_id = o.generation_id and b.stream_id = o.stream_id
             and b.end_offset = o.end_offset and b.uri = o.uri)
-  from ((select * {_DUE} and {_IS_THERE} order by doomed_at limit %(most)s)
+  from ((select * {_DUE} and {_IS_THERE} order by orphaned_at limit %(most)s)
         union all
-        (select * {_STUCK} and {_IS_THERE} order by tried_at limit %(most)s)) o limit %(most)s"""
+        (select * {_STUCK} and {_IS_THERE} order by delete_failed_at limit %(most)s)) o limit %(most)s"""
 
-_GONE = "delete from payload_object where uri = any(%s) and doomed_at is not null"
-_TRIED = "update payload_object set tried_at = clock_timestamp() where uri = any(%s)"
+_GONE = "delete from payload_object where uri = any(%s) and orphaned_at is not null"
+_DELETE_FAILED = "update payload_object set delete_failed_at = clock_timestamp() where uri = any(%s)"
 
 Connection = psycopg.Connection[Any]
 
@@ -95,7 +97,7 @@ def register_objects(conn: Connection, owner: BlockOwner, planned: Sequence[tupl
 def mark_for_deletion(conn: Connection, owner: BlockOwner, lost: Sequence[tuple[str, int]], *, was_named: bool) -> None:
     """Have these deleted: no block names them, from this transaction on. `was_named`: one did before, and may still do
     so in a backup."""
-    _note(conn, _DOOM_NAMED if was_named else _DOOM_UNNAMED, owner, lost)
+    _note(conn, _ORPHAN_NAMED if was_named else _ORPHAN_UNNAMED, owner, lost)
 
 
 def claim_objects(conn: Connection, uris: Sequence[str]) -> set[str]:
@@ -110,8 +112,8 @@ def delete_expired_objects(
     grace_s: float = GRACE_S,
     most_s: float = MAX_S,
 ) -> int:
-    """Delete doomed objects whose grace is over, some thousand of each place, for about so long; how many. What is
-    abandoned is doomed before. Autocommit.
+    """Delete orphaned objects whose grace is over, some thousand of each place, for about so long; how many. What is
+    abandoned is orphaned before. Autocommit.
 
     Raises `PayloadUnavailable` when all that can be deleted has been: the others are tried again.
     """
@@ -143,7 +145,7 @@ def _picked(conn: Connection, asked: dict[str, object]) -> list[str]:
     """Return what is to be deleted at a place. What a block names is tried last from then on, like what cannot be
     deleted."""
     rows = conn.execute(_PICKED, asked).fetchall()
-    conn.execute(_TRIED, ([uri for uri, is_named in rows if is_named],))
+    conn.execute(_DELETE_FAILED, ([uri for uri, is_named in rows if is_named],))
     return [uri for uri, is_named in rows if not is_named]
 
 
@@ -179,7 +181,7 @@ def _delete(
         )  # what is not found at a place that has gone away meanwhile is not deleted
         gone = [uri for uri, outcome in zip(chunk, outcomes, strict=True) if outcome is None]
         conn.execute(_GONE, (gone,))
-        conn.execute(_TRIED, ([uri for uri in chunk if uri not in gone],))
+        conn.execute(_DELETE_FAILED, ([uri for uri in chunk if uri not in gone],))
         deleted += len(gone)
         problems += [outcome for outcome in outcomes if isinstance(outcome, ObjectUnusable)][:1]
         others = [outcome for outcome in outcomes if outcome is not None and not isinstance(outcome, ObjectUnusable)]

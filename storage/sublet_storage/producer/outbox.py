@@ -1,6 +1,6 @@
 """Moves messages that were published by SQL from the outbox into the log.
 
-`publish(...)` in `migrations/sql/0001_outbox.sql` writes a row of `outbox` in its caller's transaction. What has
+`publish(...)` in `migrations/sql/0100_outbox.sql` writes a row of `outbox` in its caller's transaction. What has
 committed is read here without a lock, made into blocks, and then moved in one short transaction: the rows are deleted
 and the blocks appended, or neither. So a message is stored exactly once, whatever dies when.
 
@@ -75,13 +75,13 @@ _READ_SINCE = _READ.format(rows=_SINCE, locked="")
 _TAKE = "delete from outbox where ctid = any(%s::text::tid[]) returning outbox_id"
 _SET_ASIDE = """
 with gone as (delete from outbox where ctid = any(%s::text::tid[]) returning *)
-insert into outbox_refused (outbox_id, topic, key, value, headers, "timestamp", at, reason)
+insert into outbox_rejected (outbox_id, topic, key, value, headers, "timestamp", at, reason)
 select outbox_id, topic, key, value, headers, "timestamp", at, bad.reason
   from gone join unnest(%s::bigint[], %s::text[]) as bad (outbox_id, reason) using (outbox_id)
 returning outbox_id"""
 
 _WAITING = """
-select count(*), extract(epoch from clock_timestamp() - min(at))::float8, (select count(*) from outbox_refused)
+select count(*), extract(epoch from clock_timestamp() - min(at))::float8, (select count(*) from outbox_rejected)
   from outbox"""
 
 

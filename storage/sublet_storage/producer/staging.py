@@ -43,7 +43,7 @@ from stdin (format binary)"""
 _TYPES = ["text", "int8", "uuid", "int4", "int8", "int4", "timestamptz", "timestamptz", "text[]", "int2", "bytea"]
 
 _ENTER = """
-insert into sink_batch as s (sink, batch, messages, once) values (%(sink)s, %(batch)s, %(messages)s, %(once)s)
+insert into sink_batch as s (sink, batch, messages, single) values (%(sink)s, %(batch)s, %(messages)s, %(single)s)
 on conflict (sink) do update set batch = excluded.batch, messages = excluded.messages, at = clock_timestamp()
  where s.batch < excluded.batch
 returning 1"""
@@ -161,14 +161,14 @@ def delete_abandoned_blocks(conn: psycopg.Connection[Any], older_than_s: float =
     """Remove blocks that were staged longer ago and are not published, and records of abandoned sinks; return how many
     blocks they were."""
     age = "< clock_timestamp() - make_interval(secs => %s)"
-    conn.execute(f"delete from sink_batch where once and at {age}", (older_than_s,))
+    conn.execute(f"delete from sink_batch where single and at {age}", (older_than_s,))
     return conn.execute(f"delete from staged_block where staged_at {age}", (older_than_s,)).rowcount
 
 
 def _enter(conn: psycopg.Connection[Any], write: SinkBatch, messages: int) -> int | None:
     """Record the batch, whose sink's row is locked from now on; if it is there, how many messages it had. Raises
     `BatchOutOfSequence`."""
-    who = {"sink": write.sink, "batch": write.batch, "messages": messages, "once": write.is_single}
+    who = {"sink": write.sink, "batch": write.batch, "messages": messages, "single": write.is_single}
     if conn.execute(_ENTER, who).fetchone() is not None:
         return None
     newest = conn.execute("select batch, messages from sink_batch where sink = %s", (write.sink,)).fetchone()

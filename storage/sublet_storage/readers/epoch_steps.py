@@ -39,10 +39,11 @@ _FIRST, _END = attrgetter("first"), attrgetter("end")
 
 _MARKS = """
 select s.head, s.state = 'closed', g.state = 'gone', space.lower_frontier::text,
-       b.end_offset, b.count, b.size, b.lower_frontier::text, b.epochs::text
+       b.end_offset, b.count, b.size, b.lower_frontier::text, b.epoch_bounds::text
   from stream s join generation g using (generation_id) join space on space.space_id = s.space_id
   left join lateral (
-    select end_offset, count, coalesce(octet_length(payload), uri_bytes) as size, lower_frontier, epochs from block
+    select end_offset, count, coalesce(octet_length(payload), uri_bytes) as size, lower_frontier, epoch_bounds
+      from block
      where generation_id = %(generation)s and stream_id = %(stream)s and end_offset > %(offset)s
      order by end_offset limit %(blocks)s) b on true
  where s.stream_id = %(stream)s
@@ -385,4 +386,4 @@ def _mark(end: int, count: int, size: int | None, lower: str | None, epochs: str
 def _epochs(stored: str) -> EpochBounds:
     found = json.loads(stored)
     least, greatest = (tuple(tuple(epoch) for epoch in found[end]) for end in ("least", "greatest"))
-    return EpochBounds(least, greatest, found["mixed"])
+    return EpochBounds(least, greatest, found["has_unset"])

@@ -15,11 +15,11 @@ _POSITION = """
   case %({bound})s when 'earliest' then 0
        when 'latest' then s.head
        when 'offset' then least(%({bound}_value)s::bigint, s.head)
-       else coalesce(position_at(s.generation_id, s.stream_id,
+       else coalesce(offset_at_time(s.generation_id, s.stream_id,
          timestamptz 'epoch' + %({bound}_value)s::bigint * interval '1 microsecond'), s.head) end"""
 
 _EXTENTS = f"""
-select s.stream_id, s.generation_id, p.name, n.filter, p.epoch_numbers,
+select s.stream_id, s.generation_id, p.name, n.filter, p.epoch_dimensions,
        {_POSITION.format(bound="start")}, {_POSITION.format(bound="end")}
   from stream s join generation n using (generation_id) join space p on p.space_id = s.space_id
  where n.state <> 'gone'

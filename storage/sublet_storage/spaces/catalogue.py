@@ -12,12 +12,12 @@ from sublet_storage.spaces.routing import GenerationFilters, Space, StreamInfo
 
 DEFAULT_SPACE = "default"
 
-_SPACE = "space_id, name, filter, shards, retention_s, rollover_s, compression, payloads, tier_after_s"
+_SPACE = "space_id, name, filter, shards, retention_s, rollover_s, compression, payload_location, tier_after_s"
 _STREAM = "stream_id, space_id, generation_id, hash_from::text, hash_to::text, head, state = 'closed'"
 _ROUTING = """
 select s.stream_id, s.space_id, s.generation_id, s.hash_from::text, s.hash_to::text, s.head,
        p.name, p.filter, p.shards, p.retention_s, p.rollover_s, p.compression,
-       p.payloads, p.tier_after_s
+       p.payload_location, p.tier_after_s
   from stream s join space p using (space_id)
  where s.state = 'open' order by s.stream_id"""
 

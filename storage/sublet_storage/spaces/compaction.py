@@ -72,7 +72,7 @@ update stream s set seen_offset = u.upto, is_compact = s.state = 'closed' and s.
 _SMALL = """
   (b.count < %(messages)s and octet_length(b.payload) < %(bytes)s
    and b.appended_at < clock_timestamp() - make_interval(secs => %(age)s))"""
-_FRONTIERS = "coalesce(lower_frontier::text, '') || '|' || coalesce(epochs::text, '')"
+_FRONTIERS = "coalesce(lower_frontier::text, '') || '|' || coalesce(epoch_bounds::text, '')"
 
 _RUNS = f"""
 select end_offset, count, octet_length(payload), {_FRONTIERS} from {{block}}
@@ -80,13 +80,14 @@ select end_offset, count, octet_length(payload), {_FRONTIERS} from {{block}}
    and appended_at < clock_timestamp() - make_interval(secs => %s)
  order by end_offset limit %s"""
 _LOCKED = """
-select end_offset, count, codec, payload, appended_at, lower_frontier::text, epochs::text, piece_starts, piece_times
+select end_offset, count, codec, payload, appended_at, lower_frontier::text, epoch_bounds::text,
+       piece_starts, piece_times
   from {block}
  where stream_id = %s and end_offset = any(%s) and uri is null order by end_offset for update"""
 _REPLACED = "delete from {block} where stream_id = %s and end_offset = any(%s)"
 _MERGED = """
 insert into {block} (generation_id, stream_id, end_offset, count, first_timestamp, last_timestamp, appended_at, topics,
-                     lower_frontier, epochs, codec, payload, piece_starts, piece_times)
+                     lower_frontier, epoch_bounds, codec, payload, piece_starts, piece_times)
 values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"""
 
 

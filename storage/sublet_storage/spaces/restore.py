@@ -1,4 +1,4 @@
-"""Restores payloads into Postgres: read, checked, stored again; their objects are doomed in that transaction.
+"""Bringing payloads back into Postgres: read, checked, stored again; their objects are orphaned in that transaction.
 
 What cannot be restored holds up nothing else: it stays where it is, and is reported at the end.
 """
@@ -22,7 +22,7 @@ select g.generation_id, s.stream_id from generation g join stream s using (gener
  where g.space_id = %s and g.state <> 'gone' and s.tiered_offset is not null order by 1, 2"""
 
 _BLOCKS = """
-select end_offset, count, codec, topics, payload, array[uri, uri_bytes::text] || (select payload_places_of(%s))
+select end_offset, count, codec, topics, payload, array[uri, uri_bytes::text] || (select payload_locations_of(%s))
   from block
  where generation_id = %s and stream_id = %s and end_offset > %s and uri is not null order by end_offset limit %s"""
 

@@ -1,8 +1,8 @@
 """Retention: drops messages that are too old, generation by generation.
 
 A closed generation older than its space's retention is first declared gone, and that is committed: from then on every
-read reports it. Then its partition is detached and dropped, which holds up no reader, and takes no scan but of the
-rows, without payloads, of a space that has had a payload location: what they name there is doomed. Every step can be
+read says so. Then its partition is detached and dropped, which holds up no reader, and takes no scan but of the rows,
+without payloads, of a space that has had a place for these: what they name there is orphaned. Every step can be
 repeated: a pass that was interrupted, or did not get a lock in time, is finished by the next one.
 
 Unfinished `$queue` groups hold their messages back, as does any group with the option `holds_retention`. Creating or
@@ -81,12 +81,12 @@ select producer_id, stream_id, (select count(*) from forgotten) from few order b
 
 # Of a space that never had a place no row is looked at.
 _DOOM = """
-insert into payload_object (uri, space_id, generation_id, stream_id, end_offset, doomed_at)
+insert into payload_object (uri, space_id, generation_id, stream_id, end_offset, orphaned_at)
 select b.uri, g.space_id, g.generation_id, b.stream_id, b.end_offset, clock_timestamp()
   from {part} b join generation g on g.generation_id = {generation}
  where b.uri is not null and (
-   select payload_places <> '{{}}' from space join generation using (space_id) where generation_id = {generation})
-on conflict (uri) do update set doomed_at = coalesce(payload_object.doomed_at, excluded.doomed_at)"""
+   select payload_locations <> '{{}}' from space join generation using (space_id) where generation_id = {generation})
+on conflict (uri) do update set orphaned_at = coalesce(payload_object.orphaned_at, excluded.orphaned_at)"""
 
 
 def apply_retention(conn: psycopg.Connection[Any], guard: Guard | None = None) -> list[int]:
@@ -169,7 +169,7 @@ def _detach(conn: psycopg.Connection[Any], generation_id: int, pending: bool) ->
 
 
 def _drop(conn: psycopg.Connection[Any], generation_id: int) -> bool:
-    """What its rows name outside of Postgres is doomed at the same instant, and not before."""
+    """What its rows name outside of Postgres is orphaned at the same instant, and not before."""
     part = partition_table(generation_id)
     steps = [
         sql.SQL("lock table {} in access exclusive mode").format(part),

@@ -42,7 +42,7 @@ class Space:
     retention_s: int | None = None
     rollover_s: int | None = None
     compression: str = "none"
-    payloads: str | None = None
+    payload_location: str | None = None
     tier_after_s: int | None = None
 
 

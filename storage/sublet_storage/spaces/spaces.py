@@ -28,7 +28,9 @@ from sublet_storage.spaces.rollover import lock_streams, retry_on_lock_timeout, 
 from sublet_storage.spaces.routing import Space, split_ring
 
 DEFAULT_SHARDS = 16
-CHANGEABLE = frozenset({"filter", "shards", "retention_s", "rollover_s", "compression", "payloads", "tier_after_s"})
+CHANGEABLE = frozenset(
+    {"filter", "shards", "retention_s", "rollover_s", "compression", "payload_location", "tier_after_s"}
+)
 MAX_S = 1000 * 365 * 86400
 """The longest retention and rollover, 1000 years: more would leave the span of Postgres' timestamps."""
 
@@ -65,14 +67,14 @@ def create_space(
     retention_s: int | None = None,
     rollover_s: int | None = None,
     compression: str = "none",
-    payloads: str | None = None,
+    payload_location: str | None = None,
     tier_after_s: int | None = None,
 ) -> Space:
     """Give the topics that match `filter` a space of their own; the less specific spaces they leave roll over.
 
     The same call again is a no-op. Raises `Conflict` if the name or the filter is taken with other settings.
     """
-    retained = (retention_s, rollover_s, compression, payloads, tier_after_s)
+    retained = (retention_s, rollover_s, compression, payload_location, tier_after_s)
     wanted = _checked(Space(0, name, Filter(filter), shards, *retained))
 
     def create() -> Space:
@@ -93,8 +95,8 @@ def alter_space(conn: psycopg.Connection[Any], name: str, **changes: Any) -> Spa
         raise InvalidSetting(f"space {name!r}: no such settings: {', '.join(sorted(unknown))}.")
     if "filter" in changes:
         changes["filter"] = Filter(changes["filter"])
-    if changes.get("payloads") is not None:
-        check_reaches_objects(conn, name, changes["payloads"])
+    if changes.get("payload_location") is not None:
+        check_reaches_objects(conn, name, changes["payload_location"])
 
     def alter() -> Space:
         spaces = _locked_spaces(conn)
@@ -220,12 +222,14 @@ def _checked(space: Space) -> Space:
             raise InvalidSetting(f"{what} {seconds}: must be {rule}. Leave it out for no limit, or alter it to none.")
     if space.compression not in COMPRESSIONS:
         raise InvalidSetting(f"compression {space.compression!r}: choose one of {', '.join(COMPRESSIONS)}.")
-    if space.payloads is None and space.tier_after_s is not None:
+    if space.payload_location is None and space.tier_after_s is not None:
         raise InvalidSetting(
             f"tier_after_s {space.tier_after_s}: space {space.name!r} has no place that its payloads could be moved to."
-            " Give it `payloads` too, or leave this out."
+            " Give it `payload_location` too, or leave this out."
         )
-    return space if space.payloads is None else replace(space, payloads=str(location.parse_location(space.payloads)))
+    if space.payload_location is None:
+        return space
+    return replace(space, payload_location=str(location.parse_location(space.payload_location)))
 
 
 def _same(space: Space, wanted: Space) -> Space:
@@ -273,19 +277,19 @@ def _update(conn: psycopg.Connection[Any], new: Space) -> None:
     """Where it has payloads already, another way to the same place is the way to these as well."""
     conn.execute(
         "update space set name = %s, filter = %s, shards = %s, retention_s = %s, rollover_s = %s, compression = %s,"
-        " payloads = %s, tier_after_s = %s, payload_places = array("
+        " payload_location = %s, tier_after_s = %s, payload_locations = array("
         "   select case when split_part(known, '?', 1) = split_part(%s, '?', 1) then %s else known end"
-        "     from unnest(payload_places) as known)"
+        "     from unnest(payload_locations) as known)"
         " where space_id = %s",
-        (*_row(new), new.payloads, new.payloads, new.space_id),
+        (*_row(new), new.payload_location, new.payload_location, new.space_id),
     )
 
 
-_COLUMNS = ("name", "filter", "shards", "retention_s", "rollover_s", "compression", "payloads", "tier_after_s")
+_COLUMNS = ("name", "filter", "shards", "retention_s", "rollover_s", "compression", "payload_location", "tier_after_s")
 
 
 def _row(space: Space) -> tuple[object, ...]:
-    retained = (space.retention_s, space.rollover_s, space.compression, space.payloads, space.tier_after_s)
+    retained = (space.retention_s, space.rollover_s, space.compression, space.payload_location, space.tier_after_s)
     return (space.name, space.filter.text, space.shards, *retained)
 
 
@@ -302,7 +306,7 @@ def _affected(spaces: list[Space], *changed: Space) -> list[Space]:
     ]
 
 
-_USED = "select payload_places_of(space_id) from space where name = %s and dropped_at is null"
+_USED = "select payload_locations_of(space_id) from space where name = %s and dropped_at is null"
 
 
 def check_reaches_objects(conn: psycopg.Connection[Any], space: str, text: str) -> None:
@@ -318,6 +322,7 @@ def check_reaches_objects(conn: psycopg.Connection[Any], space: str, text: str) 
         except PayloadUnavailable as error:
             why = str(error).partition(". ")[0]
             raise InvalidSetting(
-                f"payloads {str(wanted)!r}: payloads of space {space!r} lie there already, and these options must lead "
-                f"to them: {why}. Correct the options, or run this where the place can be reached; nothing was changed."
+                f"payload_location {str(wanted)!r}: payloads of space {space!r} lie there already, and these "
+                f"options must lead to them: {why}. Correct the options, or run this where the place can "
+                "be reached; nothing was changed."
             ) from error

@@ -72,21 +72,21 @@ select end_offset, count, codec, case when is_moved then payload end, is_due
 
 _KNOWN = """
 select marker, is_marked, exists (
-    select from space where space_id = %(space)s and payload_places @> array[%(place)s::text])
-  from payload_place where prefix = %(prefix)s"""
+    select from space where space_id = %(space)s and payload_locations @> array[%(place)s::text])
+  from payload_location where prefix = %(prefix)s"""
 
-_WISHED = "insert into payload_place (prefix, marker) values (%s, %s) on conflict do nothing"
+_WISHED = "insert into payload_location (prefix, marker) values (%s, %s) on conflict do nothing"
 
-_MARKED = "update payload_place set marker = %s, is_marked = true where prefix = %s and not is_marked"
+_MARKED = "update payload_location set marker = %s, is_marked = true where prefix = %s and not is_marked"
 
 _PREPARED = """
-update space set payload_places = payload_places || %(place)s::text
- where space_id = %(space)s and payloads = %(place)s and not payload_places @> array[%(place)s::text]"""
+update space set payload_locations = payload_locations || %(place)s::text
+ where space_id = %(space)s and payload_location = %(place)s and not payload_locations @> array[%(place)s::text]"""
 
 # Before the streams, as who changes spaces, or appends and advances, has it.
 _LOCK = "lock table space in row exclusive mode"
 
-_STILL = "select from space where space_id = %s and payloads = %s and dropped_at is null"
+_STILL = "select from space where space_id = %s and payload_location = %s and dropped_at is null"
 
 _LOCK_BLOCKS = """
 select from block where generation_id = %s and stream_id = %s and end_offset = any(%s) order by end_offset for update"""
@@ -144,7 +144,7 @@ def tier_space(conn: Connection, space: Space, guard: Guard | None = None, most_
     What ails one object or stream is raised after all others were moved, and `PayloadUnavailable` where the place is
     away: what was moved until then has been.
     """
-    if space.payloads is None:
+    if space.payload_location is None:
         return TieringResult(0, 0, True)
     until, is_late = time.monotonic() + most_s, False
     mover = _Mover(conn, space, guard)
@@ -170,7 +170,7 @@ class _Mover:
 
     def __init__(self, conn: Connection, space: Space, guard: Guard | None) -> None:
         self._conn, self._space = conn, space
-        self._place = parse_location(space.payloads or "")
+        self._place = parse_location(space.payload_location or "")
         self._store = get_store(self._place)
         self._guard: Guard = guard or (lambda _: None)
         self.is_over = False
@@ -212,7 +212,7 @@ class _Mover:
     def _prepare(self) -> bool:
         """Ensure that a location in use has a marker, and the space knows it; False where it got another meanwhile."""
         prefix = self._place.prefix
-        asked = {"space": self._space.space_id, "place": self._space.payloads, "prefix": prefix}
+        asked = {"space": self._space.space_id, "place": self._space.payload_location, "prefix": prefix}
         row = self._conn.execute(_KNOWN, asked).fetchone()
         if row is None:
             self._conn.execute(_WISHED, (prefix, secrets.token_hex(16)))
@@ -260,7 +260,7 @@ class _Mover:
         return _Block(end_offset, count, codec, payload, name, f"{self._store.location.prefix}/{name}")
 
     def _write(self, stream: _Stream, blocks: list[_Block]) -> list[_Block]:
-        """Return the blocks whose objects are there. Where the location hangs, what was registered is doomed after a
+        """Return the blocks whose objects are there. Where the location hangs, what was registered is orphaned after a
         while: it may still be written."""
         with self._conn.transaction():
             self._guard(self._conn)
@@ -273,30 +273,31 @@ class _Mover:
         try:
             run_with_timeout(self._store, TO_CHANGE, self._store.check_marker)
         except PayloadUnavailable:  # what was written to a place that has gone away meanwhile is elsewhere
-            self._doom(stream, blocks)
+            self._mark_orphans(stream, blocks)
             raise
         return [block for block, outcome in zip(blocks, outcomes, strict=True) if outcome is None]
 
     def _let_them_name(
         self, stream: _Stream, rows: Sequence[Sequence[Any]], blocks: list[_Block], written: list[_Block]
     ) -> list[_Block]:
-        """Return the blocks that are moved now. Of others the objects are doomed, and they are looked at again."""
+        """The blocks that are moved now. Of others the objects are orphaned, and they are looked at again."""
         try:
             with self._conn.transaction():
                 self._guard(self._conn)
                 self._conn.execute(_LOCK)
-                self.is_over = not self._conn.execute(_STILL, (self._space.space_id, self._space.payloads)).rowcount
+                target = (self._space.space_id, self._space.payload_location)
+                self.is_over = not self._conn.execute(_STILL, target).rowcount
                 wanted = [] if self.is_over else written
                 claimed = registry.claim_objects(self._conn, [block.uri for block in wanted])
                 named = self._name(stream, [block for block in wanted if block.uri in claimed])
                 left = [block for block in blocks if block.uri not in named]
-                self._doom(stream, left)
+                self._mark_orphans(stream, left)
                 if not self.is_over:
                     self._advance(stream, rows, min((block.end_offset for block in left), default=None))
         except Exception:
             # No block names them now; a writer that is still at work may have forgotten those that come late.
             if not self._conn.closed:
-                self._doom(stream, blocks)
+                self._mark_orphans(stream, blocks)
             raise
         return [block for block in blocks if block.uri in named]
 
@@ -323,7 +324,7 @@ class _Mover:
         }
         return {row[0] for row in self._conn.execute(_NAME, parameters)}
 
-    def _doom(self, stream: _Stream, blocks: list[_Block]) -> None:
+    def _mark_orphans(self, stream: _Stream, blocks: list[_Block]) -> None:
         registry.mark_for_deletion(
             self._conn, self._owner(stream), [(block.uri, block.end_offset) for block in blocks], was_named=False
         )

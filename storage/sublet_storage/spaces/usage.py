@@ -50,7 +50,8 @@ select line.group_id, count(*), sum(s.head - line.position)
  group by line.group_id"""
 
 _LEFT = """
-select p.space_id, p.name, p.filter, p.shards, p.retention_s, p.rollover_s, p.compression, p.payloads, p.tier_after_s,
+select p.space_id, p.name, p.filter, p.shards, p.retention_s, p.rollover_s, p.compression, p.payload_location,
+       p.tier_after_s,
        p.dropped_at, sum(s.head), max(g.closed_at) filter (where s.head > 0) + make_interval(secs => p.retention_s)
   from space p join generation g using (space_id) join stream s using (generation_id)
  where p.dropped_at is not null and g.state <> 'gone'

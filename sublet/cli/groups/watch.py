@@ -206,7 +206,7 @@ def _line(event: dict[str, Any]) -> str:
     """Return an event for people. What could move a cursor is escaped."""
     name, of, why = (str(event.get(field) or "") for field in ("event", "session", "reason"))
     who = of or str(event.get("agent") or event.get("node"))
-    parts = [str(event.get("at")), f"{name:<9}"]
+    parts = [str(event.get("at")), f"{name:<13}"]
     if "stream_id" in event:
         parts.append(f"stream {event['stream_id']} at {event.get('position')}")
     if event.get("redelivery_end", 0) > event.get("position", 0):

@@ -18,7 +18,7 @@ from sublet.cli.spaces.change import (
     format_retention,
     print_space,
 )
-from sublet.cli.spaces.payloads import NoPayloads, NoTierAfter, Payloads, Recall, TierAfter
+from sublet.cli.spaces.payloads import NoPayloadLocation, NoTierAfter, PayloadLocation, Recall, TierAfter
 from sublet_protocol.domain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ def alter(
     filter: Annotated[
         str | None, typer.Option(metavar="FILTER", help="Which topics it has from now on, in new streams. Quote it.")
     ] = None,
-    payloads: Payloads = None,
-    no_payloads: NoPayloads = False,
+    payload_location: PayloadLocation = None,
+    no_payload_location: NoPayloadLocation = False,
     recall: Recall = False,
     tier_after: TierAfter = None,
     no_tier_after: NoTierAfter = False,
@@ -70,7 +70,7 @@ def alter(
         **({} if rollover is None else {"rollover_s": _seconds(rollover)}),
         **({} if compression is None else {"compression": compression.value}),
         **({} if filter is None else {"filter": filter}),
-        **space_payloads.payload_changes(payloads, no_payloads, recall, tier_after, no_tier_after),
+        **space_payloads.payload_changes(payload_location, no_payload_location, recall, tier_after, no_tier_after),
     }
     if not changes:
         raise UsageError(
@@ -91,7 +91,7 @@ def alter(
         cli,
         space,
         said + format_payload_location(space),
-        warning=space_payloads.warn_missing_directory(cli, space, payloads),
+        warning=space_payloads.warn_missing_directory(cli, space, payload_location),
     )
 
 

@@ -53,11 +53,11 @@ def format_retention(space: Space) -> str:
 
 
 def format_payload_location(space: Space) -> str:
-    """Return the sentence about where payloads go, for a space that has a place for them; else nothing."""
-    if space.payloads is None:
+    """The sentence about where payloads go, for a space that has a place for them; else nothing."""
+    if space.payload_location is None:
         return ""
     older = "" if space.tier_after_s is None else f", and what is older than {space.tier_after_s} s of open ones"
-    return f" Payloads of closed streams{older} go to {space.payloads}."
+    return f" Payloads of closed streams{older} go to {space.payload_location}."
 
 
 def space_to_json(space: Space) -> dict[str, Any]:
@@ -70,6 +70,6 @@ def space_to_json(space: Space) -> dict[str, Any]:
         "retention_s": space.retention_s,
         "rollover_s": space.rollover_s,
         "compression": space.compression,
-        "payloads": space.payloads,
+        "payload_location": space.payload_location,
         "tier_after_s": space.tier_after_s,
     }

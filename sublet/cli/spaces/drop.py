@@ -101,7 +101,7 @@ def _answer(
             "space_id": space.space_id,
             "name": space.name,
             "dropped": not dry_run,
-            "kept": keep,
+            "retained": keep,
         }
         cli.print_json({**reported, **asdict(found), "fallback_spaces": names})
         return

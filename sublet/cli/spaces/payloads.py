@@ -17,7 +17,7 @@ from sublet_protocol.domain.errors import PayloadUnavailable, UsageError
 if TYPE_CHECKING:
     from sublet_storage.spaces.routing import Space
 
-Payloads = Annotated[
+PayloadLocation = Annotated[
     str | None,
     typer.Option(
         "--payload-location",
@@ -31,7 +31,7 @@ TierAfter = Annotated[
     str | None,
     typer.Option(metavar="DURATION", help="Also move what is older than that, 1d say, of streams that are open."),
 ]
-NoPayloads = Annotated[
+NoPayloadLocation = Annotated[
     bool, typer.Option("--no-payload-location", help="Move no more payloads out. What lies outside is read from there.")
 ]
 Recall = Annotated[
@@ -44,22 +44,22 @@ NoTierAfter = Annotated[bool, typer.Option("--no-tier-after", help="Move payload
 
 
 def payload_changes(
-    payloads: str | None, no_payloads: bool, recall: bool, tier_after: str | None, no_tier_after: bool
+    payload_location: str | None, no_payload_location: bool, recall: bool, tier_after: str | None, no_tier_after: bool
 ) -> dict[str, Any]:
-    """Return what is to be changed of where payloads lie. Raises `UsageError` for what contradicts itself."""
-    if (payloads is not None or tier_after is not None) and no_payloads:
+    """What is to be changed of where payloads lie. Raises `UsageError` for what contradicts itself."""
+    if (payload_location is not None or tier_after is not None) and no_payload_location:
         raise UsageError(
             "--no-payload-location stands alone: without a place nothing is moved. Leave out one or the other."
         )
     if tier_after is not None and no_tier_after:
         raise UsageError("--tier-after and --no-tier-after contradict each other. Leave one of them out.")
-    if recall and not no_payloads:
+    if recall and not no_payload_location:
         raise UsageError(
             "--restore-payloads goes with --no-payload-location: what came back would be moved out again. Give both."
         )
-    found: dict[str, Any] = {"payloads": None, "tier_after_s": None} if no_payloads else {}
-    if payloads is not None:
-        found["payloads"] = payloads
+    found: dict[str, Any] = {"payload_location": None, "tier_after_s": None} if no_payload_location else {}
+    if payload_location is not None:
+        found["payload_location"] = payload_location
     if tier_after is not None or no_tier_after:
         found["tier_after_s"] = None if tier_after is None else values.parse_seconds(tier_after)
     return found
@@ -72,7 +72,11 @@ def warn_missing_directory(cli: Cli, space: Space, given: str | None) -> str | N
     from sublet_storage.objects.object_stores import get_store
     from sublet_storage.objects.parallel_calls import TO_READ, run_with_timeout
 
-    if given is None or space.payloads is None or (place := parse_location(space.payloads)).scheme != "file":
+    if (
+        given is None
+        or space.payload_location is None
+        or (place := parse_location(space.payload_location)).scheme != "file"
+    ):
         return None
     found = "does not answer from"
     with suppress(PayloadUnavailable):

@@ -20,7 +20,7 @@ from sublet.cli.spaces.change import (
     print_space,
     space_to_json,
 )
-from sublet.cli.spaces.payloads import Payloads, TierAfter, warn_missing_directory
+from sublet.cli.spaces.payloads import PayloadLocation, TierAfter, warn_missing_directory
 
 if TYPE_CHECKING:
     from sublet_storage.spaces.usage import DroppedSpace
@@ -51,7 +51,7 @@ def create(
     retention: Retention = None,
     rollover: Rollover = None,
     compression: Annotated[Compression, typer.Option(help="How messages are stored.")] = Compression.NONE,
-    payloads: Payloads = None,
+    payload_location: PayloadLocation = None,
     tier_after: TierAfter = None,
 ) -> None:
     """Give the topics that match a filter a space of their own.
@@ -74,12 +74,12 @@ def create(
         retention_s=None if retention is None else values.parse_seconds(retention),
         rollover_s=None if rollover is None else values.parse_seconds(rollover),
         compression=compression,
-        payloads=payloads,
+        payload_location=payload_location,
         tier_after_s=None if tier_after is None else values.parse_seconds(tier_after),
     )
     space = apply_change(cli, create)
     said = f"The space {space.name} holds {space.filter} in {space.shards} streams.{format_payload_location(space)}"
-    print_space(cli, space, said, warning=warn_missing_directory(cli, space, payloads))
+    print_space(cli, space, said, warning=warn_missing_directory(cli, space, payload_location))
 
 
 def list_(cli: Cli) -> None:
@@ -105,14 +105,14 @@ def list_(cli: Cli) -> None:
         )
     if outbox.rejected:
         cli.print_info(
-            f"{outbox.rejected} published by SQL could not be moved: see `reason` in the table outbox_refused."
+            f"{outbox.rejected} published by SQL could not be moved: see `reason` in the table outbox_rejected."
         )
     if cli.json:
         live = [{**space_to_json(space), "state": "live"} for space in spaces]
         cli.print_json({"spaces": live, "dropped": [_left_as_json(one) for one in dropped], "outbox": asdict(outbox)})
         return
     rows = [
-        (s.name, s.filter, s.shards, *map(_duration, (s.retention_s, s.rollover_s)), s.compression, s.payloads,
+        (s.name, s.filter, s.shards, *map(_duration, (s.retention_s, s.rollover_s)), s.compression, s.payload_location,
          _duration(s.tier_after_s))
         for s in spaces
     ]  # fmt: skip

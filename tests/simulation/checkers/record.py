@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from sublet_leader.group.history import GroupHistoryEvent
 from sublet_storage.groups.model.records import (
-    CONSUMED,
+    COMMAND,
+    EPOCHS_CONSUMED,
     MAINTENANCE,
-    ORDER,
     TAKEOVER,
     HistoryRecord,
     Leadership,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.simulation.database import WatchedGroups
     from tests.simulation.world import World
 
-_ENDS = ("release", "seize", "reserve", "finish", "skip", "block", "delete", "reset")
+_ENDS = ("release", "force_release", "reserve", "finish", "skip", "block", "delete", "reset")
 _REASONS_OF_GRANTS = ("allocated", "kept for its session", "reclaimed")
 
 
@@ -107,7 +107,7 @@ class Record:
         self._lines.add(line)
         key = line.group_id, line.stream_id
         before = self._in_force.get(key)
-        if line.event in (TAKEOVER, CONSUMED, ORDER):
+        if line.event in (TAKEOVER, EPOCHS_CONSUMED, COMMAND):
             return
         if line.event == "grant":
             if before is not None:
@@ -153,7 +153,7 @@ class Record:
             self.twice.update({(*key, grant_id): (line.position, line.redelivery_end) for grant_id in grants})
 
     def _end(self, key: Key, before: HistoryRecord | None, line: HistoryRecord) -> None:
-        if (before is not None or line.event in ("release", "seize", "reserve", "delete")) and (
+        if (before is not None or line.event in ("release", "force_release", "reserve", "delete")) and (
             before is None or before.grant_id != line.grant_id or before.borrower_id != line.borrower_id
         ):
             raise Violation(f"the end of a grant that is not in force: {line}, but {before}")
@@ -161,7 +161,7 @@ class Record:
             raise Violation(f"why a grant began is not why it ended: {line}")
         if line.position < self._positions.get(key, 0) and line.event != "reset":
             raise Violation(f"a position of history went back from {self._positions[key]}: {line}")
-        if line.is_forced != (line.redelivery_end is not None) or (line.event == "seize") > line.is_forced:
+        if line.is_forced != (line.redelivery_end is not None) or (line.event == "force_release") > line.is_forced:
             raise Violation(f"forced, or not, without saying what may be seen twice: {line}")
         self._positions[key] = line.position
         if before is not None and line.event == "reset":

@@ -7,8 +7,8 @@ import { Seen, chart } from "./curve.js";
 import { Lanes } from "./lanes.js";
 import { clock, lagTitle, owner, seconds, shortAgent, visible, whole } from "./words.js";
 
-const LINES = 100, STUCK = 5;
-const ALOUD = new Set(["grant", "reclaim", "seize", "release", "takeover", "block", "unreadable", "readable", "order"]);
+const LINES = 100, UNREADABLE_LINES = 5;
+const ALOUD = new Set(["grant", "reclaim", "force_release", "release", "takeover", "block", "unreadable", "readable", "command"]);
 
 export class GroupPage {
   constructor(place, subscription, node) {
@@ -20,11 +20,11 @@ export class GroupPage {
     this.facts = element("div");
     this.actions = new Actions(subscription, node.actions, () => this.again?.());
     this.picture = element("div", { class: "picture" }, this.lanes.svg);
-    [this.curve, this.streams, this.history] = [element("div"), element("div", { class: "scroll" }), element("div", { class: "scroll" })];
+    [this.lag, this.streams, this.history] = [element("div"), element("div", { class: "scroll" }), element("div", { class: "scroll" })];
     place.replaceChildren(
       element("p", { class: "crumbs" }, element("a", { href: "#/" }, "Groups")),
       element("h1", { class: "subscription" }, subscription), this.facts, this.actions.place,
-      section("Who holds what", this.picture), section("Lag over time", this.curve),
+      section("Who holds what", this.picture), section("Lag over time", this.lag),
       section("What happened", this.history), section("Streams", this.streams));
   }
 
@@ -51,7 +51,7 @@ export class GroupPage {
     show(this.facts, facts(group));
     this.actions.draw(group);
     this.lanes.draw(group, width);
-    show(this.curve, chart(this.seen.of(group.group_id, group.sampled_at, group.curve), width));
+    show(this.lag, chart(this.seen.of(group.group_id, group.sampled_at, group.lag_history), width));
     show(this.streams, streams(group));
     show(this.history, history(this.lines));
   }
@@ -89,8 +89,8 @@ function facts(group) {
     ["Options", `start ${group.starting_position}, when gone ${group.on_data_loss}, strategy ${group.strategy}${group.on_poison === "skip" ? ", on poison skip" : ""}${group.holds_retention ? ", holds retention back" : ""}${group.atomic ? ", atomic" : ""}`],
   ];
   if (group.paused) pairs.push(["Paused", group.paused]);
-  for (const line of group.streams.filter((each) => each.unreadable_reason !== null).slice(0, STUCK)) {
-    pairs.push(["Stuck", `stream ${line.stream_id}, for ${seconds(line.unreadable_s)}: ${line.unreadable_reason}`]);
+  for (const line of group.streams.filter((each) => each.unreadable_reason !== null).slice(0, UNREADABLE_LINES)) {
+    pairs.push(["Unreadable", `stream ${line.stream_id}, for ${seconds(line.unreadable_s)}: ${line.unreadable_reason}`]);
   }
   for (const kept of group.reserved_for_sessions) {
     pairs.push(["Kept", `${kept.streams.length} streams for ${kept.session}, ${seconds(kept.remaining_s)} more`]);

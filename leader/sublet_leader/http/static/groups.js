@@ -69,7 +69,7 @@ export class GroupsPage {
         "There are no groups yet. A consumer makes one: sublet consume '$share/billing/orders/#'");
     }
     const rows = found.groups.map((group) => {
-      const points = this.seen.of(group.group_id, found.sampled_at, found.curves[group.group_id]);
+      const points = this.seen.of(group.group_id, found.sampled_at, found.lag_history[group.group_id]);
       const streams = Object.values(group.streams_by_status).reduce((sum, count) => sum + count, 0);
       return [
         element("a", { id: `group-${group.group_id}`, href: `#/group/${encodeURIComponent(group.subscription)}` }, group.subscription),

@@ -18,7 +18,7 @@ export class NodesPage {
     show(this.own, checks(node), element("dl", { class: "facts" }, facts(node)));
     const found = await get("nodes");
     show(this.all, table("Nodes", [{ name: "Node" }, { name: "State" }, { name: "Leads", number: true },
-      { name: "Lease", number: true }, { name: "Address" }, { name: "HTTP" }, { name: "News" }, { name: "Started" }],
+      { name: "Lease", number: true }, { name: "Address" }, { name: "HTTP" }, { name: "Notifications" }, { name: "Started" }],
     found.nodes.map(line), "cards"));
   }
 }

@@ -13,12 +13,12 @@ from typing import Any
 import psycopg
 
 from sublet_storage.db.clock import WHO
-from sublet_storage.groups.model.records import MAINTENANCE, ORDER
+from sublet_storage.groups.model.records import COMMAND, MAINTENANCE
 from sublet_storage.nodes import NodeRef
 
 _READ = """
 select n.draining, coalesce(jsonb_object_agg(l.leadership_id, l.term) filter (where l.leadership_id is not null), '{}')
-  from node n left join leadership l on l.incarnation = n.incarnation and l.step_down = l.term
+  from node n left join leadership l on l.incarnation = n.incarnation and l.step_down_term = l.term
  where n.name = %s and n.incarnation = %s group by n.name"""
 
 _LED = """
@@ -32,19 +32,19 @@ select leadership_id, node from leadership
 
 _NOTE = f"""
 insert into lending_history (at, group_id, stream_id, event, reason, grant_id, position, term)
-select clock_timestamp(), leadership_id, 0, '{ORDER}', 'node ' || node || '{{}}, by ' || {WHO}, 0, 0, term
-  from told where leadership_id <> {MAINTENANCE}"""
+select clock_timestamp(), leadership_id, 0, '{COMMAND}', 'node ' || node || '{{}}, by ' || {WHO}, 0, 0, term
+  from affected where leadership_id <> {MAINTENANCE}"""
 """Else the next leader's line would look as if the one before had died."""
 
 _STEP_DOWN = f"""
-with told as (
-  update leadership l set step_down = u.term from unnest(%s::bigint[], %s::bigint[]) as u (id, term)
-   where l.leadership_id = u.id and l.term = u.term and l.step_down is distinct from u.term returning l.*)
+with affected as (
+  update leadership l set step_down_term = u.term from unnest(%s::bigint[], %s::bigint[]) as u (id, term)
+   where l.leadership_id = u.id and l.term = u.term and l.step_down_term is distinct from u.term returning l.*)
 {_NOTE.format(" is to step down")}"""
 
 _DRAIN = f"""
 with changed as (update node set draining = %s where name = %s and incarnation = %s returning incarnation, draining),
-told as (
+affected as (
   select l.* from leadership l join changed using (incarnation) where draining and l.expires_at > clock_timestamp()
 ), noted as ({_NOTE.format(" is to lead nothing any more")})
 select from changed"""

@@ -37,7 +37,7 @@ _TIMEOUTS: Final = ("idle_in_transaction_session_timeout", "transaction_timeout"
 _TAKE = "select pg_try_advisory_xact_lock(%(class)s, %(object)s)"
 
 _HOLDER = """
-select a.usename, a.pid, (extract(epoch from a.xact_start) * 1000000)::bigint, g.orders ->> 'paused'
+select a.usename, a.pid, (extract(epoch from a.xact_start) * 1000000)::bigint, g.desired_state ->> 'paused'
   from pg_locks l join pg_stat_activity a using (pid)
   left join consumer_group g on g.group_id = %(group)s
  where l.locktype = 'advisory' and l.granted and l.objsubid = 2 and l.classid = %(class)s and l.objid = %(object)s

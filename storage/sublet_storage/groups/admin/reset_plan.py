@@ -36,7 +36,7 @@ select s.stream_id, s.state = 'closed' as is_closed, n.state = 'gone' as is_gone
        s.head, is_later,
        case when %(kind)s = 'epoch' then exists (
          select from block b where b.generation_id = s.generation_id and b.stream_id = s.stream_id
-            and b.epochs is not null) end as has_epochs,
+            and b.epoch_bounds is not null) end as has_epochs,
        case when %(kind)s = 'given' then g.place when n.state = 'gone' then s.head else case %(kind)s
          when 'earliest' then 0
          when 'latest' then s.head
@@ -44,12 +44,12 @@ select s.stream_id, s.state = 'closed' as is_closed, n.state = 'gone' as is_gone
          when 'offset' then least(%(value)s::bigint, s.head)
          when 'shift' then case when now.position is not null
            then least(greatest(now.position::numeric + %(value)s::bigint, 0), s.head)::bigint end
-         when 'time' then coalesce(position_at(s.generation_id, s.stream_id,
+         when 'time' then coalesce(offset_at_time(s.generation_id, s.stream_id,
            timestamptz 'epoch' + %(value)s::bigint * interval '1 microsecond'), s.head)
          when 'epoch' then coalesce((
            select b.end_offset - b.count from block b
             where b.generation_id = s.generation_id and b.stream_id = s.stream_id and exists (
-              select from jsonb_array_elements(b.epochs -> 'greatest') as e(epoch)
+              select from jsonb_array_elements(b.epoch_bounds -> 'greatest') as e(epoch)
                where epoch_at_or_before(%(epoch)s::jsonb, e.epoch))
             order by b.end_offset limit 1), s.head) end end as after
   from stream s join generation n using (generation_id)
@@ -83,8 +83,8 @@ select %(group)s, u.stream_id, 0, %(consumed)s::jsonb, {NOW} from unnest(%(strea
     on conflict do nothing"""
 
 _NUMBERS = """
-select distinct p.epoch_numbers from space p join stream s using (space_id)
- where s.stream_id = any(%(streams)s::bigint[]) and p.epoch_numbers is not null"""
+select distinct p.epoch_dimensions from space p join stream s using (space_id)
+ where s.stream_id = any(%(streams)s::bigint[]) and p.epoch_dimensions is not null"""
 
 _LIVES = "select 1 from consumer_group where group_id = %(group)s and deleted_at is null for share"
 

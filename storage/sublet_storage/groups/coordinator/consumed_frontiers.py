@@ -42,7 +42,7 @@ select s.space_id, space.lower_frontier, before.greatest
   from stream s join space using (space_id) left join lending l on l.group_id = %(group)s and l.stream_id = s.stream_id
   cross join lateral (
     select case when %(at_the_end)s or l.stream_id is null or l.position >= s.head then s.upper_frontier else (
-      select jsonb_agg(epoch) from block b, jsonb_array_elements(b.epochs -> 'greatest') as greatest(epoch)
+      select jsonb_agg(epoch) from block b, jsonb_array_elements(b.epoch_bounds -> 'greatest') as greatest(epoch)
        where b.generation_id = s.generation_id and b.stream_id = s.stream_id and b.end_offset - b.count < l.position
     ) end as greatest) as before
  where s.space_id in (select k.space_id from lending r join stream k using (stream_id) where r.group_id = %(group)s)"""
@@ -67,7 +67,7 @@ _KNOWN = "select group_id, space_id, least from consumed_frontier where group_id
 # Where epochs have one number the least of all streams says enough; else each that is another.
 _HELD_BACK = """
 with behind as (
-  select l.group_id, s.space_id, l.consumed -> 'least' as least, p.epoch_numbers = 1 as is_total
+  select l.group_id, s.space_id, l.consumed -> 'least' as least, p.epoch_dimensions = 1 as is_total
     from lending l join stream s using (stream_id) join space p on p.space_id = s.space_id
    where l.group_id = any(%(groups)s::bigint[]) and l.unfinished and l.position <> s.head
      and l.consumed is not null)
@@ -89,7 +89,7 @@ delete from consumed_frontier f using unnest(%(groups)s::bigint[], %(spaces)s::b
  where f.group_id = u.group_id and f.space_id = u.space_id"""
 
 _EXPIRED = """
-select space_id, producer_id, least, begun from capability
+select space_id, producer_id, least, upper_frontier from capability
  where expired_at is not null and space_id = any(%(spaces)s::bigint[]) order by producer_id"""
 
 

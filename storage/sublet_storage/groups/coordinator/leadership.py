@@ -39,15 +39,15 @@ on conflict (leadership_id) do update
    set node = excluded.node, incarnation = excluded.incarnation, address = excluded.address,
        term = greatest(l.term + 1, excluded.term),
        expires_at = {NOW} + %(lease_us)s * interval '1 microsecond',
-       before_node = l.node, before_incarnation = l.incarnation,
-       timeline = excluded.timeline, before_timeline = l.timeline
+       previous_node = l.node, previous_incarnation = l.incarnation,
+       timeline = excluded.timeline, previous_timeline = l.timeline
  where l.expires_at <= {NOW} or not coalesce(l.timeline = excluded.timeline, true)
 returning *)
 insert into lending_history (at, group_id, stream_id, event, reason, grant_id, position, term)
 select {NOW}, leadership_id, 0, '{TAKEOVER}',
-       'node ' || node || ' leads; ' || coalesce('before: ' || before_node, 'first leader'), 0, 0, term
+       'node ' || node || ' leads; ' || coalesce('before: ' || previous_node, 'first leader'), 0, 0, term
   from claimed
- where leadership_id <> {MAINTENANCE} and before_incarnation is distinct from incarnation"""
+ where leadership_id <> {MAINTENANCE} and previous_incarnation is distinct from incarnation"""
 
 # The time is read above the lock: after the wait for it. It is then held to the end of the transaction. What a group
 # does about messages that are gone is never changed, and so needs no lock.
@@ -72,7 +72,7 @@ _EXPIRE = "update leadership set expires_at = timestamptz 'epoch' where leadersh
 
 
 _FIRST_HERE = """
-select l.timeline <> coalesce(l.before_timeline, g.created_timeline)
+select l.timeline <> coalesce(l.previous_timeline, g.created_timeline)
   from leadership l left join consumer_group g on g.group_id = l.leadership_id where l.leadership_id = %(id)s"""
 
 # What is granted under this term or a later one has an id that is not below it.

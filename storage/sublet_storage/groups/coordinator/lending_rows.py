@@ -27,7 +27,7 @@ Key = tuple[int, int]
 
 ROW = (
     "l.group_id, l.stream_id, l.status, l.position, l.grant_id, l.borrower_id, l.agent, l.session, l.losses,"
-    " l.lost_position, l.session_epoch, (extract(epoch from l.held_until) * 1000000)::bigint, l.lost_messages,"
+    " l.lost_position, l.session_epoch, (extract(epoch from l.held_until) * 1000000)::bigint, l.lost_message_count,"
     " l.consumed, l.in_doubt"
 )
 FACTS = (
@@ -88,26 +88,26 @@ update lending l
    set position = u.position, term = u.term, status = u.status, grant_id = u.grant_id, borrower_id = u.borrower_id,
        agent = u.agent, session = u.session, losses = u.losses, lost_position = u.lost_position,
        session_epoch = u.session_epoch, held_until = timestamptz 'epoch' + u.held_until * interval '1 microsecond',
-       lost_messages = u.lost_messages, consumed = u.consumed, in_doubt = u.in_doubt,
+       lost_message_count = u.lost_message_count, consumed = u.consumed, in_doubt = u.in_doubt,
        granted_at = case when u.status = 'held' and u.grant_id <> l.grant_id then {NOW} else l.granted_at end,
        updated_at = {NOW}
   from unnest(%(groups)b::bigint[], %(streams)b::bigint[], %(terms)b::bigint[], %(positions)b::bigint[],
               %(statuses)s::text[], %(grants)b::bigint[], %(borrowers)s::text[], %(agents)s::text[],
               %(sessions)s::text[], %(losses)b::integer[], %(lost)b::bigint[], %(epochs)b::bigint[],
-              %(held_until)b::bigint[], %(lost_messages)b::bigint[], %(consumed)s::jsonb[], %(in_doubt)s::jsonb[])
+              %(held_until)b::bigint[], %(lost_message_count)b::bigint[], %(consumed)s::jsonb[], %(in_doubt)s::jsonb[])
        as u (group_id, stream_id, term, position, status, grant_id, borrower_id, agent, session, losses, lost_position,
-             session_epoch, held_until, lost_messages, consumed, in_doubt)
+             session_epoch, held_until, lost_message_count, consumed, in_doubt)
  where l.group_id = u.group_id and l.stream_id = u.stream_id"""
 
 _RECORD = f"""
 insert into lending_history (at, group_id, stream_id, event, reason, grant_id, borrower_id, agent, session, position,
-                             term, forced, until)
+                             term, forced, redelivery_end)
 select {NOW}, u.* from
   rows from (unnest(%(groups)b::bigint[], %(streams)b::bigint[], %(events)s::text[], %(reasons)s::text[],
               %(grants)b::bigint[], %(borrowers)s::text[], %(agents)s::text[], %(sessions)s::text[],
-              %(positions)b::bigint[], %(terms)b::bigint[], %(forced)b::boolean[], %(until)b::bigint[]))
+              %(positions)b::bigint[], %(terms)b::bigint[], %(forced)b::boolean[], %(redelivery_end)b::bigint[]))
        as u (group_id, stream_id, event, reason, grant_id, borrower_id, agent, session, position, term, forced,
-             until)"""
+             redelivery_end)"""
 
 _HISTORY = f"""
 select {RECORD} from lending_history where group_id = %(group)s order by history_id"""
@@ -200,7 +200,7 @@ def update_rows(connection: Connection, changed: Sequence[tuple[LendingRow, int]
         "lost": [row.lost_position for row in rows],
         "epochs": [row.session_epoch for row in rows],
         "held_until": [row.held_until_us for row in rows],
-        "lost_messages": [row.lost_message_count for row in rows],
+        "lost_message_count": [row.lost_message_count for row in rows],
         "consumed": [None if row.consumed is None else json.dumps(row.consumed.to_json()) for row in rows],
         "in_doubt": [None if row.in_doubt is None else json.dumps(row.in_doubt.to_json()) for row in rows],
     }
@@ -223,7 +223,7 @@ def write_history(connection: Connection, lines: Sequence[HistoryRecord], now_us
         "positions": [line.position for line in lines],
         "terms": [line.term for line in lines],
         "forced": [line.is_forced for line in lines],
-        "until": [line.redelivery_end for line in lines],
+        "redelivery_end": [line.redelivery_end for line in lines],
         "now_us": now_us,
     }
     connection.execute(_RECORD, parameters)

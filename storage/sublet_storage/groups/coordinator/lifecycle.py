@@ -23,7 +23,7 @@ from sublet_storage.groups.model.history_records import command_record, deletion
 from sublet_storage.groups.model.records import Group, GroupDesiredState, GroupOptions, StartingPosition
 from sublet_storage.spaces.catalogue import read_generation_filters
 
-_COLUMNS = "group_id, kind, name, filter, start, options, orders, revision"
+_COLUMNS = "group_id, kind, name, filter, starting_position, options, desired_state, desired_state_version"
 
 _LIVE = f"""
 select {_COLUMNS} from consumer_group
@@ -33,7 +33,7 @@ _FIND = f"""
 select {_COLUMNS} from consumer_group where group_id = %(group)s and deleted_at is null"""
 
 _CREATE = f"""
-insert into consumer_group (kind, name, filter, start, options, after_generation, created_at)
+insert into consumer_group (kind, name, filter, starting_position, options, after_generation, created_at)
 values (%(kind)s, %(name)s, %(filter)s, %(start)s, %(options)s::jsonb,
         coalesce(%(after)s::bigint, (select max(generation_id) from generation), 0), {NOW})
     on conflict (kind, name, filter) where deleted_at is null do nothing returning group_id"""
@@ -45,7 +45,7 @@ select %(group)s, stream_id, position, {NOW} from (
   select s.stream_id, s.state, s.head, case %(policy)s
            when 'earliest' then 0
            when 'offset' then least(%(value)s::bigint, s.head)
-           when 'time' then coalesce(position_at(s.generation_id, s.stream_id,
+           when 'time' then coalesce(offset_at_time(s.generation_id, s.stream_id,
              timestamptz 'epoch' + %(value)s::bigint * interval '1 microsecond'), s.head)
            else s.head end as position
     from stream s join generation n using (generation_id)
@@ -65,11 +65,13 @@ update lending l set held_until = former.at
  where l.group_id = former.group_id and l.stream_id = former.stream_id and l.grant_id = 0 and l.held_until is null"""
 
 _ORDERS = f"""
-select g.orders, g.revision, coalesce(l.term, 0), {in_microseconds(NOW)}
+select g.desired_state, g.desired_state_version, coalesce(l.term, 0), {in_microseconds(NOW)}
   from consumer_group g left join leadership l on l.leadership_id = g.group_id
  where g.group_id = %(group)s and g.deleted_at is null for no key update of g"""
 
-_ORDER = "update consumer_group set orders = %(orders)s::jsonb, revision = revision + 1 where group_id = %(group)s"
+_ORDER = """
+update consumer_group set desired_state = %(orders)s::jsonb, desired_state_version = desired_state_version + 1
+ where group_id = %(group)s"""
 
 _DROP = f"delete from lending l where l.group_id = %(group)s returning {lending_rows.ROW}"
 

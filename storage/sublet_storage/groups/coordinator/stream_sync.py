@@ -26,7 +26,8 @@ from sublet_storage.groups.model.resets import close_out
 from sublet_storage.spaces.catalogue import read_generation_filters
 
 _FILTERS = """
-select group_id, filter, coalesce((options ->> 'atomic')::boolean, false), orders, after_generation from consumer_group
+select group_id, filter, coalesce((options ->> 'atomic')::boolean, false), desired_state, after_generation
+  from consumer_group
  where group_id = any(%(groups)s::bigint[]) and deleted_at is null"""
 
 # `oldest` states by a value what the server cannot know of a column: how few generations are newer.

@@ -164,7 +164,7 @@ def _force_release(change: ForceRelease, row: LendingRow, stream: StreamFacts, n
     if losses >= MAX_LOSSES and after.status is not LendingStatus.RESERVED:
         reason = f"{change.reason}; lost {losses} times at offset {row.position}"
         return replace(block(counted, reason, now_us, redelivery_end(row, stream)), outcome=ChangeOutcome.APPLIED)
-    return _end_of_grant("seize", row, after, change.reason, redelivery_end(row, stream))
+    return _end_of_grant("force_release", row, after, change.reason, redelivery_end(row, stream))
 
 
 def _poisoned(change: ReleaseStream, row: LendingRow, stream: StreamFacts, now_us: int) -> Transition:

@@ -19,7 +19,7 @@ LATELY_S, LATELY = 86_400.0, 20
 
 RECORD = (
     f"{in_microseconds('at')}, group_id, stream_id, event, reason, grant_id, borrower_id, agent, position, term,"
-    " forced, until, session"
+    " forced, redelivery_end, session"
 )
 """Of `lending_history`: a `HistoryRecord`."""
 
@@ -140,7 +140,7 @@ def read_behind(conn: psycopg.Connection[Any], group_id: int, behind: str | None
 
 
 def read_recent_forced_moves(conn: psycopg.Connection[Any], group_id: int) -> HistoryPage:
-    """Return the moves of late after which messages in [position, until) may have been seen twice."""
+    """The moves of late after which messages in [position, redelivery_end) may have been seen twice."""
     return _newest(conn.execute(_FORCED, {"group": group_id, "lately": LATELY_S, "limit": LATELY}))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from sublet_protocol.domain.epochs import LowerFrontier, format_frontier
 from sublet_storage.groups.model.desired_state import GroupCommand
 from sublet_storage.groups.model.lending_row import HistoryEvent, LendingRow, history_event
-from sublet_storage.groups.model.records import CONSUMED, ORDER, TAKEOVER, HistoryRecord, LendingStatus
+from sublet_storage.groups.model.records import COMMAND, EPOCHS_CONSUMED, TAKEOVER, HistoryRecord, LendingStatus
 
 
 def to_history_record(row: LendingRow, event: HistoryEvent, term: int, now_us: int) -> HistoryRecord:
@@ -48,13 +48,13 @@ def consumption_record(
     reason = f"space {space}: consumed are all epochs before {format_frontier(consumed)}"
     if unfinished:
         reason += f"; closed by expiry, and perhaps not whole: those of producer {', '.join(unfinished)}"
-    return HistoryRecord(now_us, group_id, 0, CONSUMED, reason, 0, None, None, 0, term, is_forced=False)
+    return HistoryRecord(now_us, group_id, 0, EPOCHS_CONSUMED, reason, 0, None, None, 0, term, is_forced=False)
 
 
 def command_record(group_id: int, command: GroupCommand, term: int, now_us: int, who: str = "") -> HistoryRecord:
     """Return the record of history for what an operator, `who`, wants from now on; `term`: of who led last."""
     return HistoryRecord(
-        now_us, group_id, 0, ORDER, reason_with_user(str(command), who), 0, None, None, 0, term, is_forced=False
+        now_us, group_id, 0, COMMAND, reason_with_user(str(command), who), 0, None, None, 0, term, is_forced=False
     )
 
 

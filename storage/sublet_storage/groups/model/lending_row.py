@@ -73,7 +73,7 @@ class StreamFacts:
 class HistoryEvent:
     """What history will say; grant id and holder are those of the grant that began or ended.
 
-    With `redelivery_end` the move was forced, and messages in [position, until) may be seen twice.
+    With `redelivery_end` the move was forced, and messages in [position, redelivery_end) may be seen twice.
     """
 
     name: str

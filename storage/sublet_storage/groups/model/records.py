@@ -28,16 +28,16 @@ TAKEOVER = "takeover"
 """The history event of a new leader; it is of the group, so its stream_id is 0."""
 
 
-CONSUMED = "consumed"
-"""The history event of how far an atomic group has consumed a space; its stream_id is 0."""
+EPOCHS_CONSUMED = "epochs_consumed"
+"""The event of history that says how far a group that is atomic has consumed a space; its stream_id is 0."""
 
 
 CREATE = "create"
 """The history event of the progress that a group was made from; its stream_id is 0."""
 
 
-ORDER = "order"
-"""The history event of a command of an operator; its stream_id is 0."""
+COMMAND = "command"
+"""The event of history that says what an operator wants from now on; its stream_id is 0."""
 
 
 UNREADABLE, READABLE = "unreadable", "readable"
@@ -283,7 +283,7 @@ class GroupResult:
 
 @dataclass(frozen=True, slots=True)
 class HistoryRecord:
-    """One line of lending_history. Of a `is_forced` move, messages in [position, until) may be seen twice.
+    """One line of lending_history. Of a `is_forced` move, messages in [position, redelivery_end) may be seen twice.
 
     `redelivery_end` is the stream's head at that moment (not below the position); None where nothing is seen twice.
     """

@@ -64,8 +64,8 @@ NEW = "new"
 
 _OF_GROUP = len(fields(GroupRow))
 
-COLUMNS = """g.group_id, g.kind, g.name, g.filter, g.start, g.options::text, g.orders::text, g.created_at,
-       g.after_generation,
+COLUMNS = """g.group_id, g.kind, g.name, g.filter, g.starting_position, g.options::text, g.desired_state::text,
+       g.created_at, g.after_generation,
        led.leadership_id, led.node, led.address, led.term,
        extract(epoch from led.expires_at - clock_timestamp())::float8"""
 TABLES = "consumer_group g left join leadership led on led.leadership_id = g.group_id"
@@ -84,7 +84,7 @@ select {COLUMNS}, count(*) over () from {TABLES}
 
 _UNHELD = f"""
 select {COLUMNS} from {TABLES}
- where g.deleted_at is null and not g.orders ? 'paused'
+ where g.deleted_at is null and not g.desired_state ? 'paused'
    and not exists (select from lending k where k.group_id = g.group_id and k.unfinished and k.status = 'held')"""
 
 # What a CTE `line` of lending rows comes to beside their streams: the rule of what lag is, and where it is unknown.
@@ -105,7 +105,7 @@ SEEN = """seen as (
 _LINES = f"""
 with line as (
   select l.group_id, l.stream_id, l.status, l.position, l.borrower_id, l.agent, l.session, l.granted_at, l.grant_id,
-         l.lost_messages, l.held_until
+         l.lost_message_count, l.held_until
     from lending l
    where (%(groups)s::bigint[] is null or l.group_id = any(%(groups)s::bigint[])) and (%(finished)s or l.unfinished)
   union all
@@ -145,7 +145,7 @@ select group_id, stream_id, p.name as space, generation_id, status, position, he
        case when status = 'held' then extract(epoch from clock_timestamp() - granted_at)::float8 end as held_s,
        case when status = 'free' and held_until > now() then extract(epoch from held_until - now())::float8
             end as reserved_s,
-       grant_id, lost_messages + gone_messages as lost_message_count,
+       grant_id, lost_message_count + gone_messages as lost_message_count,
        case when status = 'blocked' then (
          select h.reason from lending_history h
           where h.group_id = seen.group_id and h.stream_id = seen.stream_id and h.event = 'block'

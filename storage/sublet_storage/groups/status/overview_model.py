@@ -147,7 +147,7 @@ class GroupOverview:
     """One group at one instant.
 
     `streams` (and so `members` and `reserved_sessions`), `epochs` and `forced` are there only where they were asked
-    for. `forced`: the moves of late after which messages in [position, until) may have been seen twice."""
+    for. `forced`: the moves of late after which messages in [position, redelivery_end) may have been seen twice."""
 
     group: GroupRow
     leader: LeaderRow | None

@@ -30,7 +30,7 @@ _CLASS: Final = zlib.crc32(b"sublet places") & 0x7FFFFFFF
 
 _TAKE = """
 select place from generate_series(1, %(places)s) place
- where exists (select from node where notify = %(endpoint)s and expires_at > clock_timestamp())
+ where exists (select from node where notify_endpoint = %(endpoint)s and expires_at > clock_timestamp())
    and pg_try_advisory_lock(%(class)s, place) limit 1"""
 
 

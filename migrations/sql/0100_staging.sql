@@ -1,5 +1,5 @@
--- Writes that many processes prepare and one publishes, whole and once: a Spark write, whose tasks stage blocks and whose
--- driver's commit appends them.
+-- Writes that many processes prepare and one publishes, all of it and only once: a Spark write, whose tasks stage blocks
+-- and whose driver's commit appends them.
 
 -- Blocks on their way. Not logged: a crash of the server loses them, the commit notices, and the batch is written again.
 create unlogged table staged_block (
@@ -25,6 +25,7 @@ create table sink_batch (
   sink text primary key,
   batch bigint not null,
   messages bigint not null,                            -- in that batch
-  once boolean not null,                               -- nobody comes back under this name: it is forgotten after a day
+  single boolean not null,                             -- nobody comes back under this name: it is forgotten after a day
   at timestamptz not null default clock_timestamp()
 ) with (fillfactor = 50);
+create index sink_batch_single on sink_batch (at) where single;

@@ -1,40 +1,32 @@
--- Groups: who leads, who holds which stream, how far each has come, and what happened.
+-- Groups: who holds which stream, how far each has come, and what happened.
 
 create table consumer_group (
   group_id bigint generated always as identity primary key,
   kind text not null check (kind in ('share', 'queue')),
   name text not null,
   filter text not null,
-  start text not null default 'latest',                -- latest, earliest, offset:N, or a time in ISO 8601
+  starting_position text not null default 'latest',    -- latest, earliest, offset:N, or a time in ISO 8601
   -- Generations up to this one were judged when the group was created: of their streams it has the rows it got then,
   -- and no others ever. Later ones are added as they are found.
   after_generation bigint not null default 0,
   options jsonb not null default '{}',                 -- on_data_loss, strategy, session_expiry_s, atomic
-  orders jsonb not null default '{}',                  -- what an operator wants now: paused (why), weights by session
-  revision integer not null default 0,                 -- counts the changes of the orders
+  desired_state jsonb not null default '{}',           -- what an operator wants now: paused (why), weights by session
+  desired_state_version integer not null default 0,    -- counts the changes of the desired state
   created_at timestamptz not null default clock_timestamp(),
+  created_timeline text default timeline_now(),        -- it is on this one until it has a leader
   deleted_at timestamptz
 );
 create unique index consumer_group_subscription on consumer_group (kind, name, filter) where deleted_at is null;
-
--- leadership_id is a group_id, or 0 for the maintenance of the whole database. Rows are expired, never deleted,
--- so that a term cannot come back.
-create table leadership (
-  leadership_id bigint primary key,
-  node text not null,
-  incarnation text not null,
-  address text not null,
-  term bigint not null,
-  expires_at timestamptz not null,
-  step_down bigint,                                    -- an operator's: the term whose leader is to let go
-  before_node text,                                    -- who led before this term; null: nobody
-  before_incarnation text
-) with (fillfactor = 50);
+create index consumer_group_behind on consumer_group (after_generation) where deleted_at is null;
 
 create table lending (
   group_id bigint not null,
   stream_id bigint not null,
   status text not null default 'free' check (status in ('free', 'held', 'reserved', 'finished', 'blocked')),
+  -- Which rows of a group are unfinished is asked at each grant, and by each renewal, and must not take a look at all that are
+  -- finished. A column of its own, which only the end of a stream changes: an index over the status would make each grant
+  -- write to the indexes.
+  unfinished boolean not null generated always as (status <> 'finished') stored,
   position bigint not null check (position >= 0),      -- the next offset to deliver
   grant_id bigint not null default 0,
   borrower_id text,
@@ -44,15 +36,16 @@ create table lending (
   term bigint,                                         -- of the leader that wrote last
   losses integer not null default 0,                   -- forced ends at lost_position, in a row
   lost_position bigint,
-  lost_messages bigint not null default 0,             -- skipped because they were gone
+  lost_message_count bigint not null default 0,        -- skipped because they were gone
   in_doubt jsonb,                                      -- what its holder planned last: {"grant_id", "start", "end", "hold_s", "consumed"}
-  held_until timestamptz,                              -- a free or reserved row: until then it is kept for its session
+  held_until timestamptz,                              -- a free or reserved row: until then it is reserved for its session
   consumed jsonb,                                      -- atomic: {"upto": offset, "least": epochs}, beside what lies before position
   granted_at timestamptz,
   updated_at timestamptz not null default clock_timestamp(),
   primary key (group_id, stream_id)
 ) with (fillfactor = 50);
 create index lending_stream on lending (stream_id);
+create index lending_unfinished on lending (group_id, stream_id) where unfinished;
 
 -- How far a group that is atomic has consumed a space in whole epochs. It only grows, and each step is announced once.
 create table consumed_frontier (
@@ -68,7 +61,7 @@ create table lending_history (
   at timestamptz not null,
   group_id bigint not null,
   stream_id bigint not null,                           -- 0: of the group itself
-  event text not null,                                 -- grant, reclaim, revoke, release, finish, seize, reserve, unreserve, block, skip, takeover, delete
+  event text not null,                                 -- as docs/groups.md lists them: grant, revoke, release, force_release, ...
   reason text not null,
   grant_id bigint not null,                            -- the grant that began or ended
   borrower_id text,
@@ -77,34 +70,26 @@ create table lending_history (
   position bigint not null,
   term bigint not null,
   forced boolean not null default false,
-  until bigint,                                        -- forced: messages in [position, until) may be seen twice
-  check (forced = (until is not null))
+  redelivery_end bigint,                               -- forced: messages in [position, redelivery_end) may be seen twice
+  -- Which transaction wrote it: numbers are drawn before the commit, and who reads on behind a number would miss a line with
+  -- a lower one that commits later.
+  xact xid8 default pg_current_xact_id(),
+  check (forced = (redelivery_end is not null))
 );
 create index lending_history_group on lending_history (group_id, history_id);
 create index lending_history_forced on lending_history (group_id, history_id) where forced;
 create index lending_history_at on lending_history (at);
-
--- From here on functions run with their owner's rights. pg_temp stands last in their search path: a caller's temporary
--- tables must not stand in for ours.
-select set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true);
-
--- Which of two processes that go by one session name is the newer. One row, whose lock makes draws of all callers grow;
--- the clock keeps them growing after a backup was restored.
-create table session_epoch (
-  one boolean primary key default true check (one),
-  last bigint not null
-);
-create function draw_session_epoch() returns bigint
-language sql security definer set search_path from current as $$
-  insert into session_epoch as e (last) values ((extract(epoch from clock_timestamp()) * 1000000)::bigint)
-      on conflict (one) do update set last = greatest(e.last + 1, excluded.last)
-  returning last
-$$;
+create index lending_history_behind on lending_history (group_id, xact);
+-- Which streams cannot be read on from their group's position, as what follows lies outside and cannot be had.
+create index lending_history_reading on lending_history (group_id, stream_id, history_id)
+ where event in ('unreadable', 'readable');
 
 -- The only progress write that is not a leader's: made inside the consumer's own transaction, so that output and
 -- progress commit together. Raises unless exactly one row moved.
 -- Of a group that is atomic what is consumed in whole epochs is given too; it must be news. With p_doubt the row must
 -- say that this is what was planned last: a plan that was made meanwhile may have the same messages.
+-- Who calls it has read its messages before: on this timeline, if the group has had a leader on it, who has ended all older
+-- grants. From then on it keeps the row from everybody, for no longer than 30 minutes of idling before its COMMIT.
 create function advance(
   p_group bigint, p_stream bigint, p_grant bigint, p_position bigint, p_consumed jsonb default null,
   p_doubt jsonb default null
@@ -113,6 +98,13 @@ language plpgsql security definer set search_path from current as $$
 declare
   moved integer;
 begin
+  if exists (select from leadership where leadership_id = p_group and timeline <> timeline_now()) then
+    raise exception 'the database has gone over to another timeline, and group % has no leader on it yet', p_group
+      using errcode = 'SB001', hint = 'Roll back: what was read before may not be in the log. All is lent anew.';
+  end if;
+  if current_setting('idle_in_transaction_session_timeout')::interval not between '1ms' and '30min' then
+    perform set_config('idle_in_transaction_session_timeout', '30min', true);
+  end if;
   update lending l set position = p_position, consumed = coalesce(p_consumed, l.consumed), updated_at = clock_timestamp(),
          lost_position = case when p_consumed is null then lost_position end
     from stream s
@@ -131,8 +123,8 @@ begin
 end $$;
 
 -- How far the stream came under that grant, also when it is over; null where history has forgotten it. It waits for
--- whoever is moving the row.
-create function progress(p_group bigint, p_stream bigint, p_grant bigint) returns bigint
+-- whoever is moving the row. A reset is written with the position that it sets, and says where the stream was.
+create function read_progress(p_group bigint, p_stream bigint, p_grant bigint) returns bigint
 language plpgsql security definer set search_path from current as $$
 declare
   found_at bigint;
@@ -140,7 +132,9 @@ begin
   select l.position into found_at from lending l
    where l.group_id = p_group and l.stream_id = p_stream and l.grant_id = p_grant and l.status = 'held' for share;
   if found_at is null then
-    select h.position into found_at from lending_history h
+    select case h.event when 'reset' then substring(h.reason from '; was at ([0-9]+)$')::bigint else h.position end
+      into found_at
+      from lending_history h
      where h.group_id = p_group and h.stream_id = p_stream and h.grant_id = p_grant
      order by h.history_id desc limit 1;
   end if;
@@ -148,7 +142,7 @@ begin
 end $$;
 
 -- What is consumed in whole epochs under that grant, while it is in force; else null.
-create function consumed(p_group bigint, p_stream bigint, p_grant bigint) returns jsonb
+create function read_consumed_frontier(p_group bigint, p_stream bigint, p_grant bigint) returns jsonb
 language plpgsql security definer set search_path from current as $$
 declare
   found jsonb;
@@ -159,13 +153,35 @@ begin
 end $$;
 
 -- What was planned last of these streams, and how far they have come: for a session that has come back and asks what
--- became of what it had begun, and for its sink. `of_session` is whose a row is, that is held or kept; `of_grant` is null
+-- became of what it had begun, and for its sink. `of_session` is whose a row is, that is held or reserved; `of_grant` is null
 -- unless it is held.
-create function planned(p_group bigint, p_streams bigint[])
+create function read_planned_ranges(p_group bigint, p_streams bigint[])
   returns table (of_stream bigint, of_session text, of_grant bigint, reached bigint, frontier jsonb, doubt jsonb)
 language sql stable security definer set search_path from current as $$
   select l.stream_id, l.session, case when l.status = 'held' then l.grant_id end, l.position, l.consumed, l.in_doubt
     from lending l where l.group_id = p_group and l.stream_id = any(p_streams)
 $$;
 
-select set_config('search_path', quote_ident(current_schema()), true);
+-- The streams that a group has not consumed to their heads, also those that no leader has made a row for yet: of generations
+-- that were filled under these filters. `of_session` is whose a row is, that is held or reserved.
+create function ahead_of(p_group bigint, p_open text[], p_closed text[])
+  returns table (of_stream bigint, reached bigint, ends bigint, status text, of_session text)
+language plpgsql stable security definer set search_path from current as $$
+declare
+  noticed bigint;  -- a value: of a column the server does not know how few generations are newer
+begin
+  select g.after_generation into noticed from consumer_group g where g.group_id = p_group and g.deleted_at is null;
+  if not found then
+    return;
+  end if;
+  return query
+    select s.stream_id, l.position, s.head, l.status, l.session
+      from lending l join stream s using (stream_id) join generation n using (generation_id)
+     where l.group_id = p_group and n.state <> 'gone' and l.unfinished and l.position < s.head
+    union all
+    select s.stream_id, 0::bigint, s.head, 'free', null
+      from generation n join stream s using (generation_id)
+     where n.generation_id > noticed and n.state <> 'gone' and s.head > 0
+       and n.filter = any(case when s.state = 'open' then p_open else p_closed end)
+       and not exists (select from lending l where l.group_id = p_group and l.stream_id = s.stream_id);
+end $$;

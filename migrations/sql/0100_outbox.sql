@@ -1,11 +1,35 @@
 -- Publishing by SQL: a message is a row of `outbox`, written in the caller's own transaction. The relay moves what has
--- committed into the log, in the order of outbox_id. The table itself is in 0001_messages.sql.
---
--- Whoever may execute `publish` needs no right on any table: it runs with its owner's rights, and looks names up in this
--- schema only. pg_temp stands last in that search path: a caller's temporary tables must not stand in for ours.
-select set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true);
+-- committed into the log, in the order of outbox_id.
 
-create function refuse_message(p_what text, p_rule text, p_remedy text) returns void
+-- Messages published by SQL that wait for the relay. What rolled back was never here. With the
+-- transaction in front, the relay finds what has come since it looked last without walking over all that it removed.
+create table outbox (
+  xact xid8 not null default pg_current_xact_id(),
+  outbox_id bigint generated always as identity,
+  topic text not null,
+  key bytea,
+  value bytea,
+  headers jsonb,                                       -- [["name", value], ...]; a value: text, null, {"base64": text}
+  "timestamp" timestamptz,                             -- the message's; null: at
+  at timestamptz not null default clock_timestamp(),
+  primary key (xact, outbox_id)
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
+alter table outbox alter value set storage external;
+
+-- Rows that were not written by `publish`, and that nobody could publish: kept for whoever wants to know.
+create table outbox_rejected (
+  outbox_id bigint primary key,
+  topic text not null,
+  key bytea,
+  value bytea,
+  headers jsonb,
+  "timestamp" timestamptz,
+  at timestamptz not null,
+  reason text not null,
+  rejected_at timestamptz not null default clock_timestamp()
+);
+
+create function reject_message(p_what text, p_rule text, p_remedy text) returns void
 language plpgsql as $$
 begin
   raise exception '%: %.', p_what, p_rule using errcode = 'SB002', hint = p_remedy;
@@ -20,16 +44,16 @@ declare
   bytes integer := octet_length(convert_to(p_topic, 'UTF8'));
 begin
   if p_topic is null then
-    perform refuse_message(shown, 'each message needs a topic', 'Give a topic such as orders/eu.');
+    perform reject_message(shown, 'each message needs a topic', 'Give a topic such as orders/eu.');
   elsif p_topic = '' then
-    perform refuse_message(shown, 'it is empty, and needs a character', 'Give a topic such as orders/eu.');
+    perform reject_message(shown, 'it is empty, and needs a character', 'Give a topic such as orders/eu.');
   elsif bytes > 65535 then
-    perform refuse_message(shown, 'it is ' || bytes || ' bytes of UTF-8 and the limit is 65535',
+    perform reject_message(shown, 'it is ' || bytes || ' bytes of UTF-8 and the limit is 65535',
       'Shorten it, and put the rest into the message''s key or headers.');
   elsif starts_with(p_topic, '$') then
-    perform refuse_message(shown, 'what begins with $ is reserved, and cannot be a topic', 'Leave out the leading $.');
+    perform reject_message(shown, 'what begins with $ is reserved, and cannot be a topic', 'Leave out the leading $.');
   elsif p_topic ~ '[+#]' then
-    perform refuse_message(shown, 'a topic has no wildcards, and this one contains ' || substring(p_topic from '[+#]'),
+    perform reject_message(shown, 'a topic has no wildcards, and this one contains ' || substring(p_topic from '[+#]'),
       'Publish to one exact topic.');
   end if;
 end $$;
@@ -52,24 +76,24 @@ begin
   elsif jsonb_typeof(p_headers) = 'null' then
     return null;
   elsif jsonb_typeof(p_headers) <> 'array' then
-    perform refuse_message('headers ' || left(p_headers::text, 60), shape, remedy);
+    perform reject_message('headers ' || left(p_headers::text, 60), shape, remedy);
   end if;
   for pair in select e.value from jsonb_array_elements(pairs) e loop
     if jsonb_typeof(pair) <> 'array' or jsonb_array_length(pair) <> 2 or jsonb_typeof(pair -> 0) <> 'string' then
-      perform refuse_message('header ' || left(pair::text, 60), shape, remedy);
+      perform reject_message('header ' || left(pair::text, 60), shape, remedy);
     end if;
     held := pair -> 1;
     if jsonb_typeof(held) = 'object' and held - 'base64' = '{}' and jsonb_typeof(held -> 'base64') = 'string' then
       base64 := translate(held ->> 'base64', E'\r\n', '');
       if length(base64) % 4 <> 0 or base64 !~ '^[A-Za-z0-9+/]*={0,2}$' then
-        perform refuse_message('header ' || left((pair -> 0)::text, 60), 'its value is not base64',
+        perform reject_message('header ' || left((pair -> 0)::text, 60), 'its value is not base64',
           'Encode it with encode(..., ''base64'').');
       end if;
       held := jsonb_build_object('base64', base64);
     elsif jsonb_typeof(held) in ('number', 'boolean') then
       held := to_jsonb(held::text);
     elsif jsonb_typeof(held) not in ('string', 'null') then
-      perform refuse_message('header ' || left((pair -> 0)::text, 60) || ' of type ' || jsonb_typeof(held),
+      perform reject_message('header ' || left((pair -> 0)::text, 60) || ' of type ' || jsonb_typeof(held),
         'a value is text, a number, true, false, null, or {"base64": "..."}', 'Turn it into text.');
     end if;
     checked := checked || jsonb_build_array(jsonb_build_array(pair -> 0, held));
@@ -86,7 +110,7 @@ language sql immutable as $$
     from jsonb_array_elements(p_headers) pair
 $$;
 
-create function put_into_outbox(p_topic text, p_value bytea, p_key bytea, p_headers jsonb, p_timestamp timestamptz)
+create function insert_outbox_row(p_topic text, p_value bytea, p_key bytea, p_headers jsonb, p_timestamp timestamptz)
 returns bigint language plpgsql as $$
 declare
   most constant integer := 1048576;
@@ -101,11 +125,11 @@ begin
     size := size + coalesce(headers_size(headers), 0);
   end if;
   if size > most then
-    perform refuse_message('a message to topic ' || quote_literal(left(p_topic, 80)),
+    perform reject_message('a message to topic ' || quote_literal(left(p_topic, 80)),
       'it takes ' || size || ' bytes and the limit is ' || most, 'Publish a reference to where it is stored.');
   end if;
   if p_timestamp < '0001-01-01 00:00:00+00' or p_timestamp >= '10000-01-01 00:00:00+00' then
-    perform refuse_message('timestamp ' || p_timestamp, 'it is outside of the years 1 to 9999', 'Correct it.');
+    perform reject_message('timestamp ' || p_timestamp, 'it is outside of the years 1 to 9999', 'Correct it.');
   end if;
   insert into outbox (topic, value, key, headers, "timestamp") values (p_topic, p_value, p_key, headers, p_timestamp)
     returning outbox_id into id;
@@ -117,28 +141,28 @@ create function publish(
   topic text, value bytea, key bytea default null, headers jsonb default null, "timestamp" timestamptz default null
 ) returns bigint language plpgsql security definer set search_path from current as $$
 begin
-  return put_into_outbox(topic, value, key, headers, "timestamp");
+  return insert_outbox_row(topic, value, key, headers, "timestamp");
 end $$;
 
 create function publish(
   topic text, value text, key text default null, headers jsonb default null, "timestamp" timestamptz default null
 ) returns bigint language plpgsql security definer set search_path from current as $$
 begin
-  return put_into_outbox(topic, convert_to(value, 'UTF8'), convert_to(key, 'UTF8'), headers, "timestamp");
+  return insert_outbox_row(topic, convert_to(value, 'UTF8'), convert_to(key, 'UTF8'), headers, "timestamp");
 end $$;
 
 create function publish(
   topic text, value bytea, key text, headers jsonb default null, "timestamp" timestamptz default null
 ) returns bigint language plpgsql security definer set search_path from current as $$
 begin
-  return put_into_outbox(topic, value, convert_to(key, 'UTF8'), headers, "timestamp");
+  return insert_outbox_row(topic, value, convert_to(key, 'UTF8'), headers, "timestamp");
 end $$;
 
 create function publish(
   topic text, value text, key bytea, headers jsonb default null, "timestamp" timestamptz default null
 ) returns bigint language plpgsql security definer set search_path from current as $$
 begin
-  return put_into_outbox(topic, convert_to(value, 'UTF8'), key, headers, "timestamp");
+  return insert_outbox_row(topic, convert_to(value, 'UTF8'), key, headers, "timestamp");
 end $$;
 
 -- Who may use the schema may not publish for that alone.
@@ -146,5 +170,3 @@ revoke execute on function publish(text, bytea, bytea, jsonb, timestamptz) from 
 revoke execute on function publish(text, text, text, jsonb, timestamptz) from public;
 revoke execute on function publish(text, bytea, text, jsonb, timestamptz) from public;
 revoke execute on function publish(text, text, bytea, jsonb, timestamptz) from public;
-
-select set_config('search_path', quote_ident(current_schema()), true);

@@ -10,20 +10,21 @@ create table capability (
   least jsonb not null,
   expires_at timestamptz not null,
   expired_at timestamptz,                              -- null: in force
-  begun jsonb,                                         -- expired: the greatest epochs that had begun in the space by then
+  upper_frontier jsonb,                                -- expired: the greatest epochs that had begun in the space by then
   primary key (space_id, producer_id, incarnation)     -- a later life may come while it is remembered how one before ended
 ) with (fillfactor = 50);
 
 create unique index capability_in_force on capability (space_id, producer_id) where expired_at is null;
+create index capability_expired on capability (expired_at) where expired_at is not null;
 
 -- Product order.
 create function epoch_at_or_before(p_one jsonb, p_other jsonb) returns boolean language sql immutable as $$
-  select coalesce(bool_and(one.number::bigint <= (p_other ->> (one.place - 1)::integer)::bigint), true)
-    from jsonb_array_elements_text(p_one) with ordinality as one(number, place)
+  select coalesce(bool_and(one.number::bigint <= (p_other ->> (one.nth - 1)::integer)::bigint), true)
+    from jsonb_array_elements_text(p_one) with ordinality as one(number, nth)
 $$;
 
 -- Whether any epoch of the one is at or before the epoch.
-create function may_come(p_least jsonb, p_epoch jsonb) returns boolean language sql immutable as $$
+create function frontier_admits(p_least jsonb, p_epoch jsonb) returns boolean language sql immutable as $$
   select exists (select from jsonb_array_elements(p_least) as least(epoch) where epoch_at_or_before(least.epoch, p_epoch))
 $$;
 
@@ -36,7 +37,7 @@ create function is_covered(p_greatest jsonb, p_by jsonb) returns boolean languag
 $$;
 
 -- The greatest epochs of both.
-create function upper_frontier_with(p_greatest jsonb, p_more jsonb) returns jsonb language sql immutable as $$
+create function merge_upper_frontier(p_greatest jsonb, p_more jsonb) returns jsonb language sql immutable as $$
   with every as (select distinct epoch from jsonb_array_elements(coalesce(p_greatest, '[]') || p_more) as e(epoch))
   select jsonb_agg(epoch order by epoch) from every
    where not exists (select from every other where other.epoch <> every.epoch and epoch_at_or_before(every.epoch, other.epoch))
@@ -52,7 +53,7 @@ $$;
 -- From now on the producer publishes only at or after one of p_least. `outcome` is exactly one of
 --   held       it does, for the lease; `lower` is the space's frontier that is left, and `moves` counts its moves
 --   unknown    there is no such space (any more)
---   fenced     a later life of the producer holds epochs
+--   fenced     a later life of the producer has begun
 --   expired    what it held in this life is closed
 --   numbers    all epochs of the space have another number of numbers: `lower` is an example
 --   backward   it has advanced beyond one of p_least: to `lower`
@@ -62,18 +63,20 @@ create function hold_epochs(
   out outcome text, out lower jsonb, out space_name text, out moves bigint
 ) language plpgsql as $$
 declare
-  place record;
+  target record;
   own jsonb;
 begin
+  lock table space in row exclusive mode;              -- as who changes spaces, before any row: else each waits for the other
   perform pg_advisory_xact_lock(producer_lock(p_producer));
-  select name, epoch_numbers, lower_frontier, frontier_moves into place from space
+  select name, epoch_dimensions, lower_frontier, frontier_move_count into target from space
    where space_id = p_space and dropped_at is null for no key update;
   if not found then
     outcome := 'unknown';
     return;
   end if;
-  if exists (select from capability c where c.space_id = p_space and c.producer_id = p_producer
-                and c.expired_at is null and c.incarnation > p_incarnation) then
+  if is_fenced(p_producer, p_incarnation)
+     or exists (select from capability c where c.space_id = p_space and c.producer_id = p_producer
+                   and c.expired_at is null and c.incarnation > p_incarnation) then
     outcome := 'fenced';
     return;
   end if;
@@ -82,15 +85,16 @@ begin
     outcome := 'expired';
     return;
   end if;
-  if place.epoch_numbers <> jsonb_array_length(p_least -> 0) then
+  if target.epoch_dimensions <> jsonb_array_length(p_least -> 0) then
     outcome := 'numbers';
-    lower := place.lower_frontier;
+    lower := target.lower_frontier;
     return;
   end if;
   select c.least into own from capability c
    where c.space_id = p_space and c.producer_id = p_producer and c.expired_at is null;
-  lower := coalesce(own, place.lower_frontier);
-  if lower is not null and exists (select from jsonb_array_elements(p_least) as e(epoch) where not may_come(lower, e.epoch)) then
+  lower := coalesce(own, target.lower_frontier);
+  if lower is not null
+     and exists (select from jsonb_array_elements(p_least) as e(epoch) where not frontier_admits(lower, e.epoch)) then
     outcome := case when own is null then 'completed' else 'backward' end;
     return;
   end if;
@@ -101,11 +105,11 @@ begin
   select least_epochs(jsonb_agg(e.epoch)) into lower
     from capability c, jsonb_array_elements(c.least) as e(epoch) where c.space_id = p_space and c.expired_at is null;
   outcome := 'held';
-  space_name := place.name;
-  moves := place.frontier_moves;
-  if lower is distinct from place.lower_frontier then
+  space_name := target.name;
+  moves := target.frontier_move_count;
+  if lower is distinct from target.lower_frontier then
     moves := moves + 1;
-    update space set lower_frontier = lower, epoch_numbers = jsonb_array_length(lower -> 0), frontier_moves = moves
+    update space set lower_frontier = lower, epoch_dimensions = jsonb_array_length(lower -> 0), frontier_move_count = moves
      where space_id = p_space;
   end if;
 end $$;

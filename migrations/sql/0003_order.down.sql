@@ -1,2 +1,0 @@
-drop index lending_unfinished;
-alter table lending drop column unfinished;

@@ -1,1 +1,0 @@
-drop function ahead_of(bigint, text[], text[]);

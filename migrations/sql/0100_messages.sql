@@ -1,0 +1,129 @@
+-- Messages: spaces, their generations, the streams of each generation, the blocks of each stream.
+-- Run with search_path set to the schema; names are not qualified so that the schema stays a setting.
+
+create table space (
+  space_id bigint generated always as identity primary key,
+  name text not null,
+  filter text not null,
+  shards integer not null check (shards between 1 and 4096),
+  retention_s bigint check (retention_s > 0),          -- null: keep for ever
+  rollover_s bigint check (rollover_s > 0),            -- null: only when asked
+  compression text not null default 'none' check (compression in ('none', 'lz4', 'zstd')),
+  epoch_dimensions smallint check (epoch_dimensions between 1 and 8), -- of each epoch in it; null: no epoch was ever used
+  frontier_move_count bigint not null default 0,       -- how often the lower frontier has moved
+  lower_frontier jsonb,                                -- the least epochs that may still be published (epochs.sql)
+  payload_location text,                               -- the place that payloads are moved to; null: they stay here
+  tier_after_s bigint check (tier_after_s > 0),        -- also those so old of an open generation; null: only of closed ones
+  payload_locations text[] not null default '{}',      -- every place where payloads of this space may lie
+  -- The newest generation of the space, and stream, that had messages and whose rows are deleted: messages of no later one
+  -- are gone without a row.
+  lost_generation bigint not null default 0,
+  lost_stream bigint not null default 0,
+  created_at timestamptz not null default clock_timestamp(),
+  dropped_at timestamptz
+);
+create unique index space_name on space (name) where dropped_at is null;
+create unique index space_filter on space (filter) where dropped_at is null;
+
+-- One global sequence of ids: a generation belongs to exactly one space.
+create table generation (
+  generation_id bigint generated always as identity primary key,
+  space_id bigint not null references space,
+  ordinal integer not null,                            -- 0, 1, 2, ... within the space
+  filter text not null,                                -- the space's when it was opened: what it was filled under
+  state text not null default 'open' check (state in ('open', 'closed', 'gone')),
+  opened_at timestamptz not null default clock_timestamp(),
+  closed_at timestamptz,
+  -- Null: open, or not looked at yet. False: it has messages, or its partition is still to be dropped. True: nothing of it
+  -- is left, and its rows may be deleted once every group is past them.
+  is_past boolean,
+  unique (space_id, ordinal)
+);
+create index generation_filter on generation (filter, generation_id);
+create index generation_open on generation (filter) where state = 'open';
+create index generation_ended on generation (space_id, closed_at) where state = 'closed';
+create index generation_unseen on generation (generation_id) where state = 'closed' and is_past is null;
+create index generation_gone on generation (generation_id) where state = 'gone' and is_past is not true;
+create index generation_past on generation (generation_id) where is_past;
+
+-- Hash ranges are half-open on the unsigned 64-bit ring, hence numeric: the last end is 2^64.
+create table stream (
+  stream_id bigint generated always as identity primary key,
+  space_id bigint not null references space,
+  generation_id bigint not null references generation,
+  hash_from numeric(20) not null,
+  hash_to numeric(20) not null,
+  state text not null default 'open' check (state in ('open', 'closed')),
+  head bigint not null default 0,                      -- the next offset to be written
+  upper_frontier jsonb,                                -- the greatest epochs in it
+  parents bigint[] not null default '{}',              -- streams closed in the same rollover with overlapping ranges
+  -- Up to here its payloads have been moved, or are too small for it; some behind it may have been, too. Null: none is outside.
+  tiered_offset bigint,
+  -- A closed one whose payloads have not all been looked at to be moved out. A column of its own, which no append changes: an
+  -- index over the head would make each write to the indexes.
+  is_to_tier boolean not null generated always as (state = 'closed' and coalesce(tiered_offset, 0) < head) stored,
+  seen_offset bigint not null default 0,               -- up to there blocks are looked at for compaction
+  is_compact boolean not null default false,           -- it is closed, and that was its end
+  opened_at timestamptz not null default clock_timestamp(),
+  closed_at timestamptz,
+  check (hash_from < hash_to)
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+create index stream_generation on stream (generation_id);
+create index stream_open on stream (stream_id) where state = 'open';
+-- By its parents it is found when one of them is deleted.
+create index stream_parents on stream using gin (parents);
+create index stream_to_compact on stream (stream_id) where state = 'closed' and not is_compact;
+create index stream_to_tier on stream (space_id) where is_to_tier;
+
+-- A block covers the offsets [end_offset - count, end_offset). One partition per generation, made by LIKE + ATTACH.
+create table block (
+  generation_id bigint not null,
+  stream_id bigint not null,
+  end_offset bigint not null,
+  count integer not null check (count > 0),
+  first_timestamp timestamptz not null,                -- smallest and largest message timestamp in it
+  last_timestamp timestamptz not null,
+  appended_at timestamptz not null default clock_timestamp(),
+  topics text[],                                       -- a skip index; null when there are more than a few
+  lower_frontier jsonb,                                -- the space's, before this block
+  epoch_bounds jsonb,                                  -- {"least": antichain, "greatest": antichain} of those in it, and whether it is
+                                                       -- "has_unset": with messages without an epoch
+  codec smallint not null,
+  payload bytea,
+  uri text,
+  uri_bytes bigint,                                    -- of the payload that lies there
+  -- Of a block that was merged, a window by time of which holds the same messages for ever: where in it, counted from its first
+  -- message, those begin that were appended later than all before them, and when. The first begins at 0, the last was
+  -- appended when the block says. Null: it is of one time.
+  piece_starts integer[],
+  piece_times timestamptz[],
+  primary key (generation_id, stream_id, end_offset),
+  check ((payload is null) <> (uri is null))
+) partition by list (generation_id);
+alter table block alter payload set storage external;
+
+-- Planned anew at each call: a plan for any generation locks all of them, and a server has not so many locks.
+
+-- The offset of the first message of a stream that was appended then or later; null if there is none.
+create function offset_at_time(p_generation bigint, p_stream bigint, p_time timestamptz) returns bigint
+language plpgsql stable set plan_cache_mode = force_custom_plan as $$
+begin
+  return (
+    select b.end_offset - b.count
+             + coalesce(b.piece_starts[1 + (select count(*) from unnest(b.piece_times) as t (at) where t.at < p_time)], 0)
+      from block b
+     where b.generation_id = p_generation and b.stream_id = p_stream and b.appended_at >= p_time
+     order by b.end_offset limit 1);
+end $$;
+
+-- When the message at an offset of a stream was appended; null if it is gone, or not there yet.
+create function appended_at(p_generation bigint, p_stream bigint, p_offset bigint) returns timestamptz
+language plpgsql stable set plan_cache_mode = force_custom_plan as $$
+begin
+  return (
+    select coalesce(b.piece_times[(select count(*) from unnest(b.piece_starts) as s (start)
+                                    where s.start <= p_offset - (b.end_offset - b.count))], b.appended_at)
+      from block b
+     where b.generation_id = p_generation and b.stream_id = p_stream and b.end_offset > p_offset
+     order by b.end_offset limit 1);
+end $$;

@@ -1,0 +1,74 @@
+-- Nodes that lead, and the life of the database that they lead in.
+
+-- Leader nodes that can be reached, under a lease of their own.
+create table node (
+  name text primary key,
+  incarnation text not null,
+  address text not null,
+  http_address text,
+  protocol_version integer not null,
+  started_at timestamptz not null default clock_timestamp(),
+  expires_at timestamptz not null,
+  notify_endpoint text,                                -- where publishers' notifications reach it; null: it looks by itself
+  draining boolean not null default false              -- an operator's: lead nothing any more
+) with (fillfactor = 50);
+
+-- Which life of the database this is: a standby that is promoted begins another timeline, and what was committed last on
+-- the one before may be missing on it. The control file lags behind, the name of the WAL file does not. Null where the
+-- server does not say.
+create function timeline_now() returns text language plpgsql stable as $$
+begin
+  return (select system_identifier::text from pg_control_system()) || '/' || left(pg_walfile_name(pg_current_wal_lsn()), 8);
+exception when insufficient_privilege or feature_not_supported or undefined_function then
+  return null;
+end $$;
+
+-- leadership_id is a group_id, or 0 for the maintenance of the whole database. Rows are expired, never deleted,
+-- so that a term cannot come back.
+create table leadership (
+  leadership_id bigint primary key,
+  node text not null,
+  incarnation text not null,
+  address text not null,
+  term bigint not null,
+  expires_at timestamptz not null,
+  step_down_term bigint,                               -- an operator's: the term whose leader is to let go
+  previous_node text,                                  -- who led before this term; null: nobody
+  previous_incarnation text,
+  timeline text,                                       -- on which it was elected, and leads
+  previous_timeline text
+) with (fillfactor = 50);
+
+-- What is added to the clock in whatever only grows: terms (and with them grant ids), session epochs, incarnations. What
+-- was given in the part of the former timeline that is lost is so below all that is given on this one, whatever the
+-- clocks say: 2^52 microseconds are 142 years. The number of a timeline is above that of every one that this database has
+-- been on, as far as the server or the table knows: a copy that was restored into another server begins at 1 there. After
+-- 2047 timelines the clock alone counts.
+create table timeline (
+  one boolean primary key default true check (one),
+  name text,
+  number integer not null
+);
+insert into timeline (number) values (0);
+create function timeline_ahead() returns bigint
+language plpgsql security definer set search_path from current as $$
+declare
+  here text := timeline_now();
+begin
+  update timeline t set name = here, number = greatest(t.number + 1, ('x' || right(here, 8))::bit(32)::integer)
+   where t.name <> here or (t.name is null and here is not null);
+  return (select (least(greatest(number, 1), 2048) - 1)::bigint << 52 from timeline);
+end $$;
+
+-- Which of two processes that go by one session name is the newer. One row, whose lock makes draws of all callers grow;
+-- the clock keeps them growing after a backup was restored.
+create table session_epoch (
+  one boolean primary key default true check (one),
+  last bigint not null
+);
+create function next_session_epoch() returns bigint
+language sql security definer set search_path from current as $$
+  insert into session_epoch as e (last) values ((extract(epoch from clock_timestamp()) * 1000000)::bigint + timeline_ahead())
+      on conflict (one) do update set last = greatest(e.last + 1, excluded.last)
+  returning last
+$$;

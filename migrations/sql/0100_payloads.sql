@@ -1,0 +1,35 @@
+-- Payloads outside of Postgres: what has gone to each place, and which objects belong to nobody.
+
+-- What each place is known by: the id in its marker. It is written down here first, so that whoever writes the marker, however
+-- late, writes this one; and when it was seen there it is never written again.
+create table payload_location (
+  prefix text primary key,                             -- the place without its options
+  marker text not null,
+  is_marked boolean not null default false
+);
+
+-- Every place where payloads of a space may lie, with the id in its marker behind a #.
+create function payload_locations_of(p_space bigint) returns text[] language sql stable as $$
+  select array(select location || '#' || coalesce(m.marker, '')
+                 from space s cross join unnest(s.payload_locations) with ordinality as p (location, nth)
+                 left join payload_location m on m.prefix = split_part(location, '?', 1)
+                where s.space_id = p_space order by nth)
+$$;
+
+-- Objects that no block names: not yet (somebody is writing them at this moment, or died at it), or not any more. A row
+-- is there before its object is, and until it is gone. Who lets a block name the object takes the row away, in the same
+-- transaction, unless it is orphaned: then the object is deleted after a grace, for the sake of backups, whose blocks may
+-- name it.
+create table payload_object (
+  uri text primary key,
+  space_id bigint not null,
+  generation_id bigint not null,
+  stream_id bigint not null,
+  end_offset bigint not null,
+  registered_at timestamptz not null default clock_timestamp(), -- written down
+  orphaned_at timestamptz,                             -- null: somebody is writing it; -infinity: no block ever named it
+  delete_failed_at timestamptz                         -- when it could not be deleted
+);
+create index payload_object_registered on payload_object (registered_at) where orphaned_at is null;
+create index payload_object_due on payload_object (space_id, orphaned_at) where delete_failed_at is null;
+create index payload_object_delete_failed on payload_object (space_id, delete_failed_at) where delete_failed_at is not null;

@@ -1,0 +1,131 @@
+-- Who publishes, and what is stored of it: one block in one call.
+
+-- The last block of each (producer, stream): what makes a retried append be stored once.
+create table producer (
+  producer_id text not null,
+  stream_id bigint not null,
+  incarnation bigint not null,
+  sequence bigint not null,
+  end_offset bigint not null,
+  rejected jsonb not null default '{}',                -- {"incarnation:sequence": outcome} of late: a retry gets the same
+  updated_at timestamptz not null default clock_timestamp(),
+  primary key (producer_id, stream_id)
+) with (fillfactor = 50);
+
+-- The advisory lock of a producer; negative, which is not so of our others. Who registers it holds the lock alone, and who
+-- appends under its name shares it until the end of the transaction, before any other lock: so registering waits for what
+-- is being written, and what is written later sees that it is fenced.
+create function producer_lock(p_producer text) returns bigint language sql immutable as $$
+  select hashtextextended(p_producer, 0) | (1::bigint << 63)
+$$;
+
+-- Whether a later life of a named producer has begun. Who asks under the producer's lock is answered for the time until it
+-- lets go of it.
+create function is_fenced(p_producer text, p_incarnation bigint) returns boolean language sql stable as $$
+  select exists (select from producer p
+                  where p.producer_id = p_producer and p.stream_id = 0 and p.incarnation > p_incarnation)
+$$;
+
+-- Remember, for a retry, that a producer's block was not stored; so many blocks are not committed together.
+create function record_rejection(p_producer text, p_incarnation bigint, p_sequence bigint, p_stream bigint, p_outcome text)
+returns void language sql as $$
+  update producer p
+     set rejected = jsonb_build_object(format('%s:%s', p_incarnation, p_sequence), p_outcome) || (
+       select coalesce(jsonb_object_agg(key, value), '{}') from jsonb_each(p.rejected)
+        where split_part(key, ':', 1)::bigint = p_incarnation and split_part(key, ':', 2)::bigint > p_sequence - 1000)
+   where p.producer_id = p_producer and p.stream_id = p_stream
+$$;
+
+-- One block in one round trip, in the caller's transaction. `outcome` is exactly one of
+--   appended   it lies at [end_offset - p_count, end_offset)
+--   duplicate  this (producer, incarnation, sequence) is stored already, ending at end_offset (null: it is older than the last)
+--   closed     the stream takes no more; nothing was written, and the messages belong to its children
+--   fenced     a newer incarnation of the producer has begun; nothing was written
+--   completed  it has an epoch that is not at or after those that the producer may still publish; nothing was written
+--   expired    it has epochs, and the producer holds no capability (any more); nothing was written
+-- The (producer, stream) row is locked first, so that a retry waits for the attempt whose outcome it doubts.
+-- stream_id 0 in `producer` is the registration of a named producer: the incarnation that may write anywhere.
+create function append_block(
+  p_producer text, p_incarnation bigint, p_sequence bigint, p_stream bigint, p_count integer,
+  p_first timestamptz, p_last timestamptz, p_topics text[], p_codec smallint, p_payload bytea, p_epochs jsonb,
+  out outcome text, out end_offset bigint
+) language plpgsql as $$
+declare
+  known record;
+  written record;
+  least jsonb;
+  greatest bigint;                                     -- of epochs of one number, which need no sets
+  is_behind boolean;
+begin
+  if p_producer is not null then
+    perform pg_advisory_xact_lock_shared(producer_lock(p_producer));
+    select p.incarnation, p.sequence, p.end_offset, p.rejected into known from producer p
+     where p.producer_id = p_producer and p.stream_id = p_stream for no key update;
+    if not found then
+      insert into producer (producer_id, stream_id, incarnation, sequence, end_offset)
+      values (p_producer, p_stream, p_incarnation, 0, 0) on conflict do nothing;
+      select p.incarnation, p.sequence, p.end_offset, p.rejected into known from producer p
+       where p.producer_id = p_producer and p.stream_id = p_stream for no key update;
+    end if;
+    if known.incarnation > p_incarnation or exists (
+      select from producer p where p.producer_id = p_producer and p.stream_id = 0 and p.incarnation > p_incarnation
+    ) then
+      outcome := 'fenced';
+      return;
+    end if;
+    if known.incarnation = p_incarnation and known.sequence >= p_sequence then
+      -- A block that was rejected may lie before one that was stored with it.
+      outcome := coalesce(known.rejected ->> format('%s:%s', p_incarnation, p_sequence), 'duplicate');
+      end_offset := case when known.sequence = p_sequence then known.end_offset end;
+      return;
+    end if;
+  end if;
+  if p_epochs is not null then
+    -- Nobody takes it away meanwhile: for that one would need the producer's lock.
+    select c.least into least from capability c join stream s using (space_id)
+     where s.stream_id = p_stream and c.producer_id = p_producer and c.incarnation = p_incarnation and c.expired_at is null;
+    if not found then
+      outcome := 'expired';
+      perform record_rejection(p_producer, p_incarnation, p_sequence, p_stream, outcome);
+      return;
+    end if;
+    if p_epochs #> '{least,0,1}' is null then
+      greatest := (p_epochs #>> '{greatest,0,0}')::bigint;
+      is_behind := (p_epochs #>> '{least,0,0}')::bigint < (least #>> '{0,0}')::bigint;
+    else
+      is_behind := exists (
+        select from jsonb_array_elements(p_epochs -> 'least') as e(epoch) where not frontier_admits(least, e.epoch));
+    end if;
+    if is_behind then
+      outcome := 'completed';
+      perform record_rejection(p_producer, p_incarnation, p_sequence, p_stream, outcome);
+      return;
+    end if;
+  end if;
+  update stream s
+     set head = s.head + p_count,
+         upper_frontier = case when p_epochs is null or (s.upper_frontier #>> '{0,0}')::bigint >= greatest
+                               then s.upper_frontier
+                               when greatest is not null then p_epochs -> 'greatest'
+                               when is_covered(p_epochs -> 'greatest', coalesce(s.upper_frontier, '[]'))
+                               then s.upper_frontier
+                               else merge_upper_frontier(s.upper_frontier, p_epochs -> 'greatest') end
+    from space
+   where s.stream_id = p_stream and s.state = 'open' and space.space_id = s.space_id
+    returning s.head, s.generation_id, space.lower_frontier into written;
+  if not found then
+    outcome := 'closed';
+    return;
+  end if;
+  insert into block (generation_id, stream_id, end_offset, count, first_timestamp, last_timestamp, topics,
+                     lower_frontier, epoch_bounds, codec, payload)
+  values (written.generation_id, p_stream, written.head, p_count, p_first, p_last, p_topics,
+          written.lower_frontier, p_epochs, p_codec, p_payload);
+  if p_producer is not null then
+    update producer p
+       set incarnation = p_incarnation, sequence = p_sequence, end_offset = written.head, updated_at = clock_timestamp()
+     where p.producer_id = p_producer and p.stream_id = p_stream;
+  end if;
+  outcome := 'appended';
+  end_offset := written.head;
+end $$;

@@ -1,0 +1,87 @@
+"""The first schema, by topic in `sql/0100_*.sql`.
+
+What had a number before it was never released, and is refused by name: no script leads from there to here.
+"""
+
+from pathlib import Path
+
+from alembic import op
+
+from sublet_protocol.domain.errors import Conflict
+
+revision = "0100"
+down_revision = None
+branch_labels = None
+depends_on = None
+
+SQL = Path(__file__).parent.parent / "sql"
+TOPICS = ("messages", "epochs", "producers", "nodes", "groups", "outbox", "staging", "payloads", "isolation")
+"""In the order of what refers to what."""
+
+DROP_ALL = """
+do $$
+declare
+  thing record;
+begin
+  for thing in
+    select format('%I.%I', n.nspname, c.relname) as name
+      from pg_class c join pg_namespace n on n.oid = c.relnamespace
+     where n.nspname = current_schema() and c.relkind in ('r', 'p') and c.relname <> 'alembic_version'
+  loop
+    execute format('drop table if exists %s cascade', thing.name);
+  end loop;
+  for thing in
+    select p.oid::regprocedure::text as name from pg_proc p join pg_namespace n on n.oid = p.pronamespace
+     where n.nspname = current_schema()
+  loop
+    execute format('drop routine if exists %s cascade', thing.name);
+  end loop;
+end $$
+"""
+
+# A detach that is pending counts as done: queries do not see such a partition any more.
+DETACHED = """
+generation g join space p using (space_id) join pg_class t on t.oid = to_regclass('block_' || g.generation_id)
+ where g.state = 'gone' and p.payload_locations <> '{}'
+   and not exists (select from pg_inherits i where i.inhrelid = t.oid and not i.inhdetachpending)"""
+
+
+AS_OWNER = "select set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true)"
+"""Functions that run with their owner's rights have the search_path of this moment. pg_temp stands last in it: tables
+that a caller made for itself must not stand in for ours."""
+
+
+def upgrade() -> None:
+    _run(AS_OWNER)
+    for topic in TOPICS:
+        _run((SQL / f"0100_{topic}.sql").read_text(encoding="utf-8"))
+
+
+def downgrade() -> None:
+    """Drop everything in the schema but alembic's own table: partitions made since, too. Refused while payloads lie
+    outside, which nobody could delete then."""
+    _run("lock table space, payload_object, block in access exclusive mode")  # in the order of whoever moves payloads
+    outside, waiting = _count("block where uri is not null"), _count("payload_object")
+    detached = _count(DETACHED)
+    if outside or waiting or detached:
+        begun = _count("payload_object where orphaned_at is null")
+        raise Conflict(
+            f"{outside} blocks have their payload outside of Postgres, {waiting} objects there are to be deleted "
+            f"({begun} of them were being written, and are nobody's after an hour), and {detached} generations that "
+            "retention is dropping may name more: without these tables nobody could read or delete what lies there. "
+            "Bring the payloads back with `sublet spaces alter NAME --no-payload-location --restore-payloads` for "
+            "each space, and let a "
+            "leader node run until the generations are dropped and the objects gone, with "
+            "SUBLET_PAYLOAD_DELETION_GRACE_S=1 if no backup is to have them any more. Then stop it, and try again."
+        )
+    _run(DROP_ALL)
+
+
+def _count(what: str) -> int:
+    row = op.get_bind().connection.driver_connection.execute(f"select count(*) from {what}").fetchone()
+    return int(row[0])
+
+
+def _run(text: str) -> None:
+    """Straight to psycopg: many statements, and percent signs that are no placeholders."""
+    op.get_bind().connection.driver_connection.execute(text)
