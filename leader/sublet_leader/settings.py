@@ -56,7 +56,7 @@ _RULES = (
         ("eviction_timeout_s", "ping_timeout_s", "resend_interval_s"),
         "eviction_timeout_s must be more than ping_timeout_s + resend_interval_s",
         lambda s: s.eviction_timeout_s > s.ping_timeout_s + s.resend_interval_s,
-        "a borrower has to have stopped by itself before its streams are lent to others",
+        "a borrower has to have stopped by itself before its streams are granted to others",
         "Raise eviction_timeout_s or lower ping_timeout_s",
     ),
     SettingsRule(
@@ -84,7 +84,7 @@ _RULES = (
         ("revoke_deadline_s", "ping_timeout_s", "resend_interval_s"),
         "revoke_deadline_s must be more than ping_timeout_s + resend_interval_s",
         lambda s: s.revoke_deadline_s > s.ping_timeout_s + s.resend_interval_s,
-        "a holder that does not hear of it has to have stopped by itself before its streams are lent to others",
+        "a holder that does not receive it has to have stopped by itself before its streams are granted to others",
         "Raise revoke_deadline_s or lower ping_timeout_s",
     ),
     SettingsRule(
@@ -135,9 +135,9 @@ class LeaderSettings(Settings):
     resend_interval_s: float = 1.0
     """After which a grant, revoke or revoked without an answer is sent again."""
     revoke_deadline_s: float = 30.0
-    """How long a forced revoke (drain, reset, delete, operator) waits for the borrower's last word."""
+    """How long a forced revoke (drain, reset, delete, operator) waits for the borrower's final report."""
     eviction_timeout_s: float = 10.0
-    """A borrower unheard of for this long loses its streams."""
+    """A borrower that is silent for this long loses its streams."""
     reclaim_grace_s: float = 10.0
     """How long a new leader keeps a held stream for its borrower to come back."""
     rebalance_debounce_s: float = 0.2

@@ -22,20 +22,6 @@ PERSONAL = re.compile(
     re.IGNORECASE,
 )
 """In prose code does not speak, listen or keep house: it sends, receives, notifies, grants and runs maintenance."""
-PERSONAL_STILL = {
-    f"{folder}/{name}.py"
-    for folder, names in {
-        "borrower/sublet_borrower/consumer": ("session",),
-        "borrower/sublet_borrower/planner": ("micro_batch_planner", "plan_ledger"),
-        "leader/sublet_leader": ("settings",),
-        "leader/sublet_leader/http": ("__init__", "app", "probes", "server"),
-        "storage/sublet_storage/groups/model": ("transitions",),
-        "storage/sublet_storage/notify": ("changes",),
-        "storage/sublet_storage/notify/drivers": ("direct_listeners", "postgres"),
-    }.items()
-    for name in names
-}
-"""Files whose prose is to be rewritten."""
 FOREIGN = {
     "storage/sublet_storage/log/block.py: tell",  # of a file
     "tools/import_contracts.py: kept",  # of a contract of import-linter
@@ -100,7 +86,7 @@ def test_no_docstring_or_comment_of_the_product_makes_code_a_person() -> None:
         if PERSONAL.search(source := file.read_text())
         if (sentences := [text for text in prose(source) if PERSONAL.search(text)])
     }
-    assert not {file: sentences for file, sentences in found.items() if file not in PERSONAL_STILL}
+    assert found == {}
 
 
 def test_no_key_of_json_has_an_old_name() -> None:

@@ -138,7 +138,7 @@ class AgentThread:
 
     def _handle(self, event: AgentEvent) -> None:
         """The one door: decide, then carry out. What fails here left half a state, and ends all subscriptions: their
-        leaders hear no more of them."""
+        leaders get no more messages of them."""
         if self._is_closed:
             return
         try:
@@ -250,7 +250,7 @@ class AgentThread:
             self._deny("; ".join(self._refusals[address][1] for address in addresses))
 
     def _deny(self, reason: str) -> None:
-        """Every subscription is over: whoever lent to one hears no more pings, and lends to others."""
+        """End every subscription: their leaders get no more pings, and grant to others."""
         for borrower in tuple(self._machine.borrowers.values()):
             self._handle(NodeMessageReceived("", Invalidate(borrower.borrower_id, 0, InvalidateReason.DENIED, reason)))
 

@@ -74,7 +74,7 @@ class Session:
     epochs.
 
     Raises `InvalidSubscription`, `InvalidSetting`, `DatabaseUnreachable`, `SchemaMismatch`, through nodes `Unavailable`
-    and `ProtocolMismatch`; while iterating `SubscriptionEnded` when the group will not lend to it any more. A stream
+    and `ProtocolMismatch`; while iterating `SubscriptionEnded` when the group will not grant to it any more. A stream
     whose next messages retention has taken ends nothing: a warning says which, its leader takes it back and blocks it
     (or skips what is gone, if the group was created so), and all others go on. So they do where the next block of a
     stream cannot be decoded: that stream is handed back, and blocked or goes on behind the block, as its group was

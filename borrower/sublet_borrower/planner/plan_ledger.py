@@ -1,12 +1,12 @@
-"""What a session that plans ahead was lent: what it has planned of each stream, what is written down, what is done.
+"""Ledger of a session that plans ahead: of each granted stream what is planned, what is durable, what is done.
 
-Plain bookkeeping, no I/O. Whoever plans does the work elsewhere and hears of its end late, as a Spark query does with
-its micro-batches. So a range is planned, written down as in doubt, and only then begun; when it is done it is
+Plain bookkeeping, no I/O. The work is done elsewhere and its end is known late, as a Spark query does with
+its micro-batches. So a range is planned, made durable as in doubt, and only then started; when it is done it is
 acknowledged, and the next may be planned. A stream has one range at a time. What was in doubt when an earlier grant
 ended, of this process or of an earlier one of the same session, comes with the next grant: what was begun is done
 again, and nothing else is planned of that stream before.
 
-What the agent says is heard on the agent's thread, at once.
+What the agent reports is handled on the agent's thread, at once.
 """
 
 from __future__ import annotations
@@ -356,7 +356,7 @@ class PlanLedger:
                 self._notify(granted)
 
     def abandon(self) -> None:
-        """Nothing more will be acknowledged: of what is in doubt the last word is where it begins."""
+        """Nothing more will be acknowledged: of what is in doubt the final position is where it begins."""
         with self.changed:
             self._leaving = True
             for granted in self._granted.values():
@@ -364,7 +364,7 @@ class PlanLedger:
                     self._notify(granted)
 
     def _notify(self, granted: PlannedStream, in_doubt: InDoubt | None = None) -> None:
-        """Report how far it is: the last word once nothing more will be planned and nothing is in doubt, or will be
+        """Report how far it is: finally once nothing more will be planned and nothing is in doubt, or will be
         decided."""
         self._untold.pop(granted.grant.stream_id, None)
         grant, final = granted.grant, granted.is_ending and (granted.is_idle or self._leaving)

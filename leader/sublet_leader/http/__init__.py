@@ -7,7 +7,7 @@ nothing.
 
 `server` speaks HTTP within bounds and knows nothing of sublet: a request goes to `app`, Starlette's table of functions.
 Those that may block are plain functions, in Starlette's threads; `async` are those that only look at memory.
-`responses` has the form of answers; `query_fields` and `body_fields` read what was asked. `probes` tells how the node
+`responses` has the form of answers; `query_fields` and `body_fields` read what was asked. `probes` reports how the node
 is, as `sublet_leader.observe` judges and counts it; `groups`, `group_actions` and `nodes` answer the page and whoever
 has scripts, and `static` has the page itself, without anything from elsewhere.
 """

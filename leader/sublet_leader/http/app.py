@@ -34,7 +34,7 @@ from sublet_protocol.domain.errors import NotFound
 class HttpPort:
     """Listens at once, and answers that the node is starting until `attach_node`. Raises `InvalidSetting`.
 
-    `counted` is to be told what happens.
+    `counted` is called with what happens.
     """
 
     def __init__(self, options: HttpOptions, database_url: str) -> None:
@@ -62,7 +62,7 @@ class HttpPort:
         self._server.start()
 
     def attach_node(self, facts: NodeView) -> None:
-        """There is a node to tell of."""
+        """From now on it answers for this node."""
         self._reading = ConnectionPool(self._url, facts.health)
         self._registry.register(NodeCollector(facts, self._reading, self._settings))
         ProcessCollector(registry=self._registry)

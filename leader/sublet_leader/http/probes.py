@@ -23,12 +23,12 @@ class Probes:
         self._node, self._look = node, look
 
     async def live(self, request: Request) -> Response:
-        """200 as long as the process can do its work; all else that is wrong is told, and is no reason to restart."""
+        """200 as long as the process can do its work; what else is wrong is reported, and no reason to restart."""
         health = self._look()
         return json_response(self._reported(health), 200 if health.is_alive else 503)
 
     async def ready(self, request: Request) -> Response:
-        """200 if this node can serve; a group without a leader is told, and is not this node's failure."""
+        """200 if this node can serve; a group without a leader is reported, and is not this node's failure."""
         health = self._look()
         return json_response(self._reported(health), 200 if health.is_ready else 503)
 

@@ -25,7 +25,7 @@ CLOSE_TIMEOUT_S = 0.5
 
 Connection = psycopg.Connection[Any]
 
-logging.getLogger("psycopg.pool").setLevel(logging.ERROR)  # whoever asks is told why there is no connection
+logging.getLogger("psycopg.pool").setLevel(logging.ERROR)  # the caller's error has the reason
 
 
 class _ReadingConnection(BoundedConnection):

@@ -137,7 +137,7 @@ _RULES = (
 
 @dataclass(frozen=True, slots=True)
 class NotifySettings(Settings):
-    """Seconds, but for `max_sends_per_s`. Publishers and listeners of one database must be told the same."""
+    """Seconds, but for `max_sends_per_s`. Publishers and listeners of one database need the same values."""
 
     PREFIX = "SUBLET_NOTIFY_"
     RULES = _RULES
@@ -159,12 +159,12 @@ class NotifySettings(Settings):
     tombstone_retention_s: float = 600.0
     """How long it is remembered that something was deleted."""
     endpoint_refresh_interval_s: float = 5.0
-    """How often a publisher looks who listens where, while it has something to tell."""
+    """How often a publisher looks who listens where, while it has changes to send."""
     max_sends_per_s: float = 200.0
-    """Most messages a publisher sends per second, and under load a tenth of it; what changes meanwhile is told with the
+    """Most messages a publisher sends per second, and under load a tenth of it; what changes meanwhile is sent with the
     next."""
 
     @property
     def publisher_timeout_s(self) -> float:
-        """A publisher unheard of for longer than this has stopped, or what it said was lost."""
+        """A publisher that was silent for longer than this has stopped, or its messages were lost."""
         return self.hello_interval_s + self.gap_window_s

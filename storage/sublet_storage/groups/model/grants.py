@@ -154,7 +154,7 @@ def _release(change: ReleaseStream, row: LendingRow, stream: StreamFacts, now_us
 def _force_release(change: ForceRelease, row: LendingRow, stream: StreamFacts, now_us: int) -> Transition:
     """Losses are counted only where there was a message to die of: an idle stream is never poisonous, nor is one that
     waits for epochs to be completed. What is reserved for a session's return is not blocked, however often that dies:
-    nobody else is lent it, and what it does then must be the same again."""
+    it is granted to no other session, and what is done then must be the same again."""
     if is_consumed(row.position, stream):
         return finish(row, row.position, change.reason, now_us)
     again = row.losses if row.lost_position == row.position else 0

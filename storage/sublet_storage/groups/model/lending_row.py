@@ -27,7 +27,7 @@ class LendingRow:
     """A lending row as the table has it. `losses` counts forced ends at `lost_position`.
 
     `held_until_us` is there only for a free row that is, or was, kept for `session`, or a reserved one. Without a
-    session it says when the row was taken from a holder who may not have heard: by a reset, or with a former group of
+    session it says when the row was taken from a holder who may not know: by a reset, or with a former group of
     the name. `consumed` is there only where the group is atomic. `in_doubt` is what a holder planned last: it stays
     when it is done, so that a holder who cannot know that it is can see it.
     """
@@ -125,12 +125,12 @@ def next_id(last: int, now_us: int) -> int:
 
 
 def is_of_former_timeline(grant_id: int, term: int) -> bool:
-    """Whether nothing was lent under that row on the timeline of this term, but perhaps on the one before."""
+    """Whether nothing was granted under that row on the timeline of this term, but perhaps on the one before."""
     return grant_id > 0 and grant_id // TIMELINE_US < term // TIMELINE_US
 
 
 def finish(row: LendingRow, position: int, reason: str, now_us: int) -> Transition:
-    """End a grant because nothing is left to lend."""
+    """End a grant because nothing is left to consume."""
     after = end_grant(row, LendingStatus.FINISHED, position, now_us)
     return Transition(ChangeOutcome.APPLIED, after, history_event("finish", replace(row, position=position), reason))
 
@@ -180,7 +180,7 @@ def end_grant(row: LendingRow, status: LendingStatus, position: int, now_us: int
 
 
 def _taken_at(row: LendingRow) -> int | None:
-    """When it was taken from a holder who may not have heard, whatever has become of it since: to be lent it waits."""
+    """Return when it was taken from a holder who may not know, whatever became of it since: a grant waits for that."""
     return row.held_until_us if row.session is None else None
 
 
@@ -189,7 +189,7 @@ def history_event(name: str, row: LendingRow, reason: str, until: int | None = N
 
 
 def redelivery_end(row: LendingRow, stream: StreamFacts) -> int:
-    """Up to where messages from the row's position on may be seen twice when its grant ends without a last word."""
+    """Up to where messages from the row's position on may be seen twice when its grant ends without a final report."""
     return max(row.position, stream.head)
 
 

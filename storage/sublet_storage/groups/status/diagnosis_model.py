@@ -70,7 +70,7 @@ class GroupState:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamState(StreamView):
     """A stream with what else its diagnosis needs. `idle_s`: since when nothing was written of it. `taken_s`: since
-    when it is taken from a holder who may not have heard. `parents`: the nearest ancestors that are not finished.
+    when it is taken from a holder who may not know. `parents`: the nearest ancestors that are not finished.
     `dropped_space`: the name of its space, if that was dropped."""
 
     idle_s: float | None = None

@@ -1,8 +1,8 @@
-"""Places for a few readers that listen at the database themselves, to what publishers tell nodes.
+"""Slots for a few consumers that listen at the database themselves to what publishers send to nodes.
 
-Each NOTIFY wakes every connection of its database that listens. So there are only so many places, each an advisory
-lock, which ends with its connection. Whoever has none hears from its leader's node, as everybody does of what is missed
-here: numbers are not looked at, and what is missing is not asked for.
+Each NOTIFY wakes every connection of its database that listens. So there are only so many slots, each an advisory
+lock, which ends with its connection. Without one, heads come through the leader's node, as does what is missed here:
+sequence numbers are ignored, and there is no catch-up.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ select place from generate_series(1, %(places)s) place
 
 
 def direct_listener_slots() -> int:
-    """How many there are in a database, as this process was told: 0 and it takes none. Raises `InvalidSetting`."""
+    """Return how many slots a database has, by this process's setting; 0: it takes none. Raise `InvalidSetting`."""
     found: int = parse_number(
         VARIABLE, os.environ.get(VARIABLE, str(DEFAULT_LISTENER_SLOTS)), DEFAULT_LISTENER_SLOTS, MAX_PLACES
     )
@@ -43,10 +43,10 @@ def direct_listener_slots() -> int:
 
 
 def acquire_listener_slot(connection: psycopg.Connection[Any]) -> bool:
-    """Listen on this connection from now on, if a place is free and some node listens the same way.
+    """Listen on this connection from now on, if a slot is free and some node listens the same way.
 
-    Never through a pooler that lends the server's connections to others: the server's process is another there than the
-    one that the connection began with.
+    Never through a pooler that shares the server's connections: the server's process is another there than the one that
+    the connection began with.
     """
     row = connection.execute("select pg_backend_pid()").fetchone()
     if row != (connection.info.backend_pid,):

@@ -2,7 +2,7 @@
 
 NOTIFY goes over a connection of its own, never in an append's transaction, where its commit lock would cost the
 publishers. What waits is sent in one statement, so that the rate is that of round trips and not of messages. LISTEN
-needs a connection of its own too, without a pooler in the way that would lend it to somebody else.
+needs a connection of its own too, without a pooler in the way that would share it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _NOTIFY = "select pg_notify(%s, payload) from unnest(%s::text[]) payload"
 
 
 def channel_name(schema: str) -> str:
-    """The channel's name: the schema's, so that two in one database do not hear each other; a long one's is hashed."""
+    """Return the channel's name: the schema's, as a database may have several; a long one's is hashed."""
     name = f"sublet_{schema}"
     return name if len(name) <= MAX_CHANNEL else f"{name[:46]}_{xxhash.xxh3_64_hexdigest(name.encode())}"
 
@@ -76,14 +76,14 @@ def decode_payload(payload: bytes) -> bytes | None:
 
 
 def start_listening(connection: psycopg.Connection[Any], channel: str) -> None:
-    """Hear what is said on the channel from now on."""
+    """Receive what is sent on the channel from now on."""
     # Who is stopped while it listens would hold up the notifications of the whole server (over TCP).
     connection.execute("set tcp_user_timeout = '60s'")
     connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
 
 
 def receive_payloads(connection: psycopg.Connection[Any], thread: DriverThread) -> Iterator[bytes]:
-    """What a connection that listens hears, until the thread is asked to end, or `psycopg.OperationalError`."""
+    """Yield what a listening connection receives, until the thread is to stop. Raise `psycopg.OperationalError`."""
     waiting = select.poll()
     waiting.register(connection.fileno(), select.POLLIN)
     waiting.register(thread.bell, select.POLLIN)
@@ -168,8 +168,8 @@ class _Sender(DriverThread):
                     while self._take():
                         self._say(connection)
             except _TROUBLE as error:
-                # Whoever publishes hears of a database that is away from its publisher; of one that was stopped at the
-                # end of a program nobody need hear.
+                # The publisher itself reports a database that is away; one that was stopped at the end of a program
+                # is no news.
                 log.info("notifications cannot be sent at present, and wait: %s", error)
                 self.sleep(self._pauses.next_s())
         with self._changed:
