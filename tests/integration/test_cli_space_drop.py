@@ -71,6 +71,11 @@ def statuses(shell: Shell, group: str) -> set[str]:
     return set(done(shell.run("groups", "describe", group, "--json"))["streams_by_status"])
 
 
+def lag(shell: Shell, group: str) -> int:
+    found: int = done(shell.run("groups", "describe", group, "--json"))["lag"]
+    return found
+
+
 def test_a_space_that_nobody_uses_is_dropped_and_may_be_made_again(shell: Shell, conn: psycopg.Connection[Any]) -> None:
     before = find_space(conn, "orders").space_id
     reported = done(shell.run(*DROP, "--dry-run", "--json"))
@@ -251,6 +256,8 @@ def test_by_force_it_goes_from_under_live_groups_and_who_was_behind_is_told(
         publisher.publish("orders/eu", b"40", key=b"0")
         publisher.flush()
         consumer.until(range(41))
+        # What is in hand and not acknowledged when it goes is lost to the group, which blocks the stream.
+        eventually(lambda: consumer.session.poll(0.05) is None and lag(shell, ALL) == 0, WAIT_S)
         reported = done(shell.run(*DROP, "--force", "--yes", "--json"))
         assert (reported["dropped"], reported["messages"]) == (True, 41)
         assert {group["subscription"]: group["granted_streams"] > 0 for group in reported["groups"]} == {
@@ -261,7 +268,7 @@ def test_by_force_it_goes_from_under_live_groups_and_who_was_behind_is_told(
             publisher.publish("orders/eu", b"%d" % number, key=b"%d" % (number % 8))
         publisher.flush()
         consumer.until(range(60))
-    assert sorted(set(consumer.seen)) == list(range(60)), "what it had not acknowledged may come twice, by history"
+    assert sorted(consumer.seen) == list(range(60))
     assert "blocked" not in statuses(shell, ALL)
     tables = [f"block_{generation}" for generation in generations]
     left = "select from pg_tables where tablename = any(%s)"
