@@ -198,7 +198,7 @@ def test_epochs_decide_which_blocks_are_fetched(world: str, traps: Callable[[str
         for epoch in range(20):
             publisher.in_epoch(epoch).publish("e/a", b"%d" % epoch)
             publisher.flush()
-    assert traps("epochs is null") >= COUNT // 20
+    assert traps("epoch_bounds is null") >= COUNT // 20
     assert traps("epoch_bounds #> '{greatest,0,0}' < '5' or epoch_bounds #> '{least,0,0}' >= '8'") == 17
     assert values(world, startingEpoch=5, endingEpoch=8) == [b"5", b"6", b"7"]
 

@@ -37,4 +37,4 @@ def test_every_answer_has_the_fields_that_are_documented(shell: Shell) -> None:
         checked.add(command)
     assert page.keys() - checked == {"tail, sublet consume", "leader", "demo"}
     (line,) = shell.run("tail", "#", "--from", "earliest", "--no-follow", "--json").lines
-    assert set(line) == page["tail, sublet consume"] - {"grant"}
+    assert set(line) == page["tail, sublet consume"] - {"grant_id"}

@@ -38,7 +38,7 @@ sys.exit(main())
     [
         ("sublet_leader.node.machine", "Node", "_pass_time"),
         ("sublet_leader.node.database_worker", "DatabaseWorker", "_observed"),
-        ("sublet_leader.jobs.node_registration", "NodeRegistration", "_connected"),
+        ("sublet_leader.jobs.node_registration", "NodeRegistration", "_renew_in_time"),
     ],
 )
 def test_a_node_that_breaks_a_rule_of_its_own_ends(

@@ -36,23 +36,23 @@ POLL_INTERVAL_S = 1.0
 
 
 class NodeRegistration:
-    """One node's entry in the directory. `lease_duration_s`: how long borrowers go on seeing a node that died.
-    `notify`: the endpoint for publishers' notifications. `ordered` is called, on a thread of its own, with the node's
-    desired state, and `broken` with the error that ended that thread before its time."""
+    """One node's entry in the directory. `lease_s`: how long borrowers go on seeing a node that died. `notify_endpoint`:
+    for publishers' notifications. `ordered` is called, on a thread of its own, with the node's desired state, and
+    `broken` with the error that ended that thread before its time."""
 
     def __init__(
         self,
         url: str,
         ref: NodeRef,
         lease_s: float,
-        notify: str | None = None,
+        notify_endpoint: str | None = None,
         ordered: Callable[[NodeDesiredState], None] = lambda orders: None,
         http_address: str | None = None,
         vitals: HealthSignals | None = None,
         broken: Callable[[Exception], None] = lambda error: None,
     ) -> None:
-        self._url, self._ref, self._lease_s, self._notify, self._ordered = url, ref, lease_s, notify, ordered
-        self._http_address, self._broken = http_address, broken
+        self._url, self._ref, self._lease_s, self._ordered = url, ref, lease_s, ordered
+        self._notify_endpoint, self._http_address, self._broken = notify_endpoint, http_address, broken
         self._silence_s = max(lease_s / 3, POLL_INTERVAL_S)
         self._vitals = HealthSignals(time.monotonic) if vitals is None else vitals
         self._stop = threading.Event()
@@ -88,9 +88,13 @@ class NodeRegistration:
             log.warning("could not strike this node off the directory; its lease will: %s", error)
 
     def _register(self, connection: psycopg.Connection[Any]) -> None:
-        http = self._http_address
         nodes.register(
-            connection, self._ref, self._lease_s, PROTOCOL_VERSION, http_address=http, notify_endpoint=self._notify
+            connection,
+            self._ref,
+            self._lease_s,
+            PROTOCOL_VERSION,
+            http_address=self._http_address,
+            notify_endpoint=self._notify_endpoint,
         )
 
     def _keep(self) -> None:
