@@ -36,9 +36,10 @@ POLL_INTERVAL_S = 1.0
 
 
 class NodeRegistration:
-    """One node's entry in the directory. `lease_s`: how long borrowers go on seeing a node that died. `notify_endpoint`:
-    for publishers' notifications. `ordered` is called, on a thread of its own, with the node's desired state, and
-    `broken` with the error that ended that thread before its time."""
+    """One node's entry in the directory. `lease_s`: how long borrowers go on seeing a node that died.
+
+    `notify_endpoint`: for notifications of publishers. `ordered` is called, on a thread of its own, with the desired
+    state of the node, `broken` with the error that ended that thread before its time."""
 
     def __init__(
         self,
