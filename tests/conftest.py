@@ -19,6 +19,8 @@ from sublet_storage.bootstrap.embedded import EmbeddedPostgres
 from sublet_storage.bootstrap.migrate import migrate
 from sublet_storage.notify import publisher
 from tests.kit import REMARKS, database_of, server_directory
+from tests.leftovers import Leftovers
+from tests.run_costs import RunCosts
 from tools.source_path import source_path
 
 TEMPLATE = "sublet_template"
@@ -35,6 +37,9 @@ def pytest_configure(config: pytest.Config) -> None:
     from: they get the folders of this checkout instead."""
     if hasattr(config, "workerinput"):
         os.environ["PYTHONPATH"] = source_path(Path(__file__).parents[1])
+    else:
+        config.pluginmanager.register(Leftovers())
+        config.pluginmanager.register(RunCosts(config))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,0 +1,79 @@
+"""What a run of the tests leaves behind, in runs of pytest of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.kit import eventually
+
+CONFTEST = """
+from tests.leftovers import Leftovers
+
+def pytest_configure(config):
+    config.pluginmanager.register(Leftovers())
+"""
+TIDY = "def test_tidy(tmp_path):\n    (tmp_path / 'file').write_text('x')\n"
+UNTIDY = "import subprocess\n\ndef test_untidy():\n    subprocess.Popen(['sleep', '1000'])\n"
+ENDLESS = "import subprocess\n\ndef test_endless():\n    subprocess.run(['sleep', '1000'])\n"
+
+
+def run(directory: Path, test: str) -> subprocess.Popen[str]:
+    """Start pytest on `test`, with `directory` for its temporary files."""
+    project = directory / "project"
+    project.mkdir()
+    (project / "conftest.py").write_text(CONFTEST)
+    (project / "test_it.py").write_text(test)
+    (directory / "tmp").mkdir()
+    return subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(project), str(project)],
+        env={**os.environ, "TMPDIR": str(directory / "tmp")},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def sleepers(directory: Path) -> list[psutil.Process]:
+    """The processes that the tests have started."""
+    return [
+        process
+        for process in psutil.process_iter(["name", "environ"])
+        if process.info["name"] == "sleep" and str(directory) in (process.info["environ"] or {}).get("TMPDIR", "")
+    ]
+
+
+def test_a_tidy_run_leaves_no_files(tmp_path: Path) -> None:
+    with run(tmp_path, TIDY) as pytest_run:
+        output, _ = pytest_run.communicate(timeout=100)
+    assert pytest_run.returncode == 0, output
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_a_process_that_is_left_fails_the_run_and_is_named_and_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TESTS_END_TIMEOUT_S", "0")
+    with run(tmp_path, UNTIDY) as pytest_run:
+        output, _ = pytest_run.communicate(timeout=100)
+    assert pytest_run.returncode == pytest.ExitCode.TESTS_FAILED
+    assert "left behind by the tests, and ended: process" in output
+    assert "sleep 1000" in output
+    assert sleepers(tmp_path) == []
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_after_ctrl_c_nothing_is_left(tmp_path: Path) -> None:
+    with run(tmp_path, ENDLESS) as pytest_run:
+        eventually(lambda: sleepers(tmp_path), timeout_s=60)
+        os.kill(pytest_run.pid, signal.SIGINT)
+        pytest_run.communicate(timeout=100)
+    assert pytest_run.returncode == pytest.ExitCode.INTERRUPTED
+    assert sleepers(tmp_path) == []
+    assert list((tmp_path / "tmp").iterdir()) == []

@@ -1,0 +1,59 @@
+"""What a run of the tests costs: at its start how long the last one took, at its end where the minutes went."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+SELECTIONS = {"not long": "the tests of `make test`", "long": "the tests of `make test-rest`", "": "all tests"}
+"""Which tests a marker expression selects."""
+
+
+class RunCosts:
+    """Measures a run, for whoever watches it and for the next one's first lines. A plugin of pytest."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._started_at = time.monotonic()
+        self._folder_seconds: Counter[str] = Counter()
+        self._passed_count = 0
+
+    def pytest_report_header(self) -> list[str]:
+        """Return what will run, and how long it took last time."""
+        if not self._is_whole_suite():
+            return []
+        last = self._config.cache.get(self._cache_key(), None) if self._config.cache else None
+        took = f"{last['passed']} passed in {_minutes(last['seconds'])} last time" if last else "not run here before"
+        return [f"selected: {SELECTIONS.get(self._config.option.markexpr, self._config.option.markexpr)}; {took}"]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Add what one part of a test took: its set-up, itself or its end."""
+        folder = "/".join(Path(report.nodeid.partition("::")[0]).parts[:2])
+        self._folder_seconds[folder] += report.duration
+        self._passed_count += report.when == "call" and report.passed
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        """Store what a run of everything selected took, if it was green."""
+        if exitstatus == pytest.ExitCode.OK and self._is_whole_suite() and self._config.cache:
+            taken = {"seconds": time.monotonic() - self._started_at, "passed": self._passed_count}
+            self._config.cache.set(self._cache_key(), taken)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Show the minutes of each folder, over all workers."""
+        if len(self._folder_seconds) > 1:
+            spent = ", ".join(f"{folder} {_minutes(s)}" for folder, s in self._folder_seconds.most_common())
+            terminalreporter.write_line(f"minutes of all workers: {spent}")
+
+    def _is_whole_suite(self) -> bool:
+        return self._config.args_source is not pytest.Config.ArgsSource.ARGS and not self._config.option.keyword
+
+    def _cache_key(self) -> str:
+        return f"sublet/{self._config.option.markexpr or 'all'}"
+
+
+def _minutes(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
