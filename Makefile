@@ -10,10 +10,10 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 NAME ?= hourly_closing
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo example test check docs format bench mutations clean
+.PHONY: help venv demo example test test-rest test-all check docs format bench mutations clean
 
 help: ## show this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 19
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 19
 
 venv: $(READY) ## make .venv and install sublet into it, with all it takes to work on it
 
@@ -23,8 +23,17 @@ demo: $(READY) ## see groups share work, move it and lose nothing, on a Postgres
 example: $(READY) ## run a program of examples/ (NAME says which: make example NAME=hourly_closing)
 	$(BIN)/python -m examples.$(NAME) $(ARGS)
 
-test: $(READY) ## run the tests, three at a time (ARGS are pytest's: make test ARGS="-k embedded -x -n0")
-	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+# Some tests wait more than they compute: three at a time keep two cores busy.
+PYTEST := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 10
+
+test: $(READY) ## run tests of every kind, what a change waits for (ARGS are pytest's: make test ARGS="-k embedded -x -n0")
+	$(PYTEST) -m "not long" $(ARGS)
+
+test-rest: $(READY) ## run the tests that `make test` leaves out: all kills, long runs, other seeds, demo, tutorial, examples
+	$(PYTEST) -m long $(ARGS)
+
+test-all: $(READY) ## run all tests
+	$(PYTEST) $(ARGS)
 
 check: $(READY) ## ruff, mypy --strict, the import contracts, the generated pages, and every link of the site
 	$(BIN)/ruff check .

@@ -6,15 +6,13 @@ import argparse
 import sys
 import time
 import traceback
-from datetime import UTC, date, datetime
 
 from tests.simulation.checkers import Violation
 from tests.simulation.exceptions import EXCEPTIONS
-from tests.simulation.runs import ENOUGH_FAILURES, Figures, all_pairs, run_seeds
+from tests.simulation.runs import ENOUGH_FAILURES, Figures, all_pairs, first_seed_of_today, run_seeds
 from tests.simulation.simulation import Simulation
 
 SHOWN_LINES = 400
-A_DAY = 1_000_000
 
 
 def main() -> int:
@@ -51,12 +49,6 @@ def notify(seed: int, about: str = "", lines: int = SHOWN_LINES) -> int:
     return 1 if wrong else 0
 
 
-def of_the_day(day: date) -> int:
-    """Where the long run of that day begins: a million seeds further than the day before, and never among those that
-    the tests run."""
-    return day.toordinal() * A_DAY
-
-
 def _run_many(options: argparse.Namespace) -> int:
     shown, begun = 0, time.monotonic()
 
@@ -73,7 +65,7 @@ def _run_many(options: argparse.Namespace) -> int:
             f"{left_s:.0f} s to go  "
         )
 
-    start = of_the_day(datetime.now(UTC).date()) if options.start is None else options.start
+    start = first_seed_of_today() if options.start is None else options.start
     seeds = range(start, start + options.seeds)
     _say(f"seeds [{seeds.start}, {seeds.stop}), again with --start {start} --seeds {options.seeds}\n")
     figures = run_seeds(seeds, options.processes, show, 1 if options.first else ENOUGH_FAILURES)

@@ -8,12 +8,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import Enum
 
 from tests.simulation.simulation import Simulation
 from tests.simulation.tally import TABLES, Pair, counting
 
 CHUNK = 20
+SEEDS_A_DAY = 1_000_000
 ENOUGH_FAILURES = 20
 """So many wrong runs say that the world is broken; the rest would say nothing new."""
 
@@ -86,6 +88,12 @@ class Figures:
 def all_pairs() -> set[Pair]:
     """Every (machine, status, kind) there is."""
     return {(name, status, kind) for name, table in TABLES.items() for status, row in table.items() for kind in row}
+
+
+def first_seed_of_today() -> int:
+    """Return where the long runs of today begin: a million seeds further than yesterday's, and never among those that
+    are the same each time."""
+    return datetime.now(UTC).date().toordinal() * SEEDS_A_DAY
 
 
 def run_seeds(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from tests.simulation.exceptions import EXCEPTIONS
@@ -50,3 +54,18 @@ def test_every_pair_of_the_tables_occurs_or_is_excused(figures: Figures) -> None
 
 def test_no_excuse_is_out_of_date() -> None:
     assert all_pairs() >= EXCEPTIONS
+
+
+@pytest.mark.parametrize("seed", [3, 85, 233])
+def test_a_seed_has_the_same_trace_each_time(seed: int) -> None:
+    first, second = (
+        subprocess.run(
+            [sys.executable, "-m", "tests.simulation", "--seed", str(seed), "--lines", "0"],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    )
+    assert first == second
