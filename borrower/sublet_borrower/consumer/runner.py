@@ -200,8 +200,8 @@ class _Runner:
                 log.warning("%r is not kept yet: %s", record, away)
                 self._session.wait(backoff.next_s())
             except psycopg.Error as refused:
-                why = f"{_said(error)}. Nor could it be kept in topic {topic}: {str(refused).strip()}"
-                raise _blame(record, 0, self._policy.max_attempts, why) from error
+                detail = f"{_said(error)}. Nor could it be kept in topic {topic}: {str(refused).strip()}"
+                raise _blame(record, 0, self._policy.max_attempts, detail) from error
         self.summary.dead_lettered += 1
         log.warning("%r cannot be done and is kept in topic %s: %s", record, topic, _said(error))
 

@@ -35,11 +35,11 @@ class OpenSubscription:
 
 @dataclass(frozen=True, slots=True)
 class CloseSubscription:
-    """Hand everything over and end; `SubscriptionClosed` follows. `why`: the reason where the session did not request
-    it."""
+    """Hand everything over and end; `SubscriptionClosed` follows. `reason`: where the session did not
+    request it."""
 
     handle: int
-    why: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class AgentOutcome:
 
 
 @dataclass(slots=True)
-class _Out:
+class _OutcomeBuilder:
     sends: list[tuple[str, ToLeader]] = field(default_factory=list)
     pings: dict[str, list[str]] = field(default_factory=dict)
     updates: list[HandleUpdate | SubscriptionClosed] = field(default_factory=list)
@@ -129,11 +129,11 @@ class Agent:
         self._failed_at: dict[str, float] = {}
         self._asked: dict[str, str] = {}
         self._made = 0
-        self._out = _Out()
+        self._out = _OutcomeBuilder()
 
     def decide(self, event: AgentEvent, now: float) -> AgentOutcome:
         """Answer one event."""
-        self._out = _Out()
+        self._out = _OutcomeBuilder()
         match event:
             case OpenSubscription():
                 e = event
@@ -142,7 +142,7 @@ class Agent:
                 )
                 self._make(event.handle, wants, None, now)
             case CloseSubscription():
-                self._pass(event.handle, borrower_events.Unsubscribe(event.why), now)
+                self._pass(event.handle, borrower_events.Unsubscribe(event.reason), now)
             case NodeMessageReceived():
                 handle = self._handles.get(event.message.borrower_id)
                 self._asked.pop(event.message.borrower_id, None)

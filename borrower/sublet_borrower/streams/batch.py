@@ -169,9 +169,9 @@ class Batch:
         for row, part in sorted(parts.items()):
             if row < place or not len(part):
                 last = offsets[place - 1].as_py() if place else None
-                why = "there is nothing in it" if last is None else f"messages up to offset {last} are done already"
+                detail = "there is nothing in it" if last is None else f"messages up to offset {last} are done already"
                 raise UsageError(
-                    f"{part!r}: {why}. Give the transaction a part of what is left: batch.part({place}, ...)."
+                    f"{part!r}: {detail}. Give the transaction a part of what is left: batch.part({place}, ...)."
                 )
             if row > place:
                 self._refuse_gap(part, offsets[place].as_py())

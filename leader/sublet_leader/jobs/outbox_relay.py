@@ -100,8 +100,8 @@ def _connection(url: str) -> psycopg.Connection[Any]:
 
 
 def _log_rejected(moved: MoveResult) -> None:
-    for number, (outbox_id, why) in enumerate(moved.rejected.items()):
+    for number, (outbox_id, reason) in enumerate(moved.rejected.items()):
         if number == MAX_LISTED:
             log.warning("and %d more: see `reason` in outbox_rejected", len(moved.rejected) - MAX_LISTED)
             return
-        log.warning("message %d of the outbox cannot be published and is now in outbox_rejected: %s", outbox_id, why)
+        log.warning("message %d of the outbox cannot be published and is now in outbox_rejected: %s", outbox_id, reason)

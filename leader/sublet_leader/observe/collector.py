@@ -113,7 +113,7 @@ class NodeCollector(Collector):
 
     def _lags(self, led: Mapping[int, GroupLeader]) -> LagSamples:
         keeps_house = self._facts.is_maintenance_leader()
-        sizes = {group_id: len(leader.slots) for group_id, leader in led.items()}
+        sizes = {group_id: len(leader.streams) for group_id, leader in led.items()}
         if not led and not keeps_house:
             return LagSamples()
         began = time.monotonic()
@@ -164,9 +164,9 @@ def _unled(add: Callable[..., None], overview: GroupOverview) -> None:
 
 def _memory(add: Callable[..., None], name: str, leader: GroupLeader) -> None:
     add(metric_definitions.MEMBERS, len(leader.members), name)
-    add(metric_definitions.PAUSED, leader.orders.pause_reason is not None, name)
+    add(metric_definitions.PAUSED, leader.desired_state.pause_reason is not None, name)
     add(metric_definitions.TERM, leader.term, name)
-    add(metric_definitions.STUCK, leader.slots.unreadable_count(), name)
+    add(metric_definitions.STUCK, leader.streams.unreadable_count(), name)
 
 
 def _offsets(add: Callable[..., None], names: Mapping[int, str], led: Iterable[int], lags: LagSamples) -> None:

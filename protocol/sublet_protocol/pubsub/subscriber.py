@@ -207,8 +207,8 @@ class PubSubSubscriber:
                 self._failed(self._life.batch, event, now)
             case PollFailed():
                 self._failed(self._life.poll, event, now)
-            case ConnectionRejected(reason=why):
-                self._lose(ConnectionLostReason.REJECTED, why, now)
+            case ConnectionRejected(reason=reason):
+                self._lose(ConnectionLostReason.REJECTED, reason, now)
             case _:
                 assert_never(event)
 

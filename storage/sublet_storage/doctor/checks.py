@@ -269,9 +269,9 @@ def _blocked(connection: Connection) -> Finding:
         " where l.status = 'blocked' and g.deleted_at is null order by 1, 2"
     ).fetchall()
     if rows:
-        name, stream_id, why = rows[0]
+        name, stream_id, reason = rows[0]
         said = f"{len(rows)} are blocked: {_some([f'{stream} of {group}' for group, stream, _ in rows])}"
-        said += "" if why is None else f"; the first because of this: {why.rstrip(' .')}"
+        said += "" if reason is None else f"; the first because of this: {reason.rstrip(' .')}"
         again = f"sublet groups reset {quote(name)} --stream {stream_id} --to-current"
         hint = f"sublet groups why {quote(name)} says why, {again} tries once more."
         return Finding("streams", Severity.ERROR, said, hint)

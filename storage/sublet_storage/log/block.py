@@ -111,8 +111,8 @@ def checked(codec: int, payload: Stored, stream_id: int, end_offset: int, count:
             f"`sublet groups reset GROUP --stream {stream_id} --to-offset {end_offset}`, "
             "whoever reads without one begins there"
         )
-        why = f"cannot be decoded: {cause}. {remedy}."
-        raise PoisonBlock(stream_id, (end_offset - count, end_offset), why) from None
+        detail = f"cannot be decoded: {cause}. {remedy}."
+        raise PoisonBlock(stream_id, (end_offset - count, end_offset), detail) from None
 
 
 def restored(codec: int, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:

@@ -189,7 +189,7 @@ class ObjectStore:
         self.location = location
         self._backend: ObjectBackend | None = None
         self._lock = threading.Lock()
-        self._backoff, self._why = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S), ""
+        self._backoff, self._last_error = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S), ""
 
     def put(self, name: str, payload: Payload) -> None:
         """Write an object that was not there, and see that it is there now. Raises `ObjectUnusable`."""
@@ -269,7 +269,7 @@ class ObjectStore:
 
     def _pause(self) -> None:
         if self._backoff.wait_s > 0:
-            raise PayloadUnavailable(self._why)
+            raise PayloadUnavailable(self._last_error)
 
     @contextmanager
     def _trouble(self) -> Iterator[None]:
@@ -290,8 +290,8 @@ class ObjectStore:
         with self._lock:
             self._backoff.failed(pause_s)
         remedy = _REMEDIES[self.location.scheme]
-        self._why = f"the place of payloads {self.location} {what}. It is tried again. {remedy}. {ASK_DOCTOR}"
-        return PayloadUnavailable(self._why)
+        self._last_error = f"the place of payloads {self.location} {what}. It is tried again. {remedy}. {ASK_DOCTOR}"
+        return PayloadUnavailable(self._last_error)
 
 
 def get_store(place: PayloadLocation) -> ObjectStore:

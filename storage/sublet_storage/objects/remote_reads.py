@@ -84,14 +84,14 @@ def _fetch_one(generation_id: int, stream_id: int, place: PayloadLocation, named
         payload = get_store(place).get(name.text, size + 1)
     except ObjectNotFound:
         raise _damaged(stream_id, row, "there is nothing") from None
-    except ObjectUnusable as refused:
-        why = f"it cannot be read: {refused.__cause__}"
-        if refused.is_permanent:
-            raise _damaged(stream_id, row, why) from None
+    except ObjectUnusable as unusable:
+        detail = f"it cannot be read: {unusable.__cause__}"
+        if unusable.is_permanent:
+            raise _damaged(stream_id, row, detail) from None
         begin = row[0] - row[1]
         raise PayloadUnreadable(
             f"stream {stream_id}: the block that begins at offset {begin} and ends before offset {row[0]} lies at "
-            f"{row[5][0]!r}, and {why}. {_READ}."
+            f"{row[5][0]!r}, and {detail}. {_READ}."
         ) from None
     if memoryview(payload).nbytes != size:
         raise _damaged(stream_id, row, f"it should have {size} bytes and has {_sized(payload, size)}")
@@ -100,8 +100,8 @@ def _fetch_one(generation_id: int, stream_id: int, place: PayloadLocation, named
     return payload
 
 
-def _damaged(stream_id: int, row: Row, why: str) -> PayloadDamaged:
-    return PayloadDamaged(stream_id, (row[0] - row[1], row[0]), f"lies at {row[5][0]!r}, and {why}. {_PUT_BACK}.")
+def _damaged(stream_id: int, row: Row, detail: str) -> PayloadDamaged:
+    return PayloadDamaged(stream_id, (row[0] - row[1], row[0]), f"lies at {row[5][0]!r}, and {detail}. {_PUT_BACK}.")
 
 
 def _sized(payload: Payload, size: int) -> str:

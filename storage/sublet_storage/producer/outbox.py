@@ -198,8 +198,8 @@ class Outbox:
 
     def _set_aside(self, rows: Sequence[OutboxRow], reasons: Mapping[int, str]) -> None:
         if rows:
-            why = [reasons[row.outbox_id] for row in rows]
-            _check_same(rows, self._conn.execute(_SET_ASIDE, (_places(rows), [row.outbox_id for row in rows], why)))
+            details = [reasons[row.outbox_id] for row in rows]
+            _check_same(rows, self._conn.execute(_SET_ASIDE, (_places(rows), [row.outbox_id for row in rows], details)))
 
     def _append(self, appends: Sequence[BlockAppend]) -> dict[int, int]:
         """Return the new head of each stream that got something."""

@@ -204,15 +204,15 @@ class Sender(threading.Thread):
             raise DatabaseUnreachable("there was no time left to send it.")
 
     def _too_late(self, error: Exception) -> Unavailable:
-        when, why = f"within {self._delivery_timeout_s:g} s", " ".join(str(error).split()).rstrip(".") + "."
+        period, detail = f"within {self._delivery_timeout_s:g} s", " ".join(str(error).split()).rstrip(".") + "."
         if self._giving_up.is_set():
-            when = "before the publisher was closed"
+            period = "before the publisher was closed"
             if isinstance(error, (psycopg.OperationalError, UnknownOutcome)):
-                why = "it had not answered yet."
-        story = f"no word from the database {when} that it is stored, and given up: {why}"
+                detail = "it had not answered yet."
+        message = f"no word from the database {period} that it is stored, and given up: {detail}"
         if isinstance(error, UnknownOutcome):
-            return UnknownOutcome(f"{story} It may be stored or not: look before you publish it again.")
-        return DatabaseUnreachable(f"{story} Publish it again.")
+            return UnknownOutcome(f"{message} It may be stored or not: look before you publish it again.")
+        return DatabaseUnreachable(f"{message} Publish it again.")
 
     def _connect(self) -> BoundedConnection:
         return connect(

@@ -320,9 +320,9 @@ def check_reaches_objects(conn: psycopg.Connection[Any], space: str, text: str) 
         try:
             run_with_timeout(there, TO_READ, there.check_marker)
         except PayloadUnavailable as error:
-            why = str(error).partition(". ")[0]
+            detail = str(error).partition(". ")[0]
             raise InvalidSetting(
                 f"payload_location {str(wanted)!r}: payloads of space {space!r} lie there already, and these "
-                f"options must lead to them: {why}. Correct the options, or run this where the place can "
+                f"options must lead to them: {detail}. Correct the options, or run this where the place can "
                 "be reached; nothing was changed."
             ) from error

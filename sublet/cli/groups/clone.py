@@ -84,8 +84,8 @@ def import_(
     with _written(cli, wanted, dry_run) as connection:
         found = lifecycle.find_live(connection, wanted)
         if found is None:
-            why = reason_with_user(f"imported, as it was at {exported_at}", database_user(connection))
-            group = progress_transfer.create_from_progress(connection, wanted, options, progress, why)
+            reason = reason_with_user(f"imported, as it was at {exported_at}", database_user(connection))
+            group = progress_transfer.create_from_progress(connection, wanted, options, progress, reason)
         else:
             group = check_same_options(found, options)
             _check_same(group, progress_transfer.read_progress(connection, group), progress, file)

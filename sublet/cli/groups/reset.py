@@ -94,7 +94,7 @@ def reset(
     target = _target(
         to_earliest, to_latest, to_current, to_offset, to_time, by_duration, shift_by, to_epoch, from_file, wanted
     )
-    streams, patience_s = frozenset(stream or ()), values.parse_seconds(timeout)
+    streams, drain_timeout_s = frozenset(stream or ()), values.parse_seconds(timeout)
     with cli.open_database() as database, connect(database.url, application_name="sublet cli") as connection:
         group, timeline = lifecycle.get_live(connection, wanted), timeline_of(connection)
         moves = reset_plan.plan_reset(connection, group, target, streams)
@@ -110,7 +110,7 @@ def reset(
                 target,
                 streams,
                 force=force,
-                patience_s=patience_s,
+                drain_timeout_s=drain_timeout_s,
                 waiting=lambda held: (
                     None if cli.json else cli.print_info(f"waiting for members to hand over {held} streams")
                 ),

@@ -131,8 +131,8 @@ class _Show:
 
     def _silent(self, silent: NodeUnreachable) -> None:
         """Print it once: for programs with the error that follows, if no node answers."""
-        why = silent.reason.removeprefix(f"{silent.address}: ")
-        self._trouble = f"Node {silent.address} does not answer: {why}"
+        reason = silent.reason.removeprefix(f"{silent.address}: ")
+        self._trouble = f"Node {silent.address} does not answer: {reason}"
         if self._cli.json and not self._answered_at_all:
             return
         self._cli.print_info(
@@ -204,11 +204,11 @@ def group_not_found_error(wanted: Subscription, was_there: bool) -> NotFound:
 
 def _line(event: dict[str, Any]) -> str:
     """Return an event for people. What could move a cursor is escaped."""
-    name, of, why = (str(event.get(field) or "") for field in ("event", "session", "reason"))
+    name, of, reason = (str(event.get(field) or "") for field in ("event", "session", "reason"))
     who = of or str(event.get("agent") or event.get("node"))
     parts = [str(event.get("at")), f"{name:<13}"]
     if "stream_id" in event:
         parts.append(f"stream {event['stream_id']} at {event.get('position')}")
     if event.get("redelivery_end", 0) > event.get("position", 0):
         parts.append(f"[{event['position']}, {event['redelivery_end']}) may be seen again")
-    return escape_control_characters("  ".join([*parts, who, why]))
+    return escape_control_characters("  ".join([*parts, who, reason]))

@@ -82,13 +82,13 @@ def consume(
     begin = StartingPosition.parse(start, "--from")
     wanted = parse_typed(subscription) if nodes else resolve_subscription(cli, subscription, or_new=True)
     printer = MessagePrinter(cli, None if max_messages is None else values.parse_int("--max-messages", max_messages))
-    patience_s = None if idle_timeout is None else values.parse_fractional_seconds(idle_timeout)
+    idle_timeout_s = None if idle_timeout is None else values.parse_fractional_seconds(idle_timeout)
     with (
         _way(cli, wanted, nodes) as way,
         Session(str(wanted), **way.arguments, name=name, starting_position=str(begin), auto_ack=False) as session,
         _drained_by_signals(session) as asked,
     ):
-        for batch in _batches(cli, session, printer, patience_s, way):
+        for batch in _batches(cli, session, printer, idle_timeout_s, way):
             written = printer.print_batch(batch.table, batch.grant_id)
             batch.ack(None if written == len(batch) else _after(batch, written))
             if printer.is_full:
@@ -161,8 +161,8 @@ def _lacking(url: str, subscription: Subscription) -> str | None:
         group = lifecycle.find_live(connection, subscription)
     if group is None or group.desired_state.pause_reason is None:
         return None
-    why = f" ({group.desired_state.pause_reason})" if group.desired_state.pause_reason else ""
-    return f"The group is paused{why}: `sublet groups resume '{subscription}'` has its streams lent again."
+    reason = f" ({group.desired_state.pause_reason})" if group.desired_state.pause_reason else ""
+    return f"The group is paused{reason}: `sublet groups resume '{subscription}'` has its streams lent again."
 
 
 def _silence(nodes: list[str]) -> str | None:

@@ -31,7 +31,7 @@ LAST_WORD_S = 2.0
 
 
 class DriverLink:
-    """Runs as a context manager. `report()` and `drain(why)` are called on the network thread and must not block."""
+    """Runs as a context manager. `report()` and `drain(reason)` are called on the network thread and must not block."""
 
     def __init__(
         self,

@@ -156,8 +156,8 @@ class Guard:
         it by its number, once it has ended. Where that is not known, progress shows it."""
         lost = "the connection to Postgres was lost during the commit"
         if not reads:
-            why = "the batch had nothing of sublet's by which that could be seen. Look at the tables"
-            raise UnknownOutcome(f"{lost}, and nobody can say what became of it: {why}.") from cause
+            detail = "the batch had nothing of sublet's by which that could be seen. Look at the tables"
+            raise UnknownOutcome(f"{lost}, and nobody can say what became of it: {detail}.") from cause
         try:
             connection = self._reconnecting.ready()
             happened = None if attempt is None else fencing.happened(connection, attempt)

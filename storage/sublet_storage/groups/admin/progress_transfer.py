@@ -123,12 +123,12 @@ def clone(
     lifecycle.keep_generations(connection)  # what is taken must be there still when the new group is
     found = lifecycle.get_live(connection, source)
     progress = read_progress(connection, found)
-    why = reason_with_user(f"a clone of {source}, group {found.group_id}", who)
-    return create_from_progress(connection, subscription, found.options, progress, why), progress
+    reason = reason_with_user(f"a clone of {source}, group {found.group_id}", who)
+    return create_from_progress(connection, subscription, found.options, progress, reason), progress
 
 
 def create_from_progress(
-    connection: Connection, subscription: Subscription, options: GroupOptions, progress: GroupProgress, why: str
+    connection: Connection, subscription: Subscription, options: GroupOptions, progress: GroupProgress, reason: str
 ) -> Group:
     """Return a new group that goes on from there, in the transaction that is open. Raises `Conflict` where there is one
     by that name, `UsageError` where the progress is none of this database's, and `PositionBeyondHead` where it is of
@@ -147,7 +147,7 @@ def create_from_progress(
     spaces, least = [space_id for space_id, _ in progress.frontiers], [_json(each) for _, each in progress.frontiers]
     connection.execute(_FRONTIERS, {"now_us": None, "group": group_id, "spaces": spaces, "least": least})
     ((now_us,),) = connection.execute(_NOW, {"now_us": None}).fetchall()
-    line = HistoryRecord(now_us, group_id, 0, CREATE, why, 0, None, None, 0, 0, is_forced=False)
+    line = HistoryRecord(now_us, group_id, 0, CREATE, reason, 0, None, None, 0, 0, is_forced=False)
     lending_rows.write_history(connection, [line], now_us)
     return Group(group_id, subscription, options)
 
