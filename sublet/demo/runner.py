@@ -218,7 +218,7 @@ class _Stage:
         if not as_json:
             self.show.print_result(findings, held, moves)
             return
-        said: dict[str, Any] = {
+        summary: dict[str, Any] = {
             "published": findings.published,
             "consumed": findings.consumed,
             "lost": findings.lost,
@@ -231,4 +231,4 @@ class _Stage:
             "duplicate_ranges": findings.duplicate_ranges,
             "kills": [asdict(kill) for kill in findings.kills],
         }
-        sys.stdout.write(json.dumps(said) + "\n")
+        sys.stdout.write(json.dumps(summary) + "\n")

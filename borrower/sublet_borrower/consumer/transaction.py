@@ -49,7 +49,7 @@ class TransactionalBatch(Protocol):
     @property
     def consumed_frontier(self) -> ConsumedFrontier | None: ...
 
-    def complete_transaction(self, *, found: bool) -> None: ...
+    def complete_transaction(self, *, recovered: bool) -> None: ...
 
 
 @dataclass(slots=True)
@@ -98,12 +98,12 @@ class ProgressTransactions:
         if not batches:
             raise UsageError("a transaction without a batch has no progress to commit: name the batches it is for.")
         self.find_out()
-        if found := [batch for batch in batches if batch.found]:
-            _check_all_found(found, batches)
+        if committed := [batch for batch in batches if batch.recovered]:
+            _check_all_committed(committed, batches)
             with self.rolled_back() as connection:
                 yield connection
-            for batch in found:
-                batch.found = False
+            for batch in committed:
+                batch.recovered = False
             return
         for batch in batches:
             batch.join_transaction(batches)
@@ -147,7 +147,7 @@ class ProgressTransactions:
             raise
         finally:
             self._open = False
-        self._notify(found=False)
+        self._notify(recovered=False)
 
     @contextlib.contextmanager
     def rolled_back(self) -> Iterator[Connection]:
@@ -190,7 +190,7 @@ class ProgressTransactions:
             return False
         if self._doubt.happened is None:
             self._doubt.happened = self._ask(self._doubt, timeout_s)
-        return self._notify(found=True)
+        return self._notify(recovered=True)
 
     def close(self) -> None:
         """Close the connection; whatever is open on it is rolled back."""
@@ -211,12 +211,12 @@ class ProgressTransactions:
             own_search_path=False,
         )
 
-    def _notify(self, *, found: bool) -> bool:
+    def _notify(self, *, recovered: bool) -> bool:
         doubt = self._doubt
         assert doubt is not None
         if doubt.happened:
             for batch in doubt.batches:
-                batch.complete_transaction(found=found)
+                batch.complete_transaction(recovered=recovered)
         self._doubt = None
         return bool(doubt.happened)
 
@@ -262,16 +262,16 @@ class ProgressTransactions:
                     " nobody can say what became of it. Look at the tables; what was not committed is its new holder's."
                 )
             return consumed.max_of(wanted) == consumed
-        found = fencing.read_position(connection, group_id, batch.stream_id, batch.grant_id)
-        return found is not None and found >= batch.next_offset
+        position = fencing.read_position(connection, group_id, batch.stream_id, batch.grant_id)
+        return position is not None and position >= batch.next_offset
 
 
-def _check_all_found(found: Sequence[Batch], batches: Sequence[Batch]) -> None:
-    rest = [batch for batch in batches if batch not in found]
+def _check_all_committed(committed: Sequence[Batch], batches: Sequence[Batch]) -> None:
+    rest = [batch for batch in batches if batch not in committed]
     if rest:
         raise UsageError(
-            f"the transaction whose outcome was unknown was committed: {', '.join(map(repr, found))} is done with it. "
-            f"Do the rest in a transaction without that: {', '.join(map(repr, rest))}."
+            f"the transaction whose outcome was unknown was committed: {', '.join(map(repr, committed))} is done with "
+            f"it. Do the rest in a transaction without that: {', '.join(map(repr, rest))}."
         )
 
 

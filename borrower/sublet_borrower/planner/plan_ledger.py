@@ -371,12 +371,12 @@ class PlanLedger:
         lag = None if granted.head is None else max(granted.head - granted.position, 0)
         doubt = in_doubt or granted.in_doubt
         consumed = None if granted.step_planner is None else granted.step_planner.consumed
-        said = SessionProgress(
+        progress = SessionProgress(
             grant.stream_id, grant.grant_id, granted.position, final, lag=lag, consumed=consumed, in_doubt=doubt
         )
         if granted.at_poison and granted.poison is not None:
-            said = replace(said, read_error=plain(str(granted.poison)), poison=granted.poison.offsets[1])
-        self._report(said)
+            progress = replace(progress, read_error=plain(str(granted.poison)), poison=granted.poison.offsets[1])
+        self._report(progress)
 
     def _under(self, stream_id: int, grant_id: int) -> PlannedStream | None:
         granted = self._granted.get(stream_id)

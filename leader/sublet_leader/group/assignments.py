@@ -219,12 +219,14 @@ class Assignments:
             if not assignment.grant_id:
                 self.detach(entry)
                 continue
-            said = named.get((stream_id, assignment.grant_id))
-            if said is None:
+            progress = named.get((stream_id, assignment.grant_id))
+            if progress is None:
                 self.apply_event(assignment, EventKind.REVOKE_FINISHED, now)
             else:
-                assignment.delivered_end, assignment.consumed = said.delivered_end, said.consumed
-                self.apply_event(assignment, EventKind.FINAL if said.final else EventKind.ABORTED, now, said.position)
+                assignment.delivered_end, assignment.consumed = progress.delivered_end, progress.consumed
+                self.apply_event(
+                    assignment, EventKind.FINAL if progress.final else EventKind.ABORTED, now, progress.position
+                )
 
     # --- answers of the database ------------------------------------------------------------------------------------
 
@@ -378,9 +380,9 @@ class Assignments:
                 self._members.pending_disconnects[assignment.stream_id, assignment.grant_id] = assignment
                 if assignment.is_aborted:
                     member.taken.add((assignment.stream_id, assignment.grant_id))
-        self._say_revoked(assignment, now)
+        self._send_revoked_message(assignment, now)
 
-    def _say_revoked(self, assignment: Assignment, now: float) -> None:
+    def _send_revoked_message(self, assignment: Assignment, now: float) -> None:
         a = assignment
         a.resend_at = now + self._settings.resend_interval_s
         self._send(a.agent, Revoked(a.borrower_id, self._term, a.stream_id, a.grant_id, a.revoked_reason))
@@ -393,7 +395,7 @@ class Assignments:
                 member.taken.add((assignment.stream_id, assignment.grant_id))
         self._forget(assignment, now, position)
         if not self._is_ending(assignment):
-            self._say_revoked(assignment, now)
+            self._send_revoked_message(assignment, now)
 
     def _is_ending(self, assignment: Assignment) -> bool:
         """Whether the grant's end is being written. Until it is, its borrower may not be notified: it would drop the

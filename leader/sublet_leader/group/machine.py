@@ -251,9 +251,9 @@ class GroupLeader:
             member = self.members.get(borrower_id)
             assert member is not None
             member.last_ping_sent_at = sent_at
-            self._say_pinged(member, sent_at, self._assignments.promise(member, now))
+            self._send_ping_response(member, sent_at, self._assignments.promise(member, now))
 
-    def _say_pinged(self, member: Member, sent_at: float, without: tuple[tuple[int, int], ...]) -> None:
+    def _send_ping_response(self, member: Member, sent_at: float, without: tuple[tuple[int, int], ...]) -> None:
         good_for_s = self.settings.ping_valid_for_s
         answer = PingResponse(member.borrower_id, self.term, sent_at, good_for_s, self.epochs, without)
         self._send(member.agent, answer)
@@ -336,7 +336,7 @@ class GroupLeader:
         self.epochs = epochs
         for member in self.members:
             if member.last_ping_sent_at is not None:
-                self._say_pinged(member, member.last_ping_sent_at, self._assignments.without(member, now))
+                self._send_ping_response(member, member.last_ping_sent_at, self._assignments.without(member, now))
 
     def _take_answer(self, entry: StreamEntry, answer: ChangeResult, now: float) -> None:
         applied = answer.outcome is ChangeOutcome.APPLIED

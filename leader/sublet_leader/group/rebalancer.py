@@ -72,19 +72,21 @@ class Rebalancer:
         view = self._look(now)
         weights = self._members.weights()
         situation = AllocationInput(view.held, view.free, weights, view.movable, view.moving, view.last, view.load)
-        plan = self._ask(situation)
+        plan = self._call_strategy(situation)
         if view.unripe:
             view.again_at = min(view.again_at, now + self._settings.min_grant_duration_s)
         return RebalanceResult(plan, tuple(view.returning), tuple(view.overdue), view.again_at)
 
-    def _ask(self, situation: AllocationInput) -> AllocationPlan:
+    def _call_strategy(self, situation: AllocationInput) -> AllocationPlan:
         try:
             return validate_plan(self._strategy.plan(situation), situation)
         except Exception as problem:
             if isinstance(self._strategy, EvenStrategy):
                 raise
-            said = f"{type(problem).__name__}: {problem}"
-            self.strategy_errors.append(f"the strategy {self._strategy!r} failed, `even` goes on in its place: {said}")
+            problem_text = f"{type(problem).__name__}: {problem}"
+            self.strategy_errors.append(
+                f"the strategy {self._strategy!r} failed, `even` goes on in its place: {problem_text}"
+            )
             self._strategy = EvenStrategy()
             return self._strategy.plan(situation)
 

@@ -185,7 +185,10 @@ def _payload_steps(
 ) -> Iterator[tuple[str, Callable[[], None]]]:
     """Yield what is to be done at the places of payloads."""
     outside: list[Space] = []
-    yield "the search for spaces with payloads elsewhere", lambda: outside.extend(_with_a_place(connection))
+    yield (
+        "the search for spaces with payloads elsewhere",
+        lambda: outside.extend(_spaces_with_remote_payloads(connection)),
+    )
     for space in outside:
         yield f"moving of payloads of space {space.name}", partial(_tier, connection, guard, space)
     yield "deleting of objects that no block names", partial(_sweep, connection, guard, grace_s)
@@ -212,7 +215,7 @@ def _compact(connection: psycopg.Connection[Any], guard: Guard, stream_id: int) 
     log.info("stream %d: compaction saved %d blocks", stream_id, saved)
 
 
-def _with_a_place(connection: psycopg.Connection[Any]) -> list[Space]:
+def _spaces_with_remote_payloads(connection: psycopg.Connection[Any]) -> list[Space]:
     """Of a space that was dropped nothing more is moved: nobody could bring it back."""
     return [space for space in catalogue.list_spaces(connection) if space.payload_location is not None]
 

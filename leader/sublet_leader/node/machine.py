@@ -131,7 +131,7 @@ class Node:
                 if leader is not None:
                     self._give(leader, group_events.RevokeRequested(event.stream_ids, event.reason), now)
             case StreamsChanged():
-                self._look_anew(event, now)
+                self._read_streams_again(event, now)
             case DesiredStateRead():
                 self._apply_desired_state(event, now)
             case ShutdownRequested():
@@ -431,11 +431,11 @@ class Node:
             else:
                 self._inform(writes, group_events.CommitFailed(writes.changes), now)
 
-    def _look_anew(self, said: StreamsChanged, now: float) -> None:
+    def _read_streams_again(self, changed: StreamsChanged, now: float) -> None:
         """Completed epochs concern atomic groups alone."""
         for leader in tuple(self.leaders.values()):
             group = leader.group
-            if said.group_id in (None, group.group_id) and (group.options.atomic or not said.epochs):
+            if changed.group_id in (None, group.group_id) and (group.options.atomic or not changed.epochs):
                 self._give(leader, group_events.StreamsChanged(), now)
 
     def _leads(self, writes: GroupWrites) -> bool:

@@ -136,8 +136,8 @@ class NodeCollector(Collector):
         """Return the groups without a leader, as far as there is room, and how many they are. The database may not yet
         have what is led here."""
         found, total = list_leaderless_groups(connection, max(self._settings.max_group_series - len(led), 0))
-        mine = self._facts.leaders()
-        others = tuple(each for each in found if each.group.group_id not in mine)
+        leaders = self._facts.leaders()
+        others = tuple(each for each in found if each.group.group_id not in leaders)
         return others, max(total - (len(found) - len(others)), 0)
 
 

@@ -125,6 +125,6 @@ def _leaders(vitals: HealthSignals, away: HealthCheck) -> HealthCheck:
     if not away.is_ok:
         return HealthCheck("leaders", HealthState.UNREACHABLE, "nobody can look it up", is_required=False)
     if vitals.leaderless_group_count:
-        said = "1 group has" if vitals.leaderless_group_count == 1 else f"{vitals.leaderless_group_count} groups have"
-        return HealthCheck("leaders", HealthState.NO_LEADER, f"{said} consumers and no leader", is_required=False)
+        groups = "1 group has" if vitals.leaderless_group_count == 1 else f"{vitals.leaderless_group_count} groups have"
+        return HealthCheck("leaders", HealthState.NO_LEADER, f"{groups} consumers and no leader", is_required=False)
     return HealthCheck("leaders", HealthState.OK, is_required=False)

@@ -226,7 +226,9 @@ def _beyond(epoch: Epoch, greatest: Epoch) -> Iterable[Epoch]:
     if not at_or_before(epoch, greatest):
         return (epoch,)
     return [
-        (*epoch[:place], bound + 1, *epoch[place + 1 :]) for place, bound in enumerate(greatest) if bound <= LARGEST
+        (*epoch[:dimension], bound + 1, *epoch[dimension + 1 :])
+        for dimension, bound in enumerate(greatest)
+        if bound <= LARGEST
     ]
 
 

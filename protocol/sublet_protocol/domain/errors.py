@@ -111,11 +111,12 @@ class BatchOutOfSequence(Conflict):
 class StagedBlocksLost(SubletError):
     """Of the messages that a write has staged, not all are there any more: nothing was stored."""
 
-    def __init__(self, sink: str, batch: int, staged: int, found: int) -> None:
+    def __init__(self, sink: str, batch: int, staged: int, remaining: int) -> None:
         self.sink, self.batch = sink, batch
         super().__init__(
-            f"{sink}: of the {staged} messages of batch {batch} that its tasks have staged, {found} are there. They "
-            "are lost when Postgres crashes, and removed after a day. Nothing of the batch is stored: write it again."
+            f"{sink}: of the {staged} messages of batch {batch} that its tasks have staged, {remaining} are there. "
+            "They are lost when Postgres crashes, and removed after a day. Nothing of the batch is stored: write it "
+            "again."
         )
 
 

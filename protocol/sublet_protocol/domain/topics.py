@@ -54,14 +54,14 @@ class Filter:
 
     def matches(self, topic: str) -> bool:
         """True if a message published to `topic` (a valid one) is meant."""
-        levels, mine = topic.split("/"), self.levels
-        if mine[-1] == "#":
-            mine = mine[:-1]
-            if len(levels) < len(mine):
+        levels, own = topic.split("/"), self.levels
+        if own[-1] == "#":
+            own = own[:-1]
+            if len(levels) < len(own):
                 return False
-        elif len(levels) != len(mine):
+        elif len(levels) != len(own):
             return False
-        return all(want in ("+", have) for want, have in zip(mine, levels, strict=False))
+        return all(want in ("+", have) for want, have in zip(own, levels, strict=False))
 
     @property
     def regex(self) -> str:
@@ -70,23 +70,23 @@ class Filter:
 
     def covers(self, other: Filter) -> bool:
         """True if every topic that `other` matches is matched by this filter too."""
-        mine, theirs = _spelled_out(self.levels), _spelled_out(other.levels)
-        for want, have in zip(mine, theirs, strict=False):
+        own, theirs = _spelled_out(self.levels), _spelled_out(other.levels)
+        for want, have in zip(own, theirs, strict=False):
             if want == "#":
                 return True
             if have == "#" or want not in ("+", have):
                 return False
-        return len(mine) == len(theirs) or mine[len(theirs) :] == ("#",)
+        return len(own) == len(theirs) or own[len(theirs) :] == ("#",)
 
     def intersects(self, other: Filter) -> bool:
         """True if at least one topic is matched by both."""
-        mine, theirs = _spelled_out(self.levels), _spelled_out(other.levels)
-        for one, two in zip(mine, theirs, strict=False):
+        own, theirs = _spelled_out(self.levels), _spelled_out(other.levels)
+        for one, two in zip(own, theirs, strict=False):
             if "#" in (one, two):
                 return True
             if "+" not in (one, two) and one != two:
                 return False
-        longer, common = max(mine, theirs, key=len), min(len(mine), len(theirs))
+        longer, common = max(own, theirs, key=len), min(len(own), len(theirs))
         return longer[common:] in ((), ("#",))
 
     @property

@@ -91,10 +91,10 @@ class Mailbox:
             if letter.identity in self._once:
                 return
             self._once[letter.identity] = None
-        place = self._place_of(letter)
-        if (older := self._waiting.get(place)) is not None:
+        queue_key = self._queue_key(letter)
+        if (older := self._waiting.get(queue_key)) is not None:
             self._waiting_bytes -= older.size
-        self._waiting[place] = letter
+        self._waiting[queue_key] = letter
         self._waiting_bytes += letter.size
         while len(self._waiting) > self._limits.messages or self._waiting_bytes > self._limits.bytes:
             self._make_room()
@@ -126,7 +126,7 @@ class Mailbox:
         if self._out_bytes != (handed_out := sum(letter.size for letter in out)):
             yield f"{self._out_bytes} bytes are said to be handed out, and {handed_out} are"
 
-    def _place_of(self, letter: QueuedMessage) -> Hashable:
+    def _queue_key(self, letter: QueuedMessage) -> Hashable:
         """Return the key under which it waits: a state replaces the older value that still waits; everything else goes
         to the end."""
         if letter.is_state:
@@ -141,16 +141,16 @@ class Mailbox:
         for letter in self._waiting.values():
             room[letter.channel] = room.get(letter.channel, 0) + (1 if by_number else letter.size)
         fullest = max(room, key=room.__getitem__)
-        places = [place for place, letter in self._waiting.items() if letter.channel == fullest]
-        self._drop(fullest, places)
+        queue_keys = [queue_key for queue_key, letter in self._waiting.items() if letter.channel == fullest]
+        self._drop(fullest, queue_keys)
 
-    def _drop(self, channel: str, places: list[Hashable]) -> None:
-        for place in places:
-            letter = self._waiting.pop(place)
+    def _drop(self, channel: str, queue_keys: list[Hashable]) -> None:
+        for queue_key in queue_keys:
+            letter = self._waiting.pop(queue_key)
             self._waiting_bytes -= letter.size
             if letter.is_deduplicated:
                 self._once.pop(letter.identity, None)
-        self._dropped += len(places)
+        self._dropped += len(queue_keys)
         self._dropped_channels[channel] = None
 
     def _has_room(self, size: int) -> bool:

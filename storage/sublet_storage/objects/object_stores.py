@@ -82,8 +82,8 @@ class ObjectBackend(Protocol):
 class LocalBackend:
     """A directory, which must exist. All that is done is done below it, whatever links there are."""
 
-    def __init__(self, place: PayloadLocation) -> None:
-        self._root = place.root
+    def __init__(self, location: PayloadLocation) -> None:
+        self._root = location.root
 
     def write(self, name: str, payload: Payload) -> None:
         with self._folder(name, make=True) as (folder, file_name):
@@ -156,12 +156,12 @@ class LocalBackend:
 class S3Backend:
     """A bucket's objects below a prefix."""
 
-    def __init__(self, place: PayloadLocation) -> None:
+    def __init__(self, location: PayloadLocation) -> None:
         from pyarrow import fs
 
-        self._root = place.root
+        self._root = location.root
         self._fs: Any = fs.S3FileSystem(
-            **dict(place.options),
+            **dict(location.options),
             background_writes=False,
             connect_timeout=CONNECT_TIMEOUT_S,
             request_timeout=REQUEST_TIMEOUT_S,
@@ -256,10 +256,10 @@ class ObjectStore:
             if may_miss and isinstance(error, FileNotFoundError):
                 raise ObjectNotFound from error
             if not self.location.marker:
-                raise self._unavailable(f"does not answer as it should: {_said(error)}") from error
+                raise self._unavailable(f"does not answer as it should: {_error_text(error)}") from error
             refused = ObjectUnusable(
                 f"the object {name} at the place of payloads {self.location} does not do as it should: "
-                f"{_said(error)}. It "
+                f"{_error_text(error)}. It "
                 "is tried again, and others are not held up. See to this object, and to who may do what there."
             )
             refused.is_permanent = isinstance(error, _FOR_GOOD) or getattr(error, "errno", None) == errno.ELOOP
@@ -276,7 +276,7 @@ class ObjectStore:
         try:
             yield
         except (OSError, pa.ArrowException) as error:
-            raise self._unavailable(f"does not answer as it should: {_said(error)}") from error
+            raise self._unavailable(f"does not answer as it should: {_error_text(error)}") from error
 
     def _opened(self) -> ObjectBackend:
         with self._lock:
@@ -294,14 +294,14 @@ class ObjectStore:
         return PayloadUnavailable(self._last_error)
 
 
-def get_store(place: PayloadLocation) -> ObjectStore:
+def get_store(location: PayloadLocation) -> ObjectStore:
     """This process's, for it."""
-    return _store(os.getpid(), place)
+    return _store(os.getpid(), location)
 
 
 @lru_cache(maxsize=64)
-def _store(pid: int, place: PayloadLocation) -> ObjectStore:
-    return ObjectStore(place)
+def _store(pid: int, location: PayloadLocation) -> ObjectStore:
+    return ObjectStore(location)
 
 
 def _write(backend: ObjectBackend, name: str, payload: Payload) -> None:
@@ -318,5 +318,5 @@ def _part(name: str) -> str:
     return f"{name}.{secrets.token_hex(8)}.part" if name.startswith(".") else f"{name}.part"
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return " ".join(str(error).split())[:300].rstrip(".")

@@ -126,7 +126,7 @@ class Sender(threading.Thread):
         outcomes: dict[AppendOutcome, list[PendingBlock]] = {outcome: [] for outcome in AppendOutcome}
         for load, answer in zip(loads, answers, strict=True):
             outcomes[answer.outcome].append(load)
-        for load, first_offset in _places(loads, answers):
+        for load, first_offset in _first_offsets(loads, answers):
             load.complete(first_offset)
         self._buffer.release_batches(outcomes[AppendOutcome.APPENDED] + outcomes[AppendOutcome.DUPLICATE])
         for outcome, refusal in _REFUSALS.items():
@@ -242,14 +242,14 @@ def _heads(loads: list[PendingBlock], answers: list[AppendResult]) -> dict[int, 
     return {stream_id: head for stream_id, head in grown.items() if head is not None}
 
 
-def _places(loads: list[PendingBlock], answers: list[AppendResult]) -> list[tuple[PendingBlock, int]]:
+def _first_offsets(loads: list[PendingBlock], answers: list[AppendResult]) -> list[tuple[PendingBlock, int]]:
     """Return the first offset of each stored load. The log remembers the end of a producer's last block only; those
     before it in the same transaction lie right before it, because their stream was locked."""
-    places: list[tuple[PendingBlock, int]] = []
+    stored: list[tuple[PendingBlock, int]] = []
     starts: dict[int, int] = {}
     for load, answer in zip(reversed(loads), reversed(answers), strict=True):
         if answer.outcome in (AppendOutcome.APPENDED, AppendOutcome.DUPLICATE):
             end = starts[load.stream_id] if answer.end_offset is None else answer.end_offset
             starts[load.stream_id] = end - load.count
-            places.append((load, end - load.count))
-    return places[::-1]
+            stored.append((load, end - load.count))
+    return stored[::-1]

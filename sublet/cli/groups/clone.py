@@ -133,7 +133,9 @@ def _read(file: Path) -> tuple[Subscription, GroupOptions, GroupProgress, str]:
 
 
 def _check_same(group: Group, has: GroupProgress, wanted: GroupProgress, file: Path) -> None:
-    differing = sorted({place.stream_id for place in set(has.to_initial.positions) ^ set(wanted.to_initial.positions)})
+    differing = sorted(
+        {position.stream_id for position in set(has.to_initial.positions) ^ set(wanted.to_initial.positions)}
+    )
     if not differing:
         return
     raise Conflict(

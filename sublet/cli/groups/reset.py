@@ -167,7 +167,7 @@ def _offsets(file: Path, wanted: Subscription) -> ResetTarget:
     found = values.read_json_file(f"--from-file {file}", file)
     try:
         of, timeline = found.get("subscription"), found.get("timeline")
-        streams = [_place(each) for each in found["streams"]]
+        streams = [_stream_position(each) for each in found["streams"]]
         if len(dict(streams)) < len(streams):
             raise ValueError("a stream occurs twice")
         if not isinstance(timeline, str | None):
@@ -185,12 +185,12 @@ def _offsets(file: Path, wanted: Subscription) -> ResetTarget:
     return ResetTarget.offsets(dict(streams), timeline)
 
 
-def _place(stored: dict[str, Any]) -> tuple[int, int]:
+def _stream_position(stored: dict[str, Any]) -> tuple[int, int]:
     """Return (stream, offset) as they are: what is no integer is not made one. Raises `ValueError`."""
-    place = stored["stream_id"], stored["after"] if "after" in stored else stored["position"]
-    if any(type(number) is not int for number in place):
-        raise ValueError(f"stream {place[0]!r}, position {place[1]!r}")
-    return place
+    position = stored["stream_id"], stored["after"] if "after" in stored else stored["position"]
+    if any(type(number) is not int for number in position):
+        raise ValueError(f"stream {position[0]!r}, position {position[1]!r}")
+    return position
 
 
 def _show(cli: Cli, moves: tuple[PositionChange, ...]) -> None:

@@ -63,7 +63,7 @@ def _watch_any(cli: Cli, wanted: Sequence[Subscription], nodes: list[str]) -> No
 def _watch(cli: Cli, wanted: Subscription, nodes: list[str] | None) -> None:
     from sublet_borrower.remote.group_watcher import GroupWatcher
 
-    with _way(cli, wanted, nodes) as find, GroupWatcher(str(wanted)) as watching:
+    with _node_finder(cli, wanted, nodes) as find, GroupWatcher(str(wanted)) as watching:
         _Show(cli, wanted, watching, find).run()
 
 
@@ -141,7 +141,7 @@ class _Show:
 
 
 @contextmanager
-def _way(cli: Cli, wanted: Subscription, nodes: list[str] | None) -> Iterator[Callable[[], Sequence[str]]]:
+def _node_finder(cli: Cli, wanted: Subscription, nodes: list[str] | None) -> Iterator[Callable[[], Sequence[str]]]:
     """Return what finds nodes: those that were named, or those of the database. What can never work raises at once."""
     if nodes:
         from sublet_borrower.consumer.arguments import check_node

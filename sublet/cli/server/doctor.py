@@ -72,8 +72,10 @@ def _schema(version: str) -> Finding:
 
     if version == SCHEMA_VERSION:
         return Finding("database", Severity.OK, "it answers, and its tables are this release's")
-    said = f"it answers; its tables are at {version}, newer than this release's {SCHEMA_VERSION}, and do for it"
-    return Finding("database", Severity.WARNING, said, "Finish the upgrade: bring every program to the newer release.")
+    detail = f"it answers; its tables are at {version}, newer than this release's {SCHEMA_VERSION}, and do for it"
+    return Finding(
+        "database", Severity.WARNING, detail, "Finish the upgrade: bring every program to the newer release."
+    )
 
 
 COMMANDS = {"doctor": command(doctor)}

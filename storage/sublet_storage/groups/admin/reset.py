@@ -47,8 +47,8 @@ select a.usename, a.pid, (extract(epoch from a.xact_start) * 1000000)::bigint, g
 @contextmanager
 def hold_reset_lock(url: str, group: Group) -> Iterator[None]:
     """Exclude other resets of the group meanwhile. Raises `Conflict`, which names the one under way."""
-    place = f"{schema_name()} {group.group_id}"
-    wanted = {"class": _CLASS, "object": zlib.crc32(place.encode()) & 0x7FFFFFFF, "group": group.group_id}
+    lock_name = f"{schema_name()} {group.group_id}"
+    wanted = {"class": _CLASS, "object": zlib.crc32(lock_name.encode()) & 0x7FFFFFFF, "group": group.group_id}
     with closing(connect(url, application_name="sublet reset", idle_in_transaction_timeout_s=None)) as guard:
         guard.execute("begin")
         for name in _TIMEOUTS[: 2 if guard.info.server_version >= 170000 else 1]:
@@ -115,11 +115,11 @@ def reset_live_group(
         except Conflict as error:
             if force or drain_timeout_s > LEADER_SYNC_INTERVAL_S:
                 raise
-            said = (
+            hint = (
                 f"A leader may take {LEADER_SYNC_INTERVAL_S:g} s to hear of the pause: wait for longer than "
                 f"{drain_timeout_s:g} s."
             )
-            raise Conflict(f"{error} {said}") from None
+            raise Conflict(f"{error} {hint}") from None
 
 
 @contextlib.contextmanager

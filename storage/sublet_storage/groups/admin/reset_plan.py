@@ -166,12 +166,12 @@ def plan_reset(
         if row.after is not None and (not streams or row.stream_id in streams)
     ]
     for move, row in placed:
-        _check_place(move, row.is_gone)
+        _check_in_range(move, row.is_gone)
     _check_numbers(connection, target, [move.stream_id for move, _ in placed])
     return tuple(move for move, row in placed if not row.is_passed)
 
 
-def _check_place(move: PositionChange, is_gone: bool) -> None:
+def _check_in_range(move: PositionChange, is_gone: bool) -> None:
     if move.after > move.head:
         raise UsageError(
             f"stream {move.stream_id}: offset {move.after} is beyond its end, {move.head}. Give one up to that."

@@ -124,10 +124,10 @@ def check_sizes(batch: pa.RecordBatch, limit: int) -> None:
 def set_epoch(batch: pa.RecordBatch, epoch: Epoch) -> pa.RecordBatch:
     """Return the batch, normalised, with all its messages in that epoch. Raises `UsageError` if it has epochs of its
     own."""
-    place = BLOCK_SCHEMA.get_field_index("epoch")
-    if batch.column(place).null_count < batch.num_rows:
+    index = BLOCK_SCHEMA.get_field_index("epoch")
+    if batch.column(index).null_count < batch.num_rows:
         raise UsageError(f"column epoch: all messages are to be in epoch {epoch}, and some have one. Leave it out.")
-    return batch.set_column(place, BLOCK_SCHEMA.field(place), _all_in(epoch, batch.num_rows))
+    return batch.set_column(index, BLOCK_SCHEMA.field(index), _all_in(epoch, batch.num_rows))
 
 
 @functools.lru_cache(maxsize=16)
