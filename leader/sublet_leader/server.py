@@ -243,8 +243,8 @@ class NodeServer:
 
     def _carry_out(self, event: NodeEvent) -> None:
         outcome = self._machine.decide(event, clock())
-        for story in outcome.invariant_violations:
-            log.error("a leader broke a rule of its own and is over; please report this. %s", story)
+        for violation in outcome.invariant_violations:
+            log.error("a leader broke a rule of its own and is over; please report this. %s", violation)
         for request in outcome.requests:
             self._worker.submit(request)
         for agent, message in outcome.sends:

@@ -60,7 +60,7 @@ class _Doubt:
     batches: Sequence[TransactionalBatch]
     furthest: Sequence[TransactionalBatch]
     attempt: Attempt
-    happened: bool | None = None
+    was_committed: bool | None = None
 
 
 class _RollBack(Exception):
@@ -131,7 +131,7 @@ class ProgressTransactions:
             with user_transaction(connection, advance):
                 yield connection
             assert self._doubt is not None
-            self._doubt.happened = True
+            self._doubt.was_committed = True
         except psycopg.Error as error:
             if not connection.closed:
                 self._doubt = None  # the server has answered that it was rolled back
@@ -168,7 +168,7 @@ class ProgressTransactions:
         doubt = self._doubt
         return (
             doubt is not None
-            and doubt.happened is None
+            and doubt.was_committed is None
             and any((batch.stream_id, batch.ticket) == (stream_id, ticket) for batch in doubt.batches)
         )
 
@@ -188,8 +188,8 @@ class ProgressTransactions:
         """
         if self._doubt is None:
             return False
-        if self._doubt.happened is None:
-            self._doubt.happened = self._ask(self._doubt, timeout_s)
+        if self._doubt.was_committed is None:
+            self._doubt.was_committed = self._ask(self._doubt, timeout_s)
         return self._notify(recovered=True)
 
     def close(self) -> None:
@@ -214,30 +214,30 @@ class ProgressTransactions:
     def _notify(self, *, recovered: bool) -> bool:
         doubt = self._doubt
         assert doubt is not None
-        if doubt.happened:
+        if doubt.was_committed:
             for batch in doubt.batches:
                 batch.complete_transaction(recovered=recovered)
         self._doubt = None
-        return bool(doubt.happened)
+        return bool(doubt.was_committed)
 
     def _committed(self, cause: Exception) -> bool:
         """Query, on a new connection, whether the transaction whose commit got no answer was committed."""
         assert self._doubt is not None
         try:
-            self._doubt.happened = self._ask(self._doubt, fencing.OUTCOME_TIMEOUT_S)
+            self._doubt.was_committed = self._ask(self._doubt, fencing.OUTCOME_TIMEOUT_S)
         except UnknownOutcome as unknown:
             raise unknown from cause
-        if not self._doubt.happened:
+        if not self._doubt.was_committed:
             self._doubt = None
         return self._doubt is not None
 
     def _ask(self, doubt: _Doubt, timeout_s: float) -> bool:
         try:
             connection = self._reconnecting.ready()
-            happened = fencing.happened(connection, doubt.attempt, timeout_s)
-            if happened is None:  # another server has taken over: what it has of progress counts
+            was_committed = fencing.was_committed(connection, doubt.attempt, timeout_s)
+            if was_committed is None:  # another server has taken over: what it has of progress counts
                 return self._are_durable(connection, doubt.furthest)
-            return happened
+            return was_committed
         except (psycopg.Error, DatabaseUnreachable) as error:
             self.close()
             raise UnknownOutcome(

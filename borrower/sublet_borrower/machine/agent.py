@@ -137,10 +137,10 @@ class Agent:
         match event:
             case OpenSubscription():
                 e = event
-                wants = SubscriptionRequest(
+                request = SubscriptionRequest(
                     self.agent_id, e.subscription, e.weight, e.session, e.starting_position, e.session_epoch
                 )
-                self._make(event.handle, wants, None, now)
+                self._make(event.handle, request, None, now)
             case CloseSubscription():
                 self._pass(event.handle, borrower_events.Unsubscribe(event.reason), now)
             case NodeMessageReceived():
@@ -187,9 +187,11 @@ class Agent:
         wake_at = min(self._wake.values(), default=None)
         return AgentOutcome(tuple(self._out.sends), tuple(self._out.updates), self._out.nodes_wanted, wake_at)
 
-    def _make(self, handle: int, wants: SubscriptionRequest, inheritance: PredecessorState | None, now: float) -> None:
+    def _make(
+        self, handle: int, request: SubscriptionRequest, inheritance: PredecessorState | None, now: float
+    ) -> None:
         self._made += 1
-        borrower = Borrower(f"{self.agent_id}/{self._made}", wants, self.settings, inheritance, self._made)
+        borrower = Borrower(f"{self.agent_id}/{self._made}", request, self.settings, inheritance, self._made)
         self.borrowers[handle] = borrower
         self._handles[borrower.borrower_id] = handle
         self._carry_out(handle, borrower, borrower.start(now), now)

@@ -51,9 +51,9 @@ class RetryableError(Exception):
         self.address, self.reason, self.after_s = address, reason, after_s
         super().__init__(f"node {address}: {reason}")
 
-    def given_up(self, after_s: float, remedy: str) -> Unavailable:
+    def given_up(self, after_s: float, hint: str) -> Unavailable:
         """Return the error where there is no time to try it again."""
-        return Unavailable(f"{self}. Given up after {after_s:g} s. {remedy}")
+        return Unavailable(f"{self}. Given up after {after_s:g} s. {hint}")
 
 
 class NodeCalls:

@@ -215,7 +215,7 @@ class AtomicGrantedStream(GrantedStream):
         progress = SessionProgress(
             self.stream_id, self.grant_id, step_end.position, final, self.size, lag, until, consumed=step_end.consumed
         )
-        return self.with_trouble(progress)
+        return self._with_read_error(progress)
 
     def _begin_run(self) -> None:
         assert self.step is not None

@@ -110,9 +110,9 @@ class GrantedStream:
         lag = None if self.head is None else max(self.head - position, 0)
         until = self.next_read_offset if final and self.outstanding else 0
         progress = SessionProgress(self.stream_id, self.grant_id, position, final, self.size, lag, until)
-        return self.with_trouble(progress)
+        return self._with_read_error(progress)
 
-    def with_trouble(self, progress: SessionProgress) -> SessionProgress:
+    def _with_read_error(self, progress: SessionProgress) -> SessionProgress:
         """Return the progress with the read error. A report that gives up delivered messages has none."""
         if self.poison is None or not progress.is_final or self.outstanding:
             return replace(progress, read_error=self.read_failure.reported_error)

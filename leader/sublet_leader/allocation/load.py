@@ -91,8 +91,8 @@ class _Sharing:
         waiting = len(streams)
         for stream_id in heaviest_first(streams, self.costs):
             cost, home = self.costs[stream_id], homes.get(stream_id)
-            if waiting <= levels.hungry:
-                borrower = self._add(self._hungry(home), cost)
+            if waiting <= levels.idle_count:
+                borrower = self._add(self._home_or_idle_member(home), cost)
             elif home:
                 borrower = self._add(self._home_or_elsewhere(home, cost), cost)
             else:
@@ -116,7 +116,7 @@ class _Sharing:
         assert borrower is not None, "the bounds add up to more than there are streams"
         return borrower
 
-    def _hungry(self, home: str | None) -> str:
+    def _home_or_idle_member(self, home: str | None) -> str:
         return home if home and not self.levels.count[home] else self._checked_member(self.levels.find_idle_member())
 
     def _home_or_elsewhere(self, home: str, cost: int) -> str:
@@ -200,7 +200,7 @@ class _Relief:
     def _feed(self, movable: Mapping[str, list[int]]) -> None:
         """A stream for each that has none, while another has two: the lightest of the fullest."""
         levels = self._levels
-        if not levels.hungry or sum(levels.count.values()) < len(levels.count):
+        if not levels.idle_count or sum(levels.count.values()) < len(levels.count):
             return
         givers = [(-levels.load_of(borrower), borrower) for borrower, count in levels.count.items() if count > 1]
         heapq.heapify(givers)

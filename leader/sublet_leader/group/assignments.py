@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from sublet_leader.group.members import Member, Members
 from sublet_leader.group.rebalancer import Rebalancer
-from sublet_leader.group.stream_table import Assignment, Holder, Seizure, StreamEntry, StreamTable
+from sublet_leader.group.stream_table import Assignment, Holder, PendingRelease, StreamEntry, StreamTable
 from sublet_leader.group.table import TRANSITIONS, AssignmentStatus, EventKind
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.messages.messages import Grant as GrantMessage
@@ -54,7 +54,7 @@ class Assignments:
         self._streams, self._members, self._send = streams, members, send
         self._balance = Rebalancer(streams, members, group.options.strategy, settings)
         self._waiting: set[int] = set()
-        self._seizing: set[int] = set()
+        self._releasing: set[int] = set()
 
     # --- the table --------------------------------------------------------------------------------------------------
 
@@ -62,8 +62,8 @@ class Assignments:
         """Take the table's step. A pair that it does not have is our own mistake, and raises."""
         row = TRANSITIONS[assignment.status]
         if kind not in row:
-            story = f"{kind.value} at {now:.3f} ({position=})"
-            raise AssertionError(f"the table says that this cannot happen to {assignment}: {story}")
+            transition = f"{kind.value} at {now:.3f} ({position=})"
+            raise AssertionError(f"the table says that this cannot happen to {assignment}: {transition}")
         assignment.status, action = row[kind]
         getattr(self, action.value)(assignment, now, position)
 
@@ -129,7 +129,7 @@ class Assignments:
         `keep_s`: how long to reserve the stream for its holder's session (None: by the group's options).
         """
         row, assignment = entry.lending, entry.assignment
-        unclaimed = row.status is LendingStatus.HELD and entry.is_quiet and entry.seizure is None
+        unclaimed = row.status is LendingStatus.HELD and entry.is_quiet and entry.pending_release is None
         borrower_id, agent = (assignment or row).borrower_id, (assignment or row).agent
         entry.promised_until = self._promised_until(entry)
         self.detach(entry)
@@ -140,8 +140,8 @@ class Assignments:
                 self._streams.enqueue(change)
                 return
             self._streams.enqueue(RecordHistory(row.stream_id, grant_id, "revoke", reason))
-            entry.seizure = Seizure(change, entry.promised_until, borrower_id, agent)
-            self._seizing.add(row.stream_id)
+            entry.pending_release = PendingRelease(change, entry.promised_until, borrower_id, agent)
+            self._releasing.add(row.stream_id)
 
     def evict(self, member: Member, reason: str, now: float, keep_s: float | None = None) -> None:
         """Forget the borrower, and end every grant of it without final progress."""
@@ -151,20 +151,22 @@ class Assignments:
                 self.force_release(entry, reason, now, keep_s)
         self._members.remove(member.borrower_id)
 
-    def begins_no_more(self, agent: str, borrower_id: str) -> None:
+    def confirm_fenced(self, agent: str, borrower_id: str) -> None:
         """A borrower that was fenced has confirmed: what is taken from it need not wait."""
-        for entry in self._to_be_seized():
-            if entry.seizure is not None and (entry.seizure.agent, entry.seizure.borrower_id) == (agent, borrower_id):
-                self._write_in_time(entry, entry.seizure)
+        for entry in self._pending_releases():
+            pending = entry.pending_release
+            if pending is not None and (pending.agent, pending.borrower_id) == (agent, borrower_id):
+                self._write_in_time(entry, pending)
 
-    def _to_be_seized(self) -> list[StreamEntry]:
-        found = [entry for stream_id in self._seizing if (entry := self._streams.get(stream_id)) and entry.seizure]
-        self._seizing = {entry.lending.stream_id for entry in found}
-        return found
+    def _pending_releases(self) -> list[StreamEntry]:
+        entries = (self._streams.get(stream_id) for stream_id in self._releasing)
+        pending = [entry for entry in entries if entry is not None and entry.pending_release is not None]
+        self._releasing = {entry.lending.stream_id for entry in pending}
+        return pending
 
-    def _write_in_time(self, entry: StreamEntry, seizure: Seizure) -> None:
-        entry.seizure = None
-        self._streams.enqueue(seizure.change)
+    def _write_in_time(self, entry: StreamEntry, pending_release: PendingRelease) -> None:
+        entry.pending_release = None
+        self._streams.enqueue(pending_release.change)
 
     def _promised_until(self, entry: StreamEntry) -> float:
         """Return until when its holder may begin calls on it, as far as leaders have promised."""
@@ -197,11 +199,11 @@ class Assignments:
                     self._streams.enqueue(RecordHistory(stream_id, entry.assignment.grant_id, "revoke", reason))
                 self.apply_event(entry.assignment, EventKind.REVOKE, now)
 
-    def record_read_error(self, assignment: Assignment, trouble: str) -> None:
+    def record_read_error(self, assignment: Assignment, read_error: str) -> None:
         """Record that its holder cannot read on, or, with an empty error, that it can again: once in the history."""
-        if trouble != assignment.read_error and not assignment.is_final_queued:
-            assignment.read_error = trouble
-            event, reason = (UNREADABLE, trouble) if trouble else (READABLE, "it can be read again")
+        if read_error != assignment.read_error and not assignment.is_final_queued:
+            assignment.read_error = read_error
+            event, reason = (UNREADABLE, read_error) if read_error else (READABLE, "it can be read again")
             self._streams.enqueue(RecordHistory(assignment.stream_id, assignment.grant_id, event, reason))
 
     def apply_final_progress(self, member: Member, streams: Iterable[StreamProgress], now: float) -> None:
@@ -236,7 +238,8 @@ class Assignments:
         if not applied:
             entry.retry_at = now + self._settings.resend_interval_s
         if assignment is None or assignment.borrower_id != change.borrower_id:
-            if applied and assignment is None and entry.seizure is None:  # else a successor has reclaimed it meanwhile
+            # Otherwise a successor has reclaimed it meanwhile.
+            if applied and assignment is None and entry.pending_release is None:
                 self._streams.enqueue(_give_back(entry, change, self._keep_s(entry)))
             return
         if not applied:
@@ -272,9 +275,9 @@ class Assignments:
 
     def resend(self, now: float) -> None:
         """Send again what was not answered, and end at its deadline what was to be taken back by force."""
-        for waiting in self._to_be_seized():
-            if waiting.seizure is not None and now >= waiting.seizure.at:
-                self._write_in_time(waiting, waiting.seizure)
+        for waiting in self._pending_releases():
+            if waiting.pending_release is not None and now >= waiting.pending_release.at:
+                self._write_in_time(waiting, waiting.pending_release)
         for stream_id in tuple(self._waiting):
             entry = self._streams.get(stream_id)
             assignment = entry.assignment if entry else None

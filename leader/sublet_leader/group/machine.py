@@ -71,7 +71,7 @@ class _OutcomeBuilder:
 
     sends: list[tuple[str, ToBorrower]] = field(default_factory=list)
     stop: str | None = None
-    happened: list[HistoryRecord] = field(default_factory=list)
+    history: list[HistoryRecord] = field(default_factory=list)
 
 
 class GroupLeader:
@@ -121,9 +121,9 @@ class GroupLeader:
             self._allocate(now)
         changes = self.streams.take_writable(now)
         renew = self.schedule.take_sync_due(now)
-        stories = tuple(self._assignments.strategy_errors())
+        violations = tuple(self._assignments.strategy_errors())
         out = self._out
-        return Outcome(changes, renew, tuple(out.sends), self._wake_at(), out.stop, stories, tuple(out.happened))
+        return Outcome(changes, renew, tuple(out.sends), self._wake_at(), out.stop, violations, tuple(out.history))
 
     def _send(self, agent: str, message: ToBorrower) -> None:
         self._out.sends.append((agent, message))
@@ -131,7 +131,7 @@ class GroupLeader:
     def _note(self, event: str, borrower_id: str, agent: str, session: str | None, reason: str) -> None:
         """Add an event for watchers; what is written is sent when it is committed."""
         line = transient_record(self.group.group_id, self.term, event, reason, borrower_id, agent, session)
-        self._out.happened.append(line)
+        self._out.history.append(line)
 
     def _end_as_fenced(self, agent: str, borrower_id: str, term: int, session: str) -> None:
         detail = f"a newer process goes by the name {session!r}"
@@ -163,7 +163,7 @@ class GroupLeader:
                     self.schedule.note_stream_freed(now)
                     self._disconnect_borrowers(message.borrower_id, now)
             case Disconnect():
-                self._take_leave(agent, message, now)
+                self._disconnected(agent, message, now)
             case _:
                 assert_never(message)
 
@@ -275,20 +275,21 @@ class GroupLeader:
         )
         self._assignments.apply_event(found, kind, now, progress.position)
 
-    def _take_leave(self, agent: str, goodbye: Disconnect, now: float) -> None:
-        self._assignments.begins_no_more(agent, goodbye.borrower_id)
-        member = self._member(agent, goodbye.borrower_id)
-        if member is None or goodbye.term not in (0, self.term):
-            settled = not goodbye.streams or self.members.has_left(goodbye.borrower_id)
+    def _disconnected(self, agent: str, disconnect: Disconnect, now: float) -> None:
+        self._assignments.confirm_fenced(agent, disconnect.borrower_id)
+        member = self._member(agent, disconnect.borrower_id)
+        if member is None or disconnect.term not in (0, self.term):
+            settled = not disconnect.streams or self.members.has_left(disconnect.borrower_id)
             reason = InvalidateReason.DONE if settled else InvalidateReason.RETRY
-            self._send(agent, Invalidate(goodbye.borrower_id, goodbye.term, reason, "not a member under this term"))
+            detail = "not a member under this term"
+            self._send(agent, Invalidate(disconnect.borrower_id, disconnect.term, reason, detail))
             return
         member.last_heard_at = now
-        member.leave_reason = goodbye.reason[:MAX_REASON_CHARS]
+        member.leave_reason = disconnect.reason[:MAX_REASON_CHARS]
         if not member.is_disconnecting:
             member.is_disconnecting = True
             self.schedule.note_membership_change(now)
-        self._assignments.apply_final_progress(member, goodbye.streams, now)
+        self._assignments.apply_final_progress(member, disconnect.streams, now)
         self._disconnect_borrowers(member.borrower_id, now)
 
     def _disconnect_borrowers(self, borrower_id: str, now: float) -> None:
@@ -323,7 +324,7 @@ class GroupLeader:
         if desired_state.pause_reason is not None:
             self._take_back(self.streams.assigned_stream_ids(), now)
         line = transient_record(self.group.group_id, self.term, COMMAND, desired_state.format())
-        self._out.happened.append(line)
+        self._out.history.append(line)
         self.schedule.note_membership_change(now)
 
     def _take_back(self, stream_ids: Iterable[int], now: float) -> None:

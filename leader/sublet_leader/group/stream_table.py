@@ -64,7 +64,7 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
-class Seizure:
+class PendingRelease:
     """The end of a grant without final progress, to be written when the time promised to its holder is over."""
 
     change: ForceRelease
@@ -90,7 +90,7 @@ class StreamEntry:
     queue: list[LendingChange] = field(default_factory=list)
     retry_at: float = 0.0
     promised_until: float = float("-inf")
-    seizure: Seizure | None = None
+    pending_release: PendingRelease | None = None
 
     @property
     def is_quiet(self) -> bool:
@@ -101,7 +101,7 @@ class StreamEntry:
     def is_ending(self) -> bool:
         """The end of its grant is being written, or is to be."""
         ends = any(isinstance(change, ReleaseStream | ForceRelease) for change in (self.in_flight, *self.queue))
-        return ends or self.seizure is not None
+        return ends or self.pending_release is not None
 
 
 class StreamTable:
@@ -256,7 +256,7 @@ class StreamTable:
         """The row as it was read just now."""
         before = entry.lending.session
         if row.grant_id != entry.lending.grant_id:
-            entry.seizure = None
+            entry.pending_release = None
         entry.lending = row
         entry.reserved_until = now + row.reserved_s if row.reserved_s > 0 else 0.0
         if before is not None and before != row.session:

@@ -109,17 +109,17 @@ class _Keeper:
                 continue
             try:
                 with connect(self._url, application_name=name, lock_timeout_s=2.0) as connection:
-                    self._keep_house(connection, term)
+                    self._run_steps(connection, term)
                 self._succeeded([A_PASS])
             except StaleTerm as over:
                 log.info("maintenance goes on at another node: %s", over)
             except (SubletError, psycopg.Error) as error:
-                if (unsaid := self._quiet.acquire(A_PASS, error_signature(error))) is not None:
+                if (suppressed := self._quiet.acquire(A_PASS, error_signature(error))) is not None:
                     log.warning(
-                        "%s was cut short, the next goes on: %s%s", A_PASS, error, format_suppressed_count(unsaid)
+                        "%s was cut short, the next goes on: %s%s", A_PASS, error, format_suppressed_count(suppressed)
                     )
 
-    def _keep_house(self, connection: psycopg.Connection[Any], term: int) -> None:
+    def _run_steps(self, connection: psycopg.Connection[Any], term: int) -> None:
         def guard(inside: psycopg.Connection[Any]) -> None:
             leadership.check_term(inside, MAINTENANCE, term)
 
@@ -135,9 +135,9 @@ class _Keeper:
             except Exception as error:  # what ails one space or stream must not hold up the others
                 if connection.closed:
                     raise
-                if (unsaid := self._quiet.acquire(what, error_signature(error))) is not None:
+                if (suppressed := self._quiet.acquire(what, error_signature(error))) is not None:
                     failed.append(
-                        f"{what}: {str(error).strip() or type(error).__name__}{format_suppressed_count(unsaid)}"
+                        f"{what}: {str(error).strip() or type(error).__name__}{format_suppressed_count(suppressed)}"
                     )
             else:
                 done.append(what)

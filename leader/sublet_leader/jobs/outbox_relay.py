@@ -81,10 +81,10 @@ class Relay:
     def _notify(self, error: Exception) -> None:
         """Log it; an unforeseen error with its traceback."""
         if (before := self._quiet.acquire(type(error).__name__)) is not None:
-            story = None if isinstance(error, SubletError | psycopg.Error) else error
+            exc_info = None if isinstance(error, SubletError | psycopg.Error) else error
             reported = " ".join(str(error).split())
             text = "messages published by SQL wait, and are tried again%s: %s"
-            log.warning(text, format_suppressed_count(before), reported, exc_info=story)
+            log.warning(text, format_suppressed_count(before), reported, exc_info=exc_info)
 
 
 def _connection(url: str) -> psycopg.Connection[Any]:

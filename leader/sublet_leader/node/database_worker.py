@@ -99,7 +99,6 @@ class DatabaseWorker:
     def _notify(self, request: Request, error: Exception, level: int = logging.WARNING) -> None:
         """Each kind of failure of each kind of request once in a while: a database that is away fails them all."""
         if (before := self._quiet.acquire((type(request), type(error)))) is not None:
-            story = error if level > logging.WARNING else None
-            log.log(
-                level, "%s failed%s: %s", type(request).__name__, format_suppressed_count(before), error, exc_info=story
-            )
+            text, name = "%s failed%s: %s", type(request).__name__
+            exc_info = error if level > logging.WARNING else None
+            log.log(level, text, name, format_suppressed_count(before), error, exc_info=exc_info)

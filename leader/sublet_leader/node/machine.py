@@ -91,8 +91,8 @@ class _OutcomeBuilder:
 
     requests: list[Request] = field(default_factory=list)
     sends: list[tuple[str, ToBorrower]] = field(default_factory=list)
-    stories: list[str] = field(default_factory=list)
-    happened: list[GroupHistoryEvent] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
+    history: list[GroupHistoryEvent] = field(default_factory=list)
     answers: list[LeaderLocation] = field(default_factory=list)
 
 
@@ -148,8 +148,8 @@ class Node:
             tuple(out.sends),
             self._wake_at(),
             stopped,
-            tuple(out.stories),
-            tuple(out.happened),
+            tuple(out.violations),
+            tuple(out.history),
             tuple(out.answers),
         )
 
@@ -181,7 +181,7 @@ class Node:
     def _notify(self, group_id: int, lines: Sequence[HistoryRecord]) -> None:
         group = self.registry.group_by_id(group_id)
         if lines and group is not None:
-            self._out.happened.extend(GroupHistoryEvent(str(group.subscription), line) for line in lines)
+            self._out.history.extend(GroupHistoryEvent(str(group.subscription), line) for line in lines)
 
     def _asked(self, asked: LeaderQueried) -> None:
         if self._inquiries.add(asked.subscription, asked.subscriber_id):
@@ -391,12 +391,12 @@ class Node:
         try:
             outcome = leader.decide(event, now)
         except Exception:  # noqa: BLE001 a broken invariant costs its own group a new leader, and affects no other
-            self._out.stories.append(f"group {group_id}, {event}:\n{traceback.format_exc()}")
+            self._out.violations.append(f"group {group_id}, {event}:\n{traceback.format_exc()}")
             self._step_down(group_id, "its leader broke a rule of its own")
             self._elect(el.Resign(group_id), now)
             return
         self._out.sends.extend(outcome.sends)
-        self._out.stories.extend(f"group {group_id}: {story}" for story in outcome.invariant_violations)
+        self._out.violations.extend(f"group {group_id}: {violation}" for violation in outcome.invariant_violations)
         self._notify(group_id, outcome.history)
         self._wake[group_id] = _NEVER if outcome.wake_at is None else outcome.wake_at
         if outcome.changes or outcome.sync_streams:

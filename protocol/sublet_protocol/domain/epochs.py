@@ -232,6 +232,6 @@ def _beyond(epoch: Epoch, greatest: Epoch) -> Iterable[Epoch]:
     ]
 
 
-def _refused(value: object, rule: str, remedy: str) -> InvalidEpoch:
+def _refused(value: object, rule: str, hint: str) -> InvalidEpoch:
     shown = repr(value)
-    return InvalidEpoch(f"epoch {shown if len(shown) <= 80 else shown[:77] + '...'}: {rule}. {remedy}.")
+    return InvalidEpoch(f"epoch {shown if len(shown) <= 80 else shown[:77] + '...'}: {rule}. {hint}.")

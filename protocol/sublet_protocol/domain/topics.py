@@ -61,7 +61,7 @@ class Filter:
                 return False
         elif len(levels) != len(own):
             return False
-        return all(want in ("+", have) for want, have in zip(own, levels, strict=False))
+        return all(level in ("+", other_level) for level, other_level in zip(own, levels, strict=False))
 
     @property
     def regex(self) -> str:
@@ -71,10 +71,10 @@ class Filter:
     def covers(self, other: Filter) -> bool:
         """True if every topic that `other` matches is matched by this filter too."""
         own, theirs = _spelled_out(self.levels), _spelled_out(other.levels)
-        for want, have in zip(own, theirs, strict=False):
-            if want == "#":
+        for level, other_level in zip(own, theirs, strict=False):
+            if level == "#":
                 return True
-            if have == "#" or want not in ("+", have):
+            if other_level == "#" or level not in ("+", other_level):
                 return False
         return len(own) == len(theirs) or own[len(theirs) :] == ("#",)
 
@@ -131,10 +131,10 @@ def _check_wildcards(text: str, levels: tuple[str, ...]) -> None:
         raise text_error(InvalidFilter, "filter", text, rule, "Write a/+/c, and filter further in your own code")
 
 
-def text_error(error: type[UsageError], what: str, text: str, rule: str, remedy: str) -> UsageError:
+def text_error(error: type[UsageError], what: str, text: str, rule: str, hint: str) -> UsageError:
     """Return the error, with the text (its beginning if it is long), the rule that it breaks, and the remedy."""
     shown = repr(text) if len(text) <= 80 else repr(text[:80]) + f"... ({len(text)} characters)"
-    return error(f"{what} {shown}: {rule}. {remedy}.")
+    return error(f"{what} {shown}: {rule}. {hint}.")
 
 
 def _spelled_out(levels: tuple[str, ...]) -> tuple[str, ...]:

@@ -314,8 +314,8 @@ class PubSubPublisher:
             self.on_interest(channel, key, False)
         return None
 
-    def _put(self, subscriber_id: str, letter: QueuedMessage) -> None:
-        self._subscribers[subscriber_id].mailbox.put(letter)
+    def _put(self, subscriber_id: str, message: QueuedMessage) -> None:
+        self._subscribers[subscriber_id].mailbox.put(message)
         self.on_ready(subscriber_id)
 
     def _take(self, mailbox: Mailbox) -> tuple[DeliveredMessage, ...]:

@@ -176,10 +176,10 @@ class PubSubSubscriber:
     def _take_in(self, event: Event, now: float) -> None:
         match event:
             case Subscribe(channel, key):
-                self._want((channel, key))
+                self._add_wanted((channel, key))
                 self._enqueue(event, now)
             case Unsubscribe(channel, key):
-                self._want_no_more((channel, key))
+                self._remove_wanted((channel, key))
                 self._enqueue(event, now)
             case Send():
                 self._enqueue(event, now)
@@ -212,12 +212,12 @@ class PubSubSubscriber:
             case _:
                 assert_never(event)
 
-    def _want(self, subject: Subject) -> None:
+    def _add_wanted(self, subject: Subject) -> None:
         if self.status is ConnectionStatus.DISCONNECTED and subject not in self._wanted:
             self._unreported[subject] = None
         self._wanted[subject] = None
 
-    def _want_no_more(self, subject: Subject) -> None:
+    def _remove_wanted(self, subject: Subject) -> None:
         self._wanted.pop(subject, None)
         self._unreported.pop(subject, None)
 
@@ -243,7 +243,7 @@ class PubSubSubscriber:
         last = {(one.channel, one.key): index for index, one in enumerate(commands) if isinstance(one, Subscribe)}
         for subject, index in last.items():
             if index in refused:
-                self._want_no_more(subject)
+                self._remove_wanted(subject)
 
     def _poll_answered(self, event: PollReplied, now: float) -> None:
         if not self._life.poll.busy or not self._trusts(event, self._life.poll, now):

@@ -66,7 +66,7 @@ def run_checks(connection: Connection, now_s: float, protocol_version: int) -> I
         "notifications": lambda: _notifications(connection),
         "nodes": lambda: _nodes(connection, protocol_version),
         "housekeeping": lambda: _housekeeping(connection),
-        "groups": lambda: _unled(connection),
+        "groups": lambda: _leaderless(connection),
         "streams": lambda: _blocked(connection),
         "reading": lambda: _unreadable(connection),
         "pauses": lambda: _paused(connection),
@@ -252,7 +252,7 @@ def find_leaderless_groups(connection: Connection) -> LeaderlessGroups:
     return LeaderlessGroups(rows[0][1] if rows else 0, tuple(name for name, _ in rows))
 
 
-def _unled(connection: Connection) -> Finding:
+def _leaderless(connection: Connection) -> Finding:
     found = find_leaderless_groups(connection)
     if found.total:
         detail = f"{found.total} have consumers and no leader: {_some(found.names, found.total)}"

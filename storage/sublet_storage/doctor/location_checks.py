@@ -79,12 +79,12 @@ def _present(space: str, location: PayloadLocation) -> Finding:
         if location.marker:
             run_with_timeout(there, TO_CHANGE, there.check_marker)
     except PayloadUnavailable as error:
-        return _trouble(Severity.ERROR, space, error)
+        return _unavailable(Severity.ERROR, space, error)
     try:
         run_with_timeout(there, TO_CHANGE, partial(_probe, there))
     except PayloadUnavailable as error:
         if not location.marker:
-            return _trouble(Severity.ERROR, space, error)
+            return _unavailable(Severity.ERROR, space, error)
         what = str(error).partition(". ")[0]
         hint = "Where consumers run that is well. Nodes have to write and delete there: run it where they do."
         return Finding("payloads", Severity.WARNING, f"{detail}: it can be read, and not written: {what}", hint)
@@ -129,7 +129,7 @@ def _former(conn: psycopg.Connection[Any], space_id: int, space: str, location: 
         run_with_timeout(there, TO_READ, there.check_marker)
     except PayloadUnavailable as error:
         if is_named:
-            yield _trouble(Severity.ERROR, space, error)
+            yield _unavailable(Severity.ERROR, space, error)
             return
         detail = f"space {space}: {waiting} objects wait to be deleted at {location}, which is away"
         hint = (
@@ -141,9 +141,9 @@ def _former(conn: psycopg.Connection[Any], space_id: int, space: str, location: 
             yield Finding("payloads", Severity.OK, f"space {space} at {location}, where nothing is moved to any more")
 
 
-def _trouble(state: Severity, space: str, error: PayloadUnavailable) -> Finding:
-    what, _, remedy = str(error).removesuffix(f" {ASK_DOCTOR}").partition(". ")
-    return Finding("payloads", state, f"space {space}: {what}", remedy.partition(". ")[2] or None)
+def _unavailable(state: Severity, space: str, error: PayloadUnavailable) -> Finding:
+    what, _, hint = str(error).removesuffix(f" {ASK_DOCTOR}").partition(". ")
+    return Finding("payloads", state, f"space {space}: {what}", hint.partition(". ")[2] or None)
 
 
 def _probe(store: ObjectStore) -> None:

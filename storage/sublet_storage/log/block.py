@@ -106,12 +106,12 @@ def checked(codec: int, payload: Stored, stream_id: int, end_offset: int, count:
         raise
     except (pa.ArrowException, SchemaMismatch, OSError, EOFError, ValueError) as error:
         cause = " ".join(str(error).split()).rstrip(".")
-        remedy = (
+        hint = (
             "Nothing of it is given out: put its payload back from a backup, or go past it; a group does so with "
             f"`sublet groups reset GROUP --stream {stream_id} --to-offset {end_offset}`, "
             "whoever reads without one begins there"
         )
-        detail = f"cannot be decoded: {cause}. {remedy}."
+        detail = f"cannot be decoded: {cause}. {hint}."
         raise PoisonBlock(stream_id, (end_offset - count, end_offset), detail) from None
 
 

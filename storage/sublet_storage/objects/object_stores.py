@@ -40,7 +40,7 @@ ATTEMPTS: Final = 2
 
 ASK_DOCTOR: Final = "`sublet doctor` says whether it can be used."
 """Behind each remedy, but the doctor's own."""
-_REMEDIES: Final = {
+_HINTS: Final = {
     "file": "See that the directory is there on this machine, mounted, and that this process's user may read and "
     "write in it",
     "s3": "See that it can be reached from here, with the right credentials in this process's environment",
@@ -212,7 +212,7 @@ class ObjectStore:
         found = self._marked()
         if found is None:
             text = f"sublet keeps payloads of messages here, id {marker}\n".encode()
-            with self._trouble():
+            with self._errors_mapped():
                 self._opened().write(MARKER, text)
             found = self._marked()
         if not found:
@@ -238,7 +238,7 @@ class ObjectStore:
     def _marked(self) -> str | None:
         """Return the id in the marker; empty if it is none of ours; None where there is no marker."""
         self._pause()
-        with self._trouble():
+        with self._errors_mapped():
             try:
                 content = bytes(memoryview(self._opened().read(MARKER, MARKER_BYTES)))
             except FileNotFoundError:
@@ -272,7 +272,7 @@ class ObjectStore:
             raise PayloadUnavailable(self._last_error)
 
     @contextmanager
-    def _trouble(self) -> Iterator[None]:
+    def _errors_mapped(self) -> Iterator[None]:
         try:
             yield
         except (OSError, pa.ArrowException) as error:
@@ -289,8 +289,8 @@ class ObjectStore:
     def _unavailable(self, what: str, pause_s: float = 0.0) -> PayloadUnavailable:
         with self._lock:
             self._backoff.failed(pause_s)
-        remedy = _REMEDIES[self.location.scheme]
-        self._last_error = f"the place of payloads {self.location} {what}. It is tried again. {remedy}. {ASK_DOCTOR}"
+        hint = _HINTS[self.location.scheme]
+        self._last_error = f"the place of payloads {self.location} {what}. It is tried again. {hint}. {ASK_DOCTOR}"
         return PayloadUnavailable(self._last_error)
 
 

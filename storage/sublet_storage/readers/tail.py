@@ -134,11 +134,11 @@ class MultiStreamReader:
     def raise_read_error(self) -> None:
         """Called when no stream can be read. Raises the error of a stream whose payloads could not be read, if there is
         one: `PoisonBlock`, `PayloadUnavailable`. All such streams may be read again then."""
-        troubles = [cursor.read_error for cursor in self._cursors.values() if cursor.read_error is not None]
+        errors = [cursor.read_error for cursor in self._cursors.values() if cursor.read_error is not None]
         for cursor in self._cursors.values():
             cursor.read_error = None
-        if troubles:
-            raise next((each for each in troubles if isinstance(each, PoisonBlock)), troubles[0])
+        if errors:
+            raise next((each for each in errors if isinstance(each, PoisonBlock)), errors[0])
 
     def read(
         self,
@@ -170,8 +170,8 @@ class MultiStreamReader:
             cursor.position = cursor.head if gone.oldest is None else gone.oldest
             cursor.is_done = cursor.is_closed and gone.oldest is None
             return TailPage(cursor.stream_id, start, cursor.position, gone=gone)
-        except (PoisonBlock, PayloadUnavailable) as trouble:
-            cursor.read_error = trouble
+        except (PoisonBlock, PayloadUnavailable) as error:
+            cursor.read_error = error
             return TailPage(cursor.stream_id, start, start)
         page = page if until is None else page.truncate(until)
         self._closures = self._closures or page.is_closed != cursor.is_closed

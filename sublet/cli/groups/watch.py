@@ -81,7 +81,7 @@ class _Show:
         self._give_up_at = time.monotonic() + NODE_TIMEOUT_S
         self._answered_at_all = False
         self._leader: tuple[str | None, int | None] | None = None
-        self._trouble = ""
+        self._last_error = ""
 
     def run(self) -> None:
         """Until a signal comes. Raises `NotFound` where the group is gone, `Unavailable` where no node answers."""
@@ -106,9 +106,9 @@ class _Show:
         self._watching.set_nodes(self._find())
         self._watching.query_leader()
         if not self._answered_at_all and time.monotonic() > self._give_up_at:
-            unsaid = f" {self._trouble}." if self._cli.json and self._trouble else ""
+            last_error = f" {self._last_error}." if self._cli.json and self._last_error else ""
             raise Unavailable(
-                f"no node has said who leads {self._wanted} within {NODE_TIMEOUT_S:g} s.{unsaid} Start one with "
+                f"no node has said who leads {self._wanted} within {NODE_TIMEOUT_S:g} s.{last_error} Start one with "
                 "`sublet leader`, or name one that is there with --node."
             )
 
@@ -132,11 +132,11 @@ class _Show:
     def _silent(self, silent: NodeUnreachable) -> None:
         """Print it once: for programs with the error that follows, if no node answers."""
         reason = silent.reason.removeprefix(f"{silent.address}: ")
-        self._trouble = f"Node {silent.address} does not answer: {reason}"
+        self._last_error = f"Node {silent.address} does not answer: {reason}"
         if self._cli.json and not self._answered_at_all:
             return
         self._cli.print_info(
-            f"{self._trouble}. What it told meanwhile, `sublet groups history` has as far as it is durable."
+            f"{self._last_error}. What it told meanwhile, `sublet groups history` has as far as it is durable."
         )
 
 

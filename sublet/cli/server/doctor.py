@@ -42,8 +42,8 @@ def doctor(cli: Cli) -> int:
     except psycopg.errors.InsufficientPrivilege as error:
         findings.append(check_failed("database", error))
     except SubletError as error:
-        what, _, remedy = str(error).partition(". ")
-        findings.append(Finding("database", Severity.ERROR, what, remedy or None))
+        what, _, hint = str(error).partition(". ")
+        findings.append(Finding("database", Severity.ERROR, what, hint or None))
     is_well = all(finding.state is not Severity.ERROR for finding in findings)
     if cli.json:
         cli.print_json({"ok": is_well, "findings": [asdict(finding) for finding in findings]})

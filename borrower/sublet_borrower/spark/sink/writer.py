@@ -65,9 +65,9 @@ def stream_writer(given: Mapping[str, str], schema: StructType, overwrite: bool)
     return StreamWriter(SinkTarget.of(options), options)
 
 
-def _check(options: WriteOptions, schema: StructType, overwrite: bool, refused: str, remedy: str) -> None:
+def _check(options: WriteOptions, schema: StructType, overwrite: bool, refused: str, hint: str) -> None:
     if overwrite:
-        raise InvalidSetting(f"{refused}: messages that are published stay, and none is replaced. Use {remedy}.")
+        raise InvalidSetting(f"{refused}: messages that are published stay, and none is replaced. Use {hint}.")
     check_columns(schema, options.topic)
 
 

@@ -272,5 +272,5 @@ class PostgresGroupStore:
 def _notify(text: str, group_id: int, times: str, error: Exception) -> None:
     """Log it: a lock that was not to be had in time is a line, an unforeseen error has its traceback."""
     foreseen = isinstance(error, TransactionRolledBack)
-    level, story = (logging.WARNING, None) if foreseen else (logging.ERROR, error)
-    _log.log(level, text, group_id, times, " ".join(str(error).split()), exc_info=story)
+    level, exc_info = (logging.WARNING, None) if foreseen else (logging.ERROR, error)
+    _log.log(level, text, group_id, times, " ".join(str(error).split()), exc_info=exc_info)

@@ -43,7 +43,7 @@ RECEIVE_TIMEOUT_S = 5.0
 FLUSH_S = 0.25
 """What waits when an outlet is closed is given so long to leave."""
 
-_TROUBLE = (SubletError, psycopg.Error)
+_CONNECTION_ERRORS = (SubletError, psycopg.Error)
 
 _NOTIFY = "select pg_notify(%s, payload) from unnest(%s::text[]) payload"
 
@@ -167,7 +167,7 @@ class _Sender(DriverThread):
                 with self._connect() as connection:
                     while self._take():
                         self._send(connection)
-            except _TROUBLE as error:
+            except _CONNECTION_ERRORS as error:
                 # The publisher itself reports a database that is away; one that was stopped at the end of a program
                 # is no news.
                 log.info("notifications cannot be sent at present, and wait: %s", error)
@@ -237,7 +237,7 @@ class PostgresReceiver(DriverThread):
                     for payload in receive_payloads(connection, self):
                         if (message := decode_payload(payload)) is not None:
                             self.call_handler(self._on_message, message)
-            except _TROUBLE as error:
+            except _CONNECTION_ERRORS as error:
                 self.log_warning("no notifications at present: %s", error)
             if connected:
                 self.call_handler(self._on_lost)

@@ -81,12 +81,11 @@ def size_of(topic: str, key: bytes | None, value: bytes | None, headers: list[tu
     return size + sum(len(name) + len(held or b"") for name, held in headers) if headers else size
 
 
-def check_size(size: int, limit: int, what: str, remedy: str = "raise max_message_bytes.") -> None:
+def check_size(size: int, limit: int, what: str, hint: str = "raise max_message_bytes.") -> None:
     """Raise `ValueTooLarge` above the limit."""
     if size > limit:
         raise ValueTooLarge(
-            f"{what} takes {size} bytes and the limit is {limit}. Publish a reference to where it is stored, or "
-            f"{remedy}"
+            f"{what} takes {size} bytes and the limit is {limit}. Publish a reference to where it is stored, or {hint}"
         )
 
 
