@@ -146,8 +146,8 @@ def _turn(system: System, address: str, load: Load, directory: Path) -> Turn:
         eventually(lambda: said(1), WAIT_S, processes[0].said, 0.05)
         publisher = ends.enter_context(module("bench._end", *publishing, log=directory / f"{topic}-publisher.log"))
         processes.append(publisher)
-        patience_s = WAIT_S + load.warm_up_s + load.seconds
-        result = eventually(lambda: said(2), patience_s, lambda: "".join(p.said() for p in processes), 0.05)[1]
+        timeout_s = WAIT_S + load.warm_up_s + load.seconds
+        result = eventually(lambda: said(2), timeout_s, lambda: "".join(p.said() for p in processes), 0.05)[1]
     if result["lost"] or result["repeated"]:
         print(f"{system.key} at {load.rate}/s: {result['lost']} lost, {result['repeated']} delivered again", flush=True)
     return Turn(result["p50_ms"], result["p99_ms"], result["messages"] / load.seconds)

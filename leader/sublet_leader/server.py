@@ -128,10 +128,16 @@ class NodeServer:
             )
         endpoint = None if self._hub is None else self._hub.endpoint
         http_address = None if self._http is None else self._http.advertised(self._listen)
-        ordered = self._orders_come(loop)
-        broken = self._from_thread(loop)
+        on_failure = self._from_thread(loop)
         listing = NodeRegistration(
-            self._url, ref, self.settings.lease_duration_s, endpoint, ordered, http_address, self._vitals, broken
+            self._url,
+            ref,
+            self.settings.lease_duration_s,
+            endpoint,
+            self._desired_state_callback(loop),
+            http_address,
+            self._vitals,
+            on_failure,
         )
         await loop.run_in_executor(None, listing.register, self._announce)
         store = PostgresGroupStore(
@@ -141,7 +147,7 @@ class NodeServer:
             silence_s=self.settings.silence_s,
         )
         observers = (self._vitals,) if self._http is None else (self._vitals, self._http.counted)
-        self._worker = DatabaseWorker(store, ref, self.settings, self._from_worker(loop), observers, broken)
+        self._worker = DatabaseWorker(store, ref, self.settings, self._from_worker(loop), observers, on_failure)
         self._worker.start()
         self._sessions.register(server)
         self._feed.register(server)
@@ -237,8 +243,8 @@ class NodeServer:
 
     def _carry_out(self, event: NodeEvent) -> None:
         outcome = self._machine.decide(event, clock())
-        for story in outcome.invariant_violations:
-            log.error("a leader broke a rule of its own and is over; please report this. %s", story)
+        for violation in outcome.invariant_violations:
+            log.error("a leader broke a rule of its own and is over; please report this. %s", violation)
         for request in outcome.requests:
             self._worker.submit(request)
         for agent, message in outcome.sends:
@@ -274,12 +280,12 @@ class NodeServer:
 
         return answer
 
-    def _orders_come(self, loop: asyncio.AbstractEventLoop) -> Callable[[NodeDesiredState], None]:
-        def come(orders: NodeDesiredState) -> None:
+    def _desired_state_callback(self, loop: asyncio.AbstractEventLoop) -> Callable[[NodeDesiredState], None]:
+        def on_desired_state(read: NodeDesiredState) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the node has stopped
-                loop.call_soon_threadsafe(self._handle, DesiredStateRead(orders.is_draining, orders.step_down))
+                loop.call_soon_threadsafe(self._handle, DesiredStateRead(read.is_draining, read.step_down))
 
-        return come
+        return on_desired_state
 
     def _received(self, subscriber_id: str, message: ToLeader | GroupEvent) -> None:
         if isinstance(message, GroupEvent):

@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 SHUTDOWN_TIMEOUT_S = 3.0
 
 
-async def run_with_timeout(what: str, work: Callable[[], None], patience_s: float = SHUTDOWN_TIMEOUT_S) -> bool:
+async def run_with_timeout(what: str, work: Callable[[], None], timeout_s: float = SHUTDOWN_TIMEOUT_S) -> bool:
     """Do it, though it may block, in a thread that the end of the process does not wait for. False: it took longer."""
     loop, over = asyncio.get_running_loop(), asyncio.Event()
 
@@ -27,8 +27,8 @@ async def run_with_timeout(what: str, work: Callable[[], None], patience_s: floa
 
     threading.Thread(target=run, name=f"sublet shutdown: {what}", daemon=True).start()
     try:
-        await asyncio.wait_for(over.wait(), patience_s)
+        await asyncio.wait_for(over.wait(), timeout_s)
     except TimeoutError:
-        log.warning("%s takes longer than %g s, and is left: the node stops", what, patience_s)
+        log.warning("%s takes longer than %g s, and is left: the node stops", what, timeout_s)
         return False
     return True

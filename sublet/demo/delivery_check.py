@@ -79,10 +79,14 @@ def read_delivered_batches(directory: Path) -> list[DeliveredBatch]:
     for file in sorted(directory.glob("*.jsonl")):
         for line in file.read_text().splitlines(keepends=True):
             if line.endswith("\n"):
-                said = json.loads(line)
+                delivery = json.loads(line)
                 attempts.append(
                     DeliveredBatch(
-                        file.stem, said["stream"], said["grant_id"], tuple(said["offsets"]), tuple(said["rows"])
+                        file.stem,
+                        delivery["stream"],
+                        delivery["grant_id"],
+                        tuple(delivery["offsets"]),
+                        tuple(delivery["rows"]),
                     )
                 )
     return attempts

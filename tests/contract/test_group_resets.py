@@ -422,7 +422,14 @@ def test_a_reset_that_waits_for_members_ends_when_somebody_resumes_the_group(
 
     with pytest.raises(Conflict, match=r"it was resumed .* nothing was changed.*groups history"):
         live_reset.reset_live_group(
-            world.url, world.connection, group, ResetTarget.earliest(), (), force=False, patience_s=20.0, waiting=resume
+            world.url,
+            world.connection,
+            group,
+            ResetTarget.earliest(),
+            (),
+            force=False,
+            drain_timeout_s=20.0,
+            waiting=resume,
         )
     assert places(world, group) == found
     after = world.store.find_live_group(group.subscription)

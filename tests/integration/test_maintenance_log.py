@@ -31,7 +31,7 @@ def test_a_step_that_fails_for_another_reason_is_told_of_at_once(
     keeper = _Keeper(database, lambda: 1, 60.0, "sublet-maintenance", steps)
     with connect(database) as connection:
         for _ in range(4):
-            keeper._keep_house(connection, 1)
+            keeper._run_steps(connection, 1)
     assert [record.getMessage().rpartition(": ")[2] for record in caplog.records] == [
         "no space left",
         "read-only file system",

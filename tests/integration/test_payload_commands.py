@@ -286,19 +286,19 @@ def test_a_node_says_once_that_a_place_is_away_and_once_that_it_is_back(
 
     world.root.rmdir()
     for _ in range(3):
-        keeper._keep_house(conn, term)
+        keeper._run_steps(conn, term)
     (warning,) = said(logging.WARNING)
     assert warning.startswith("1 maintenance steps failed, and are tried again: moving of payloads of space eu: ")
     assert not [each for each in said(logging.INFO) if "again" in each]
     world.root.mkdir()
 
     def is_over() -> list[str]:
-        keeper._keep_house(conn, term)
+        keeper._run_steps(conn, term)
         return [each for each in said(logging.INFO) if "well again" in each]
 
     assert eventually(is_over, WAIT_S) == ["what had failed goes well again: moving of payloads of space eu"]
     world.go_away()
     fill(conn, stream_of(conn, "eu"), 1, size=70_000)
     rollover(conn, "eu")
-    keeper._keep_house(conn, term)
+    keeper._run_steps(conn, term)
     assert len(said(logging.WARNING)) == 2, "it is news again"

@@ -361,9 +361,9 @@ def test_how_far_a_stream_is_moved_is_not_said_by_who_moves_nothing(
 def test_of_a_space_that_was_dropped_nothing_more_is_moved(
     conn: psycopg.Connection[Any], space: Space, stream: int
 ) -> None:
-    assert [each.name for each in maintenance._with_a_place(conn)] == ["eu"]
+    assert [each.name for each in maintenance._spaces_with_remote_payloads(conn)] == ["eu"]
     drop_space(conn, "eu")
-    assert maintenance._with_a_place(conn) == []
+    assert maintenance._spaces_with_remote_payloads(conn) == []
     assert tiering.tier_space(conn, space).blocks == 0
 
 
@@ -552,7 +552,7 @@ def test_a_sweep_looks_at_no_more_than_it_deletes(conn: psycopg.Connection[Any],
         "most": 10,
     }
     asking: list[tuple[str, Any]] = [
-        (registry._ABANDON, (3600.0,)), (registry._PLACES, asked), (registry._PICKED, asked)
+        (registry._ABANDON, (3600.0,)), (registry._LOCATIONS, asked), (registry._PICKED, asked)
     ]  # fmt: skip
     for statement, parameters in asking:
         plan = "\n".join(row[0] for row in conn.execute(f"explain {statement}".encode(), parameters))
@@ -698,7 +698,9 @@ def test_while_a_place_hangs_payloads_are_moved_to_others_and_deleted_there(
     hang(world)
     monkeypatch.setattr("sublet_storage.objects.parallel_calls.RECEIVE_TIMEOUT_S", 0.3)
     term = leadership.claim(conn, MAINTENANCE, NodeRef("n1", "n1-1", "localhost:1"), 60, None).term
-    assert [each.name for each in maintenance._with_a_place(conn)] == ["eu", "us"], "else the test shows nothing"
+    assert [each.name for each in maintenance._spaces_with_remote_payloads(conn)] == ["eu", "us"], (
+        "else the test shows nothing"
+    )
     keeper = MaintenanceRunner(database, lambda: term, 86_400.0, every_s=0.05, grace_s=0.0)
     keeper.start()
     try:

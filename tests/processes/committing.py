@@ -27,7 +27,7 @@ class Work:
     next_offset: int = 3
     consumed_frontier: None = None
 
-    def complete_transaction(self, *, found: bool) -> None:
+    def complete_transaction(self, *, recovered: bool) -> None:
         raise AssertionError("it is told that it was committed")
 
 

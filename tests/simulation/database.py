@@ -145,7 +145,7 @@ class WatchedGroups(MemoryGroupStore):
     def reset(self, group_id: int, moves: Mapping[int, int], target: str, force: bool) -> bool:
         """Set these streams to these positions, take back what follows on one that is unfinished again, and end the
         term of whoever leads; False where some of these are lent. As
-        `sublet_storage.groups.admin.reset_plan.carry_out`, whose rule for a row it asks."""
+        `sublet_storage.groups.admin.reset_plan.execute_reset`, whose rule for a row it asks."""
         life, now = self._lives[group_id], self._clock()
         leader = self._leaderships.get(group_id)
         nothing = ConsumedFrontier(0, None) if life.group.options.atomic else None

@@ -132,7 +132,7 @@ class Operators:
         if group.group_id in self._resetting:
             return
         self._resetting.add(group.group_id)
-        patience_s = self._random.choice((2.0, 10.0, 30.0))
+        drain_timeout_s = self._random.choice((2.0, 10.0, 30.0))
         force = self._random.random() < 0.25
         value = self._value_of(target)
         is_ours = group.group_id not in self._paused
@@ -150,12 +150,12 @@ class Operators:
             if group.group_id not in self._paused:
                 self._resume(group)
 
-        self._wait(group, 0.0 if force else patience_s, carry_out)
+        self._wait(group, 0.0 if force else drain_timeout_s, carry_out)
 
-    def _wait(self, group: Group, patience_s: float, then: Callable[[], None]) -> None:
+    def _wait(self, group: Group, drain_timeout_s: float, then: Callable[[], None]) -> None:
         held = any(row.status is LendingStatus.HELD for row in self._store.rows(group.group_id).values())
-        if held and patience_s > 0:
-            self._world.after(_POLL_INTERVAL_S, lambda: self._wait(group, patience_s - _POLL_INTERVAL_S, then))
+        if held and drain_timeout_s > 0:
+            self._world.after(_POLL_INTERVAL_S, lambda: self._wait(group, drain_timeout_s - _POLL_INTERVAL_S, then))
         else:
             then()
 

@@ -158,10 +158,10 @@ class Bench:
 
     def confirm(self) -> None:
         """Every lent stream's borrower says that it has it."""
-        for slot in self.leader.slots:
-            if slot.assignment is not None:
-                row = slot.lending
-                self.progress(row.position, row.stream_id, borrower_id=slot.assignment.borrower_id)
+        for entry in self.leader.streams:
+            if entry.assignment is not None:
+                row = entry.lending
+                self.progress(row.position, row.stream_id, borrower_id=entry.assignment.borrower_id)
         self.settle()
 
     def finished(self, stream_id: int = 1, grant_id: int | None = None, borrower_id: str = BORROWER) -> None:
@@ -194,8 +194,8 @@ class Bench:
 
     def assignment(self, stream_id: int = 1) -> Assignment | None:
         """Who has it, as the leader sees it."""
-        slot = self.leader.slots.get(stream_id)
-        return slot.assignment if slot else None
+        entry = self.leader.streams.get(stream_id)
+        return entry.assignment if entry else None
 
     def received(self, kind: type[M], agent: str | None = None) -> list[M]:
         """Messages of one type sent (to that agent) since the last look at any."""

@@ -247,7 +247,7 @@ def test_the_machine_forgets_what_it_does_not_need() -> None:
         now = round_ * 1.0
         play(machine, (now, Campaign(5)), (now, won(5, now, term=round_)), (now, Resign(5)))
         machine.decide(ReleaseCompleted({5: round_}, is_done=True), now)
-    assert not machine._entries
+    assert not machine._records
     assert len(machine._timers) < 20
 
 

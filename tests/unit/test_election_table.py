@@ -22,7 +22,7 @@ from sublet_leader.election import (
     ResignAll,
     Tick,
 )
-from sublet_leader.election.machine import _Entry
+from sublet_leader.election.machine import _Record
 from sublet_leader.settings import LeaderSettings
 from sublet_storage.groups.model.records import Leadership
 from sublet_storage.nodes import NodeRef
@@ -53,10 +53,10 @@ def come_to(status: ElectionStatus) -> Election:
     return machine
 
 
-def at(status: ElectionStatus) -> tuple[Election, _Entry]:
+def at(status: ElectionStatus) -> tuple[Election, _Record]:
     """Such a machine, and what it remembers of leadership 1."""
     machine = come_to(status)
-    entry = machine._entries.setdefault(1, _Entry(1))
+    entry = machine._records.setdefault(1, _Record(1))
     assert entry.status is status
     return machine, entry
 

@@ -163,6 +163,6 @@ def test_an_advance_that_waits_keeps_its_plan_when_a_last_word_replaces_it() -> 
     named(bench, "a/1")
     bench.progress(1, borrower_id="a/1")
     doubt = plan(bench)
-    slot = bench.leader.slots.get(1)
-    assert slot is not None
-    assert slot.queue == [AdvancePosition(1, bench.grant_id(), 2, in_doubt=doubt)]
+    entry = bench.leader.streams.get(1)
+    assert entry is not None
+    assert entry.queue == [AdvancePosition(1, bench.grant_id(), 2, in_doubt=doubt)]

@@ -639,11 +639,11 @@ def test_a_refused_grant_is_tried_again_even_while_others_join() -> None:
     bench.join("b/1")
     bench.change_row(status=LendingStatus.RESERVED)
     bench.commit()
-    bench.leader.slots.get(1).lending = bench.store.load(1, bench.term)[0]  # type: ignore[union-attr]
+    bench.leader.streams.get(1).lending = bench.store.load(1, bench.term)[0]  # type: ignore[union-attr]
     bench.change_row(status=LendingStatus.FREE)
-    slot = bench.leader.slots.get(1)
-    assert slot is not None
-    slot.lending = bench.store.load(1, bench.term)[0]
+    entry = bench.leader.streams.get(1)
+    assert entry is not None
+    entry.lending = bench.store.load(1, bench.term)[0]
     bench.pass_time(2.0, BORROWER, "b/1")
     assert bench.holders(), "not only when the balance is looked at anyway"
 

@@ -309,7 +309,7 @@ def test_what_holders_report_of_size_and_lag_reaches_the_strategy() -> None:
         )
         bench.receive(UpdateProgress("a/1", bench.term, reported), "a")
         bench.settle()
-    loads = [slot.meter.load() for slot in bench.leader.slots]
+    loads = [entry.meter.load() for entry in bench.leader.streams]
     assert [(round(load.bytes_per_s), load.lag) for load in loads if load] == [(1000, 90), (10, -1)]
 
 
@@ -371,4 +371,4 @@ def test_of_names_that_have_gone_a_leader_keeps_nothing() -> None:
     for number in range(1, 20):
         named(bench, f"a/{number}", f"name {number}", number)
         leave(bench, f"a/{number}")
-    assert len(bench.leader.slots._by_session) <= 1
+    assert len(bench.leader.streams._by_session) <= 1

@@ -66,5 +66,5 @@ def test_a_subscriber_that_rests_or_is_refused_keeps_nothing() -> None:
     agent.decide(ConnectionRejected(2, "version"), 0)
     assert agent.find_leaks() == ()
     agent._wanted["news", "k"] = None
-    agent._untold["news", "x"] = None
+    agent._unreported["news", "x"] = None
     assert len(agent.find_leaks()) == 2

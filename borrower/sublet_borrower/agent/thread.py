@@ -273,9 +273,9 @@ class AgentThread:
             log.warning("no list of nodes: %s", error)
             return None
 
-    def _looked_up(self, found: asyncio.Future[tuple[str, ...] | None]) -> None:
+    def _looked_up(self, lookup: asyncio.Future[tuple[str, ...] | None]) -> None:
         self._is_looking_up = False
-        addresses = None if found.cancelled() else found.result()
+        addresses = None if lookup.cancelled() else lookup.result()
         if addresses is not None:
             self._learn(addresses)
             self._drop_unlisted(addresses)

@@ -58,11 +58,11 @@ def check_name(name: str | None, longest: int = MAX_ID) -> None:
     """What a session may be called. `longest`: in characters; less where something is put behind it."""
     if name is None:
         return
-    remedy = "Give a text such as billing-1, or leave the name out."
+    hint = "Give a text such as billing-1, or leave the name out."
     if not isinstance(name, str):
-        raise InvalidSetting(f"name is {_shown(name)}: a session's name is a text. {remedy}")
+        raise InvalidSetting(f"name is {_shown(name)}: a session's name is a text. {hint}")
     if not name:
-        raise InvalidSetting(f"name is '': a session's name is not empty. {remedy}")
+        raise InvalidSetting(f"name is '': a session's name is not empty. {hint}")
     if len(name) > longest:
         raise InvalidSetting(
             f"name is {_shown(name)}: it has {len(name)} characters, and at most {longest} are allowed. Shorten it."
@@ -88,11 +88,11 @@ def _check_transport(transport: object, nodes: object, url: object, data_dir: ob
 
 
 def _check_weight(weight: object) -> None:
-    remedy = "1 is what everybody has, 2 takes twice as many streams."
+    hint = "1 is what everybody has, 2 takes twice as many streams."
     if isinstance(weight, bool) or not isinstance(weight, Real):
-        raise InvalidSetting(f"weight is {_shown(weight)}: it is a number. {remedy}")
+        raise InvalidSetting(f"weight is {_shown(weight)}: it is a number. {hint}")
     if not 0 < float(weight) <= MAX_WEIGHT:
-        raise InvalidSetting(f"weight is {weight}: it must be above 0 and at most {MAX_WEIGHT:g}. {remedy}")
+        raise InvalidSetting(f"weight is {weight}: it must be above 0 and at most {MAX_WEIGHT:g}. {hint}")
 
 
 def _check_start(start: object) -> None:
@@ -109,13 +109,12 @@ def _check_start(start: object) -> None:
 
 
 def _check_batch_bytes(max_batch_bytes: object) -> None:
-    remedy = "A block is the least that is read; the default is 4194304."
+    hint = "A block is the least that is read; the default is 4194304."
     if not isinstance(max_batch_bytes, int) or isinstance(max_batch_bytes, bool):
-        raise InvalidSetting(f"max_batch_bytes is {_shown(max_batch_bytes)}: it is a whole number of bytes. {remedy}")
+        raise InvalidSetting(f"max_batch_bytes is {_shown(max_batch_bytes)}: it is a whole number of bytes. {hint}")
     if not 1 <= max_batch_bytes <= MAX_BATCH_BYTES:
         raise InvalidSetting(
-            f"max_batch_bytes is {_shown(max_batch_bytes)}: it must be positive, and at most {MAX_BATCH_BYTES}. "
-            f"{remedy}"
+            f"max_batch_bytes is {_shown(max_batch_bytes)}: it must be positive, and at most {MAX_BATCH_BYTES}. {hint}"
         )
 
 

@@ -87,12 +87,12 @@ class _Loop:
 
     def asks(self, frame: FrameType) -> None:
         """Advance: the batch before has ended well if this call comes from the same place."""
-        if self.batch is not None and _place(frame) == self._asked_at:
+        if self.batch is not None and _call_site(frame) == self._asked_at:
             self._ends(True)
         self.entered(frame)
         if self.batch is None:
             self._is_loop, self._handled = _opcode(frame) in _ASKS, id(sys.exc_info()[1])
-            self._asked_at, self._frame, self._caller = _place(frame), _identity(frame), _identity(_caller(frame))
+            self._asked_at, self._frame, self._caller = _call_site(frame), _identity(frame), _identity(_caller(frame))
             self._asker = weakref.ref(_asker())
 
     def has(self, batch: Batch) -> None:
@@ -145,7 +145,7 @@ class _Loop:
         return dropped and (_opcode(frame) in _ASKS or (_called(frame) in _TAKERS and self._is_undisturbed()))
 
     def _is_left_at(self, frame: FrameType, batch: Batch) -> bool:
-        if _place(frame) == self._asked_at:  # what stands between has ended, and may have thrown the batch away
+        if _call_site(frame) == self._asked_at:  # what stands between has ended, and may have thrown the batch away
             return any(value is batch for value in frame.f_locals.values())
         return _opcode(frame) in _DROPS
 
@@ -297,13 +297,13 @@ def _identity(frame: FrameType) -> tuple[int, int]:
     return id(frame), id(frame.f_code)
 
 
-def _place(frame: FrameType) -> tuple[int, int]:
+def _call_site(frame: FrameType) -> tuple[int, int]:
     return id(frame.f_code), frame.f_lasti
 
 
 def _opcode(frame: FrameType) -> int:
     """Return the offset of the instruction that is being executed; a call points behind itself, at its caches."""
-    code, place = frame.f_code.co_code, frame.f_lasti
-    while place > 0 and code[place] == _CACHE:
-        place -= 2
-    return code[place] if place >= 0 else -1
+    code, index = frame.f_code.co_code, frame.f_lasti
+    while index > 0 and code[index] == _CACHE:
+        index -= 2
+    return code[index] if index >= 0 else -1

@@ -127,7 +127,7 @@ class _Runner:
             self._await_trust(batch)
             if (error := self._try(batch, batch, self._policy.max_attempts)) is not None:
                 if batch.is_atomic:  # a part of it could not be done on its own
-                    raise _blame(batch, 0, self._policy.max_attempts, _said(error)) from error
+                    raise _blame(batch, 0, self._policy.max_attempts, _error_text(error)) from error
                 self._narrow(batch, 0, len(batch), error)
         except _Lost:
             self.summary.lost_batches += 1
@@ -150,7 +150,7 @@ class _Runner:
             except Exception as error:  # noqa: BLE001 whatever the user's code raises
                 self.summary.failures += 1
                 tried += 1
-                log.warning("the function raised %s at %r (try %d of %d)", _said(error), part, tried, tries)
+                log.warning("the function raised %s at %r (try %d of %d)", _error_text(error), part, tried, tries)
                 if part.committed:
                     return None  # by its transaction; to call again would do it twice
                 if tried == tries:
@@ -172,7 +172,7 @@ class _Runner:
         """Rows [first, last) failed together: do what can be done, in order, up to the one record that cannot."""
         if last - first <= 1:
             if self._policy.dead_letter_topic is None or last == first:
-                raise _blame(batch, first, self._policy.max_attempts, _said(error)) from error
+                raise _blame(batch, first, self._policy.max_attempts, _error_text(error)) from error
             self._keep(batch, batch.slice(first, 1), self._policy.dead_letter_topic, error)
             return
         middle = (first + last) // 2
@@ -193,25 +193,25 @@ class _Runner:
             self._await_trust(batch)
             try:
                 with record.transaction() as connection:
-                    publish_dead_letter(connection, topic, record.table, record.stream_id, _said(error))
+                    publish_dead_letter(connection, topic, record.table, record.stream_id, _error_text(error))
             except GrantLost:
                 raise _Lost from None
             except Unavailable as away:
                 log.warning("%r is not kept yet: %s", record, away)
                 self._session.wait(backoff.next_s())
             except psycopg.Error as refused:
-                why = f"{_said(error)}. Nor could it be kept in topic {topic}: {str(refused).strip()}"
-                raise _blame(record, 0, self._policy.max_attempts, why) from error
+                detail = f"{_error_text(error)}. Nor could it be kept in topic {topic}: {str(refused).strip()}"
+                raise _blame(record, 0, self._policy.max_attempts, detail) from error
         self.summary.dead_lettered += 1
-        log.warning("%r cannot be done and is kept in topic %s: %s", record, topic, _said(error))
+        log.warning("%r cannot be done and is kept in topic %s: %s", record, topic, _error_text(error))
 
 
-def _blame(batch: Batch, row: int, tries: int, said: str) -> UserFunctionFailed:
+def _blame(batch: Batch, row: int, tries: int, error_text: str) -> UserFunctionFailed:
     if row >= len(batch):
-        return UserFunctionFailed(batch.stream_id, batch.first, "", tries, said)
+        return UserFunctionFailed(batch.stream_id, batch.first, "", tries, error_text)
     record = batch.table.slice(row, 1).select(["offset", "topic", "key"]).to_pylist()[0]
     where = f" (topic {record['topic']!r}, key {_shortened(record['key'])})"
-    return UserFunctionFailed(batch.stream_id, record["offset"], where, tries, said)
+    return UserFunctionFailed(batch.stream_id, record["offset"], where, tries, error_text)
 
 
 def _shortened(key: bytes | None) -> str:
@@ -225,5 +225,5 @@ def _shortened(key: bytes | None) -> str:
     return text if len(key) <= SHOWN_KEY_BYTES else f"{text}... of {len(key)} bytes"
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -440,7 +440,7 @@ class Session:
         granted = self._assignment.next_readable(self._may_start)
         if granted is None:
             return None, False
-        self._reading = granted, granted.place()
+        self._reading = granted, granted.read_state()
         batch, has_moved = self._read(granted)
         if batch is None:
             self._reading = None

@@ -49,7 +49,7 @@ class TransactionalBatch(Protocol):
     @property
     def consumed_frontier(self) -> ConsumedFrontier | None: ...
 
-    def complete_transaction(self, *, found: bool) -> None: ...
+    def complete_transaction(self, *, recovered: bool) -> None: ...
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class _Doubt:
     batches: Sequence[TransactionalBatch]
     furthest: Sequence[TransactionalBatch]
     attempt: Attempt
-    happened: bool | None = None
+    was_committed: bool | None = None
 
 
 class _RollBack(Exception):
@@ -98,12 +98,12 @@ class ProgressTransactions:
         if not batches:
             raise UsageError("a transaction without a batch has no progress to commit: name the batches it is for.")
         self.find_out()
-        if found := [batch for batch in batches if batch.found]:
-            _check_all_found(found, batches)
+        if committed := [batch for batch in batches if batch.recovered]:
+            _check_all_committed(committed, batches)
             with self.rolled_back() as connection:
                 yield connection
-            for batch in found:
-                batch.found = False
+            for batch in committed:
+                batch.recovered = False
             return
         for batch in batches:
             batch.join_transaction(batches)
@@ -131,7 +131,7 @@ class ProgressTransactions:
             with user_transaction(connection, advance):
                 yield connection
             assert self._doubt is not None
-            self._doubt.happened = True
+            self._doubt.was_committed = True
         except psycopg.Error as error:
             if not connection.closed:
                 self._doubt = None  # the server has answered that it was rolled back
@@ -147,7 +147,7 @@ class ProgressTransactions:
             raise
         finally:
             self._open = False
-        self._notify(found=False)
+        self._notify(recovered=False)
 
     @contextlib.contextmanager
     def rolled_back(self) -> Iterator[Connection]:
@@ -168,7 +168,7 @@ class ProgressTransactions:
         doubt = self._doubt
         return (
             doubt is not None
-            and doubt.happened is None
+            and doubt.was_committed is None
             and any((batch.stream_id, batch.ticket) == (stream_id, ticket) for batch in doubt.batches)
         )
 
@@ -188,9 +188,9 @@ class ProgressTransactions:
         """
         if self._doubt is None:
             return False
-        if self._doubt.happened is None:
-            self._doubt.happened = self._ask(self._doubt, timeout_s)
-        return self._notify(found=True)
+        if self._doubt.was_committed is None:
+            self._doubt.was_committed = self._ask(self._doubt, timeout_s)
+        return self._notify(recovered=True)
 
     def close(self) -> None:
         """Close the connection; whatever is open on it is rolled back."""
@@ -211,33 +211,33 @@ class ProgressTransactions:
             own_search_path=False,
         )
 
-    def _notify(self, *, found: bool) -> bool:
+    def _notify(self, *, recovered: bool) -> bool:
         doubt = self._doubt
         assert doubt is not None
-        if doubt.happened:
+        if doubt.was_committed:
             for batch in doubt.batches:
-                batch.complete_transaction(found=found)
+                batch.complete_transaction(recovered=recovered)
         self._doubt = None
-        return bool(doubt.happened)
+        return bool(doubt.was_committed)
 
     def _committed(self, cause: Exception) -> bool:
         """Query, on a new connection, whether the transaction whose commit got no answer was committed."""
         assert self._doubt is not None
         try:
-            self._doubt.happened = self._ask(self._doubt, fencing.OUTCOME_TIMEOUT_S)
+            self._doubt.was_committed = self._ask(self._doubt, fencing.OUTCOME_TIMEOUT_S)
         except UnknownOutcome as unknown:
             raise unknown from cause
-        if not self._doubt.happened:
+        if not self._doubt.was_committed:
             self._doubt = None
         return self._doubt is not None
 
     def _ask(self, doubt: _Doubt, timeout_s: float) -> bool:
         try:
             connection = self._reconnecting.ready()
-            happened = fencing.happened(connection, doubt.attempt, timeout_s)
-            if happened is None:  # another server has taken over: what it has of progress counts
+            was_committed = fencing.was_committed(connection, doubt.attempt, timeout_s)
+            if was_committed is None:  # another server has taken over: what it has of progress counts
                 return self._are_durable(connection, doubt.furthest)
-            return happened
+            return was_committed
         except (psycopg.Error, DatabaseUnreachable) as error:
             self.close()
             raise UnknownOutcome(
@@ -262,16 +262,16 @@ class ProgressTransactions:
                     " nobody can say what became of it. Look at the tables; what was not committed is its new holder's."
                 )
             return consumed.max_of(wanted) == consumed
-        found = fencing.read_position(connection, group_id, batch.stream_id, batch.grant_id)
-        return found is not None and found >= batch.next_offset
+        position = fencing.read_position(connection, group_id, batch.stream_id, batch.grant_id)
+        return position is not None and position >= batch.next_offset
 
 
-def _check_all_found(found: Sequence[Batch], batches: Sequence[Batch]) -> None:
-    rest = [batch for batch in batches if batch not in found]
+def _check_all_committed(committed: Sequence[Batch], batches: Sequence[Batch]) -> None:
+    rest = [batch for batch in batches if batch not in committed]
     if rest:
         raise UsageError(
-            f"the transaction whose outcome was unknown was committed: {', '.join(map(repr, found))} is done with it. "
-            f"Do the rest in a transaction without that: {', '.join(map(repr, rest))}."
+            f"the transaction whose outcome was unknown was committed: {', '.join(map(repr, committed))} is done with "
+            f"it. Do the rest in a transaction without that: {', '.join(map(repr, rest))}."
         )
 
 

@@ -35,11 +35,11 @@ class OpenSubscription:
 
 @dataclass(frozen=True, slots=True)
 class CloseSubscription:
-    """Hand everything over and end; `SubscriptionClosed` follows. `why`: the reason where the session did not request
-    it."""
+    """Hand everything over and end; `SubscriptionClosed` follows. `reason`: where the session did not
+    request it."""
 
     handle: int
-    why: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class AgentOutcome:
 
 
 @dataclass(slots=True)
-class _Out:
+class _OutcomeBuilder:
     sends: list[tuple[str, ToLeader]] = field(default_factory=list)
     pings: dict[str, list[str]] = field(default_factory=dict)
     updates: list[HandleUpdate | SubscriptionClosed] = field(default_factory=list)
@@ -129,20 +129,20 @@ class Agent:
         self._failed_at: dict[str, float] = {}
         self._asked: dict[str, str] = {}
         self._made = 0
-        self._out = _Out()
+        self._out = _OutcomeBuilder()
 
     def decide(self, event: AgentEvent, now: float) -> AgentOutcome:
         """Answer one event."""
-        self._out = _Out()
+        self._out = _OutcomeBuilder()
         match event:
             case OpenSubscription():
                 e = event
-                wants = SubscriptionRequest(
+                request = SubscriptionRequest(
                     self.agent_id, e.subscription, e.weight, e.session, e.starting_position, e.session_epoch
                 )
-                self._make(event.handle, wants, None, now)
+                self._make(event.handle, request, None, now)
             case CloseSubscription():
-                self._pass(event.handle, borrower_events.Unsubscribe(event.why), now)
+                self._pass(event.handle, borrower_events.Unsubscribe(event.reason), now)
             case NodeMessageReceived():
                 handle = self._handles.get(event.message.borrower_id)
                 self._asked.pop(event.message.borrower_id, None)
@@ -187,9 +187,11 @@ class Agent:
         wake_at = min(self._wake.values(), default=None)
         return AgentOutcome(tuple(self._out.sends), tuple(self._out.updates), self._out.nodes_wanted, wake_at)
 
-    def _make(self, handle: int, wants: SubscriptionRequest, inheritance: PredecessorState | None, now: float) -> None:
+    def _make(
+        self, handle: int, request: SubscriptionRequest, inheritance: PredecessorState | None, now: float
+    ) -> None:
         self._made += 1
-        borrower = Borrower(f"{self.agent_id}/{self._made}", wants, self.settings, inheritance, self._made)
+        borrower = Borrower(f"{self.agent_id}/{self._made}", request, self.settings, inheritance, self._made)
         self.borrowers[handle] = borrower
         self._handles[borrower.borrower_id] = handle
         self._carry_out(handle, borrower, borrower.start(now), now)

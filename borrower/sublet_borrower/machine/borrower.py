@@ -85,11 +85,11 @@ class PredecessorState:
     streams: tuple[BorrowedStream, ...] = ()
     leave_deadline: float | None = None
     predecessor: str | None = None
-    why: str = ""
+    leave_reason: str = ""
 
 
 @dataclass(slots=True)
-class _Out:
+class _OutcomeBuilder:
     """An outcome in the making."""
 
     sends: list[Send] = field(default_factory=list)
@@ -118,18 +118,18 @@ class Borrower:
         self.trusted_until = float("-inf")
         self._without: frozenset[tuple[int, int]] = frozenset()
         self._leave_by = inherited.leave_deadline
-        self._predecessor, self._why = inherited.predecessor, inherited.why
+        self._predecessor, self._leave_reason = inherited.predecessor, inherited.leave_reason
         self._final_by: float | None = None
         self._ask_at = self._ping_at = self._report_at = self._disconnect_at = float("inf")
         self._lost_at = float("inf")
         self._is_disconnect_sent = False
-        self._out = _Out()
+        self._out = _OutcomeBuilder()
 
     # --- the one door -----------------------------------------------------------------------------------------------
 
     def start(self, now: float) -> Outcome:
         """Look for the leader."""
-        self._out = _Out()
+        self._out = _OutcomeBuilder()
         self._move(BorrowerStatus.CONNECTING)
         self._ask(now)
         return self._outcome()
@@ -137,7 +137,7 @@ class Borrower:
     def decide(self, event: Event, now: float) -> Outcome:
         """Answer one event. Messages for other borrowers or of another term than the leader's have no effect, nor has
         anything on one that has not begun or is over."""
-        self._out = _Out()
+        self._out = _OutcomeBuilder()
         row = ACTIONS.get(self.status)
         kind, item = self._classify(event)
         if row is not None and kind is not None:
@@ -153,7 +153,7 @@ class Borrower:
         streams = self.streams.inherit(self.trusted_until)
         if self._is_disconnect_sent:
             streams = tuple(replace(stream, inherited_until=float("-inf")) for stream in streams)
-        return PredecessorState(self.group_id, streams, self._leave_by, self.borrower_id, self._why)
+        return PredecessorState(self.group_id, streams, self._leave_by, self.borrower_id, self._leave_reason)
 
     def may_start_call(self, stream_id: int, grant_id: int, now: float) -> bool:
         """Return whether a user call on this stream may begin now.
@@ -428,19 +428,19 @@ class Borrower:
 
     # --- leaving ----------------------------------------------------------------------------------------------------
 
-    def _leave(self, wish: object, now: float) -> None:
-        assert isinstance(wish, Unsubscribe)
-        self._why = wish.why
+    def _leave(self, unsubscribe: object, now: float) -> None:
+        assert isinstance(unsubscribe, Unsubscribe)
+        self._leave_reason = unsubscribe.reason
         self._leave_by = now + self.settings.unsubscribe_timeout_s + self.settings.disconnect_timeout_s
         self._start_leaving(now)
 
-    def _leave_unconnected(self, wish: object, now: float) -> None:
+    def _leave_unconnected(self, unsubscribe: object, now: float) -> None:
         """Leave before a leader has answered: look for it on as long as there are streams to hand over; else
         disconnect, as it may be granting us some, and end."""
-        assert isinstance(wish, Unsubscribe)
+        assert isinstance(unsubscribe, Unsubscribe)
         if self._leave_by is not None:
             return
-        self._why = wish.why
+        self._leave_reason = unsubscribe.reason
         self._leave_by = now + self.settings.unsubscribe_timeout_s + self.settings.disconnect_timeout_s
         if len(self.streams):
             self._stop_all()
@@ -475,9 +475,8 @@ class Borrower:
         complete = all(s.is_final for s in self.streams)
         if not complete and self._final_by is not None and now < self._final_by:
             return
-        self._send(
-            Disconnect(self.borrower_id, self.term, tuple(s.to_final_progress() for s in self.streams), self._why)
-        )
+        final = tuple(stream.to_final_progress() for stream in self.streams)
+        self._send(Disconnect(self.borrower_id, self.term, final, self._leave_reason))
         self._final_by, self._disconnect_at = None, now + self.settings.resend_interval_s
         self._is_disconnect_sent = True
 

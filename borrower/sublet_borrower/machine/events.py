@@ -51,10 +51,10 @@ class SessionProgress:
 
 @dataclass(frozen=True, slots=True)
 class Unsubscribe:
-    """Leave: stop every stream, wait for their last progress, hand all over. `why`: where it is not the session's own
-    wish."""
+    """Leave: stop every stream, wait for their last progress, hand all over. `reason`: where the session did not
+    request it."""
 
-    why: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

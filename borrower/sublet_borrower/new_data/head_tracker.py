@@ -93,7 +93,7 @@ class HeadTrackerOutcome:
 @dataclass(slots=True)
 class _Followed:
     """`doubted`: a head was missed, and none was pushed since. `awaited_until`: until then what we found by ourselves,
-    up to `found`, may still be pushed. `unread`: pushed while the stream was not read to its end yet."""
+    up to `polled_head`, may still be pushed. `unread`: pushed while the stream was not read to its end yet."""
 
     id: HeadSubscription
     head: int
@@ -103,7 +103,7 @@ class _Followed:
     busy_since: float = 0.0
     unread: int = 0
     doubted: bool = False
-    found: int = 0
+    polled_head: int = 0
     awaited_until: float | None = None
 
 
@@ -200,7 +200,7 @@ class HeadTracker:
             self.counters.rejected += 1
             return {}
         self._push_works = True  # a node has our subscription, at least
-        if one.awaited_until is not None and pushed.head >= one.found:
+        if one.awaited_until is not None and pushed.head >= one.polled_head:
             one.awaited_until, one.doubted = None, False
         if pushed.head <= one.head:
             return {}
@@ -220,7 +220,7 @@ class HeadTracker:
                 continue
             if head > one.head:
                 self.counters.polled += 1
-                news[stream_id] = one.head = one.found = head
+                news[stream_id] = one.head = one.polled_head = head
                 one.silence_s = self._first_s
                 if one.awaited_until is None:
                     one.awaited_until = now + self._settings.push_late_s

@@ -48,7 +48,7 @@ class PlanLedger:
         self._granted: dict[int, PlannedStream] = {}
         self._done: dict[int, PlannedRange] = {}
         self._begun: dict[int, PlannedRange] = {}
-        self._untold: dict[int, PlannedStream] = {}
+        self._unreported: dict[int, PlannedStream] = {}
         self._recalled = self._leaving = False
         self._turn = 0
         self.moved_at = float("-inf")
@@ -87,7 +87,7 @@ class PlanLedger:
     def _remove(self, stream_id: int, grant_id: int, reason: RevokedReason) -> None:
         if self._under(stream_id, grant_id) is not None:
             del self._granted[stream_id]
-            self._untold.pop(stream_id, None)
+            self._unreported.pop(stream_id, None)
             self.moved_at = time.monotonic()
             if reason is not RevokedReason.LOST:
                 self._done.pop(stream_id, None)
@@ -335,7 +335,7 @@ class PlanLedger:
                 if granted is not None and granted.in_doubt is not None and planned.matches(granted.in_doubt):
                     granted.advance(planned.end, planned.consumed_frontier)
                     granted.in_doubt, granted.step, granted.is_plan_saved = None, None, False
-                    self._untold[planned.stream_id] = granted
+                    self._unreported[planned.stream_id] = granted
 
     def unsaved_ranges(self) -> tuple[PlannedRange, ...]:
         """What is done, and for all that is known here progress has not passed it: whoever comes after this process
@@ -352,7 +352,7 @@ class PlanLedger:
     def report_progress(self) -> None:
         """Report what was acknowledged and was not reported with a plan."""
         with self.changed:
-            for granted in tuple(self._untold.values()):
+            for granted in tuple(self._unreported.values()):
                 self._notify(granted)
 
     def abandon(self) -> None:
@@ -366,17 +366,17 @@ class PlanLedger:
     def _notify(self, granted: PlannedStream, in_doubt: InDoubt | None = None) -> None:
         """Report how far it is: finally once nothing more will be planned and nothing is in doubt, or will be
         decided."""
-        self._untold.pop(granted.grant.stream_id, None)
+        self._unreported.pop(granted.grant.stream_id, None)
         grant, final = granted.grant, granted.is_ending and (granted.is_idle or self._leaving)
         lag = None if granted.head is None else max(granted.head - granted.position, 0)
         doubt = in_doubt or granted.in_doubt
         consumed = None if granted.step_planner is None else granted.step_planner.consumed
-        said = SessionProgress(
+        progress = SessionProgress(
             grant.stream_id, grant.grant_id, granted.position, final, lag=lag, consumed=consumed, in_doubt=doubt
         )
         if granted.at_poison and granted.poison is not None:
-            said = replace(said, read_error=plain(str(granted.poison)), poison=granted.poison.offsets[1])
-        self._report(said)
+            progress = replace(progress, read_error=plain(str(granted.poison)), poison=granted.poison.offsets[1])
+        self._report(progress)
 
     def _under(self, stream_id: int, grant_id: int) -> PlannedStream | None:
         granted = self._granted.get(stream_id)

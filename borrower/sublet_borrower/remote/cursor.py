@@ -61,9 +61,9 @@ class FeedCursor:
 
     def _take_bookmark(self, bookmark: Bookmark) -> PageOutcome:
         """Accept streams that were not known; of those that were the bookmark must be equal."""
-        mine = self._offsets
-        if mine is not None and (
-            bookmark.known < self._known or any(mine.get(id, at) != at for id, at in bookmark.offsets.items())
+        offsets = self._offsets
+        if offsets is not None and (
+            bookmark.known < self._known or any(offsets.get(id, at) != at for id, at in bookmark.offsets.items())
         ):
             return PageOutcome.GAP
         self._known, self._offsets = bookmark.known, dict(bookmark.offsets)

@@ -199,10 +199,10 @@ class GroupWatcher:
             self._reported = address
             self._connect(address)
 
-    def _lost(self, address: str, why: str) -> None:
+    def _lost(self, address: str, reason: str) -> None:
         self._unheard.discard(address)
         self._names.pop(address, None)
-        self._put(NodeUnreachable(address, truncate(why)))
+        self._put(NodeUnreachable(address, truncate(reason)))
 
     def _put(self, sight: WatchEvent) -> None:
         """Drop what comes while too much waits, until all of that is taken: so the loss is reported where it was."""

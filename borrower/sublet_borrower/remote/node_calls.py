@@ -51,9 +51,9 @@ class RetryableError(Exception):
         self.address, self.reason, self.after_s = address, reason, after_s
         super().__init__(f"node {address}: {reason}")
 
-    def given_up(self, after_s: float, remedy: str) -> Unavailable:
+    def given_up(self, after_s: float, hint: str) -> Unavailable:
         """Return the error where there is no time to try it again."""
-        return Unavailable(f"{self}. Given up after {after_s:g} s. {remedy}")
+        return Unavailable(f"{self}. Given up after {after_s:g} s. {hint}")
 
 
 class NodeCalls:
@@ -107,7 +107,7 @@ class PageStream:
 
     def __init__(self, address: str, call: Any) -> None:
         self._address, self._call = address, call
-        self._found: deque[Any] = deque()
+        self._pages: deque[Any] = deque()
         self._end: Exception | None = None
         self._over = self._closed = False
         self._changed = threading.Condition()
@@ -117,10 +117,10 @@ class PageStream:
     def get(self, timeout_s: float) -> Any:
         """Return the next page; None if the node has sent the last. Raises `TimeoutError`, `Again`, a `SubletError`."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self._found or self._over, timeout_s):
+            if not self._changed.wait_for(lambda: self._pages or self._over, timeout_s):
                 raise TimeoutError
-            if self._found:
-                page = self._found.popleft()
+            if self._pages:
+                page = self._pages.popleft()
                 self._changed.notify_all()
                 return page
             if self._end is not None:
@@ -131,7 +131,7 @@ class PageStream:
     def idle_s(self) -> float:
         """Seconds since the node last sent something; 0 while pages wait to be taken."""
         with self._changed:
-            return 0.0 if self._found else time.monotonic() - self._received_at
+            return 0.0 if self._pages else time.monotonic() - self._received_at
 
     def close(self) -> None:
         """End the call."""
@@ -156,8 +156,8 @@ class PageStream:
 
     def _put(self, page: Any) -> bool:
         with self._changed:
-            self._changed.wait_for(lambda: len(self._found) < AHEAD or self._closed)
-            self._found.append(page)
+            self._changed.wait_for(lambda: len(self._pages) < AHEAD or self._closed)
+            self._pages.append(page)
             self._received_at = time.monotonic()
             self._changed.notify_all()
             return not self._closed

@@ -51,7 +51,7 @@ class FeedReader(Iterator[pa.Table]):
         self._begin, self._on_data_loss = parse_feed_start(start), on_data_loss
         self._cursor = FeedCursor(secrets.token_hex(8))
         self._pages: PageStream | None = None
-        self._trouble: Backoff | None = None
+        self._backoff: Backoff | None = None
         self._there_at_first: frozenset[int] = frozenset()
         self.is_finished = False
         self._find_beginning()
@@ -117,7 +117,7 @@ class FeedReader(Iterator[pa.Table]):
             try:
                 page = self._wait(deadline)
                 if page is None or page.bookmark is None:  # a call that begins sends that also before it fails
-                    self._trouble = None
+                    self._backoff = None
                 return page
             except TimeoutError:
                 return None
@@ -159,12 +159,12 @@ class FeedReader(Iterator[pa.Table]):
     def _try_again(self, again: RetryableError, deadline: float) -> bool:
         """Wait a moment, then take the next node; False if the deadline comes first."""
         self._hang_up()
-        trouble = self._trouble = self._trouble or Backoff(
+        backoff = self._backoff = self._backoff or Backoff(
             BACKOFF_INITIAL_S, BACKOFF_MAX_S, total_s=self._node_timeout_s
         )
-        pause_s = max(trouble.next_s(), again.after_s)
-        if pause_s > trouble.left_s:
-            self._trouble = None
+        pause_s = max(backoff.next_s(), again.after_s)
+        if pause_s > backoff.left_s:
+            self._backoff = None
             raise again.given_up(self._node_timeout_s, HINT)
         self._calls.use_next_node()
         left_s = deadline - time.monotonic()

@@ -191,9 +191,9 @@ def _store(part: StoredSpan, pieces: Iterable[PendingRows]) -> None:
         start = end
 
 
-def _rows(mine: Rows, picked: Sequence[int], start: int) -> Rows:
+def _rows(rows: Rows, picked: Sequence[int], start: int) -> Rows:
     """Return the numbers in its ticket of the messages picked, whose numbers in the batch count from `start`."""
-    if isinstance(picked, range) and isinstance(mine, range):
-        return mine[picked.start - start : picked.stop - start]
+    if isinstance(picked, range) and isinstance(rows, range):
+        return rows[picked.start - start : picked.stop - start]
     indices = pa.array([row - start for row in picked], pa.int64())
-    return pc.add(indices, mine.start) if isinstance(mine, range) else mine.take(indices)
+    return pc.add(indices, rows.start) if isinstance(rows, range) else rows.take(indices)

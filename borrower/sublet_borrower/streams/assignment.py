@@ -159,11 +159,11 @@ class SessionAssignment:
                 if isinstance(granted, AtomicGrantedStream) and granted.is_waiting
             ]
 
-    def update_frontiers(self, found: Mapping[int, BlockSummaries]) -> None:
+    def update_frontiers(self, summaries: Mapping[int, BlockSummaries]) -> None:
         """Where streams end and what is completed in their spaces."""
         with self._lock:
             for granted in self.streams_waiting_for_epochs():
-                if granted.stream_id in found and found[granted.stream_id].lower != granted.step_planner.lower:
+                if granted.stream_id in summaries and summaries[granted.stream_id].lower != granted.step_planner.lower:
                     granted.has_new_frontier = True
 
     @property
@@ -216,11 +216,11 @@ class SessionAssignment:
             if granted.is_ending and granted.is_quiescent and not granted.is_ended:
                 self._report(granted.to_progress())
 
-    def go_back(self, granted: GrantedStream, place: tuple[Any, ...]) -> None:
+    def go_back(self, granted: GrantedStream, read_state: tuple[Any, ...]) -> None:
         """Go back to that place: what was taken since was not given to the user."""
         with self._lock:
             if not granted.is_ended:
-                granted.go_back(place)
+                granted.go_back(read_state)
 
     def look_again(self) -> None:
         """Recover from an interrupted read: nothing is being read, and heads are to be read again."""

@@ -43,7 +43,7 @@ class StepRows:
 class _Made:
     """A step that has begun. `tickets`: what was given out of it and is not done; `furthest`: up to where that was."""
 
-    place: StepEnd
+    step_end: StepEnd
     tickets: set[int] = field(default_factory=set)
     complete: bool = False
     furthest: int = 0
@@ -64,15 +64,15 @@ class AtomicGrantedStream(GrantedStream):
     pieces: deque[StepRows] = field(default_factory=deque)
     _run: int = 0
     _made: deque[_Made] = field(default_factory=deque)
-    _place: StepEnd = field(init=False)
+    _step_end: StepEnd = field(init=False)
 
     def __post_init__(self) -> None:
-        self._place = StepEnd(self.step_planner.position, self.step_planner.consumed)
+        self._step_end = StepEnd(self.step_planner.position, self.step_planner.consumed)
 
     @property
     def acknowledged_offset(self) -> int:
         """Everything before this offset is done."""
-        return self._place.position
+        return self._step_end.position
 
     @property
     def may_have_more(self) -> bool:
@@ -169,7 +169,7 @@ class AtomicGrantedStream(GrantedStream):
             return None
         piece = self.pieces.popleft()
         made.furthest = max(made.furthest, piece.end)
-        return piece, made.place if made.complete and not self.pieces else None
+        return piece, made.step_end if made.complete and not self.pieces else None
 
     def mark_done(self, ticket: int) -> bool:
         """Mark the batch as done. False: it was before."""
@@ -183,16 +183,16 @@ class AtomicGrantedStream(GrantedStream):
     def mark_done_upto(self, ticket: int, position: int) -> None:
         """Progress does not move inside of a step."""
 
-    def place(self) -> tuple[Any, ...]:
-        """See `GrantedStream.place`: with what is planned, and the step that has begun."""
+    def read_state(self) -> tuple[Any, ...]:
+        """See `GrantedStream.read_state`: with what is planned, and the step that has begun."""
         made = [(one, one.complete, one.furthest) for one in self._made]
-        reading = (self.next_read_offset, self.ticket, self.size, self.step, self._run, self.max_bytes, self._place)
+        reading = (self.next_read_offset, self.ticket, self.size, self.step, self._run, self.max_bytes, self._step_end)
         return reading, made, tuple(self.pieces), self.step_planner.copy()
 
-    def go_back(self, place: tuple[Any, ...]) -> None:
+    def go_back(self, read_state: tuple[Any, ...]) -> None:
         """See `GrantedStream.go_back`."""
-        reading, made, pieces, self.step_planner = place
-        self.next_read_offset, self.ticket, self.size, self.step, self._run, self.max_bytes, self._place = reading
+        reading, made, pieces, self.step_planner = read_state
+        self.next_read_offset, self.ticket, self.size, self.step, self._run, self.max_bytes, self._step_end = reading
         self.pieces, self._made = deque(pieces), deque(one for one, _, _ in made)
         for one, complete, furthest in made:
             one.complete, one.furthest = complete, furthest
@@ -209,13 +209,13 @@ class AtomicGrantedStream(GrantedStream):
 
     def to_progress(self) -> SessionProgress:
         """See `GrantedStream.to_progress`."""
-        final, place = self.is_ending and self.is_quiescent, self._place
-        lag = None if self.head is None else max(self.head - place.position, 0)
+        final, step_end = self.is_ending and self.is_quiescent, self._step_end
+        lag = None if self.head is None else max(self.head - step_end.position, 0)
         until = max((made.furthest for made in self._made), default=0) if final else 0
-        said = SessionProgress(
-            self.stream_id, self.grant_id, place.position, final, self.size, lag, until, consumed=place.consumed
+        progress = SessionProgress(
+            self.stream_id, self.grant_id, step_end.position, final, self.size, lag, until, consumed=step_end.consumed
         )
-        return self.with_trouble(said)
+        return self._with_read_error(progress)
 
     def _begin_run(self) -> None:
         assert self.step is not None
@@ -230,4 +230,4 @@ class AtomicGrantedStream(GrantedStream):
     def _settle(self) -> None:
         """Progress moves on behind steps that are done, up to the first that is not."""
         while self._made and self._made[0].complete and not self._made[0].tickets:
-            self._place = self._made.popleft().place
+            self._step_end = self._made.popleft().step_end

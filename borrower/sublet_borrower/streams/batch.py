@@ -47,7 +47,7 @@ class Batch:
         self._source, self._row = self, 0
         self.ticket = first if ticket is None else ticket
         self.step_end = step_end
-        self.began = self.committed = self.found = False
+        self.began = self.committed = self.recovered = False
         """Whether a transaction was begun for it, and whether one with its progress was committed: then it must not be
         worked on again. `found`: the outcome was found later and its user has not seen it yet."""
 
@@ -165,19 +165,19 @@ class Batch:
     def _check_rows(self, of_stream: Iterable[Batch]) -> None:
         """Of its rows these do the next that are to be done, without a gap, and all if a later batch is among them."""
         parts = {one._row: one for one in of_stream if one._source is self}
-        place, offsets = self._rows_done(), self.table.column("offset")
+        rows_done, offsets = self._rows_done(), self.table.column("offset")
         for row, part in sorted(parts.items()):
-            if row < place or not len(part):
-                last = offsets[place - 1].as_py() if place else None
-                why = "there is nothing in it" if last is None else f"messages up to offset {last} are done already"
+            if row < rows_done or not len(part):
+                last = offsets[rows_done - 1].as_py() if rows_done else None
+                detail = "there is nothing in it" if last is None else f"messages up to offset {last} are done already"
                 raise UsageError(
-                    f"{part!r}: {why}. Give the transaction a part of what is left: batch.part({place}, ...)."
+                    f"{part!r}: {detail}. Give the transaction a part of what is left: batch.part({rows_done}, ...)."
                 )
-            if row > place:
-                self._refuse_gap(part, offsets[place].as_py())
-            place += len(part)
-        if place < len(self) and (later := [one for one in of_stream if one.ticket > self.ticket]):
-            self._refuse_gap(later[0], offsets[place].as_py())
+            if row > rows_done:
+                self._refuse_gap(part, offsets[rows_done].as_py())
+            rows_done += len(part)
+        if rows_done < len(self) and (later := [one for one in of_stream if one.ticket > self.ticket]):
+            self._refuse_gap(later[0], offsets[rows_done].as_py())
 
     def _refuse_gap(self, part: Batch, offset: int) -> None:
         raise UsageError(
@@ -190,9 +190,9 @@ class Batch:
         done = self._granted.outstanding.get(self.ticket, self.first)
         return 0 if done <= self.first else pc.sum(pc.less(self.table.column("offset"), done)).as_py() or 0
 
-    def complete_transaction(self, *, found: bool = False) -> None:
+    def complete_transaction(self, *, recovered: bool = False) -> None:
         """That transaction is committed. A part stands for what came before it too."""
-        self.committed, self.found = True, found
+        self.committed, self.recovered = True, recovered
         if self is self._source:
             self.ack()
         else:

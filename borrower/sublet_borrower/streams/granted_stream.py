@@ -83,13 +83,13 @@ class GrantedStream:
         """The batch, which is outstanding, is done up to there."""
         self.outstanding[ticket] = max(self.outstanding[ticket], position)
 
-    def place(self) -> tuple[Any, ...]:
+    def read_state(self) -> tuple[Any, ...]:
         """Return where it is read to; for `go_back`."""
         return self.next_read_offset, self.ticket, self.size
 
-    def go_back(self, place: tuple[Any, ...]) -> None:
+    def go_back(self, read_state: tuple[Any, ...]) -> None:
         """Go back to that place, as if nothing had been taken since: it was not given to the user."""
-        self.next_read_offset, self.ticket, self.size = place
+        self.next_read_offset, self.ticket, self.size = read_state
         for ticket in [ticket for ticket in self.outstanding if ticket >= self.next_read_offset]:
             del self.outstanding[ticket]
 
@@ -109,11 +109,11 @@ class GrantedStream:
         final, position = self.is_ending and self.is_quiescent, self.acknowledged_offset
         lag = None if self.head is None else max(self.head - position, 0)
         until = self.next_read_offset if final and self.outstanding else 0
-        said = SessionProgress(self.stream_id, self.grant_id, position, final, self.size, lag, until)
-        return self.with_trouble(said)
+        progress = SessionProgress(self.stream_id, self.grant_id, position, final, self.size, lag, until)
+        return self._with_read_error(progress)
 
-    def with_trouble(self, said: SessionProgress) -> SessionProgress:
+    def _with_read_error(self, progress: SessionProgress) -> SessionProgress:
         """Return the progress with the read error. A report that gives up delivered messages has none."""
-        if self.poison is None or not said.is_final or self.outstanding:
-            return replace(said, read_error=self.read_failure.reported_error)
-        return replace(said, read_error=plain(str(self.poison)), poison=self.poison.offsets[1])
+        if self.poison is None or not progress.is_final or self.outstanding:
+            return replace(progress, read_error=self.read_failure.reported_error)
+        return replace(progress, read_error=plain(str(self.poison)), poison=self.poison.offsets[1])

@@ -72,9 +72,9 @@ class LoadStrategy:
         bounds = {b: 2 * share + 1 for b, share in compute_quotas(len(streams), situation.weights).items()}
         sharing = _Sharing(situation, MemberLoads(situation.weights, bounds, holdings, costs), costs)
         # Streams on their way have no holder, but will have: so their places are taken, and only not granted.
-        places = sharing.place(free | moving)
+        holders = sharing.assign(free | moving)
         relief = _Relief(sharing, holdings, max(1, (len(streams) - len(free)) // BUDGET) - len(moving))
-        return AllocationPlan(grants=tuple((s, places[s]) for s in sorted(free)), revokes=relief.revokes(situation))
+        return AllocationPlan(grants=tuple((s, holders[s]) for s in sorted(free)), revokes=relief.revokes(situation))
 
 
 class _Sharing:
@@ -84,22 +84,22 @@ class _Sharing:
         self.levels, self.costs = levels, costs
         self._situation = situation
 
-    def place(self, streams: Collection[int]) -> dict[int, str]:
+    def assign(self, streams: Collection[int]) -> dict[int, str]:
         """Return a member for each, the heaviest first; the levels rise accordingly."""
         levels, homes = self.levels, self._homes(streams)
-        places = {}
+        holders = {}
         waiting = len(streams)
         for stream_id in heaviest_first(streams, self.costs):
             cost, home = self.costs[stream_id], homes.get(stream_id)
-            if waiting <= levels.hungry:
-                borrower = self._add(self._hungry(home), cost)
+            if waiting <= levels.idle_count:
+                borrower = self._add(self._home_or_idle_member(home), cost)
             elif home:
                 borrower = self._add(self._home_or_elsewhere(home, cost), cost)
             else:
-                borrower = self._found(levels.add_to_least_loaded(cost))
-            places[stream_id] = borrower
+                borrower = self._checked_member(levels.add_to_least_loaded(cost))
+            holders[stream_id] = borrower
             waiting -= 1
-        return places
+        return holders
 
     def _homes(self, streams: Collection[int]) -> dict[int, str]:
         """Return the members that had them last, or are losing them now."""
@@ -112,19 +112,19 @@ class _Sharing:
         self.levels.add(borrower, cost)
         return borrower
 
-    def _found(self, borrower: str | None) -> str:
+    def _checked_member(self, borrower: str | None) -> str:
         assert borrower is not None, "the bounds add up to more than there are streams"
         return borrower
 
-    def _hungry(self, home: str | None) -> str:
-        return home if home and not self.levels.count[home] else self._found(self.levels.find_idle_member())
+    def _home_or_idle_member(self, home: str | None) -> str:
+        return home if home and not self.levels.count[home] else self._checked_member(self.levels.find_idle_member())
 
     def _home_or_elsewhere(self, home: str, cost: int) -> str:
         """Home while that is well below the mean, or far below all others; else where it fits best."""
         levels = self.levels
         if levels.count_surplus(home) < 0 and levels.load_of(home, cost) <= HOME * levels.mean:
             return home
-        best = self._found(levels.find_least_loaded(cost))
+        best = self._checked_member(levels.find_least_loaded(cost))
         other = levels.find_least_loaded(cost, avoid=home) if best == home else None
         if other is not None and levels.load_of(home, cost) > GAP * levels.load_of(other, cost):
             return other
@@ -200,7 +200,7 @@ class _Relief:
     def _feed(self, movable: Mapping[str, list[int]]) -> None:
         """A stream for each that has none, while another has two: the lightest of the fullest."""
         levels = self._levels
-        if not levels.hungry or sum(levels.count.values()) < len(levels.count):
+        if not levels.idle_count or sum(levels.count.values()) < len(levels.count):
             return
         givers = [(-levels.load_of(borrower), borrower) for borrower, count in levels.count.items() if count > 1]
         heapq.heapify(givers)

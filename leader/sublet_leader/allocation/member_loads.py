@@ -47,7 +47,7 @@ class MemberLoads:
             heapq.heapify(heap)
         self._empty = [(-self._weights[b], b) for b, count in self.count.items() if not count]
         heapq.heapify(self._empty)
-        self.hungry = len(self._empty)
+        self.idle_count = len(self._empty)
         """How many members hold nothing."""
 
     def load_of(self, borrower: str, more: int = 0) -> float:
@@ -60,7 +60,7 @@ class MemberLoads:
 
     def add(self, borrower: str, cost: int) -> None:
         """It gets a stream."""
-        self.hungry -= not self.count[borrower]
+        self.idle_count -= not self.count[borrower]
         self.load[borrower] += cost
         self.count[borrower] += 1
         self._changed(borrower)
@@ -87,7 +87,7 @@ class MemberLoads:
         if not head:
             return None
         _, minus, borrower, load = head
-        self.hungry -= not load
+        self.idle_count -= not load
         self.load[borrower] = load = load + cost
         self.count[borrower] += 1
         # The entry may be out of room now; then it is thrown away when it is looked at.

@@ -28,7 +28,7 @@ from sublet_leader.settings import LeaderSettings
 
 
 @dataclass(slots=True)
-class _Entry:
+class _Record:
     """What the node remembers of one leadership. `term` is meaningful while led, releasing and returning."""
 
     leadership_id: int
@@ -45,9 +45,9 @@ class Election:
     def __init__(self, settings: LeaderSettings, incarnation: str) -> None:
         self._settings = settings
         self._incarnation = incarnation
-        self._entries: dict[int, _Entry] = {}
+        self._records: dict[int, _Record] = {}
         self._led: dict[int, int] = {}
-        self._timers: list[tuple[float, int]] = []  # a heap; an entry's newest wake_at is the one that counts
+        self._timers: list[tuple[float, int]] = []  # a heap; a record's newest wake_at is the one that counts
         self._renewing: dict[int, int] | None = None  # the batch in flight
         self._renew_at = math.inf
         self._claims: list[int] = []
@@ -57,7 +57,7 @@ class Election:
     def trusted_term(self, leadership_id: int, now: float) -> int | None:
         """Return the term under which this node may act as the leader at this moment; None: it may not."""
         term = self._led.get(leadership_id)
-        return term if term is not None and now < self._entries[leadership_id].trusted_until else None
+        return term if term is not None and now < self._records[leadership_id].trusted_until else None
 
     def leaderships(self) -> dict[int, int]:
         """Return {leadership: term} of all that this node leads, to be trusted or not."""
@@ -65,16 +65,16 @@ class Election:
 
     def is_busy(self) -> bool:
         """Whether any leadership is led, campaigned for or under way."""
-        return bool(self._entries)
+        return bool(self._records)
 
     def status(self, leadership_id: int) -> ElectionStatus:
         """Return where this leadership stands, for the admin's eyes."""
-        entry = self._entries.get(leadership_id)
-        return entry.status if entry else ElectionStatus.ABSENT
+        record = self._records.get(leadership_id)
+        return record.status if record else ElectionStatus.ABSENT
 
     def statuses(self) -> tuple[ElectionStatus, ...]:
         """Return the status of each leadership of this node, on any thread."""
-        return tuple(entry.status for entry in tuple(self._entries.values()))
+        return tuple(record.status for record in tuple(self._records.values()))
 
     def decide(self, event: Event, now: float) -> Outcome:
         """Return what to do about the event, and then about what has become due: an answer may come just in time."""
@@ -90,11 +90,11 @@ class Election:
     def _dispatch(self, event: Event, now: float) -> None:
         match event:
             case Campaign(leadership_id):
-                self._happen(self._entries.setdefault(leadership_id, _Entry(leadership_id)), EventKind.CAMPAIGN, now)
+                self._happen(self._records.setdefault(leadership_id, _Record(leadership_id)), EventKind.CAMPAIGN, now)
             case Resign(leadership_id):
                 self._unwant((leadership_id,), now)
             case ResignAll():
-                self._unwant(tuple(self._entries), now)
+                self._unwant(tuple(self._records), now)
             case ClaimCompleted():
                 self._claim_answered(event, now)
             case RenewCompleted():
@@ -108,24 +108,24 @@ class Election:
 
     def _unwant(self, leadership_ids: Iterable[int], now: float) -> None:
         for leadership_id in leadership_ids:
-            if entry := self._entries.get(leadership_id):
-                self._happen(entry, EventKind.RESIGN, now)
+            if record := self._records.get(leadership_id):
+                self._happen(record, EventKind.RESIGN, now)
 
     def _claim_answered(self, event: ClaimCompleted, now: float) -> None:
-        entry, claim = self._entries.get(event.leadership_id), event.leadership
-        if entry is None or entry.status not in (ElectionStatus.CLAIMING, ElectionStatus.ABANDONING):
+        record, claim = self._records.get(event.leadership_id), event.leadership
+        if record is None or record.status not in (ElectionStatus.CLAIMING, ElectionStatus.ABANDONING):
             return
         if claim is None:
-            self._happen(entry, EventKind.CLAIM_FAILED, now, event)
+            self._happen(record, EventKind.CLAIM_FAILED, now, event)
         elif claim.node.incarnation != self._incarnation:
-            self._happen(entry, EventKind.CLAIM_LOST, now, event)
+            self._happen(record, EventKind.CLAIM_LOST, now, event)
         else:
             # An earlier claim of ours may have outlived its answer: then less than an entire lease is left.
             lease_s = min(self._settings.lease_duration_s, claim.remaining_s)
-            entry.term = claim.term
-            entry.trusted_until = event.attempt_started + lease_s - self._settings.lease_margin_s
+            record.term = claim.term
+            record.trusted_until = event.attempt_started + lease_s - self._settings.lease_margin_s
             self._happen(
-                entry, EventKind.CLAIM_WON if now < entry.trusted_until else EventKind.CLAIM_WON_LATE, now, event
+                record, EventKind.CLAIM_WON if now < record.trusted_until else EventKind.CLAIM_WON_LATE, now, event
             )
 
     def _renew_answered(self, event: RenewCompleted, now: float) -> None:
@@ -137,91 +137,91 @@ class Election:
             return
         self._renew_no_later_than(event.attempt_started + self._settings.lease_renew_interval_s)
         trusted_until = event.attempt_started + self._settings.lease_duration_s - self._settings.lease_margin_s
-        for entry in self._at_term(attempted, ElectionStatus.LEADING):
-            if entry.leadership_id in event.renewed:
-                entry.trusted_until = max(entry.trusted_until, trusted_until)
-                self._happen(entry, EventKind.RENEWED, now)
+        for record in self._at_term(attempted, ElectionStatus.LEADING):
+            if record.leadership_id in event.renewed:
+                record.trusted_until = max(record.trusted_until, trusted_until)
+                self._happen(record, EventKind.RENEWED, now)
             else:
-                self._happen(entry, EventKind.RENEWAL_REJECTED, now)
+                self._happen(record, EventKind.RENEWAL_REJECTED, now)
 
     def _release_answered(self, event: ReleaseCompleted, now: float) -> None:
-        for entry in self._at_term(event.terms, ElectionStatus.RELEASING, ElectionStatus.RELEASING_TO_RECLAIM):
-            self._happen(entry, EventKind.RELEASED if event.is_done else EventKind.RELEASE_FAILED, now)
+        for record in self._at_term(event.terms, ElectionStatus.RELEASING, ElectionStatus.RELEASING_TO_RECLAIM):
+            self._happen(record, EventKind.RELEASED if event.is_done else EventKind.RELEASE_FAILED, now)
 
-    def _at_term(self, terms: Mapping[int, int], *waiting: ElectionStatus) -> list[_Entry]:
-        """Return the entries that wait for this answer: one about an earlier term does not concern a later."""
-        entries = ((self._entries.get(leadership_id), term) for leadership_id, term in terms.items())
-        return [e for e, term in entries if e is not None and e.term == term and e.status in waiting]
+    def _at_term(self, terms: Mapping[int, int], *waiting: ElectionStatus) -> list[_Record]:
+        """Return the records that wait for this answer: one about an earlier term does not concern a later."""
+        records = ((self._records.get(leadership_id), term) for leadership_id, term in terms.items())
+        return [e for e, term in records if e is not None and e.term == term and e.status in waiting]
 
-    def _happen(self, entry: _Entry, kind: EventKind, now: float, answer: ClaimCompleted | None = None) -> None:
+    def _happen(self, record: _Record, kind: EventKind, now: float, answer: ClaimCompleted | None = None) -> None:
         """One step of the table: the next status, then the action. A pair that it does not have is our own mistake."""
-        row = TRANSITIONS[entry.status]
+        row = TRANSITIONS[record.status]
         if kind not in row:
-            raise AssertionError(f"the table says that this cannot happen to {entry}: {kind.value} at {now:.3f}")
+            raise AssertionError(f"the table says that this cannot happen to {record}: {kind.value} at {now:.3f}")
         status, action = row[kind]
-        was_led, entry.status = entry.status is ElectionStatus.LEADING, status
+        was_led, record.status = record.status is ElectionStatus.LEADING, status
         if status is ElectionStatus.LEADING:
-            self._led[entry.leadership_id] = entry.term
+            self._led[record.leadership_id] = record.term
         elif was_led:
-            del self._led[entry.leadership_id]
-        act: Callable[[_Entry, float, ClaimCompleted | None], None] = getattr(self, action.value)
-        act(entry, now, answer)
+            del self._led[record.leadership_id]
+        act: Callable[[_Record, float, ClaimCompleted | None], None] = getattr(self, action.value)
+        act(record, now, answer)
 
     # --- actions of the table ---------------------------------------------------------------------------------------
 
-    def _ignore(self, entry: _Entry, now: float, answer: ClaimCompleted | None) -> None:
+    def _ignore(self, record: _Record, now: float, answer: ClaimCompleted | None) -> None:
         pass
 
-    def _claim(self, entry: _Entry, now: float, answer: ClaimCompleted | None) -> None:
-        entry.attempted_at = now
-        self._sleep(entry, math.inf)
-        self._claims.append(entry.leadership_id)
+    def _claim(self, record: _Record, now: float, answer: ClaimCompleted | None) -> None:
+        record.attempted_at = now
+        self._sleep(record, math.inf)
+        self._claims.append(record.leadership_id)
 
-    def _claim_sooner(self, entry: _Entry, now: float, answer: ClaimCompleted | None) -> None:
-        self._sleep(entry, min(entry.wake_at, entry.attempted_at + self._settings.claim_retry_interval_s))
+    def _claim_sooner(self, record: _Record, now: float, answer: ClaimCompleted | None) -> None:
+        self._sleep(record, min(record.wake_at, record.attempted_at + self._settings.claim_retry_interval_s))
 
-    def _lead(self, entry: _Entry, now: float, answer: ClaimCompleted | None) -> None:
-        self._sleep(entry, entry.trusted_until)
-        start = entry.trusted_until + self._settings.lease_margin_s - self._settings.lease_duration_s
+    def _lead(self, record: _Record, now: float, answer: ClaimCompleted | None) -> None:
+        self._sleep(record, record.trusted_until)
+        start = record.trusted_until + self._settings.lease_margin_s - self._settings.lease_duration_s
         self._renew_no_later_than(start + self._settings.lease_renew_interval_s)
-        self._notices.append(LeadershipAcquired(entry.leadership_id, entry.term))
+        self._notices.append(LeadershipAcquired(record.leadership_id, record.term))
 
-    def _wait(self, entry: _Entry, now: float, answer: ClaimCompleted | None) -> None:
+    def _wait(self, record: _Record, now: float, answer: ClaimCompleted | None) -> None:
         assert answer is not None
         assert answer.leadership is not None
         claim = answer.leadership
         retry_at = max(
-            now + claim.remaining_s + answer.jitter_s, entry.attempted_at + self._settings.claim_retry_interval_s
+            now + claim.remaining_s + answer.jitter_s, record.attempted_at + self._settings.claim_retry_interval_s
         )
-        self._sleep(entry, retry_at)
+        self._sleep(record, retry_at)
         self._notices.append(
-            LeadershipHeldElsewhere(entry.leadership_id, claim.node.address, claim.node.name, retry_at)
+            LeadershipHeldElsewhere(record.leadership_id, claim.node.address, claim.node.name, retry_at)
         )
 
-    def _retry(self, entry: _Entry, now: float, answer: ClaimCompleted | None) -> None:
-        self._sleep(entry, now + self._settings.claim_retry_interval_s + (answer.jitter_s if answer else 0.0))
+    def _retry(self, record: _Record, now: float, answer: ClaimCompleted | None) -> None:
+        self._sleep(record, now + self._settings.claim_retry_interval_s + (answer.jitter_s if answer else 0.0))
 
-    def _extend(self, entry: _Entry, now: float, answer: ClaimCompleted | None) -> None:
-        self._sleep(entry, entry.trusted_until)
+    def _extend(self, record: _Record, now: float, answer: ClaimCompleted | None) -> None:
+        self._sleep(record, record.trusted_until)
 
-    def _lose(self, entry: _Entry, now: float, answer: ClaimCompleted | None) -> None:
-        self._notices.append(LeadershipLost(entry.leadership_id))
-        self._release(entry, now, answer)
+    def _lose(self, record: _Record, now: float, answer: ClaimCompleted | None) -> None:
+        self._notices.append(LeadershipLost(record.leadership_id))
+        self._release(record, now, answer)
 
-    def _release(self, entry: _Entry, now: float, answer: ClaimCompleted | None) -> None:
-        self._sleep(entry, math.inf)
-        self._release_now[entry.leadership_id] = entry.term
+    def _release(self, record: _Record, now: float, answer: ClaimCompleted | None) -> None:
+        self._sleep(record, math.inf)
+        self._release_now[record.leadership_id] = record.term
 
-    def _forget(self, entry: _Entry, now: float, answer: ClaimCompleted | None) -> None:
-        self._sleep(entry, math.inf)
-        del self._entries[entry.leadership_id]
+    def _forget(self, record: _Record, now: float, answer: ClaimCompleted | None) -> None:
+        self._sleep(record, math.inf)
+        del self._records[record.leadership_id]
 
     # --- time -------------------------------------------------------------------------------------------------------
 
-    def _sleep(self, entry: _Entry, until: float) -> None:
-        changed, entry.wake_at = entry.wake_at != until, until
+    def _sleep(self, record: _Record, until: float) -> None:
+        changed, record.wake_at = record.wake_at != until, until
         if changed and until < math.inf:
-            heapq.heappush(self._timers, (until, entry.leadership_id))
+            heapq.heappush(self._timers, (until, record.leadership_id))
 
     def _run_timers(self, now: float) -> None:
         while (timer := self._next_timer()) is not None and timer.wake_at <= now:
@@ -230,13 +230,13 @@ class Election:
                 timer, EventKind.TRUST_EXPIRED if timer.status is ElectionStatus.LEADING else EventKind.TIMER_DUE, now
             )
 
-    def _next_timer(self) -> _Entry | None:
-        """Return the entry whose time comes first; drops timers that were set anew since."""
+    def _next_timer(self) -> _Record | None:
+        """Return the record whose time comes first; drops timers that were set anew since."""
         while self._timers:
             at, leadership_id = self._timers[0]
-            entry = self._entries.get(leadership_id)
-            if entry is not None and entry.wake_at == at:
-                return entry
+            record = self._records.get(leadership_id)
+            if record is not None and record.wake_at == at:
+                return record
             heapq.heappop(self._timers)
         return None
 

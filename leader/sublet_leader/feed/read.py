@@ -60,8 +60,8 @@ class FeedReadCall:
         reading = await self._begin()
         await self._mark(reading)
         while not reading.is_caught_up and (turn := reading.readable_cursors()):
-            for place in turn:
-                await self._step(reading, place)
+            for cursor in turn:
+                await self._step(reading, cursor)
         if not reading.is_caught_up:
             reading.raise_read_error()
 
@@ -79,8 +79,8 @@ class FeedReadCall:
 
     async def _all_there_is(self, reading: MultiStreamReader) -> None:
         while True:
-            for place in reading.readable_cursors():
-                await self._step(reading, place)
+            for cursor in reading.readable_cursors():
+                await self._step(reading, cursor)
             if reading.is_stale:
                 await self._patiently(reading.refresh_streams)
                 await self._mark(reading)
@@ -107,8 +107,8 @@ class FeedReadCall:
     async def _mark(self, reading: MultiStreamReader) -> None:
         await self._write(FeedPage(self._read.subscription_id, bookmark=reading.bookmark))
 
-    async def _step(self, reading: MultiStreamReader, place: StreamCursor) -> None:
-        for page in await self._patiently(lambda conn: self._pages(reading.read(conn, place, READ_BYTES))):
+    async def _step(self, reading: MultiStreamReader, cursor: StreamCursor) -> None:
+        for page in await self._patiently(lambda conn: self._pages(reading.read(conn, cursor, READ_BYTES))):
             await self._write(page)
 
     def _pages(self, step: TailPage) -> list[FeedPage]:

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 _Asked = TypeVar("_Asked")
 _Found = TypeVar("_Found")
 
-MAX_STORY = 2000
+MAX_ERROR_CHARS = 2000
 """Characters of an error: it travels in a header."""
 
 _CODES: tuple[tuple[type[SubletError], grpc.StatusCode], ...] = (
@@ -213,4 +213,4 @@ async def _refuse(context: Any, error: Exception) -> None:
         error = SubletError("the node failed at this request; its log says why")
     code = next(code for kind, code in _CODES if isinstance(error, kind))
     name = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == SubletError.__module__)
-    await context.abort(code, str(error)[:MAX_STORY], ((feed.ERROR_METADATA, name),))
+    await context.abort(code, str(error)[:MAX_ERROR_CHARS], ((feed.ERROR_METADATA, name),))

@@ -33,7 +33,7 @@ class DatabaseThreadPool:
     def __init__(self, url: str, threads: int, name: str) -> None:
         self._url, self._name = url, name
         self._executor = ThreadPoolExecutor(threads, f"sublet {name}", self._begin_thread)
-        self._mine = threading.local()
+        self._of_thread = threading.local()
         self._connections: list[ReconnectingConnection] = []
 
     def submit(self, work: Work[_T]) -> Future[_T]:
@@ -54,8 +54,8 @@ class DatabaseThreadPool:
             each.close()
 
     def _begin_thread(self) -> None:
-        self._mine.connection = ReconnectingConnection(self._connect)
-        self._connections.append(self._mine.connection)
+        self._of_thread.connection = ReconnectingConnection(self._connect)
+        self._connections.append(self._of_thread.connection)
 
     def _connect(self) -> BoundedConnection:
         return connect(
@@ -69,15 +69,15 @@ class DatabaseThreadPool:
 
     def _call(self, work: Work[_T]) -> _T:
         try:
-            with self._mine.connection as connection:
+            with self._of_thread.connection as connection:
                 return work(connection)
         except psycopg.OperationalError as error:
             raise DatabaseUnreachable(
-                f"the database did not answer as it should: {_said(error)}. Try again."
+                f"the database did not answer as it should: {_error_text(error)}. Try again."
             ) from error
         except psycopg.Error as error:
-            raise SubletError(f"the database refuses: {_said(error)}") from error
+            raise SubletError(f"the database refuses: {_error_text(error)}") from error
 
 
-def _said(error: psycopg.Error) -> str:
+def _error_text(error: psycopg.Error) -> str:
     return " ".join(str(error).split()).rstrip(".")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from sublet_leader.group.members import Member, Members
 from sublet_leader.group.rebalancer import Rebalancer
-from sublet_leader.group.stream_table import Assignment, Holder, Seizure, StreamEntry, StreamTable
+from sublet_leader.group.stream_table import Assignment, Holder, PendingRelease, StreamEntry, StreamTable
 from sublet_leader.group.table import TRANSITIONS, AssignmentStatus, EventKind
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.messages.messages import Grant as GrantMessage
@@ -39,22 +39,22 @@ _NEVER = float("inf")
 
 
 class Assignments:
-    """Acts on slots and members; messages go through `send`, writes through the slots."""
+    """Acts on stream entries and members; messages go through `send`, writes through the stream table."""
 
     def __init__(
         self,
         group: Group,
         term: int,
-        slots: StreamTable,
+        streams: StreamTable,
         members: Members,
         settings: LeaderSettings,
         send: Callable[[str, ToBorrower], None],
     ) -> None:
         self._group, self._term, self._settings = group, term, settings
-        self._slots, self._members, self._send = slots, members, send
-        self._balance = Rebalancer(slots, members, group.options.strategy, settings)
+        self._streams, self._members, self._send = streams, members, send
+        self._balance = Rebalancer(streams, members, group.options.strategy, settings)
         self._waiting: set[int] = set()
-        self._seizing: set[int] = set()
+        self._releasing: set[int] = set()
 
     # --- the table --------------------------------------------------------------------------------------------------
 
@@ -62,42 +62,45 @@ class Assignments:
         """Take the table's step. A pair that it does not have is our own mistake, and raises."""
         row = TRANSITIONS[assignment.status]
         if kind not in row:
-            story = f"{kind.value} at {now:.3f} ({position=})"
-            raise AssertionError(f"the table says that this cannot happen to {assignment}: {story}")
+            transition = f"{kind.value} at {now:.3f} ({position=})"
+            raise AssertionError(f"the table says that this cannot happen to {assignment}: {transition}")
         assignment.status, action = row[kind]
         getattr(self, action.value)(assignment, now, position)
 
     def find(self, stream_id: int, grant_id: int, borrower_id: str, agent: str) -> Assignment:
         """Return the assignment of exactly this stream, grant and borrower, granted or revoked; else an absent one."""
-        slot = self._slots.get(stream_id)
-        for found in (slot.assignment if slot else None, self._members.pending_disconnects.get((stream_id, grant_id))):
+        entry = self._streams.get(stream_id)
+        for found in (
+            entry.assignment if entry else None,
+            self._members.pending_disconnects.get((stream_id, grant_id)),
+        ):
             # Id 0 is no grant, but a grant that is not written yet: no borrower can know of it.
             if found is not None and grant_id and (found.grant_id, found.borrower_id) == (grant_id, borrower_id):
                 return found
         return Assignment(stream_id, borrower_id, agent, 0.0, AssignmentStatus.ABSENT, grant_id)
 
-    def begin_grant(self, slot: StreamEntry, member: Member, now: float, grant_id: int = 0) -> None:
+    def begin_grant(self, entry: StreamEntry, member: Member, now: float, grant_id: int = 0) -> None:
         """Decide that the member gets the stream; the row is still to be written."""
-        stream_id = slot.lending.stream_id
-        slot.assignment = Assignment(stream_id, member.borrower_id, member.agent, now, grant_id=grant_id)
+        stream_id = entry.lending.stream_id
+        entry.assignment = Assignment(stream_id, member.borrower_id, member.agent, now, grant_id=grant_id)
         member.streams.add(stream_id)
 
     def confirm(self, agent: str, borrower_id: str, stream_id: int, grant_id: int) -> None:
         """The borrower does not have the stream under that grant."""
-        slot, member = self._slots.get(stream_id), self._members.get(borrower_id)
+        entry, member = self._streams.get(stream_id), self._members.get(borrower_id)
         if member is not None:
             member.taken.discard((stream_id, grant_id))
-        last = slot.last_holder if slot is not None and slot.assignment is None else None
-        if slot is not None and last is not None and (last.agent, last.borrower_id) == (agent, borrower_id):
-            slot.promised_until = float("-inf")
+        last = entry.last_holder if entry is not None and entry.assignment is None else None
+        if entry is not None and last is not None and (last.agent, last.borrower_id) == (agent, borrower_id):
+            entry.promised_until = float("-inf")
 
-    def reclaim(self, slot: StreamEntry, member: Member, held: HeldGrant, now: float) -> None:
+    def reclaim(self, entry: StreamEntry, member: Member, held: HeldGrant, now: float) -> None:
         """Another borrower of the same agent goes on under the same grant; a revoke under way goes on as well."""
-        before = slot.assignment
-        self.detach(slot)
-        self.begin_grant(slot, member, now, grant_id=held.grant_id)
+        before = entry.assignment
+        self.detach(entry)
+        self.begin_grant(entry, member, now, grant_id=held.grant_id)
         epoch = member.session_epoch or None
-        self._slots.enqueue(
+        self._streams.enqueue(
             ReclaimStream(
                 held.stream_id, held.grant_id, held.position, member.borrower_id, member.agent, epoch, held.consumed
             )
@@ -105,70 +108,72 @@ class Assignments:
         if before is not None and before.status is AssignmentStatus.REVOKING:
             self.revoke((held.stream_id,), before.reason, now, before.deadline)
 
-    def detach(self, slot: StreamEntry) -> None:
+    def detach(self, entry: StreamEntry) -> None:
         """Forget the assignment, and its grant if that only waits to be written (again); whatever is being written for
         the stream goes on."""
-        assignment, slot.assignment = slot.assignment, None
+        assignment, entry.assignment = entry.assignment, None
         if assignment is not None:
-            self._slots.drop_waiting_grant(slot)
+            self._streams.drop_waiting_grant(entry)
             member = self._members.get(assignment.borrower_id)
-            session = member.session if member is not None else slot.lending.session
-            slot.last_holder = Holder(assignment.borrower_id, assignment.agent, session)
+            session = member.session if member is not None else entry.lending.session
+            entry.last_holder = Holder(assignment.borrower_id, assignment.agent, session)
             self._waiting.discard(assignment.stream_id)
             if member is not None:
                 member.streams.discard(assignment.stream_id)
 
-    def force_release(self, slot: StreamEntry, reason: str, now: float, keep_s: float | None = None) -> None:
+    def force_release(self, entry: StreamEntry, reason: str, now: float, keep_s: float | None = None) -> None:
         """End the grant without final progress, also one that was not reclaimed. One that was never written is ended
         when its answer comes, and one whose end is being written already is left to that. Nothing is written before the
         time promised to the holder is over: until then it is in force, for the next leader too.
 
         `keep_s`: how long to reserve the stream for its holder's session (None: by the group's options).
         """
-        row, assignment = slot.lending, slot.assignment
-        unclaimed = row.status is LendingStatus.HELD and slot.is_quiet and slot.seizure is None
+        row, assignment = entry.lending, entry.assignment
+        unclaimed = row.status is LendingStatus.HELD and entry.is_quiet and entry.pending_release is None
         borrower_id, agent = (assignment or row).borrower_id, (assignment or row).agent
-        slot.promised_until = self._promised_until(slot)
-        self.detach(slot)
+        entry.promised_until = self._promised_until(entry)
+        self.detach(entry)
         if unclaimed or (assignment is not None and assignment.grant_id and not assignment.is_final_queued):
             grant_id = assignment.grant_id if assignment is not None else row.grant_id
-            entry = ForceRelease(row.stream_id, grant_id, reason, self._keep_s(slot) if keep_s is None else keep_s)
-            if slot.promised_until <= now:
-                self._slots.enqueue(entry)
+            change = ForceRelease(row.stream_id, grant_id, reason, self._keep_s(entry) if keep_s is None else keep_s)
+            if entry.promised_until <= now:
+                self._streams.enqueue(change)
                 return
-            self._slots.enqueue(RecordHistory(row.stream_id, grant_id, "revoke", reason))
-            slot.seizure = Seizure(entry, slot.promised_until, borrower_id, agent)
-            self._seizing.add(row.stream_id)
+            self._streams.enqueue(RecordHistory(row.stream_id, grant_id, "revoke", reason))
+            entry.pending_release = PendingRelease(change, entry.promised_until, borrower_id, agent)
+            self._releasing.add(row.stream_id)
 
     def evict(self, member: Member, reason: str, now: float, keep_s: float | None = None) -> None:
         """Forget the borrower, and end every grant of it without final progress."""
         for stream_id in tuple(member.streams):
-            slot = self._slots.get(stream_id)
-            if slot is not None and slot.assignment is not None:
-                self.force_release(slot, reason, now, keep_s)
+            entry = self._streams.get(stream_id)
+            if entry is not None and entry.assignment is not None:
+                self.force_release(entry, reason, now, keep_s)
         self._members.remove(member.borrower_id)
 
-    def begins_no_more(self, agent: str, borrower_id: str) -> None:
+    def confirm_fenced(self, agent: str, borrower_id: str) -> None:
         """A borrower that was fenced has confirmed: what is taken from it need not wait."""
-        for slot in self._to_be_seized():
-            if slot.seizure is not None and (slot.seizure.agent, slot.seizure.borrower_id) == (agent, borrower_id):
-                self._write_in_time(slot, slot.seizure)
+        for entry in self._pending_releases():
+            pending = entry.pending_release
+            if pending is not None and (pending.agent, pending.borrower_id) == (agent, borrower_id):
+                self._write_in_time(entry, pending)
 
-    def _to_be_seized(self) -> list[StreamEntry]:
-        found = [slot for stream_id in self._seizing if (slot := self._slots.get(stream_id)) and slot.seizure]
-        self._seizing = {slot.lending.stream_id for slot in found}
-        return found
+    def _pending_releases(self) -> list[StreamEntry]:
+        entries = (self._streams.get(stream_id) for stream_id in self._releasing)
+        pending = [entry for entry in entries if entry is not None and entry.pending_release is not None]
+        self._releasing = {entry.lending.stream_id for entry in pending}
+        return pending
 
-    def _write_in_time(self, slot: StreamEntry, seizure: Seizure) -> None:
-        slot.seizure = None
-        self._slots.enqueue(seizure.entry)
+    def _write_in_time(self, entry: StreamEntry, pending_release: PendingRelease) -> None:
+        entry.pending_release = None
+        self._streams.enqueue(pending_release.change)
 
-    def _promised_until(self, slot: StreamEntry) -> float:
+    def _promised_until(self, entry: StreamEntry) -> float:
         """Return until when its holder may begin calls on it, as far as leaders have promised."""
-        member = self._members.get(slot.assignment.borrower_id) if slot.assignment else None
+        member = self._members.get(entry.assignment.borrower_id) if entry.assignment else None
         if member is None:
-            return slot.promised_until
-        return max(slot.promised_until, member.promised_at + self._settings.promise_s)
+            return entry.promised_until
+        return max(entry.promised_until, member.promised_at + self._settings.promise_s)
 
     def promise(self, member: Member, now: float) -> tuple[tuple[int, int], ...]:
         """Promise the borrower its streams for a while; return (stream, grant id) of those not promised."""
@@ -177,7 +182,7 @@ class Assignments:
 
     def without(self, member: Member, now: float) -> tuple[tuple[int, int], ...]:
         """Return what was taken from the borrower by force, or has a deadline that is nearer than a promise lasts."""
-        granted = (slot.assignment for stream_id in member.streams if (slot := self._slots.get(stream_id)))
+        granted = (entry.assignment for stream_id in member.streams if (entry := self._streams.get(stream_id)))
         ending = {(a.stream_id, a.grant_id) for a in granted if a and now >= a.deadline - self._settings.promise_s}
         return tuple(sorted(member.taken | ending))
 
@@ -186,20 +191,20 @@ class Assignments:
     def revoke(self, stream_ids: Iterable[int], reason: str, now: float, deadline: float = _NEVER) -> None:
         """Revoke streams; at the deadline without final progress."""
         for stream_id in stream_ids:
-            slot = self._slots.get(stream_id)
-            if slot is not None and slot.assignment is not None:
+            entry = self._streams.get(stream_id)
+            if entry is not None and entry.assignment is not None:
                 # Repeated, it is not put off: else it could be repeated so often that it is never forced.
-                slot.assignment.reason, slot.assignment.deadline = reason, min(deadline, slot.assignment.deadline)
-                if slot.assignment.grant_id and slot.assignment.status is not AssignmentStatus.REVOKING:
-                    self._slots.enqueue(RecordHistory(stream_id, slot.assignment.grant_id, "revoke", reason))
-                self.apply_event(slot.assignment, EventKind.REVOKE, now)
+                entry.assignment.reason, entry.assignment.deadline = reason, min(deadline, entry.assignment.deadline)
+                if entry.assignment.grant_id and entry.assignment.status is not AssignmentStatus.REVOKING:
+                    self._streams.enqueue(RecordHistory(stream_id, entry.assignment.grant_id, "revoke", reason))
+                self.apply_event(entry.assignment, EventKind.REVOKE, now)
 
-    def record_read_error(self, assignment: Assignment, trouble: str) -> None:
+    def record_read_error(self, assignment: Assignment, read_error: str) -> None:
         """Record that its holder cannot read on, or, with an empty error, that it can again: once in the history."""
-        if trouble != assignment.read_error and not assignment.is_final_queued:
-            assignment.read_error = trouble
-            event, why = (UNREADABLE, trouble) if trouble else (READABLE, "it can be read again")
-            self._slots.enqueue(RecordHistory(assignment.stream_id, assignment.grant_id, event, why))
+        if read_error != assignment.read_error and not assignment.is_final_queued:
+            assignment.read_error = read_error
+            event, reason = (UNREADABLE, read_error) if read_error else (READABLE, "it can be read again")
+            self._streams.enqueue(RecordHistory(assignment.stream_id, assignment.grant_id, event, reason))
 
     def apply_final_progress(self, member: Member, streams: Iterable[StreamProgress], now: float) -> None:
         """A disconnect names every stream the borrower has; those it does not name it never had, least of all those
@@ -209,70 +214,73 @@ class Assignments:
         """
         named = {(p.stream_id, p.grant_id): p for p in streams}
         for stream_id in tuple(member.streams):
-            slot = self._slots.get(stream_id)
-            assignment = slot.assignment if slot else None
-            if slot is None or assignment is None:
+            entry = self._streams.get(stream_id)
+            assignment = entry.assignment if entry else None
+            if entry is None or assignment is None:
                 continue
             if not assignment.grant_id:
-                self.detach(slot)
+                self.detach(entry)
                 continue
-            said = named.get((stream_id, assignment.grant_id))
-            if said is None:
+            progress = named.get((stream_id, assignment.grant_id))
+            if progress is None:
                 self.apply_event(assignment, EventKind.REVOKE_FINISHED, now)
             else:
-                assignment.delivered_end, assignment.consumed = said.delivered_end, said.consumed
-                self.apply_event(assignment, EventKind.FINAL if said.final else EventKind.ABORTED, now, said.position)
+                assignment.delivered_end, assignment.consumed = progress.delivered_end, progress.consumed
+                self.apply_event(
+                    assignment, EventKind.FINAL if progress.final else EventKind.ABORTED, now, progress.position
+                )
 
     # --- answers of the database ------------------------------------------------------------------------------------
 
-    def grant_written(self, slot: StreamEntry, entry: GrantStream | ReclaimStream, applied: bool, now: float) -> None:
+    def grant_written(self, entry: StreamEntry, change: GrantStream | ReclaimStream, applied: bool, now: float) -> None:
         """A grant is written, or was refused. If its borrower has gone meanwhile, the stream goes back."""
-        assignment = slot.assignment
+        assignment = entry.assignment
         if not applied:
-            slot.retry_at = now + self._settings.resend_interval_s
-        if assignment is None or assignment.borrower_id != entry.borrower_id:
-            if applied and assignment is None and slot.seizure is None:  # else a successor has reclaimed it meanwhile
-                self._slots.enqueue(_give_back(slot, entry, self._keep_s(slot)))
+            entry.retry_at = now + self._settings.resend_interval_s
+        if assignment is None or assignment.borrower_id != change.borrower_id:
+            # Otherwise a successor has reclaimed it meanwhile.
+            if applied and assignment is None and entry.pending_release is None:
+                self._streams.enqueue(_give_back(entry, change, self._keep_s(entry)))
             return
         if not applied:
             self.apply_event(
-                assignment, EventKind.LOST if isinstance(entry, ReclaimStream) else EventKind.GRANT_REFUSED, now
+                assignment, EventKind.LOST if isinstance(change, ReclaimStream) else EventKind.GRANT_REFUSED, now
             )
             return
-        assignment.grant_id = slot.lending.grant_id
+        assignment.grant_id = entry.lending.grant_id
         self._waiting.add(assignment.stream_id)
         self.apply_event(assignment, EventKind.GRANT_WRITTEN, now)
 
-    def progress_written(self, slot: StreamEntry, entry: AdvancePosition, applied: bool, now: float) -> None:
+    def progress_written(self, entry: StreamEntry, change: AdvancePosition, applied: bool, now: float) -> None:
         """Progress is durable, or finished the stream, or came under a grant that is over."""
-        assignment = slot.assignment
-        if assignment is None or assignment.grant_id != entry.grant_id:
+        assignment = entry.assignment
+        if assignment is None or assignment.grant_id != change.grant_id:
             return
         if not applied:
             self.apply_event(assignment, EventKind.LOST, now)
-        elif slot.lending.status is LendingStatus.FINISHED:
+        elif entry.lending.status is LendingStatus.FINISHED:
             self.apply_event(assignment, EventKind.ENDED, now)
         else:
-            self.apply_event(assignment, EventKind.SAVED, now, slot.lending.position)
+            self.apply_event(assignment, EventKind.SAVED, now, entry.lending.position)
 
-    def end_written(self, slot: StreamEntry, entry: ReleaseStream | ForceRelease, applied: bool, now: float) -> None:
+    def end_written(self, entry: StreamEntry, change: ReleaseStream | ForceRelease, applied: bool, now: float) -> None:
         """The grant is over, with final progress or without; or it was over before."""
-        assignment = slot.assignment
+        assignment = entry.assignment
         if applied:
-            slot.promised_until = float("-inf")
-        if assignment is not None and assignment.grant_id == entry.grant_id:
+            entry.promised_until = float("-inf")
+        if assignment is not None and assignment.grant_id == change.grant_id:
             self.apply_event(assignment, EventKind.ENDED if applied else EventKind.LOST, now)
 
     # --- time and balance -------------------------------------------------------------------------------------------
 
     def resend(self, now: float) -> None:
         """Send again what was not answered, and end at its deadline what was to be taken back by force."""
-        for waiting in self._to_be_seized():
-            if waiting.seizure is not None and now >= waiting.seizure.at:
-                self._write_in_time(waiting, waiting.seizure)
+        for waiting in self._pending_releases():
+            if waiting.pending_release is not None and now >= waiting.pending_release.at:
+                self._write_in_time(waiting, waiting.pending_release)
         for stream_id in tuple(self._waiting):
-            slot = self._slots.get(stream_id)
-            assignment = slot.assignment if slot else None
+            entry = self._streams.get(stream_id)
+            assignment = entry.assignment if entry else None
             if assignment is None or assignment.status is AssignmentStatus.GRANTED:
                 self._waiting.discard(stream_id)
             elif now >= assignment.deadline and not assignment.is_final_queued:
@@ -301,29 +309,29 @@ class Assignments:
         return problems
 
     def _grant(self, stream_id: int, borrower_id: str, reason: str, now: float) -> None:
-        slot, member = self._slots.get(stream_id), self._members.get(borrower_id)
-        assert slot is not None
+        entry, member = self._streams.get(stream_id), self._members.get(borrower_id)
+        assert entry is not None
         assert member is not None
-        self.begin_grant(slot, member, now)
+        self.begin_grant(entry, member, now)
         epoch = member.session_epoch or None
-        self._slots.enqueue(GrantStream(stream_id, borrower_id, member.agent, member.session, reason, epoch))
+        self._streams.enqueue(GrantStream(stream_id, borrower_id, member.agent, member.session, reason, epoch))
 
     def _unreserve(self, stream_id: int) -> None:
-        slot = self._slots.get(stream_id)
-        assert slot is not None
-        row = slot.lending
-        why = f"session {row.session!r} has not come back to what it left in doubt"
-        self._slots.enqueue(UnreserveStream(stream_id, row.grant_id, why))
+        entry = self._streams.get(stream_id)
+        assert entry is not None
+        row = entry.lending
+        reason = f"session {row.session!r} has not come back to what it left in doubt"
+        self._streams.enqueue(UnreserveStream(stream_id, row.grant_id, reason))
 
-    def _keep_s(self, slot: StreamEntry) -> float:
+    def _keep_s(self, entry: StreamEntry) -> float:
         """Return how long the stream of a leaving holder is reserved for its session once it is free."""
-        return self._group.options.session_expiry_s if slot.lending.session_epoch else 0.0
+        return self._group.options.session_expiry_s if entry.lending.session_epoch else 0.0
 
-    def _slot(self, assignment: Assignment) -> StreamEntry:
-        """Return the slot of a stream that is granted or about to be: it stays as long as that is so."""
-        slot = self._slots.get(assignment.stream_id)
-        assert slot is not None
-        return slot
+    def _entry(self, assignment: Assignment) -> StreamEntry:
+        """Return the entry of a stream that is granted or about to be: it stays as long as that is so."""
+        entry = self._streams.get(assignment.stream_id)
+        assert entry is not None
+        return entry
 
     # --- actions of the table ---------------------------------------------------------------------------------------
 
@@ -331,7 +339,7 @@ class Assignments:
         """Do nothing: the table gives it no effect."""
 
     def _send_grant(self, assignment: Assignment, now: float, position: int) -> None:
-        row = self._slot(assignment).lending
+        row = self._entry(assignment).lending
         assignment.resend_at = now + self._settings.resend_interval_s
         end = row.head if row.is_closed else None
         self._send(
@@ -364,96 +372,96 @@ class Assignments:
 
     def _send_revoked(self, assignment: Assignment, now: float, position: int) -> None:
         """The row is out of its hands; the assignment stays until the borrower confirms."""
-        slot = self._slots.get(assignment.stream_id)
-        if slot is not None and slot.assignment is assignment:
-            finished = slot.lending.status is LendingStatus.FINISHED
+        entry = self._streams.get(assignment.stream_id)
+        if entry is not None and entry.assignment is assignment:
+            finished = entry.lending.status is LendingStatus.FINISHED
             ended = RevokedReason.LOST if assignment.is_aborted else RevokedReason.SAVED
             assignment.revoked_reason = RevokedReason.FINISHED if finished else ended
-            self.detach(slot)
+            self.detach(entry)
             member = self._members.get(assignment.borrower_id)
             if member is not None and not member.is_disconnecting:
                 self._members.pending_disconnects[assignment.stream_id, assignment.grant_id] = assignment
                 if assignment.is_aborted:
                     member.taken.add((assignment.stream_id, assignment.grant_id))
-        self._say_revoked(assignment, now)
+        self._send_revoked_message(assignment, now)
 
-    def _say_revoked(self, assignment: Assignment, now: float) -> None:
+    def _send_revoked_message(self, assignment: Assignment, now: float) -> None:
         a = assignment
         a.resend_at = now + self._settings.resend_interval_s
         self._send(a.agent, Revoked(a.borrower_id, self._term, a.stream_id, a.grant_id, a.revoked_reason))
 
     def _send_lost(self, assignment: Assignment, now: float, position: int) -> None:
-        slot, member = self._slots.get(assignment.stream_id), self._members.get(assignment.borrower_id)
-        if slot is not None and slot.assignment is assignment and not assignment.is_final_queued:
-            slot.promised_until = self._promised_until(slot)
+        entry, member = self._streams.get(assignment.stream_id), self._members.get(assignment.borrower_id)
+        if entry is not None and entry.assignment is assignment and not assignment.is_final_queued:
+            entry.promised_until = self._promised_until(entry)
             if member is not None:
                 member.taken.add((assignment.stream_id, assignment.grant_id))
         self._forget(assignment, now, position)
         if not self._is_ending(assignment):
-            self._say_revoked(assignment, now)
+            self._send_revoked_message(assignment, now)
 
     def _is_ending(self, assignment: Assignment) -> bool:
         """Whether the grant's end is being written. Until it is, its borrower may not be notified: it would drop the
         stream and with it the progress that it has not reported, and the next leader, to whom the grant is in force,
         would never get that."""
-        slot = self._slots.get(assignment.stream_id)
-        return slot is not None and slot.lending.grant_id == assignment.grant_id and slot.is_ending
+        entry = self._streams.get(assignment.stream_id)
+        return entry is not None and entry.lending.grant_id == assignment.grant_id and entry.is_ending
 
     def _send_progress_saved(self, assignment: Assignment, now: float, position: int) -> None:
-        a, row = assignment, self._slot(assignment).lending
+        a, row = assignment, self._entry(assignment).lending
         saved = ProgressSaved(a.borrower_id, self._term, a.stream_id, a.grant_id, position, row.consumed, row.in_doubt)
         self._send(a.agent, saved)
 
     def _forget(self, assignment: Assignment, now: float, position: int) -> None:
         self._members.pending_disconnects.pop((assignment.stream_id, assignment.grant_id), None)
-        slot = self._slots.get(assignment.stream_id)
-        if slot is not None and slot.assignment is assignment:
-            self.detach(slot)
+        entry = self._streams.get(assignment.stream_id)
+        if entry is not None and entry.assignment is assignment:
+            self.detach(entry)
 
     def _write_progress(self, assignment: Assignment, now: float, position: int) -> None:
         if not assignment.is_final_queued:
             a = assignment
-            self._slots.enqueue(AdvancePosition(a.stream_id, a.grant_id, position, a.consumed, a.in_doubt))
+            self._streams.enqueue(AdvancePosition(a.stream_id, a.grant_id, position, a.consumed, a.in_doubt))
 
     def _write_final(self, assignment: Assignment, now: float, position: int) -> None:
         if not assignment.is_final_queued:
             assignment.is_final_queued = True
             member = self._members.get(assignment.borrower_id)
             goes = member is None or member.is_disconnecting
-            reserved_s = self._keep_s(self._slot(assignment)) if goes else 0.0
+            reserved_s = self._keep_s(self._entry(assignment)) if goes else 0.0
             left = "left in the middle of a batch" if assignment.delivered_end > position else "its borrower left"
-            left = member.why if member is not None and member.why else left
-            why = assignment.reason or (left if goes else "handed back by its borrower")
+            left = member.leave_reason if member is not None and member.leave_reason else left
+            reason = assignment.reason or (left if goes else "handed back by its borrower")
             a = assignment
             skips = self._group.options.on_poison is OnPoison.SKIP
-            final = ReleaseStream(a.stream_id, a.grant_id, position, why, reserved_s, a.delivered_end, a.consumed)
-            self._slots.enqueue(replace(final, poison=a.poison, skips=skips))
+            final = ReleaseStream(a.stream_id, a.grant_id, position, reason, reserved_s, a.delivered_end, a.consumed)
+            self._streams.enqueue(replace(final, poison=a.poison, skips=skips))
 
     def _write_aborted(self, assignment: Assignment, now: float, position: int) -> None:
         if not assignment.is_final_queued:
-            self._slots.enqueue(
+            self._streams.enqueue(
                 AdvancePosition(assignment.stream_id, assignment.grant_id, position, assignment.consumed)
             )
             member = self._members.get(assignment.borrower_id)
-            why = (member.why if member else "") or "left in the middle of a batch"
-            self._break_off(assignment, why, self._keep_s(self._slot(assignment)))
+            reason = (member.leave_reason if member else "") or "left in the middle of a batch"
+            self._break_off(assignment, reason, self._keep_s(self._entry(assignment)))
 
     def _write_not_held(self, assignment: Assignment, now: float, position: int) -> None:
         """The borrower does not have it, so the row's position is exact."""
         assignment.reason = assignment.reason or "its borrower does not have it"
-        self._write_final(assignment, now, self._slot(assignment).lending.position)
+        self._write_final(assignment, now, self._entry(assignment).lending.position)
 
     def _write_force_release(self, assignment: Assignment, now: float, position: int) -> None:
         self._break_off(assignment, f"deadline: {assignment.reason}", 0.0)
 
-    def _break_off(self, assignment: Assignment, why: str, keep_s: float) -> None:
+    def _break_off(self, assignment: Assignment, reason: str, keep_s: float) -> None:
         assignment.is_final_queued = assignment.is_aborted = True
-        self._slots.enqueue(ForceRelease(assignment.stream_id, assignment.grant_id, why, keep_s))
+        self._streams.enqueue(ForceRelease(assignment.stream_id, assignment.grant_id, reason, keep_s))
 
 
-def _give_back(slot: StreamEntry, entry: GrantStream | ReclaimStream, keep_s: float) -> ReleaseStream | ForceRelease:
+def _give_back(entry: StreamEntry, change: GrantStream | ReclaimStream, keep_s: float) -> ReleaseStream | ForceRelease:
     """End a grant whose borrower was lost while it was written. A new one was never sent: its position is exact."""
-    row = slot.lending
-    if isinstance(entry, GrantStream):
+    row = entry.lending
+    if isinstance(change, GrantStream):
         return ReleaseStream(row.stream_id, row.grant_id, row.position, "its borrower left before the grant", keep_s)
     return ForceRelease(row.stream_id, row.grant_id, "its borrower was lost while it reclaimed", keep_s)

@@ -18,14 +18,14 @@ class MessageReceived:
 
 @dataclass(frozen=True, slots=True)
 class WritesCommitted:
-    """The answer to entries of this group that were written in one transaction."""
+    """The answer to changes of this group that were written in one transaction."""
 
     result: GroupResult
 
 
 @dataclass(frozen=True, slots=True)
 class CommitFailed:
-    """The transaction certainly did not happen: these entries are still to be written."""
+    """The transaction certainly did not happen: these changes are still to be written."""
 
     changes: tuple[LendingChange, ...]
 

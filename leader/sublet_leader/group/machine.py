@@ -61,17 +61,17 @@ from sublet_storage.groups.model.records import (
     UnreserveStream,
 )
 
-MAX_WHY = 500
+MAX_REASON_CHARS = 500
 """Maximum length of the reason of a leave."""
 
 
 @dataclass(slots=True)
-class _Out:
+class _OutcomeBuilder:
     """An outcome in the making."""
 
     sends: list[tuple[str, ToBorrower]] = field(default_factory=list)
     stop: str | None = None
-    happened: list[HistoryRecord] = field(default_factory=list)
+    history: list[HistoryRecord] = field(default_factory=list)
 
 
 class GroupLeader:
@@ -83,30 +83,32 @@ class GroupLeader:
     def __init__(self, group: Group, term: int, rows: Iterable[Lending], settings: LeaderSettings, now: float) -> None:
         self.group, self.term, self.settings = group, term, settings
         self.members = Members()
-        self.slots = StreamTable(rows, term, now, settings)
+        self.streams = StreamTable(rows, term, now, settings)
         self.schedule = Schedule(settings, now)
         self.epochs: tuple[GroupFrontier, ...] = ()
-        self.orders = group.desired_state
+        self.desired_state = group.desired_state
         self.members.set_weights(group.desired_state.weights)
-        self._out = _Out()
-        self._assignments = Assignments(group, term, self.slots, self.members, settings, self._send)
-        self._names = SessionFencing(group, self.slots, self.members, self._assignments, settings, self._end_as_fenced)
+        self._out = _OutcomeBuilder()
+        self._assignments = Assignments(group, term, self.streams, self.members, settings, self._send)
+        self._names = SessionFencing(
+            group, self.streams, self.members, self._assignments, settings, self._end_as_fenced
+        )
 
     # --- the one door -----------------------------------------------------------------------------------------------
 
     def decide(self, event: Event, now: float) -> Outcome:
         """Answer one event."""
-        self._out = _Out()
+        self._out = _OutcomeBuilder()
         match event:
             case MessageReceived():
                 self._receive(event.agent, event, now)
             case WritesCommitted():
                 self._learn(event.result, now)
             case CommitFailed():
-                for entry in event.changes:
-                    slot = self.slots.put_back(entry, now + self.settings.resend_interval_s)
-                    if self.slots.drop_finished(slot) or slot.is_quiet:
-                        self.schedule.note_stream_freed(slot.retry_at)
+                for change in event.changes:
+                    entry = self.streams.put_back(change, now + self.settings.resend_interval_s)
+                    if self.streams.drop_finished(entry) or entry.is_quiet:
+                        self.schedule.note_stream_freed(entry.retry_at)
             case RevokeRequested():
                 self._assignments.revoke(event.stream_ids, event.reason, now, now + self.settings.revoke_deadline_s)
             case StreamsChanged():
@@ -117,11 +119,11 @@ class GroupLeader:
                 assert_never(event)
         if self.schedule.take_rebalance_due(now):
             self._allocate(now)
-        entries = self.slots.take_writable(now)
+        changes = self.streams.take_writable(now)
         renew = self.schedule.take_sync_due(now)
-        stories = tuple(self._assignments.strategy_errors())
+        violations = tuple(self._assignments.strategy_errors())
         out = self._out
-        return Outcome(entries, renew, tuple(out.sends), self._wake_at(), out.stop, stories, tuple(out.happened))
+        return Outcome(changes, renew, tuple(out.sends), self._wake_at(), out.stop, violations, tuple(out.history))
 
     def _send(self, agent: str, message: ToBorrower) -> None:
         self._out.sends.append((agent, message))
@@ -129,7 +131,7 @@ class GroupLeader:
     def _note(self, event: str, borrower_id: str, agent: str, session: str | None, reason: str) -> None:
         """Add an event for watchers; what is written is sent when it is committed."""
         line = transient_record(self.group.group_id, self.term, event, reason, borrower_id, agent, session)
-        self._out.happened.append(line)
+        self._out.history.append(line)
 
     def _end_as_fenced(self, agent: str, borrower_id: str, term: int, session: str) -> None:
         detail = f"a newer process goes by the name {session!r}"
@@ -137,7 +139,7 @@ class GroupLeader:
         self._note(FENCE, borrower_id, agent, session, detail)
 
     def _wake_at(self) -> float:
-        return min(self.schedule.wake_at(), self.slots.retry_at())
+        return min(self.schedule.wake_at(), self.streams.retry_at())
 
     # --- messages ---------------------------------------------------------------------------------------------------
 
@@ -161,7 +163,7 @@ class GroupLeader:
                     self.schedule.note_stream_freed(now)
                     self._disconnect_borrowers(message.borrower_id, now)
             case Disconnect():
-                self._take_leave(agent, message, now)
+                self._disconnected(agent, message, now)
             case _:
                 assert_never(message)
 
@@ -220,47 +222,47 @@ class GroupLeader:
 
     def _is_later(self, held: HeldGrant, agent: str, number: int) -> bool:
         """Whether the grant has gone on to a later borrower of that agent: this message is older than its reclaim."""
-        slot = self.slots.get(held.stream_id)
-        if slot is None or slot.assignment is None or slot.lending.grant_id != held.grant_id:
+        entry = self.streams.get(held.stream_id)
+        if entry is None or entry.assignment is None or entry.lending.grant_id != held.grant_id:
             return False
-        holder = self._member(agent, slot.assignment.borrower_id)
+        holder = self._member(agent, entry.assignment.borrower_id)
         return holder is not None and holder.borrower_number > number
 
     def _reclaim(self, member: Member, held: HeldGrant, now: float) -> None:
         """Confirm what the borrower's predecessor held, if it still is its agent's: same stream, same grant id."""
-        slot = self.slots.get(held.stream_id)
-        if slot is not None and slot.assignment is not None and slot.assignment.borrower_id == member.borrower_id:
+        entry = self.streams.get(held.stream_id)
+        if entry is not None and entry.assignment is not None and entry.assignment.borrower_id == member.borrower_id:
             return
-        if slot is None or slot.lending.grant_id != held.grant_id or not self._held_by(slot, member.agent):
+        if entry is None or entry.lending.grant_id != held.grant_id or not self._held_by(entry, member.agent):
             lost = self._assignments.find(held.stream_id, held.grant_id, member.borrower_id, member.agent)
             self._assignments.apply_event(lost, EventKind.PROGRESS, now)
             return
-        self._assignments.reclaim(slot, member, held, now)
-        if self.orders.pause_reason is not None:
+        self._assignments.reclaim(entry, member, held, now)
+        if self.desired_state.pause_reason is not None:
             self._take_back([held.stream_id], now)
 
     @staticmethod
-    def _held_by(slot: StreamEntry, agent: str) -> bool:
-        row = slot.lending
-        return row.status is LendingStatus.HELD and row.agent == agent and not slot.is_ending
+    def _held_by(entry: StreamEntry, agent: str) -> bool:
+        row = entry.lending
+        return row.status is LendingStatus.HELD and row.agent == agent and not entry.is_ending
 
     def _answer_ping(self, agent: str, borrower_id: str, sent_at: float, now: float) -> None:
         if self._known(agent, borrower_id, None, now):
             member = self.members.get(borrower_id)
             assert member is not None
             member.last_ping_sent_at = sent_at
-            self._say_pinged(member, sent_at, self._assignments.promise(member, now))
+            self._send_ping_response(member, sent_at, self._assignments.promise(member, now))
 
-    def _say_pinged(self, member: Member, sent_at: float, without: tuple[tuple[int, int], ...]) -> None:
+    def _send_ping_response(self, member: Member, sent_at: float, without: tuple[tuple[int, int], ...]) -> None:
         good_for_s = self.settings.ping_valid_for_s
         answer = PingResponse(member.borrower_id, self.term, sent_at, good_for_s, self.epochs, without)
         self._send(member.agent, answer)
 
     def _take_progress(self, agent: str, borrower_id: str, progress: StreamProgress, now: float) -> None:
         found = self._assignments.find(progress.stream_id, progress.grant_id, borrower_id, agent)
-        slot = self.slots.get(progress.stream_id)
-        if slot is not None and slot.assignment is found:
-            slot.meter.record(progress.grant_id, progress.size, progress.lag, now)
+        entry = self.streams.get(progress.stream_id)
+        if entry is not None and entry.assignment is found:
+            entry.meter.record(progress.grant_id, progress.size, progress.lag, now)
             if not progress.final:
                 self._assignments.record_read_error(found, progress.read_error)
             elif progress.poison and not found.is_final_queued:
@@ -273,20 +275,21 @@ class GroupLeader:
         )
         self._assignments.apply_event(found, kind, now, progress.position)
 
-    def _take_leave(self, agent: str, goodbye: Disconnect, now: float) -> None:
-        self._assignments.begins_no_more(agent, goodbye.borrower_id)
-        member = self._member(agent, goodbye.borrower_id)
-        if member is None or goodbye.term not in (0, self.term):
-            settled = not goodbye.streams or self.members.has_left(goodbye.borrower_id)
+    def _disconnected(self, agent: str, disconnect: Disconnect, now: float) -> None:
+        self._assignments.confirm_fenced(agent, disconnect.borrower_id)
+        member = self._member(agent, disconnect.borrower_id)
+        if member is None or disconnect.term not in (0, self.term):
+            settled = not disconnect.streams or self.members.has_left(disconnect.borrower_id)
             reason = InvalidateReason.DONE if settled else InvalidateReason.RETRY
-            self._send(agent, Invalidate(goodbye.borrower_id, goodbye.term, reason, "not a member under this term"))
+            detail = "not a member under this term"
+            self._send(agent, Invalidate(disconnect.borrower_id, disconnect.term, reason, detail))
             return
         member.last_heard_at = now
-        member.why = goodbye.why[:MAX_WHY]
+        member.leave_reason = disconnect.reason[:MAX_REASON_CHARS]
         if not member.is_disconnecting:
             member.is_disconnecting = True
             self.schedule.note_membership_change(now)
-        self._assignments.apply_final_progress(member, goodbye.streams, now)
+        self._assignments.apply_final_progress(member, disconnect.streams, now)
         self._disconnect_borrowers(member.borrower_id, now)
 
     def _disconnect_borrowers(self, borrower_id: str, now: float) -> None:
@@ -304,48 +307,48 @@ class GroupLeader:
             self._out.stop = "deposed"
             return
         for answer in result.results:
-            slot = self.slots.complete(answer, now)
-            if slot is not None:
-                self._take_answer(slot, answer, now)
+            entry = self.streams.complete(answer, now)
+            if entry is not None:
+                self._take_answer(entry, answer, now)
         for row in result.synced:
             self._take_row(row, now)
         if result.epochs not in ((), self.epochs):
             self._announce(result.epochs, now)
-        if result.desired_state not in (None, self.orders):
-            self._obey(result.desired_state, now)
+        if result.desired_state not in (None, self.desired_state):
+            self._apply_desired_state(result.desired_state, now)
 
-    def _obey(self, orders: GroupDesiredState, now: float) -> None:
+    def _apply_desired_state(self, desired_state: GroupDesiredState, now: float) -> None:
         """Apply a change of the desired state."""
-        self.orders = orders
-        self.members.set_weights(orders.weights)
-        if orders.pause_reason is not None:
-            self._take_back(self.slots.assigned_stream_ids(), now)
-        line = transient_record(self.group.group_id, self.term, COMMAND, orders.format())
-        self._out.happened.append(line)
+        self.desired_state = desired_state
+        self.members.set_weights(desired_state.weights)
+        if desired_state.pause_reason is not None:
+            self._take_back(self.streams.assigned_stream_ids(), now)
+        line = transient_record(self.group.group_id, self.term, COMMAND, desired_state.format())
+        self._out.history.append(line)
         self.schedule.note_membership_change(now)
 
     def _take_back(self, stream_ids: Iterable[int], now: float) -> None:
         """Take streams back: the group is paused."""
-        why = str(PauseGroup(self.orders.pause_reason or ""))
-        self._assignments.revoke(stream_ids, why, now, now + self.settings.revoke_deadline_s)
+        reason = str(PauseGroup(self.desired_state.pause_reason or ""))
+        self._assignments.revoke(stream_ids, reason, now, now + self.settings.revoke_deadline_s)
 
     def _announce(self, epochs: tuple[GroupFrontier, ...], now: float) -> None:
         """Send it to consumers at once, in the answer to their last ping, which is sent again."""
         self.epochs = epochs
         for member in self.members:
             if member.last_ping_sent_at is not None:
-                self._say_pinged(member, member.last_ping_sent_at, self._assignments.without(member, now))
+                self._send_ping_response(member, member.last_ping_sent_at, self._assignments.without(member, now))
 
-    def _take_answer(self, slot: StreamEntry, answer: ChangeResult, now: float) -> None:
+    def _take_answer(self, entry: StreamEntry, answer: ChangeResult, now: float) -> None:
         applied = answer.outcome is ChangeOutcome.APPLIED
-        holder = slot.assignment.borrower_id if slot.assignment else None
+        holder = entry.assignment.borrower_id if entry.assignment else None
         match answer.change:
             case GrantStream() | ReclaimStream():
-                self._assignments.grant_written(slot, answer.change, applied, now)
+                self._assignments.grant_written(entry, answer.change, applied, now)
             case AdvancePosition():
-                self._assignments.progress_written(slot, answer.change, applied, now)
+                self._assignments.progress_written(entry, answer.change, applied, now)
             case ReleaseStream() | ForceRelease():
-                self._assignments.end_written(slot, answer.change, applied, now)
+                self._assignments.end_written(entry, answer.change, applied, now)
             case UnreserveStream() | RecordHistory():
                 pass  # the row has the present state
             case _:
@@ -356,28 +359,28 @@ class GroupLeader:
             and isinstance(answer.change, ReclaimStream | AdvancePosition | ReleaseStream)
         ):
             self.schedule.sync_soon(now)  # with it an epoch may be consumed
-        if self.slots.drop_finished(slot) or slot.is_quiet:
-            self.schedule.note_stream_freed(max(now, slot.retry_at))
+        if self.streams.drop_finished(entry) or entry.is_quiet:
+            self.schedule.note_stream_freed(max(now, entry.retry_at))
         if holder is not None:
             self._disconnect_borrowers(holder, now)
 
     def _take_row(self, row: Lending, now: float) -> None:
-        slot = self.slots.update_row(row, now)
-        if slot is None:
+        entry = self.streams.update_row(row, now)
+        if entry is None:
             self.schedule.note_stream_freed(now)
             return
-        held = slot.assignment
-        if held is not None and held.grant_id and row.grant_id > held.grant_id and slot.in_flight is None:
+        held = entry.assignment
+        if held is not None and held.grant_id and row.grant_id > held.grant_id and entry.in_flight is None:
             self._assignments.apply_event(
                 held, EventKind.LOST, now
             )  # the renewal blocked or skipped it under its holder
-        if self.slots.drop_finished(slot):
+        if self.streams.drop_finished(entry):
             self.schedule.note_stream_freed(now)
             return
-        if row.is_closed and row.status is LendingStatus.HELD and row.position >= row.head and not slot.queue:
+        if row.is_closed and row.status is LendingStatus.HELD and row.position >= row.head and not entry.queue:
             # Its holder reported the end before the stream was closed: there is no more progress to come.
-            self.slots.enqueue(AdvancePosition(row.stream_id, row.grant_id, row.position))
-        if slot.is_quiet:
+            self.streams.enqueue(AdvancePosition(row.stream_id, row.grant_id, row.position))
+        if entry.is_quiet:
             self.schedule.note_stream_freed(now)
 
     # --- time -------------------------------------------------------------------------------------------------------
@@ -392,27 +395,27 @@ class GroupLeader:
                 self._evict(member, now)
         self.members.expire_former(now - self.settings.eviction_timeout_s)
         self._assignments.resend(now)
-        idle = not len(self.members) and all(s.in_flight is None and not s.queue for s in self.slots)
+        idle = not len(self.members) and all(s.in_flight is None and not s.queue for s in self.streams)
         if self.schedule.is_idle_timeout(idle, now):
             self._out.stop = "idle"
 
     def _end_grace(self, now: float) -> None:
         """Free the streams that were not reclaimed."""
-        for slot in self.slots:
-            if slot.lending.status is LendingStatus.HELD and slot.is_quiet:
-                self._assignments.force_release(slot, "not reclaimed", now)
+        for entry in self.streams:
+            if entry.lending.status is LendingStatus.HELD and entry.is_quiet:
+                self._assignments.force_release(entry, "not reclaimed", now)
 
     def _evict(self, member: Member, now: float) -> None:
-        why = "evicted: unheard of"
-        self._assignments.evict(member, why, now)
-        self._send(member.agent, Invalidate(member.borrower_id, self.term, InvalidateReason.RETRY, why))
-        self._note(EVICT, member.borrower_id, member.agent, member.session, why)
+        reason = "evicted: unheard of"
+        self._assignments.evict(member, reason, now)
+        self._send(member.agent, Invalidate(member.borrower_id, self.term, InvalidateReason.RETRY, reason))
+        self._note(EVICT, member.borrower_id, member.agent, member.session, reason)
         self.schedule.note_membership_change(now)
 
     # --- who gets what ----------------------------------------------------------------------------------------------
 
     def _allocate(self, now: float) -> None:
-        if self.orders.pause_reason is not None:
+        if self.desired_state.pause_reason is not None:
             return
         self.schedule.rebalance_by(self._assignments.rebalance(now))
 
@@ -429,4 +432,4 @@ class GroupLeader:
 
     def pending_changes(self) -> tuple[LendingChange, ...]:
         """Entries that are not written yet: a graceful stop waits for them."""
-        return tuple(e for s in self.slots for e in ((s.in_flight,) if s.in_flight else ()) + tuple(s.queue))
+        return tuple(e for s in self.streams for e in ((s.in_flight,) if s.in_flight else ()) + tuple(s.queue))

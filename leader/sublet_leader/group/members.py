@@ -15,7 +15,7 @@ class Member:
     people. `borrower_number`: counts the borrowers of its agent. `last_ping_sent_at`: by its own clock, when it sent
     its last ping. `promised_at`: when it was last promised, by this leader or one before, that its streams stay its
     own. `taken`: (stream, grant id) of what was taken from it by force and it has not confirmed: these it is not
-    promised. `why` it departs, where that was not requested by its session."""
+    promised. `leave_reason`: why it leaves, where that was not requested by its session."""
 
     borrower_id: str
     agent: str
@@ -28,7 +28,7 @@ class Member:
     borrower_number: int = 0
     last_ping_sent_at: float | None = None
     promised_at: float = float("-inf")
-    why: str = ""
+    leave_reason: str = ""
     streams: set[int] = field(default_factory=set)
     taken: set[tuple[int, int]] = field(default_factory=set)
 

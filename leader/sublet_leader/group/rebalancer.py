@@ -58,8 +58,8 @@ class RebalanceResult:
 class Rebalancer:
     """Calls the strategy named `strategy`; `strategy_errors` has what was wrong with it, for people."""
 
-    def __init__(self, slots: StreamTable, members: Members, strategy: str, settings: LeaderSettings) -> None:
-        self._slots, self._members, self._settings = slots, members, settings
+    def __init__(self, streams: StreamTable, members: Members, strategy: str, settings: LeaderSettings) -> None:
+        self._streams, self._members, self._settings = streams, members, settings
         self.strategy_errors: list[str] = []
         self._strategy: AllocationStrategy = EvenStrategy()
         try:
@@ -72,19 +72,21 @@ class Rebalancer:
         view = self._look(now)
         weights = self._members.weights()
         situation = AllocationInput(view.held, view.free, weights, view.movable, view.moving, view.last, view.load)
-        plan = self._ask(situation)
+        plan = self._call_strategy(situation)
         if view.unripe:
             view.again_at = min(view.again_at, now + self._settings.min_grant_duration_s)
         return RebalanceResult(plan, tuple(view.returning), tuple(view.overdue), view.again_at)
 
-    def _ask(self, situation: AllocationInput) -> AllocationPlan:
+    def _call_strategy(self, situation: AllocationInput) -> AllocationPlan:
         try:
             return validate_plan(self._strategy.plan(situation), situation)
         except Exception as problem:
             if isinstance(self._strategy, EvenStrategy):
                 raise
-            said = f"{type(problem).__name__}: {problem}"
-            self.strategy_errors.append(f"the strategy {self._strategy!r} failed, `even` goes on in its place: {said}")
+            problem_text = f"{type(problem).__name__}: {problem}"
+            self.strategy_errors.append(
+                f"the strategy {self._strategy!r} failed, `even` goes on in its place: {problem_text}"
+            )
             self._strategy = EvenStrategy()
             return self._strategy.plan(situation)
 
@@ -92,13 +94,13 @@ class Rebalancer:
         view = _View()
         ripe = now - self._settings.min_grant_duration_s
         by_agent = {(m.agent, m.session): m for m in self._members}
-        for slot in self._slots:
-            stream_id, assignment = slot.lending.stream_id, slot.assignment
-            load = slot.meter.load()
+        for entry in self._streams:
+            stream_id, assignment = entry.lending.stream_id, entry.assignment
+            load = entry.meter.load()
             if load is not None:
                 view.load[stream_id] = load
-            barred_until = max(slot.retry_at, slot.promised_until)
-            if slot.is_quiet and barred_until > now:
+            barred_until = max(entry.retry_at, entry.promised_until)
+            if entry.is_quiet and barred_until > now:
                 view.again_at = min(view.again_at, barred_until)
             if assignment is not None and assignment.status is not AssignmentStatus.REVOKING:
                 view.held[stream_id] = assignment.borrower_id
@@ -106,32 +108,32 @@ class Rebalancer:
                     view.movable.append(stream_id)
                 else:
                     view.unripe = True
-            elif self._slots.is_grantable(slot, now):
-                self._offer(slot, now, view, by_agent)
-            elif assignment is not None or slot.in_flight is not None:
+            elif self._streams.is_grantable(entry, now):
+                self._offer(entry, now, view, by_agent)
+            elif assignment is not None or entry.in_flight is not None:
                 view.moving.append(stream_id)
         return view
 
     def _offer(
-        self, slot: StreamEntry, now: float, view: _View, by_agent: dict[tuple[str, str | None], Member]
+        self, entry: StreamEntry, now: float, view: _View, by_agent: dict[tuple[str, str | None], Member]
     ) -> None:
-        stream_id, is_reserved = slot.lending.stream_id, slot.lending.status is LendingStatus.RESERVED
-        if slot.reserved_until > now and slot.lending.session is not None:
-            owner = self._members.find_by_session(slot.lending.session)
+        stream_id, is_reserved = entry.lending.stream_id, entry.lending.status is LendingStatus.RESERVED
+        if entry.reserved_until > now and entry.lending.session is not None:
+            owner = self._members.find_by_session(entry.lending.session)
             if owner is not None and owner.is_eligible:
                 view.held[stream_id] = owner.borrower_id
                 view.returning.append((stream_id, owner.borrower_id))
                 view.unripe = True
             else:
-                view.again_at = min(view.again_at, slot.reserved_until)
+                view.again_at = min(view.again_at, entry.reserved_until)
             return
         if is_reserved:
             view.overdue.append(stream_id)
             return
         view.free.append(stream_id)
-        if slot.last_holder is not None:
-            before = self._members.get(slot.last_holder.borrower_id) or by_agent.get(
-                (slot.last_holder.agent, slot.last_holder.session)
+        if entry.last_holder is not None:
+            before = self._members.get(entry.last_holder.borrower_id) or by_agent.get(
+                (entry.last_holder.agent, entry.last_holder.session)
             )
             if before is not None and before.is_eligible:
                 view.last[stream_id] = before.borrower_id

@@ -26,13 +26,13 @@ class SessionFencing:
     def __init__(
         self,
         group: Group,
-        slots: StreamTable,
+        streams: StreamTable,
         members: Members,
         assignments: Assignments,
         settings: LeaderSettings,
         end: Callable[[str, str, int, str], None],
     ) -> None:
-        self._slots, self._members, self._assignments, self._end = slots, members, assignments, end
+        self._streams, self._members, self._assignments, self._end = streams, members, assignments, end
         self._let_in: dict[str, int] = {}
         # Long enough for the newer process to be given what the older is deprived of.
         self._keep_s = max(group.options.session_expiry_s, settings.eviction_timeout_s)
@@ -59,16 +59,16 @@ class SessionFencing:
     def _newest(self, session: str) -> int:
         """Return the highest epoch that is known of the name; 0: none is."""
         bearer = self._members.find_by_session(session)
-        held = [slot.lending.session_epoch or 0 for slot in self._slots.streams_of_session(session)]
+        held = [entry.lending.session_epoch or 0 for entry in self._streams.streams_of_session(session)]
         return max([self._let_in.get(session, 0), bearer.session_epoch if bearer else 0, *held])
 
     def _fence(self, session: str, epoch: int, term: int, now: float) -> None:
-        why = "fenced by a newer process of its session"
-        for slot in self._slots.streams_of_session(session):
-            row = slot.lending
+        reason = "fenced by a newer process of its session"
+        for entry in self._streams.streams_of_session(session):
+            row = entry.lending
             if row.status is LendingStatus.HELD and 0 < (row.session_epoch or 0) < epoch:
-                self._assignments.force_release(slot, why, now, self._keep_s)
+                self._assignments.force_release(entry, reason, now, self._keep_s)
         for older in self._members.older_than(session, epoch):
-            self._assignments.evict(older, why, now, self._keep_s)
+            self._assignments.evict(older, reason, now, self._keep_s)
             self._members.mark_replaced(older.borrower_id, now)
             self._end(older.agent, older.borrower_id, term, session)

@@ -25,7 +25,7 @@ from sublet_storage.groups.model.records import (
 )
 
 BUSY_RETRY_S = 0.1
-"""After which an entry is written again whose row a user's transaction held locked."""
+"""After which a change is written again whose row a user's transaction held locked."""
 
 
 @dataclass(slots=True)
@@ -64,10 +64,10 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
-class Seizure:
+class PendingRelease:
     """The end of a grant without final progress, to be written when the time promised to its holder is over."""
 
-    entry: ForceRelease
+    change: ForceRelease
     at: float
     borrower_id: str | None
     agent: str | None
@@ -90,7 +90,7 @@ class StreamEntry:
     queue: list[LendingChange] = field(default_factory=list)
     retry_at: float = 0.0
     promised_until: float = float("-inf")
-    seizure: Seizure | None = None
+    pending_release: PendingRelease | None = None
 
     @property
     def is_quiet(self) -> bool:
@@ -100,15 +100,15 @@ class StreamEntry:
     @property
     def is_ending(self) -> bool:
         """The end of its grant is being written, or is to be."""
-        ends = any(isinstance(entry, ReleaseStream | ForceRelease) for entry in (self.in_flight, *self.queue))
-        return ends or self.seizure is not None
+        ends = any(isinstance(change, ReleaseStream | ForceRelease) for change in (self.in_flight, *self.queue))
+        return ends or self.pending_release is not None
 
 
 class StreamTable:
     """All unfinished streams of a group by id."""
 
     def __init__(self, rows: Iterable[Lending], term: int, now: float, settings: LeaderSettings) -> None:
-        self._slots: dict[int, StreamEntry] = {}
+        self._streams: dict[int, StreamEntry] = {}
         self._by_session: dict[str, set[int]] = {}
         self._ready: set[int] = set()
         self._term, self._settings = term, settings
@@ -118,127 +118,127 @@ class StreamTable:
     def unreadable_count(self) -> int:
         """Return how many have a holder who cannot read on."""
         granted = [
-            slot.assignment for slot in tuple(self._slots.values())
+            entry.assignment for entry in tuple(self._streams.values())
         ]  # in one step: metrics read it from another thread
         return sum(assignment is not None and assignment.read_error != "" for assignment in granted)
 
     def __iter__(self) -> Iterator[StreamEntry]:
-        return iter(self._slots.values())
+        return iter(self._streams.values())
 
     def __len__(self) -> int:
-        return len(self._slots)
+        return len(self._streams)
 
     def get(self, stream_id: int) -> StreamEntry | None:
-        """Return the stream's slot; None once it is finished, or if it never was ours."""
-        return self._slots.get(stream_id)
+        """Return the stream's entry; None once it is finished, or if it never was ours."""
+        return self._streams.get(stream_id)
 
     def assigned_stream_ids(self) -> list[int]:
         """Return the streams that are granted, or about to be."""
-        return [stream_id for stream_id, slot in self._slots.items() if slot.assignment is not None]
+        return [stream_id for stream_id, entry in self._streams.items() if entry.assignment is not None]
 
     def streams_of_session(self, session: str) -> list[StreamEntry]:
         """Return the streams that the session of this name holds, or that are reserved for it."""
-        return [self._slots[stream_id] for stream_id in sorted(self._by_session.get(session, ()))]
+        return [self._streams[stream_id] for stream_id in sorted(self._by_session.get(session, ()))]
 
-    def is_grantable(self, slot: StreamEntry, now: float) -> bool:
-        """Whether it is free for certain, and every parent consumed: one without a slot is finished or never was the
+    def is_grantable(self, entry: StreamEntry, now: float) -> bool:
+        """Whether it is free for certain, and every parent consumed: one without an entry is finished or never was the
         group's.
 
         Reserved ones are among them: they are for one session.
         """
-        if slot.promised_until > now:
+        if entry.promised_until > now:
             return False
-        row = slot.lending
-        held_back = slot.retry_at > now or any(p in self._slots for p in row.parents)
-        return row.status in (LendingStatus.FREE, LendingStatus.RESERVED) and slot.is_quiet and not held_back
+        row = entry.lending
+        held_back = entry.retry_at > now or any(p in self._streams for p in row.parents)
+        return row.status in (LendingStatus.FREE, LendingStatus.RESERVED) and entry.is_quiet and not held_back
 
-    def enqueue(self, entry: LendingChange) -> None:
-        """Queue an entry; progress that has not left yet is replaced by what comes after it."""
-        slot = self._slots[entry.stream_id]
-        last = slot.queue[-1] if slot.queue else None
+    def enqueue(self, change: LendingChange) -> None:
+        """Queue a change; progress that has not left yet is replaced by what comes after it."""
+        entry = self._streams[change.stream_id]
+        last = entry.queue[-1] if entry.queue else None
         if (
             isinstance(last, AdvancePosition)
-            and isinstance(entry, AdvancePosition | ReleaseStream)
-            and last.grant_id == entry.grant_id
+            and isinstance(change, AdvancePosition | ReleaseStream)
+            and last.grant_id == change.grant_id
         ):
-            slot.queue.pop()
-            consumed = last.consumed.max_of(entry.consumed) if last.consumed is not None else entry.consumed
-            entry = replace(entry, position=max(last.position, entry.position), consumed=consumed)
-            if isinstance(entry, AdvancePosition) and entry.in_doubt is None:
-                entry = replace(entry, in_doubt=last.in_doubt)
-        slot.queue.append(entry)
-        self._ready.add(entry.stream_id)
+            entry.queue.pop()
+            consumed = last.consumed.max_of(change.consumed) if last.consumed is not None else change.consumed
+            change = replace(change, position=max(last.position, change.position), consumed=consumed)
+            if isinstance(change, AdvancePosition) and change.in_doubt is None:
+                change = replace(change, in_doubt=last.in_doubt)
+        entry.queue.append(change)
+        self._ready.add(change.stream_id)
 
     def take_writable(self, now: float) -> tuple[LendingChange, ...]:
-        """Return the entries to commit now, each stream's next; they are in flight until `complete` or `put_back`."""
+        """Return the changes to commit now, each stream's next; they are in flight until `complete` or `put_back`."""
         taken: list[LendingChange] = []
         for stream_id in sorted(self._ready):
-            slot = self._slots.get(stream_id)
-            if slot is None or not slot.queue or slot.in_flight is not None:
+            entry = self._streams.get(stream_id)
+            if entry is None or not entry.queue or entry.in_flight is not None:
                 self._ready.discard(stream_id)
-            elif slot.retry_at <= now:
-                slot.in_flight = slot.queue.pop(0)
+            elif entry.retry_at <= now:
+                entry.in_flight = entry.queue.pop(0)
                 self._ready.discard(stream_id)
-                taken.append(slot.in_flight)
+                taken.append(entry.in_flight)
         return tuple(taken)
 
     def complete(self, result: ChangeResult, now: float) -> StreamEntry | None:
-        """Note the row an answer brings; the slot, or None where the entry is to be written again."""
-        slot = self._slots.get(result.change.stream_id)
-        if slot is None:
+        """Record the row of an answer; return the entry, or None where the change is to be written again."""
+        entry = self._streams.get(result.change.stream_id)
+        if entry is None:
             return None
-        if result.outcome is ChangeOutcome.BUSY and not self._is_unwanted(slot, result.change):
+        if result.outcome is ChangeOutcome.BUSY and not self._is_unwanted(entry, result.change):
             self.put_back(result.change, now + BUSY_RETRY_S)
             return None
-        slot.in_flight = None
-        if slot.queue:
+        entry.in_flight = None
+        if entry.queue:
             self._ready.add(result.change.stream_id)
         if result.lending is not None:
-            self._see(slot, result.lending, now)
-        return slot
+            self._see(entry, result.lending, now)
+        return entry
 
-    def put_back(self, entry: LendingChange, retry_at: float) -> StreamEntry:
+    def put_back(self, change: LendingChange, retry_at: float) -> StreamEntry:
         """The change was certainly not written: it is the next again, unless it is a grant that no borrower can take
         any more. Return the stream."""
-        slot = self._slots[entry.stream_id]
-        slot.in_flight, slot.retry_at = None, retry_at
-        if not self._is_unwanted(slot, entry):
-            slot.queue.insert(0, entry)
-        self._ready.add(entry.stream_id)
-        return slot
+        entry = self._streams[change.stream_id]
+        entry.in_flight, entry.retry_at = None, retry_at
+        if not self._is_unwanted(entry, change):
+            entry.queue.insert(0, change)
+        self._ready.add(change.stream_id)
+        return entry
 
-    def drop_waiting_grant(self, slot: StreamEntry) -> None:
+    def drop_waiting_grant(self, entry: StreamEntry) -> None:
         """Drop a grant that is not being written, as its borrower is gone."""
-        waiting: list[LendingChange] = [entry for entry in slot.queue if not isinstance(entry, GrantStream)]
-        if len(waiting) < len(slot.queue):
-            slot.queue = waiting
-            self.drop_finished(slot)  # a stream sync may have finished the stream meanwhile
+        waiting: list[LendingChange] = [change for change in entry.queue if not isinstance(change, GrantStream)]
+        if len(waiting) < len(entry.queue):
+            entry.queue = waiting
+            self.drop_finished(entry)  # a stream sync may have finished the stream meanwhile
 
     @staticmethod
-    def _is_unwanted(slot: StreamEntry, entry: LendingChange) -> bool:
+    def _is_unwanted(entry: StreamEntry, change: LendingChange) -> bool:
         """Whether the grant is for a borrower that is gone by now: not to be tried again."""
-        held = slot.assignment
-        return isinstance(entry, GrantStream) and (held is None or held.borrower_id != entry.borrower_id)
+        held = entry.assignment
+        return isinstance(change, GrantStream) and (held is None or held.borrower_id != change.borrower_id)
 
     def retry_at(self) -> float:
-        """When the earliest entry that has to wait may be taken again."""
+        """When the earliest change that has to wait may be taken again."""
         if not self._ready:
             return float("inf")
-        waiting = (s.retry_at for s in map(self._slots.get, self._ready) if s and s.queue and s.in_flight is None)
+        waiting = (s.retry_at for s in map(self._streams.get, self._ready) if s and s.queue and s.in_flight is None)
         return min(waiting, default=float("inf"))
 
     def update_row(self, row: Lending, now: float) -> StreamEntry | None:
-        """Take a row that a stream sync reported: new, closed by now, or finished. Return the slot, None once it is
+        """Take a row that a stream sync reported: new, closed by now, or finished. Return the entry, None once it is
         finished."""
-        slot = self._slots.get(row.stream_id)
-        if slot is None:
+        entry = self._streams.get(row.stream_id)
+        if entry is None:
             if row.status is LendingStatus.FINISHED:
                 return None
-            slot = self._slots[row.stream_id] = StreamEntry(row, promised_until=self._promised_until(row, now))
-            self._see(slot, row, now)
-        elif row.grant_id >= slot.lending.grant_id:
-            self._see(slot, row, now)
-        return slot
+            entry = self._streams[row.stream_id] = StreamEntry(row, promised_until=self._promised_until(row, now))
+            self._see(entry, row, now)
+        elif row.grant_id >= entry.lending.grant_id:
+            self._see(entry, row, now)
+        return entry
 
     def _promised_until(self, row: Lending, now: float) -> float:
         """Return until when a former holder may begin calls on it, by the promise of a former leader or group."""
@@ -252,13 +252,13 @@ class StreamTable:
             return since + lease_s + promise_s
         return float("-inf")
 
-    def _see(self, slot: StreamEntry, row: Lending, now: float) -> None:
+    def _see(self, entry: StreamEntry, row: Lending, now: float) -> None:
         """The row as it was read just now."""
-        before = slot.lending.session
-        if row.grant_id != slot.lending.grant_id:
-            slot.seizure = None
-        slot.lending = row
-        slot.reserved_until = now + row.reserved_s if row.reserved_s > 0 else 0.0
+        before = entry.lending.session
+        if row.grant_id != entry.lending.grant_id:
+            entry.pending_release = None
+        entry.lending = row
+        entry.reserved_until = now + row.reserved_s if row.reserved_s > 0 else 0.0
         if before is not None and before != row.session:
             self._forget_name(before, row.stream_id)
         if row.session is not None:
@@ -271,11 +271,11 @@ class StreamTable:
         if not streams:
             self._by_session.pop(session, None)
 
-    def drop_finished(self, slot: StreamEntry) -> bool:
+    def drop_finished(self, entry: StreamEntry) -> bool:
         """Forget a stream that is consumed to its end; True if it was."""
-        if slot.lending.status is not LendingStatus.FINISHED or slot.in_flight is not None or slot.queue:
+        if entry.lending.status is not LendingStatus.FINISHED or entry.in_flight is not None or entry.queue:
             return False
-        self._slots.pop(slot.lending.stream_id, None)
-        self._forget_name(slot.lending.session or "", slot.lending.stream_id)
-        self._ready.discard(slot.lending.stream_id)
+        self._streams.pop(entry.lending.stream_id, None)
+        self._forget_name(entry.lending.session or "", entry.lending.stream_id)
+        self._ready.discard(entry.lending.stream_id)
         return True

@@ -41,7 +41,7 @@ class HttpPort:
         self._url, self._settings, self._token = database_url, options.settings, validate_token(options.admin_token)
         self._registry = CollectorRegistry()
         self.counted = NodeCounters(self._registry, self._settings.max_group_series)
-        self._curves: LagHistory | None = None
+        self._lag_history: LagHistory | None = None
         self._app: ASGIApp = _starting
         self._reading: ConnectionPool | None = None
         self._server = HttpServer(options.listen, self._answer)
@@ -66,15 +66,15 @@ class HttpPort:
         self._reading = ConnectionPool(self._url, facts.health)
         self._registry.register(NodeCollector(facts, self._reading, self._settings))
         ProcessCollector(registry=self._registry)
-        self._curves = LagHistory(
+        self._lag_history = LagHistory(
             self._reading, self._settings.lag_history_minutes, self._settings.lag_history_max_groups
         )
-        self._curves.start()
-        self._app = build_app(self._routes(facts, self._reading, self._curves))
+        self._lag_history.start()
+        self._app = build_app(self._routes(facts, self._reading, self._lag_history))
 
-    def _routes(self, facts: NodeView, reading: ConnectionPool, curves: LagHistory) -> list[BaseRoute]:
+    def _routes(self, facts: NodeView, reading: ConnectionPool, lag_history: LagHistory) -> list[BaseRoute]:
         probes, pages = Probes(facts.ref.name, facts.health), StaticFiles()
-        groups, nodes = GroupsApi(facts, reading, curves), NodesApi(facts, reading, self._token is not None)
+        groups, nodes = GroupsApi(facts, reading, lag_history), NodesApi(facts, reading, self._token is not None)
         admin, acting = AdminGuard(self._token), GroupActions(self._url)
         actions = {
             "/api/v1/group/create": acting.create,
@@ -104,8 +104,8 @@ class HttpPort:
     def close(self) -> None:
         """Answer no more."""
         self._server.close()
-        if self._curves is not None:
-            self._curves.close()
+        if self._lag_history is not None:
+            self._lag_history.close()
         if self._reading is not None:
             self._reading.close()
 

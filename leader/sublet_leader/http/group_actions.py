@@ -82,12 +82,12 @@ class GroupActions:
     def pause(self, reported: JsonBody) -> Response:
         """As `sublet groups pause`: {"subscription", "reason"}."""
         of.reject_unknown_fields(reported, "subscription", "reason")
-        return self._instruct(reported, PauseGroup(of.read_text(reported, "reason", "")))
+        return self._send_command(reported, PauseGroup(of.read_text(reported, "reason", "")))
 
     def resume(self, reported: JsonBody) -> Response:
         """As `sublet groups resume`: {"subscription"}."""
         of.reject_unknown_fields(reported, "subscription")
-        return self._instruct(reported, ResumeGroup())
+        return self._send_command(reported, ResumeGroup())
 
     def weight(self, reported: JsonBody) -> Response:
         """As `sublet groups weight`: {"subscription", "session", "weight"}; null: its own."""
@@ -95,7 +95,7 @@ class GroupActions:
         if "weight" not in reported:
             raise UsageError("the body must have 'weight', a number, or null for the session's own.")
         weight = None if reported["weight"] is None else of.read_number(reported, "weight")
-        return self._instruct(reported, SetSessionWeight(of.read_text(reported, "session"), weight))
+        return self._send_command(reported, SetSessionWeight(of.read_text(reported, "session"), weight))
 
     def reset(self, reported: JsonBody) -> Response:
         """As `sublet groups reset`: {"subscription", "to", "streams", "dry_run", "force"}."""
@@ -111,7 +111,7 @@ class GroupActions:
             moves = reset_plan.plan_reset(connection, group, target, streams)
             if not dry_run:
                 moves = live_reset.reset_live_group(
-                    self._url, connection, group, target, streams, force=force, patience_s=MAX_WAIT_S
+                    self._url, connection, group, target, streams, force=force, drain_timeout_s=MAX_WAIT_S
                 )
         named = {"subscription": str(wanted), "group_id": group.group_id, "target": str(target), "done": not dry_run}
         return json_response({**named, "streams": [asdict(move) for move in moves]})
@@ -130,9 +130,9 @@ class GroupActions:
             request_step_down(connection, [LedGroup(overview.group.group_id, leader.term, str(wanted))])
         return json_response({"subscription": str(wanted), "group_id": overview.group.group_id, "term": leader.term})
 
-    def _instruct(self, reported: JsonBody, order: GroupCommand) -> Response:
+    def _send_command(self, reported: JsonBody, command: GroupCommand) -> Response:
         wanted = of.read_subscription(reported)
-        group, changed = admin.send_command(self._url, wanted, order)
+        group, changed = admin.send_command(self._url, wanted, command)
         named = {"subscription": str(wanted), "group_id": group.group_id, "changed": changed}
         return json_response(
             {**named, "paused": group.desired_state.pause_reason, "weights": dict(group.desired_state.weights)}

@@ -23,8 +23,8 @@ MOST_GROUPS, MOST_LINES = 500, 1000
 class GroupsApi:
     """The functions behind the paths."""
 
-    def __init__(self, facts: NodeView, reading: ConnectionPool, curves: LagHistory) -> None:
-        self._facts, self._reading, self._curves = facts, reading, curves
+    def __init__(self, facts: NodeView, reading: ConnectionPool, lag_history: LagHistory) -> None:
+        self._facts, self._reading, self._lag_history = facts, reading, lag_history
 
     def groups(self, request: Request) -> Response:
         """A page of groups, with how far behind each was."""
@@ -35,7 +35,7 @@ class GroupsApi:
             page = list_group_page(
                 connection, of.read_text(request, "search", "")[:200], sort, descending, limit, offset
             )
-        times, curves = self._curves.read(overview.group.group_id for overview in page.groups)
+        times, lags = self._lag_history.read(overview.group.group_id for overview in page.groups)
         return json_response(
             {
                 "total": page.total,
@@ -43,7 +43,7 @@ class GroupsApi:
                 "limit": limit,
                 "groups": [summary_to_json(overview) for overview in page.groups],
                 "sampled_at": times,
-                "lag_history": curves,
+                "lag_history": lags,
             }
         )
 
@@ -53,10 +53,10 @@ class GroupsApi:
         with self._reading.connection() as connection:
             overview = describe_group(connection, wanted)
         group_id = overview.group.group_id
-        times, curves = self._curves.read((group_id,))
+        times, lags = self._lag_history.read((group_id,))
         leader = self._facts.leaders().get(group_id)
         connected = None if leader is None else [member.to_public_dict for member in leader.members]
-        reported = {"sampled_at": times, "lag_history": curves[group_id], "led_here": leader is not None}
+        reported = {"sampled_at": times, "lag_history": lags[group_id], "led_here": leader is not None}
         return json_response({**details_to_json(overview, connected), **reported})
 
     def history(self, request: Request) -> Response:

@@ -109,17 +109,17 @@ class _Keeper:
                 continue
             try:
                 with connect(self._url, application_name=name, lock_timeout_s=2.0) as connection:
-                    self._keep_house(connection, term)
+                    self._run_steps(connection, term)
                 self._succeeded([A_PASS])
             except StaleTerm as over:
                 log.info("maintenance goes on at another node: %s", over)
             except (SubletError, psycopg.Error) as error:
-                if (unsaid := self._quiet.acquire(A_PASS, error_signature(error))) is not None:
+                if (suppressed := self._quiet.acquire(A_PASS, error_signature(error))) is not None:
                     log.warning(
-                        "%s was cut short, the next goes on: %s%s", A_PASS, error, format_suppressed_count(unsaid)
+                        "%s was cut short, the next goes on: %s%s", A_PASS, error, format_suppressed_count(suppressed)
                     )
 
-    def _keep_house(self, connection: psycopg.Connection[Any], term: int) -> None:
+    def _run_steps(self, connection: psycopg.Connection[Any], term: int) -> None:
         def guard(inside: psycopg.Connection[Any]) -> None:
             leadership.check_term(inside, MAINTENANCE, term)
 
@@ -135,9 +135,9 @@ class _Keeper:
             except Exception as error:  # what ails one space or stream must not hold up the others
                 if connection.closed:
                     raise
-                if (unsaid := self._quiet.acquire(what, error_signature(error))) is not None:
+                if (suppressed := self._quiet.acquire(what, error_signature(error))) is not None:
                     failed.append(
-                        f"{what}: {str(error).strip() or type(error).__name__}{format_suppressed_count(unsaid)}"
+                        f"{what}: {str(error).strip() or type(error).__name__}{format_suppressed_count(suppressed)}"
                     )
             else:
                 done.append(what)
@@ -185,7 +185,10 @@ def _payload_steps(
 ) -> Iterator[tuple[str, Callable[[], None]]]:
     """Yield what is to be done at the places of payloads."""
     outside: list[Space] = []
-    yield "the search for spaces with payloads elsewhere", lambda: outside.extend(_with_a_place(connection))
+    yield (
+        "the search for spaces with payloads elsewhere",
+        lambda: outside.extend(_spaces_with_remote_payloads(connection)),
+    )
     for space in outside:
         yield f"moving of payloads of space {space.name}", partial(_tier, connection, guard, space)
     yield "deleting of objects that no block names", partial(_sweep, connection, guard, grace_s)
@@ -212,7 +215,7 @@ def _compact(connection: psycopg.Connection[Any], guard: Guard, stream_id: int) 
     log.info("stream %d: compaction saved %d blocks", stream_id, saved)
 
 
-def _with_a_place(connection: psycopg.Connection[Any]) -> list[Space]:
+def _spaces_with_remote_payloads(connection: psycopg.Connection[Any]) -> list[Space]:
     """Of a space that was dropped nothing more is moved: nobody could bring it back."""
     return [space for space in catalogue.list_spaces(connection) if space.payload_location is not None]
 

@@ -32,14 +32,14 @@ log = logging.getLogger(__name__)
 
 
 POLL_INTERVAL_S = 1.0
-"""So often at least a node looks for orders."""
+"""How often at least a node reads its desired state."""
 
 
 class NodeRegistration:
     """One node's entry in the directory. `lease_s`: how long borrowers go on seeing a node that died.
 
-    `notify_endpoint`: for notifications of publishers. `ordered` is called, on a thread of its own, with the desired
-    state of the node, `broken` with the error that ended that thread before its time."""
+    `notify_endpoint`: for notifications of publishers. `on_desired_state` is called, on a thread of its own, with the
+    desired state of the node, `on_failure` with the error that ended that thread before its time."""
 
     def __init__(
         self,
@@ -47,13 +47,13 @@ class NodeRegistration:
         ref: NodeRef,
         lease_s: float,
         notify_endpoint: str | None = None,
-        ordered: Callable[[NodeDesiredState], None] = lambda orders: None,
+        on_desired_state: Callable[[NodeDesiredState], None] = lambda desired_state: None,
         http_address: str | None = None,
         vitals: HealthSignals | None = None,
-        broken: Callable[[Exception], None] = lambda error: None,
+        on_failure: Callable[[Exception], None] = lambda error: None,
     ) -> None:
-        self._url, self._ref, self._lease_s, self._ordered = url, ref, lease_s, ordered
-        self._notify_endpoint, self._http_address, self._broken = notify_endpoint, http_address, broken
+        self._url, self._ref, self._lease_s, self._on_desired_state = url, ref, lease_s, on_desired_state
+        self._notify_endpoint, self._http_address, self._on_failure = notify_endpoint, http_address, on_failure
         self._silence_s = max(lease_s / 3, POLL_INTERVAL_S)
         self._vitals = HealthSignals(time.monotonic) if vitals is None else vitals
         self._stop = threading.Event()
@@ -102,7 +102,7 @@ class NodeRegistration:
         try:
             self._renew_in_time()
         except Exception as error:  # noqa: BLE001 a node that cannot be found is none
-            self._broken(error)
+            self._on_failure(error)
 
     def _renew_in_time(self) -> None:
         vitals, renew_at = self._vitals, time.monotonic() + self._lease_s / 3
@@ -114,9 +114,9 @@ class NodeRegistration:
                     if time.monotonic() >= renew_at:
                         renew_at = time.monotonic() + self._lease_s / 3
                         self._renew(connection)
-                    orders = node_desired_state.read_desired_state(connection, self._ref)
-                vitals.is_draining = orders.is_draining
-                self._ordered(orders)
+                    desired_state = node_desired_state.read_desired_state(connection, self._ref)
+                vitals.is_draining = desired_state.is_draining
+                self._on_desired_state(desired_state)
             except (SubletError, psycopg.Error) as error:
                 problem = error
                 log.warning("this node's line in the directory could not be renewed: %s", error)

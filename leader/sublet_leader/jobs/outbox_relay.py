@@ -81,10 +81,10 @@ class Relay:
     def _notify(self, error: Exception) -> None:
         """Log it; an unforeseen error with its traceback."""
         if (before := self._quiet.acquire(type(error).__name__)) is not None:
-            story = None if isinstance(error, SubletError | psycopg.Error) else error
+            exc_info = None if isinstance(error, SubletError | psycopg.Error) else error
             reported = " ".join(str(error).split())
             text = "messages published by SQL wait, and are tried again%s: %s"
-            log.warning(text, format_suppressed_count(before), reported, exc_info=story)
+            log.warning(text, format_suppressed_count(before), reported, exc_info=exc_info)
 
 
 def _connection(url: str) -> psycopg.Connection[Any]:
@@ -100,8 +100,8 @@ def _connection(url: str) -> psycopg.Connection[Any]:
 
 
 def _log_rejected(moved: MoveResult) -> None:
-    for number, (outbox_id, why) in enumerate(moved.rejected.items()):
+    for number, (outbox_id, reason) in enumerate(moved.rejected.items()):
         if number == MAX_LISTED:
             log.warning("and %d more: see `reason` in outbox_rejected", len(moved.rejected) - MAX_LISTED)
             return
-        log.warning("message %d of the outbox cannot be published and is now in outbox_rejected: %s", outbox_id, why)
+        log.warning("message %d of the outbox cannot be published and is now in outbox_rejected: %s", outbox_id, reason)

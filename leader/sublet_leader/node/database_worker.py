@@ -37,7 +37,7 @@ class RequestObserver(Protocol):
 
 class DatabaseWorker:
     """`submit` from the node's loop; `answer` is called on the worker's thread with what came of each request, and
-    `broken` with what ends it before its time."""
+    `on_failure` with what ends it before its time."""
 
     def __init__(
         self,
@@ -46,10 +46,10 @@ class DatabaseWorker:
         settings: LeaderSettings,
         answer: Callable[[NodeEvent], None],
         observers: Sequence[RequestObserver] = (),
-        broken: Callable[[Exception], None] = lambda error: None,
+        on_failure: Callable[[Exception], None] = lambda error: None,
     ) -> None:
         self._store, self._ref, self._settings, self._answer = store, ref, settings, answer
-        self._observers, self._broken = observers, broken
+        self._observers, self._on_failure = observers, on_failure
         self._queue: queue.PriorityQueue[tuple[int, int, Request | None]] = queue.PriorityQueue()
         self._order = itertools.count()
         self._quiet = LogThrottle()
@@ -73,7 +73,7 @@ class DatabaseWorker:
             while (request := self._queue.get()[2]) is not None:
                 self._answer(self._observed(request))
         except Exception as error:  # noqa: BLE001 a node whose worker is gone is none
-            self._broken(error)
+            self._on_failure(error)
 
     def _observed(self, request: Request) -> NodeEvent:
         for observer in self._observers:
@@ -99,7 +99,6 @@ class DatabaseWorker:
     def _notify(self, request: Request, error: Exception, level: int = logging.WARNING) -> None:
         """Each kind of failure of each kind of request once in a while: a database that is away fails them all."""
         if (before := self._quiet.acquire((type(request), type(error)))) is not None:
-            story = error if level > logging.WARNING else None
-            log.log(
-                level, "%s failed%s: %s", type(request).__name__, format_suppressed_count(before), error, exc_info=story
-            )
+            text, name = "%s failed%s: %s", type(request).__name__
+            exc_info = error if level > logging.WARNING else None
+            log.log(level, text, name, format_suppressed_count(before), error, exc_info=exc_info)

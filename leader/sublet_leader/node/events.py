@@ -146,7 +146,7 @@ class LeadershipsReleased:
 @dataclass(frozen=True, slots=True)
 class GroupLoaded:
     """Answer to `Load`: None if the term is over, the group is `is_deleted`, or the database did not answer. `group` is
-    as it is now, with what is ordered."""
+    as it is now, with its desired state."""
 
     request: LoadGroup
     rows: tuple[Lending, ...] | None

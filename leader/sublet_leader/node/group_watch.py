@@ -84,11 +84,11 @@ class GroupEventPublisher:
         """A watcher of that group (None: of all) has come, or the last has gone."""
         (self._keys.add if wanted else self._keys.discard)(key)
 
-    def publish(self, happened: Iterable[GroupHistoryEvent]) -> None:
+    def publish(self, event: Iterable[GroupHistoryEvent]) -> None:
         """To all who watch, in this order."""
         if not self._keys:
             return
-        for each in happened:
+        for each in event:
             if each.subscription in self._keys or None in self._keys:
                 reported = to_group_event(each, self._node, each.record.at_us or self._now_us())
                 self._publish(Channel.GROUP, each.subscription, reported)
@@ -112,14 +112,14 @@ class GroupEventPublisher:
         return GroupEvent(json.dumps(reported).encode())
 
 
-def to_group_event(happened: GroupHistoryEvent, node: str, at_us: int) -> GroupEvent:
+def to_group_event(event: GroupHistoryEvent, node: str, at_us: int) -> GroupEvent:
     """Return the line as JSON, without what does not apply to it (docs/groups.md)."""
-    line = happened.record
+    line = event.record
     reported: dict[str, Any] = {
         "at": str(StartingPosition.at_time(at_us)),
         "event": line.event,
         "group_id": line.group_id,
-        "subscription": happened.subscription,
+        "subscription": event.subscription,
         "node": node,
         "term": line.term,
         "stream_id": line.stream_id or None,

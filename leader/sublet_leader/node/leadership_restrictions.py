@@ -17,13 +17,13 @@ class LeadershipRestrictions:
         self.draining = False
         self._left: dict[int, float] = {}
 
-    def apply(self, orders: DesiredStateRead, led: Mapping[int, int], now: float) -> list[int]:
+    def apply(self, desired_state: DesiredStateRead, led: Mapping[int, int], now: float) -> list[int]:
         """Return which of {leadership: term} to give up now. A command is repeated until it is done."""
-        self.draining = orders.is_draining
+        self.draining = desired_state.is_draining
         self._left = {group_id: until for group_id, until in self._left.items() if now < until}
-        if orders.is_draining:
+        if desired_state.is_draining:
             return list(led)
-        over = [group_id for group_id, term in led.items() if orders.step_down.get(group_id) == term]
+        over = [group_id for group_id, term in led.items() if desired_state.step_down.get(group_id) == term]
         self._left.update(dict.fromkeys(over, now + self._leave_s))
         return over
 

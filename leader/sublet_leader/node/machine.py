@@ -81,18 +81,18 @@ class _Unwritten:
     """Changes of one group for the next commit."""
 
     term: int
-    entries: list[LendingChange] = field(default_factory=list)
+    changes: list[LendingChange] = field(default_factory=list)
     renew: bool = False
 
 
 @dataclass(slots=True)
-class _Out:
+class _OutcomeBuilder:
     """An outcome in the making."""
 
     requests: list[Request] = field(default_factory=list)
     sends: list[tuple[str, ToBorrower]] = field(default_factory=list)
-    stories: list[str] = field(default_factory=list)
-    happened: list[GroupHistoryEvent] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
+    history: list[GroupHistoryEvent] = field(default_factory=list)
     answers: list[LeaderLocation] = field(default_factory=list)
 
 
@@ -110,15 +110,15 @@ class Node:
         self._committing = False
         self._stop_by: float | None = None
         self._releasing_all = False
-        self._orders = LeadershipRestrictions(settings.lease_duration_s)
+        self._restrictions = LeadershipRestrictions(settings.lease_duration_s)
         self._inquiries = LeaderLookups()
-        self._out = _Out()
+        self._out = _OutcomeBuilder()
 
     # --- the one door -----------------------------------------------------------------------------------------------
 
     def decide(self, event: NodeEvent, now: float) -> NodeOutcome:
         """Answer one event."""
-        self._out = _Out()
+        self._out = _OutcomeBuilder()
         match event:
             case NodeStarted():
                 self._elect(el.Campaign(MAINTENANCE), now)
@@ -131,9 +131,9 @@ class Node:
                 if leader is not None:
                     self._give(leader, group_events.RevokeRequested(event.stream_ids, event.reason), now)
             case StreamsChanged():
-                self._look_anew(event, now)
+                self._read_streams_again(event, now)
             case DesiredStateRead():
-                self._ordered(event, now)
+                self._apply_desired_state(event, now)
             case ShutdownRequested():
                 self._stop_by = event.deadline
             case Tick():
@@ -148,8 +148,8 @@ class Node:
             tuple(out.sends),
             self._wake_at(),
             stopped,
-            tuple(out.stories),
-            tuple(out.happened),
+            tuple(out.violations),
+            tuple(out.history),
             tuple(out.answers),
         )
 
@@ -181,7 +181,7 @@ class Node:
     def _notify(self, group_id: int, lines: Sequence[HistoryRecord]) -> None:
         group = self.registry.group_by_id(group_id)
         if lines and group is not None:
-            self._out.happened.extend(GroupHistoryEvent(str(group.subscription), line) for line in lines)
+            self._out.history.extend(GroupHistoryEvent(str(group.subscription), line) for line in lines)
 
     def _asked(self, asked: LeaderQueried) -> None:
         if self._inquiries.add(asked.subscription, asked.subscriber_id):
@@ -244,7 +244,7 @@ class Node:
             return
         group = self.registry.group(subscription)
         self.registry.add_waiter(subscription, received, wanted.borrower_id, now)
-        if self._orders.is_forbidden(group, now):
+        if self._restrictions.is_forbidden(group, now):
             if self._inquiries.add(subscription, None):
                 self._out.requests.append(LookUpLeader(subscription))
         elif group is None:
@@ -261,7 +261,7 @@ class Node:
         found = None if stranger else group
         self.registry.finish_opening(request.subscription, found or self.registry.group(request.subscription))
         if found is not None:
-            if self._stop_by is None and not self._orders.is_forbidden(found, now):
+            if self._stop_by is None and not self._restrictions.is_forbidden(found, now):
                 self._elect(el.Campaign(found.group_id), now)
         elif answer.is_final or stranger:
             reason = InvalidateReason.DENIED if request.group_id is None else InvalidateReason.DELETED
@@ -341,15 +341,15 @@ class Node:
         for received, borrower_id in self.registry.take_waiters(subscription):
             self._send(received.agent, LeaderConnectResponse(borrower_id, 0, group_id, address))
 
-    def _ordered(self, orders: DesiredStateRead, now: float) -> None:
+    def _apply_desired_state(self, desired_state: DesiredStateRead, now: float) -> None:
         """Give up what is not to be led any more; borrowers are sent to its leader, or ask another node."""
         if self._stop_by is not None:
             return
-        before = self._orders.draining
-        for group_id in self._orders.apply(orders, self.election.leaderships(), now):
+        before = self._restrictions.draining
+        for group_id in self._restrictions.apply(desired_state, self.election.leaderships(), now):
             self._step_down(group_id, "an operator wants another node to lead")
             self._elect(el.Resign(group_id), now)
-        if orders.is_draining:
+        if desired_state.is_draining:
             self._elect(el.ResignAll(), now)
         elif before:
             self._elect(el.Campaign(MAINTENANCE), now)
@@ -370,12 +370,12 @@ class Node:
         self._give(leader, group_events.Tick(), now)
         self._admit(group, now)
 
-    def _step_down(self, group_id: int, why: str) -> None:
+    def _step_down(self, group_id: int, reason: str) -> None:
         """Forget the leader; its borrowers look for the next one and keep their streams."""
         leader = self.leaders.pop(group_id, None)
         if leader is not None:
-            self._notify(group_id, [transient_record(group_id, leader.term, STEP_DOWN, why)])
-            self._out.sends.extend(leader.invalidations(why))
+            self._notify(group_id, [transient_record(group_id, leader.term, STEP_DOWN, reason)])
+            self._out.sends.extend(leader.invalidations(reason))
             self._wake.pop(group_id, None)
             self._unwritten.pop(group_id, None)
             self.registry.unbind_group(group_id)
@@ -391,17 +391,17 @@ class Node:
         try:
             outcome = leader.decide(event, now)
         except Exception:  # noqa: BLE001 a broken invariant costs its own group a new leader, and affects no other
-            self._out.stories.append(f"group {group_id}, {event}:\n{traceback.format_exc()}")
+            self._out.violations.append(f"group {group_id}, {event}:\n{traceback.format_exc()}")
             self._step_down(group_id, "its leader broke a rule of its own")
             self._elect(el.Resign(group_id), now)
             return
         self._out.sends.extend(outcome.sends)
-        self._out.stories.extend(f"group {group_id}: {story}" for story in outcome.invariant_violations)
+        self._out.violations.extend(f"group {group_id}: {violation}" for violation in outcome.invariant_violations)
         self._notify(group_id, outcome.history)
         self._wake[group_id] = _NEVER if outcome.wake_at is None else outcome.wake_at
         if outcome.changes or outcome.sync_streams:
             unwritten = self._unwritten.setdefault(group_id, _Unwritten(leader.term))
-            unwritten.entries.extend(outcome.changes)
+            unwritten.changes.extend(outcome.changes)
             unwritten.renew = unwritten.renew or outcome.sync_streams
         if outcome.stop_reason is not None:
             self._step_down(group_id, outcome.stop_reason)
@@ -410,7 +410,7 @@ class Node:
     def _commit(self) -> None:
         if self._committing or not self._unwritten:
             return
-        batch = tuple(GroupWrites(g, u.term, tuple(u.entries), u.renew) for g, u in self._unwritten.items())
+        batch = tuple(GroupWrites(g, u.term, tuple(u.changes), u.renew) for g, u in self._unwritten.items())
         self._unwritten.clear()
         self._committing = True
         self._out.requests.append(CommitWrites(batch))
@@ -431,11 +431,11 @@ class Node:
             else:
                 self._inform(writes, group_events.CommitFailed(writes.changes), now)
 
-    def _look_anew(self, said: StreamsChanged, now: float) -> None:
+    def _read_streams_again(self, changed: StreamsChanged, now: float) -> None:
         """Completed epochs concern atomic groups alone."""
         for leader in tuple(self.leaders.values()):
             group = leader.group
-            if said.group_id in (None, group.group_id) and (group.options.atomic or not said.epochs):
+            if changed.group_id in (None, group.group_id) and (group.options.atomic or not changed.epochs):
                 self._give(leader, group_events.StreamsChanged(), now)
 
     def _leads(self, writes: GroupWrites) -> bool:

@@ -26,8 +26,9 @@ LARGEST = 2**63 - 1
 class NotificationHub:
     """Made and used on the node's loop; listens from the beginning to `close`. Raises what the driver raises.
 
-    On the loop it calls `streams_changed(False)` when some were opened or closed, `streams_changed(True)` when nothing
-    but epochs were completed, `ordered(group_id)` when a group's orders have changed, and `grown(stream_id)`.
+    On the loop it calls `on_streams_changed(False)` when some were opened or closed, `on_streams_changed(True)` when
+    nothing but epochs were completed, `on_command(group_id)` when a group's desired state has changed, and
+    `on_growth(stream_id)`.
     """
 
     def __init__(
@@ -35,14 +36,14 @@ class NotificationHub:
         url: str,
         driver: NotificationDriver,
         publisher: PubSubPublisher,
-        streams_changed: Callable[[bool], None],
-        ordered: Callable[[int], None],
-        grown: Callable[[int], None],
+        on_streams_changed: Callable[[bool], None],
+        on_command: Callable[[int], None],
+        on_growth: Callable[[int], None],
         settings: NotifySettings | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._publisher, self._streams_changed = publisher, streams_changed
-        self._ordered, self._grown = ordered, grown
+        self._publisher, self._on_streams_changed = publisher, on_streams_changed
+        self._on_command, self._on_growth = on_command, on_growth
         self._lock = threading.Lock()
         self._followed: set[int] = set()
         self._news: deque[Change] = deque()
@@ -106,11 +107,11 @@ class NotificationHub:
             change = self._news.popleft()
             if change.kind == STREAM:
                 self._notify(change)
-            elif change.kind == GROUP and (group_id := _ordered(change)) is not None:
-                self._ordered(group_id)
+            elif change.kind == GROUP and (group_id := _commanded_group(change)) is not None:
+                self._on_command(group_id)
             changed.add(change.kind)
         if changed & {SPACE, EPOCHS}:
-            self._streams_changed(SPACE not in changed)
+            self._on_streams_changed(SPACE not in changed)
 
     def _notify(self, change: Change) -> None:
         """A head is in the version itself; other fields of the change are not looked at."""
@@ -118,13 +119,13 @@ class NotificationHub:
         head, closed = divmod(change.version, 2)
         if stream_id is None or change.is_deleted or not 0 <= head <= LARGEST:
             return
-        self._grown(stream_id)
+        self._on_growth(stream_id)
         if stream_id in self._followed:
             reported = StreamHead(stream_id, head, bool(closed))
             self._publisher.publish(Channel.STREAM, change.key, reported, min(change.version, LARGEST))
 
 
-def _ordered(change: Change) -> int | None:
+def _commanded_group(change: Change) -> int | None:
     """Return the group whose desired state has changed, if any; other fields are not looked at."""
     data = change.data or {}
     group_id, revision = data.get("group_id"), data.get("revision")

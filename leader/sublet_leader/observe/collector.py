@@ -87,7 +87,7 @@ class NodeCollector(Collector):
             _memory(out.add, names[group_id], leader)
         names |= {each.group.group_id: each.group.subscription for each in lags.leaderless}
         for overview in lags.leaderless:
-            _unled(out.add, overview)
+            _leaderless(out.add, overview)
         _offsets(out.add, names, retained, lags)
         yield from out.made.values()
 
@@ -102,7 +102,7 @@ class NodeCollector(Collector):
         for status, count in facts.leadership_counts().items():
             add(metric_definitions.LEASES, count, status)
         if facts.health_signals.leaderless_group_count is not None and health.check_named("database").is_ok:
-            add(metric_definitions.UNLED, facts.health_signals.leaderless_group_count)
+            add(metric_definitions.LEADERLESS, facts.health_signals.leaderless_group_count)
         add(metric_definitions.AGENTS, facts.agent_count())
         add(metric_definitions.HELD_POLLS, facts.sessions.held_polls)
         add(metric_definitions.NEWS_KNOWN, facts.subscribed_stream_count())
@@ -112,15 +112,15 @@ class NodeCollector(Collector):
             add(metric_definitions.NEWS, count, what)
 
     def _lags(self, led: Mapping[int, GroupLeader]) -> LagSamples:
-        keeps_house = self._facts.is_maintenance_leader()
-        sizes = {group_id: len(leader.slots) for group_id, leader in led.items()}
-        if not led and not keeps_house:
+        is_maintenance_leader = self._facts.is_maintenance_leader()
+        sizes = {group_id: len(leader.streams) for group_id, leader in led.items()}
+        if not led and not is_maintenance_leader:
             return LagSamples()
         began = time.monotonic()
         try:
             with self._reading.connection() as connection:
-                unled, total = self._unled(connection, led) if keeps_house else ((), 0)
-                sizes |= {each.group.group_id: sum(each.statuses.values()) for each in unled}
+                leaderless, total = self._leaderless(connection, led) if is_maintenance_leader else ((), 0)
+                sizes |= {each.group.group_id: sum(each.statuses.values()) for each in leaderless}
                 single = _within(sizes, self._settings.max_stream_series)
                 streams = stream_lags(connection, tuple(single)) if single else []
                 others = tuple(group_id for group_id in led if group_id not in single)
@@ -130,14 +130,17 @@ class NodeCollector(Collector):
             return LagSamples(stream_series_groups=_within(sizes, self._settings.max_stream_series))
         of_led = [line for line in streams if line.group_id in led]
         took_s = time.monotonic() - began
-        return LagSamples(tuple(streams), (*sum_by_status(of_led), *sums), unled, total - len(unled), single, took_s)
+        by_status = (*sum_by_status(of_led), *sums)
+        return LagSamples(tuple(streams), by_status, leaderless, total - len(leaderless), single, took_s)
 
-    def _unled(self, connection: Connection, led: Mapping[int, GroupLeader]) -> tuple[tuple[GroupOverview, ...], int]:
+    def _leaderless(
+        self, connection: Connection, led: Mapping[int, GroupLeader]
+    ) -> tuple[tuple[GroupOverview, ...], int]:
         """Return the groups without a leader, as far as there is room, and how many they are. The database may not yet
         have what is led here."""
         found, total = list_leaderless_groups(connection, max(self._settings.max_group_series - len(led), 0))
-        mine = self._facts.leaders()
-        others = tuple(each for each in found if each.group.group_id not in mine)
+        leaders = self._facts.leaders()
+        others = tuple(each for each in found if each.group.group_id not in leaders)
         return others, max(total - (len(found) - len(others)), 0)
 
 
@@ -151,7 +154,7 @@ def _within(sizes: Mapping[int, int], most: int) -> frozenset[int]:
     return frozenset(found)
 
 
-def _unled(add: Callable[..., None], overview: GroupOverview) -> None:
+def _leaderless(add: Callable[..., None], overview: GroupOverview) -> None:
     """Export what the database has of a group with a leader."""
     name, counts = overview.group.subscription, overview.counts
     add(metric_definitions.MEMBERS, 0, name)
@@ -164,9 +167,9 @@ def _unled(add: Callable[..., None], overview: GroupOverview) -> None:
 
 def _memory(add: Callable[..., None], name: str, leader: GroupLeader) -> None:
     add(metric_definitions.MEMBERS, len(leader.members), name)
-    add(metric_definitions.PAUSED, leader.orders.pause_reason is not None, name)
+    add(metric_definitions.PAUSED, leader.desired_state.pause_reason is not None, name)
     add(metric_definitions.TERM, leader.term, name)
-    add(metric_definitions.STUCK, leader.slots.unreadable_count(), name)
+    add(metric_definitions.STUCK, leader.streams.unreadable_count(), name)
 
 
 def _offsets(add: Callable[..., None], names: Mapping[int, str], led: Iterable[int], lags: LagSamples) -> None:

@@ -41,10 +41,10 @@ class NodeCounters:
         self._latency = Histogram(latency.name, latency.help, latency.labels, registry=registry, buckets=_BUCKETS_S)
         self._groups, self._reasons = _Few(most_groups), _Few(MAX_REASONS)
 
-    def record_history(self, happened: Iterable[GroupHistoryEvent], stories: int = 0) -> None:
+    def record_history(self, events: Iterable[GroupHistoryEvent], violations: int = 0) -> None:
         """Count events that are true by now. `stories`: how many leaders broke an invariant."""
-        self._broken.inc(stories)
-        for each in happened:
+        self._broken.inc(violations)
+        for each in events:
             line = each.record
             if line.event in _LEADERS:
                 self._leading.labels(line.event).inc()

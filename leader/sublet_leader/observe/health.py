@@ -98,12 +98,12 @@ def _loop(vitals: HealthSignals, now: float) -> HealthCheck:
 def _away(vitals: HealthSignals, settings: LeaderSettings, now: float) -> HealthCheck:
     """Each thread's last answer counts: that of one connection does not cover the other's. A request that is out for
     too long is not answered."""
-    patience_s = settings.statement_timeout_s + settings.tcp_timeout_s
+    answer_timeout_s = settings.statement_timeout_s + settings.tcp_timeout_s
     for pulse in (vitals.worker, vitals.directory):
         if pulse.last_failure_at > pulse.last_answer_at:
             return HealthCheck("database", HealthState.UNREACHABLE, pulse.last_error)
         began_at = pulse.request_started_at
-        if began_at is not None and now - began_at > patience_s:
+        if began_at is not None and now - began_at > answer_timeout_s:
             return HealthCheck("database", HealthState.UNREACHABLE, f"it has not answered for {now - began_at:.1f} s")
     return HealthCheck("database", HealthState.OK)
 
@@ -125,6 +125,6 @@ def _leaders(vitals: HealthSignals, away: HealthCheck) -> HealthCheck:
     if not away.is_ok:
         return HealthCheck("leaders", HealthState.UNREACHABLE, "nobody can look it up", is_required=False)
     if vitals.leaderless_group_count:
-        said = "1 group has" if vitals.leaderless_group_count == 1 else f"{vitals.leaderless_group_count} groups have"
-        return HealthCheck("leaders", HealthState.NO_LEADER, f"{said} consumers and no leader", is_required=False)
+        groups = "1 group has" if vitals.leaderless_group_count == 1 else f"{vitals.leaderless_group_count} groups have"
+        return HealthCheck("leaders", HealthState.NO_LEADER, f"{groups} consumers and no leader", is_required=False)
     return HealthCheck("leaders", HealthState.OK, is_required=False)

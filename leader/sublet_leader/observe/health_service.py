@@ -17,7 +17,7 @@ from sublet_leader.observe.health import CHECKS, Health
 BEAT_S = 0.5
 LIVE = "live"
 
-_SAID = {
+_SERVING_STATUS = {
     True: health_pb2.HealthCheckResponse.SERVING,
     False: health_pb2.HealthCheckResponse.NOT_SERVING,
 }
@@ -55,5 +55,5 @@ class HealthService:
         now = {"": found.is_ready, LIVE: found.is_alive, **{name: found.check_named(name).is_ok for name in CHECKS}}
         for name, well in now.items():
             if self._reported.get(name) != well:
-                await self._service.set(name, _SAID[well])
+                await self._service.set(name, _SERVING_STATUS[well])
         self._reported = now

@@ -14,20 +14,20 @@ LOGGER = "sublet.events"
 log = logging.getLogger(LOGGER)
 
 
-def log_history(happened: Iterable[GroupHistoryEvent]) -> None:
+def log_history(events: Iterable[GroupHistoryEvent]) -> None:
     """Write a record each, if they are enabled."""
     if not log.isEnabledFor(logging.INFO):
         return
-    for each in happened:
+    for each in events:
         log.info("%s: %s", each.record.event, each.record.reason, extra={"fields": log_fields(each)})
 
 
-def log_fields(happened: GroupHistoryEvent) -> dict[str, object]:
+def log_fields(event: GroupHistoryEvent) -> dict[str, object]:
     """Return the ids of what happened, without those that do not apply."""
-    line = happened.record
+    line = event.record
     reported: dict[str, object] = {
         "event": line.event,
-        "subscription": happened.subscription,
+        "subscription": event.subscription,
         "group_id": line.group_id,
         "term": line.term,
         "stream_id": line.stream_id or None,

@@ -35,7 +35,7 @@ class LagHistory:
         self._columns: dict[int, int] = {}
         self._wanted = minutes > 0 and most_groups > 0
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="sublet-curves", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="sublet-lag-history", daemon=True)
 
     def start(self) -> None:
         """Begin to sample, if anything is to be remembered."""
@@ -51,9 +51,9 @@ class LagHistory:
     def read(self, group_ids: Iterable[int]) -> tuple[list[float], dict[int, list[int | None]]]:
         """When samples were taken, in seconds since 1970, and {group: its lag then, None where it is not known}."""
         samples = tuple(self._samples)
-        return [round(at, 1) for at, _ in samples], {each: self._curve(each, samples) for each in group_ids}
+        return [round(at, 1) for at, _ in samples], {each: self._series(each, samples) for each in group_ids}
 
-    def _curve(self, group_id: int, samples: tuple[tuple[float, array[int]], ...]) -> list[int | None]:
+    def _series(self, group_id: int, samples: tuple[tuple[float, array[int]], ...]) -> list[int | None]:
         column = self._columns.get(group_id)
         if column is None:
             return [None] * len(samples)

@@ -52,7 +52,7 @@ HEALTH = _gauge("health_state", "1 for the state that a probe gets, 0 for the ot
 CHECK = _gauge("health_check_ok", "1 if that check of the node is well, else 0.", "check")
 DATABASE_UP = _gauge("database_up", "1 while the database answers this node, else 0.")
 LEASES = _gauge("leaderships", "Leaderships of this node, by their status.", "status")
-UNLED = _gauge(
+LEADERLESS = _gauge(
     "groups_without_leader",
     "Groups of all nodes that have consumers and no leader, when last looked. Absent while the database is away.",
 )

@@ -226,10 +226,12 @@ def _beyond(epoch: Epoch, greatest: Epoch) -> Iterable[Epoch]:
     if not at_or_before(epoch, greatest):
         return (epoch,)
     return [
-        (*epoch[:place], bound + 1, *epoch[place + 1 :]) for place, bound in enumerate(greatest) if bound <= LARGEST
+        (*epoch[:dimension], bound + 1, *epoch[dimension + 1 :])
+        for dimension, bound in enumerate(greatest)
+        if bound <= LARGEST
     ]
 
 
-def _refused(value: object, rule: str, remedy: str) -> InvalidEpoch:
+def _refused(value: object, rule: str, hint: str) -> InvalidEpoch:
     shown = repr(value)
-    return InvalidEpoch(f"epoch {shown if len(shown) <= 80 else shown[:77] + '...'}: {rule}. {remedy}.")
+    return InvalidEpoch(f"epoch {shown if len(shown) <= 80 else shown[:77] + '...'}: {rule}. {hint}.")

@@ -111,11 +111,12 @@ class BatchOutOfSequence(Conflict):
 class StagedBlocksLost(SubletError):
     """Of the messages that a write has staged, not all are there any more: nothing was stored."""
 
-    def __init__(self, sink: str, batch: int, staged: int, found: int) -> None:
+    def __init__(self, sink: str, batch: int, staged: int, remaining: int) -> None:
         self.sink, self.batch = sink, batch
         super().__init__(
-            f"{sink}: of the {staged} messages of batch {batch} that its tasks have staged, {found} are there. They "
-            "are lost when Postgres crashes, and removed after a day. Nothing of the batch is stored: write it again."
+            f"{sink}: of the {staged} messages of batch {batch} that its tasks have staged, {remaining} are there. "
+            "They are lost when Postgres crashes, and removed after a day. Nothing of the batch is stored: write it "
+            "again."
         )
 
 
@@ -138,9 +139,9 @@ class GrantLost(Conflict):
 class BatchLost(Conflict):
     """A micro-batch that its query must not write, or not any more: its transaction is rolled back."""
 
-    def __init__(self, batch_id: int, why: str, remedy: str) -> None:
+    def __init__(self, batch_id: int, detail: str, hint: str) -> None:
         self.batch_id = batch_id
-        super().__init__(f"batch {batch_id} must not be written: {why}. It is rolled back. {remedy}.")
+        super().__init__(f"batch {batch_id} must not be written: {detail}. It is rolled back. {hint}.")
 
 
 class SchemaMismatch(Conflict):
@@ -172,7 +173,7 @@ class PayloadUnreadable(PayloadUnavailable):
 class PoisonBlock(SubletError):
     """A block that cannot be decoded, wherever its payload lies: none of its messages are delivered.
 
-    `offsets`: its first offset, and the one after its last. `why`: what is wrong with it, and the remedy. `before`:
+    `offsets`: its first offset, and the one after its last. `detail`: what is wrong with it, and the hint. `before`:
     text in front of that.
     """
 
@@ -180,10 +181,10 @@ class PoisonBlock(SubletError):
         r"stream (\d+): the block that begins at offset (\d+) and ends before offset (\d+) (.*)", re.S
     )
 
-    def __init__(self, stream_id: int, offsets: tuple[int, int], why: str, before: str = "") -> None:
-        self.stream_id, self.offsets, self.why = stream_id, offsets, why
+    def __init__(self, stream_id: int, offsets: tuple[int, int], detail: str, before: str = "") -> None:
+        self.stream_id, self.offsets, self.detail = stream_id, offsets, detail
         where = f"stream {stream_id}: the block that begins at offset {offsets[0]} and ends before offset {offsets[1]}"
-        super().__init__(f"{before}{where} {why}")
+        super().__init__(f"{before}{where} {detail}")
 
     @classmethod
     def reported(cls, text: str) -> SubletError:

@@ -37,11 +37,11 @@ class Subscription:
 
     def __post_init__(self) -> None:
         if self.kind not in _KINDS.values():
-            rule, remedy = (
+            rule, hint = (
                 "a group's kind is 'share' or 'queue'",
                 "Write $share/GROUP/FILTER or $queue/GROUP/FILTER",
             )
-            raise text_error(InvalidSubscription, "kind", self.kind, rule, remedy)
+            raise text_error(InvalidSubscription, "kind", self.kind, rule, hint)
         _check_group(self.group)
 
     @classmethod
@@ -63,8 +63,8 @@ class Subscription:
         group, slash, filter_text = rest.partition("/")
         if prefix not in _KINDS or not slash:
             rule = "a shared subscription is $share/GROUP/FILTER or $queue/GROUP/FILTER"
-            remedy = "Quote it in a shell: '$share/billing/orders/#'"
-            raise text_error(InvalidSubscription, "subscription", text, rule, remedy)
+            hint = "Quote it in a shell: '$share/billing/orders/#'"
+            raise text_error(InvalidSubscription, "subscription", text, rule, hint)
         return cls(_KINDS[prefix], group, Filter(filter_text))
 
     def __str__(self) -> str:
@@ -123,11 +123,11 @@ class StartingPosition:
             when = datetime.fromisoformat(text)
             if when.tzinfo is not None:
                 return cls.at_time((when - _EPOCH) // _MICROSECOND, name)
-            remedy = "Add the time zone: Z for UTC, or +01:00 say"
+            hint = "Add the time zone: Z for UTC, or +01:00 say"
         except (ValueError, OverflowError):
-            remedy = "Write one of them"
+            hint = "Write one of them"
         rule = "a group starts at latest, earliest, offset:N, or a time with its time zone such as 2026-11-21T10:00:00Z"
-        raise text_error(UsageError, name, text, rule, remedy)
+        raise text_error(UsageError, name, text, rule, hint)
 
     def __str__(self) -> str:
         match self.policy:
@@ -199,12 +199,12 @@ def _check_controls(error: type[UsageError], what: str, text: str) -> None:
 
 
 def _check_group(group: str) -> None:
-    remedy = "Choose a name such as billing: $share/billing/orders/#"
+    hint = "Choose a name such as billing: $share/billing/orders/#"
     if not group:
-        raise text_error(InvalidSubscription, "group", group, "a group's name is not empty", remedy)
+        raise text_error(InvalidSubscription, "group", group, "a group's name is not empty", hint)
     if any(character in group for character in "/+#"):
-        raise text_error(InvalidSubscription, "group", group, "a group's name has no /, + or #", remedy)
+        raise text_error(InvalidSubscription, "group", group, "a group's name has no /, + or #", hint)
     if len(group) > MAX_GROUP_CHARACTERS:
         rule = f"a group's name has at most {MAX_GROUP_CHARACTERS} characters, this one has {len(group)}"
-        raise text_error(InvalidSubscription, "group", group, rule, remedy)
+        raise text_error(InvalidSubscription, "group", group, rule, hint)
     check_characters(InvalidSubscription, "group", group)

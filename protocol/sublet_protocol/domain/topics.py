@@ -54,14 +54,14 @@ class Filter:
 
     def matches(self, topic: str) -> bool:
         """True if a message published to `topic` (a valid one) is meant."""
-        levels, mine = topic.split("/"), self.levels
-        if mine[-1] == "#":
-            mine = mine[:-1]
-            if len(levels) < len(mine):
+        levels, own = topic.split("/"), self.levels
+        if own[-1] == "#":
+            own = own[:-1]
+            if len(levels) < len(own):
                 return False
-        elif len(levels) != len(mine):
+        elif len(levels) != len(own):
             return False
-        return all(want in ("+", have) for want, have in zip(mine, levels, strict=False))
+        return all(level in ("+", other_level) for level, other_level in zip(own, levels, strict=False))
 
     @property
     def regex(self) -> str:
@@ -70,23 +70,23 @@ class Filter:
 
     def covers(self, other: Filter) -> bool:
         """True if every topic that `other` matches is matched by this filter too."""
-        mine, theirs = _spelled_out(self.levels), _spelled_out(other.levels)
-        for want, have in zip(mine, theirs, strict=False):
-            if want == "#":
+        own, theirs = _spelled_out(self.levels), _spelled_out(other.levels)
+        for level, other_level in zip(own, theirs, strict=False):
+            if level == "#":
                 return True
-            if have == "#" or want not in ("+", have):
+            if other_level == "#" or level not in ("+", other_level):
                 return False
-        return len(mine) == len(theirs) or mine[len(theirs) :] == ("#",)
+        return len(own) == len(theirs) or own[len(theirs) :] == ("#",)
 
     def intersects(self, other: Filter) -> bool:
         """True if at least one topic is matched by both."""
-        mine, theirs = _spelled_out(self.levels), _spelled_out(other.levels)
-        for one, two in zip(mine, theirs, strict=False):
+        own, theirs = _spelled_out(self.levels), _spelled_out(other.levels)
+        for one, two in zip(own, theirs, strict=False):
             if "#" in (one, two):
                 return True
             if "+" not in (one, two) and one != two:
                 return False
-        longer, common = max(mine, theirs, key=len), min(len(mine), len(theirs))
+        longer, common = max(own, theirs, key=len), min(len(own), len(theirs))
         return longer[common:] in ((), ("#",))
 
     @property
@@ -131,10 +131,10 @@ def _check_wildcards(text: str, levels: tuple[str, ...]) -> None:
         raise text_error(InvalidFilter, "filter", text, rule, "Write a/+/c, and filter further in your own code")
 
 
-def text_error(error: type[UsageError], what: str, text: str, rule: str, remedy: str) -> UsageError:
+def text_error(error: type[UsageError], what: str, text: str, rule: str, hint: str) -> UsageError:
     """Return the error, with the text (its beginning if it is long), the rule that it breaks, and the remedy."""
     shown = repr(text) if len(text) <= 80 else repr(text[:80]) + f"... ({len(text)} characters)"
-    return error(f"{what} {shown}: {rule}. {remedy}.")
+    return error(f"{what} {shown}: {rule}. {hint}.")
 
 
 def _spelled_out(levels: tuple[str, ...]) -> tuple[str, ...]:

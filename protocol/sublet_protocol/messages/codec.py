@@ -90,8 +90,8 @@ def encode_to_leader(message: ToLeader) -> Any:
             return pb.ToLeader(update_progress=report)
         case RevokeFinished():
             return pb.ToLeader(revoke_finished=pb.RevokeFinished(**_stream_fields(message)))
-        case Disconnect(borrower_id, term, streams, why):
-            disconnect = pb.Disconnect(borrower_id=borrower_id, term=term, streams=_progress(streams), why=why)
+        case Disconnect(borrower_id, term, streams, reason):
+            disconnect = pb.Disconnect(borrower_id=borrower_id, term=term, streams=_progress(streams), reason=reason)
             return pb.ToLeader(disconnect=disconnect)
         case _:
             assert_never(message)
@@ -188,8 +188,8 @@ def _read_revoke_finished(wire: Any) -> RevokeFinished:
 
 
 def _read_disconnect(wire: Any) -> Disconnect:
-    why = _text("why", wire.why, may_be_empty=True)
-    return Disconnect(*_borrower_and_term(wire), _read_progress(wire.streams), why)
+    reason = _text("reason", wire.reason, may_be_empty=True)
+    return Disconnect(*_borrower_and_term(wire), _read_progress(wire.streams), reason)
 
 
 def _read_progress(streams: Sequence[Any]) -> tuple[StreamProgress, ...]:

@@ -77,16 +77,16 @@ def decode_fetch_request(wire: Any) -> FetchRequest:
     )
 
 
-def encode_fetch_reply(found: FetchedPage | PageGone) -> Any:
+def encode_fetch_reply(page: FetchedPage | PageGone) -> Any:
     """Return a `FetchReply`."""
-    if isinstance(found, PageGone):
-        return pb.FetchReply(gone=pb.FeedGone(oldest=found.oldest_offset))
+    if isinstance(page, PageGone):
+        return pb.FetchReply(gone=pb.FeedGone(oldest=page.oldest_offset))
     return pb.FetchReply(
-        start=found.start,
-        position=found.position,
-        head=found.head,
-        closed=found.is_closed,
-        messages=found.messages or b"",
+        start=page.start,
+        position=page.position,
+        head=page.head,
+        closed=page.is_closed,
+        messages=page.messages or b"",
     )
 
 

@@ -144,13 +144,13 @@ class RevokeFinished:
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """The borrower leaves; its streams' exact next offsets. Answered by `Invalidate(done)` once durable. `why`: where
-    it is not its session's own wish."""
+    """The borrower leaves; its streams' exact next offsets. Answered by `Invalidate(done)` once durable. `reason`:
+    where its session did not request it."""
 
     borrower_id: str
     term: int
     streams: tuple[StreamProgress, ...]
-    why: str = ""
+    reason: str = ""
 
 
 ToLeader = LeaderWanted | Ping | UpdateProgress | RevokeFinished | Disconnect

@@ -85,27 +85,27 @@ class Mailbox:
         """The last number that was handed out."""
         return self._sequence
 
-    def put(self, letter: QueuedMessage) -> None:
+    def put(self, message: QueuedMessage) -> None:
         """Queue a message; if there is too much, the fullest channel's messages turn into a gap."""
-        if letter.is_deduplicated:
-            if letter.identity in self._once:
+        if message.is_deduplicated:
+            if message.identity in self._once:
                 return
-            self._once[letter.identity] = None
-        place = self._place_of(letter)
-        if (older := self._waiting.get(place)) is not None:
+            self._once[message.identity] = None
+        queue_key = self._queue_key(message)
+        if (older := self._waiting.get(queue_key)) is not None:
             self._waiting_bytes -= older.size
-        self._waiting[place] = letter
-        self._waiting_bytes += letter.size
+        self._waiting[queue_key] = message
+        self._waiting_bytes += message.size
         while len(self._waiting) > self._limits.messages or self._waiting_bytes > self._limits.bytes:
             self._make_room()
 
     def acknowledge(self, sequence: int) -> bool:
         """Remove all up to `sequence`; False if that was never handed out."""
         while self._out and self._out[0][0].sequence <= sequence:
-            _, letter = self._out.pop(0)
-            if letter is not None:
-                self._out_bytes -= letter.size
-                self._once.pop(letter.identity, None)
+            _, message = self._out.pop(0)
+            if message is not None:
+                self._out_bytes -= message.size
+                self._once.pop(message.identity, None)
         return sequence <= self._sequence
 
     def take(self) -> tuple[DeliveredMessage, ...]:
@@ -118,19 +118,19 @@ class Mailbox:
 
     def find_leaks(self) -> Iterator[str]:
         """Return bookkeeping that should have gone with its messages; empty unless there is a leak."""
-        out = [letter for _, letter in self._out if letter is not None]
-        known = {letter.identity for letter in (*self._waiting.values(), *out) if letter.is_deduplicated}
+        out = [message for _, message in self._out if message is not None]
+        known = {message.identity for message in (*self._waiting.values(), *out) if message.is_deduplicated}
         yield from (f"{identity[:2]} is not queued again, though it is gone" for identity in self._once.keys() - known)
-        if self._waiting_bytes != (waiting := sum(letter.size for letter in self._waiting.values())):
+        if self._waiting_bytes != (waiting := sum(message.size for message in self._waiting.values())):
             yield f"{self._waiting_bytes} bytes are said to wait, and {waiting} do"
-        if self._out_bytes != (handed_out := sum(letter.size for letter in out)):
+        if self._out_bytes != (handed_out := sum(message.size for message in out)):
             yield f"{self._out_bytes} bytes are said to be handed out, and {handed_out} are"
 
-    def _place_of(self, letter: QueuedMessage) -> Hashable:
+    def _queue_key(self, message: QueuedMessage) -> Hashable:
         """Return the key under which it waits: a state replaces the older value that still waits; everything else goes
         to the end."""
-        if letter.is_state:
-            return letter.channel, letter.key
+        if message.is_state:
+            return message.channel, message.key
         self._arrivals += 1
         return self._arrivals
 
@@ -138,19 +138,19 @@ class Mailbox:
         """Drop what waits on the channel that takes the most of what is short."""
         by_number = len(self._waiting) > self._limits.messages
         room: dict[str, int] = {}
-        for letter in self._waiting.values():
-            room[letter.channel] = room.get(letter.channel, 0) + (1 if by_number else letter.size)
+        for message in self._waiting.values():
+            room[message.channel] = room.get(message.channel, 0) + (1 if by_number else message.size)
         fullest = max(room, key=room.__getitem__)
-        places = [place for place, letter in self._waiting.items() if letter.channel == fullest]
-        self._drop(fullest, places)
+        queue_keys = [queue_key for queue_key, message in self._waiting.items() if message.channel == fullest]
+        self._drop(fullest, queue_keys)
 
-    def _drop(self, channel: str, places: list[Hashable]) -> None:
-        for place in places:
-            letter = self._waiting.pop(place)
-            self._waiting_bytes -= letter.size
-            if letter.is_deduplicated:
-                self._once.pop(letter.identity, None)
-        self._dropped += len(places)
+    def _drop(self, channel: str, queue_keys: list[Hashable]) -> None:
+        for queue_key in queue_keys:
+            message = self._waiting.pop(queue_key)
+            self._waiting_bytes -= message.size
+            if message.is_deduplicated:
+                self._once.pop(message.identity, None)
+        self._dropped += len(queue_keys)
         self._dropped_channels[channel] = None
 
     def _has_room(self, size: int) -> bool:
@@ -158,18 +158,18 @@ class Mailbox:
         fits = len(self._out) < self._limits.reply_messages and self._out_bytes + size <= self._limits.reply_bytes
         return fits or not self._out
 
-    def _hand_out(self, letter: QueuedMessage) -> None:
+    def _hand_out(self, message: QueuedMessage) -> None:
         self._sequence += 1
         predecessor = 0
-        if not letter.is_state:
-            predecessor = self._last_on.get(letter.channel, 0)
-            self._last_on[letter.channel] = self._sequence
+        if not message.is_state:
+            predecessor = self._last_on.get(message.channel, 0)
+            self._last_on[message.channel] = self._sequence
         delivery = DeliveredMessage(
-            self._sequence, letter.channel, letter.key, letter.body, predecessor, letter.version
+            self._sequence, message.channel, message.key, message.body, predecessor, message.version
         )
-        self._out.append((delivery, letter))
-        self._out_bytes += letter.size
-        self._waiting_bytes -= letter.size
+        self._out.append((delivery, message))
+        self._out_bytes += message.size
+        self._waiting_bytes -= message.size
 
     def _hand_out_gap(self) -> None:
         """The gap is the predecessor of what follows it, so that nobody can overlook it."""

@@ -246,14 +246,14 @@ class PubSubPublisher:
         self._counts["incarnations"] += 1
         return subscriber
 
-    def _unknown(self, why: str) -> UnknownSubscriber:
+    def _unknown(self, reason: str) -> UnknownSubscriber:
         self._counts["unknown_subscriber_replies"] += 1
-        return UnknownSubscriber(why)
+        return UnknownSubscriber(reason)
 
-    def _expel(self, subscriber_id: str, why: str) -> UnknownSubscriber:
+    def _expel(self, subscriber_id: str, reason: str) -> UnknownSubscriber:
         self._forget(subscriber_id, "expelled")
         self._expelled.append(subscriber_id)
-        return self._unknown(why)
+        return self._unknown(reason)
 
     def _forget(self, subscriber_id: str, counted_as: str) -> None:
         subscriber = self._subscribers.pop(subscriber_id)
@@ -314,8 +314,8 @@ class PubSubPublisher:
             self.on_interest(channel, key, False)
         return None
 
-    def _put(self, subscriber_id: str, letter: QueuedMessage) -> None:
-        self._subscribers[subscriber_id].mailbox.put(letter)
+    def _put(self, subscriber_id: str, message: QueuedMessage) -> None:
+        self._subscribers[subscriber_id].mailbox.put(message)
         self.on_ready(subscriber_id)
 
     def _take(self, mailbox: Mailbox) -> tuple[DeliveredMessage, ...]:

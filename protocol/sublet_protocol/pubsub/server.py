@@ -149,8 +149,8 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         match answer:
             case PollDeliveries(deliveries):
                 return wire.encode_poll_reply(self.publisher.incarnation, deliveries, channels=self._channels)
-            case UnknownSubscriber(why):
-                log.info("subscriber %s is unknown: %s", subscriber_id, why)
+            case UnknownSubscriber(reason):
+                log.info("subscriber %s is unknown: %s", subscriber_id, reason)
                 return wire.encode_poll_reply(self.publisher.incarnation, unknown=True)
 
     # --- inside ---
@@ -183,8 +183,8 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
                 return wire.encode_batch_reply(self.publisher.incarnation, errors)
             case DuplicateBatch(errors):
                 return wire.encode_batch_reply(self.publisher.incarnation, errors)
-            case UnknownSubscriber(why):
-                log.info("subscriber %s is unknown: %s", subscriber_id, why)
+            case UnknownSubscriber(reason):
+                log.info("subscriber %s is unknown: %s", subscriber_id, reason)
                 return wire.encode_batch_reply(self.publisher.incarnation, unknown=True)
 
     async def _hand_over(self, subscriber_id: str, index: int, message: object) -> CommandError | None:

@@ -115,7 +115,7 @@ class PubSubSubscriber:
         self._channels = channels
         self._size_of = size_of
         self._wanted: dict[Subject, None] = {}
-        self._untold: dict[Subject, None] = {}  # subscribed since the loss was reported
+        self._unreported: dict[Subject, None] = {}  # subscribed since the loss was reported
         self._listening = False
         self._queue: deque[Command] = deque()
         self._setbacks = 0
@@ -162,13 +162,13 @@ class PubSubSubscriber:
 
     def find_leaks(self) -> tuple[str, ...]:
         """Return what is still stored though nothing is subscribed; empty unless there is a leak."""
-        unwanted = self._untold.keys() - self._wanted
+        unwanted = self._unreported.keys() - self._wanted
         found = [f"{subject}: to be told of a loss, and not subscribed" for subject in unwanted]
         if self.status in (ConnectionStatus.IDLE, ConnectionStatus.REJECTED):
             retained = {"subscriptions": self._wanted, "commands": self._queue, "a batch": self._life.flight}
-            found += [f"{name}: kept while {self.status.value}" for name, things in retained.items() if things]
-        elif self._untold and self.status is not ConnectionStatus.DISCONNECTED:
-            found.append(f"{len(self._untold)} subscriptions: to be told of a loss that is over")
+            found += [f"{name}: kept while {self.status.value}" for name, items in retained.items() if items]
+        elif self._unreported and self.status is not ConnectionStatus.DISCONNECTED:
+            found.append(f"{len(self._unreported)} subscriptions: to be told of a loss that is over")
         return tuple(found)
 
     # --- events ---
@@ -176,10 +176,10 @@ class PubSubSubscriber:
     def _take_in(self, event: Event, now: float) -> None:
         match event:
             case Subscribe(channel, key):
-                self._want((channel, key))
+                self._add_wanted((channel, key))
                 self._enqueue(event, now)
             case Unsubscribe(channel, key):
-                self._want_no_more((channel, key))
+                self._remove_wanted((channel, key))
                 self._enqueue(event, now)
             case Send():
                 self._enqueue(event, now)
@@ -207,19 +207,19 @@ class PubSubSubscriber:
                 self._failed(self._life.batch, event, now)
             case PollFailed():
                 self._failed(self._life.poll, event, now)
-            case ConnectionRejected(reason=why):
-                self._lose(ConnectionLostReason.REJECTED, why, now)
+            case ConnectionRejected(reason=reason):
+                self._lose(ConnectionLostReason.REJECTED, reason, now)
             case _:
                 assert_never(event)
 
-    def _want(self, subject: Subject) -> None:
+    def _add_wanted(self, subject: Subject) -> None:
         if self.status is ConnectionStatus.DISCONNECTED and subject not in self._wanted:
-            self._untold[subject] = None
+            self._unreported[subject] = None
         self._wanted[subject] = None
 
-    def _want_no_more(self, subject: Subject) -> None:
+    def _remove_wanted(self, subject: Subject) -> None:
         self._wanted.pop(subject, None)
-        self._untold.pop(subject, None)
+        self._unreported.pop(subject, None)
 
     def _enqueue(self, command: Command, now: float) -> None:
         self._queue.append(command)
@@ -240,10 +240,10 @@ class PubSubSubscriber:
     def _forget_refused(self, flight: tuple[Command, ...], refused: set[int]) -> None:
         """A rejected subscription is not declared again, unless it was requested once more after the rejected one."""
         commands = (*flight, *self._queue)
-        last = {(one.channel, one.key): place for place, one in enumerate(commands) if isinstance(one, Subscribe)}
-        for subject, place in last.items():
-            if place in refused:
-                self._want_no_more(subject)
+        last = {(one.channel, one.key): index for index, one in enumerate(commands) if isinstance(one, Subscribe)}
+        for subject, index in last.items():
+            if index in refused:
+                self._remove_wanted(subject)
 
     def _poll_answered(self, event: PollReplied, now: float) -> None:
         if not self._life.poll.busy or not self._trusts(event, self._life.poll, now):
@@ -269,7 +269,7 @@ class PubSubSubscriber:
             return False
         self._life.incarnation = event.node_incarnation
         self._setbacks = 0
-        self._untold.clear()
+        self._unreported.clear()
         self.status = ConnectionStatus.CONNECTED
         return True
 
@@ -322,9 +322,9 @@ class PubSubSubscriber:
         """Report the loss once; a final loss is reported also to subscriptions that know of a loss."""
         if self.status is not ConnectionStatus.DISCONNECTED or reason is ConnectionLostReason.REJECTED:
             self._out.append(ConnectionLost(reason, detail, tuple(self._wanted)))
-        elif self._untold:
-            self._out.append(ConnectionStillLost(ConnectionLost(reason, detail, tuple(self._untold))))
-        self._untold.clear()
+        elif self._unreported:
+            self._out.append(ConnectionStillLost(ConnectionLost(reason, detail, tuple(self._unreported))))
+        self._unreported.clear()
 
     def _end(self, refusal: str) -> None:
         """Drop everything: nothing will be tried any more."""

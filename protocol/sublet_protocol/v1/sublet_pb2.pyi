@@ -308,16 +308,16 @@ class RevokeFinished(_message.Message):
     def __init__(self, borrower_id: _Optional[str] = ..., term: _Optional[int] = ..., stream_id: _Optional[int] = ..., grant_id: _Optional[int] = ...) -> None: ...
 
 class Disconnect(_message.Message):
-    __slots__ = ("borrower_id", "term", "streams", "why")
+    __slots__ = ("borrower_id", "term", "streams", "reason")
     BORROWER_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     STREAMS_FIELD_NUMBER: _ClassVar[int]
-    WHY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     borrower_id: str
     term: int
     streams: _containers.RepeatedCompositeFieldContainer[StreamProgress]
-    why: str
-    def __init__(self, borrower_id: _Optional[str] = ..., term: _Optional[int] = ..., streams: _Optional[_Iterable[_Union[StreamProgress, _Mapping]]] = ..., why: _Optional[str] = ...) -> None: ...
+    reason: str
+    def __init__(self, borrower_id: _Optional[str] = ..., term: _Optional[int] = ..., streams: _Optional[_Iterable[_Union[StreamProgress, _Mapping]]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ToBorrower(_message.Message):
     __slots__ = ("leader_connect_response", "ping_response", "grant", "revoke", "revoked", "progress_saved", "invalidate")

@@ -58,19 +58,19 @@ def migrate(url: str, schema: str | None = None, to: str | None = None) -> str:
     with connect(url, schema=schema, application_name="sublet migrate", silence_s=None) as conn, _alone(conn, schema):
         _refuse_encoding(conn)
         _create_schema(conn, schema)
-        found, compatible_from = schema_version(conn)
-        if found is not None and to is None and found > target and works_with(found, compatible_from):
-            return found
-        _refuse_foreign(found, schema)
-        if found is not None and found > target:
+        version, compatible_from = schema_version(conn)
+        if version is not None and to is None and version > target and works_with(version, compatible_from):
+            return version
+        _refuse_foreign(version, schema)
+        if version is not None and version > target:
             raise SchemaMismatch(
-                f"schema {schema!r} is at version {found}, newer than {target}. To go back, bring every node, "
+                f"schema {schema!r} is at version {version}, newer than {target}. To go back, bring every node, "
                 f"publisher and consumer to the release of {target} first, and then add --downgrade."
             )
-        if found != target:
+        if version != target:
             compatible = _compatible_from(target)
             _alembic_command(
-                url, schema, command.upgrade, target, partial(_refuse_under_nodes, found, target, compatible)
+                url, schema, command.upgrade, target, partial(_refuse_under_nodes, version, target, compatible)
             )
         ensure_default(conn)
         return target
@@ -86,15 +86,15 @@ def downgrade(url: str, schema: str | None = None, to: str | None = None) -> Non
     schema = schema_name(schema)
     target = None if to is None else _known(to)
     with connect(url, schema=schema, application_name="sublet migrate", silence_s=None) as conn, _alone(conn, schema):
-        found, compatible_from = schema_version(conn)
-        if found is None:
+        version, compatible_from = schema_version(conn)
+        if version is None:
             return
-        _refuse_foreign(found, schema)
-        if target is not None and target >= found:
+        _refuse_foreign(version, schema)
+        if target is not None and target >= version:
             raise SchemaMismatch(
-                f"schema {schema!r} is at version {found}, and {target} is not older. Leave out --downgrade."
+                f"schema {schema!r} is at version {version}, and {target} is not older. Leave out --downgrade."
             )
-        check = partial(_refuse_under_nodes, found, target, compatible_from)
+        check = partial(_refuse_under_nodes, version, target, compatible_from)
         _alembic_command(url, schema, command.downgrade, target or "base", check)
 
 
@@ -112,11 +112,11 @@ def latest_version() -> str:
 def scripts_path() -> Path:
     """Return where the migrations are: inside the installed wheel, else beside the packages in a checkout."""
     here = Path(__file__).resolve().parent
-    places = (here.parent / "_migrations", here.parents[2] / "migrations")
-    for place in places:
-        if (place / "env.py").is_file():
-            return place
-    raise Unavailable(f"no migration scripts in {' or '.join(map(str, places))}. Install sublet again.")
+    folders = (here.parent / "_migrations", here.parents[2] / "migrations")
+    for folder in folders:
+        if (folder / "env.py").is_file():
+            return folder
+    raise Unavailable(f"no migration scripts in {' or '.join(map(str, folders))}. Install sublet again.")
 
 
 def _config() -> Config:
@@ -260,13 +260,13 @@ def _refuse_foreign(version: str | None, schema: str) -> None:
 
 
 def _refuse_under_nodes(
-    found: str | None, target: str | None, compatible_from: str | None, conn: psycopg.Connection[Any]
+    version: str | None, target: str | None, compatible_from: str | None, conn: psycopg.Connection[Any]
 ) -> None:
     """Raise where nodes live and programs of the older version do not work with the schema of the newer."""
-    if found is None or target is None or (compatible_from is not None and compatible_from <= min(found, target)):
+    if version is None or target is None or (compatible_from is not None and compatible_from <= min(version, target)):
         return
     if names := [entry.node.name for entry in list_nodes(conn) if entry.remaining_s > 0]:
         raise SchemaMismatch(
-            f"version {target}: between it and the present {found} not all programs work with both, and nodes are at "
+            f"version {target}: between it and the present {version} not all programs work with both, and nodes are at "
             f"work: {', '.join(names)}. Stop all nodes, publishers and consumers first, or go by a version between."
         )

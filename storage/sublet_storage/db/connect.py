@@ -48,7 +48,7 @@ _SHAPE = "postgresql://USER:PASSWORD@HOST:PORT/DATABASE, special characters perc
 _URI_PASSWORD = re.compile(r"^(\w[\w+.-]*://[^:/?#@]*):(.*)@", re.DOTALL)
 _NAMED_PASSWORD = re.compile(r"(\b(?:ssl)?password\s*=\s*)('(?:\\.|[^'\\])*'|[^\s&]+)", re.IGNORECASE)
 _SCHEMA_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
-_REMEDIES = (
+_HINTS = (
     ("password authentication failed", "Correct the user or the password in the URL"),
     ("no password supplied", "Give the password in the URL, in PGPASSWORD or in ~/.pgpass"),
     ("no pg_hba.conf entry", "Allow this user and address in the server's pg_hba.conf"),
@@ -150,32 +150,32 @@ def check_schema(conn: psycopg.Connection[Any]) -> str:
     Their version: this program's, or a newer one that declares itself compatible with this program's. So a schema is
     migrated first, and the programs that use it are replaced one by one afterwards.
     """
-    place = f"schema {_schema_of(conn)!r} of database {conn.info.dbname!r}"
+    location = f"schema {_schema_of(conn)!r} of database {conn.info.dbname!r}"
     found, compatible_from = schema_version(conn)
     if found is None:
         raise SchemaMismatch(
-            f"{place} has no sublet tables, this program needs version {SCHEMA_VERSION}. Run `sublet migrate` "
+            f"{location} has no sublet tables, this program needs version {SCHEMA_VERSION}. Run `sublet migrate` "
             "on it (or correct SUBLET_SCHEMA, or grant this user the right to read it)."
         )
-    check_released(found, place)
+    check_released(found, location)
     if found < SCHEMA_VERSION:
         raise SchemaMismatch(
-            f"{place} is at version {found}, older than this program's {SCHEMA_VERSION}. Run `sublet migrate` on it."
+            f"{location} is at version {found}, older than this program's {SCHEMA_VERSION}. Run `sublet migrate` on it."
         )
     if not works_with(found, compatible_from):
         raise SchemaMismatch(
-            f"{place} is at version {found}, newer than this program's {SCHEMA_VERSION}. Upgrade sublet here: that "
+            f"{location} is at version {found}, newer than this program's {SCHEMA_VERSION}. Upgrade sublet here: that "
             f"schema works with programs of version {compatible_from or found} and later."
         )
     return found
 
 
-def check_released(version: str, place: str) -> None:
+def check_released(version: str, location: str) -> None:
     """Raise `SchemaMismatch` for a schema of a version that was never released, which cannot be migrated."""
     if version < FIRST_VERSION:
         raise SchemaMismatch(
-            f"{place} is at version {version}, of before the first release, {FIRST_VERSION}: nothing leads from it to "
-            f"this program's {SCHEMA_VERSION}. Make it anew: `drop schema ... cascade` (of an embedded database, "
+            f"{location} is at version {version}, of before the first release, {FIRST_VERSION}: nothing leads from it "
+            f"to this program's {SCHEMA_VERSION}. Make it anew: `drop schema ... cascade` (of an embedded database, "
             "delete its directory), then `sublet migrate`; what shall stay, export first, with the program it is of."
         )
 
@@ -269,7 +269,7 @@ def _without_values(reason: str) -> str:
 
 def _unreachable(url: str, error: psycopg.OperationalError) -> DatabaseUnreachable:
     text = " ".join(str(error).split()).split(" Is the server running")[0] or type(error).__name__
-    return DatabaseUnreachable(f"cannot connect to {redact(url)}: {_hide(url, text)}. {_remedy(url, text)}.")
+    return DatabaseUnreachable(f"cannot connect to {redact(url)}: {_hide(url, text)}. {_hint(url, text)}.")
 
 
 def _hide(url: str, text: str) -> str:
@@ -277,12 +277,12 @@ def _hide(url: str, text: str) -> str:
     return text.replace(str(password), "***") if password and len(str(password)) > 3 else text
 
 
-def _remedy(url: str, text: str) -> str:
+def _hint(url: str, text: str) -> str:
     host = str(conninfo_to_dict(url).get("host") or "")
     if host.startswith("/") and not Path(host).is_dir():
         return (
             "That is the Unix socket of a server (an embedded one, perhaps) on another machine, or of "
             "one that has stopped: give a URL with a host that can be reached from here"
         )
-    matching = (remedy for sign, remedy in _REMEDIES if sign in text)
+    matching = (hint for sign, hint in _HINTS if sign in text)
     return next(matching, "Start Postgres there, or correct the URL (--database-url, SUBLET_DATABASE_URL)")

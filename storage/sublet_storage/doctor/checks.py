@@ -66,7 +66,7 @@ def run_checks(connection: Connection, now_s: float, protocol_version: int) -> I
         "notifications": lambda: _notifications(connection),
         "nodes": lambda: _nodes(connection, protocol_version),
         "housekeeping": lambda: _housekeeping(connection),
-        "groups": lambda: _unled(connection),
+        "groups": lambda: _leaderless(connection),
         "streams": lambda: _blocked(connection),
         "reading": lambda: _unreadable(connection),
         "pauses": lambda: _paused(connection),
@@ -83,20 +83,20 @@ def run_checks(connection: Connection, now_s: float, protocol_version: int) -> I
 
 def check_failed(check: str, error: psycopg.Error) -> Finding:
     """What could not be looked at is a finding too, and hides nothing of the others."""
-    said = f"it cannot be looked at: {' '.join(str(error).split())}"
+    detail = f"it cannot be looked at: {' '.join(str(error).split())}"
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
         return Finding(
-            check, Severity.ERROR, said, f"{grant_statement(schema_name(), 'USER', CONSUMERS)} lets it be read."
+            check, Severity.ERROR, detail, f"{grant_statement(schema_name(), 'USER', CONSUMERS)} lets it be read."
         )
-    return Finding(check, Severity.ERROR, said, "Try again; the server's log has more of it.")
+    return Finding(check, Severity.ERROR, detail, "Try again; the server's log has more of it.")
 
 
 def _server(connection: Connection) -> Finding:
     version = connection.info.server_version
-    said = f"Postgres {version // 10_000}.{version % 10_000}"
+    detail = f"Postgres {version // 10_000}.{version % 10_000}"
     if version < MIN_VERSION:
-        return Finding("server", Severity.ERROR, said, f"Upgrade it to {MIN_VERSION // 10_000} or later.")
-    return Finding("server", Severity.OK, said)
+        return Finding("server", Severity.ERROR, detail, f"Upgrade it to {MIN_VERSION // 10_000} or later.")
+    return Finding("server", Severity.OK, detail)
 
 
 def _rights(connection: Connection) -> Finding:
@@ -107,9 +107,9 @@ def _rights(connection: Connection) -> Finding:
     if not found:
         return Finding("rights", Severity.OK, f"{user} may do all that nodes, publishers and consumers do")
     whose = next(each for each in (CONSUMERS, PUBLISHERS, NODES) if each in found)
-    said = "; ".join(f"for {each} it lacks {', '.join(rights)}" for each, rights in found.items())
+    detail = "; ".join(f"for {each} it lacks {', '.join(rights)}" for each, rights in found.items())
     hint = f"Unless they run as another user, the owner of the tables says: {grant_statement(schema, user, whose)}"
-    return Finding("rights", Severity.ERROR if whose == CONSUMERS else Severity.WARNING, f"{user}: {said}", hint)
+    return Finding("rights", Severity.ERROR if whose == CONSUMERS else Severity.WARNING, f"{user}: {detail}", hint)
 
 
 def _durability(connection: Connection) -> Finding:
@@ -141,19 +141,19 @@ def _isolation(connection: Connection) -> Finding:
     ).fetchall()
     others = [f"{level} of {whose}" for whose, level in rows if level != ISOLATION]
     if others:
-        said = f"{ISOLATION}; {_some(others)} is used by nothing of sublet's"
-        return Finding("isolation", Severity.OK, said)
+        detail = f"{ISOLATION}; {_some(others)} is used by nothing of sublet's"
+        return Finding("isolation", Severity.OK, detail)
     return Finding("isolation", Severity.OK, ISOLATION)
 
 
 def _clock(connection: Connection, now_s: float) -> Finding:
     (row,) = connection.execute("select extract(epoch from clock_timestamp())::float8").fetchall()
     ahead = now_s - row[0]
-    said = f"this machine's is {abs(ahead):.1f} s {'ahead' if ahead > 0 else 'behind'}"
+    detail = f"this machine's is {abs(ahead):.1f} s {'ahead' if ahead > 0 else 'behind'}"
     if abs(ahead) > SKEW_S:
         hint = "Leases are not concerned; messages without a timestamp get this machine's. Run a time service here."
-        return Finding("clock", Severity.WARNING, said, hint)
-    return Finding("clock", Severity.OK, said)
+        return Finding("clock", Severity.WARNING, detail, hint)
+    return Finding("clock", Severity.OK, detail)
 
 
 def _connections(connection: Connection) -> Finding:
@@ -177,22 +177,22 @@ def _transactions(connection: Connection) -> Finding:
     ).fetchall()
     if rows:
         pid, name, age_s = rows[0]
-        said = f"{len(rows)} open for long, the oldest for {age_s:.0f} s, by {name!r}, process {pid}"
-        return Finding("transactions", Severity.WARNING, said, f"End it: select pg_terminate_backend({pid})")
+        detail = f"{len(rows)} open for long, the oldest for {age_s:.0f} s, by {name!r}, process {pid}"
+        return Finding("transactions", Severity.WARNING, detail, f"End it: select pg_terminate_backend({pid})")
     return Finding("transactions", Severity.OK, "none is open for long")
 
 
 def _notifications(connection: Connection) -> Finding:
     (row,) = connection.execute("select pg_notification_queue_usage()").fetchall()
-    said = f"{row[0]:.0%} of the server's queue is used"
+    detail = f"{row[0]:.0%} of the server's queue is used"
     if row[0] > FILLED:
         hint = (
             "Somebody listens and does not read, in whichever database: a client that is stopped, or a transaction that"
             " stays open. Find it by state, wait_event and age in pg_stat_activity, and end it with"
             " pg_terminate_backend: in a full queue nobody's NOTIFY fits."
         )
-        return Finding("notifications", Severity.WARNING, said, hint)
-    return Finding("notifications", Severity.OK, said)
+        return Finding("notifications", Severity.WARNING, detail, hint)
+    return Finding("notifications", Severity.OK, detail)
 
 
 def _nodes(connection: Connection, protocol_version: int) -> Finding:
@@ -203,23 +203,23 @@ def _nodes(connection: Connection, protocol_version: int) -> Finding:
     )
     undo = f"sublet nodes drain {quote(drained[0])} --undo" if drained else None
     if not nodes and undo:
-        said = f"no node is there that may lead: an operator has drained {_some(drained)}"
+        detail = f"no node is there that may lead: an operator has drained {_some(drained)}"
         hint = f"Start another, sublet leader --name ANOTHER --listen HOST:PORT, or let it lead again: {undo}"
-        return Finding("nodes", Severity.ERROR, said, hint)
+        return Finding("nodes", Severity.ERROR, detail, hint)
     if not nodes:
         return Finding("nodes", Severity.ERROR, "no leader node is there", "Start one: sublet leader")
     versions = [(each.node.name, each.protocol_version) for each in nodes]
     others = [f"{name} ({version})" for name, version in versions if version != protocol_version]
     if others:
-        said = f"of another protocol version than this release's ({protocol_version}): {_some(others)}"
-        return Finding("nodes", Severity.ERROR, said, "Bring all to the same release of sublet.")
-    said = f"{len(nodes)}: {_some([name for name, _ in versions])}"
-    said += f"; drained: {_some(drained)}" if drained else ""
+        detail = f"of another protocol version than this release's ({protocol_version}): {_some(others)}"
+        return Finding("nodes", Severity.ERROR, detail, "Bring all to the same release of sublet.")
+    detail = f"{len(nodes)}: {_some([name for name, _ in versions])}"
+    detail += f"; drained: {_some(drained)}" if drained else ""
     if len(nodes) == 1:
         hint = "Start a second one for safety: sublet leader --name ANOTHER --listen HOST:PORT"
         hint += f", or let a drained one lead again: {undo}" if undo else ""
-        return Finding("nodes", Severity.WARNING, f"{said}; nobody takes over from it", hint)
-    return Finding("nodes", Severity.OK, said)
+        return Finding("nodes", Severity.WARNING, f"{detail}; nobody takes over from it", hint)
+    return Finding("nodes", Severity.OK, detail)
 
 
 def _housekeeping(connection: Connection) -> Finding:
@@ -252,12 +252,12 @@ def find_leaderless_groups(connection: Connection) -> LeaderlessGroups:
     return LeaderlessGroups(rows[0][1] if rows else 0, tuple(name for name, _ in rows))
 
 
-def _unled(connection: Connection) -> Finding:
+def _leaderless(connection: Connection) -> Finding:
     found = find_leaderless_groups(connection)
     if found.total:
-        said = f"{found.total} have consumers and no leader: {_some(found.names, found.total)}"
+        detail = f"{found.total} have consumers and no leader: {_some(found.names, found.total)}"
         hint = "One is elected within its lease if a node is there that does not drain, and as soon as a consumer asks."
-        return Finding("groups", Severity.WARNING, said, hint)
+        return Finding("groups", Severity.WARNING, detail, hint)
     return Finding("groups", Severity.OK, "each that has consumers is led")
 
 
@@ -269,12 +269,12 @@ def _blocked(connection: Connection) -> Finding:
         " where l.status = 'blocked' and g.deleted_at is null order by 1, 2"
     ).fetchall()
     if rows:
-        name, stream_id, why = rows[0]
-        said = f"{len(rows)} are blocked: {_some([f'{stream} of {group}' for group, stream, _ in rows])}"
-        said += "" if why is None else f"; the first because of this: {why.rstrip(' .')}"
+        name, stream_id, reason = rows[0]
+        detail = f"{len(rows)} are blocked: {_some([f'{stream} of {group}' for group, stream, _ in rows])}"
+        detail += "" if reason is None else f"; the first because of this: {reason.rstrip(' .')}"
         again = f"sublet groups reset {quote(name)} --stream {stream_id} --to-current"
         hint = f"sublet groups why {quote(name)} says why, {again} tries once more."
-        return Finding("streams", Severity.ERROR, said, hint)
+        return Finding("streams", Severity.ERROR, detail, hint)
     return Finding("streams", Severity.OK, "none is blocked")
 
 
@@ -284,10 +284,10 @@ def _unreadable(connection: Connection) -> Finding:
         " join consumer_group g using (group_id) where g.deleted_at is null order by u.since, 1, 2"
     ).fetchall()
     if rows:
-        said = f"{len(rows)} streams cannot be read on by who holds them: "
-        said += _some([f"{stream} of {group}" for group, stream in rows])
+        detail = f"{len(rows)} streams cannot be read on by who holds them: "
+        detail += _some([f"{stream} of {group}" for group, stream in rows])
         return Finding(
-            "reading", Severity.ERROR, said, f"sublet groups why {quote(rows[0][0])} says why, and what helps."
+            "reading", Severity.ERROR, detail, f"sublet groups why {quote(rows[0][0])} says why, and what helps."
         )
     return Finding("reading", Severity.OK, "no holder of a stream says that it cannot read on")
 
@@ -298,19 +298,19 @@ def _paused(connection: Connection) -> Finding:
         " where g.deleted_at is null and g.desired_state ? 'paused' order by 1"
     ).fetchall()
     if rows:
-        said = f"{len(rows)} groups are paused: {_some([name for (name,) in rows])}"
+        detail = f"{len(rows)} groups are paused: {_some([name for (name,) in rows])}"
         return Finding(
-            "pauses", Severity.WARNING, said, f"Where it is not meant: sublet groups resume {quote(rows[0][0])}"
+            "pauses", Severity.WARNING, detail, f"Where it is not meant: sublet groups resume {quote(rows[0][0])}"
         )
     return Finding("pauses", Severity.OK, "no group is paused")
 
 
 def _lag(connection: Connection) -> Finding:
     if waiting := list_unconsumed_groups(connection):
-        said = f"{len(waiting)} groups have messages and nobody who holds a stream: "
-        said += _some([f"{name} ({lag})" for name, lag in waiting])
+        detail = f"{len(waiting)} groups have messages and nobody who holds a stream: "
+        detail += _some([f"{name} ({lag})" for name, lag in waiting])
         hint = f"Start their consumers, or see what keeps them: sublet groups why {quote(waiting[0][0])}"
-        return Finding("lag", Severity.WARNING, said, hint)
+        return Finding("lag", Severity.WARNING, detail, hint)
     return Finding("lag", Severity.OK, "no group has messages that nobody is there for")
 
 

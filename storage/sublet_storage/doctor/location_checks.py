@@ -56,55 +56,55 @@ def check_locations(conn: psycopg.Connection[Any]) -> Iterator[Finding]:
     """Yield a finding for each place that a space uses, and one where payloads are long due there, or objects cannot be
     deleted."""
     for space_id, name, text, used in conn.execute(_SPACES).fetchall():
-        places = {place.prefix: place for place in map(parse_stored_location, used)}
+        locations = {location.prefix: location for location in map(parse_stored_location, used)}
         present = None if text is None else parse_location(text).prefix
         if text is not None:
-            places.setdefault(parse_location(text).prefix, parse_location(text))
-        for prefix, place in sorted(places.items()):
+            locations.setdefault(parse_location(text).prefix, parse_location(text))
+        for prefix, location in sorted(locations.items()):
             if prefix == present:
-                yield _present(name, place)
-                yield from _overdue(conn, space_id, name, place)
+                yield _present(name, location)
+                yield from _overdue(conn, space_id, name, location)
             else:
-                yield from _former(conn, space_id, name, place)
+                yield from _former(conn, space_id, name, location)
     (row,) = conn.execute(_STUCK).fetchall()
     if row[0]:
-        said = f"{row[0]} objects that no block names could not be deleted"
-        yield Finding("payloads", Severity.WARNING, said, "See the log of the node that keeps house: it says why.")
+        detail = f"{row[0]} objects that no block names could not be deleted"
+        yield Finding("payloads", Severity.WARNING, detail, "See the log of the node that keeps house: it says why.")
 
 
-def _present(space: str, place: PayloadLocation) -> Finding:
+def _present(space: str, location: PayloadLocation) -> Finding:
     """Where payloads go: a node has to write there, while consumers read only."""
-    there, said = get_store(place), f"space {space} at {place}"
+    there, detail = get_store(location), f"space {space} at {location}"
     try:
-        if place.marker:
+        if location.marker:
             run_with_timeout(there, TO_CHANGE, there.check_marker)
     except PayloadUnavailable as error:
-        return _trouble(Severity.ERROR, space, error)
+        return _unavailable(Severity.ERROR, space, error)
     try:
         run_with_timeout(there, TO_CHANGE, partial(_probe, there))
     except PayloadUnavailable as error:
-        if not place.marker:
-            return _trouble(Severity.ERROR, space, error)
+        if not location.marker:
+            return _unavailable(Severity.ERROR, space, error)
         what = str(error).partition(". ")[0]
         hint = "Where consumers run that is well. Nodes have to write and delete there: run it where they do."
-        return Finding("payloads", Severity.WARNING, f"{said}: it can be read, and not written: {what}", hint)
+        return Finding("payloads", Severity.WARNING, f"{detail}: it can be read, and not written: {what}", hint)
     except ObjectNotFound:
         hint = "See who else writes there, or deletes: a lifecycle rule of the bucket, say."
-        return Finding("payloads", Severity.ERROR, f"{said}: what was written is not there", hint)
-    return Finding("payloads", Severity.OK, said)
+        return Finding("payloads", Severity.ERROR, f"{detail}: what was written is not there", hint)
+    return Finding("payloads", Severity.OK, detail)
 
 
-def _overdue(conn: psycopg.Connection[Any], space_id: int, space: str, place: PayloadLocation) -> Iterator[Finding]:
+def _overdue(conn: psycopg.Connection[Any], space_id: int, space: str, location: PayloadLocation) -> Iterator[Finding]:
     """What is not moved stays in Postgres, which it fills."""
     found = [_due_for(conn, *stream) for stream in conn.execute(_TO_TIER, {"space": space_id}).fetchall()]
     if late := [due_s for due_s in found if due_s > LATE_S]:
-        said = f"space {space}: payloads of {len(late)} streams should have been moved to {place} long ago"
+        detail = f"space {space}: payloads of {len(late)} streams should have been moved to {location} long ago"
         hint = (
             "The log of the node that keeps house says what could not be moved, and why. Where it says nothing, the "
             "space was given this place a short while ago, or more comes in than is moved, as blocks are small: "
             "docs/payloads.md says what moving takes."
         )
-        yield Finding("payloads", Severity.WARNING, f"{said}, the oldest {max(late) / 3600:.0f} h ago", hint)
+        yield Finding("payloads", Severity.WARNING, f"{detail}, the oldest {max(late) / 3600:.0f} h ago", hint)
 
 
 def _due_for(conn: psycopg.Connection[Any], generation_id: int, stream_id: int, offset: int) -> float:
@@ -117,40 +117,40 @@ def _due_for(conn: psycopg.Connection[Any], generation_id: int, stream_id: int, 
     return 0.0
 
 
-def _former(conn: psycopg.Connection[Any], space_id: int, space: str, place: PayloadLocation) -> Iterator[Finding]:
+def _former(conn: psycopg.Connection[Any], space_id: int, space: str, location: PayloadLocation) -> Iterator[Finding]:
     """Where payloads went once: it matters as long as something lies there."""
-    asked = {"space": space_id, "prefix": f"{place.prefix}/"}
+    asked = {"space": space_id, "prefix": f"{location.prefix}/"}
     ((is_named,),) = conn.execute(_IS_NAMED, asked).fetchall()
     ((waiting,),) = conn.execute(_WAITING, asked).fetchall()
     if not (is_named or waiting):
         return
-    there = get_store(place)
+    there = get_store(location)
     try:
         run_with_timeout(there, TO_READ, there.check_marker)
     except PayloadUnavailable as error:
         if is_named:
-            yield _trouble(Severity.ERROR, space, error)
+            yield _unavailable(Severity.ERROR, space, error)
             return
-        said = f"space {space}: {waiting} objects wait to be deleted at {place}, which is away"
+        detail = f"space {space}: {waiting} objects wait to be deleted at {location}, which is away"
         hint = (
             "No message lies there. Bring it back, or where it is gone for good forget them: docs/payloads.md says how."
         )
-        yield Finding("payloads", Severity.WARNING, said, hint)
+        yield Finding("payloads", Severity.WARNING, detail, hint)
     else:
         if is_named:
-            yield Finding("payloads", Severity.OK, f"space {space} at {place}, where nothing is moved to any more")
+            yield Finding("payloads", Severity.OK, f"space {space} at {location}, where nothing is moved to any more")
 
 
-def _trouble(state: Severity, space: str, error: PayloadUnavailable) -> Finding:
-    what, _, remedy = str(error).removesuffix(f" {ASK_DOCTOR}").partition(". ")
-    return Finding("payloads", state, f"space {space}: {what}", remedy.partition(". ")[2] or None)
+def _unavailable(state: Severity, space: str, error: PayloadUnavailable) -> Finding:
+    what, _, hint = str(error).removesuffix(f" {ASK_DOCTOR}").partition(". ")
+    return Finding("payloads", state, f"space {space}: {what}", hint.partition(". ")[2] or None)
 
 
-def _probe(place: ObjectStore) -> None:
+def _probe(store: ObjectStore) -> None:
     name, payload = f".sublet-probe-{secrets.token_hex(8)}", secrets.token_bytes(64)
-    place.put(name, payload)
+    store.put(name, payload)
     try:
-        if bytes(memoryview(place.get(name, 65))) != payload:
+        if bytes(memoryview(store.get(name, 65))) != payload:
             raise ObjectNotFound
     finally:
-        place.delete(name)
+        store.delete(name)

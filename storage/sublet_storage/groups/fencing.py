@@ -138,7 +138,7 @@ def advance(
     return Attempt(row[0], row[1])
 
 
-def happened(conn: psycopg.Connection[Any], attempt: Attempt, timeout_s: float = OUTCOME_TIMEOUT_S) -> bool | None:
+def was_committed(conn: psycopg.Connection[Any], attempt: Attempt, timeout_s: float = OUTCOME_TIMEOUT_S) -> bool | None:
     """Whether that transaction was committed; None if this server cannot know: it is another one since.
 
     Waits for its end; raises `UnknownOutcome` where it has none after `timeout_s`. Outside of a transaction.

@@ -106,13 +106,13 @@ def checked(codec: int, payload: Stored, stream_id: int, end_offset: int, count:
         raise
     except (pa.ArrowException, SchemaMismatch, OSError, EOFError, ValueError) as error:
         cause = " ".join(str(error).split()).rstrip(".")
-        remedy = (
+        hint = (
             "Nothing of it is given out: put its payload back from a backup, or go past it; a group does so with "
             f"`sublet groups reset GROUP --stream {stream_id} --to-offset {end_offset}`, "
             "whoever reads without one begins there"
         )
-        why = f"cannot be decoded: {cause}. {remedy}."
-        raise PoisonBlock(stream_id, (end_offset - count, end_offset), why) from None
+        detail = f"cannot be decoded: {cause}. {hint}."
+        raise PoisonBlock(stream_id, (end_offset - count, end_offset), detail) from None
 
 
 def restored(codec: int, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:

@@ -89,7 +89,9 @@ def restore_columns(flags: int, batch: pa.RecordBatch) -> pa.RecordBatch:
     if not flags:
         return batch
     stored, count = iter(batch.columns), batch.num_rows
-    columns = [_nothing(way, count) if isinstance(way, pa.Field) else way(next(stored)) for way in _codecs(flags)]
+    columns = [
+        _nothing(codec, count) if isinstance(codec, pa.Field) else codec(next(stored)) for codec in _codecs(flags)
+    ]
     return pa.RecordBatch.from_arrays(columns, schema=BLOCK_SCHEMA)
 
 
@@ -97,10 +99,10 @@ def restore_columns(flags: int, batch: pa.RecordBatch) -> pa.RecordBatch:
 def _codecs(flags: int) -> list[Any]:
     """Return for each column of `BLOCK_SCHEMA` how it comes from the stored one; for one that is not stored its
     field."""
-    return [_way(flags, field) for field in BLOCK_SCHEMA]
+    return [_codec(flags, field) for field in BLOCK_SCHEMA]
 
 
-def _way(flags: int, field: pa.Field) -> Any:
+def _codec(flags: int, field: pa.Field) -> Any:
     if _is(flags, "absent", field.name):
         return field
     if not _is(flags, "runs", field.name):
@@ -149,8 +151,8 @@ def _is_one(epochs: pa.Array) -> bool:
     if count < _WORTHWHILE or epochs.null_count or len(numbers) % count:
         return False
     of_each = len(numbers) // count
-    places = [numbers] if of_each == 1 else [pc.list_element(epochs, place) for place in range(of_each)]
-    return all(bounds["min"] == bounds["max"] for bounds in map(pc.min_max, places))
+    dimensions = [numbers] if of_each == 1 else [pc.list_element(epochs, dimension) for dimension in range(of_each)]
+    return all(bounds["min"] == bounds["max"] for bounds in map(pc.min_max, dimensions))
 
 
 def _repeated(column: pa.RunEndEncodedArray) -> pa.Array:

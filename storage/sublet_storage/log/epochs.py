@@ -326,10 +326,10 @@ def _check_open(lower: LowerFrontier, wanted: LowerFrontier) -> None:
     for epoch in wanted.least:
         if not lower.admits(epoch):
             is_over = all(number > LARGEST for least in lower.least for number in least)
-            remedy = "There is none left: take another space" if is_over else "Begin with such an epoch"
+            hint = "There is none left: take another space" if is_over else "Begin with such an epoch"
             raise EpochCompleted(
                 f"epoch {format_epoch(epoch)} is completed: in this space, what may still be published is at or after "
-                f"{format_frontier(lower)}. {remedy}."
+                f"{format_frontier(lower)}. {hint}."
             )
 
 

@@ -151,7 +151,7 @@ def fetch(
         **({} if end is None else {"end": Int8(end)}),
     }
 
-    find = partial(_found, conn, statement, parameters, generation_id, stream_id, offset)
+    find = partial(_read_stream, conn, statement, parameters, generation_id, stream_id, offset)
     try:
         head, closed, blocks = find()
     except PayloadDamaged:  # or what the row said was over when the object was read: retention has taken both, say
@@ -262,7 +262,7 @@ def count_contiguous(spans: Sequence[tuple[int, int]]) -> int:
     return len(spans)
 
 
-def _found(
+def _read_stream(
     conn: psycopg.Connection[Any], statement: str, parameters: Any, generation_id: int, stream_id: int, offset: int
 ) -> tuple[int, bool, list[tuple[Any, ...]]]:
     """The stream's head, whether it is closed, and its blocks with their payloads.

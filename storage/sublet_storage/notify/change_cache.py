@@ -58,11 +58,11 @@ class ChangeCache:
     def apply(self, change: Change, now: float) -> Freshness:
         """Take in a change, if it is newer than what is known."""
         self._expire(now)
-        place = change.kind, change.key
-        if place in self._absent and not change.is_deleted:
-            verdict = Freshness.AMBIGUOUS if change.version > self._dead[place].change.version else Freshness.OLD
+        object_key = change.kind, change.key
+        if object_key in self._absent and not change.is_deleted:
+            verdict = Freshness.AMBIGUOUS if change.version > self._dead[object_key].change.version else Freshness.OLD
         else:
-            verdict = Freshness.NEWER if change.order_key > self._rank(place) else Freshness.OLD
+            verdict = Freshness.NEWER if change.order_key > self._rank(object_key) else Freshness.OLD
         if verdict is Freshness.NEWER:
             self._put(change, now)
         self.old += verdict is Freshness.OLD
@@ -93,37 +93,37 @@ class ChangeCache:
 
     def _confirm(self, change: Change, begun: int, now: float) -> bool:
         """Apply the snapshot's state of one object; return whether it was new."""
-        place = change.kind, change.key
-        if place in self._absent and self._dead[place].turn <= begun and not change.is_deleted:
-            is_news = change.version >= self._dead[place].change.version
+        object_key = change.kind, change.key
+        if object_key in self._absent and self._dead[object_key].turn <= begun and not change.is_deleted:
+            is_news = change.version >= self._dead[object_key].change.version
         else:
-            is_news = change.order_key > self._rank(place) or self._is_refuted(place, change, begun)
+            is_news = change.order_key > self._rank(object_key) or self._is_refuted(object_key, change, begun)
         if is_news:
             self._put(change, now)
         elif entry := self._live.get(change.kind, {}).get(change.key):
             entry.at = now
         return is_news
 
-    def _is_refuted(self, place: tuple[str, str], change: Change, begun: int) -> bool:
+    def _is_refuted(self, object_key: tuple[str, str], change: Change, begun: int) -> bool:
         """Whether the snapshot refutes what is known from before the reading began: a true version would be in it, as
         versions only grow, and are sent after they are committed."""
-        entry = self._live.get(change.kind, {}).get(change.key) or self._dead.get(place)
+        entry = self._live.get(change.kind, {}).get(change.key) or self._dead.get(object_key)
         return entry is not None and entry.turn <= begun and change.order_key < entry.change.order_key
 
-    def _rank(self, place: tuple[str, str]) -> int:
-        kind, key = place
-        entry = self._live.get(kind, {}).get(key) or self._dead.get(place)
+    def _rank(self, object_key: tuple[str, str]) -> int:
+        kind, key = object_key
+        entry = self._live.get(kind, {}).get(key) or self._dead.get(object_key)
         return entry.change.order_key if entry else -1
 
     def _put(self, change: Change, now: float) -> None:
-        place = change.kind, change.key
+        object_key = change.kind, change.key
         self._turn += 1
         entry = _Entry(change, self._turn, now)
-        self._dead.pop(place, None)
-        self._absent.discard(place)
+        self._dead.pop(object_key, None)
+        self._absent.discard(object_key)
         if change.is_deleted:
             self._live.get(change.kind, {}).pop(change.key, None)
-            self._dead[place] = entry
+            self._dead[object_key] = entry
             self._expire(now)
         else:
             self._live.setdefault(change.kind, {})[change.key] = entry
@@ -136,14 +136,14 @@ class ChangeCache:
         return gone
 
     def _expire(self, now: float) -> None:
-        for place in list(self._expired(now)):
-            del self._dead[place]
-            self._absent.discard(place)
+        for object_key in list(self._expired(now)):
+            del self._dead[object_key]
+            self._absent.discard(object_key)
 
     def _expired(self, now: float) -> Iterator[tuple[str, str]]:
         too_many = len(self._dead) - self._most_tombstones
-        for place, entry in self._dead.items():
+        for object_key, entry in self._dead.items():
             if too_many <= 0 and now < entry.at + self._tombstone_s:
                 return
             too_many -= 1
-            yield place
+            yield object_key

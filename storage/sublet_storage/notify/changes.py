@@ -90,7 +90,7 @@ def space_change(name: str, generation_id: int, deleted: bool = False, data: Map
 
 
 def group_change(subscription: str, group_id: int, deleted: bool = False, revision: int = 0) -> Change:
-    """A group was created or deleted; `revision` counts the changes of its orders."""
+    """A group was created or deleted; `revision` counts the changes of its desired state."""
     version = group_id << _REVISION_BITS | (_LAST_REVISION if deleted else min(revision, _LAST_REVISION))
     data = None if deleted else {"group_id": group_id, "revision": revision}
     return Change(GROUP, subscription, version, deleted, data)

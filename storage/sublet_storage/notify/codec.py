@@ -58,22 +58,22 @@ def decode(raw: bytes) -> Message:
         raise MalformedNotification(f"not a message of sublet's ({type(error).__name__}): {raw[:60]!a}") from None
 
 
-def _envelope(found: dict[str, Any]) -> Envelope:
-    publisher, incarnation, channel = found["e"]
+def _envelope(fields: dict[str, Any]) -> Envelope:
+    publisher, incarnation, channel = fields["e"]
     name = _text(channel, MAX_NAME)
-    sequence, predecessor = _integer(found["s"]), _integer(found["b"])
+    sequence, predecessor = _integer(fields["s"]), _integer(fields["b"])
     if predecessor >= sequence:
         raise ValueError("a message cannot come before its predecessor")
-    changes = tuple(_change(name, *each) for each in found["c"])
+    changes = tuple(_change(name, *each) for each in fields["c"])
     return Envelope(_text(publisher, MAX_NAME), _text(incarnation, MAX_NAME), name, sequence, predecessor, changes)
 
 
-def _hello(found: dict[str, Any]) -> Hello:
-    sequences = {_text(channel, MAX_NAME): _integer(number) for channel, number in found["h"].items()}
+def _hello(fields: dict[str, Any]) -> Hello:
+    sequences = {_text(channel, MAX_NAME): _integer(number) for channel, number in fields["h"].items()}
     if len(sequences) > MAX_CHANNELS:
         raise ValueError("too many channels")
-    publisher, incarnation = _text(found["p"], MAX_NAME), _text(found["i"], MAX_NAME)
-    return Hello(publisher, incarnation, sequences, bool(found["l"]))
+    publisher, incarnation = _text(fields["p"], MAX_NAME), _text(fields["i"], MAX_NAME)
+    return Hello(publisher, incarnation, sequences, bool(fields["l"]))
 
 
 def _change(kind: str, key: object, version: object, deleted: object, data: object) -> Change:

@@ -80,7 +80,7 @@ class NotificationPublisher:
         self._reported: deque[Sequence[Change]] = deque()
         self._has_overflown = self._is_closing = False
         self._is_looking = self._is_napping = False
-        self._found: list[str] | None = None
+        self._directory_endpoints: list[str] | None = None
         self._deaf_until = -math.inf  # no node listens, and until then the directory is not read
         self._close_by = math.inf
         self._thread: threading.Thread | None = None
@@ -141,7 +141,7 @@ class NotificationPublisher:
         wake_at = math.inf
         while self._wait(wake_at):
             wake_at = self._work(time.monotonic())
-        self._say(CloseRequested(), time.monotonic())
+        self._send(CloseRequested(), time.monotonic())
         self._senders.close()
 
     def _wait(self, wake_at: float) -> bool:
@@ -149,7 +149,7 @@ class NotificationPublisher:
         with self._changed:
             while True:
                 now = time.monotonic()
-                has_work = bool(self._reported) or self._found is not None
+                has_work = bool(self._reported) or self._directory_endpoints is not None
                 is_early = now < self._announcer.ready_at and not self._is_closing
                 if has_work and not is_early:
                     return True
@@ -170,12 +170,12 @@ class NotificationPublisher:
     def _work(self, now: float) -> float:
         """Do it; when to come back at the latest."""
         with self._changed:
-            reported, has_overflown, found = list(self._reported), self._has_overflown, self._found
+            reported, has_overflown, found = list(self._reported), self._has_overflown, self._directory_endpoints
             self._reported.clear()
-            self._has_overflown, self._found = False, None
+            self._has_overflown, self._directory_endpoints = False, None
         if reported:
             self._rest_at = now + REST_S
-            self._say(ChangesQueued(tuple(change for changes in reported for change in changes)), now)
+            self._send(ChangesQueued(tuple(change for changes in reported for change in changes)), now)
             self._look_if_due(now)
         if found is not None:
             self._reach(found, now)
@@ -186,9 +186,9 @@ class NotificationPublisher:
         if self._announcer.status is PublisherStatus.WAITING and self._announcer.has_pending:
             self._look_if_due(now)  # the last look may have failed
             return self._look_at
-        return self._say(Tick(), now)
+        return self._send(Tick(), now)
 
-    def _say(self, event: Event, now: float) -> float:
+    def _send(self, event: Event, now: float) -> float:
         outcome = self._announcer.decide(event, now)
         for message in outcome.sends:
             self.sent += self._senders.send(message)
@@ -200,10 +200,10 @@ class NotificationPublisher:
     def _begin_anew(self, now: float) -> None:
         self._announcer = self._new_announcer()
         if self._senders:
-            self._say(EndpointsOpened(self._senders.payload_limit), now)
+            self._send(EndpointsOpened(self._senders.payload_limit), now)
 
     def _rest(self, now: float) -> None:
-        self._say(CloseRequested(), now)
+        self._send(CloseRequested(), now)
         self._senders.close()
         self._announcer = self._new_announcer()
         self._look_at, self._rest_at = -math.inf, math.inf
@@ -230,7 +230,7 @@ class NotificationPublisher:
             if self._quiet.acquire("look") is not None:
                 log.info("nobody new is told of changes, as the directory cannot be read: %s", error)
         with self._changed:
-            self._found, self._is_looking = found, False
+            self._directory_endpoints, self._is_looking = found, False
             self._changed.notify()
 
     def _reach(self, endpoints: list[str], now: float) -> None:
@@ -240,7 +240,7 @@ class NotificationPublisher:
             self._announcer = self._new_announcer()
             self._deaf_until = self._look_at
         elif opened:
-            self._say(EndpointsOpened(self._senders.payload_limit), now)
+            self._send(EndpointsOpened(self._senders.payload_limit), now)
 
 
 _shared: dict[str, NotificationPublisher] = {}
@@ -319,7 +319,7 @@ class SenderSet:
         wanted: dict[str, list[str]] = {}
         for endpoint in endpoints:
             wanted.setdefault(registry.driver_name(endpoint), []).append(endpoint)
-        opened = [self._open(name, tuple(sorted(places))) for name, places in wanted.items()]
+        opened = [self._open(name, tuple(sorted(addresses))) for name, addresses in wanted.items()]
         for name in self._senders.keys() - wanted.keys():
             self._close(name, self._senders.pop(name).outlet)
         return any(opened)

@@ -141,14 +141,14 @@ class PublisherMachine:
 
     def _keep(self, change: Change) -> None:
         """The newest change of each object waits, in the place of the first."""
-        place = change.kind, change.key
-        before = self._waiting.get(place)
+        object_key = change.kind, change.key
+        before = self._waiting.get(object_key)
         if before is None:
-            self._waiting[place] = change
+            self._waiting[object_key] = change
             if len(self._waiting) > self._most_waiting:
                 self._skip(self._waiting.popitem(last=False)[1].kind)
         elif change.order_key > before.order_key:
-            self._waiting[place] = change
+            self._waiting[object_key] = change
             self._replaced += 1
 
     def _skip(self, channel: str) -> None:

@@ -139,8 +139,8 @@ def _option(name: str) -> str:
 @lru_cache(maxsize=256)
 def parse_stored_location(text: str) -> PayloadLocation:
     """Return a place as the database has it: with the id in its marker behind a #."""
-    place, _, marker = text.partition("#")
-    return replace(parse_location(place), marker=marker)
+    location, _, marker = text.partition("#")
+    return replace(parse_location(location), marker=marker)
 
 
 def new_object_name(generation_id: int, stream_id: int, end_offset: int, payload: bytes | memoryview) -> ObjectName:
@@ -160,15 +160,15 @@ def format_location(text: str) -> str:
     return text.partition("#")[0]
 
 
-def locate_object(uri: str, places: Iterable[str]) -> tuple[PayloadLocation, ObjectName] | None:
+def locate_object(uri: str, locations: Iterable[str]) -> tuple[PayloadLocation, ObjectName] | None:
     """Return where an object is, and what it is; None if it is not the name of one, or is in none of these places,
     which may lie within one another."""
-    for place in map(parse_stored_location, places):
-        if not uri.startswith(f"{place.prefix}/"):
+    for location in map(parse_stored_location, locations):
+        if not uri.startswith(f"{location.prefix}/"):
             continue
-        text = uri[len(place.prefix) + 1 :]
+        text = uri[len(location.prefix) + 1 :]
         matched = _NAME.fullmatch(text)
         if matched is not None:
             generation_id, stream_id, end_offset = map(int, matched.groups()[:3])
-            return place, ObjectName(generation_id, stream_id, end_offset, matched[4], text)
+            return location, ObjectName(generation_id, stream_id, end_offset, matched[4], text)
     return None

@@ -40,7 +40,7 @@ ATTEMPTS: Final = 2
 
 ASK_DOCTOR: Final = "`sublet doctor` says whether it can be used."
 """Behind each remedy, but the doctor's own."""
-_REMEDIES: Final = {
+_HINTS: Final = {
     "file": "See that the directory is there on this machine, mounted, and that this process's user may read and "
     "write in it",
     "s3": "See that it can be reached from here, with the right credentials in this process's environment",
@@ -82,8 +82,8 @@ class ObjectBackend(Protocol):
 class LocalBackend:
     """A directory, which must exist. All that is done is done below it, whatever links there are."""
 
-    def __init__(self, place: PayloadLocation) -> None:
-        self._root = place.root
+    def __init__(self, location: PayloadLocation) -> None:
+        self._root = location.root
 
     def write(self, name: str, payload: Payload) -> None:
         with self._folder(name, make=True) as (folder, file_name):
@@ -156,12 +156,12 @@ class LocalBackend:
 class S3Backend:
     """A bucket's objects below a prefix."""
 
-    def __init__(self, place: PayloadLocation) -> None:
+    def __init__(self, location: PayloadLocation) -> None:
         from pyarrow import fs
 
-        self._root = place.root
+        self._root = location.root
         self._fs: Any = fs.S3FileSystem(
-            **dict(place.options),
+            **dict(location.options),
             background_writes=False,
             connect_timeout=CONNECT_TIMEOUT_S,
             request_timeout=REQUEST_TIMEOUT_S,
@@ -189,7 +189,7 @@ class ObjectStore:
         self.location = location
         self._backend: ObjectBackend | None = None
         self._lock = threading.Lock()
-        self._backoff, self._why = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S), ""
+        self._backoff, self._last_error = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S), ""
 
     def put(self, name: str, payload: Payload) -> None:
         """Write an object that was not there, and see that it is there now. Raises `ObjectUnusable`."""
@@ -212,7 +212,7 @@ class ObjectStore:
         found = self._marked()
         if found is None:
             text = f"sublet keeps payloads of messages here, id {marker}\n".encode()
-            with self._trouble():
+            with self._errors_mapped():
                 self._opened().write(MARKER, text)
             found = self._marked()
         if not found:
@@ -238,7 +238,7 @@ class ObjectStore:
     def _marked(self) -> str | None:
         """Return the id in the marker; empty if it is none of ours; None where there is no marker."""
         self._pause()
-        with self._trouble():
+        with self._errors_mapped():
             try:
                 content = bytes(memoryview(self._opened().read(MARKER, MARKER_BYTES)))
             except FileNotFoundError:
@@ -256,10 +256,10 @@ class ObjectStore:
             if may_miss and isinstance(error, FileNotFoundError):
                 raise ObjectNotFound from error
             if not self.location.marker:
-                raise self._unavailable(f"does not answer as it should: {_said(error)}") from error
+                raise self._unavailable(f"does not answer as it should: {_error_text(error)}") from error
             refused = ObjectUnusable(
                 f"the object {name} at the place of payloads {self.location} does not do as it should: "
-                f"{_said(error)}. It "
+                f"{_error_text(error)}. It "
                 "is tried again, and others are not held up. See to this object, and to who may do what there."
             )
             refused.is_permanent = isinstance(error, _FOR_GOOD) or getattr(error, "errno", None) == errno.ELOOP
@@ -269,14 +269,14 @@ class ObjectStore:
 
     def _pause(self) -> None:
         if self._backoff.wait_s > 0:
-            raise PayloadUnavailable(self._why)
+            raise PayloadUnavailable(self._last_error)
 
     @contextmanager
-    def _trouble(self) -> Iterator[None]:
+    def _errors_mapped(self) -> Iterator[None]:
         try:
             yield
         except (OSError, pa.ArrowException) as error:
-            raise self._unavailable(f"does not answer as it should: {_said(error)}") from error
+            raise self._unavailable(f"does not answer as it should: {_error_text(error)}") from error
 
     def _opened(self) -> ObjectBackend:
         with self._lock:
@@ -289,19 +289,19 @@ class ObjectStore:
     def _unavailable(self, what: str, pause_s: float = 0.0) -> PayloadUnavailable:
         with self._lock:
             self._backoff.failed(pause_s)
-        remedy = _REMEDIES[self.location.scheme]
-        self._why = f"the place of payloads {self.location} {what}. It is tried again. {remedy}. {ASK_DOCTOR}"
-        return PayloadUnavailable(self._why)
+        hint = _HINTS[self.location.scheme]
+        self._last_error = f"the place of payloads {self.location} {what}. It is tried again. {hint}. {ASK_DOCTOR}"
+        return PayloadUnavailable(self._last_error)
 
 
-def get_store(place: PayloadLocation) -> ObjectStore:
+def get_store(location: PayloadLocation) -> ObjectStore:
     """This process's, for it."""
-    return _store(os.getpid(), place)
+    return _store(os.getpid(), location)
 
 
 @lru_cache(maxsize=64)
-def _store(pid: int, place: PayloadLocation) -> ObjectStore:
-    return ObjectStore(place)
+def _store(pid: int, location: PayloadLocation) -> ObjectStore:
+    return ObjectStore(location)
 
 
 def _write(backend: ObjectBackend, name: str, payload: Payload) -> None:
@@ -318,5 +318,5 @@ def _part(name: str) -> str:
     return f"{name}.{secrets.token_hex(8)}.part" if name.startswith(".") else f"{name}.part"
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return " ".join(str(error).split())[:300].rstrip(".")

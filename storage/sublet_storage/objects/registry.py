@@ -59,8 +59,8 @@ _SPACES = (
     "select space_id from space where payload_locations <> '{}' and exists (select from payload_object) order by 1"
 )
 
-_PLACES = f"""
-select place from unnest(payload_locations_of(%(space)s)) as place
+_LOCATIONS = f"""
+select location from unnest(payload_locations_of(%(space)s)) as location
  where exists (select {_DUE}) or exists (select {_STUCK}) order by 1"""
 
 # By an index no more than this number are looked at; those that could not be deleted come after all others. That no
@@ -129,11 +129,11 @@ def delete_expired_objects(
     problems: list[Exception] = []
     for (space_id,) in spaces:
         asked = {"space": space_id, "grace": grace_s, "name": f"^{NAME}$", "most": MAX_OBJECTS}
-        for (text,) in conn.execute(_PLACES, asked).fetchall():
-            place = parse_stored_location(text)
+        for (text,) in conn.execute(_LOCATIONS, asked).fetchall():
+            location = parse_stored_location(text)
             try:
-                uris = _picked(conn, {**asked, "prefix": f"{place.prefix}/"})
-                deleted += _delete(conn, place, uris, until, problems)
+                uris = _picked(conn, {**asked, "prefix": f"{location.prefix}/"})
+                deleted += _delete(conn, location, uris, until, problems)
             except PayloadUnavailable as error:
                 problems.append(error)
     if problems:
@@ -162,13 +162,13 @@ def _note(conn: Connection, statement: str, owner: BlockOwner, uris: Sequence[tu
 
 
 def _delete(
-    conn: Connection, place: PayloadLocation, uris: Sequence[str], until: float, problems: list[Exception]
+    conn: Connection, location: PayloadLocation, uris: Sequence[str], until: float, problems: list[Exception]
 ) -> int:
     """A row goes after its object: one that cannot be deleted keeps it, and holds up no other."""
-    deleted, there = 0, get_store(place)
+    deleted, there = 0, get_store(location)
 
     def delete(uri: str) -> None:
-        there.delete(uri[len(place.prefix) + 1 :])
+        there.delete(uri[len(location.prefix) + 1 :])
 
     for first in range(0, len(uris), CHUNK):
         if time.monotonic() >= until:

@@ -46,52 +46,54 @@ def attach_payloads(generation_id: int, stream_id: int, rows: list[Row]) -> list
 def read_payloads(generation_id: int, stream_id: int, rows: list[Row]) -> list[Payload | Exception | None]:
     """Return the payload of each row, or what hinders it; null where a row is without one."""
     found: list[Payload | Exception | None] = [row[4] for row in rows]
-    by_place: dict[PayloadLocation, list[tuple[int, ObjectName]]] = {}
+    by_location: dict[PayloadLocation, list[tuple[int, ObjectName]]] = {}
     for index, row in enumerate(rows):
         if row[5] is None:
             continue
-        uri, _, *places = row[5]
-        where = locate_object(uri, places)
+        uri, _, *locations = row[5]
+        where = locate_object(uri, locations)
         if where is None:
-            listed = ", ".join(map(format_location, places)) or "it has none"
+            listed = ", ".join(map(format_location, locations)) or "it has none"
             found[index] = _damaged(stream_id, row, f"that is not in a place of its space ({listed}): it is not read")
         else:
-            by_place.setdefault(where[0], []).append((index, where[1]))
-    for place, there in by_place.items():
-        outcomes = _fetch(generation_id, stream_id, place, [(rows[index], name) for index, name in there])
+            by_location.setdefault(where[0], []).append((index, where[1]))
+    for location, there in by_location.items():
+        outcomes = _fetch(generation_id, stream_id, location, [(rows[index], name) for index, name in there])
         for (index, _), outcome in zip(there, outcomes, strict=True):
             found[index] = outcome
     return found
 
 
 def _fetch(
-    generation_id: int, stream_id: int, place: PayloadLocation, named: list[tuple[Row, ObjectName]]
+    generation_id: int, stream_id: int, location: PayloadLocation, named: list[tuple[Row, ObjectName]]
 ) -> Sequence[Payload | Exception]:
     """Payloads, or what hinders, of what lies in the one place."""
     try:
-        return run_parallel(get_store(place), TO_READ, partial(_fetch_one, generation_id, stream_id, place), named)
+        return run_parallel(
+            get_store(location), TO_READ, partial(_fetch_one, generation_id, stream_id, location), named
+        )
     except PayloadUnavailable as silent:
         return [silent] * len(named)
 
 
-def _fetch_one(generation_id: int, stream_id: int, place: PayloadLocation, named: tuple[Row, ObjectName]) -> Payload:
+def _fetch_one(generation_id: int, stream_id: int, location: PayloadLocation, named: tuple[Row, ObjectName]) -> Payload:
     """Return the payload of one block. Raises as `attach_payloads` does."""
     row, name = named
     size = int(row[5][1])
     if (name.generation_id, name.stream_id, name.end_offset) != (generation_id, stream_id, row[0]):
         raise _damaged(stream_id, row, "that is the name of another block's: it is not read")
     try:
-        payload = get_store(place).get(name.text, size + 1)
+        payload = get_store(location).get(name.text, size + 1)
     except ObjectNotFound:
         raise _damaged(stream_id, row, "there is nothing") from None
-    except ObjectUnusable as refused:
-        why = f"it cannot be read: {refused.__cause__}"
-        if refused.is_permanent:
-            raise _damaged(stream_id, row, why) from None
+    except ObjectUnusable as unusable:
+        detail = f"it cannot be read: {unusable.__cause__}"
+        if unusable.is_permanent:
+            raise _damaged(stream_id, row, detail) from None
         begin = row[0] - row[1]
         raise PayloadUnreadable(
             f"stream {stream_id}: the block that begins at offset {begin} and ends before offset {row[0]} lies at "
-            f"{row[5][0]!r}, and {why}. {_READ}."
+            f"{row[5][0]!r}, and {detail}. {_READ}."
         ) from None
     if memoryview(payload).nbytes != size:
         raise _damaged(stream_id, row, f"it should have {size} bytes and has {_sized(payload, size)}")
@@ -100,8 +102,8 @@ def _fetch_one(generation_id: int, stream_id: int, place: PayloadLocation, named
     return payload
 
 
-def _damaged(stream_id: int, row: Row, why: str) -> PayloadDamaged:
-    return PayloadDamaged(stream_id, (row[0] - row[1], row[0]), f"lies at {row[5][0]!r}, and {why}. {_PUT_BACK}.")
+def _damaged(stream_id: int, row: Row, detail: str) -> PayloadDamaged:
+    return PayloadDamaged(stream_id, (row[0] - row[1], row[0]), f"lies at {row[5][0]!r}, and {detail}. {_PUT_BACK}.")
 
 
 def _sized(payload: Payload, size: int) -> str:

@@ -29,10 +29,10 @@ def check_int(name: str, value: object, most: int = MAX_COUNT) -> int:
     return number
 
 
-def check_duration(name: str, value: object, most: float, remedy: str = HINT, least: float = 0) -> float:
+def check_duration(name: str, value: object, most: float, hint: str = HINT, least: float = 0) -> float:
     """Return a number from `least` to `most`, in the unit that the name bears. Raises `InvalidSetting`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value) or not least <= value <= most:
-        raise InvalidSetting(f"{name} {_shown(value)}: must be a number from {least:g} to {most:.12g}. {remedy}")
+        raise InvalidSetting(f"{name} {_shown(value)}: must be a number from {least:g} to {most:.12g}. {hint}")
     return float(value)
 
 

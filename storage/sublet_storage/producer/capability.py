@@ -163,5 +163,5 @@ class EpochCapability:
 
 
 def _too_late(error: Exception) -> Unavailable:
-    story = " ".join(str(error).split()).rstrip(".")
-    return DatabaseUnreachable(f"the database does not say which epochs may be published: {story}. Try again.")
+    detail = " ".join(str(error).split()).rstrip(".")
+    return DatabaseUnreachable(f"the database does not say which epochs may be published: {detail}. Try again.")

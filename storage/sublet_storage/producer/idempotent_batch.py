@@ -83,7 +83,7 @@ def store_batch(conn: psycopg.Connection[Any], routes: RoutingTable, batch: Idem
     `UsageError`."""
     with conn.transaction():
         if not _enter(conn, batch):
-            return StoreResult(_places(conn, batch), is_duplicate=True)
+            return StoreResult(_read_spans(conn, batch), is_duplicate=True)
         parts = routes.partition_rows(batch.messages, range(batch.messages.num_rows))
         return StoreResult(_append(conn, routes, batch, parts))
 
@@ -127,7 +127,7 @@ def _append(
     )
 
 
-def _places(conn: psycopg.Connection[Any], batch: IdempotentBatch) -> tuple[Span, ...] | None:
+def _read_spans(conn: psycopg.Connection[Any], batch: IdempotentBatch) -> tuple[Span, ...] | None:
     """Return where a stored batch lies: it is routed as it was then. None if later batches went to its streams
     since."""
     ends = dict(conn.execute(_STORED, _who(batch)).fetchall())

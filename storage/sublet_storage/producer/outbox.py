@@ -140,29 +140,29 @@ class Outbox:
         passed over from the next call on. Raises what the guard does; errors of the database pass through, and the next
         call moves what was not moved.
         """
-        found, seen = self._read(rows, bytes)
-        if not found:
+        messages, seen = self._read(rows, bytes)
+        if not messages:
             self._seen = seen
             return NOTHING
         routes = self._current_routes()
-        batches, refused = validate_rows(found, routes)
-        heads = self._stored(found, refused, [each for batch in batches for each in build_appends(batch, routes)])
+        batches, refused = validate_rows(messages, routes)
+        heads = self._stored(messages, refused, [each for batch in batches for each in build_appends(batch, routes)])
         if heads is None:
             return NOTHING
         self._seen = seen
-        more = len(found) == rows or sum(row.size for row in found) >= bytes
-        return MoveResult(len(found) - len(refused), heads, refused, more)
+        more = len(messages) == rows or sum(row.size for row in messages) >= bytes
+        return MoveResult(len(messages) - len(refused), heads, refused, more)
 
     def _stored(
-        self, found: Sequence[OutboxRow], refused: Mapping[int, str], appends: Sequence[BlockAppend]
+        self, rows: Sequence[OutboxRow], refused: Mapping[int, str], appends: Sequence[BlockAppend]
     ) -> dict[int, int] | None:
         """Return the move itself, in one transaction as short as can be: the new heads. None: it has to be done
         over."""
         try:
             with self._conn.transaction():
                 self._guard(self._conn)
-                self._take([row for row in found if row.outbox_id not in refused])
-                self._set_aside([row for row in found if row.outbox_id in refused], refused)
+                self._take([row for row in rows if row.outbox_id not in refused])
+                self._set_aside([row for row in rows if row.outbox_id in refused], refused)
                 return self._append(appends)
         except _Elsewhere:
             self._routes = self._seen = None
@@ -190,7 +190,7 @@ class Outbox:
 
     def _take(self, rows: Sequence[OutboxRow]) -> None:
         try:
-            taken = self._conn.execute(_TAKE, (_places(rows),), prepare=True, binary=True)
+            taken = self._conn.execute(_TAKE, (_tuple_ids(rows),), prepare=True, binary=True)
         except psycopg.errors.LockNotAvailable:
             self._locked_at = time.monotonic()
             raise _Elsewhere from None
@@ -198,8 +198,10 @@ class Outbox:
 
     def _set_aside(self, rows: Sequence[OutboxRow], reasons: Mapping[int, str]) -> None:
         if rows:
-            why = [reasons[row.outbox_id] for row in rows]
-            _check_same(rows, self._conn.execute(_SET_ASIDE, (_places(rows), [row.outbox_id for row in rows], why)))
+            details = [reasons[row.outbox_id] for row in rows]
+            _check_same(
+                rows, self._conn.execute(_SET_ASIDE, (_tuple_ids(rows), [row.outbox_id for row in rows], details))
+            )
 
     def _append(self, appends: Sequence[BlockAppend]) -> dict[int, int]:
         """Return the new head of each stream that got something."""
@@ -228,7 +230,7 @@ def _seen(lines: Sequence[OutboxRow]) -> _Seen:
     return _Seen(str(xact), outbox_id, running.split(",") if running else [])
 
 
-def _places(rows: Sequence[OutboxRow]) -> str:
+def _tuple_ids(rows: Sequence[OutboxRow]) -> str:
     """Return the text of a Postgres array: made from a list, large ones would take their time."""
     return "{" + ",".join(f'"{row.ctid}"' for row in rows) + "}"
 

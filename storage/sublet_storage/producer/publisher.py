@@ -102,7 +102,7 @@ class Publisher:
             check_int("max_buffered_bytes", max_buffered_bytes, 2**63 - 1),
             check_duration("linger_ms", linger_ms, MAX_LINGER_MS) / 1000,
         )
-        patience_s = check_duration("delivery_timeout_s", delivery_timeout_s, math.inf)
+        delivery_timeout_s = check_duration("delivery_timeout_s", delivery_timeout_s, math.inf)
         lease_s = check_duration("epoch_lease_s", epoch_lease_s, LONGEST_LEASE_S, least=SHORTEST_LEASE_S)
         producer, url, space = check_producer_name(producer), check_text("url", url), check_text("space", space)
         with ExitStack() as stack:
@@ -110,11 +110,11 @@ class Publisher:
             routes, writer, space_id, timeline = _begin(database.url, space, producer)
             self._capability = None
             if space_id is not None:
-                self._capability = EpochCapability(database.url, space_id, writer, patience_s, lease_s)
+                self._capability = EpochCapability(database.url, space_id, writer, delivery_timeout_s, lease_s)
             self._advancing = threading.Lock()  # advances are queued in the order in which they were allowed
             self._buffer = Buffer(routes, limits)
             advance = None if self._capability is None else self._capability.advance
-            self._sender = Sender(database.url, self._buffer, writer, space, patience_s, advance, timeline)
+            self._sender = Sender(database.url, self._buffer, writer, space, delivery_timeout_s, advance, timeline)
             self._database = stack.pop_all()
         self._sender.start()
 

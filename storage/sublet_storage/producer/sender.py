@@ -126,7 +126,7 @@ class Sender(threading.Thread):
         outcomes: dict[AppendOutcome, list[PendingBlock]] = {outcome: [] for outcome in AppendOutcome}
         for load, answer in zip(loads, answers, strict=True):
             outcomes[answer.outcome].append(load)
-        for load, first_offset in _places(loads, answers):
+        for load, first_offset in _first_offsets(loads, answers):
             load.complete(first_offset)
         self._buffer.release_batches(outcomes[AppendOutcome.APPENDED] + outcomes[AppendOutcome.DUPLICATE])
         for outcome, refusal in _REFUSALS.items():
@@ -204,15 +204,15 @@ class Sender(threading.Thread):
             raise DatabaseUnreachable("there was no time left to send it.")
 
     def _too_late(self, error: Exception) -> Unavailable:
-        when, why = f"within {self._delivery_timeout_s:g} s", " ".join(str(error).split()).rstrip(".") + "."
+        period, detail = f"within {self._delivery_timeout_s:g} s", " ".join(str(error).split()).rstrip(".") + "."
         if self._giving_up.is_set():
-            when = "before the publisher was closed"
+            period = "before the publisher was closed"
             if isinstance(error, (psycopg.OperationalError, UnknownOutcome)):
-                why = "it had not answered yet."
-        story = f"no word from the database {when} that it is stored, and given up: {why}"
+                detail = "it had not answered yet."
+        message = f"no word from the database {period} that it is stored, and given up: {detail}"
         if isinstance(error, UnknownOutcome):
-            return UnknownOutcome(f"{story} It may be stored or not: look before you publish it again.")
-        return DatabaseUnreachable(f"{story} Publish it again.")
+            return UnknownOutcome(f"{message} It may be stored or not: look before you publish it again.")
+        return DatabaseUnreachable(f"{message} Publish it again.")
 
     def _connect(self) -> BoundedConnection:
         return connect(
@@ -242,14 +242,14 @@ def _heads(loads: list[PendingBlock], answers: list[AppendResult]) -> dict[int, 
     return {stream_id: head for stream_id, head in grown.items() if head is not None}
 
 
-def _places(loads: list[PendingBlock], answers: list[AppendResult]) -> list[tuple[PendingBlock, int]]:
+def _first_offsets(loads: list[PendingBlock], answers: list[AppendResult]) -> list[tuple[PendingBlock, int]]:
     """Return the first offset of each stored load. The log remembers the end of a producer's last block only; those
     before it in the same transaction lie right before it, because their stream was locked."""
-    places: list[tuple[PendingBlock, int]] = []
+    stored: list[tuple[PendingBlock, int]] = []
     starts: dict[int, int] = {}
     for load, answer in zip(reversed(loads), reversed(answers), strict=True):
         if answer.outcome in (AppendOutcome.APPENDED, AppendOutcome.DUPLICATE):
             end = starts[load.stream_id] if answer.end_offset is None else answer.end_offset
             starts[load.stream_id] = end - load.count
-            places.append((load, end - load.count))
-    return places[::-1]
+            stored.append((load, end - load.count))
+    return stored[::-1]

@@ -371,7 +371,7 @@ def _may_come(epochs: pa.Array, lower: LowerFrontier | None) -> pa.Array:
         return pa.repeat(pa.scalar(True), len(epochs))
     found = pa.repeat(pa.scalar(False), len(epochs))
     for least in lower.least:
-        after = [pc.greater_equal(pc.list_element(epochs, place), number) for place, number in enumerate(least)]
+        after = [pc.greater_equal(pc.list_element(epochs, dimension), number) for dimension, number in enumerate(least)]
         found = pc.or_(found, functools.reduce(pc.and_, after))
     return found
 

@@ -90,11 +90,11 @@ class EpochTailReader:
         where = _begin(begin, entire)
         with conn.transaction():
             conn.execute("set transaction isolation level repeatable read, read only")
-            places = list_matching_streams(conn, filter)
-            lowers = _lowers(conn, places)
+            cursors = list_matching_streams(conn, filter)
+            lowers = _lowers(conn, cursors)
         start = "latest" if where is EpochStart.LATEST else "earliest"
-        self._reading = MultiStreamReader(conn, filter, start, places)
-        self._selection, self.snapshot = _joined(where, places, lowers)
+        self._reading = MultiStreamReader(conn, filter, start, cursors)
+        self._selection, self.snapshot = _joined(where, cursors, lowers)
         self._needs_complete, self._on_data_loss = entire, on_data_loss
         self._introduced = False
         self._torn: PositionGone | None = None
@@ -117,8 +117,8 @@ class EpochTailReader:
             yield self.snapshot
         look = self._look(conn)
         while due := self._due(look):
-            for place in due:
-                yield from self._read(conn, place, look)
+            for cursor in due:
+                yield from self._read(conn, cursor, look)
         self._reading.raise_read_error()  # before the frontier is returned
         before, self._selection = self._selection.announced, self._selection.advanced_to(look.lowers)
         if self._selection.announced is not None and self._selection.announced != before:
@@ -143,9 +143,9 @@ class EpochTailReader:
             p for p in self._reading.readable_cursors() if p.stream_id in heads and p.position < heads[p.stream_id].head
         ]
 
-    def _read(self, conn: psycopg.Connection[Any], place: StreamCursor, look: _Look) -> Iterator[EpochMessages]:
-        until = look.heads[place.stream_id].head if look.lowers.get(place.space_id) is None else None
-        step = self._reading.read(conn, place, left_out=self._left_out(place.space_id), until=until)
+    def _read(self, conn: psycopg.Connection[Any], cursor: StreamCursor, look: _Look) -> Iterator[EpochMessages]:
+        until = look.heads[cursor.stream_id].head if look.lowers.get(cursor.space_id) is None else None
+        step = self._reading.read(conn, cursor, left_out=self._left_out(cursor.space_id), until=until)
         if step.gone is not None:
             self._lost(conn, step.gone)
         if step.batches:
@@ -171,14 +171,14 @@ def _begin(begin: str, entire: bool) -> EpochStart:
 
 
 def _joined(
-    begin: EpochStart, places: list[StreamCursor], lowers: dict[int, LowerFrontier | None]
+    begin: EpochStart, cursors: list[StreamCursor], lowers: dict[int, LowerFrontier | None]
 ) -> tuple[EpochSelection, FrontierSnapshot]:
-    open = {place.space_id for place in places if not place.is_closed}
-    begun = [upper_frontier_from_json(place.greatest) for place in places if place.space_id in open]
+    open = {cursor.space_id for cursor in cursors if not cursor.is_closed}
+    begun = [upper_frontier_from_json(cursor.greatest) for cursor in cursors if cursor.space_id in open]
     taken = {space_id: UpperFrontier() for space_id in lowers}
-    for place in places:
-        if place.is_gone:
-            taken[place.space_id] = taken[place.space_id].join(upper_frontier_from_json(place.greatest))
+    for cursor in cursors:
+        if cursor.is_gone:
+            taken[cursor.space_id] = taken[cursor.space_id].join(upper_frontier_from_json(cursor.greatest))
     apart = {
         space_id: ExcludedEpochs(taken[space_id], lower if begin is EpochStart.ACTIVE else None)
         for space_id, lower in lowers.items()
@@ -202,6 +202,6 @@ def _look(conn: psycopg.Connection[Any], stream_ids: list[int]) -> _Look:
     return _Look(heads | ended, lowers)
 
 
-def _lowers(conn: psycopg.Connection[Any], places: list[StreamCursor]) -> dict[int, LowerFrontier | None]:
-    spaces = list({place.space_id for place in places})
+def _lowers(conn: psycopg.Connection[Any], cursors: list[StreamCursor]) -> dict[int, LowerFrontier | None]:
+    spaces = list({cursor.space_id for cursor in cursors})
     return {space_id: lower_frontier_from_json(lower) for space_id, lower in conn.execute(_LOWER, (spaces,))}

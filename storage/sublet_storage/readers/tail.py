@@ -83,19 +83,19 @@ class MultiStreamReader:
         conn: psycopg.Connection[Any],
         filter: Filter,
         begin: TailStart = "latest",
-        places: Sequence[StreamCursor] | None = None,
+        cursors: Sequence[StreamCursor] | None = None,
     ) -> None:
         self.filter = filter
         self._timeline = timeline_of(conn)
         if isinstance(begin, Bookmark):
             check_timeline(conn, begin.timeline, "the bookmark")
-        self._places: dict[int, StreamCursor] = {}
+        self._cursors: dict[int, StreamCursor] = {}
         self._known = begin.known if isinstance(begin, Bookmark) else 0
         self._closures = False
-        for place in list_matching_streams(conn, filter) if places is None else places:
-            self._known = max(self._known, place.stream_id)
-            place.initial_head, place.position = place.head, _first_position(conn, place, begin)
-            self._add(place)
+        for cursor in list_matching_streams(conn, filter) if cursors is None else cursors:
+            self._known = max(self._known, cursor.stream_id)
+            cursor.initial_head, cursor.position = cursor.head, _first_position(conn, cursor, begin)
+            self._add(cursor)
         if isinstance(begin, Bookmark):
             self._add_lost(conn, begin)
         self._forget()
@@ -103,22 +103,22 @@ class MultiStreamReader:
     @property
     def is_caught_up(self) -> bool:
         """True once everything that was there at the beginning has been read."""
-        return all(place.is_done or place.position >= place.initial_head for place in self._places.values())
+        return all(cursor.is_done or cursor.position >= cursor.initial_head for cursor in self._cursors.values())
 
     @property
     def open_streams(self) -> list[int]:
         """The streams of which more may come."""
-        return [place.stream_id for place in self._places.values() if not place.is_done]
+        return [cursor.stream_id for cursor in self._cursors.values() if not cursor.is_done]
 
     @property
     def spaces(self) -> set[int]:
         """Those of the streams of which more may come."""
-        return {place.space_id for place in self._places.values() if not place.is_done}
+        return {cursor.space_id for cursor in self._cursors.values() if not cursor.is_done}
 
     @property
     def bookmark(self) -> Bookmark:
         """How far it has come."""
-        offsets = {place.stream_id: place.position for place in self._places.values() if not place.is_done}
+        offsets = {cursor.stream_id: cursor.position for cursor in self._cursors.values() if not cursor.is_done}
         return Bookmark(self._known, offsets, self._timeline)
 
     @property
@@ -129,21 +129,21 @@ class MultiStreamReader:
     def readable_cursors(self) -> list[StreamCursor]:
         """Return the streams of which there is something to read now, each for a step or more."""
         waiting = self._waiting()
-        return [each for each in self._places.values() if self._unread(each) and each.stream_id not in waiting]
+        return [each for each in self._cursors.values() if self._unread(each) and each.stream_id not in waiting]
 
     def raise_read_error(self) -> None:
         """Called when no stream can be read. Raises the error of a stream whose payloads could not be read, if there is
         one: `PoisonBlock`, `PayloadUnavailable`. All such streams may be read again then."""
-        troubles = [place.read_error for place in self._places.values() if place.read_error is not None]
-        for place in self._places.values():
-            place.read_error = None
-        if troubles:
-            raise next((each for each in troubles if isinstance(each, PoisonBlock)), troubles[0])
+        errors = [cursor.read_error for cursor in self._cursors.values() if cursor.read_error is not None]
+        for cursor in self._cursors.values():
+            cursor.read_error = None
+        if errors:
+            raise next((each for each in errors if isinstance(each, PoisonBlock)), errors[0])
 
     def read(
         self,
         conn: psycopg.Connection[Any],
-        place: StreamCursor,
+        cursor: StreamCursor,
         limit_bytes: int = message_log.PAGE_BYTES,
         left_out: ExcludedEpochs | None = None,
         until: int | None = None,
@@ -154,53 +154,53 @@ class MultiStreamReader:
 
         Raises `PositionBeyondHead` over a connection to another timeline of the database than that of the beginning.
         """
-        start = place.position
+        start = cursor.position
         self.check_timeline(timeline_of(conn))
         try:
             page = message_log.fetch(
                 conn,
-                place.stream_id,
+                cursor.stream_id,
                 start,
                 filter=self.filter,
-                generation_id=place.generation_id,
+                generation_id=cursor.generation_id,
                 left_out=left_out,
                 limit_bytes=limit_bytes,
             )
         except PositionGone as gone:
-            place.position = place.head if gone.oldest is None else gone.oldest
-            place.is_done = place.is_closed and gone.oldest is None
-            return TailPage(place.stream_id, start, place.position, gone=gone)
-        except (PoisonBlock, PayloadUnavailable) as trouble:
-            place.read_error = trouble
-            return TailPage(place.stream_id, start, start)
+            cursor.position = cursor.head if gone.oldest is None else gone.oldest
+            cursor.is_done = cursor.is_closed and gone.oldest is None
+            return TailPage(cursor.stream_id, start, cursor.position, gone=gone)
+        except (PoisonBlock, PayloadUnavailable) as error:
+            cursor.read_error = error
+            return TailPage(cursor.stream_id, start, start)
         page = page if until is None else page.truncate(until)
-        self._closures = self._closures or page.is_closed != place.is_closed
-        place.position, place.head, place.is_closed, place.is_done = (
+        self._closures = self._closures or page.is_closed != cursor.is_closed
+        cursor.position, cursor.head, cursor.is_closed, cursor.is_done = (
             page.position,
             page.head,
             page.is_closed,
             page.is_finished,
         )
-        return TailPage(place.stream_id, start, page.position, page.batches)
+        return TailPage(cursor.stream_id, start, page.position, page.batches)
 
     def look(self, heads: Mapping[int, message_log.HeadState]) -> None:
         """Where streams end now, as the log says. Raises `PositionBeyondHead` where more was read than there is."""
         for stream_id, head in heads.items():
-            place = self._places.get(stream_id)
-            if place is not None and place.position > head.head:
-                raise message_log.beyond_head_error(stream_id, place.position, head.head)
+            cursor = self._cursors.get(stream_id)
+            if cursor is not None and cursor.position > head.head:
+                raise message_log.beyond_head_error(stream_id, cursor.position, head.head)
         self.update_heads(heads)
 
     def update_heads(self, heads: Mapping[int, message_log.HeadState]) -> None:
         """Where streams end now, as far as somebody knows."""
         for stream_id, head in heads.items():
-            place = self._places.get(stream_id)
-            if place is None or place.is_done or head.head < place.head:
+            cursor = self._cursors.get(stream_id)
+            if cursor is None or cursor.is_done or head.head < cursor.head:
                 continue
-            self._closures = self._closures or (head.is_closed and not place.is_closed)
-            end = max(place.head, place.position + 1) if head.head == message_log.UNKNOWN else head.head
-            place.head, place.is_closed = end, place.is_closed or head.is_closed
-            place.is_done = place.is_closed and place.position >= place.head
+            self._closures = self._closures or (head.is_closed and not cursor.is_closed)
+            end = max(cursor.head, cursor.position + 1) if head.head == message_log.UNKNOWN else head.head
+            cursor.head, cursor.is_closed = end, cursor.is_closed or head.is_closed
+            cursor.is_done = cursor.is_closed and cursor.position >= cursor.head
 
     def check_timeline(self, timeline: str | None) -> None:
         """Raise `PositionBeyondHead` where the database is on another timeline than at the beginning."""
@@ -217,18 +217,18 @@ class MultiStreamReader:
         Rollovers exclude each other, so that what comes into view has larger ids than what was there.
         """
         self._closures = False
-        for place in list_matching_streams(conn, self.filter, after=self._known):
-            self._known = max(self._known, place.stream_id)
-            self._add(place)
+        for cursor in list_matching_streams(conn, self.filter, after=self._known):
+            self._known = max(self._known, cursor.stream_id)
+            self._add(cursor)
         self._forget()
 
-    def _add(self, place: StreamCursor) -> None:
-        place.is_done = place.is_closed and place.position == place.head
-        self._places[place.stream_id] = place
+    def _add(self, cursor: StreamCursor) -> None:
+        cursor.is_done = cursor.is_closed and cursor.position == cursor.head
+        self._cursors[cursor.stream_id] = cursor
 
     def _add_lost(self, conn: psycopg.Connection[Any], begin: Bookmark) -> None:
         """What it names of streams that are no more is read once, and found to be gone."""
-        for stream_id, had_messages in missing(conn, begin.offsets.keys() - self._places.keys()).items():
+        for stream_id, had_messages in missing(conn, begin.offsets.keys() - self._cursors.keys()).items():
             if had_messages:
                 offset = begin.offsets[stream_id]
                 self._add(StreamCursor(stream_id, 0, offset + 1, True, True, [], 0, None, offset, offset + 1))
@@ -236,20 +236,22 @@ class MultiStreamReader:
     def _forget(self) -> None:
         """Those that are over. One that never had anything to read stays while there is something to read before it."""
         waiting = self._waiting()
-        self._places = {
-            stream_id: place for stream_id, place in self._places.items() if stream_id in waiting or not place.is_done
+        self._cursors = {
+            stream_id: cursor
+            for stream_id, cursor in self._cursors.items()
+            if stream_id in waiting or not cursor.is_done
         }
 
     @staticmethod
-    def _unread(place: StreamCursor) -> bool:
-        return not place.is_done and place.position < place.head and place.read_error is None
+    def _unread(cursor: StreamCursor) -> bool:
+        return not cursor.is_done and cursor.position < cursor.head and cursor.read_error is None
 
     def _waiting(self) -> set[int]:
         """Return those with an ancestor that was not read to its end; parents come before their children here. Such as
         are unknown here hold nothing that matches."""
         waiting: set[int] = set()
-        for stream_id, place in self._places.items():
-            above = (self._places.get(parent) for parent in place.parents)
+        for stream_id, cursor in self._cursors.items():
+            above = (self._cursors.get(parent) for parent in cursor.parents)
             if any(parent is not None and (not parent.is_done or parent.stream_id in waiting) for parent in above):
                 waiting.add(stream_id)
         return waiting
@@ -284,8 +286,8 @@ class Tail:
         if reading.is_stale:
             reading.refresh_streams(self.conn)
         while turn := reading.readable_cursors():
-            for place in turn:
-                step = reading.read(self.conn, place)
+            for cursor in turn:
+                step = reading.read(self.conn, cursor)
                 if step.gone is not None:
                     self.on_data_loss(step.gone)
                 if step.batches:
@@ -307,23 +309,23 @@ def list_matching_streams(conn: psycopg.Connection[Any], filter: Filter, after: 
         return [StreamCursor(*row) for row in conn.execute(_STREAMS, parameters)]
 
 
-def _first_position(conn: psycopg.Connection[Any], place: StreamCursor, begin: TailStart) -> int:
+def _first_position(conn: psycopg.Connection[Any], cursor: StreamCursor, begin: TailStart) -> int:
     """Return where to begin in a stream. Raises `PositionBeyondHead` for a bookmark that cannot be."""
     if isinstance(begin, Bookmark):
-        return _marked_position(place, begin)
-    if begin == "latest" or place.is_gone:
-        return place.head
+        return _marked_position(cursor, begin)
+    if begin == "latest" or cursor.is_gone:
+        return cursor.head
     if isinstance(begin, datetime):
-        return message_log.offset_at_time(conn, place.stream_id, begin)
-    return min(begin, place.head) if isinstance(begin, int) else 0
+        return message_log.offset_at_time(conn, cursor.stream_id, begin)
+    return min(begin, cursor.head) if isinstance(begin, int) else 0
 
 
-def _marked_position(place: StreamCursor, begin: Bookmark) -> int:
+def _marked_position(cursor: StreamCursor, begin: Bookmark) -> int:
     """Known streams that it does not name were read to their ends."""
-    position = begin.offsets.get(place.stream_id, place.head if place.stream_id <= begin.known else 0)
-    if position > place.head:
+    position = begin.offsets.get(cursor.stream_id, cursor.head if cursor.stream_id <= begin.known else 0)
+    if position > cursor.head:
         raise PositionBeyondHead(
-            f"stream {place.stream_id}: offset {position} of the bookmark is beyond the head {place.head}. Is it of "
+            f"stream {cursor.stream_id}: offset {position} of the bookmark is beyond the head {cursor.head}. Is it of "
             "another database, or was this one restored from a backup? Begin again at a time, or at earliest."
         )
     return position

@@ -233,8 +233,8 @@ def _merge_but(poison: list[PoisonBlock], run: list[Row], merge: Callable[[list[
         return merge(run)
     except PoisonBlock as found:
         poison.append(found)
-        place = [row.end_offset for row in run].index(found.offsets[1])
-    return sum(_merge_but(poison, part, merge) for part in (run[:place], run[place + 1 :]) if len(part) > 1)
+        index = [row.end_offset for row in run].index(found.offsets[1])
+    return sum(_merge_but(poison, part, merge) for part in (run[:index], run[index + 1 :]) if len(part) > 1)
 
 
 def _merge(
@@ -287,11 +287,11 @@ def pieces(
 
     A clock that was set back makes no piece: the first message at or after a time is the same without.
     """
-    starts, times, place = list[int](), list[_Time](), 0
+    starts, times, rows_before = list[int](), list[_Time](), 0
     for count, appended_at, own_starts, own_times in blocks:
         for start, time in zip(own_starts or [0], own_times or [appended_at], strict=True):
             if not times or time > times[-1]:
-                starts.append(place + start)
+                starts.append(rows_before + start)
                 times.append(time)
-        place += count
+        rows_before += count
     return starts, times

@@ -90,5 +90,5 @@ def _reported(brought: int, left: int, first: Exception) -> Exception:
     """Return what hindered the first, which names it, and how much else there is."""
     before = f"{brought} payloads are back in Postgres, and {left} are not. The first: "
     if isinstance(first, PoisonBlock):
-        return type(first)(first.stream_id, first.offsets, first.why, before)
+        return type(first)(first.stream_id, first.offsets, first.detail, before)
     return type(first)(f"{before}{first}") if isinstance(first, SubletError) else first

@@ -130,7 +130,7 @@ def drop_gone(conn: psycopg.Connection[Any]) -> list[int]:
                 raise
             failed.append((generation_id, error))
     if failed:
-        raise SubletError(_story(failed, dropped)) from failed[0][1]
+        raise SubletError(_failure_text(failed, dropped)) from failed[0][1]
     return dropped
 
 
@@ -152,7 +152,7 @@ class IdleProducers:
         return rows[-1][2] if rows else 0
 
 
-def _story(failed: list[tuple[int, psycopg.Error]], dropped: list[int]) -> str:
+def _failure_text(failed: list[tuple[int, psycopg.Error]], dropped: list[int]) -> str:
     what = "; ".join(f"block_{generation_id}: {str(error).strip()}" for generation_id, error in failed[:3])
     more = f" (and {len(failed) - 3} more)" if len(failed) > 3 else ""
     return (

@@ -312,7 +312,9 @@ _USED = "select payload_locations_of(space_id) from space where name = %s and dr
 def check_reaches_objects(conn: psycopg.Connection[Any], space: str, text: str) -> None:
     """Raise `InvalidSetting` where payloads of the space lie at this place, and these options do not lead to them."""
     wanted = parse_location(text)
-    used = [parse_stored_location(each) for (places,) in conn.execute(_USED, (space,)).fetchall() for each in places]
+    used = [
+        parse_stored_location(each) for (locations,) in conn.execute(_USED, (space,)).fetchall() for each in locations
+    ]
     for former in used:
         if former.prefix != wanted.prefix or former.options == wanted.options:
             continue
@@ -320,9 +322,9 @@ def check_reaches_objects(conn: psycopg.Connection[Any], space: str, text: str) 
         try:
             run_with_timeout(there, TO_READ, there.check_marker)
         except PayloadUnavailable as error:
-            why = str(error).partition(". ")[0]
+            detail = str(error).partition(". ")[0]
             raise InvalidSetting(
                 f"payload_location {str(wanted)!r}: payloads of space {space!r} lie there already, and these "
-                f"options must lead to them: {why}. Correct the options, or run this where the place can "
+                f"options must lead to them: {detail}. Correct the options, or run this where the place can "
                 "be reached; nothing was changed."
             ) from error

@@ -72,7 +72,7 @@ select end_offset, count, codec, case when is_moved then payload end, is_due
 
 _KNOWN = """
 select marker, is_marked, exists (
-    select from space where space_id = %(space)s and payload_locations @> array[%(place)s::text])
+    select from space where space_id = %(space)s and payload_locations @> array[%(location)s::text])
   from payload_location where prefix = %(prefix)s"""
 
 _WISHED = "insert into payload_location (prefix, marker) values (%s, %s) on conflict do nothing"
@@ -80,8 +80,9 @@ _WISHED = "insert into payload_location (prefix, marker) values (%s, %s) on conf
 _MARKED = "update payload_location set marker = %s, is_marked = true where prefix = %s and not is_marked"
 
 _PREPARED = """
-update space set payload_locations = payload_locations || %(place)s::text
- where space_id = %(space)s and payload_location = %(place)s and not payload_locations @> array[%(place)s::text]"""
+update space set payload_locations = payload_locations || %(location)s::text
+ where space_id = %(space)s and payload_location = %(location)s
+   and not payload_locations @> array[%(location)s::text]"""
 
 # Before the streams, as who changes spaces, or appends and advances, has it.
 _LOCK = "lock table space in row exclusive mode"
@@ -170,8 +171,8 @@ class _Mover:
 
     def __init__(self, conn: Connection, space: Space, guard: Guard | None) -> None:
         self._conn, self._space = conn, space
-        self._place = parse_location(space.payload_location or "")
-        self._store = get_store(self._place)
+        self._location = parse_location(space.payload_location or "")
+        self._store = get_store(self._location)
         self._guard: Guard = guard or (lambda _: None)
         self.is_over = False
         self.blocks = self.size = 0
@@ -211,8 +212,8 @@ class _Mover:
 
     def _prepare(self) -> bool:
         """Ensure that a location in use has a marker, and the space knows it; False where it got another meanwhile."""
-        prefix = self._place.prefix
-        asked = {"space": self._space.space_id, "place": self._space.payload_location, "prefix": prefix}
+        prefix = self._location.prefix
+        asked = {"space": self._space.space_id, "location": self._space.payload_location, "prefix": prefix}
         row = self._conn.execute(_KNOWN, asked).fetchone()
         if row is None:
             self._conn.execute(_WISHED, (prefix, secrets.token_hex(16)))
@@ -225,7 +226,7 @@ class _Mover:
             found = run_with_timeout(self._store, TO_CHANGE, partial(self._store.write_marker, marker))
             self._conn.execute(_MARKED, (found, prefix))
             marker, _, is_in_use = self._conn.execute(_KNOWN, asked).fetchone() or row
-        self._store = get_store(replace(self._place, marker=marker))
+        self._store = get_store(replace(self._location, marker=marker))
         run_with_timeout(self._store, TO_CHANGE, self._store.check_marker)
         run_with_timeout(
             self._store, TO_CHANGE, self._store.check_writable

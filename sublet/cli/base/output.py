@@ -63,9 +63,9 @@ class Output:
         if sys.stdin is None or sys.stdin.readline().strip().lower() not in ("y", "yes"):
             raise SubletError(f"{otherwise} Answer y, or give --yes.")
 
-    def print_json(self, thing: Any) -> None:
+    def print_json(self, value: Any) -> None:
         """An object on stdout, in a line of its own."""
-        self.write_lines([to_json_line(thing)])
+        self.write_lines([to_json_line(value)])
 
     def write_lines(self, lines: Iterable[str]) -> None:
         """Write lines to stdout and flush. Raises `BrokenPipeError` when the reader has gone."""
@@ -84,9 +84,9 @@ class Output:
             self.write_lines(_aligned(columns, cells))
 
 
-def to_json_line(thing: Any) -> str:
+def to_json_line(value: Any) -> str:
     """Compact JSON, in the characters it is about; what could move a cursor, or turn a line around, is escaped."""
-    return escape_json(json.dumps(thing, ensure_ascii=False, separators=(",", ":")))
+    return escape_json(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
 def escape_json(text: str) -> str:
@@ -119,8 +119,8 @@ def _aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[
     """Yield the header and the rows, as plain lines."""
     header, widths = [column.rstrip(">") for column in columns], _widths(columns, rows)
     for row in (header, *rows):
-        places = zip(columns, widths, row, strict=True)
-        padded = [(" " * (width - _width(cell)), cell, column) for column, width, cell in places]
+        cells = zip(columns, widths, row, strict=True)
+        padded = [(" " * (width - _width(cell)), cell, column) for column, width, cell in cells]
         yield " ".join(gap + cell if column.endswith(">") else cell + gap for gap, cell, column in padded).rstrip()
 
 

@@ -179,12 +179,12 @@ def parse_time(option: str, text: str) -> datetime:
         when = datetime.fromisoformat(text)
         if when.tzinfo is not None:
             return when.astimezone(UTC)
-        remedy = "Add the time zone: Z for UTC, or +01:00 say"
+        hint = "Add the time zone: Z for UTC, or +01:00 say"
     except OverflowError:
-        remedy = "In UTC this one is before the year 1 or after 9999"
+        hint = "In UTC this one is before the year 1 or after 9999"
     except ValueError:
-        remedy = "Correct it"
-    raise UsageError(f"{option} {text!r}: give a time such as 2026-01-31T12:00:00Z. {remedy}.")
+        hint = "Correct it"
+    raise UsageError(f"{option} {text!r}: give a time such as 2026-01-31T12:00:00Z. {hint}.")
 
 
 def parse_ago(option: str, text: str, instead: str) -> datetime:

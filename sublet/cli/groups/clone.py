@@ -84,8 +84,8 @@ def import_(
     with _written(cli, wanted, dry_run) as connection:
         found = lifecycle.find_live(connection, wanted)
         if found is None:
-            why = reason_with_user(f"imported, as it was at {exported_at}", database_user(connection))
-            group = progress_transfer.create_from_progress(connection, wanted, options, progress, why)
+            reason = reason_with_user(f"imported, as it was at {exported_at}", database_user(connection))
+            group = progress_transfer.create_from_progress(connection, wanted, options, progress, reason)
         else:
             group = check_same_options(found, options)
             _check_same(group, progress_transfer.read_progress(connection, group), progress, file)
@@ -133,7 +133,9 @@ def _read(file: Path) -> tuple[Subscription, GroupOptions, GroupProgress, str]:
 
 
 def _check_same(group: Group, has: GroupProgress, wanted: GroupProgress, file: Path) -> None:
-    differing = sorted({place.stream_id for place in set(has.to_initial.positions) ^ set(wanted.to_initial.positions)})
+    differing = sorted(
+        {position.stream_id for position in set(has.to_initial.positions) ^ set(wanted.to_initial.positions)}
+    )
     if not differing:
         return
     raise Conflict(

@@ -28,7 +28,7 @@ def pause(
     \b
       sublet groups pause '$share/billing/orders/#' --reason 'the sink is repaired'
     """
-    _instruct(cli, subscription, PauseGroup(reason))
+    _send_command(cli, subscription, PauseGroup(reason))
 
 
 def resume(cli: Cli, subscription: GroupName) -> None:
@@ -39,7 +39,7 @@ def resume(cli: Cli, subscription: GroupName) -> None:
     \b
       sublet groups resume '$share/billing/orders/#'
     """
-    _instruct(cli, subscription, ResumeGroup())
+    _send_command(cli, subscription, ResumeGroup())
 
 
 def weight(
@@ -61,7 +61,7 @@ def weight(
     from sublet_storage.groups.status.overview import describe_group
 
     share = None if weight == "own" else values.parse_number("weight", weight)
-    _instruct(cli, subscription, SetSessionWeight(session, share))
+    _send_command(cli, subscription, SetSessionWeight(session, share))
     if cli.json:
         return
     with cli.open_connection() as connection:
@@ -70,15 +70,15 @@ def weight(
         cli.print_info(f"No session {session!r} holds a stream at present: it is for one that is yet to get some.")
 
 
-def _instruct(cli: Cli, subscription: str, order: GroupCommand) -> None:
+def _send_command(cli: Cli, subscription: str, command: GroupCommand) -> None:
     from sublet_storage.groups.admin.admin import send_command
 
     wanted = resolve_subscription(cli, subscription)
     with cli.open_database() as database:
-        group, changed = send_command(database.url, wanted, order)
+        group, changed = send_command(database.url, wanted, command)
     if cli.json:
-        orders = {"paused": group.desired_state.pause_reason, "weights": dict(group.desired_state.weights)}
-        cli.print_json({"subscription": str(wanted), "group_id": group.group_id, "changed": changed, **orders})
+        desired_state = {"paused": group.desired_state.pause_reason, "weights": dict(group.desired_state.weights)}
+        cli.print_json({"subscription": str(wanted), "group_id": group.group_id, "changed": changed, **desired_state})
     else:
-        is_so = PauseGroup(group.desired_state.pause_reason or "") if isinstance(order, PauseGroup) else order
+        is_so = PauseGroup(group.desired_state.pause_reason or "") if isinstance(command, PauseGroup) else command
         cli.print_info(f"{wanted}: {is_so}." if changed else f"{wanted}: {is_so}, as it was: nothing was changed.")

@@ -154,7 +154,7 @@ def _prose(overview: GroupOverview, standby: list[dict[str, Any]] | None) -> lis
         f"{json_views.group_state(overview).replace('_', ' ')}",
         f"leader   {led}",
         f"options  {_options(overview)}",
-        *_orders(overview.group.desired_state),
+        *_desired_state_lines(overview.group.desired_state),
         f"lag      {_lag(overview)}",
         *_lost(overview),
         f"members  {len(members) or 'none'} holding streams{_standing_by(overview, standby)}",
@@ -205,10 +205,11 @@ def _options(overview: GroupOverview) -> str:
     return ", ".join([*reported, waits] if options.session_expiry_s else reported)
 
 
-def _orders(orders: GroupDesiredState) -> list[str]:
-    """Return what is ordered, if anything is."""
-    paused = [] if orders.pause_reason is None else [f"paused   {orders.pause_reason or 'no reason is recorded'}"]
-    weights = ", ".join(f"{session} {weight:g}" for session, weight in orders.weights)
+def _desired_state_lines(desired_state: GroupDesiredState) -> list[str]:
+    """Return the lines of what an operator has commanded, if anything."""
+    reason = desired_state.pause_reason
+    paused = [] if reason is None else [f"paused   {reason or 'no reason is recorded'}"]
+    weights = ", ".join(f"{session} {weight:g}" for session, weight in desired_state.weights)
     return [*paused, *([f"weights  {weights}"] if weights else [])]
 
 

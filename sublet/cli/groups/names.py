@@ -51,10 +51,10 @@ def unescape(text: str) -> str:
     return _ESCAPE.sub(_character, text)
 
 
-def _character(found: re.Match[str]) -> str:
+def _character(match: re.Match[str]) -> str:
     try:
-        character = found[0].encode().decode("unicode_escape")
+        character = match[0].encode().decode("unicode_escape")
     except UnicodeDecodeError:  # beyond the last one
-        return found[0]
+        return match[0]
     is_no_escape = character.isprintable() or character == "\0" or "\ud800" <= character <= "\udfff"
-    return found[0] if is_no_escape else character
+    return match[0] if is_no_escape else character

@@ -94,7 +94,7 @@ def reset(
     target = _target(
         to_earliest, to_latest, to_current, to_offset, to_time, by_duration, shift_by, to_epoch, from_file, wanted
     )
-    streams, patience_s = frozenset(stream or ()), values.parse_seconds(timeout)
+    streams, drain_timeout_s = frozenset(stream or ()), values.parse_seconds(timeout)
     with cli.open_database() as database, connect(database.url, application_name="sublet cli") as connection:
         group, timeline = lifecycle.get_live(connection, wanted), timeline_of(connection)
         moves = reset_plan.plan_reset(connection, group, target, streams)
@@ -110,7 +110,7 @@ def reset(
                 target,
                 streams,
                 force=force,
-                patience_s=patience_s,
+                drain_timeout_s=drain_timeout_s,
                 waiting=lambda held: (
                     None if cli.json else cli.print_info(f"waiting for members to hand over {held} streams")
                 ),
@@ -167,7 +167,7 @@ def _offsets(file: Path, wanted: Subscription) -> ResetTarget:
     found = values.read_json_file(f"--from-file {file}", file)
     try:
         of, timeline = found.get("subscription"), found.get("timeline")
-        streams = [_place(each) for each in found["streams"]]
+        streams = [_stream_position(each) for each in found["streams"]]
         if len(dict(streams)) < len(streams):
             raise ValueError("a stream occurs twice")
         if not isinstance(timeline, str | None):
@@ -185,12 +185,12 @@ def _offsets(file: Path, wanted: Subscription) -> ResetTarget:
     return ResetTarget.offsets(dict(streams), timeline)
 
 
-def _place(stored: dict[str, Any]) -> tuple[int, int]:
+def _stream_position(stored: dict[str, Any]) -> tuple[int, int]:
     """Return (stream, offset) as they are: what is no integer is not made one. Raises `ValueError`."""
-    place = stored["stream_id"], stored["after"] if "after" in stored else stored["position"]
-    if any(type(number) is not int for number in place):
-        raise ValueError(f"stream {place[0]!r}, position {place[1]!r}")
-    return place
+    position = stored["stream_id"], stored["after"] if "after" in stored else stored["position"]
+    if any(type(number) is not int for number in position):
+        raise ValueError(f"stream {position[0]!r}, position {position[1]!r}")
+    return position
 
 
 def _show(cli: Cli, moves: tuple[PositionChange, ...]) -> None:

@@ -63,7 +63,7 @@ def _watch_any(cli: Cli, wanted: Sequence[Subscription], nodes: list[str]) -> No
 def _watch(cli: Cli, wanted: Subscription, nodes: list[str] | None) -> None:
     from sublet_borrower.remote.group_watcher import GroupWatcher
 
-    with _way(cli, wanted, nodes) as find, GroupWatcher(str(wanted)) as watching:
+    with _node_finder(cli, wanted, nodes) as find, GroupWatcher(str(wanted)) as watching:
         _Show(cli, wanted, watching, find).run()
 
 
@@ -81,7 +81,7 @@ class _Show:
         self._give_up_at = time.monotonic() + NODE_TIMEOUT_S
         self._answered_at_all = False
         self._leader: tuple[str | None, int | None] | None = None
-        self._trouble = ""
+        self._last_error = ""
 
     def run(self) -> None:
         """Until a signal comes. Raises `NotFound` where the group is gone, `Unavailable` where no node answers."""
@@ -106,9 +106,9 @@ class _Show:
         self._watching.set_nodes(self._find())
         self._watching.query_leader()
         if not self._answered_at_all and time.monotonic() > self._give_up_at:
-            unsaid = f" {self._trouble}." if self._cli.json and self._trouble else ""
+            last_error = f" {self._last_error}." if self._cli.json and self._last_error else ""
             raise Unavailable(
-                f"no node has said who leads {self._wanted} within {NODE_TIMEOUT_S:g} s.{unsaid} Start one with "
+                f"no node has said who leads {self._wanted} within {NODE_TIMEOUT_S:g} s.{last_error} Start one with "
                 "`sublet leader`, or name one that is there with --node."
             )
 
@@ -131,17 +131,17 @@ class _Show:
 
     def _silent(self, silent: NodeUnreachable) -> None:
         """Print it once: for programs with the error that follows, if no node answers."""
-        why = silent.reason.removeprefix(f"{silent.address}: ")
-        self._trouble = f"Node {silent.address} does not answer: {why}"
+        reason = silent.reason.removeprefix(f"{silent.address}: ")
+        self._last_error = f"Node {silent.address} does not answer: {reason}"
         if self._cli.json and not self._answered_at_all:
             return
         self._cli.print_info(
-            f"{self._trouble}. What it told meanwhile, `sublet groups history` has as far as it is durable."
+            f"{self._last_error}. What it told meanwhile, `sublet groups history` has as far as it is durable."
         )
 
 
 @contextmanager
-def _way(cli: Cli, wanted: Subscription, nodes: list[str] | None) -> Iterator[Callable[[], Sequence[str]]]:
+def _node_finder(cli: Cli, wanted: Subscription, nodes: list[str] | None) -> Iterator[Callable[[], Sequence[str]]]:
     """Return what finds nodes: those that were named, or those of the database. What can never work raises at once."""
     if nodes:
         from sublet_borrower.consumer.arguments import check_node
@@ -204,11 +204,11 @@ def group_not_found_error(wanted: Subscription, was_there: bool) -> NotFound:
 
 def _line(event: dict[str, Any]) -> str:
     """Return an event for people. What could move a cursor is escaped."""
-    name, of, why = (str(event.get(field) or "") for field in ("event", "session", "reason"))
+    name, of, reason = (str(event.get(field) or "") for field in ("event", "session", "reason"))
     who = of or str(event.get("agent") or event.get("node"))
     parts = [str(event.get("at")), f"{name:<13}"]
     if "stream_id" in event:
         parts.append(f"stream {event['stream_id']} at {event.get('position')}")
     if event.get("redelivery_end", 0) > event.get("position", 0):
         parts.append(f"[{event['position']}, {event['redelivery_end']}) may be seen again")
-    return escape_control_characters("  ".join([*parts, who, why]))
+    return escape_control_characters("  ".join([*parts, who, reason]))

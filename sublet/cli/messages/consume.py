@@ -82,13 +82,13 @@ def consume(
     begin = StartingPosition.parse(start, "--from")
     wanted = parse_typed(subscription) if nodes else resolve_subscription(cli, subscription, or_new=True)
     printer = MessagePrinter(cli, None if max_messages is None else values.parse_int("--max-messages", max_messages))
-    patience_s = None if idle_timeout is None else values.parse_fractional_seconds(idle_timeout)
+    idle_timeout_s = None if idle_timeout is None else values.parse_fractional_seconds(idle_timeout)
     with (
-        _way(cli, wanted, nodes) as way,
-        Session(str(wanted), **way.arguments, name=name, starting_position=str(begin), auto_ack=False) as session,
+        _open_transport(cli, wanted, nodes) as transport,
+        Session(str(wanted), **transport.arguments, name=name, starting_position=str(begin), auto_ack=False) as session,
         _drained_by_signals(session) as asked,
     ):
-        for batch in _batches(cli, session, printer, patience_s, way):
+        for batch in _batches(cli, session, printer, idle_timeout_s, transport):
             written = printer.print_batch(batch.table, batch.grant_id)
             batch.ack(None if written == len(batch) else _after(batch, written))
             if printer.is_full:
@@ -103,7 +103,7 @@ def _after(batch: Batch, written: int) -> int:
 
 
 def _batches(
-    cli: Cli, session: Session, printer: MessagePrinter, idle_timeout: float | None, way: _Way
+    cli: Cli, session: Session, printer: MessagePrinter, idle_timeout: float | None, transport: _Transport
 ) -> Iterator[Batch]:
     """Batches until the session is drained, the printer is full, or nothing has come for too long."""
     began = received = time.monotonic()
@@ -116,10 +116,10 @@ def _batches(
         joined = joined or batch is not None or bool(session.assignment())
         if not joined and not reported and time.monotonic() - began > LEADER_TIMEOUT_S:
             reported = True
-            lacking = way.lacking()
-            cli.print_info(f"{_WAITING}{way.besides}" if lacking is None else f"Waiting. {lacking}")
+            lacking = transport.lacking()
+            cli.print_info(f"{_WAITING}{transport.besides}" if lacking is None else f"Waiting. {lacking}")
         if idle_timeout is not None and time.monotonic() - received >= idle_timeout:
-            if not joined and (lacking := way.lacking()) is not None:
+            if not joined and (lacking := transport.lacking()) is not None:
                 raise Unavailable(f"{session.subscription}: nobody has lent anything for {idle_timeout:g} s. {lacking}")
             return
 
@@ -128,7 +128,7 @@ _WAITING = "Waiting for streams: a leader is being chosen, or others hold them a
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class _Transport:
     """The transport of a session: its arguments, whether there is a node that could lead (if not, a sentence for
     people), and other reasons to wait."""
 
@@ -138,16 +138,16 @@ class _Way:
 
 
 @contextmanager
-def _way(cli: Cli, subscription: Subscription, nodes: list[str] | None) -> Iterator[_Way]:
+def _open_transport(cli: Cli, subscription: Subscription, nodes: list[str] | None) -> Iterator[_Transport]:
     """Choose nodes or the database. What can never work raises at once."""
     if nodes:
         cli.check_single_source()
         through = {"nodes": nodes, "transport": "nodes"}
-        yield _Way(through, lambda: _silence(nodes), " Or the leader's own address cannot be reached from here.")
+        yield _Transport(through, lambda: _silence(nodes), " Or the leader's own address cannot be reached from here.")
         return
     with cli.open_database() as database:
         _check(database.url, subscription)
-        yield _Way({"url": database.url}, lambda: _lacking(database.url, subscription))
+        yield _Transport({"url": database.url}, lambda: _lacking(database.url, subscription))
 
 
 def _lacking(url: str, subscription: Subscription) -> str | None:
@@ -161,8 +161,8 @@ def _lacking(url: str, subscription: Subscription) -> str | None:
         group = lifecycle.find_live(connection, subscription)
     if group is None or group.desired_state.pause_reason is None:
         return None
-    why = f" ({group.desired_state.pause_reason})" if group.desired_state.pause_reason else ""
-    return f"The group is paused{why}: `sublet groups resume '{subscription}'` has its streams lent again."
+    reason = f" ({group.desired_state.pause_reason})" if group.desired_state.pause_reason else ""
+    return f"The group is paused{reason}: `sublet groups resume '{subscription}'` has its streams lent again."
 
 
 def _silence(nodes: list[str]) -> str | None:

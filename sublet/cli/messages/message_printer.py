@@ -58,14 +58,14 @@ class EpochPrinter:
             lower = None if message.lower is None else message.lower.least
             upper = message.upper.greatest
             reported = {"lower": lower, "upper": upper}
-            self._say({"snapshot": reported}, f"snapshot\tfrom {_listed(lower)}\tbegun {_listed(upper) or '-'}")
+            self._print({"snapshot": reported}, f"snapshot\tfrom {_listed(lower)}\tbegun {_listed(upper) or '-'}")
         else:
-            self._say({"lower": message.least}, f"completed\tbefore {_listed(message.least)}")
+            self._print({"lower": message.least}, f"completed\tbefore {_listed(message.least)}")
         return not self._printer.is_full
 
-    def _say(self, thing: object, text: str) -> None:
+    def _print(self, value: object, text: str) -> None:
         if self._output.json:
-            self._output.print_json(thing)
+            self._output.print_json(value)
         else:
             self._output.write_lines([text])
 

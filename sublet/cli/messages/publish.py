@@ -85,7 +85,7 @@ def publish(
 
     if topic is not None:
         check_topic(topic)  # of an empty input nothing would
-    with _way(cli, nodes) as make, _input(file) as source, _interruption() as interruption:
+    with _open_publisher(cli, nodes) as make, _input(file) as source, _interruption() as interruption:
         if sys.stdin.isatty() and file is None:
             cli.print_info("Reading lines from the terminal. Ctrl-D ends.")
         held_key = None if key is None else key.encode(errors="surrogateescape")
@@ -107,18 +107,18 @@ class PublishProgress:
     accepted: int = 0
     durable: int = 0
     began: float = field(default_factory=time.monotonic)
-    _under_way: deque[tuple[int, BatchDelivery]] = field(default_factory=deque)
+    _pending: deque[tuple[int, BatchDelivery]] = field(default_factory=deque)
 
     def add(self, count: int, delivery: BatchDelivery) -> None:
         """Some more on their way."""
         self.accepted += count
-        self._under_way.append((count, delivery))
+        self._pending.append((count, delivery))
         self.count_durable()
 
     def count_durable(self) -> None:
         """Count what has arrived."""
-        while self._under_way and self._under_way[0][1].done:
-            count, delivery = self._under_way.popleft()
+        while self._pending and self._pending[0][1].done:
+            count, delivery = self._pending.popleft()
             with suppress(Exception):
                 delivery.result(0)
                 self.durable += count
@@ -169,7 +169,7 @@ class SignalHandler:
 
 
 @contextmanager
-def _way(cli: Cli, nodes: list[str] | None) -> Iterator[Callable[[], Publisher | Feed]]:
+def _open_publisher(cli: Cli, nodes: list[str] | None) -> Iterator[Callable[[], Publisher | Feed]]:
     """What makes a publisher: with access to the database, or through nodes."""
     from sublet_storage.producer import Publisher
 

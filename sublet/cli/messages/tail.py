@@ -26,7 +26,7 @@ STARTS = ("latest", "active", "earliest")
 
 FIRST_WAIT_S = 0.005
 MAX_WAIT_S = 0.2
-PLACE_WAIT_S = 1.0
+STREAM_WAIT_S = 1.0
 """Where payloads cannot be had."""
 
 
@@ -149,19 +149,19 @@ class _Waiting:
     """Seconds between two looks for messages: growing while there are none."""
 
     def __init__(self, cli: Cli) -> None:
-        self._cli, self._wait_s, self._said = cli, 0.0, False
+        self._cli, self._wait_s, self._is_reported = cli, 0.0, False
 
     @contextmanager
     def for_payloads(self) -> Iterator[None]:
         """Log once that the location of payloads is away, and nothing comes."""
         try:
             yield
-            self._said = False
+            self._is_reported = False
         except PayloadUnavailable as error:
-            if not self._said:
+            if not self._is_reported:
                 self._cli.print_info(f"Waiting: {error}")
-            self._said = True
-            time.sleep(PLACE_WAIT_S)
+            self._is_reported = True
+            time.sleep(STREAM_WAIT_S)
 
     def after(self, news: bool) -> None:
         """Wait for the next look; not at all after messages."""
@@ -169,11 +169,11 @@ class _Waiting:
         time.sleep(self._wait_s)
 
 
-def _held_back(found: Iterator[T]) -> Iterator[T]:
+def _held_back(items: Iterator[T]) -> Iterator[T]:
     """Yield what is there now; signals wait for each read to be over."""
     while True:
         with defer_signals():
-            each = next(found, None)
+            each = next(items, None)
         if each is None:
             return
         yield each

@@ -42,8 +42,8 @@ def doctor(cli: Cli) -> int:
     except psycopg.errors.InsufficientPrivilege as error:
         findings.append(check_failed("database", error))
     except SubletError as error:
-        what, _, remedy = str(error).partition(". ")
-        findings.append(Finding("database", Severity.ERROR, what, remedy or None))
+        what, _, hint = str(error).partition(". ")
+        findings.append(Finding("database", Severity.ERROR, what, hint or None))
     is_well = all(finding.state is not Severity.ERROR for finding in findings)
     if cli.json:
         cli.print_json({"ok": is_well, "findings": [asdict(finding) for finding in findings]})
@@ -72,8 +72,10 @@ def _schema(version: str) -> Finding:
 
     if version == SCHEMA_VERSION:
         return Finding("database", Severity.OK, "it answers, and its tables are this release's")
-    said = f"it answers; its tables are at {version}, newer than this release's {SCHEMA_VERSION}, and do for it"
-    return Finding("database", Severity.WARNING, said, "Finish the upgrade: bring every program to the newer release.")
+    detail = f"it answers; its tables are at {version}, newer than this release's {SCHEMA_VERSION}, and do for it"
+    return Finding(
+        "database", Severity.WARNING, detail, "Finish the upgrade: bring every program to the newer release."
+    )
 
 
 COMMANDS = {"doctor": command(doctor)}

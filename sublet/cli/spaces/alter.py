@@ -83,14 +83,14 @@ def alter(
     space = apply_change(cli, partial(alter_space, name=name, **changes))
     if recall:
         space_payloads.restore_all(cli, space.space_id)
-    said = (
+    text = (
         f"The space {space.name} holds {space.filter}, kept {format_retention(space)}, with compression "
         f"{space.compression}."
     )
     print_space(
         cli,
         space,
-        said + format_payload_location(space),
+        text + format_payload_location(space),
         warning=space_payloads.warn_missing_directory(cli, space, payload_location),
     )
 
@@ -116,8 +116,8 @@ def rollover(cli: Cli, name: Name) -> None:
         return find_space(connection, name)
 
     space = apply_change(cli, change)
-    said = f"The space {space.name} has {space.shards} new streams, of generation {rolled[0]}."
-    print_space(cli, space, said, generation_id=rolled[0])
+    text = f"The space {space.name} has {space.shards} new streams, of generation {rolled[0]}."
+    print_space(cli, space, text, generation_id=rolled[0])
 
 
 def _seconds(text: str) -> int | None:

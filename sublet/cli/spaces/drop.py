@@ -62,16 +62,16 @@ def drop(
         check_droppable(name)
         spaces = list_spaces(connection)
         space = find_space_in(name, spaces)
-        found, others = read_usage(connection, space), find_fallback_spaces(spaces, space)
+        usage, others = read_usage(connection, space), find_fallback_spaces(spaces, space)
         if keep:
             _check_keep(space, force)
         elif not (force or dry_run):
             check_unused(connection, space)
         lines = [
-            f"The space {name}: {line}." for line in (*found.describe(), *([] if keep else found.describe_losses()))
+            f"The space {name}: {line}." for line in (*usage.describe(), *([] if keep else usage.describe_losses()))
         ]
         if not (dry_run or yes):
-            question = f"Drop the space {name} {'and keep' if keep else 'with'} {found.messages} messages?"
+            question = f"Drop the space {name} {'and keep' if keep else 'with'} {usage.messages} messages?"
             cli.confirm("\n".join([*lines, question]), "Nothing was dropped.")
         elif lines and not cli.json:
             cli.print_info("\n".join(lines))
@@ -79,7 +79,7 @@ def drop(
             check = None if force or keep else check_unused
             drop_space(connection, name, check, purge=not keep, space_id=space.space_id)
             publish_once(database.url, snapshot.read_spaces(connection))
-    _answer(cli, space, found, others, dry_run, force, keep)
+    _answer(cli, space, usage, others, dry_run, force, keep)
 
 
 def _check_keep(space: Space, force: bool) -> None:
@@ -93,7 +93,7 @@ def _check_keep(space: Space, force: bool) -> None:
 
 
 def _answer(
-    cli: Cli, space: Space, found: SpaceUsage, others: list[Space], dry_run: bool, force: bool, keep: bool
+    cli: Cli, space: Space, usage: SpaceUsage, others: list[Space], dry_run: bool, force: bool, keep: bool
 ) -> None:
     names = [other.name for other in others]
     if cli.json:
@@ -103,9 +103,9 @@ def _answer(
             "dropped": not dry_run,
             "retained": keep,
         }
-        cli.print_json({**reported, **asdict(found), "fallback_spaces": names})
+        cli.print_json({**reported, **asdict(usage), "fallback_spaces": names})
         return
-    if dry_run and not (force or keep) and found.describe():
+    if dry_run and not (force or keep) and usage.describe():
         cli.print_info(
             f"It would be refused: {space.name} is in use. With --keep nothing is lost; --force ends what it holds."
         )

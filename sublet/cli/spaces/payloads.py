@@ -75,19 +75,20 @@ def warn_missing_directory(cli: Cli, space: Space, given: str | None) -> str | N
     if (
         given is None
         or space.payload_location is None
-        or (place := parse_location(space.payload_location)).scheme != "file"
+        or (location := parse_location(space.payload_location)).scheme != "file"
     ):
         return None
     found = "does not answer from"
     with suppress(PayloadUnavailable):
         if run_with_timeout(
-            get_store(place), TO_READ, partial(os.path.isdir, place.root)
+            get_store(location), TO_READ, partial(os.path.isdir, location.root)
         ):  # what cannot be looked at is none
             return None
         found = "is not there, or not to be seen, on"
     text = (
-        f"{place}: the directory {found} this machine. Where nodes and consumers run it has to be there, and "
-        f"nobody makes it: mount it, or mkdir -p {shlex.quote(place.root)}. `sublet doctor` says whether that is done."
+        f"{location}: the directory {found} this machine. Where nodes and consumers run it has to be there, and "
+        f"nobody makes it: mount it, or mkdir -p {shlex.quote(location.root)}. "
+        "`sublet doctor` says whether that is done."
     )
     if not cli.json:
         cli.print_info(f"Warning: {text}")

@@ -78,8 +78,8 @@ def create(
         tier_after_s=None if tier_after is None else values.parse_seconds(tier_after),
     )
     space = apply_change(cli, create)
-    said = f"The space {space.name} holds {space.filter} in {space.shards} streams.{format_payload_location(space)}"
-    print_space(cli, space, said, warning=warn_missing_directory(cli, space, payload_location))
+    text = f"The space {space.name} holds {space.filter} in {space.shards} streams.{format_payload_location(space)}"
+    print_space(cli, space, text, warning=warn_missing_directory(cli, space, payload_location))
 
 
 def list_(cli: Cli) -> None:

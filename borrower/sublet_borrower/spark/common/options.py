@@ -84,12 +84,12 @@ def stream_options(given: Mapping[str, str]) -> StreamOptions:
     found = read_options(
         given, StreamOptions, "readStream", {"inDoubtTimeout": _duration, "availableNowWait": _duration}
     )
-    for name, remedy in (
+    for name, hint in (
         ("subscription", "what to consume: $share/GROUP/FILTER, such as $share/billing/orders/#"),
         ("session_name", "a name for this query, which is its own and stays the same when the query is started again"),
     ):
         if name not in found:
-            raise InvalidSetting(f"option {to_camel_case(name)} is missing. Give {remedy}.")
+            raise InvalidSetting(f"option {to_camel_case(name)} is missing. Give {hint}.")
     options = StreamOptions(**found)
     Subscription.parse(options.subscription)
     check_option_name("sessionName", options.session_name)

@@ -20,7 +20,7 @@ JITTER = 0.5
 _T = TypeVar("_T")
 
 
-def retry_while_unavailable(attempt: Callable[[], _T], away_s: float, said: str) -> _T:
+def retry_while_unavailable(attempt: Callable[[], _T], away_s: float, message: str) -> _T:
     """Return the answer of an attempt, which is repeated while either is away, for so long; each failure is logged.
 
     Raises the error of the last attempt.
@@ -29,7 +29,7 @@ def retry_while_unavailable(attempt: Callable[[], _T], away_s: float, said: str)
     def is_away(error: Exception) -> bool:
         if not isinstance(error, (psycopg.OperationalError, DatabaseUnreachable, PayloadUnavailable)):
             return False
-        log.warning("%s: %s", said, error)
+        log.warning("%s: %s", message, error)
         return True
 
     return call_with_retry(attempt, is_away, Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S, JITTER, away_s))

@@ -87,15 +87,15 @@ def _check_failures(spark: Any, master: str) -> None:
     local = _LOCAL.match(master)
     if local is not None:
         allowed = int(local[2] or 1)
-        remedy = f"start Spark with master local[{local[1] or 1},{ADVISED_FAILURES}]"
+        hint = f"start Spark with master local[{local[1] or 1},{ADVISED_FAILURES}]"
     else:
         allowed = int(read_setting(spark, "spark.task.maxFailures", str(SPARK_DEFAULT_FAILURES)))
-        remedy = f"set spark.task.maxFailures={ADVISED_FAILURES} when the application starts"
+        hint = f"set spark.task.maxFailures={ADVISED_FAILURES} when the application starts"
     if allowed < ENOUGH_FAILURES:
         often = "once" if allowed == 1 else f"{allowed} times"
         _warn(
             f"a task that dies {often} ends the whole job, as spark.task.maxFailures is {allowed} here, and tasks that "
-            f"run for weeks do die now and then: {remedy}."
+            f"run for weeks do die now and then: {hint}."
         )
 
 

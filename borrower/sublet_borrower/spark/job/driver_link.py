@@ -31,7 +31,7 @@ LAST_WORD_S = 2.0
 
 
 class DriverLink:
-    """Runs as a context manager. `report()` and `drain(why)` are called on the network thread and must not block."""
+    """Runs as a context manager. `report()` and `drain(reason)` are called on the network thread and must not block."""
 
     def __init__(
         self,
@@ -85,8 +85,8 @@ class DriverLink:
     def _received(self, delivery: DeliveredMessage) -> None:
         if not isinstance(delivery.body, GroupEvent):
             return
-        wish = json.loads(delivery.body.payload).get("wish")
-        if wish == "drain":
+        command = json.loads(delivery.body.payload).get("wish")
+        if command == "drain":
             self._drain("the driver asked for it")
         else:
-            log.warning("the driver wishes %r, which this version does not know", wish)
+            log.warning("the driver wishes %r, which this version does not know", command)

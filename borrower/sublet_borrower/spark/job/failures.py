@@ -21,8 +21,8 @@ def pack(error: BaseException) -> bytes:
     links: list[tuple[bytes | None, str, str]] = []
     link: BaseException | None = error
     while link is not None:
-        story = "".join(traceback.format_tb(link.__traceback__)).rstrip()
-        links.append((_pickled(link), f"{type(link).__name__}: {link}", story))
+        traceback_text = "".join(traceback.format_tb(link.__traceback__)).rstrip()
+        links.append((_pickled(link), f"{type(link).__name__}: {link}", traceback_text))
         link = link.__cause__
     return pickle.dumps(links)
 
@@ -47,12 +47,12 @@ def _pickled(error: BaseException) -> bytes | None:
     return pickled
 
 
-def _restored(pickled: bytes | None, text: str, story: str) -> BaseException:
+def _restored(pickled: bytes | None, text: str, traceback_text: str) -> BaseException:
     error = _unpickled(pickled) if pickled is not None else None
     if error is None:
         error = TaskFailed(text)
-    if story:
-        error.add_note(f"In the task:\n{story}")
+    if traceback_text:
+        error.add_note(f"In the task:\n{traceback_text}")
     return error
 
 

@@ -190,9 +190,9 @@ class _Task:
 
     # --- called by the link -----------------------------------------------------------------------------------------
 
-    def _drain(self, why: str) -> None:
+    def _drain(self, reason: str) -> None:
         if not self._draining.is_set():
-            log.info("task %s drains: %s", self._attempt.session, why)
+            log.info("task %s drains: %s", self._attempt.session, reason)
         self._draining.set()
         if (session := self._session) is not None:
             session.drain()

@@ -65,17 +65,17 @@ def stream_writer(given: Mapping[str, str], schema: StructType, overwrite: bool)
     return StreamWriter(SinkTarget.of(options), options)
 
 
-def _check(options: WriteOptions, schema: StructType, overwrite: bool, refused: str, remedy: str) -> None:
+def _check(options: WriteOptions, schema: StructType, overwrite: bool, refused: str, hint: str) -> None:
     if overwrite:
-        raise InvalidSetting(f"{refused}: messages that are published stay, and none is replaced. Use {remedy}.")
+        raise InvalidSetting(f"{refused}: messages that are published stay, and none is replaced. Use {hint}.")
     check_columns(schema, options.topic)
 
 
 def stage_rows(
-    place: SinkTarget, options: WriteOptions, write: SinkBatch, task: int, batches: Iterator[pa.RecordBatch]
+    target: SinkTarget, options: WriteOptions, write: SinkBatch, task: int, batches: Iterator[pa.RecordBatch]
 ) -> StagedTaskMessage:
     """Stage what a task has. Raises what a publisher raises for a bad topic or message, and the database's errors."""
-    with place.open_connection() as (_, conn):
+    with target.open_connection() as (_, conn):
         rows = (each for batch in batches for each in to_message_batches(batch, options.topic))
         return StagedTaskMessage(write, stage(conn, write, task, rows, space=options.space))
 
@@ -83,27 +83,27 @@ def stage_rows(
 class BatchWriter(DataSourceArrowWriter):
     """See the module's page. Pickled on its way to the tasks, and to the commit."""
 
-    def __init__(self, place: SinkTarget, options: WriteOptions, write: SinkBatch) -> None:
-        self._place, self._options, self._write = place, options, write
+    def __init__(self, target: SinkTarget, options: WriteOptions, write: SinkBatch) -> None:
+        self._target, self._options, self._write = target, options, write
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedTaskMessage:
         """On executors: one attempt at a task."""
-        return stage_rows(self._place, self._options, self._write, _context().partitionId(), iterator)
+        return stage_rows(self._target, self._options, self._write, _context().partitionId(), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """On the driver, when all tasks are done."""
-        _commit(self._place, self._write, _done(messages))
+        _commit(self._target, self._write, _done(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """On the driver, when a task or the commit has failed."""
-        _abort(self._place, [self._write])
+        _abort(self._target, [self._write])
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
     """See the module's page."""
 
-    def __init__(self, place: SinkTarget, options: WriteOptions) -> None:
-        self._place, self._options = place, options
+    def __init__(self, target: SinkTarget, options: WriteOptions) -> None:
+        self._target, self._options = target, options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedTaskMessage:
         """On executors: one attempt at a task of a micro-batch."""
@@ -115,17 +115,17 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 "foreachBatch, with the options sinkName and batchId of write."
             )
         write = SinkBatch(f"query {query}", int(batch))
-        return stage_rows(self._place, self._options, write, context.partitionId(), iterator)
+        return stage_rows(self._target, self._options, write, context.partitionId(), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 Spark's name
         """On the driver, when all tasks of the micro-batch are done."""
         done = _done(messages)
         if done:
-            _commit(self._place, done[0].write, done)
+            _commit(self._target, done[0].write, done)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 Spark's name
         """On the driver, when a task or the commit has failed."""
-        _abort(self._place, {each.write for each in _done(messages)})
+        _abort(self._target, {each.write for each in _done(messages)})
 
 
 def _context() -> Any:
@@ -139,9 +139,9 @@ def _done(messages: Sequence[WriterCommitMessage | None]) -> list[StagedTaskMess
     return [each for each in messages if isinstance(each, StagedTaskMessage)]
 
 
-def _commit(place: SinkTarget, write: SinkBatch, done: Sequence[StagedTaskMessage]) -> None:
+def _commit(target: SinkTarget, write: SinkBatch, done: Sequence[StagedTaskMessage]) -> None:
     def attempt() -> tuple[SinkCommit, str]:
-        with place.open_connection() as (url, conn):
+        with target.open_connection() as (url, conn):
             return commit(conn, write, [each.staged for each in done]), url
 
     committed, url = retry_while_unavailable(attempt, DATABASE_TIMEOUT_S, "the commit is tried again")
@@ -164,10 +164,10 @@ def _notify(url: str, committed: SinkCommit) -> None:
         publish_once(url, [stream_change(stream, head, closed=False) for stream, head in committed.heads.items()])
 
 
-def _abort(place: SinkTarget, writes: Sequence[SinkBatch] | set[SinkBatch]) -> None:
+def _abort(target: SinkTarget, writes: Sequence[SinkBatch] | set[SinkBatch]) -> None:
     """Remove them; what is left, the next commit or maintenance removes: the error under way matters more."""
     try:
-        with place.open_connection() as (_, conn):
+        with target.open_connection() as (_, conn):
             for write in writes:
                 discard(conn, write)
     except (psycopg.Error, SubletError) as error:

@@ -103,8 +103,8 @@ def _check_no_stream(given: Mapping[str, str]) -> None:
     }
     for name in sorted(only_there):
         if name.lower() in {option.lower() for option in given}:
-            remedy = _INSTEAD.get(name, _LEAVE_OUT)
-            raise InvalidSetting(f"option {name}: it is readStream's. History is read without a group. {remedy}.")
+            hint = _INSTEAD.get(name, _LEAVE_OUT)
+            raise InvalidSetting(f"option {name}: it is readStream's. History is read without a group. {hint}.")
 
 
 def _check_position(name: str, text: str, named: str) -> None:

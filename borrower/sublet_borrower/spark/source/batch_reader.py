@@ -52,16 +52,16 @@ class SubletBatchReader(DataSourceReader):
         """Return the messages of a task."""
         return read_task(partition, to_arrow_schema(self._schema))
 
-    def _extents(self, found: DatabaseLocation) -> list[OffsetRange]:
+    def _extents(self, database: DatabaseLocation) -> list[OffsetRange]:
         o = self._options
-        with connect(found.url, application_name="sublet spark") as conn:
+        with connect(database.url, application_name="sublet spark") as conn:
             if o.space is not None:
                 _check_space(o.space, {space.name for space in list_spaces(conn, include_dropped=True)})
             there = list_offset_ranges(conn, topics.Filter.parse(o.filter), o.start, o.end)
         of_space = [extent for extent in there if o.space in (None, extent.space)]
         return of_space if o.epochs is None else keep_ranges_with_epochs(of_space)
 
-    def _task(self, extent: OffsetRange, found: DatabaseLocation) -> RangePartition:
+    def _task(self, extent: OffsetRange, database: DatabaseLocation) -> RangePartition:
         return RangePartition(
             stream_id=extent.stream_id,
             generation_id=extent.generation_id,
@@ -69,12 +69,12 @@ class SubletBatchReader(DataSourceReader):
             end=extent.end,
             filter=self._options.filter,
             space=extent.space,
-            url=found.url,
+            url=database.url,
             schema_name=os.environ.get("SUBLET_SCHEMA"),
             driver_host=socket.gethostname(),
             fail_on_data_loss=self._options.fail_on_data_loss,
             predicate=self._wanted(),
-            data_dir=None if found.data_dir is None else str(found.data_dir),
+            data_dir=None if database.data_dir is None else str(database.data_dir),
         )
 
     def _wanted(self) -> MessagePredicate | None:
@@ -94,10 +94,10 @@ class PushdownBatchReader(SubletBatchReader):
         return left
 
 
-def keep_ranges_with_epochs(found: Iterable[OffsetRange]) -> list[OffsetRange]:
+def keep_ranges_with_epochs(ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
     """Return those that can have messages in epochs. Raises `InvalidEpoch` where these have no order of before and
     after."""
-    there = [extent for extent in found if extent.epoch_dimensions is not None]
+    there = [extent for extent in ranges if extent.epoch_dimensions is not None]
     for extent in there:
         if extent.epoch_dimensions != 1:
             raise InvalidEpoch(

@@ -53,36 +53,36 @@ def _query_id() -> str | None:
     return None if context is None else context.getLocalProperty("sql.streaming.queryId")
 
 
-def _local(place: str) -> Path | None:
+def _local(location: str) -> Path | None:
     """Return the path of what lies in this machine's files, by its URL or without one."""
-    parts = urlsplit(place)
+    parts = urlsplit(location)
     if not parts.scheme:
-        return Path(place)
+        return Path(location)
     return Path(unquote(parts.path)) if parts.scheme == "file" else None
 
 
-def _is_there(place: str) -> bool:
-    path = _local(place)
+def _is_there(location: str) -> bool:
+    path = _local(location)
     if path is not None:
         return path.exists()
     from pyspark.errors import AnalysisException
     from pyspark.sql import SparkSession
 
     try:
-        return bool(SparkSession.active().read.text(place).schema)
+        return bool(SparkSession.active().read.text(location).schema)
     except AnalysisException:
         return False
 
 
-def _lines(place: str) -> Sequence[str]:
+def _lines(location: str) -> Sequence[str]:
     """Raises `FileNotFoundError`."""
-    path = _local(place)
-    if path is not None and (path.exists() or urlsplit(place).scheme):
+    path = _local(location)
+    if path is not None and (path.exists() or urlsplit(location).scheme):
         return path.read_text().splitlines()
     from pyspark.errors import AnalysisException
     from pyspark.sql import SparkSession
 
     try:
-        return [row.value for row in SparkSession.active().read.text(place).collect()]
+        return [row.value for row in SparkSession.active().read.text(location).collect()]
     except (AnalysisException, RuntimeError):  # no such path, or no Spark that could look elsewhere
-        raise FileNotFoundError(place) from None
+        raise FileNotFoundError(location) from None

@@ -84,7 +84,7 @@ class Guard:
         except psycopg.Error as error:  # also the server's error for a client that idled for too long
             if not connection.closed:
                 raise
-            if not (committing and self._happened(ranges, attempt, error)):
+            if not (committing and self._was_committed(ranges, attempt, error)):
                 raise DatabaseUnreachable(
                     f"the connection to Postgres was lost before the commit, nothing of batch {batch_id} was written: "
                     f"{error}. Start the query again: it does the batch again."
@@ -151,17 +151,17 @@ class Guard:
             )
         return attempt
 
-    def _happened(self, reads: Sequence[SourceRead], attempt: Attempt | None, cause: Exception) -> bool:
+    def _was_committed(self, reads: Sequence[SourceRead], attempt: Attempt | None, cause: Exception) -> bool:
         """Query on a new connection whether the transaction whose commit got no answer was committed: the server knows
         it by its number, once it has ended. Where that is not known, progress shows it."""
         lost = "the connection to Postgres was lost during the commit"
         if not reads:
-            why = "the batch had nothing of sublet's by which that could be seen. Look at the tables"
-            raise UnknownOutcome(f"{lost}, and nobody can say what became of it: {why}.") from cause
+            detail = "the batch had nothing of sublet's by which that could be seen. Look at the tables"
+            raise UnknownOutcome(f"{lost}, and nobody can say what became of it: {detail}.") from cause
         try:
             connection = self._reconnecting.ready()
-            happened = None if attempt is None else fencing.happened(connection, attempt)
-            return all(read.is_done(connection) for read in reads) if happened is None else happened
+            was_committed = None if attempt is None else fencing.was_committed(connection, attempt)
+            return all(read.is_done(connection) for read in reads) if was_committed is None else was_committed
         except (psycopg.OperationalError, DatabaseUnreachable) as error:
             raise UnknownOutcome(
                 f"{lost}, and cannot be had again to see what became of it: {error}. Start the query again: it finds "

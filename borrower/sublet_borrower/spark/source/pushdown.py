@@ -68,8 +68,8 @@ def _taken(pushed: PushedFilters, each: Any) -> PushedFilters | None:
     if (values := _values(each)) is not None and column in _ONE_OF:
         field, kind = _ONE_OF[column]
         return _one_of(pushed, field, values) if all(_is_plain(value, kind) for value in values) else None
-    if column in _COMPARED and (said := _COMPARED[column].get(type(each))) is not None:
-        return said(pushed, each.value) if _is_comparable(column, each.value) else None
+    if column in _COMPARED and (compare := _COMPARED[column].get(type(each))) is not None:
+        return compare(pushed, each.value) if _is_comparable(column, each.value) else None
     return None
 
 

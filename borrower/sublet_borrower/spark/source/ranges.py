@@ -110,13 +110,13 @@ def _divided(ranges: Sequence[RangePartition], least: int) -> list[RangePartitio
 def _put_together(ranges: Sequence[RangePartition], most: int) -> list[list[RangePartition]]:
     """Deal ranges out, the largest first, each to the task with the least so far; in each task they keep their
     order."""
-    places: list[list[int]] = [[] for _ in range(most)]
+    shares: list[list[int]] = [[] for _ in range(most)]
     waiting = [(0, task) for task in range(most)]
-    for place in sorted(range(len(ranges)), key=lambda place: -ranges[place].max_messages):
+    for index in sorted(range(len(ranges)), key=lambda index: -ranges[index].max_messages):
         size, task = heappop(waiting)
-        places[task].append(place)
-        heappush(waiting, (size + ranges[place].max_messages, task))
-    return [[ranges[place] for place in sorted(mine)] for mine in places if mine]
+        shares[task].append(index)
+        heappush(waiting, (size + ranges[index].max_messages, task))
+    return [[ranges[index] for index in sorted(share)] for share in shares if share]
 
 
 def read_task(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.RecordBatch]:

@@ -199,7 +199,7 @@ class EmbeddedPostgres:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             subprocess.run(
-                [sys.executable, "-I", "-S", Path(__file__).with_name("watchdog.py"), self._story(lock)],
+                [sys.executable, "-I", "-S", Path(__file__).with_name("watchdog.py"), self._watchdog_spec(lock)],
                 check=True,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -212,8 +212,8 @@ class EmbeddedPostgres:
         finally:
             os.close(lock)
 
-    def _story(self, lock: int) -> str:
-        story = {
+    def _watchdog_spec(self, lock: int) -> str:
+        spec = {
             "users": str(self.data_dir / "users.lock"),
             "server": str(self.data_dir / "server.lock"),
             "lock": lock,
@@ -224,7 +224,7 @@ class EmbeddedPostgres:
             "stop": [str(part) for part in self._stop_command()],
             "options": {} if self._user is None else self._user.subprocess_options(),
         }
-        return json.dumps(story)
+        return json.dumps(spec)
 
     def _start_command(self) -> Sequence[str | Path]:
         """pg_ctl runs a shell, so only the socket's path is in the command, quoted for it and for Postgres."""

@@ -34,22 +34,22 @@ ZOMBIE_TIMEOUT_S = 2.0
 """How long a dead postmaster may wait to be reaped before its lock files are taken away."""
 
 
-def main(story: dict[str, Any]) -> None:
+def main(spec: dict[str, Any]) -> None:
     """Leave the starter's process tree, then wait."""
     if os.fork() != 0:
         os._exit(0)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    users = os.open(story["users"], os.O_RDWR)
-    server = os.open(story["server"], os.O_RDWR)
-    threading.Thread(target=_revive, args=(story,), daemon=True).start()
-    while not _stopped(story, users, server):
+    users = os.open(spec["users"], os.O_RDWR)
+    server = os.open(spec["server"], os.O_RDWR)
+    threading.Thread(target=_revive, args=(spec,), daemon=True).start()
+    while not _stopped(spec, users, server):
         pass
 
 
 # --- the last user is gone --------------------------------------------------------------------------------------------
 
 
-def _stopped(story: dict[str, Any], users: int, server: int) -> bool:
+def _stopped(spec: dict[str, Any], users: int, server: int) -> bool:
     """Wait until there seems to be no user; then look again with the server's lock held, and stop it."""
     fcntl.flock(users, fcntl.LOCK_EX)
     fcntl.flock(users, fcntl.LOCK_UN)
@@ -59,40 +59,40 @@ def _stopped(story: dict[str, Any], users: int, server: int) -> bool:
     except BlockingIOError:
         fcntl.flock(server, fcntl.LOCK_UN)
         return False
-    if _is_still(users, story["users"]) and not is_zombie(_postmaster(story)):
+    if _is_still(users, spec["users"]) and not is_zombie(_postmaster(spec)):
         with contextlib.suppress(OSError, subprocess.SubprocessError):
-            _command(story, "stop", subprocess.DEVNULL)
-    os.close(story["lock"])  # before the server's lock is dropped: the next starter must find it free
+            _command(spec, "stop", subprocess.DEVNULL)
+    os.close(spec["lock"])  # before the server's lock is dropped: the next starter must find it free
     return True
 
 
 # --- the server is gone -----------------------------------------------------------------------------------------------
 
 
-def _revive(story: dict[str, Any]) -> None:
+def _revive(spec: dict[str, Any]) -> None:
     """Start the server whenever it is found dead while it is used; a thread, which ends with the process."""
-    users = os.open(story["users"], os.O_RDWR)
-    server = os.open(story["server"], os.O_RDWR)
+    users = os.open(spec["users"], os.O_RDWR)
+    server = os.open(spec["server"], os.O_RDWR)
     pause_s, started_at = 0.0, time.monotonic()
     while True:
         time.sleep(POLL_INTERVAL_S)
-        if _runs(story):
+        if _runs(spec):
             continue
         if time.monotonic() - started_at > STEADY_S:
             pause_s = 0.0
         time.sleep(pause_s)
         fcntl.flock(server, fcntl.LOCK_EX)  # a process that starts or stops it now comes first
         try:
-            if _is_used(users, story["users"]) and not _runs(story):
-                _start(story)
+            if _is_used(users, spec["users"]) and not _runs(spec):
+                _start(spec)
                 pause_s, started_at = min(max(POLL_INTERVAL_S, 2 * pause_s), BACKOFF_MAX_S), time.monotonic()
         finally:
             fcntl.flock(server, fcntl.LOCK_UN)
 
 
-def _runs(story: dict[str, Any]) -> bool:
+def _runs(spec: dict[str, Any]) -> bool:
     """Whether the process of the server's lock file is there, and is a Postgres: process ids are used again."""
-    pid = _pid(_postmaster(story))
+    pid = _pid(_postmaster(spec))
     if pid is None:
         return False
     try:
@@ -117,16 +117,16 @@ def _is_used(users: int, path: str) -> bool:
     return False
 
 
-def _start(story: dict[str, Any]) -> None:
+def _start(spec: dict[str, Any]) -> None:
     """Make one attempt; it is written to the server's log with the programs' output."""
-    with _log(story) as log:
+    with _log(spec) as log:
         _notify(log, "the server was gone while it was used: starting it again")
         deadline = time.monotonic() + ZOMBIE_TIMEOUT_S
-        while is_zombie(_postmaster(story)) and time.monotonic() < deadline:
+        while is_zombie(_postmaster(spec)) and time.monotonic() < deadline:
             time.sleep(0.05)
-        remove_stale_lock_files([*story["sockets"], _postmaster(story)])
+        remove_stale_lock_files([*spec["sockets"], _postmaster(spec)])
         try:
-            code = _command(story, "start", log)
+            code = _command(spec, "start", log)
             _notify(log, "it is back" if code == 0 else "it did not start; another attempt follows")
         except (OSError, subprocess.SubprocessError) as error:
             _notify(log, f"it could not be started ({error}); another attempt follows")
@@ -139,10 +139,10 @@ def _notify(log: int, text: str) -> None:
 
 
 @contextlib.contextmanager
-def _log(story: dict[str, Any]) -> Iterator[int]:
+def _log(spec: dict[str, Any]) -> Iterator[int]:
     """The server's log, or nothing, if it cannot be written: that must not keep the server down."""
     try:
-        log = os.open(story["log"], os.O_WRONLY | os.O_APPEND)
+        log = os.open(spec["log"], os.O_WRONLY | os.O_APPEND)
     except OSError:
         log = os.open(os.devnull, os.O_WRONLY)
     try:
@@ -177,23 +177,23 @@ def remove_stale_lock_files(lock_files: Iterable[str]) -> None:
             os.unlink(lock_file)
 
 
-def _command(story: dict[str, Any], which: str, output: int) -> int:
+def _command(spec: dict[str, Any], which: str, output: int) -> int:
     return subprocess.run(
-        story[which],
+        spec[which],
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
         check=False,
-        cwd=story["cluster"],
-        env=environment(story["cluster"]),
+        cwd=spec["cluster"],
+        env=environment(spec["cluster"]),
         timeout=120,
         start_new_session=True,
-        **story["options"],
+        **spec["options"],
     ).returncode
 
 
-def _postmaster(story: dict[str, Any]) -> str:
-    return os.path.join(story["cluster"], "postmaster.pid")
+def _postmaster(spec: dict[str, Any]) -> str:
+    return os.path.join(spec["cluster"], "postmaster.pid")
 
 
 def _is_still(descriptor: int, path: str) -> bool:

@@ -36,10 +36,10 @@ def delete_group(url: str, wanted: Subscription) -> int:
     return deleted
 
 
-def send_command(url: str, wanted: Subscription, order: GroupCommand) -> tuple[Group, bool]:
-    """Give a live group an order; the group, and whether that was new. Raises `NotFound`."""
+def send_command(url: str, wanted: Subscription, command: GroupCommand) -> tuple[Group, bool]:
+    """Change what is desired of a live group; return the group, and whether that was new. Raises `NotFound`."""
     with _store(url) as store:
-        before, group = store.find_live_group(wanted), store.apply_command(wanted, order, store.user())
+        before, group = store.find_live_group(wanted), store.apply_command(wanted, command, store.user())
     if group is None or before is None:
         raise group_not_found_error(wanted)
     changed = group.revision != before.revision

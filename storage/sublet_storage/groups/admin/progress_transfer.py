@@ -96,7 +96,7 @@ class GroupProgress:
     @property
     def to_initial(self) -> GroupProgress:
         """As a new group begins with it."""
-        return replace(self, positions=tuple(place.to_initial for place in self.positions))
+        return replace(self, positions=tuple(row.to_initial for row in self.positions))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,9 @@ def read_progress(connection: Connection, group: Group) -> GroupProgress:
     if row is None:
         raise group_not_found_error(group.subscription)
     after, lendings, frontiers = row
-    return GroupProgress(after, tuple(map(_place, lendings)), tuple(map(_frontier, frontiers)), timeline_of(connection))
+    return GroupProgress(
+        after, tuple(map(_position_from_json, lendings)), tuple(map(_frontier, frontiers)), timeline_of(connection)
+    )
 
 
 def clone(
@@ -123,12 +125,12 @@ def clone(
     lifecycle.keep_generations(connection)  # what is taken must be there still when the new group is
     found = lifecycle.get_live(connection, source)
     progress = read_progress(connection, found)
-    why = reason_with_user(f"a clone of {source}, group {found.group_id}", who)
-    return create_from_progress(connection, subscription, found.options, progress, why), progress
+    reason = reason_with_user(f"a clone of {source}, group {found.group_id}", who)
+    return create_from_progress(connection, subscription, found.options, progress, reason), progress
 
 
 def create_from_progress(
-    connection: Connection, subscription: Subscription, options: GroupOptions, progress: GroupProgress, why: str
+    connection: Connection, subscription: Subscription, options: GroupOptions, progress: GroupProgress, reason: str
 ) -> Group:
     """Return a new group that goes on from there, in the transaction that is open. Raises `Conflict` where there is one
     by that name, `UsageError` where the progress is none of this database's, and `PositionBeyondHead` where it is of
@@ -147,7 +149,7 @@ def create_from_progress(
     spaces, least = [space_id for space_id, _ in progress.frontiers], [_json(each) for _, each in progress.frontiers]
     connection.execute(_FRONTIERS, {"now_us": None, "group": group_id, "spaces": spaces, "least": least})
     ((now_us,),) = connection.execute(_NOW, {"now_us": None}).fetchall()
-    line = HistoryRecord(now_us, group_id, 0, CREATE, why, 0, None, None, 0, 0, is_forced=False)
+    line = HistoryRecord(now_us, group_id, 0, CREATE, reason, 0, None, None, 0, 0, is_forced=False)
     lending_rows.write_history(connection, [line], now_us)
     return Group(group_id, subscription, options)
 
@@ -157,15 +159,15 @@ def _there(
 ) -> GroupProgress:
     """Without the streams that are no more. Raises `Conflict` where messages went with them that the group was to have,
     unless it skips what is gone."""
-    absent = missing(connection, [place.stream_id for place in progress.positions])
+    absent = missing(connection, [row.stream_id for row in progress.positions])
     if options.on_data_loss is OnDataLoss.FAIL:
-        for place in progress.positions:
-            if absent.get(place.stream_id) and place.status is not LendingStatus.FINISHED:
-                raise _gone(f"stream {place.stream_id}: what there was from offset {place.position} on", subscription)
+        for row in progress.positions:
+            if absent.get(row.stream_id) and row.status is not LendingStatus.FINISHED:
+                raise _gone(f"stream {row.stream_id}: what there was from offset {row.position} on", subscription)
         for name, filter, lost in connection.execute(_LOST, {"after": progress.after_generation}).fetchall():
             if Filter(filter).intersects(subscription.filter):
                 raise _gone(f"space {name}: all that was published up to generation {lost}", subscription)
-    return replace(progress, positions=tuple(place for place in progress.positions if place.stream_id not in absent))
+    return replace(progress, positions=tuple(row for row in progress.positions if row.stream_id not in absent))
 
 
 def _gone(what: str, subscription: Subscription) -> Conflict:
@@ -175,13 +177,13 @@ def _gone(what: str, subscription: Subscription) -> Conflict:
     )
 
 
-def _lend(connection: Connection, group_id: int, places: Sequence[StreamPosition]) -> None:
+def _lend(connection: Connection, group_id: int, rows: Sequence[StreamPosition]) -> None:
     parameters = {
         "group": group_id,
-        "streams": [place.stream_id for place in places],
-        "statuses": [place.to_initial.status.value for place in places],
-        "positions": [place.position for place in places],
-        "consumed": [None if place.consumed is None else json.dumps(place.consumed.to_json()) for place in places],
+        "streams": [row.stream_id for row in rows],
+        "statuses": [row.to_initial.status.value for row in rows],
+        "positions": [row.position for row in rows],
+        "consumed": [None if row.consumed is None else json.dumps(row.consumed.to_json()) for row in rows],
         "now_us": None,
     }
     connection.execute(_LEND, parameters)
@@ -191,13 +193,13 @@ def _check(connection: Connection, subscription: Subscription, options: GroupOpt
     """Check that it fits: an export of another database, or of another group, must not become rows."""
     wanted = {filter.text for filter in read_generation_filters(connection).matching(subscription.filter)}
     with connection.cursor(row_factory=class_row(_Stream)) as cursor:
-        streams = [place.stream_id for place in progress.positions]
+        streams = [row.stream_id for row in progress.positions]
         known = {each.stream_id: each for each in cursor.execute(_KNOWN, {"streams": streams})}
-    for place in progress.positions:
-        _check_place(subscription, place, known.get(place.stream_id), wanted)
-        if (place.consumed is not None) is not options.atomic:
+    for row in progress.positions:
+        _check_position(subscription, row, known.get(row.stream_id), wanted)
+        if (row.consumed is not None) is not options.atomic:
             raise UsageError(
-                f"stream {place.stream_id}: what is consumed in whole epochs is there exactly where a group is atomic."
+                f"stream {row.stream_id}: what is consumed in whole epochs is there exactly where a group is atomic."
                 " Export it again."
             )
     ((last,),) = connection.execute(_LAST).fetchall()
@@ -207,15 +209,15 @@ def _check(connection: Connection, subscription: Subscription, options: GroupOpt
         raise UsageError(f"{subscription}: its progress is of another database than this one. Export it from this one.")
 
 
-def _check_place(subscription: Subscription, place: StreamPosition, stream: _Stream | None, wanted: set[str]) -> None:
+def _check_position(subscription: Subscription, row: StreamPosition, stream: _Stream | None, wanted: set[str]) -> None:
     if stream is None or stream.filter not in wanted:
         raise UsageError(
-            f"stream {place.stream_id}: it is none of {subscription} in this database. Export it from this one."
+            f"stream {row.stream_id}: it is none of {subscription} in this database. Export it from this one."
         )
-    furthest = place.position if place.consumed is None else max(place.position, place.consumed.upto)
+    furthest = row.position if row.consumed is None else max(row.position, row.consumed.upto)
     if furthest > stream.head:
         raise UsageError(
-            f"stream {place.stream_id}: offset {furthest} is beyond its end, {stream.head}. Was it of another database,"
+            f"stream {row.stream_id}: offset {furthest} is beyond its end, {stream.head}. Was it of another database,"
             " or of a time that a backup has undone? Take a lower one."
         )
 
@@ -223,14 +225,16 @@ def _check_place(subscription: Subscription, place: StreamPosition, stream: _Str
 def progress_from_json(stored: Any) -> GroupProgress:
     """As `to_json` wrote it; streams that are new to the group are left to its leader. Raises `TypeError`, `KeyError`,
     `AttributeError` or `ValueError` for what it never writes."""
-    places = sorted((_place(each) for each in stored["streams"] if each["status"] != NEW), key=lambda p: p.stream_id)
-    if len({place.stream_id for place in places}) < len(places):
+    rows = sorted(
+        (_position_from_json(each) for each in stored["streams"] if each["status"] != NEW), key=lambda p: p.stream_id
+    )
+    if len({row.stream_id for row in rows}) < len(rows):
         raise ValueError("a stream occurs twice")
     timeline = stored.get("timeline")
     if not isinstance(timeline, str | None):
         raise ValueError(f"timeline {timeline!r}")
     return GroupProgress(
-        _integer(stored["after_generation"]), tuple(places), tuple(map(_frontier, stored["epochs"])), timeline
+        _integer(stored["after_generation"]), tuple(rows), tuple(map(_frontier, stored["epochs"])), timeline
     )
 
 
@@ -239,7 +243,7 @@ def progress_to_json(progress: GroupProgress) -> dict[str, Any]:
     return {
         "timeline": progress.timeline,
         "after_generation": progress.after_generation,
-        "streams": [_shown(place) for place in progress.positions],
+        "streams": [_shown(row) for row in progress.positions],
         "epochs": [
             {"space_id": space_id, "least": None if least is None else least.least}
             for space_id, least in progress.frontiers
@@ -247,12 +251,12 @@ def progress_to_json(progress: GroupProgress) -> dict[str, Any]:
     }
 
 
-def _shown(place: StreamPosition) -> dict[str, Any]:
-    shown = {"stream_id": place.stream_id, "position": place.position, "status": place.status.value}
-    return shown if place.consumed is None else {**shown, "consumed": place.consumed.to_json()}
+def _shown(row: StreamPosition) -> dict[str, Any]:
+    shown = {"stream_id": row.stream_id, "position": row.position, "status": row.status.value}
+    return shown if row.consumed is None else {**shown, "consumed": row.consumed.to_json()}
 
 
-def _place(stored: Any) -> StreamPosition:
+def _position_from_json(stored: Any) -> StreamPosition:
     consumed = stored.get("consumed")
     return StreamPosition(
         _integer(stored["stream_id"]),

@@ -47,8 +47,8 @@ select a.usename, a.pid, (extract(epoch from a.xact_start) * 1000000)::bigint, g
 @contextmanager
 def hold_reset_lock(url: str, group: Group) -> Iterator[None]:
     """Exclude other resets of the group meanwhile. Raises `Conflict`, which names the one under way."""
-    place = f"{schema_name()} {group.group_id}"
-    wanted = {"class": _CLASS, "object": zlib.crc32(place.encode()) & 0x7FFFFFFF, "group": group.group_id}
+    lock_name = f"{schema_name()} {group.group_id}"
+    wanted = {"class": _CLASS, "object": zlib.crc32(lock_name.encode()) & 0x7FFFFFFF, "group": group.group_id}
     with closing(connect(url, application_name="sublet reset", idle_in_transaction_timeout_s=None)) as guard:
         guard.execute("begin")
         for name in _TIMEOUTS[: 2 if guard.info.server_version >= 170000 else 1]:
@@ -61,10 +61,10 @@ def hold_reset_lock(url: str, group: Group) -> Iterator[None]:
 
 def _taken(group: Group, holder: tuple[str | None, int, int | None, str | None] | None) -> Conflict:
     """`holder` is None where the other has ended since."""
-    user, pid, since_us, why = holder or (None, None, None, None)
+    user, pid, since_us, reason = holder or (None, None, None, None)
     by = f" by database user {user}, process {pid} of the server" if user else ""
     since = f", since {StartingPosition.at_time(since_us)}" if since_us is not None else ""
-    what = f" ({why})" if why else ""
+    what = f" ({reason})" if reason else ""
     end = f" If that machine is gone: select pg_terminate_backend({pid})." if pid is not None else ""
     return Conflict(
         f"{group.subscription}: it is being reset already{by}{since}{what}; nothing was changed. Wait for the end of "
@@ -96,30 +96,30 @@ def reset_live_group(
     streams: Collection[int],
     *,
     force: bool,
-    patience_s: float,
+    drain_timeout_s: float,
     waiting: Callable[[int], None] = lambda held: None,
 ) -> tuple[PositionChange, ...]:
     """Let the group go on from the target; return what moved. `connection` is in autocommit, on the database of `url`.
 
-    `force` does not wait for members, which otherwise have `patience_s` seconds; `waiting` is called with the number of
+    `force` does not wait for members, which otherwise have `drain_timeout_s`; `waiting` is called with the number of
     streams that they still hold. Raises `Conflict` where another reset is under way, where they have not handed over in
-    time, and what `reset_plan.carry_out` raises: nothing was changed then.
+    time, and what `reset_plan.execute_reset` raises: nothing was changed then.
     """
     with hold_reset_lock(url, group), _paused(url, group, target):
         if not force:
-            _wait(connection, group, patience_s, waiting)
+            _wait(connection, group, drain_timeout_s, waiting)
         try:
             with connection.transaction():
                 reason = reason_with_user(f"reset to {target}", database_user(connection))
                 return reset_plan.execute_reset(connection, group, target, streams, reason=reason, force=force)
         except Conflict as error:
-            if force or patience_s > LEADER_SYNC_INTERVAL_S:
+            if force or drain_timeout_s > LEADER_SYNC_INTERVAL_S:
                 raise
-            said = (
+            hint = (
                 f"A leader may take {LEADER_SYNC_INTERVAL_S:g} s to hear of the pause: wait for longer than "
-                f"{patience_s:g} s."
+                f"{drain_timeout_s:g} s."
             )
-            raise Conflict(f"{error} {said}") from None
+            raise Conflict(f"{error} {hint}") from None
 
 
 @contextlib.contextmanager
@@ -135,10 +135,10 @@ def _paused(url: str, group: Group, target: ResetTarget) -> Iterator[None]:
         send_command(url, wanted, ResumeGroup(only=reason))
 
 
-def _wait(connection: Connection, group: Group, patience_s: float, waiting: Callable[[int], None]) -> None:
+def _wait(connection: Connection, group: Group, drain_timeout_s: float, waiting: Callable[[int], None]) -> None:
     """Wait until no stream is held, or the time is over: then the next step reports what is still granted. Raises
     `Conflict` where the group was resumed, whose members then hand nothing over."""
-    deadline, reported = time.monotonic() + patience_s, -1
+    deadline, reported = time.monotonic() + drain_timeout_s, -1
     while (held := reset_plan.count_held(connection, group)) and time.monotonic() < deadline:
         found = lifecycle.find_by_id(connection, group.group_id)
         if found is not None and found.desired_state.pause_reason is None:

@@ -166,12 +166,12 @@ def plan_reset(
         if row.after is not None and (not streams or row.stream_id in streams)
     ]
     for move, row in placed:
-        _check_place(move, row.is_gone)
+        _check_in_range(move, row.is_gone)
     _check_numbers(connection, target, [move.stream_id for move, _ in placed])
     return tuple(move for move, row in placed if not row.is_passed)
 
 
-def _check_place(move: PositionChange, is_gone: bool) -> None:
+def _check_in_range(move: PositionChange, is_gone: bool) -> None:
     if move.after > move.head:
         raise UsageError(
             f"stream {move.stream_id}: offset {move.after} is beyond its end, {move.head}. Give one up to that."
@@ -220,22 +220,24 @@ def execute_reset(
     connection.execute(_ADD, {"group": group.group_id, "streams": new, "consumed": consumed, "now_us": None})
     add_streams(connection, [group.group_id], leader.now_us)  # those that others descend from, too
     lifecycle.heed_former(connection, [group.group_id], None)
-    pen = WriteBuffer(leader.now_us)
+    buffer = WriteBuffer(leader.now_us)
     known = _at_rest(connection, group, [move.stream_id for move in moves], force)
     facts = lending_rows.read_facts(lending_rows.query_facts(connection, known))
     for move in moves:
         row = known[move.stream_id]
-        why = f"{reason}; was at {row.position}" if move.status is not None else reason
-        pen.add(row, apply_reset(row, facts[move.stream_id], move.after, why, pen.now_us), leader.term)
-    pen.flush(connection)
-    _take_back(connection, group, pen, leader.term, reason=reason, force=force)
+        recorded = f"{reason}; was at {row.position}" if move.status is not None else reason
+        buffer.add(row, apply_reset(row, facts[move.stream_id], move.after, recorded, buffer.now_us), leader.term)
+    buffer.flush(connection)
+    _take_back(connection, group, buffer, leader.term, reason=reason, force=force)
     if group.options.atomic:
         _begin_epochs(connection, group.group_id, target)
     leadership.expire(connection, (group.group_id,))
     return moves
 
 
-def _take_back(connection: Connection, group: Group, pen: WriteBuffer, term: int, *, reason: str, force: bool) -> None:
+def _take_back(
+    connection: Connection, group: Group, buffer: WriteBuffer, term: int, *, reason: str, force: bool
+) -> None:
     """Revoke granted streams that now come after one that is unfinished again: they wait for it."""
     granted = connection.execute(_GRANTED, {"group": group.group_id}).fetchall()
     above = lending_rows.read_ancestors(
@@ -244,9 +246,9 @@ def _take_back(connection: Connection, group: Group, pen: WriteBuffer, term: int
     known = _at_rest(connection, group, [stream_id for _, stream_id in above], force)
     facts = lending_rows.read_facts(lending_rows.query_facts(connection, known))
     for stream_id, row in sorted(known.items()):
-        why = f"{reason}; waits for {', '.join(map(str, above[group.group_id, stream_id]))}, which come before it"
-        pen.add(row, apply_reset(row, facts[stream_id], row.position, why, pen.now_us), term)
-    pen.flush(connection)
+        recorded = f"{reason}; waits for {', '.join(map(str, above[group.group_id, stream_id]))}, which come before it"
+        buffer.add(row, apply_reset(row, facts[stream_id], row.position, recorded, buffer.now_us), term)
+    buffer.flush(connection)
 
 
 def _at_rest(connection: Connection, group: Group, streams: Collection[int], force: bool) -> dict[int, LendingRow]:

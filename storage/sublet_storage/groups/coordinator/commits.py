@@ -38,7 +38,7 @@ MAX_ID = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class _Findings:
-    """What the entries are judged by: all rows as they were before the batch. `ancestors`: the unfinished ones."""
+    """What the changes are judged by: all rows as they were before the batch. `ancestors`: the unfinished ones."""
 
     rows: Mapping[Key, LendingRow]
     facts: Mapping[int, StreamFacts]
@@ -64,12 +64,12 @@ def commit_batch(connection: Connection, batch: Sequence[GroupWrites], now_us: i
     findings = _Findings(found, facts, ancestors, busy, on_data_loss)
 
     valid = [w for w in batch if w.group_id in terms and _leads(terms[w.group_id], w)]
-    pen = WriteBuffer(max((row.now_us for row in terms.values()), default=0))
-    results = {w.group_id: tuple(_judge(entry, w, findings, pen) for entry in w.changes) for w in valid}
-    pen.flush(connection)
-    renewed = _renew(connection, [w for w in valid if w.sync_streams], on_data_loss, pen)
+    buffer = WriteBuffer(max((row.now_us for row in terms.values()), default=0))
+    results = {w.group_id: tuple(_judge(change, w, findings, buffer) for change in w.changes) for w in valid}
+    buffer.flush(connection)
+    renewed = _renew(connection, [w for w in valid if w.sync_streams], on_data_loss, buffer)
     return tuple(
-        _result(w.group_id, results[w.group_id], renewed.get(w.group_id, NOTHING), pen)
+        _result(w.group_id, results[w.group_id], renewed.get(w.group_id, NOTHING), buffer)
         if w.group_id in results
         else GroupResult(w.group_id, has_stale_term=True)
         for w in batch
@@ -93,10 +93,10 @@ def elect(connection: Connection, leadership_id: int, node: NodeRef, lease_s: fl
     return claim
 
 
-def _result(group_id: int, results: tuple[ChangeResult, ...], renewed: SyncResult, pen: WriteBuffer) -> GroupResult:
-    lendings, epochs, orders = renewed
+def _result(group_id: int, results: tuple[ChangeResult, ...], renewed: SyncResult, buffer: WriteBuffer) -> GroupResult:
+    lendings, epochs, desired_state = renewed
     return GroupResult(
-        group_id, False, results, lendings, tuple(pen.history_by_group.get(group_id, ())), epochs, orders
+        group_id, False, results, lendings, tuple(buffer.history_by_group.get(group_id, ())), epochs, desired_state
     )
 
 
@@ -104,7 +104,7 @@ def busy_result(writes: GroupWrites) -> GroupResult:
     """Return the answer for a group whose transaction the server rejected: nothing was written, try again on the next
     tick."""
     return GroupResult(
-        writes.group_id, False, tuple(ChangeResult(entry, ChangeOutcome.BUSY, None) for entry in writes.changes)
+        writes.group_id, False, tuple(ChangeResult(change, ChangeOutcome.BUSY, None) for change in writes.changes)
     )
 
 
@@ -112,28 +112,28 @@ def _leads(row: leadership.LockedLeadership, writes: GroupWrites) -> bool:
     return row.is_alive and row.term == writes.term
 
 
-def _judge(entry: LendingChange, writes: GroupWrites, findings: _Findings, pen: WriteBuffer) -> ChangeResult:
-    key = (writes.group_id, entry.stream_id)
+def _judge(change: LendingChange, writes: GroupWrites, findings: _Findings, buffer: WriteBuffer) -> ChangeResult:
+    key = (writes.group_id, change.stream_id)
     row = findings.rows.get(key)
     if row is None:
-        return ChangeResult(entry, ChangeOutcome.BUSY if key in findings.busy else ChangeOutcome.REFUSED, None)
-    facts, parents = findings.facts[entry.stream_id], findings.ancestors.get(key, ())
+        return ChangeResult(change, ChangeOutcome.BUSY if key in findings.busy else ChangeOutcome.REFUSED, None)
+    facts, parents = findings.facts[change.stream_id], findings.ancestors.get(key, ())
     ruling = apply_change(
-        entry,
+        change,
         row,
         facts,
         held_back=bool(parents),
         term=writes.term,
-        now_us=pen.now_us,
+        now_us=buffer.now_us,
         on_data_loss=findings.on_data_loss[writes.group_id],
     )
-    pen.add(row, ruling, writes.term, moves=isinstance(entry, AdvancePosition))
-    return ChangeResult(entry, ruling.outcome, to_lending(ruling.row, facts, pen.now_us, parents))
+    buffer.add(row, ruling, writes.term, moves=isinstance(change, AdvancePosition))
+    return ChangeResult(change, ruling.outcome, to_lending(ruling.row, facts, buffer.now_us, parents))
 
 
 def _renew(
-    connection: Connection, renewing: Sequence[GroupWrites], on_data_loss: Mapping[int, OnDataLoss], pen: WriteBuffer
+    connection: Connection, renewing: Sequence[GroupWrites], on_data_loss: Mapping[int, OnDataLoss], buffer: WriteBuffer
 ) -> dict[int, SyncResult]:
     if not renewing:
         return {}
-    return sync_streams(connection, {w.group_id: w.term for w in renewing}, on_data_loss, pen)
+    return sync_streams(connection, {w.group_id: w.term for w in renewing}, on_data_loss, buffer)

@@ -147,7 +147,7 @@ def add_spaces(connection: Connection, keys: Collection[Key], now_us: int) -> No
 
 
 def advance_frontiers(
-    connection: Connection, terms: Mapping[int, int], spaces: Mapping[int, SpaceFrontier], pen: WriteBuffer
+    connection: Connection, terms: Mapping[int, int], spaces: Mapping[int, SpaceFrontier], buffer: WriteBuffer
 ) -> dict[int, tuple[GroupFrontier, ...]]:
     """Write how far the groups {group_id: term}, which are atomic and whose leadership is locked, have come, and record
     it in their history; return all their frontiers. Those of a space that is past, and consumed, are deleted."""
@@ -176,13 +176,13 @@ def advance_frontiers(
         parameters = {"groups": [group for group, _ in past], "spaces": [space for _, space in past]}
         connection.execute(_FORGET_SPACES, parameters)
     if moved:
-        _write(connection, {key: now for key, (_, now) in moved.items()}, pen.now_us)
+        _write(connection, {key: now for key, (_, now) in moved.items()}, buffer.now_us)
         expired = _expired(connection, {space_id for _, space_id in moved})
         for (group_id, space_id), (before, now) in moved.items():
             unfinished = {one.producer_id: None for one in expired.get(space_id, ()) if one.is_closed_by(before, now)}
             name, term = spaces[space_id].name, terms[group_id]
-            pen.history.append(consumption_record(group_id, name, now, term, pen.now_us, list(unfinished)))
-        pen.flush(connection)
+            buffer.history.append(consumption_record(group_id, name, now, term, buffer.now_us, list(unfinished)))
+        buffer.flush(connection)
     return {
         group_id: tuple(sorted(each, key=lambda one: (one.space, one.space_id))) for group_id, each in found.items()
     }

@@ -162,9 +162,9 @@ def read_ancestors(cursor: psycopg.Cursor[Any]) -> dict[Key, tuple[int, ...]]:
     return found
 
 
-def unfinished_above(connection: Connection, found: Iterable[LendingRow]) -> dict[Key, tuple[int, ...]]:
+def unfinished_above(connection: Connection, rows: Iterable[LendingRow]) -> dict[Key, tuple[int, ...]]:
     """Return the unfinished ancestors of those of these rows that may be granted, {key: ancestors}."""
-    keys = [(row.group_id, row.stream_id) for row in found if row.status in AT_REST]
+    keys = [(row.group_id, row.stream_id) for row in rows if row.status in AT_REST]
     return read_ancestors(ancestors(connection, keys)) if keys else {}
 
 

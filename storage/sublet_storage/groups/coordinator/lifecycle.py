@@ -64,13 +64,13 @@ update lending l set held_until = former.at
          group by g.group_id, h.stream_id) as former
  where l.group_id = former.group_id and l.stream_id = former.stream_id and l.grant_id = 0 and l.held_until is null"""
 
-_ORDERS = f"""
+_LOCK_DESIRED_STATE = f"""
 select g.desired_state, g.desired_state_version, coalesce(l.term, 0), {in_microseconds(NOW)}
   from consumer_group g left join leadership l on l.leadership_id = g.group_id
  where g.group_id = %(group)s and g.deleted_at is null for no key update of g"""
 
-_ORDER = """
-update consumer_group set desired_state = %(orders)s::jsonb, desired_state_version = desired_state_version + 1
+_UPDATE_DESIRED_STATE = """
+update consumer_group set desired_state = %(desired_state)s::jsonb, desired_state_version = desired_state_version + 1
  where group_id = %(group)s"""
 
 _DROP = f"delete from lending l where l.group_id = %(group)s returning {lending_rows.ROW}"
@@ -164,19 +164,19 @@ def delete(connection: Connection, group_id: int, now_us: int | None, who: str =
 
 
 def apply_command(
-    connection: Connection, group: Group, order: GroupCommand, now_us: int | None, who: str = ""
+    connection: Connection, group: Group, command: GroupCommand, now_us: int | None, who: str = ""
 ) -> Group | None:
     """Change its desired state; None where it was deleted meanwhile."""
-    known = connection.execute(_ORDERS, {"group": group.group_id, "now_us": now_us}).fetchone()
+    known = connection.execute(_LOCK_DESIRED_STATE, {"group": group.group_id, "now_us": now_us}).fetchone()
     if known is None:
         return None
     stored, revision, term, at_us = known
     before = GroupDesiredState.from_json(stored)
-    after = before.apply(order)
+    after = before.apply(command)
     if after == before:
         return replace(group, desired_state=before, revision=revision)
-    connection.execute(_ORDER, {"group": group.group_id, "orders": json.dumps(after.to_json())})
-    lending_rows.write_history(connection, [command_record(group.group_id, order, term, at_us, who)], at_us)
+    connection.execute(_UPDATE_DESIRED_STATE, {"group": group.group_id, "desired_state": json.dumps(after.to_json())})
+    lending_rows.write_history(connection, [command_record(group.group_id, command, term, at_us, who)], at_us)
     return replace(group, desired_state=after, revision=revision + 1)
 
 
@@ -196,8 +196,8 @@ def _names(subscription: Subscription) -> dict[str, Any]:
 def _group(record: tuple[Any, ...] | None) -> Group | None:
     if record is None:
         return None
-    group_id, kind, name, filter, start, options, orders, revision = record
+    group_id, kind, name, filter, start, options, stored, revision = record
     options = GroupOptions.from_row(start, options)
     return Group(
-        group_id, Subscription(kind, name, Filter(filter)), options, GroupDesiredState.from_json(orders), revision
+        group_id, Subscription(kind, name, Filter(filter)), options, GroupDesiredState.from_json(stored), revision
     )

@@ -131,12 +131,12 @@ class PostgresGroupStore:
             raise row_locked(subscription, "it has", locker) from error
         return found.group_id if deleted else None
 
-    def apply_command(self, subscription: Subscription, order: GroupCommand, who: str = "") -> Group | None:
+    def apply_command(self, subscription: Subscription, command: GroupCommand, who: str = "") -> Group | None:
         """See `GroupStore`."""
         found, now_us = self.find_live_group(subscription), self._now_us()
         if found is None:
             return None
-        return self._channel.write(lambda connection: lifecycle.apply_command(connection, found, order, now_us, who))
+        return self._channel.write(lambda connection: lifecycle.apply_command(connection, found, command, now_us, who))
 
     def user(self) -> str:
         """Return the user of the commands that this store executes, for history."""
@@ -272,5 +272,5 @@ class PostgresGroupStore:
 def _notify(text: str, group_id: int, times: str, error: Exception) -> None:
     """Log it: a lock that was not to be had in time is a line, an unforeseen error has its traceback."""
     foreseen = isinstance(error, TransactionRolledBack)
-    level, story = (logging.WARNING, None) if foreseen else (logging.ERROR, error)
-    _log.log(level, text, group_id, times, " ".join(str(error).split()), exc_info=story)
+    level, exc_info = (logging.WARNING, None) if foreseen else (logging.ERROR, error)
+    _log.log(level, text, group_id, times, " ".join(str(error).split()), exc_info=exc_info)

@@ -49,7 +49,7 @@ class GroupStore(Protocol):
         requested it. Raises `Conflict` where another transaction keeps one of its rows locked.
         """
 
-    def apply_command(self, subscription: Subscription, order: GroupCommand, who: str = "") -> Group | None:
+    def apply_command(self, subscription: Subscription, command: GroupCommand, who: str = "") -> Group | None:
         """Change the live group's desired state; return the group as it then is, None where there is none.
 
         Its leader gets it with its next stream sync. Unless it is in force already, it is an event `command` of

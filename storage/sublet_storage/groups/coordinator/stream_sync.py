@@ -77,12 +77,12 @@ class _Renewing:
     group_id: int
     filter: str
     atomic: bool
-    orders: Mapping[str, Any]
+    desired_state: Mapping[str, Any]
     after_generation: int
 
 
 def sync_streams(
-    connection: Connection, terms: Mapping[int, int], on_data_loss: Mapping[int, OnDataLoss], pen: WriteBuffer
+    connection: Connection, terms: Mapping[int, int], on_data_loss: Mapping[int, OnDataLoss], buffer: WriteBuffer
 ) -> dict[int, SyncResult]:
     """Renew the groups {group_id: term}, whose leadership is locked; what each leader has to know now."""
     groups = _renewing(connection, terms)
@@ -90,13 +90,13 @@ def sync_streams(
     spaces = {}
     if atomic:
         oldest = min(group.after_generation for group in groups if group.atomic)
-        spaces = consumed_frontiers.read_space_frontiers(connection, atomic, oldest, pen.now_us)
-    touched = _add_streams(connection, groups, pen.now_us) | _tidy_up(connection, terms, on_data_loss, pen)
-    epochs = consumed_frontiers.advance_frontiers(connection, atomic, spaces, pen) if atomic else {}
-    lendings = _report(connection, terms, touched, pen.now_us)
-    orders = {group.group_id: GroupDesiredState.from_json(group.orders) for group in groups}
+        spaces = consumed_frontiers.read_space_frontiers(connection, atomic, oldest, buffer.now_us)
+    touched = _add_streams(connection, groups, buffer.now_us) | _tidy_up(connection, terms, on_data_loss, buffer)
+    epochs = consumed_frontiers.advance_frontiers(connection, atomic, spaces, buffer) if atomic else {}
+    lendings = _report(connection, terms, touched, buffer.now_us)
+    desired = {group.group_id: GroupDesiredState.from_json(group.desired_state) for group in groups}
     return {
-        group_id: (lendings.get(group_id, ()), epochs.get(group_id, ()), orders.get(group_id)) for group_id in terms
+        group_id: (lendings.get(group_id, ()), epochs.get(group_id, ()), desired.get(group_id)) for group_id in terms
     }
 
 
@@ -151,7 +151,7 @@ def _add_streams(connection: Connection, groups: list[_Renewing], now_us: int) -
 
 
 def _tidy_up(
-    connection: Connection, terms: Mapping[int, int], on_data_loss: Mapping[int, OnDataLoss], pen: WriteBuffer
+    connection: Connection, terms: Mapping[int, int], on_data_loss: Mapping[int, OnDataLoss], buffer: WriteBuffer
 ) -> set[Key]:
     """Finish or block rows of closed streams; the keys of those that changed."""
     untidy = list(lending_rows.read_rows(connection.execute(_UNTIDY, {"groups": list(terms)})))
@@ -160,9 +160,9 @@ def _tidy_up(
     facts = lending_rows.read_facts(lending_rows.query_facts(connection, (row.stream_id for row in untidy)))
     touched = set()
     for row in untidy:
-        ruling = close_out(row, facts[row.stream_id], pen.now_us, on_data_loss[row.group_id])
+        ruling = close_out(row, facts[row.stream_id], buffer.now_us, on_data_loss[row.group_id])
         if ruling:
-            pen.add(row, ruling, terms[row.group_id])
+            buffer.add(row, ruling, terms[row.group_id])
             touched.add((row.group_id, row.stream_id))
-    pen.flush(connection)
+    buffer.flush(connection)
     return touched

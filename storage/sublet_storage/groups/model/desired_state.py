@@ -73,9 +73,9 @@ class GroupDesiredState:
     pause_reason: str | None = None
     weights: tuple[tuple[str, float], ...] = ()
 
-    def apply(self, order: GroupCommand) -> GroupDesiredState:
+    def apply(self, command: GroupCommand) -> GroupDesiredState:
         """With one more; the same where that is in force already."""
-        match order:
+        match command:
             case PauseGroup(reason):
                 for_a_while = self.pause_reason is None or self.pause_reason.startswith(FOR_A_RESET)
                 return replace(self, pause_reason=reason) if for_a_while else self
@@ -86,7 +86,7 @@ class GroupDesiredState:
                 weights = others if weight is None else {**others, session: float(weight)}
                 return replace(self, weights=tuple(sorted(weights.items())))
             case _:
-                assert_never(order)
+                assert_never(command)
 
     def format(self) -> str:
         """For people."""
@@ -101,9 +101,9 @@ class GroupDesiredState:
         return {**paused, "weights": dict(self.weights)} if self.weights else paused
 
     @classmethod
-    def from_json(cls, orders: Mapping[str, Any]) -> GroupDesiredState:
+    def from_json(cls, stored: Mapping[str, Any]) -> GroupDesiredState:
         """As they were stored."""
-        return cls(orders.get("paused"), tuple(sorted(orders.get("weights", {}).items())))
+        return cls(stored.get("paused"), tuple(sorted(stored.get("weights", {}).items())))
 
 
 NO_DESIRED_STATE = GroupDesiredState()

@@ -103,6 +103,6 @@ def check_batch(batch: Sequence[GroupWrites]) -> None:
     if len(set(groups)) < len(groups):
         raise ValueError(f"a group occurs twice in one batch: {sorted(groups)}")
     for writes in batch:
-        streams = [entry.stream_id for entry in writes.changes]
+        streams = [change.stream_id for change in writes.changes]
         if len(set(streams)) < len(streams):
-            raise ValueError(f"group {writes.group_id}: two entries for one stream in one batch: {writes.changes}")
+            raise ValueError(f"group {writes.group_id}: two changes of one stream in one batch: {writes.changes}")

@@ -157,6 +157,6 @@ def delete_old_history(conn: psycopg.Connection[Any], older_than_s: float, limit
             return forgotten
 
 
-def _newest(found: psycopg.Cursor[Any]) -> HistoryPage:
-    rows = found.fetchall()
+def _newest(cursor: psycopg.Cursor[Any]) -> HistoryPage:
+    rows = cursor.fetchall()
     return HistoryPage(tuple(HistoryRecord(*row[:-1]) for row in rows), rows[0][-1] if rows else 0)

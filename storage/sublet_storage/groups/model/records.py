@@ -62,7 +62,7 @@ AT_REST = (LendingStatus.FREE, LendingStatus.RESERVED)
 class Group:
     """One life of one shared subscription; deleted and re-created is a new group_id.
 
-    `revision` counts the changes of its orders.
+    `revision` counts the changes of its desired state.
     """
 
     group_id: int
@@ -266,7 +266,7 @@ class GroupWrites:
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:
-    """Answers in the order of the entries. `has_stale_term`: the term is over and nothing of this group was written.
+    """Answers in the order of the changes. `has_stale_term`: the term is over and nothing of this group was written.
 
     `history`: the lines that the group's history has from this commit, in their order, those of a renewal last.
     `desired_state`, of a stream sync: the present one.

@@ -62,8 +62,8 @@ def _reset_group(group: GroupState) -> str:
 
 
 def _blocked(group: GroupState, stream: StreamState) -> str:
-    why = stream.blocked_reason or "no reason is recorded"
-    return f"it is blocked: {_dropped(stream) if _went_with_its_space(stream) else why}"
+    reason = stream.blocked_reason or "no reason is recorded"
+    return f"it is blocked: {_dropped(stream) if _went_with_its_space(stream) else reason}"
 
 
 def _went_with_its_space(stream: StreamState) -> bool:
@@ -121,9 +121,9 @@ def _go_on(group: GroupState, stream: StreamState) -> str | None:
 
 
 def _paused(group: GroupState, stream: StreamState) -> str:
-    why = f": {group.paused}" if group.paused else ", and no reason is recorded"
+    reason = f": {group.paused}" if group.paused else ", and no reason is recorded"
     still = f"; {stream.owner} has not handed it over yet" if stream.status == "held" else ""
-    return f"the group is paused{why}{still}"
+    return f"the group is paused{reason}{still}"
 
 
 def _no_node(group: GroupState, stream: StreamState) -> str:

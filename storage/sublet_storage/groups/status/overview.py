@@ -77,7 +77,7 @@ _ONE = f"""
 select {COLUMNS} from {TABLES}
  where g.kind = %(kind)s and g.name = %(name)s and g.filter = %(filter)s and g.deleted_at is null"""
 
-_UNLED = f"""
+_LEADERLESS = f"""
 select {COLUMNS}, count(*) over () from {TABLES}
  where g.deleted_at is null and (led.expires_at is null or led.expires_at <= clock_timestamp())
  order by g.group_id limit %(most)s"""
@@ -181,7 +181,7 @@ def list_leaderless_groups(connection: Connection, most: int) -> tuple[tuple[Gro
     """Return groups that have no leader at this moment, the oldest first, `limit` at most, and how many there are;
     without what they have finished."""
     with snapshot_transaction(connection):
-        rows = connection.execute(_UNLED, {"most": most}).fetchall()
+        rows = connection.execute(_LEADERLESS, {"most": most}).fetchall()
         return build_overviews(connection, [row[:-1] for row in rows], finished=False), rows[0][-1] if rows else 0
 
 

@@ -21,23 +21,23 @@ from sublet_storage.notify.drivers.postgres import ENDPOINT, channel_name, decod
 
 VARIABLE: Final = "SUBLET_NOTIFY_DIRECT_LISTENERS"
 DEFAULT_LISTENER_SLOTS: Final = 8
-MAX_PLACES: Final = 1000
+MAX_LISTENER_SLOTS: Final = 1000
 MAX_ID: Final = 19
 """In digits: of 63 bits."""
 
-_CLASS: Final = zlib.crc32(b"sublet places") & 0x7FFFFFFF
+_CLASS: Final = zlib.crc32(b"sublet listener slots") & 0x7FFFFFFF
 """Of the locks: the same for all schemas, since a NOTIFY wakes whoever listens in the database."""
 
 _TAKE = """
-select place from generate_series(1, %(places)s) place
+select slot from generate_series(1, %(slots)s) slot
  where exists (select from node where notify_endpoint = %(endpoint)s and expires_at > clock_timestamp())
-   and pg_try_advisory_lock(%(class)s, place) limit 1"""
+   and pg_try_advisory_lock(%(class)s, slot) limit 1"""
 
 
 def direct_listener_slots() -> int:
     """Return how many slots a database has, by this process's setting; 0: it takes none. Raise `InvalidSetting`."""
     found: int = parse_number(
-        VARIABLE, os.environ.get(VARIABLE, str(DEFAULT_LISTENER_SLOTS)), DEFAULT_LISTENER_SLOTS, MAX_PLACES
+        VARIABLE, os.environ.get(VARIABLE, str(DEFAULT_LISTENER_SLOTS)), DEFAULT_LISTENER_SLOTS, MAX_LISTENER_SLOTS
     )
     return found
 
@@ -51,7 +51,7 @@ def acquire_listener_slot(connection: psycopg.Connection[Any]) -> bool:
     row = connection.execute("select pg_backend_pid()").fetchone()
     if row != (connection.info.backend_pid,):
         return False
-    wanted = {"places": direct_listener_slots(), "endpoint": ENDPOINT, "class": _CLASS}
+    wanted = {"slots": direct_listener_slots(), "endpoint": ENDPOINT, "class": _CLASS}
     if connection.execute(_TAKE, wanted).fetchone() is None:
         return False
     start_listening(connection, channel_name(schema_name()))

@@ -43,7 +43,7 @@ RECEIVE_TIMEOUT_S = 5.0
 FLUSH_S = 0.25
 """What waits when an outlet is closed is given so long to leave."""
 
-_TROUBLE = (SubletError, psycopg.Error)
+_CONNECTION_ERRORS = (SubletError, psycopg.Error)
 
 _NOTIFY = "select pg_notify(%s, payload) from unnest(%s::text[]) payload"
 
@@ -54,14 +54,14 @@ def channel_name(schema: str) -> str:
     return name if len(name) <= MAX_CHANNEL else f"{name[:46]}_{xxhash.xxh3_64_hexdigest(name.encode())}"
 
 
-def encode_payload(message: bytes, place: int) -> str:
+def encode_payload(message: bytes, index: int) -> str:
     """The message as text. `place`: its number in the statement, 0 to 63.
 
     Postgres drops a payload that equals another of its transaction: with the place in it no two are equal.
     """
     if message.isascii() and b"\0" not in message:
-        return f"t{chr(48 + place)}{message.decode('ascii')}"
-    return f"b{chr(48 + place)}{base64.b64encode(message).decode('ascii')}"
+        return f"t{chr(48 + index)}{message.decode('ascii')}"
+    return f"b{chr(48 + index)}{base64.b64encode(message).decode('ascii')}"
 
 
 def decode_payload(payload: bytes) -> bytes | None:
@@ -166,8 +166,8 @@ class _Sender(DriverThread):
             try:
                 with self._connect() as connection:
                     while self._take():
-                        self._say(connection)
-            except _TROUBLE as error:
+                        self._send(connection)
+            except _CONNECTION_ERRORS as error:
                 # The publisher itself reports a database that is away; one that was stopped at the end of a program
                 # is no news.
                 log.info("notifications cannot be sent at present, and wait: %s", error)
@@ -191,8 +191,8 @@ class _Sender(DriverThread):
                 self._in_hand.append(self._waiting.popleft())
         return not self.is_stopping
 
-    def _say(self, connection: psycopg.Connection[Any]) -> None:
-        payloads = [encode_payload(message, place) for place, message in enumerate(self._in_hand)]
+    def _send(self, connection: psycopg.Connection[Any]) -> None:
+        payloads = [encode_payload(message, index) for index, message in enumerate(self._in_hand)]
         try:
             connection.execute(_NOTIFY, (self._channel, payloads), prepare=True)
             refused = 0
@@ -237,7 +237,7 @@ class PostgresReceiver(DriverThread):
                     for payload in receive_payloads(connection, self):
                         if (message := decode_payload(payload)) is not None:
                             self.call_handler(self._on_message, message)
-            except _TROUBLE as error:
+            except _CONNECTION_ERRORS as error:
                 self.log_warning("no notifications at present: %s", error)
             if connected:
                 self.call_handler(self._on_lost)

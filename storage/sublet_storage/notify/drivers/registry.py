@@ -29,7 +29,7 @@ def load_driver(name: str) -> DriverFactory:
         factory: DriverFactory = found.load()
     except Exception as error:
         raise InvalidSetting(
-            f"notification driver {name!r} is installed but cannot be loaded ({error}). {_remedy(found)}."
+            f"notification driver {name!r} is installed but cannot be loaded ({error}). {_hint(found)}."
         ) from error
     return factory
 
@@ -42,7 +42,7 @@ def create_driver(name: str, url: str, **how: str) -> NotificationDriver:
         raise
     except Exception as error:
         raise InvalidSetting(
-            f"notification driver {name!r} cannot be used here ({error}). {_remedy(_entry(name))}, or use another one."
+            f"notification driver {name!r} cannot be used here ({error}). {_hint(_entry(name))}, or use another one."
         ) from error
 
 
@@ -74,7 +74,7 @@ def _distribution(entry: EntryPoint) -> str:
     return entry.dist.name if entry.dist is not None else OURS
 
 
-def _remedy(entry: EntryPoint) -> str:
+def _hint(entry: EntryPoint) -> str:
     package = _distribution(entry)
     if package == OURS:
         return f"Run `pip install '{OURS}[{entry.name}]'`"

@@ -81,12 +81,11 @@ def size_of(topic: str, key: bytes | None, value: bytes | None, headers: list[tu
     return size + sum(len(name) + len(held or b"") for name, held in headers) if headers else size
 
 
-def check_size(size: int, limit: int, what: str, remedy: str = "raise max_message_bytes.") -> None:
+def check_size(size: int, limit: int, what: str, hint: str = "raise max_message_bytes.") -> None:
     """Raise `ValueTooLarge` above the limit."""
     if size > limit:
         raise ValueTooLarge(
-            f"{what} takes {size} bytes and the limit is {limit}. Publish a reference to where it is stored, or "
-            f"{remedy}"
+            f"{what} takes {size} bytes and the limit is {limit}. Publish a reference to where it is stored, or {hint}"
         )
 
 
@@ -124,10 +123,10 @@ def check_sizes(batch: pa.RecordBatch, limit: int) -> None:
 def set_epoch(batch: pa.RecordBatch, epoch: Epoch) -> pa.RecordBatch:
     """Return the batch, normalised, with all its messages in that epoch. Raises `UsageError` if it has epochs of its
     own."""
-    place = BLOCK_SCHEMA.get_field_index("epoch")
-    if batch.column(place).null_count < batch.num_rows:
+    index = BLOCK_SCHEMA.get_field_index("epoch")
+    if batch.column(index).null_count < batch.num_rows:
         raise UsageError(f"column epoch: all messages are to be in epoch {epoch}, and some have one. Leave it out.")
-    return batch.set_column(place, BLOCK_SCHEMA.field(place), _all_in(epoch, batch.num_rows))
+    return batch.set_column(index, BLOCK_SCHEMA.field(index), _all_in(epoch, batch.num_rows))
 
 
 @functools.lru_cache(maxsize=16)

@@ -42,14 +42,14 @@ class RoutingTable:
     def check_timeline(self, conn: psycopg.Connection[Any], producer_id: str) -> None:
         """Raise `ProducerFenced` unless these streams are the same on the timeline that the database has gone over to:
         one that was opened last may be missing there, and its number another's."""
-        mine = {each.stream_id: each for ring in self._rings.values() for each in ring.streams}
+        streams = {each.stream_id: each for ring in self._rings.values() for each in ring.streams}
         rows = conn.execute(
             "select stream_id, space_id, generation_id, hash_from::text, hash_to::text from stream"
             " where stream_id = any(%s::bigint[])",
-            (list(mine),),
+            (list(streams),),
         ).fetchall()
         there = {(*row[:3], int(row[3]), int(row[4])) for row in rows}
-        for each in mine.values():
+        for each in streams.values():
             if (each.stream_id, each.space_id, each.generation_id, each.hash_from, each.hash_to) not in there:
                 raise ProducerFenced(
                     f"producer {producer_id!r}: the database has gone over to another timeline, where stream "
@@ -124,8 +124,8 @@ class RoutingTable:
             if found is None:
                 found = streams
             else:
-                mine = pa.array([each == space_id for each in spaces]).take(topic_indices)
-                found = pc.if_else(mine, streams, found)
+                in_space = pa.array([each == space_id for each in spaces]).take(topic_indices)
+                found = pc.if_else(in_space, streams, found)
         return found
 
     def _space_id(self, topic: str) -> int:
