@@ -153,7 +153,7 @@ def test_a_test_that_is_red_anyway_is_an_error(tree: Path, capsys: pytest.Captur
     (tree / "leader/sublet_leader/numbers.py").write_text(CODE.replace("number / 2", "number / 4 * 1"))
     plant(tree, {"find": "/ 4", "replace": "/ 3"})
     assert run(tree) == 2
-    assert "is not green as it is: test_half" in capsys.readouterr().err
+    assert "is not green as it is: tests/test_numbers.py::test_half" in capsys.readouterr().err
 
 
 @pytest.mark.long
@@ -163,6 +163,44 @@ def test_only_runs_what_was_asked_for(tree: Path, capsys: pytest.CaptureFixture[
     assert "1 of 1" in capsys.readouterr().out
     assert run(tree, "--only", "E9") == 2
     assert "is for, E9" in capsys.readouterr().err
+
+
+GUARDED = """
+def share(number: int, parts: int) -> int:
+    if parts == 1:
+        return number
+    if number <= 0:
+        return 0
+    return number // parts
+"""
+
+
+def test_drawn_faults_are_tried_the_survivors_shown_and_counted(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tree / "leader/sublet_leader/numbers.py").write_text(GUARDED)
+    (tree / "tests/unit").mkdir()
+    (tree / "tests/unit/test_share.py").write_text(
+        "from sublet_leader.numbers import share\n\n\ndef test_share():\n    assert share(-4, 2) == 0\n"
+    )
+    assert run(tree, "--sample", "5", "--seed", "7") == 1
+    out = capsys.readouterr().out
+    assert "1 of 3 drawn faults killed, by seed 7; 0 more broken" in out
+    assert "survived: leader/sublet_leader/numbers.py:3 guard: if parts == 1: return number -> pass" in out
+    assert "survived: leader/sublet_leader/numbers.py:5 comparison: <= -> <" in out
+    assert "[tests/unit/test_share.py::test_share]" in out
+    assert (tree / "leader/sublet_leader/numbers.py").read_text() == GUARDED
+
+
+@pytest.mark.long
+def test_what_is_red_without_the_drawn_fault_as_well_proves_nothing(
+    tree: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tree / "leader/sublet_leader/numbers.py").write_text(GUARDED)
+    (tree / "tests/unit").mkdir()
+    (tree / "tests/unit/test_share.py").write_text(
+        "from sublet_leader.numbers import share\n\n\ndef test_share():\n    assert share(4, 2) == 1\n"
+    )
+    assert run(tree, "--sample", "1") == 0
+    assert "is red without the fault as well" in capsys.readouterr().out
 
 
 def test_list_shows_all_lists_and_runs_nothing(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,8 @@
-"""`python -m tools.mutations`: plant every fault, one at a time, and see which tests notice.
+"""`python -m tools.mutations`: plant faults one at a time, those of the lists and some drawn at random, and see which
+tests notice.
 
-Exit code 0: every mutant was killed; 1: some were not; 2: the lists or the tests cannot be used as they are.
+Exit code 0: every listed fault was killed, and of those drawn nine in ten; 1: not so; 2: the lists or the tests cannot
+be used as they are.
 """
 
 from __future__ import annotations
@@ -8,13 +10,20 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
 from tools.mutations.entries import InvalidList, Mutant, check, load, select
+from tools.mutations.sample import TOLERATED, Nearness, draw, try_fault
 from tools.mutations.trial import Copy, Trial, Verdict
+
+SAMPLE = 30
+"""Faults drawn where nobody says how many."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,15 +35,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _show_list(mutants)
             return 0
         check(mutants, options.root)
-        return _run(mutants, options.root, options.jobs)
+        return _run([] if options.sample else mutants, options)
     except InvalidList as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    today = int(datetime.now(UTC).strftime("%Y%m%d"))
     parser = argparse.ArgumentParser(prog="python -m tools.mutations", description=__doc__)
     parser.add_argument("--only", action="append", default=[], metavar="ID", help="a requirement id or a mutant's name")
+    parser.add_argument("--sample", type=int, metavar="N", help="draw so many, and leave the lists (default: both, 30)")
+    parser.add_argument("--seed", type=int, default=today, help="which are drawn (default: the date)")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="copies of the tree to work in at once")
     parser.add_argument("--list", action="store_true", help="show the mutants and stop")
     parser.add_argument("--root", type=Path, default=Path.cwd(), help="the tree (default: the current directory)")
@@ -47,23 +59,47 @@ def _show_list(mutants: Sequence[Mutant]) -> None:
     print(f"{len(mutants)} mutants")
 
 
-def _run(mutants: Sequence[Mutant], root: Path, jobs: int) -> int:
-    """Baselines, then mutants, each on whichever copy is free."""
+def _run(mutants: Sequence[Mutant], options: argparse.Namespace) -> int:
+    """The listed, then the drawn, each on whichever copy is free."""
     copies: SimpleQueue[Copy] = SimpleQueue()
-    made = [Copy(root) for _ in range(max(1, jobs))]
-    try:
-        if foreign := made[0].foreign_packages():
+    with ExitStack() as stack:
+        for _ in range(max(1, options.jobs)):
+            copies.put(copy := stack.enter_context(Copy(options.root)))
+        if foreign := copy.foreign_packages():
             raise InvalidList(
                 f"{', '.join(foreign)} would not be imported from the copy: faults there would be unseen."
             )
-        for copy in made:
-            copies.put(copy)
-        with ThreadPoolExecutor(len(made)) as pool:
-            _baseline(mutants, pool, copies)
-            return _report(mutants, _try_all(mutants, pool, copies))
-    finally:
-        for copy in made:
-            copy.close()
+        pool = stack.enter_context(ThreadPoolExecutor(max(1, options.jobs)))
+        code = _listed(mutants, pool, copies) if mutants else 0
+        return code if options.only else max(code, _sample(options, pool, copies))
+
+
+def _listed(mutants: Sequence[Mutant], pool: ThreadPoolExecutor, copies: SimpleQueue[Copy]) -> int:
+    _baseline(mutants, pool, copies)
+    work = {mutant.name: partial(Copy.try_mutant, mutant=mutant) for mutant in mutants}
+    return _report(mutants, _try_all(work, pool, copies))
+
+
+def _sample(options: argparse.Namespace, pool: ThreadPoolExecutor, copies: SimpleQueue[Copy]) -> int:
+    """Draw, try, and show what has survived and the score."""
+    faults = draw(options.root, SAMPLE if options.sample is None else options.sample, options.seed)
+    nearness = Nearness(options.root)
+    trials = _try_all(
+        {
+            fault.shown((options.root / fault.file).read_text(encoding="utf-8")): partial(
+                try_fault, fault=fault, stages=nearness.stages(fault)
+            )
+            for fault in faults
+        },
+        pool,
+        copies,
+    )
+    survivors = [shown for shown, trial in trials.items() if trial.verdict is Verdict.SURVIVED]
+    killed = sum(trial.verdict is Verdict.KILLED for trial in trials.values())
+    print("\n" + "".join(f"survived: {shown}\n" for shown in survivors), end="")
+    broken = len(trials) - killed - len(survivors)
+    print(f"{killed} of {killed + len(survivors)} drawn faults killed, by seed {options.seed}; {broken} more broken")
+    return 1 if len(survivors) > TOLERATED * (killed + len(survivors)) else 0
 
 
 def _baseline(mutants: Sequence[Mutant], pool: ThreadPoolExecutor, copies: SimpleQueue[Copy]) -> None:
@@ -76,17 +112,19 @@ def _baseline(mutants: Sequence[Mutant], pool: ThreadPoolExecutor, copies: Simpl
     print(f"{len(selectors)} selectors are green as they are", flush=True)
 
 
-def _try_all(mutants: Sequence[Mutant], pool: ThreadPoolExecutor, copies: SimpleQueue[Copy]) -> dict[str, Trial]:
-    def attempt(mutant: Mutant) -> tuple[Trial, float]:
+def _try_all(
+    faults: Mapping[str, Callable[[Copy], Trial]], pool: ThreadPoolExecutor, copies: SimpleQueue[Copy]
+) -> dict[str, Trial]:
+    def attempt(work: Callable[[Copy], Trial]) -> tuple[Trial, float]:
         started = time.monotonic()
-        return _on_a_copy(copies, lambda copy: copy.try_mutant(mutant)), time.monotonic() - started
+        return _on_a_copy(copies, work), time.monotonic() - started
 
-    futures = {pool.submit(attempt, mutant): mutant for mutant in mutants}
+    futures = {pool.submit(attempt, work): name for name, work in faults.items()}
     trials: dict[str, Trial] = {}
     for done, future in enumerate(as_completed(futures), start=1):
-        mutant, (trial, took_s) = futures[future], future.result()
-        trials[mutant.name] = trial
-        print(f"[{done}/{len(futures)}] {trial.verdict.value:8} {took_s:5.1f} s  {mutant.name}", flush=True)
+        name, (trial, took_s) = futures[future], future.result()
+        trials[name] = trial
+        print(f"[{done}/{len(futures)}] {trial.verdict.value:8} {took_s:5.1f} s  {name} [{trial.detail}]", flush=True)
     return trials
 
 

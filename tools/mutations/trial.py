@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -31,7 +34,10 @@ LIMIT_S = 900.0
 _LEFT_OUT = shutil.ignore_patterns(
     ".venv", ".git", ".sublet", ".hypothesis", "__pycache__", ".*_cache", "*.egg-info", "build", "dist"
 )
-_MISHAPS = ("NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError")
+_MISHAP = re.compile(
+    r'(?:failed on setup with ")?[\w.]*\b(?:NameError|UnboundLocalError|ImportError|ModuleNotFoundError|SyntaxError'
+    r"|IndentationError)\b"
+)
 
 
 class Verdict(Enum):
@@ -44,7 +50,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """`detail` is the name of the test that failed, or what went wrong."""
+    """`detail` is the test that failed, as pytest takes it, or what went wrong."""
 
     verdict: Verdict
     detail: str
@@ -83,58 +89,90 @@ class Copy:
         found = json.loads(self._python("-c", script, *mine).stdout)
         return [name for name in mine if Path(found.get(name, "/")).resolve() != (self.root / PACKAGES[name]).resolve()]
 
-    def try_tests(self, selectors: Sequence[str]) -> Trial:
-        """Run these tests on the copy as it is."""
+    def try_tests(
+        self,
+        selectors: Sequence[str],
+        *options: str,
+        limit_s: float = LIMIT_S,
+        is_red_enough: bool = False,
+        **environment: str,
+    ) -> Trial:
+        """Run these tests on the copy as it is. `is_red_enough`: a hang and an error in a fixture are red as well, and
+        tests that pytest stopped for want of time are not."""
         report = self._scratch / "report.xml"
         report.unlink(missing_ok=True)
-        command = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
+        command = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", *options]
         try:
-            done = self._python(*command, f"--junitxml={report}", *selectors)
+            command += [f"--junitxml={report}", "-o", "junit_family=xunit1", *selectors]
+            done = self._python(*command, limit_s=limit_s, **environment)
         except subprocess.TimeoutExpired:
-            return Trial(Verdict.BROKEN, f"the tests did not end within {LIMIT_S:.0f} s")
-        return judge(done.returncode, report, done.stdout + done.stderr)
+            verdict = Verdict.KILLED if is_red_enough else Verdict.BROKEN
+            return Trial(verdict, f"the tests did not end within {limit_s:.0f} s")
+        return judge(done.returncode, report, done.stdout + done.stderr, is_red_enough=is_red_enough)
 
     def try_mutant(self, mutant: Mutant) -> Trial:
-        """Run the mutant's tests with its fault planted; the copy is whole again afterwards."""
-        file = self.root / mutant.file
-        source = file.read_text(encoding="utf-8")
-        file.write_text(planted(mutant, source), encoding="utf-8")
-        try:
+        """Run the mutant's tests with its fault planted."""
+        source = (self.root / mutant.file).read_text(encoding="utf-8")
+        with self.changed(mutant.file, planted(mutant, source)):
             return self.try_tests(mutant.tests)
-        finally:
-            file.write_text(source, encoding="utf-8")
 
-    def _python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    @contextmanager
+    def changed(self, name: str, text: str) -> Iterator[None]:
+        """A file of the copy has this text meanwhile, and then its own again."""
+        file = self.root / name
+        source = file.read_bytes()
+        file.write_text(text, encoding="utf-8")
+        try:
+            yield
+        finally:
+            file.write_bytes(source)
+
+    def _python(self, *arguments: str, limit_s: float = LIMIT_S, **more: str) -> subprocess.CompletedProcess[str]:
         # No bytecode: a fault of the same length within the same second would be taken from the cache.
-        environment = {**os.environ, "PYTHONPATH": source_path(self.root), "PYTHONDONTWRITEBYTECODE": "1"}
-        return subprocess.run(
+        own = {"PYTHONPATH": source_path(self.root), "PYTHONDONTWRITEBYTECODE": "1"}
+        with subprocess.Popen(
             [sys.executable, *arguments],
             cwd=self.root,
-            env=environment,
+            env={**os.environ, **own, **more},
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            timeout=LIMIT_S,
-            check=False,
-        )
+            process_group=0,
+        ) as process:
+            try:
+                out, err = process.communicate(timeout=limit_s)
+            except BaseException:
+                os.killpg(process.pid, signal.SIGKILL)  # what the tests have started as well
+                raise
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-def judge(code: int, report: Path, output: str) -> Trial:
+def judge(code: int, report: Path, output: str, *, is_red_enough: bool = False) -> Trial:
     """What pytest's exit code and its report together mean."""
-    if code == 0:
+    if code == 0 or (code == 5 and is_red_enough):
         return Trial(Verdict.SURVIVED, "all tests passed")
     if code != 1 or not report.is_file():
         return Trial(Verdict.BROKEN, f"pytest ended with {code}: {_reason(output)}")
     for case in ElementTree.parse(report).iter("testcase"):
-        failure = case.find("failure")
-        if failure is not None:
-            return _judge_failure(case.get("name", "?"), failure.get("message", ""))
+        for kind in ("failure", "error") if is_red_enough else ("failure",):
+            failure = case.find(kind)
+            if failure is not None:
+                return _judge_failure(_selector(case), failure.get("message", ""))
+    if is_red_enough:
+        return Trial(Verdict.SURVIVED, "the tests that there was time for passed")
     return Trial(Verdict.BROKEN, "an error outside the body of a test (a fixture, or the collection)")
 
 
+def _selector(case: ElementTree.Element) -> str:
+    file, name = case.get("file", "?"), case.get("name", "?")
+    classes = case.get("classname", "").removeprefix(file.removesuffix(".py").replace("/", ".")).strip(".")
+    return "::".join([file, *filter(None, classes.split(".")), name])
+
+
 def _judge_failure(test: str, message: str) -> Trial:
-    if message.startswith(_MISHAPS):
+    if _MISHAP.match(message):
         return Trial(Verdict.BROKEN, f"{test}: {message.splitlines()[0]}")
     return Trial(Verdict.KILLED, test)
 

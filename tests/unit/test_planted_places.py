@@ -1,0 +1,157 @@
+"""Which faults the tool that plants them can think of, on small texts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from tools.mutations.places import find_faults
+from tools.mutations.sample import Nearness, draw
+
+
+def faulty(file: str, text: str) -> list[tuple[str, str]]:
+    """Return the kind of each fault, and the text with it."""
+    source = dedent(text)
+    return [(fault.kind, fault.plant(source).strip()) for fault in find_faults(file, source)]
+
+
+def in_sql(text: str) -> list[tuple[str, str]]:
+    found = faulty("a.sql", f"create function f() as $${text}$$;")
+    return [(kind, planted.partition("$$")[2].removesuffix("$$;").strip()) for kind, planted in found]
+
+
+@pytest.mark.parametrize(
+    ("text", "without"),
+    [
+        ("select 1 from a for update;", "select 1 from a;"),
+        ("select 1 from a for no key update of a skip locked;", "select 1 from a;"),
+        ("select 1 into b from a\n for share;", "select 1 into b from a;"),
+    ],
+)
+def test_row_locks_are_dropped(text: str, without: str) -> None:
+    assert in_sql(text) == [("lock", without)]
+
+
+@pytest.mark.parametrize(
+    ("text", "without"),
+    [
+        ("from a where b and c order by d", {"from a where c order by d", "from a where b order by d"}),
+        ("where (b or c) and d;", {"where d;", "where (b or c) ;"}),
+        ("where a between 1 and 2 and b;", {"where b;", "where a between 1 and 2 ;"}),
+        (
+            "where x and exists (select from t where 'y and z' = y)",
+            {"where exists (select from t where 'y and z' = y)", "where x ;"},
+        ),
+        ("where a -- and so on\n", set()),
+        ("where a is distinct from b and c;", {"where c;", "where a is distinct from b ;"}),
+    ],
+)
+def test_parts_of_conditions_are_dropped_in_sql(text: str, without: set[str]) -> None:
+    found = {" ".join(planted.split()) for _, planted in in_sql(text)}
+    assert found == without
+
+
+def test_boundaries_are_moved_in_sql() -> None:
+    assert in_sql("a < b; c ->> d >= '<'; e <> f; g => h") == [
+        ("comparison", "a <= b; c ->> d >= '<'; e <> f; g => h"),
+        ("comparison", "a < b; c ->> d > '<'; e <> f; g => h"),
+    ]
+
+
+def test_early_ways_out_are_deleted_in_sql() -> None:
+    text = "\n  if not found then\n    a := 'b';\n    return;\n  end if;\n  if c then\n    d := 1;\n  end if;\n"
+    assert in_sql(text) == [("guard", "if c then\n    d := 1;\n  end if;")]
+
+
+def test_tables_and_indexes_are_left_alone() -> None:
+    assert faulty("a.sql", "create index i on t (a) where b > 1 and c;") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "faults"),
+    [
+        ('A = "select from b where c for update"', ['A = "select from b where c"']),
+        (
+            'execute(\n    "select from b where c = %s"\n    " and d", e)',
+            [
+                'execute(\n    "select from b where"\n    " d", e)',
+                'execute(\n    "select from b where c = %s"\n    " ", e)',
+            ],
+        ),
+        ('A = f"""\nselect {B}\n where c < %(d)s"""', ['A = f"""\nselect {B}\n where c <= %(d)s"""']),
+        ('"""Wait for update."""', []),
+        ('raise Conflict("where a < b")', []),
+    ],
+)
+def test_sql_in_python_is_found(text: str, faults: list[str]) -> None:
+    assert [planted for _, planted in faulty("a.py", text)] == faults
+
+
+@pytest.mark.parametrize(
+    ("text", "faults"),
+    [
+        ("a = (b or c) and d", {"a = (d)", "a = (b or c)"}),
+        ("a = (b := c) and b.d", {"a = ((b := c))"}),
+        ("a = 'ä' and b < c", {"a = (b < c)", "a = ('ä')", "a = 'ä' and b <= c"}),
+        ("a = 0 <= b < c", {"a = 0 < b < c", "a = 0 <= b <= c"}),
+        ("while monotonic() < deadline:\n    pass", set()),
+        ("assert a < b and c", set()),
+        ("log.info('%s', a and b)", set()),
+        ("def __repr__(self):\n    return a and b", set()),
+        ("a == b", set()),
+        ("if a:\n    return\nb()", {"pass\nb()"}),
+        ("for a in b:\n    if c:\n        continue\n    d()", {"for a in b:\n    pass\n    d()"}),
+        ("if a:\n    raise AssertionError", set()),
+        ("if a:\n    return 1\nelse:\n    b()", set()),
+        ("if a:\n    b()", set()),
+        ("if (a := b()):\n    return a", set()),
+        ("a = conn.execute(b)\nc = conn.execute(d)", {"c = conn.execute(d)\na = conn.execute(b)"}),
+        ("a = conn.execute(b)\nc = conn.execute(a)", set()),
+        ("self.a = await b()\nc = await d(self.a)", set()),
+        ("a = B(conn)\nc = conn.execute(d)", set()),
+        ("if a:\n    b = 1\n    await c()\n    await d()", {"if a:\n    b = 1\n    await d()\n    await c()"}),
+    ],
+)
+def test_faults_of_python(text: str, faults: set[str]) -> None:
+    assert {planted for _, planted in faulty("a.py", text)} == faults
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A small product: a script with a function, a module that calls it, one that imports that, and tests."""
+    for name, text in {
+        "migrations/sql/0100_log.sql": "create function append() as $$\nselect 1 from a where b and c for update;\n$$;",
+        "storage/sublet_storage/log/store.py": "def store(conn):\n    conn.execute('select append()')\n",
+        "leader/sublet_leader/work.py": "from sublet_storage.log import store\n\nif 0 < store.A:\n    exit()\n",
+        "leader/sublet_leader/demo/play.py": "if a < b and c:\n    raise d\n",
+        "tests/kit.py": "import sublet_leader.work\n",
+        "tests/unit/test_work.py": "import sublet_leader.work\n",
+        "tests/unit/test_other.py": "import sublet_leader.demo.play\n",
+        "tests/contract/test_log.py": "from tests.kit import work\n",
+        "tests/contract/conftest.py": "import sublet_storage.log.store\n",
+        "tests/contract/test_a.py": "A = 1\n",
+        "tests/contract/test_b.py": "APPEND = 'append'\n",
+        "tests/contract/test_c.py": "B = 1 + 1\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def test_a_seed_says_what_is_drawn_and_each_kind_has_its_share(tree: Path) -> None:
+    drawn = draw(tree, 3, seed=1)
+    assert drawn == draw(tree, 3, seed=1)
+    assert [fault.kind for fault in drawn] == ["lock", "conjunct", "comparison"]
+    assert len({tuple(draw(tree, 3, seed)) for seed in range(20)}) == 2
+    assert set(draw(tree, 9, seed=2)) == set(draw(tree, 4, seed=3)), "no more than there are, and none of the demo"
+
+
+def test_the_nearest_tests_of_a_fault_come_first(tree: Path) -> None:
+    def stages(kind: str) -> list[list[str]]:
+        fault = next(fault for fault in draw(tree, 9, 0) if fault.kind == kind)
+        return [[Path(test).stem for test in tests] for tests in Nearness(tree).stages(fault)]
+
+    assert stages("comparison") == [["test_work"], ["test_log"]]
+    assert stages("lock") == [["test_work"], ["test_b", "test_log"], ["test_a", "test_c"]]
