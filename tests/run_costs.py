@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ class RunCosts:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._started_at = time.monotonic()
-        self._folder_seconds: Counter[str] = Counter()
+        self._folder_seconds: dict[str, float] = defaultdict(float)
         self._passed_count = 0
 
     def pytest_report_header(self) -> list[str]:
@@ -45,7 +45,8 @@ class RunCosts:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Show the minutes of each folder, over all workers."""
         if len(self._folder_seconds) > 1:
-            spent = ", ".join(f"{folder} {_minutes(s)}" for folder, s in self._folder_seconds.most_common())
+            by_cost = sorted(self._folder_seconds.items(), key=lambda each: -each[1])
+            spent = ", ".join(f"{folder} {_minutes(s)}" for folder, s in by_cost)
             terminalreporter.write_line(f"minutes of all workers: {spent}")
 
     def _is_whole_suite(self) -> bool:

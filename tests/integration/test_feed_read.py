@@ -220,7 +220,7 @@ def test_a_rollover_seen_by_a_read_before_any_look_brings_the_children_into_view
 
 
 @pytest.mark.conforms("P6")
-def test_followers_go_on_when_their_nodes_are_killed(database: str, tmp_path: Path) -> None:
+def test_waiters_go_on_when_their_nodes_are_killed(database: str, tmp_path: Path) -> None:
     fleet = Fleet(database, tmp_path)
     try:
         addresses = [address_of(fleet.node(name)) for name in ("n1", "n2")]
@@ -317,7 +317,7 @@ def last_query(conn: psycopg.Connection[Any], application: str) -> Any:
     ).fetchone()
 
 
-def test_many_followers_do_not_ask_the_database_each_for_itself(server: Serving, conn: psycopg.Connection[Any]) -> None:
+def test_many_waiters_do_not_ask_the_database_each_for_itself(server: Serving, conn: psycopg.Connection[Any]) -> None:
     stream = stream_of(conn, "default")
     with Feed(server.address) as feed, ExitStack() as stack:
         readers = [stack.enter_context(feed.follow("#")) for _ in range(20)]
@@ -328,12 +328,12 @@ def test_many_followers_do_not_ask_the_database_each_for_itself(server: Serving,
         assert last_query(conn, "sublet feed reading") == before
         put(conn, stream, b"1")
         assert [read_values(reader, 1) for reader in readers] == [[b"1"]] * 20
-    looks = eventually(lambda: not server.feed.watch._followers and server.feed.watch.looks, 20)
+    looks = eventually(lambda: not server.feed.watch._waiters and server.feed.watch.looks, 20)
     eventually(lambda: server.feed.watch._task is None, 20)
     assert looks
 
 
-def test_news_by_another_way_wakes_followers_before_the_next_look(
+def test_news_by_another_way_wakes_waiters_before_the_next_look(
     database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watching, "BACKOFF_INITIAL_S", 3600.0)

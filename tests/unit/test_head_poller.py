@@ -94,7 +94,7 @@ def test_it_ends_when_nobody_follows_and_begins_again() -> None:
             follower.set_streams([])
             while watch._task is not None:
                 await asyncio.sleep(0.001)
-            assert (watch._followers, watch._heads) == ({}, {})
+            assert (watch._waiters, watch._heads) == ({}, {})
 
     run(story)
 

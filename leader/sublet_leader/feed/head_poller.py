@@ -32,33 +32,33 @@ Look = Callable[[list[int]], Awaitable[tuple[str | None, dict[int, HeadState]]]]
 class HeadWaiter:
     """A waiter for new heads of some streams. It keeps the newest of each, and no more."""
 
-    def __init__(self, set_streams: HeadPoller) -> None:
-        self._watch = set_streams
+    def __init__(self, poller: HeadPoller) -> None:
+        self._poller = poller
         self._news: dict[int, HeadState] = {}
-        self._rung = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self.watched: frozenset[int] = frozenset()
 
     def set_streams(self, stream_ids: Iterable[int]) -> None:
-        """Of these streams, and no others any more."""
-        self._watch.register(self, frozenset(stream_ids))
+        """Wait for heads of these streams, and of no others any more."""
+        self._poller.register(self, frozenset(stream_ids))
 
     def update_heads(self, heads: Mapping[int, HeadState]) -> None:
-        """Take a new head."""
+        """Take new heads."""
         self._news.update(heads)
-        self._rung.set()
+        self._wakeup.set()
 
     async def wait_for_heads(self, timeout_s: float) -> dict[int, HeadState]:
         """Wait for new heads, at most `timeout_s`; empty if there are none."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await self._rung.wait()
-        self._rung.clear()
+                await self._wakeup.wait()
+        self._wakeup.clear()
         news, self._news = self._news, {}
         return news
 
 
 class HeadPoller:
-    """Looks while anybody follows. Made and used on one event loop; `note_heads` may be called from any thread.
+    """Polls heads while there is a waiter. Made and used on one event loop; `note_heads` may be called from any thread.
 
     `timeline`: of the database, when it looked last, if that is known.
     """
@@ -66,7 +66,7 @@ class HeadPoller:
     def __init__(self, look: Look) -> None:
         self._look = look
         self._loop = asyncio.get_running_loop()
-        self._followers: dict[int, set[HeadWaiter]] = {}
+        self._waiters: dict[int, set[HeadWaiter]] = {}
         self._heads: dict[int, HeadState] = {}
         self._task: asyncio.Task[None] | None = None
         self._hurried = asyncio.Event()
@@ -75,24 +75,24 @@ class HeadPoller:
         self.looks = 0
 
     def add_waiter(self) -> HeadWaiter:
-        """One more."""
+        """Return a new waiter, which waits for nothing yet."""
         return HeadWaiter(self)
 
-    def register(self, follower: HeadWaiter, stream_ids: frozenset[int]) -> None:
+    def register(self, waiter: HeadWaiter, stream_ids: frozenset[int]) -> None:
         """See `HeadWaiter.set_streams`. Known heads of these streams are passed on at once."""
-        for stream_id in follower.watched - stream_ids:
-            self._followers[stream_id].discard(follower)
-            if not self._followers[stream_id]:
-                del self._followers[stream_id]
+        for stream_id in waiter.watched - stream_ids:
+            self._waiters[stream_id].discard(waiter)
+            if not self._waiters[stream_id]:
+                del self._waiters[stream_id]
                 self._heads.pop(stream_id, None)
-        for stream_id in stream_ids - follower.watched:
-            self._followers.setdefault(stream_id, set()).add(follower)
-        known = {id: self._heads[id] for id in stream_ids - follower.watched if id in self._heads}
-        follower.watched = stream_ids
+        for stream_id in stream_ids - waiter.watched:
+            self._waiters.setdefault(stream_id, set()).add(waiter)
+        known = {id: self._heads[id] for id in stream_ids - waiter.watched if id in self._heads}
+        waiter.watched = stream_ids
         if known:
-            follower.update_heads(known)
+            waiter.update_heads(known)
         self._fresh = True
-        if self._followers and self._task is None:
+        if self._waiters and self._task is None:
             self._task = self._loop.create_task(self._run())
 
     def note_heads(self, heads: Mapping[int, int]) -> None:
@@ -102,7 +102,7 @@ class HeadPoller:
 
     def poll_soon(self, stream_id: int) -> None:
         """Poll soon: the stream is reported to have grown. On the loop."""
-        if stream_id in self._followers:
+        if stream_id in self._waiters:
             self._hurried.set()
 
     async def close(self) -> None:
@@ -118,9 +118,9 @@ class HeadPoller:
 
     async def _run(self) -> None:
         pause_s = BACKOFF_INITIAL_S
-        while self._followers:
+        while self._waiters:
             self._fresh, began = False, self._loop.time()
-            found = await self._try_to_look(list(self._followers))
+            found = await self._try_to_look(list(self._waiters))
             changed = self._notify(found or {})
             pause_s = BACKOFF_INITIAL_S if changed or self._fresh else min(pause_s * GROWTH, BACKOFF_MAX_S)
             took_s = self._loop.time() - began
@@ -141,22 +141,22 @@ class HeadPoller:
             self.timeline, found = await self._look(stream_ids)
             return found
         except SubletError as error:
-            log.warning("followers wait: looking for the ends of their streams failed. %s", error)
+            log.warning("readers wait: looking for the ends of their streams failed. %s", error)
         except Exception:
-            log.exception("followers wait: looking for the ends of their streams failed in our own code")
+            log.exception("readers wait: looking for the ends of their streams failed in our own code")
         return None
 
     def _notify(self, heads: Mapping[int, HeadState]) -> bool:
         """Pass heads that are newer than known to the waiters of these streams; return whether there were any."""
-        by_follower: dict[HeadWaiter, dict[int, HeadState]] = {}
+        by_waiter: dict[HeadWaiter, dict[int, HeadState]] = {}
         for stream_id, head in heads.items():
-            if stream_id in self._followers and _is_news(head, self._heads.get(stream_id)):
+            if stream_id in self._waiters and _is_news(head, self._heads.get(stream_id)):
                 self._heads[stream_id] = head
-                for follower in self._followers[stream_id]:
-                    by_follower.setdefault(follower, {})[stream_id] = head
-        for follower, news in by_follower.items():
-            follower.update_heads(news)
-        return bool(by_follower)
+                for waiter in self._waiters[stream_id]:
+                    by_waiter.setdefault(waiter, {})[stream_id] = head
+        for waiter, news in by_waiter.items():
+            waiter.update_heads(news)
+        return bool(by_waiter)
 
 
 def _is_news(head: HeadState, known: HeadState | None) -> bool:

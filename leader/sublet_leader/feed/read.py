@@ -67,15 +67,15 @@ class FeedReadCall:
 
     async def follow(self) -> None:
         """What is there, and then what comes; until it is cancelled."""
-        follower = self._watch.add_waiter()
+        waiter = self._watch.add_waiter()
         try:
             reading = await self._begin()
             await self._mark(reading)
             while True:
                 await self._all_there_is(reading)
-                reading.update_heads(await self._news(follower, reading))
+                reading.update_heads(await self._news(waiter, reading))
         finally:
-            follower.set_streams(())
+            waiter.set_streams(())
 
     async def _all_there_is(self, reading: MultiStreamReader) -> None:
         while True:
@@ -88,14 +88,14 @@ class FeedReadCall:
                 break
         reading.raise_read_error()
 
-    async def _news(self, follower: HeadWaiter, reading: MultiStreamReader) -> dict[int, Any]:
+    async def _news(self, waiter: HeadWaiter, reading: MultiStreamReader) -> dict[int, Any]:
         """Wait for new messages, however long that takes, with a keep-alive now and then. None where there is nothing
         to wait for."""
-        follower.set_streams(reading.open_streams)
-        while not (news := await follower.wait_for_heads(self._hello_s)):
+        waiter.set_streams(reading.open_streams)
+        while not (news := await waiter.wait_for_heads(self._hello_s)):
             reading.check_timeline(self._watch.timeline)
             await self._write(FeedPage(self._read.subscription_id))
-            if not follower.watched:
+            if not waiter.watched:
                 break
         return news
 

@@ -97,7 +97,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         sublet_pb2_grpc.add_FeedServicer_to_server(self, server)
 
     def note_heads(self, heads: Mapping[int, int]) -> None:
-        """Take known heads of streams: their followers read at once."""
+        """Take known heads of streams: their readers are woken at once."""
         self.watch.note_heads(heads)
 
     async def close(self) -> None:

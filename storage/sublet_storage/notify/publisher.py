@@ -234,7 +234,7 @@ class NotificationPublisher:
             self._changed.notify()
 
     def _reach(self, endpoints: list[str], now: float) -> None:
-        """Open outlets to these endpoints; where they are others than before, everybody is greeted."""
+        """Open senders to these endpoints; where they are others than before, everybody is greeted."""
         opened = self._senders.set_endpoints(endpoints)
         if not self._senders:
             self._announcer = self._new_announcer()
@@ -287,10 +287,10 @@ os.register_at_fork(after_in_child=_forget_parents)
 
 
 @dataclass(frozen=True, slots=True)
-class _Voice:
-    """The outlet of one driver, to these endpoints."""
+class _OpenSender:
+    """The sender of one driver, to these endpoints."""
 
-    outlet: NotificationSender
+    sender: NotificationSender
     endpoints: tuple[str, ...]
     payload_limit: int | None
 
@@ -300,7 +300,7 @@ class SenderSet:
 
     def __init__(self, url: str, load: Callable[[str], DriverFactory]) -> None:
         self._url, self._load = url, load
-        self._senders: dict[str, _Voice] = {}
+        self._senders: dict[str, _OpenSender] = {}
         self._drivers: dict[str, NotificationDriver | None] = {}
         self._quiet = LogThrottle()
 
@@ -311,30 +311,30 @@ class SenderSet:
     @property
     def payload_limit(self) -> int | None:
         """The longest message that all of them take, in bytes; None: any."""
-        limits = (voice.payload_limit for voice in self._senders.values())
+        limits = (opened.payload_limit for opened in self._senders.values())
         return min((limit for limit in limits if limit is not None), default=None)
 
     def set_endpoints(self, endpoints: Iterable[str]) -> bool:
-        """Have outlets to these endpoints, and no others; True if one was opened."""
+        """Have senders to these endpoints, and no others; True if one was opened."""
         wanted: dict[str, list[str]] = {}
         for endpoint in endpoints:
             wanted.setdefault(registry.driver_name(endpoint), []).append(endpoint)
         opened = [self._open(name, tuple(sorted(addresses))) for name, addresses in wanted.items()]
         for name in self._senders.keys() - wanted.keys():
-            self._close(name, self._senders.pop(name).outlet)
+            self._close(name, self._senders.pop(name).sender)
         return any(opened)
 
     def send(self, message: bytes) -> int:
         """Send by all of them; how many took it."""
-        return sum(self._send(name, voice.outlet, message) for name, voice in self._senders.items())
+        return sum(self._send(name, opened.sender, message) for name, opened in self._senders.items())
 
     def close(self) -> None:
-        """Close all outlets; others may be opened later."""
+        """Close all senders; others may be opened later."""
         self.set_endpoints(())
 
-    def _send(self, name: str, outlet: NotificationSender, message: bytes) -> bool:
+    def _send(self, name: str, sender: NotificationSender, message: bytes) -> bool:
         try:
-            outlet.send(message)
+            sender.send(message)
         except Exception as error:  # noqa: BLE001 - a driver that breaks the rules must not silence the others
             self._complain(name, f"{name} failed to send a notification: %s", error)
             return False
@@ -348,19 +348,19 @@ class SenderSet:
             if not driver.capabilities.is_push:
                 return False
             limit = driver.capabilities.payload_limit
-            self._senders[name] = _Voice(
+            self._senders[name] = _OpenSender(
                 driver.open_sender(endpoints), endpoints, None if limit is None else int(limit)
             )
         except Exception as error:  # noqa: BLE001 - whatever its trouble is, the others go on
             self._complain(name, f"nobody is told of changes by {name}: %s", error)
             return False
         if before:
-            self._close(name, before.outlet)
+            self._close(name, before.sender)
         return True
 
-    def _close(self, name: str, outlet: NotificationSender) -> None:
+    def _close(self, name: str, sender: NotificationSender) -> None:
         try:
-            outlet.close()
+            sender.close()
         except Exception as error:  # noqa: BLE001 - likewise
             self._complain(name, f"{name} failed to close: %s", error)
 

@@ -50,7 +50,7 @@ class PublisherStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EndpointsOpened:
-    """Outlets are open, to other places than before; none takes messages of more than `payload_limit` bytes."""
+    """Senders are open, to other places than before; none takes messages of more than `payload_limit` bytes."""
 
     payload_limit: int | None
 
@@ -77,7 +77,7 @@ Event = EndpointsOpened | ChangesQueued | CloseRequested | Tick
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Messages for all outlets, in this order, and when to come back at the latest (None: with the next event)."""
+    """Messages for all senders, in this order, and when to come back at the latest (None: with the next event)."""
 
     sends: tuple[bytes, ...]
     wake_at: float | None

@@ -99,7 +99,7 @@ class NotificationSubscriber:
         self._quiet = LogThrottle()
         self._reader = _SnapshotReader(url, read_snapshot, self._put)
         self._thread = threading.Thread(target=self._run, name="sublet notify ears", daemon=True)
-        self._inlet = driver.open_receiver(
+        self._receiver = driver.open_receiver(
             self._receive, lambda: self._put(Connected()), lambda: self._put(Disconnected())
         )
         self._reader.start()
@@ -108,7 +108,7 @@ class NotificationSubscriber:
     @property
     def endpoint(self) -> str:
         """The endpoint that publishers send to."""
-        return self._inlet.endpoint
+        return self._receiver.endpoint
 
     def get(self, kind: str, key: str) -> Change | None:
         """Return what is known of a living object."""
@@ -148,7 +148,7 @@ class NotificationSubscriber:
         if os.getpid() != self._process:
             return
         self._closing = True
-        self._inlet.close()
+        self._receiver.close()
         self._rung.set()
         self._reader.end()
         if threading.current_thread() is not self._thread:

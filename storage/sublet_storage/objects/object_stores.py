@@ -72,7 +72,7 @@ class ObjectBackend(Protocol):
     def write(self, name: str, payload: Payload) -> None:
         """Write it completely and durably, or not at all."""
 
-    def read(self, name: str, most: int) -> Payload:
+    def read(self, name: str, limit: int) -> Payload:
         """Return its bytes, at most `limit` of them."""
 
     def delete(self, name: str) -> None:
@@ -101,12 +101,12 @@ class LocalBackend:
                 raise
             os.fsync(folder)
 
-    def read(self, name: str, most: int) -> Payload:
+    def read(self, name: str, limit: int) -> Payload:
         how = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with self._folder(name) as (folder, file_name), open(os.open(file_name, how, dir_fd=folder), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise IsADirectoryError(f"{self._root}/{name} is not a file")
-            return file.read(most)
+            return file.read(limit)
 
     def delete(self, name: str) -> None:
         try:
@@ -172,9 +172,9 @@ class S3Backend:
         with self._fs.open_output_stream(f"{self._root}/{name}") as stream:
             stream.write(payload)
 
-    def read(self, name: str, most: int) -> Payload:
+    def read(self, name: str, limit: int) -> Payload:
         with self._fs.open_input_file(f"{self._root}/{name}") as file:
-            return memoryview(file.read_buffer(most))
+            return memoryview(file.read_buffer(limit))
 
     def delete(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -195,9 +195,9 @@ class ObjectStore:
         """Write an object that was not there, and see that it is there now. Raises `ObjectUnusable`."""
         self._attempt(name, lambda backend: _write(backend, name, payload))
 
-    def get(self, name: str, most: int) -> Payload:
+    def get(self, name: str, limit: int) -> Payload:
         """Return the bytes of an object, at most `limit`. Raises `ObjectNotFound`, `ObjectUnusable`."""
-        return self._attempt(name, lambda backend: backend.read(name, most), may_miss=True)
+        return self._attempt(name, lambda backend: backend.read(name, limit), may_miss=True)
 
     def delete(self, name: str) -> None:
         """Have no such object. Raises `ObjectUnusable`."""

@@ -18,7 +18,7 @@ _POSITION = """
        else coalesce(offset_at_time(s.generation_id, s.stream_id,
          timestamptz 'epoch' + %({bound}_value)s::bigint * interval '1 microsecond'), s.head) end"""
 
-_EXTENTS = f"""
+_OFFSET_RANGES = f"""
 select s.stream_id, s.generation_id, p.name, n.filter, p.epoch_dimensions,
        {_POSITION.format(bound="start")}, {_POSITION.format(bound="end")}
   from stream s join generation n using (generation_id) join space p on p.space_id = s.space_id
@@ -58,9 +58,9 @@ def list_offset_ranges(
             "end": end.policy,
             "end_value": end.value,
         }
-        rows = conn.execute(_EXTENTS, parameters).fetchall()
-    return [_extent(*row) for row in rows]
+        rows = conn.execute(_OFFSET_RANGES, parameters).fetchall()
+    return [_offset_range(*row) for row in rows]
 
 
-def _extent(stream_id: int, generation_id: int, space: str, filled: str, *rest: Any) -> OffsetRange:
+def _offset_range(stream_id: int, generation_id: int, space: str, filled: str, *rest: Any) -> OffsetRange:
     return OffsetRange(stream_id, generation_id, space, Filter(filled), *rest)

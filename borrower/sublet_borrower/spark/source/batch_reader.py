@@ -45,30 +45,30 @@ class SubletBatchReader(DataSourceReader):
         o = self._options
         check_database_exists(o.url, o.data_dir)
         found = resolve_database(o.url, o.data_dir)
-        tasks = [self._task(extent, found) for extent in self._pushed.prune(self._extents(found))]
+        tasks = [self._task(offset_range, found) for offset_range in self._pushed.prune(self._offset_ranges(found))]
         return plan_tasks(tasks, o.min_partitions, o.max_partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the messages of a task."""
         return read_task(partition, to_arrow_schema(self._schema))
 
-    def _extents(self, database: DatabaseLocation) -> list[OffsetRange]:
+    def _offset_ranges(self, database: DatabaseLocation) -> list[OffsetRange]:
         o = self._options
         with connect(database.url, application_name="sublet spark") as conn:
             if o.space is not None:
                 _check_space(o.space, {space.name for space in list_spaces(conn, include_dropped=True)})
             there = list_offset_ranges(conn, topics.Filter.parse(o.filter), o.start, o.end)
-        of_space = [extent for extent in there if o.space in (None, extent.space)]
+        of_space = [offset_range for offset_range in there if o.space in (None, offset_range.space)]
         return of_space if o.epochs is None else keep_ranges_with_epochs(of_space)
 
-    def _task(self, extent: OffsetRange, database: DatabaseLocation) -> RangePartition:
+    def _task(self, offset_range: OffsetRange, database: DatabaseLocation) -> RangePartition:
         return RangePartition(
-            stream_id=extent.stream_id,
-            generation_id=extent.generation_id,
-            start=extent.start,
-            end=extent.end,
+            stream_id=offset_range.stream_id,
+            generation_id=offset_range.generation_id,
+            start=offset_range.start,
+            end=offset_range.end,
             filter=self._options.filter,
-            space=extent.space,
+            space=offset_range.space,
             url=database.url,
             schema_name=os.environ.get("SUBLET_SCHEMA"),
             driver_host=socket.gethostname(),
@@ -97,12 +97,12 @@ class PushdownBatchReader(SubletBatchReader):
 def keep_ranges_with_epochs(ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
     """Return those that can have messages in epochs. Raises `InvalidEpoch` where these have no order of before and
     after."""
-    there = [extent for extent in ranges if extent.epoch_dimensions is not None]
-    for extent in there:
-        if extent.epoch_dimensions != 1:
+    there = [offset_range for offset_range in ranges if offset_range.epoch_dimensions is not None]
+    for offset_range in there:
+        if offset_range.epoch_dimensions != 1:
             raise InvalidEpoch(
-                f"options startingEpoch and endingEpoch: epochs of space {extent.space!r} have "
-                f"{extent.epoch_dimensions} "
+                f"options startingEpoch and endingEpoch: epochs of space {offset_range.space!r} have "
+                f"{offset_range.epoch_dimensions} "
                 "numbers, and of two of them neither may come first. Take epochs of one number, or choose the messages "
                 "with a `where` on the column epoch."
             )

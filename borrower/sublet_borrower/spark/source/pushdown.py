@@ -28,18 +28,18 @@ class PushedFilters:
     min_timestamp: datetime | None = None
     max_timestamp: datetime | None = None
 
-    def prune(self, extents: Iterable[OffsetRange]) -> Iterator[OffsetRange]:
+    def prune(self, offset_ranges: Iterable[OffsetRange]) -> Iterator[OffsetRange]:
         """Yield what of these can have such rows."""
-        for extent in extents:
-            start, end = max(extent.start, self.start), min(extent.end, self.end)
-            if start < end and self._is_wanted(extent):
-                yield replace(extent, start=start, end=end)
+        for offset_range in offset_ranges:
+            start, end = max(offset_range.start, self.start), min(offset_range.end, self.end)
+            if start < end and self._is_wanted(offset_range):
+                yield replace(offset_range, start=start, end=end)
 
-    def _is_wanted(self, extent: OffsetRange) -> bool:
+    def _is_wanted(self, offset_range: OffsetRange) -> bool:
         return (
-            (self.spaces is None or extent.space in self.spaces)
-            and (self.streams is None or extent.stream_id in self.streams)
-            and (self.topics is None or any(map(extent.generation_filter.matches, self.topics)))
+            (self.spaces is None or offset_range.space in self.spaces)
+            and (self.streams is None or offset_range.stream_id in self.streams)
+            and (self.topics is None or any(map(offset_range.generation_filter.matches, self.topics)))
         )
 
 

@@ -22,10 +22,10 @@ OnLost = Callable[[], None]
 class DriverCapabilities:
     """What a driver can do.
 
-    `is_ordered`: one outlet's messages arrive in the order they were sent. `is_lossless`: what an outlet has not
-    counted as dropped arrives at every inlet that stays connected. `payload_limit`: the longest message in bytes (None:
-    no limit). `is_push`: False if it moves nothing at all, so that nobody need open an outlet and the periodic catch-up
-    is all there is."""
+    `is_ordered`: one sender's messages arrive in the order they were sent. `is_lossless`: what a sender has not
+    counted as dropped arrives at every receiver that stays connected. `payload_limit`: the longest message in bytes
+    (None: no limit). `is_push`: False if it moves nothing at all, so that nobody need open a sender and the periodic
+    catch-up is all there is."""
 
     is_ordered: bool
     is_lossless: bool

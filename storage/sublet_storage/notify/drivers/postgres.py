@@ -41,7 +41,7 @@ BACKOFF_MAX_S = 2.0
 RECEIVE_TIMEOUT_S = 5.0
 """A server that does not answer a NOTIFY for so long is taken for lost."""
 FLUSH_S = 0.25
-"""What waits when an outlet is closed is given so long to leave."""
+"""What waits when a sender is closed is given so long to leave."""
 
 _CONNECTION_ERRORS = (SubletError, psycopg.Error)
 
@@ -215,7 +215,7 @@ class PostgresReceiver(DriverThread):
     def __init__(
         self, url: str, channel: str, on_message: OnMessage, on_connected: OnConnected, on_lost: OnLost
     ) -> None:
-        super().__init__("sublet notify postgres inlet")
+        super().__init__("sublet notify postgres receiver")
         self._url, self._channel = url, channel
         self._on_message, self._on_connected, self._on_lost = on_message, on_connected, on_lost
         self._pauses = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S)

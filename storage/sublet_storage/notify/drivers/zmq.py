@@ -99,7 +99,7 @@ class ZmqReceiver(DriverThread):
     """A port that takes messages."""
 
     def __init__(self, host: str, on_message: OnMessage, on_connected: OnConnected, on_lost: OnLost) -> None:
-        super().__init__("sublet notify zmq inlet")
+        super().__init__("sublet notify zmq receiver")
         self._on_message, self._on_connected, self._on_lost = on_message, on_connected, on_lost
         self._context: zmq.Context[Any] = zmq.Context()
         self._lost_at: float | None = None
