@@ -179,7 +179,7 @@ class NodeServer:
                 run_with_timeout("striking this node off the directory", listing.deregister, STRIKE_OFF_S)
             )
             if self._hub is not None:
-                await run_with_timeout("hearing news no more", self._hub.close)
+                await run_with_timeout("closing the notification hub", self._hub.close)
             self._worker.stop(self.settings.lease_margin_s)
             # Held polls carry the dismissals; what the mailboxes still hold is given a moment to leave.
             await self._sessions.close()

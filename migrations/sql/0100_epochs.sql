@@ -2,7 +2,7 @@
 -- integers as all epochs of its space have; an antichain is a JSON array of epochs, none at or before another, sorted.
 
 -- Who may publish which epochs of a space: those at or after one of `least`. Leased, so that a publisher that has died does
--- not hold the frontier back; the row of one that has expired stays for a while, and says what it left unfinished.
+-- not hold the frontier back; the row of one that has expired stays for a while, with what it left unfinished.
 create table capability (
   space_id bigint not null references space,
   producer_id text not null,
@@ -11,7 +11,7 @@ create table capability (
   expires_at timestamptz not null,
   expired_at timestamptz,                              -- null: in force
   upper_frontier jsonb,                                -- expired: the greatest epochs that had begun in the space by then
-  primary key (space_id, producer_id, incarnation)     -- a later life may come while it is remembered how one before ended
+  primary key (space_id, producer_id, incarnation)     -- a later incarnation may come while the end of the one before is retained
 ) with (fillfactor = 50);
 
 create unique index capability_in_force on capability (space_id, producer_id) where expired_at is null;
@@ -50,12 +50,12 @@ create function least_epochs(p_epochs jsonb) returns jsonb language sql immutabl
    where not exists (select from every other where other.epoch <> every.epoch and epoch_at_or_before(other.epoch, every.epoch))
 $$;
 
--- From now on the producer publishes only at or after one of p_least. `outcome` is exactly one of
+-- The producer publishes only at or after one of p_least, from this call on. `outcome` is exactly one of
 --   held       it does, for the lease; `lower` is the space's frontier that is left, and `moves` counts its moves
 --   unknown    there is no such space (any more)
---   fenced     a later life of the producer has begun
---   expired    what it held in this life is closed
---   numbers    all epochs of the space have another number of numbers: `lower` is an example
+--   fenced     a later incarnation of the producer has begun
+--   expired    what it held in this incarnation is closed
+--   numbers    all epochs of the space have other dimensions: `lower` is an example
 --   backward   it has advanced beyond one of p_least: to `lower`
 --   completed  one of p_least is completed: what may still come is at or after `lower`
 create function hold_epochs(

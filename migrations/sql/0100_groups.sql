@@ -1,4 +1,4 @@
--- Groups: who holds which stream, how far each has come, and what happened.
+-- Groups: who holds which stream, how far each has come, and its history.
 
 create table consumer_group (
   group_id bigint generated always as identity primary key,
@@ -47,7 +47,7 @@ create table lending (
 create index lending_stream on lending (stream_id);
 create index lending_unfinished on lending (group_id, stream_id) where unfinished;
 
--- How far a group that is atomic has consumed a space in whole epochs. It only grows, and each step is announced once.
+-- The consumed frontier of an atomic group in a space. It only grows, and each advance is announced once.
 create table consumed_frontier (
   group_id bigint not null,
   space_id bigint not null references space,
@@ -86,10 +86,10 @@ create index lending_history_reading on lending_history (group_id, stream_id, hi
 
 -- The only progress write that is not a leader's: made inside the consumer's own transaction, so that output and
 -- progress commit together. Raises unless exactly one row moved.
--- Of a group that is atomic what is consumed in whole epochs is given too; it must be news. With p_doubt the row must
--- say that this is what was planned last: a plan that was made meanwhile may have the same messages.
+-- For an atomic group the stream's consumed frontier is given too, and must advance. With p_doubt the row must have this as
+-- the last planned range: a range that was planned meanwhile may have the same messages.
 -- Who calls it has read its messages before: on this timeline, if the group has had a leader on it, who has ended all older
--- grants. From then on it keeps the row from everybody, for no longer than 30 minutes of idling before its COMMIT.
+-- grants. From then on it holds the row locked, for no longer than 30 minutes of idling before its COMMIT.
 create function advance(
   p_group bigint, p_stream bigint, p_grant bigint, p_position bigint, p_consumed jsonb default null,
   p_doubt jsonb default null
@@ -100,7 +100,7 @@ declare
 begin
   if exists (select from leadership where leadership_id = p_group and timeline <> timeline_now()) then
     raise exception 'the database has gone over to another timeline, and group % has no leader on it yet', p_group
-      using errcode = 'SB001', hint = 'Roll back: what was read before may not be in the log. All is lent anew.';
+      using errcode = 'SB001', hint = 'Roll back: what was read before may not be in the log. All streams are granted anew.';
   end if;
   if current_setting('idle_in_transaction_session_timeout')::interval not between '1ms' and '30min' then
     perform set_config('idle_in_transaction_session_timeout', '30min', true);
@@ -118,12 +118,12 @@ begin
   if moved <> 1 then
     raise exception 'stream % of group % is not held under grant % before offset %: the transaction must not commit',
       p_stream, p_group, p_grant, p_position
-      using errcode = 'SB001', hint = 'The stream was lent to somebody else. Roll back; its new holder does this work.';
+      using errcode = 'SB001', hint = 'The stream was granted to another borrower. Roll back; its new holder does this work.';
   end if;
 end $$;
 
 -- How far the stream came under that grant, also when it is over; null where history has forgotten it. It waits for
--- whoever is moving the row. A reset is written with the position that it sets, and says where the stream was.
+-- whoever is moving the row. A reset is recorded with the position that it sets, and its reason has the one before.
 create function read_progress(p_group bigint, p_stream bigint, p_grant bigint) returns bigint
 language plpgsql security definer set search_path from current as $$
 declare
@@ -141,7 +141,7 @@ begin
   return found_at;
 end $$;
 
--- What is consumed in whole epochs under that grant, while it is in force; else null.
+-- The stream's consumed frontier under that grant, while it is in force; else null.
 create function read_consumed_frontier(p_group bigint, p_stream bigint, p_grant bigint) returns jsonb
 language plpgsql security definer set search_path from current as $$
 declare
@@ -152,8 +152,8 @@ begin
   return found;
 end $$;
 
--- What was planned last of these streams, and how far they have come: for a session that has come back and asks what
--- became of what it had begun, and for its sink. `of_session` is whose a row is, that is held or reserved; `of_grant` is null
+-- The last planned ranges of these streams, and how far they have come: for a session that has come back and queries the
+-- outcome of what it had begun, and for its sink. `of_session` is whose a row is, that is held or reserved; `of_grant` is null
 -- unless it is held.
 create function read_planned_ranges(p_group bigint, p_streams bigint[])
   returns table (of_stream bigint, of_session text, of_grant bigint, reached bigint, frontier jsonb, doubt jsonb)

@@ -1,5 +1,5 @@
 -- Nothing of ours is right in a snapshot that is older than a lock: who waited for one would not see what was committed
--- meanwhile. Programs of ours say read committed when they connect; anybody else's transaction is refused here, by name,
+-- meanwhile. Programs of ours set read committed when they connect; anybody else's transaction is rejected here, by name,
 -- before it changes a row that others judge by. The condition is the table's, so that nobody who is right calls anything.
 create function refuse_isolation() returns trigger language plpgsql as $$
 begin

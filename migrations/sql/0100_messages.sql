@@ -12,9 +12,9 @@ create table space (
   epoch_dimensions smallint check (epoch_dimensions between 1 and 8), -- of each epoch in it; null: no epoch was ever used
   frontier_move_count bigint not null default 0,       -- how often the lower frontier has moved
   lower_frontier jsonb,                                -- the least epochs that may still be published (epochs.sql)
-  payload_location text,                               -- the place that payloads are moved to; null: they stay here
+  payload_location text,                               -- where payloads are moved to; null: they stay here
   tier_after_s bigint check (tier_after_s > 0),        -- also those so old of an open generation; null: only of closed ones
-  payload_locations text[] not null default '{}',      -- every place where payloads of this space may lie
+  payload_locations text[] not null default '{}',      -- every location that payloads of this space may be at
   -- The newest generation of the space, and stream, that had messages and whose rows are deleted: messages of no later one
   -- are gone without a row.
   lost_generation bigint not null default 0,
@@ -94,7 +94,7 @@ create table block (
   uri_bytes bigint,                                    -- of the payload that lies there
   -- Of a block that was merged, a window by time of which holds the same messages for ever: where in it, counted from its first
   -- message, those begin that were appended later than all before them, and when. The first begins at 0, the last was
-  -- appended when the block says. Null: it is of one time.
+  -- appended at the time in the block's row. Null: it is of one time.
   piece_starts integer[],
   piece_times timestamptz[],
   primary key (generation_id, stream_id, end_offset),

@@ -1,4 +1,4 @@
--- Nodes that lead, and the life of the database that they lead in.
+-- Nodes that lead, and the timeline of the database that they lead on.
 
 -- Leader nodes that can be reached, under a lease of their own.
 create table node (
@@ -9,13 +9,13 @@ create table node (
   protocol_version integer not null,
   started_at timestamptz not null default clock_timestamp(),
   expires_at timestamptz not null,
-  notify_endpoint text,                                -- where publishers' notifications reach it; null: it looks by itself
+  notify_endpoint text,                                -- where publishers' notifications reach it; null: it polls
   draining boolean not null default false              -- an operator's: lead nothing any more
 ) with (fillfactor = 50);
 
--- Which life of the database this is: a standby that is promoted begins another timeline, and what was committed last on
+-- Which timeline of the database this is: a standby that is promoted begins another timeline, and what was committed last on
 -- the one before may be missing on it. The control file lags behind, the name of the WAL file does not. Null where the
--- server does not say.
+-- server does not report it.
 create function timeline_now() returns text language plpgsql stable as $$
 begin
   return (select system_identifier::text from pg_control_system()) || '/' || left(pg_walfile_name(pg_current_wal_lsn()), 8);
@@ -23,7 +23,7 @@ exception when insufficient_privilege or feature_not_supported or undefined_func
   return null;
 end $$;
 
--- leadership_id is a group_id, or 0 for the maintenance of the whole database. Rows are expired, never deleted,
+-- leadership_id is a group_id, or 0 for the maintenance of the entire database. Rows are expired, never deleted,
 -- so that a term cannot come back.
 create table leadership (
   leadership_id bigint primary key,
@@ -41,7 +41,7 @@ create table leadership (
 
 -- What is added to the clock in whatever only grows: terms (and with them grant ids), session epochs, incarnations. What
 -- was given in the part of the former timeline that is lost is so below all that is given on this one, whatever the
--- clocks say: 2^52 microseconds are 142 years. The number of a timeline is above that of every one that this database has
+-- clocks are: 2^52 microseconds are 142 years. The number of a timeline is above that of every one that this database has
 -- been on, as far as the server or the table knows: a copy that was restored into another server begins at 1 there. After
 -- 2047 timelines the clock alone counts.
 create table timeline (

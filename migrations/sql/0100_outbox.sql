@@ -16,7 +16,7 @@ create table outbox (
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
 alter table outbox alter value set storage external;
 
--- Rows that were not written by `publish`, and that nobody could publish: kept for whoever wants to know.
+-- Rows that were not written by `publish`, and that could not be published, for the operator.
 create table outbox_rejected (
   outbox_id bigint primary key,
   topic text not null,
@@ -29,10 +29,10 @@ create table outbox_rejected (
   rejected_at timestamptz not null default clock_timestamp()
 );
 
-create function reject_message(p_what text, p_rule text, p_remedy text) returns void
+create function reject_message(p_what text, p_rule text, p_hint text) returns void
 language plpgsql as $$
 begin
-  raise exception '%: %.', p_what, p_rule using errcode = 'SB002', hint = p_remedy;
+  raise exception '%: %.', p_what, p_rule using errcode = 'SB002', hint = p_hint;
 end $$;
 
 -- The rules of protocol/sublet_protocol/domain/topics.py. Text in Postgres has no NUL and no lone surrogate.
@@ -64,7 +64,7 @@ create function message_headers(p_headers jsonb) returns jsonb
 language plpgsql immutable as $$
 declare
   shape constant text := 'headers are an object, or a list of [name, value] pairs';
-  remedy constant text := 'Write {"name": "text"}, or [["name", "text"]]; null for no value, {"base64": "..."} for bytes.';
+  hint constant text := 'Write {"name": "text"}, or [["name", "text"]]; null for no value, {"base64": "..."} for bytes.';
   pairs jsonb := p_headers;
   checked jsonb := '[]';
   pair jsonb;
@@ -76,11 +76,11 @@ begin
   elsif jsonb_typeof(p_headers) = 'null' then
     return null;
   elsif jsonb_typeof(p_headers) <> 'array' then
-    perform reject_message('headers ' || left(p_headers::text, 60), shape, remedy);
+    perform reject_message('headers ' || left(p_headers::text, 60), shape, hint);
   end if;
   for pair in select e.value from jsonb_array_elements(pairs) e loop
     if jsonb_typeof(pair) <> 'array' or jsonb_array_length(pair) <> 2 or jsonb_typeof(pair -> 0) <> 'string' then
-      perform reject_message('header ' || left(pair::text, 60), shape, remedy);
+      perform reject_message('header ' || left(pair::text, 60), shape, hint);
     end if;
     held := pair -> 1;
     if jsonb_typeof(held) = 'object' and held - 'base64' = '{}' and jsonb_typeof(held -> 'base64') = 'string' then

@@ -1,14 +1,14 @@
--- Payloads outside of Postgres: what has gone to each place, and which objects belong to nobody.
+-- Remote payloads: the locations, and their objects that no block names.
 
--- What each place is known by: the id in its marker. It is written down here first, so that whoever writes the marker, however
+-- The id in each location's marker. It is stored here first, so that whoever writes the marker, however
 -- late, writes this one; and when it was seen there it is never written again.
 create table payload_location (
-  prefix text primary key,                             -- the place without its options
+  prefix text primary key,                             -- the location without its options
   marker text not null,
   is_marked boolean not null default false
 );
 
--- Every place where payloads of a space may lie, with the id in its marker behind a #.
+-- Every location that payloads of a space may be at, with the id in its marker behind a #.
 create function payload_locations_of(p_space bigint) returns text[] language sql stable as $$
   select array(select location || '#' || coalesce(m.marker, '')
                  from space s cross join unnest(s.payload_locations) with ordinality as p (location, nth)
@@ -26,7 +26,7 @@ create table payload_object (
   generation_id bigint not null,
   stream_id bigint not null,
   end_offset bigint not null,
-  registered_at timestamptz not null default clock_timestamp(), -- written down
+  registered_at timestamptz not null default clock_timestamp(),
   orphaned_at timestamptz,                             -- null: somebody is writing it; -infinity: no block ever named it
   delete_failed_at timestamptz                         -- when it could not be deleted
 );

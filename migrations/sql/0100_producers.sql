@@ -19,7 +19,7 @@ create function producer_lock(p_producer text) returns bigint language sql immut
   select hashtextextended(p_producer, 0) | (1::bigint << 63)
 $$;
 
--- Whether a later life of a named producer has begun. Who asks under the producer's lock is answered for the time until it
+-- Whether a later incarnation of a named producer has begun. Who calls it under the producer's lock is answered for the time until it
 -- lets go of it.
 create function is_fenced(p_producer text, p_incarnation bigint) returns boolean language sql stable as $$
   select exists (select from producer p

@@ -247,7 +247,7 @@ def test_a_reset_of_one_stream_waits_for_who_has_what_follows_on_it(descended: D
         with world.connection.transaction():
             reset_plan.execute_reset(world.connection, group, target, [first], reason="again")
 
-    with pytest.raises(Conflict, match=f"1 of its streams are lent.* the first is {last}"):
+    with pytest.raises(Conflict, match=f"1 of its streams are granted.* the first is {last}"):
         reset(ResetTarget.earliest())
     assert not world.write(group, term).has_stale_term, "nothing was done"
     reset(ResetTarget.latest())

@@ -120,7 +120,7 @@ def test_while_a_stream_is_lent_it_is_refused_or_forced_and_the_grant_is_over(
 ) -> None:
     world, group, term, (first, second) = halfway
     held = granted(world, group, term, first)
-    with pytest.raises(Conflict, match=f"1 of its streams are lent.* the first is {first}"):
+    with pytest.raises(Conflict, match=f"1 of its streams are granted.* the first is {first}"):
         reset(world, group, ResetTarget.earliest())
     assert not world.write(group, term).has_stale_term, "nothing was done"
     reset(world, group, ResetTarget.earliest(), force=True)

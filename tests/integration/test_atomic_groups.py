@@ -224,7 +224,7 @@ def test_of_a_commit_without_an_answer_under_a_grant_that_is_over_nobody_says_th
     with connect(database) as connection:
         connection.execute("update lending set grant_id = grant_id + 1 where stream_id = %s", (batch.stream_id,))
         transactions = ProgressTransactions(database, lambda: 1, 60.0)
-        with pytest.raises(UnknownOutcome, match="lent anew since"):
+        with pytest.raises(UnknownOutcome, match="granted anew since"):
             transactions._is_durable(connection, batch)
     reader.session.close()
 

@@ -152,7 +152,7 @@ def test_one_that_holds_the_interpreter_longer_is_evicted_and_the_repeat_is_repo
     assert (again.stream, again.offsets) == (first.stream, first.offsets)
     assert again.grant > first.grant
     assert {(line.stream_id, line.grant_id) for line in place.forced()} == set(before.items())
-    assert {line.reason for line in place.forced()} == {"evicted: unheard of"}
+    assert {line.reason for line in place.forced()} == {"evicted: no ping in time"}
 
 
 # --- processes that are told to end ---------------------------------------------------------------------------------

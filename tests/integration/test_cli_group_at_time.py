@@ -97,5 +97,5 @@ def test_the_command_says_it_of_one_stream_or_all(shell: Shell, world: World) ->
     answer = shell.run("groups", "history", GROUP, "--at", at)
     assert [line.split()[:2] for line in answer.out.splitlines()[1:]] == [[str(first), "etl"], [str(second), "second"]]
     assert "node n1 leads" in answer.err
-    assert "none had been lent yet" in shell.run("groups", "history", GROUP, "--at", before).err
+    assert "none had been granted yet" in shell.run("groups", "history", GROUP, "--at", before).err
     refused(shell.run("groups", "history", GROUP, "--at", "noon"), 2, "--at 'noon': give a time such as")

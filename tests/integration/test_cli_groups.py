@@ -188,7 +188,7 @@ def test_kept_streams_and_what_may_have_been_seen_twice_are_shown(shell: Shell, 
     writer.write(ReleaseStream(retained.stream_id, ours.grant_id, 1, "left", 60.0))
     theirs = writer.write(GrantStream(moved.stream_id, "b2", "host:2:x", None, "allocated"))
     writer.write(AdvancePosition(moved.stream_id, theirs.grant_id, 1))
-    writer.write(ForceRelease(moved.stream_id, theirs.grant_id, "evicted: unheard of"))
+    writer.write(ForceRelease(moved.stream_id, theirs.grant_id, "evicted: no ping in time"))
     reported = done(shell.run("groups", "describe", GROUP, "--json"))
     (waiting,) = reported["reserved_for_sessions"]
     assert (waiting["session"], waiting["streams"]) == ("etl", [retained.stream_id])
@@ -200,7 +200,7 @@ def test_kept_streams_and_what_may_have_been_seen_twice_are_shown(shell: Shell, 
     assert (forced["stream_id"], forced["event"], forced["position"], forced["redelivery_end"], forced["agent"]) == (
         moved.stream_id, "force_release", 1, moved.head, "host:2:x"
     )  # fmt: skip
-    assert forced["reason"] == "evicted: unheard of"
+    assert forced["reason"] == "evicted: no ping in time"
     prose = shell.run("groups", "describe", GROUP).out
     assert "reserved for etl, " in prose
     assert "(kept for etl)" in prose
@@ -238,7 +238,7 @@ def test_a_wait_that_is_over_and_a_move_long_ago_are_not_shown(shell: Shell, wri
     ours = writer.write(GrantStream(retained.stream_id, "b1", "host:1:x", "etl", "allocated", 5))
     writer.write(ReleaseStream(retained.stream_id, ours.grant_id, 1, "left", 60.0))
     theirs = writer.write(GrantStream(moved.stream_id, "b2", "host:2:x", None, "allocated"))
-    writer.write(ForceRelease(moved.stream_id, theirs.grant_id, "evicted: unheard of"))
+    writer.write(ForceRelease(moved.stream_id, theirs.grant_id, "evicted: no ping in time"))
     with connect(database) as connection:
         connection.execute("update lending set held_until = held_until - interval '1 hour'")
         connection.execute("update lending_history set at = at - interval '2 days'")
@@ -297,7 +297,7 @@ def test_more_forced_moves_than_are_shown_are_counted(shell: Shell, writer: Writ
     for position in range(LATELY + 1):
         with_it = writer.write(GrantStream(first.stream_id, "b1", "host:1:x", None, "allocated"))
         writer.write(AdvancePosition(first.stream_id, with_it.grant_id, min(position // 2, first.head)))
-        writer.write(ForceRelease(first.stream_id, with_it.grant_id, "evicted: unheard of"))
+        writer.write(ForceRelease(first.stream_id, with_it.grant_id, "evicted: no ping in time"))
         if position == LATELY - 1:
             assert shell.run("groups", "describe", GROUP).err == ""
     reported = done(shell.run("groups", "describe", GROUP, "--json"))

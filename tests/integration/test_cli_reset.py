@@ -299,7 +299,7 @@ def test_who_has_streams_and_is_not_there_is_waited_for_until_it_is_forced(
         answer = shell.run("groups", "reset", GROUP, "--to-earliest", "--yes", "--timeout", "1s")
         assert answer.code == 4
         assert "are lent" in answer.err
-        assert "A leader may take 5 s to hear of the pause: wait for longer than 1 s." in answer.err
+        assert "A leader may take 5 s to read of the pause: wait for longer than 1 s." in answer.err
         assert "paused" not in shell.run("groups", "describe", GROUP).out, "it is as it was"
         assert shell.run("groups", "reset", GROUP, "--to-earliest", "--yes", "--force").code == 0
         assert held(orders) == 0

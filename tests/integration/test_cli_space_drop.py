@@ -108,7 +108,7 @@ def test_a_space_that_is_used_is_not_dropped_without_force(
     for group in (ALL, "$queue/jobs/orders/+/x", "$share/elsewhere/us/#"):
         store.declare_group(Subscription.parse(group), GroupOptions(StartingPosition.EARLIEST))
     store.close()
-    used = "groups use it: $share/all/# (0 of its streams lent), $queue/jobs/orders/+/x (0 of its streams lent)"
+    used = "groups use it: $share/all/# (0 of its streams granted), $queue/jobs/orders/+/x (0 of its streams granted)"
     refused(shell.run(*DROP), 4, used)  # and nobody is asked
     with Publisher(database, producer="till") as publisher:
         publisher.publish("orders/eu", b"x")

@@ -134,7 +134,7 @@ def test_one_to_whom_nothing_is_lent_is_told_why_and_ends_with_its_nodes(
     standby.says("Waiting for streams: a leader is being chosen, or others hold them all. Or the leader's own address")
     node.kill()
     answer = standby.end()
-    refused(answer, 5, "nobody has lent anything for 5 s", f"no node answers at {address(node)}")
+    refused(answer, 5, "nothing was granted for 5 s", f"no node answers at {address(node)}")
     holder.kill()
 
 

@@ -67,7 +67,7 @@ def test_a_consumer_frozen_beyond_every_timeout_loses_its_streams_and_gets_other
         stage.more(4, of="a")
     windows = {(line.stream_id, line.grant_id): (line.position, line.redelivery_end) for line in taken}
     assert len(windows) == 8
-    assert {line.reason for line in taken} == {"evicted: unheard of"}
+    assert {line.reason for line in taken} == {"evicted: no ping in time"}
     assert all(until is not None and position <= until for position, until in windows.values())
     assert {stream for stream, _ in windows} <= set(before)
     for line in stage.scene.history():

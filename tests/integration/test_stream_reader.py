@@ -416,7 +416,7 @@ def test_available_now_fails_where_what_was_there_is_not_lent_in_time(
     run.reader.prepareForTriggerAvailableNow()
     member = run.reader._opened()._member
     eventually(lambda: member.agent.group_id(member.handle) is not None, 30.0)
-    with pytest.raises(Unavailable, match=r"streams \[.*were not lent to it within 0.5 s.*availableNowWait"):
+    with pytest.raises(Unavailable, match=r"streams \[.*were not granted to it within 0.5 s.*availableNowWait"):
         run.step()
 
 

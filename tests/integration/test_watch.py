@@ -123,7 +123,7 @@ def test_a_killed_consumer_is_seen_to_be_evicted_with_what_may_be_seen_again(she
             publisher.publish("orders/a", b"%d" % number)
     events = saw(watch, "evict", "force_release", "force_release")
     seized = [event for event in events if event["event"] == "force_release"]
-    assert all(event["forced"] and event["reason"] == "evicted: unheard of" for event in seized)
+    assert all(event["forced"] and event["reason"] == "evicted: no ping in time" for event in seized)
     assert sorted((event["position"], event["redelivery_end"]) for event in seized) == [(0, 0), (0, 50)]
     plain.says("[0, 50) may be seen again")
     consumer.kill()

@@ -97,7 +97,7 @@ def test_an_application_that_vanishes_is_evicted_and_nothing_is_lost(spark: Any,
         eventually(stage.consumed, WAIT_S, lambda: str(stage.rows()))
     stage.verdict()
     assert len([line for line in stage.history() if line.is_forced]) == 8
-    assert {line.reason for line in stage.history() if line.is_forced} == {"evicted: unheard of"}
+    assert {line.reason for line in stage.history() if line.is_forced} == {"evicted: no ping in time"}
 
 
 @pytest.mark.long

@@ -53,7 +53,7 @@ def test_the_page_of_metrics_is_current(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_reasons_of_history_become_few_labels() -> None:
     assert reason_category("allocated") == "allocated"
-    assert reason_category("evicted: unheard of") == "evicted: unheard of"
+    assert reason_category("evicted: no ping in time") == "evicted: no ping in time"
     assert reason_category("deadline: balance") == "deadline: balance"
     assert reason_category("paused: the sink's down, call 12345") == "paused"
     assert reason_category("not reclaimed; lost 5 times at offset 77") == "not reclaimed"

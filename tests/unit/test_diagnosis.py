@@ -148,7 +148,7 @@ PARENTS = (ParentStream(3, "held", 5, 9), ParentStream(4, "free", 0, 2))
             StallReason.MEMBERS_SILENT, replace(LED, held=0), FREE, "n1 leads the group, and no consumer has a",
             f"groups watch {QUOTED}",
         ),
-        (StallReason.GRANT_PENDING, LED, FREE, "it is free, and n1 lends it next", f"groups watch {QUOTED}"),
+        (StallReason.GRANT_PENDING, LED, FREE, "it is free, and n1 grants it next", f"groups watch {QUOTED}"),
     ],
 )  # fmt: skip
 def test_each_reason_has_its_words_and_says_what_helps(

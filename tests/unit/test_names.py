@@ -28,6 +28,7 @@ PERSONAL = re.compile(
     re.IGNORECASE,
 )
 """In prose code does not speak, listen or keep house: it sends, receives, notifies, grants and runs maintenance."""
+OLD_IN_SQL = re.compile(r"\b(whole|kept|says?|said|places?|li[vf]es?|remed(y|ies)|p_remedy)\b", re.IGNORECASE)
 FOREIGN = {
     "storage/sublet_storage/log/block.py: tell",  # of a file
     "tools/import_contracts.py: kept",  # of a contract of import-linter
@@ -70,10 +71,10 @@ def names(tree: ast.AST) -> Iterator[str]:
 
 
 def prose(source: str) -> Iterator[str]:
-    """Docstrings, those of attributes too, and comments."""
+    """Docstrings, messages and all other texts, and comments."""
     for node in ast.walk(ast.parse(source)):
         match node:
-            case ast.Expr(ast.Constant(str(text))):
+            case ast.Constant(str(text)):
                 yield text
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
@@ -107,7 +108,7 @@ def test_no_name_of_the_product_is_vague() -> None:
     assert found == FIXED
 
 
-def test_no_docstring_or_comment_of_the_product_makes_code_a_person() -> None:
+def test_no_docstring_comment_or_message_of_the_product_makes_code_a_person() -> None:
     found = {
         str(file.relative_to(ROOT)): sentences
         for folder in FOLDERS[:5]
@@ -116,6 +117,16 @@ def test_no_docstring_or_comment_of_the_product_makes_code_a_person() -> None:
         if (sentences := [text for text in prose(source) if PERSONAL.search(text)])
     }
     assert found == {}
+
+
+def test_no_comment_or_message_of_the_sql_scripts_has_an_old_word() -> None:
+    found = {
+        f"{file.name}: {line.strip()}"
+        for file in (ROOT / "migrations/sql").glob("*.sql")
+        for line in file.read_text().splitlines()
+        if PERSONAL.search(line) or OLD_IN_SQL.search(line)
+    }
+    assert found == set()
 
 
 def test_no_key_of_json_has_an_old_name() -> None:

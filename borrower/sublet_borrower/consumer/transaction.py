@@ -258,8 +258,8 @@ class ProgressTransactions:
             consumed = fencing.read_consumed_frontier(connection, group_id, batch.stream_id, batch.grant_id)
             if consumed is None:
                 raise UnknownOutcome(
-                    "the connection to Postgres was lost during the commit, and the stream was lent anew since, so that"
-                    " nobody can say what became of it. Look at the tables; what was not committed is its new holder's."
+                    "the connection to Postgres was lost during the commit, and the stream was granted anew since, so "
+                    "that its outcome is unknown. Look at the tables; what was not committed is its new holder's."
                 )
             return consumed.max_of(wanted) == consumed
         position = fencing.read_position(connection, group_id, batch.stream_id, batch.grant_id)

@@ -273,7 +273,7 @@ class MicroBatchPlanner:
             )
             return
         silent = "no leader has written down what it plans" if unwritten else "no leader has answered"
-        what = f"streams {unlent[:5]} of {len(unlent)} were not lent to it" if unlent else silent
+        what = f"streams {unlent[:5]} of {len(unlent)} were not granted to it" if unlent else silent
         raise Unavailable(
             f"{self.subscription}: {what} within {self._granted_within_s:g} s, and what was there is not all read. "
             f"`sublet groups why '{self.subscription}'` says what they wait for; the option availableNowWait waits "

@@ -406,7 +406,7 @@ class GroupLeader:
                 self._assignments.force_release(entry, "not reclaimed", now)
 
     def _evict(self, member: Member, now: float) -> None:
-        reason = "evicted: unheard of"
+        reason = "evicted: no ping in time"
         self._assignments.evict(member, reason, now)
         self._send(member.agent, Invalidate(member.borrower_id, self.term, InvalidateReason.RETRY, reason))
         self._note(EVICT, member.borrower_id, member.agent, member.session, reason)

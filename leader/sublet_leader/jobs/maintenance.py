@@ -233,9 +233,7 @@ def _sweep(connection: psycopg.Connection[Any], guard: Guard, grace_s: float) ->
 
 def _expire_epochs(connection: psycopg.Connection[Any], guard: Guard) -> None:
     for space_id, producer_id in epochs.expire(connection, guard):
-        log.warning(
-            "producer %s was not heard of for its lease: its epochs in space %d are closed", producer_id, space_id
-        )
+        log.warning("producer %s did not renew its lease: its epochs in space %d are closed", producer_id, space_id)
 
 
 def _forget_history(connection: psycopg.Connection[Any], history_s: float) -> None:

@@ -132,7 +132,7 @@ class GrantLost(Conflict):
         super().__init__(
             f"stream {stream_id} of group {group_id} is not held under grant {grant_id} with offset {position} within "
             "reach: progress counts only under the grant in force, and goes forward to the stream's head at most. "
-            "Roll the transaction back; whoever the stream is lent to now does this work."
+            "Roll the transaction back; whoever the stream is granted to now does this work."
         )
 
 

@@ -163,12 +163,12 @@ class PubSubSubscriber:
     def find_leaks(self) -> tuple[str, ...]:
         """Return what is still stored though nothing is subscribed; empty unless there is a leak."""
         unwanted = self._unreported.keys() - self._wanted
-        found = [f"{subject}: to be told of a loss, and not subscribed" for subject in unwanted]
+        found = [f"{subject}: a loss to be reported, and not subscribed" for subject in unwanted]
         if self.status in (ConnectionStatus.IDLE, ConnectionStatus.REJECTED):
             retained = {"subscriptions": self._wanted, "commands": self._queue, "a batch": self._life.flight}
             found += [f"{name}: kept while {self.status.value}" for name, items in retained.items() if items]
         elif self._unreported and self.status is not ConnectionStatus.DISCONNECTED:
-            found.append(f"{len(self._unreported)} subscriptions: to be told of a loss that is over")
+            found.append(f"{len(self._unreported)} subscriptions: a loss to be reported that is over")
         return tuple(found)
 
     # --- events ---

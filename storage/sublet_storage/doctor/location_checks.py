@@ -69,7 +69,9 @@ def check_locations(conn: psycopg.Connection[Any]) -> Iterator[Finding]:
     (row,) = conn.execute(_STUCK).fetchall()
     if row[0]:
         detail = f"{row[0]} objects that no block names could not be deleted"
-        yield Finding("payloads", Severity.WARNING, detail, "See the log of the node that keeps house: it says why.")
+        yield Finding(
+            "payloads", Severity.WARNING, detail, "See the log of the node that runs maintenance: it has the reason."
+        )
 
 
 def _present(space: str, location: PayloadLocation) -> Finding:
@@ -100,8 +102,8 @@ def _overdue(conn: psycopg.Connection[Any], space_id: int, space: str, location:
     if late := [due_s for due_s in found if due_s > LATE_S]:
         detail = f"space {space}: payloads of {len(late)} streams should have been moved to {location} long ago"
         hint = (
-            "The log of the node that keeps house says what could not be moved, and why. Where it says nothing, the "
-            "space was given this place a short while ago, or more comes in than is moved, as blocks are small: "
+            "The log of the node that runs maintenance has what could not be moved, and why. Where it has nothing, "
+            "the space was given this place a short while ago, or more comes in than is moved, as blocks are small: "
             "docs/payloads.md says what moving takes."
         )
         yield Finding("payloads", Severity.WARNING, f"{detail}, the oldest {max(late) / 3600:.0f} h ago", hint)

@@ -211,7 +211,7 @@ class _Space:
 def capability_expired_error(producer_id: str) -> CapabilityExpired:
     """Return the error of an append or an advance when the lease has run out."""
     return CapabilityExpired(
-        f"producer {producer_id!r}: it holds no epochs, or was not heard of for longer than its lease, and the epochs "
+        f"producer {producer_id!r}: it holds no epochs, or its lease has run out, and the epochs "
         "that it held are closed. Make a new Publisher, and go on with an epoch that is not completed."
     )
 

@@ -132,7 +132,7 @@ class NotificationPublisher:
         try:
             thread.start()
         except RuntimeError as error:  # the process ends, or may have no more threads
-            log.warning("nothing is told, as no thread can be started: %s", error)
+            log.warning("nothing is published, as no thread can be started: %s", error)
             self._is_closing = True
         else:
             self._thread = thread
@@ -228,7 +228,7 @@ class NotificationPublisher:
                 found = nodes.list_notify_endpoints(connection)
         except (psycopg.Error, SubletError) as error:
             if self._quiet.acquire("look") is not None:
-                log.info("nobody new is told of changes, as the directory cannot be read: %s", error)
+                log.info("changes reach no new node, as the directory cannot be read: %s", error)
         with self._changed:
             self._directory_endpoints, self._is_looking = found, False
             self._changed.notify()
@@ -352,7 +352,7 @@ class SenderSet:
                 driver.open_sender(endpoints), endpoints, None if limit is None else int(limit)
             )
         except Exception as error:  # noqa: BLE001 - whatever its trouble is, the others go on
-            self._complain(name, f"nobody is told of changes by {name}: %s", error)
+            self._complain(name, f"changes are not published by {name}: %s", error)
             return False
         if before:
             self._close(name, before.sender)
@@ -370,7 +370,7 @@ class SenderSet:
             try:
                 self._drivers[name] = self._load(name)(self._url)
             except Exception as error:  # noqa: BLE001 - it may be another package's, and raise anything
-                self._complain(name, "some nodes cannot be told of changes: %s", error)
+                self._complain(name, "changes do not reach some nodes: %s", error)
                 self._drivers[name] = None
         return self._drivers[name]
 

@@ -98,7 +98,7 @@ class NotificationSubscriber:
         self._handler_failures = self._dropped = 0
         self._quiet = LogThrottle()
         self._reader = _SnapshotReader(url, read_snapshot, self._put)
-        self._thread = threading.Thread(target=self._run, name="sublet notify ears", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="sublet notify subscriber", daemon=True)
         self._receiver = driver.open_receiver(
             self._receive, lambda: self._put(Connected()), lambda: self._put(Disconnected())
         )

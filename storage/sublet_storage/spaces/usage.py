@@ -98,7 +98,7 @@ class SpaceUsage:
 
     def describe(self) -> list[str]:
         """Return what there is of it, for people."""
-        groups = [f"{one.subscription} ({one.granted_streams} of its streams lent)" for one in self.groups]
+        groups = [f"{one.subscription} ({one.granted_streams} of its streams granted)" for one in self.groups]
         return [
             *([f"it holds {self.messages} messages"] if self.messages else []),
             *([f"groups use it: {_some(groups)}"] if groups else []),

@@ -23,7 +23,7 @@ def history(
     cli: Cli,
     subscription: GroupName,
     stream: Annotated[str | None, typer.Option(metavar="N", help="Of this stream only.")] = None,
-    limit: Annotated[str, typer.Option(metavar="N", help="The newest so many lines; more are told of.")] = "50",
+    limit: Annotated[str, typer.Option(metavar="N", help="At most this many lines, the newest.")] = "50",
     at: Annotated[
         str | None,
         typer.Option(metavar="TIME", help="Who had each stream then, with its time zone: 2026-01-31T12:00:00Z."),
@@ -114,7 +114,7 @@ def _show_then(cli: Cli, group: Group, then_us: int, then: GroupAtTime) -> None:
     )
     if not then.streams:
         cli.print_info(
-            "Nothing is known of its streams: none had been lent yet, or history of that time was forgotten since."
+            "Nothing is known of its streams: none had been granted yet, or history of that time was forgotten since."
         )
         return
     cli.print_table(

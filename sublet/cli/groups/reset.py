@@ -26,7 +26,7 @@ def reset(
     to_earliest: Annotated[bool, typer.Option("--to-earliest", help="All that retention has left.")] = False,
     to_latest: Annotated[bool, typer.Option("--to-latest", help="The ends of all streams.")] = False,
     to_current: Annotated[
-        bool, typer.Option("--to-current", help="Where it is: streams that were blocked are lent again.")
+        bool, typer.Option("--to-current", help="Where it is: streams that were blocked are granted again.")
     ] = False,
     to_offset: Annotated[int | None, typer.Option(metavar="N", help="Offset N of each stream, or its end.")] = None,
     to_time: Annotated[

@@ -136,7 +136,7 @@ class _Show:
         if self._cli.json and not self._answered_at_all:
             return
         self._cli.print_info(
-            f"{self._last_error}. What it told meanwhile, `sublet groups history` has as far as it is durable."
+            f"{self._last_error}. What it sent meanwhile, `sublet groups history` has as far as it is durable."
         )
 
 

@@ -120,7 +120,7 @@ def _batches(
             cli.print_info(f"{_WAITING}{transport.besides}" if lacking is None else f"Waiting. {lacking}")
         if idle_timeout is not None and time.monotonic() - received >= idle_timeout:
             if not joined and (lacking := transport.lacking()) is not None:
-                raise Unavailable(f"{session.subscription}: nobody has lent anything for {idle_timeout:g} s. {lacking}")
+                raise Unavailable(f"{session.subscription}: nothing was granted for {idle_timeout:g} s. {lacking}")
             return
 
 
@@ -162,7 +162,7 @@ def _lacking(url: str, subscription: Subscription) -> str | None:
     if group is None or group.desired_state.pause_reason is None:
         return None
     reason = f" ({group.desired_state.pause_reason})" if group.desired_state.pause_reason else ""
-    return f"The group is paused{reason}: `sublet groups resume '{subscription}'` has its streams lent again."
+    return f"The group is paused{reason}: `sublet groups resume '{subscription}'` has its streams granted again."
 
 
 def _silence(nodes: list[str]) -> str | None:
@@ -173,7 +173,7 @@ def _silence(nodes: list[str]) -> str | None:
     try:
         reader.warm_up()
     except Unavailable as error:
-        return f"Nobody can lend: {error}"
+        return f"No node can grant: {error}"
     finally:
         reader.close()
     return None

@@ -153,7 +153,7 @@ def _wait(done: Callable[[], bool], wait_s: float, still: str) -> None:
     while not done():
         if time.monotonic() >= deadline:
             raise Unavailable(
-                f"{still} after {wait_s:g} s. The order stands: it is obeyed as soon as the node reaches the database."
+                f"{still} after {wait_s:g} s. The command stands: it is applied once the node reaches the database."
             )
         time.sleep(POLL_INTERVAL_S)
 

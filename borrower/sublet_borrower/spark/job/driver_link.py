@@ -78,7 +78,7 @@ class DriverLink:
                 received_at = time.monotonic()
             elif time.monotonic() - received_at > self._lost_after_s and not reported:
                 reported = True
-                self._drain(f"the driver at {self._address} was not heard of for {self._lost_after_s:g} s")
+                self._drain(f"the driver at {self._address} was silent for {self._lost_after_s:g} s")
         connection.send(self._report().encode(self._token))
         await connection.close(LAST_WORD_S)
 

@@ -135,7 +135,7 @@ class _Task:
 
     def leave(self) -> None:
         """Hand over within the unsubscribe timeout, after a signal. Called on the network thread."""
-        log.info("task %s leaves: its process is told to end", self._attempt.session)
+        log.info("task %s leaves: its process got a signal to end", self._attempt.session)
         self._draining.set()
         if (session := self._session) is not None:
             session.leave()

@@ -111,7 +111,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         query, batch = (context.getLocalProperty(name) for name in ("sql.streaming.queryId", "streaming.sql.batchId"))
         if query is None or batch is None:
             raise InvalidSetting(
-                "Spark does not tell its tasks which query they are of, so a batch could not be stored once. Use "
+                "Spark's tasks do not have the id of their query, so a batch could not be stored once. Use "
                 "foreachBatch, with the options sinkName and batchId of write."
             )
         write = SinkBatch(f"query {query}", int(batch))

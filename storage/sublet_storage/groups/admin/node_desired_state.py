@@ -1,7 +1,7 @@
 """The desired state of live nodes: that one leads nothing any more, or that a leader steps down now.
 
 It is in rows, and each node reads its own. `draining` is of one life of a node and ends with it; a command to step down
-is for one term, so only the leader of that term obeys it.
+is for one term, so only the leader of that term applies it.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def reset_live_group(
             if force or drain_timeout_s > LEADER_SYNC_INTERVAL_S:
                 raise
             hint = (
-                f"A leader may take {LEADER_SYNC_INTERVAL_S:g} s to hear of the pause: wait for longer than "
+                f"A leader may take {LEADER_SYNC_INTERVAL_S:g} s to read of the pause: wait for longer than "
                 f"{drain_timeout_s:g} s."
             )
             raise Conflict(f"{error} {hint}") from None

@@ -263,7 +263,7 @@ def _at_rest(connection: Connection, group: Group, streams: Collection[int], for
     )
     if granted and not force:
         raise Conflict(
-            f"{group.subscription}: {len(granted)} of its streams are lent, or kept for a session that left "
+            f"{group.subscription}: {len(granted)} of its streams are granted, or reserved for a session that left "
             "something in "
             f"doubt; the first is {granted[0]}. Wait until its members have handed them over, or end it by --force: "
             "then "

@@ -55,7 +55,7 @@ class SetSessionWeight:
         if not self.session:
             raise UsageError("a session without a name: only a named session has a weight that can be changed.")
         if self.weight is not None and not (isfinite(self.weight) and self.weight > 0):
-            raise UsageError(f"weight {self.weight}: it is a finite number above 0. To lend nothing, pause the group.")
+            raise UsageError(f"weight {self.weight}: it is a finite number above 0. To grant nothing, pause the group.")
 
     def __str__(self) -> str:
         share = "as it asks for" if self.weight is None else f"{self.weight:g}"

@@ -262,7 +262,7 @@ RULES = (
         lambda g, s: s.taken_s is not None and s.taken_s < SILENT_MEMBER_S,
         lambda g, s: (
             f"it was taken from its holder {s.taken_s or 0.0:.0f} s ago, by a reset or with the group before this one, "
-            f"and {g.leader} lends it when that one may begin no more calls: some 20 s after"
+            f"and {g.leader} grants it when that one may begin no more calls: some 20 s after"
         ),
     ),
     DiagnosisRule(
@@ -274,7 +274,7 @@ RULES = (
     DiagnosisRule(
         StallReason.GRANT_PENDING,
         lambda g, s: True,
-        lambda g, s: f"it is free, and {g.leader} lends it next",
+        lambda g, s: f"it is free, and {g.leader} grants it next",
         lambda g, s: f"If it stays so, see what its leader does: sublet groups watch {_quoted(g)}",
     ),
 )
