@@ -58,7 +58,7 @@ format: $(READY) ## let ruff mend what it can
 bench: $(READY) ## measure, as ratios against raw limits, and write the results below bench/results
 	$(BIN)/python -m bench $(ARGS)
 
-mutations: $(READY) ## plant faults one by one and show which test turns red
+mutations: $(READY) ## plant faults one by one, listed and drawn ones, and show which test turns red
 	$(BIN)/python -m tools.mutations $(ARGS)
 
 clean: ## remove what the targets made: .venv, caches, builds (not .sublet, which holds data)

@@ -200,7 +200,7 @@ def test_what_is_red_without_the_drawn_fault_as_well_proves_nothing(
         "from sublet_leader.numbers import share\n\n\ndef test_share():\n    assert share(4, 2) == 1\n"
     )
     assert run(tree, "--sample", "1") == 0
-    assert "is red without the fault as well" in capsys.readouterr().out
+    assert "is not red each time with the fault, and green without" in capsys.readouterr().out
 
 
 def test_list_shows_all_lists_and_runs_nothing(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:

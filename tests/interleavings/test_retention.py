@@ -8,23 +8,13 @@ from contextlib import closing
 import pytest
 
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin import progress_transfer, reset_plan
 from sublet_storage.groups.admin.reset_targets import ResetTarget
 from sublet_storage.groups.coordinator import lifecycle
 from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
-from sublet_storage.groups.model.records import (
-    ChangeOutcome,
-    GrantStream,
-    Group,
-    GroupOptions,
-    GroupWrites,
-    StartingPosition,
-)
-from sublet_storage.nodes import NodeRef
+from sublet_storage.groups.model.records import Group, GroupOptions, StartingPosition
 from sublet_storage.spaces import retention, spaces
 from sublet_storage.spaces.catalogue import read_generation_filters
-from sublet_storage.spaces.past_generations import Collapse
 from tests.integration.log_kit import put, stream_of
 from tests.interleavings.harness import Connection, Interleavings, Run, Work
 
@@ -33,7 +23,7 @@ EARLIEST = GroupOptions(StartingPosition.EARLIEST)
 
 
 @pytest.fixture
-def due(conn: Connection, database: str) -> str:
+def orders(conn: Connection, database: str) -> Iterator[Interleavings]:
     """A closed stream of one message, which is due to go: a queue has consumed it, and a shared group, which holds
     nothing back, has not."""
     old = stream_of(conn, "eu")
@@ -44,12 +34,7 @@ def due(conn: Connection, database: str) -> str:
     spaces.rollover(conn, "eu")
     conn.execute("update lending set status = 'finished', position = 1 where group_id = %s", (group.group_id,))
     conn.execute("update generation set closed_at = closed_at - interval '101 s' where state = 'closed'")
-    return database
-
-
-@pytest.fixture
-def orders(due: str) -> Iterator[Interleavings]:
-    with Interleavings(due) as orders:
+    with Interleavings(database) as orders:
         yield orders
 
 
@@ -81,33 +66,6 @@ def test_retention_takes_nothing_that_a_queue_is_promised_meanwhile(orders: Inte
         assert not taken or (promise is clone and run.places("retention")[-1] < run.places("clone")[1])
 
     assert orders.explore({"retention": retention.mark_expired_gone, promise.__name__: promise}, judge) > 1
-
-
-@pytest.mark.conforms("E39")
-def test_no_row_goes_under_a_stream_that_was_granted_meanwhile(due: str) -> None:
-    """All of a generation is gone, and one group's row of it is free at the end, where its leader may grant it yet."""
-    with closing(PostgresGroupStore(due)) as store, connect(due) as conn:
-        retention.apply_retention(conn)
-        for group in (store.declare_group(QUEUE, EARLIEST), store.declare_group(SHARED, EARLIEST)):
-            term = store.claim(group.group_id, NodeRef("n", "i", "h:1"), 3600).term
-            store.commit([GroupWrites(group.group_id, term, (), True)])
-        assert Collapse(rest_s=0)(conn) == [], "the group has not noticed yet"
-        ((old,),) = conn.execute("select stream_id from stream where state = 'closed' and head > 0").fetchall()
-        conn.execute(
-            "update lending set status = 'free', position = 1 where (group_id, stream_id) = (%s, %s)",
-            (group.group_id, old),
-        )
-    grant = GroupWrites(group.group_id, term, (GrantStream(old, "b", "a", None, "x"),))
-
-    def judge(run: Run) -> None:
-        assert not run.errors
-        ((granted,),) = (one.results for one in run.answers["grant"])
-        rows = run.conn.execute("select from lending where stream_id = %s and status = 'held'", (old,)).rowcount
-        assert rows == (granted.outcome is ChangeOutcome.APPLIED)
-
-    with Interleavings(due) as later:
-        works = {"collapse": Collapse(rest_s=0), "grant": lambda c: PostgresGroupStore(lambda: c).commit([grant])}
-        assert later.explore(works, judge) > 1
 
 
 @pytest.mark.conforms("W6")

@@ -14,4 +14,9 @@ once, what to put in its place, and the tests that must turn red:
 `python -m tools.mutations` copies the tree, checks that the tests are green there as it is, plants one fault at a time
 and runs them. A mutant is *killed* only by a test that failed in its body: a fault that breaks the import, a fixture or
 the collection has proved nothing and is reported as *broken*.
+
+What nobody has thought of is drawn: thirty faults a run, by a seed (the date, unless `--seed` says another), from all
+`places` of the product where a lock, a part of a condition, a boundary, the order of two reads or a guard could be
+wrong. Tests of what is near are run until one is red; what survives is shown, and needs a test or a reason.
+`--sample 30` leaves the lists out.
 """

@@ -1,7 +1,7 @@
 """Faults that nobody has thought of: some of all places, by a seed, and the tests that could see each.
 
 Each kind has the same share of a sample. Tests of what is near are run first, from the cheap to the dear, until one is
-red. What is red with the fault must be green without it, or it proves nothing.
+red. What is red with the fault must be so twice, and green without it, or it proves nothing.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ SEEDS = "100"
 TOLERATED = 0.1
 """Such a share of a sample may survive: some faults change nothing that anybody could see."""
 
+UNSEEN = Trial(Verdict.SURVIVED, "no test is red")
+
 
 def draw(root: Path, count: int, seed: int) -> list[Fault]:
     """Return so many faults of the product, each kind in turn, the same for the same seed and sources."""
@@ -60,19 +62,21 @@ def draw(root: Path, count: int, seed: int) -> list[Fault]:
 
 
 def try_fault(copy: Copy, fault: Fault, stages: Iterable[Sequence[str]]) -> Trial:
-    """Run the stages of tests with the fault planted, until one is red."""
+    """Run the stages of tests with the fault planted, until one is red: it must be so again, and not without."""
     source = (copy.root / fault.file).read_text(encoding="utf-8")
     limits = ("-m", "not long", f"--session-timeout={STAGE_S}")
-    trial = Trial(Verdict.SURVIVED, "there are no tests of it")
+
+    def run(tests: Sequence[str], *options: str) -> Trial:
+        return copy.try_tests(tests, *options, limit_s=HANG_S, is_red_enough=True, SIM_SEEDS=SEEDS)
+
     with copy.changed(fault.file, fault.plant(source)):
-        for tests in stages:
-            trial = copy.try_tests(tests, *limits, limit_s=HANG_S, is_red_enough=True, SIM_SEEDS=SEEDS)
-            if trial.verdict is not Verdict.SURVIVED:
-                break
-    if trial.verdict is Verdict.KILLED and "::" in trial.detail:
-        without = copy.try_tests([trial.detail], is_red_enough=True, SIM_SEEDS=SEEDS)
-        if without.verdict is not Verdict.SURVIVED:
-            return Trial(Verdict.BROKEN, f"{trial.detail} is red without the fault as well")
+        trials = (run(tests, *limits) for tests in stages)
+        trial = next((each for each in trials if each.verdict is not Verdict.SURVIVED), UNSEEN)
+        if trial.verdict is not Verdict.KILLED or "::" not in trial.detail:
+            return trial
+        again = run([trial.detail])
+    if (again.verdict, run([trial.detail]).verdict) != (Verdict.KILLED, Verdict.SURVIVED):
+        return Trial(Verdict.BROKEN, f"{trial.detail} is not red each time with the fault, and green without")
     return trial
 
 
