@@ -143,7 +143,6 @@ def _connected(overview: GroupOverview) -> tuple[dict[str, Any], ...] | None:
 
 
 def _prose(overview: GroupOverview, standby: list[dict[str, Any]] | None) -> list[str]:
-
     leader, members = overview.leader, overview.members
     led = f"{leader.node} at {leader.address}, term {leader.term}" if leader and overview.has_leader else "none"
     if leader and not overview.has_leader:
