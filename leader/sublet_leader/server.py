@@ -17,7 +17,6 @@ from collections.abc import Callable
 import grpc.aio
 
 from sublet_leader.feed.service import FeedServer
-from sublet_leader.http.app import HttpPort
 from sublet_leader.http.settings import HttpOptions
 from sublet_leader.jobs.maintenance import MaintenanceRunner
 from sublet_leader.jobs.node_registration import NodeRegistration
@@ -93,7 +92,13 @@ class NodeServer:
         self._hub: NotificationHub | None = None
         self._incarnation = f"{name}-{secrets.token_hex(6)}"
         self._vitals = HealthSignals(clock, self._incarnation)
-        self._http = None if http is None else HttpPort(http, database_url)
+        self._http = None
+        if http is not None:
+            from sublet_leader.http.app import (
+                HttpPort,
+            )  # with Starlette and uvicorn, which a node without a port needs not
+
+            self._http = HttpPort(http, database_url)
         self._subscribers: dict[str, str] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = asyncio.Event()

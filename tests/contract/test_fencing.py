@@ -90,7 +90,7 @@ def test_progress_behind_a_plan_counts_only_while_that_is_the_last_plan(postgres
 
 
 @pytest.mark.conforms("E17", "E25")
-def test_a_callers_temporary_tables_do_not_stand_in_for_ours(postgres: PostgresWorld) -> None:
+def test_a_callers_temporary_tables_do_not_shadow_ours(postgres: PostgresWorld) -> None:
     (stream,) = postgres.add_space()
     group = postgres.group()
     held = granted(postgres, group, postgres.lead(group), stream)

@@ -296,7 +296,7 @@ def test_a_role_that_may_only_execute_publishes_and_can_do_nothing_else(
     conn.execute("drop role a_publisher")
 
 
-def test_a_callers_temporary_tables_do_not_stand_in_for_ours(
+def test_a_callers_temporary_tables_do_not_shadow_ours(
     conn: psycopg.Connection[Any], user: psycopg.Connection[Any]
 ) -> None:
     user.execute("create temporary table outbox (like sublet.outbox including all)")

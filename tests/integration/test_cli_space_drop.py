@@ -239,7 +239,7 @@ def test_who_keeps_what_it_holds_loses_nothing(shell: Shell, conn: psycopg.Conne
 
 
 @pytest.mark.long
-def test_by_force_it_goes_from_under_live_groups_and_who_was_behind_is_told(
+def test_a_forced_drop_beside_live_groups_reports_which_were_behind(
     shell: Shell, conn: psycopg.Connection[Any], database: str, fleet: Fleet
 ) -> None:
     generations = [row[0] for row in conn.execute(

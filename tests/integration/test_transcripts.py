@@ -14,7 +14,7 @@ def test_the_page_for_who_is_on_call_is_true(capsys: pytest.CaptureFixture[str])
     assert transcripts.main(["--check"]) == 0, capsys.readouterr().out
 
 
-def test_only_what_differs_in_shape_is_told() -> None:
+def test_only_what_differs_in_shape_is_reported() -> None:
     page = '```console\n$ sublet nodes list\nNAME  LEADS\nn1        1\n\n$ sublet x --json\n{"a":[{"b":1}]}\n```\n'
     same = page.replace("n1        1", "n2        7").replace('"b":1', '"b":2')
     assert transcripts.shapes(page) == transcripts.shapes(same)

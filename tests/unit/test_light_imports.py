@@ -85,6 +85,16 @@ LISTING = (
 )
 
 
+def test_a_node_without_an_http_port_loads_no_web_server() -> None:
+    story = (
+        "import sys\nfrom sublet_leader.listen_address import ListenAddress\n"
+        "from sublet_leader.server import NodeServer\n"
+        "NodeServer('postgresql://127.0.0.1:1/none', 'n', ListenAddress('127.0.0.1', 0))\n"
+        "loaded = [each for each in ('starlette', 'uvicorn') if each in sys.modules]; assert not loaded, loaded"
+    )
+    subprocess.run([sys.executable, "-c", story], cwd=REPOSITORY, check=True)
+
+
 def test_a_command_loads_what_it_runs() -> None:
     """Up to the database, which is not there."""
     story = (

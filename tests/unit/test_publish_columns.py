@@ -43,7 +43,7 @@ def text_of(held: bytes) -> pa.Array:
     ("given", "micros"),
     [(5, 5), (np.int64(5), 5), (np.uint8(5), 5), (datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC), 1_000_000)],
 )
-def test_a_timestamp_is_any_whole_number_or_an_aware_datetime(given: Any, micros: int) -> None:
+def test_a_timestamp_is_any_integer_or_an_aware_datetime(given: Any, micros: int) -> None:
     taken = as_timestamp_us(given)
     assert (taken, type(taken)) == (micros, int)
 

@@ -9,12 +9,12 @@ from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.domain.settings import parse_number
 
 
-def test_a_whole_number_may_be_none_at_all() -> None:
+def test_an_integer_setting_may_be_none() -> None:
     assert HttpSettings.from_env({"SUBLET_HTTP_LAG_HISTORY_MINUTES": "0"}) == HttpSettings(lag_history_minutes=0)
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1.5", "many", "1000000000", "9" * 5000])
-def test_what_is_no_whole_number_is_refused_by_its_variables_name(text: str) -> None:
+def test_a_setting_that_is_no_integer_is_rejected_by_its_variables_name(text: str) -> None:
     with pytest.raises(InvalidSetting, match=r"^SUBLET_HTTP_MAX_GROUP_SERIES is .*: it must be a whole number from 0 "):
         HttpSettings.from_env({"SUBLET_HTTP_MAX_GROUP_SERIES": text})
     with pytest.raises(InvalidSetting, match=r"Leave it out for 2000\.$"):

@@ -47,8 +47,7 @@ class DatabaseThreadPool:
     def close(self) -> None:
         """Begin nothing more, wait no longer for the database, and hang up."""
         for each in tuple(self._connections):
-            if each.current is not None:
-                each.current.receive_timeout_s = 0.0
+            each.stop_waiting()
         self._executor.shutdown(cancel_futures=True)
         for each in self._connections:
             each.close()

@@ -77,6 +77,11 @@ class ReconnectingConnection:
         if connection is not None:
             connection.close()
 
+    def stop_waiting(self) -> None:
+        """End a call that waits for the server on another thread: to it the connection is lost."""
+        if (connection := self.current) is not None:
+            connection.receive_timeout_s = 0.0
+
     def _failed(self, error: BaseException) -> None:
         self._backoff.failed()
         if not self._away and self._log is not None:

@@ -247,8 +247,7 @@ class _SnapshotReader(threading.Thread):
         """Stop; a read under way is given up."""
         self._ending = True
         self._wanted.put(None)
-        if (connection := self._reconnecting.current) is not None:
-            connection.receive_timeout_s = 0.0
+        self._reconnecting.stop_waiting()
         if threading.current_thread() is not self:
             self.join(JOIN_TIMEOUT_S)
 

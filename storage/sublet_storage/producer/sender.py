@@ -110,8 +110,7 @@ class Sender(threading.Thread):
     def give_up(self) -> None:
         """Wait for the database no longer: what has no answer by now fails, and what still waits is not sent."""
         self._giving_up.set()
-        if (conn := self._reconnecting.current) is not None:
-            conn.receive_timeout_s = 0.0
+        self._reconnecting.stop_waiting()
 
     def _deliver(self, loads: list[PendingBlock]) -> None:
         try:

@@ -38,7 +38,7 @@ def list_(cli: Cli) -> None:
     if cli.json:
         cli.print_json({"groups": [json_views.summary_to_json(overview) for overview in found]})
         return
-    rows = ((*_row(overview), json_views.group_state(overview).replace("_", " ")) for overview in found)
+    rows = ((*_row(overview), _state(overview)) for overview in found)
     cli.print_table(("GROUP", "LEADER", "STREAMS>", "HELD>", "LAG>", "STATE"), rows)
     if not found:
         cli.print_info(
@@ -143,15 +143,12 @@ def _connected(overview: GroupOverview) -> tuple[dict[str, Any], ...] | None:
 
 
 def _prose(overview: GroupOverview, standby: list[dict[str, Any]] | None) -> list[str]:
-    from sublet_storage.groups.status import json_views
-
     leader, members = overview.leader, overview.members
     led = f"{leader.node} at {leader.address}, term {leader.term}" if leader and overview.has_leader else "none"
     if leader and not overview.has_leader:
         led += f" (last was {leader.node}, term {leader.term})"
     lines = [
-        f"group    {overview.group.subscription} (id {overview.group.group_id}), "
-        f"{json_views.group_state(overview).replace('_', ' ')}",
+        f"group    {overview.group.subscription} (id {overview.group.group_id}), {_state(overview)}",
         f"leader   {led}",
         f"options  {_options(overview)}",
         *_desired_state_lines(overview.group.desired_state),
@@ -203,6 +200,13 @@ def _options(overview: GroupOverview) -> str:
     if options.atomic:
         reported.append("atomic")
     return ", ".join([*reported, waits] if options.session_expiry_s else reported)
+
+
+def _state(overview: GroupOverview) -> str:
+    """Return the group's state for people."""
+    from sublet_storage.groups.status.json_views import group_state
+
+    return group_state(overview).replace("_", " ")
 
 
 def _desired_state_lines(desired_state: GroupDesiredState) -> list[str]:
