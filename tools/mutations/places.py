@@ -96,9 +96,9 @@ def _in_sql(source: str, start: int, end: int) -> Iterator[_Place]:
         for index, (begin, until) in enumerate(operands):
             span = [operands[index - 1][1], until] if index else [begin, operands[1][0]]
             text = source[span[0] : span[1]].rstrip('"')  # not the end of the literal
-            kept = "".join(_BOUNDARY.findall(text))
-            if text.count('"') == kept.count('"'):
-                yield (span[0], span[0] + len(text), kept or " " * text.startswith(" "), "conjunct")
+            boundaries = "".join(_BOUNDARY.findall(text))
+            if text.count('"') == boundaries.count('"'):
+                yield (span[0], span[0] + len(text), boundaries or " " * text.startswith(" "), "conjunct")
 
 
 def _conjunctions(tokens: list[tuple[str, int, int]], end: int) -> Iterator[list[tuple[int, int]]]:
