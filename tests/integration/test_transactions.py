@@ -330,6 +330,7 @@ def test_a_function_that_raises_after_its_commit_is_not_called_again_for_it(plac
     assert place.output() == expected(4)
 
 
+@pytest.mark.conforms("E35")
 def test_several_batches_in_one_transaction_and_the_order_of_their_stream(place: Place) -> None:
     for key in ("a", "b"):
         place.publish(3, key)

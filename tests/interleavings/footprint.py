@@ -36,7 +36,8 @@ class Footprint:
 
 class Footprints:
     """Those of statements in our schema. What a function of ours touches counts for who calls it, and what a foreign
-    key refers to for who writes; a statement that is no plain query counts as writing all that it names."""
+    key refers to for who writes; a statement that is no plain query counts as writing all that it names, and one that
+    names nothing as writing everything: it stands for something else."""
 
     def __init__(self, conn: psycopg.Connection[Any]) -> None:
         self._referred = {name: frozenset(to) for name, to in conn.execute(_TABLES, (schema_name(),))}
@@ -50,6 +51,8 @@ class Footprints:
             called |= new
             words = words.union(*(_words(self._bodies[name]) for name in new))
         named = frozenset(words & self._referred.keys())
+        if not named:
+            return Footprint(writes=frozenset(self._referred))
         if _READS.match(statement):
             return Footprint(reads=named)
         return Footprint(named.union(*(self._referred[name] for name in named)), named)
