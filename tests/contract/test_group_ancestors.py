@@ -271,6 +271,11 @@ def test_what_is_in_doubt_behind_a_stream_that_is_reset_is_given_up_by_force_alo
             )
     row = world.row(group, world.lead(group), last)
     assert (row.status, row.position, row.in_doubt) == (FREE, 1, None)
+    lines = world.store.history(group.group_id)
+    (line,) = [line for line in lines if (line.event, line.stream_id) == ("reset", last)]
+    assert line.position == 1
+    assert line.redelivery_end is not None, "what was planned may have been done"
+    assert line.redelivery_end >= 3
 
 
 @pytest.mark.conforms("E33")

@@ -351,6 +351,7 @@ def test_what_is_given_concerns_no_other_stream_not_even_one_that_is_gone(postgr
     with pytest.raises(UsageError, match=f"stream {gone}: retention has taken offset 3"):
         reset(world, group, ResetTarget.offsets({gone: 3}))
     assert places(world, group)[gone] == (BLOCKED, 7)
+    assert reset(world, group, ResetTarget.earliest()) == {gone: (7, 5), child: (2, 0)}, "it begins behind what is gone"
 
 
 @pytest.mark.conforms("A4")

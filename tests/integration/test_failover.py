@@ -20,7 +20,13 @@ import pytest
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.remote.feed import Feed
 from sublet_borrower.settings import BorrowerSettings
-from sublet_protocol.domain.errors import DatabaseUnreachable, GrantLost, PositionBeyondHead, ProducerFenced
+from sublet_protocol.domain.errors import (
+    DatabaseUnreachable,
+    GrantLost,
+    PositionBeyondHead,
+    ProducerFenced,
+    UnknownOutcome,
+)
 from sublet_protocol.domain.subscriptions import Bookmark, Subscription
 from sublet_protocol.domain.topics import Filter
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres
@@ -326,5 +332,32 @@ def test_a_publisher_whose_streams_were_lost_is_fenced_by_name_and_so_is_who_fol
                 next(pages)
         with pytest.raises(ProducerFenced):
             publisher.close()
+    finally:
+        fleet.close()
+
+
+@pytest.mark.conforms("E35", "P10")
+def test_a_transaction_that_was_lost_in_a_failover_is_not_taken_for_done(pair: Pair, tmp_path: Path) -> None:
+    """Of a single message: where it begins is one before where it ends."""
+    fleet = Fleet(pair.primary.url, tmp_path)
+    fleet.node("n1")
+    settings = BorrowerSettings().scaled(SPEED)
+    try:
+        with (
+            connect(pair.url) as conn,
+            Session("$share/g/#", pair.url, starting_position="earliest", settings=settings, auto_ack=False) as session,
+        ):
+            reshard(conn, "default", 1)
+            append(conn, [BlockAppend(open_streams(conn)[0].stream_id, block(b"x"))])
+            batch = session.poll(WAIT_S)
+            assert batch is not None
+            pair.part()
+            pair.clients.cut_commit(resume=False, arrives=False)
+            with pytest.raises(UnknownOutcome), batch.transaction() as output:
+                output.execute("create table public.output ()")
+            pair.fail_over()
+            with pytest.raises(GrantLost), batch.transaction():
+                pass
+            assert not batch.committed
     finally:
         fleet.close()

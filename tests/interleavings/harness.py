@@ -5,8 +5,8 @@ go on at a time, and sees by `pg_blocking_pids` whether its statement waits for 
 list of choices, which can be replayed; all are tried, depth first, each from the same state of the database.
 
 What opens a transaction or changes a setting is sent along with the next statement: it neither sees nor changes
-anything. Two reads that follow each other are not tried the other way round. A pipeline is taken apart: the server runs
-its statements one by one anyway.
+anything. Two statements that follow each other, and neither of which writes a table that the other touches, are not
+tried the other way round. A pipeline is taken apart: the server runs its statements one by one anyway.
 
 In the manner of Postgres' own isolation tester, and of Hermitage.
 """
@@ -25,6 +25,7 @@ from psycopg.pq import TransactionStatus
 
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.connect import connect
+from tests.interleavings.footprint import Footprint, Footprints
 from tests.interleavings.state import State
 from tests.kit import eventually
 
@@ -35,15 +36,16 @@ MAX_SCHEDULES = 3000
 STUCK_S = 60.0
 
 _OPENS = re.compile(r"_enter_gen|begin|set |savepoint|select set_config|select current_setting", re.IGNORECASE)
-_READS = re.compile(r"select(?!.*\bfor (no key )?(update|share))(?!.*\w_(lock|block|epochs|lease)\(|.*advance)")
 
 
 @dataclass(slots=True)
 class Step:
-    """A statement of a participant; `waits`: it had to wait for a lock of another. `error`: what came of it."""
+    """A statement of a participant; `waits`: it had to wait for a lock of another. `error`: what came of it. At its end
+    a transaction `touches` all that was touched in it."""
 
     who: str
     statement: str
+    touches: Footprint = Footprint()  # noqa: RUF009 - it is frozen
     waits: bool = False
     error: str = ""
 
@@ -82,9 +84,10 @@ class _Abandoned(BaseException):
 class _Participant:
     """A thread that stops before each statement until it is told to go on."""
 
-    def __init__(self, name: str, work: Work, conn: Connection, run: Run) -> None:
+    def __init__(self, name: str, work: Work, conn: Connection, run: Run, footprints: Footprints) -> None:
         self.name, self.step, self.is_over = name, Step(name, ""), False
         self._work, self._conn, self._run = work, conn, run
+        self._footprints, self._touched = footprints, Footprint()
         self.arrived, self._go, self._given_up = threading.Event(), threading.Event(), False
         self._thread = threading.Thread(target=self._live, name=name, daemon=True)
         self._real_wait = type(conn).wait
@@ -92,14 +95,16 @@ class _Participant:
         self.pid = conn.info.backend_pid
         self._thread.start()
 
-    @property
-    def reads(self) -> bool:
-        """Its next statement changes nothing and locks nothing."""
-        return _READS.match(self.step.statement) is not None
-
     def go_on(self) -> None:
         self.arrived.clear()
         self._go.set()
+
+    def go_to(self, text: str) -> None:
+        assert self.arrived.wait(STUCK_S)
+        while text not in self.step.statement:
+            assert not self.is_over, f"{self.name} has no statement with {text}"
+            self.go_on()
+            assert self.arrived.wait(STUCK_S)
 
     def give_up(self) -> None:
         self._given_up = True
@@ -121,9 +126,15 @@ class _Participant:
     def _wait(self, gen: Any, *limits: Any, **more: Any) -> Any:
         frame = gen.gi_frame.f_locals
         statement = " ".join(_text(frame.get("query", gen.__name__)).split())
+        if self._conn.info.transaction_status == TransactionStatus.IDLE:
+            self._touched = Footprint()
         if _OPENS.match(statement):
             return self._real_wait(self._conn, gen, *limits, **more)
-        self.step = Step(self.name, "end of transaction" if statement == "_exit_gen" else statement)
+        if statement == "_exit_gen":
+            self.step = Step(self.name, "end of transaction", self._touched)
+        else:
+            self.step = Step(self.name, statement, self._footprints.of(statement))
+            self._touched |= self.step.touches
         self.arrived.set()
         self._go.wait()
         self._go.clear()
@@ -156,13 +167,16 @@ class Interleavings:
     def __init__(self, url: str) -> None:
         self._url, self._retained = url, dict[str, Connection]()
         self._watcher = self._connect("watcher")
-        self._state = State(self._watcher)
+        self._state, self._footprints = State(self._watcher), Footprints(self._watcher)
 
-    def explore(self, participants: Mapping[str, Work], judge: Callable[[Run], None]) -> int:
-        """Run them in every order, and `judge` what came of it; how many orders there are."""
+    def explore(
+        self, participants: Mapping[str, Work], judge: Callable[[Run], None], ahead: Mapping[str, str] | None = None
+    ) -> int:
+        """Run them in every order, and `judge` what came of it; how many orders there are. `ahead`: these have come,
+        each alone and one after the other, to their first statement with that text in it."""
         path: list[_Decision] = []
         for tried in range(1, MAX_SCHEDULES + 1):
-            run = self._once(participants, path)
+            run = self._once(participants, path, ahead or {})
             try:
                 judge(run)
             except AssertionError as error:
@@ -182,11 +196,16 @@ class Interleavings:
         for conn in (*self._retained.values(), self._watcher):
             conn.close()
 
-    def _once(self, participants: Mapping[str, Work], path: list[_Decision]) -> Run:
+    def _once(self, participants: Mapping[str, Work], path: list[_Decision], ahead: Mapping[str, str]) -> Run:
         self._state.restore()
         run = Run(self._watcher)
-        threads = [_Participant(name, work, self._connection(name), run) for name, work in participants.items()]
+        threads = [
+            _Participant(name, work, self._connection(name), run, self._footprints)
+            for name, work in participants.items()
+        ]
         try:
+            for name, text in ahead.items():
+                next(each for each in threads if each.name == name).go_to(text)
             self._schedule(threads, path, run)
         except BaseException as error:
             error.add_note(str(run))
@@ -198,14 +217,17 @@ class Interleavings:
         return run
 
     def _schedule(self, threads: list[_Participant], path: list[_Decision], run: Run) -> None:
-        depth, tried = 0, set[str]()  # whose next statement, a read, was sent in this place in a schedule before
+        # Whose next statement was sent here in a schedule before, and makes no difference to what was sent since. Where
+        # that is so of all, each order that follows was tried already: this one is ended in some order.
+        depth, tried, is_known = 0, set[str](), False
         while not all(each.is_over for each in threads):
             for each in threads:
                 eventually(lambda each=each: self._is_settled(each, threads), STUCK_S, every_s=0.0005)  # type: ignore[misc]
             ready = [each for each in threads if each.arrived.is_set() and not each.is_over]
-            allowed = [each for each in ready if each.name not in tried] or ready[:1]
             if not ready:
                 continue  # all wait for each other, until Postgres ends one
+            is_known = is_known or all(each.name in tried for each in ready)
+            allowed = ready[:1] if is_known else [each for each in ready if each.name not in tried]
             chosen, before = allowed[0], allowed[:0]
             if len(allowed) > 1:
                 if depth == len(path):
@@ -213,8 +235,10 @@ class Interleavings:
                 decision, depth = path[depth], depth + 1
                 assert decision.names == [each.name for each in allowed], "a schedule cannot be repeated"
                 chosen, before = allowed[decision.chosen], allowed[: decision.chosen]
-            reading = {each.name for each in before if each.reads} | tried
-            tried = reading - {chosen.name} if chosen.reads else set()
+            earlier = [each for each in ready if each in before or each.name in tried]
+            tried = {
+                each.name for each in earlier if each is not chosen and each.step.touches.commutes(chosen.step.touches)
+            }
             chosen.go_on()
 
     def _is_settled(self, one: _Participant, threads: list[_Participant]) -> bool:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import psycopg
+from psycopg import sql
 
 from sublet_storage.db.connect import schema_name
+from sublet_storage.spaces.rollover import create_partition, partition_table
 
 _TABLES = """
 select c.oid::regclass::text, c.relname, string_agg(quote_ident(a.attname), ', ' order by a.attnum)
@@ -17,15 +19,18 @@ _SEQUENCES = """
 select format('select setval(%%L, %%s, %%L)', c.oid::regclass, coalesce(s.last_value, 1), s.last_value is not null)
   from pg_class c join pg_sequences s on s.sequencename = c.relname and s.schemaname = %s
  where c.relnamespace = %s::regnamespace and c.relkind = 'S'"""
-_PARTITIONS = "select inhrelid::regclass::text from pg_inherits where inhparent = 'block'::regclass"
+_PARTITIONS = """
+select substring(relname from '[0-9]+$')::bigint, coalesce(inhparent, 0) <> 0
+  from pg_class left join pg_inherits on inhrelid = oid
+ where relnamespace = %s::regnamespace and relkind = 'r' and relname ~ '^block_[0-9]+$'"""
 
 
 class State:
-    """As it is when this is made. Partitions that come later are dropped again."""
+    """As it is when this is made. Later partitions are dropped again, and those that were dropped made anew."""
 
     def __init__(self, conn: psycopg.Connection[Any]) -> None:
         self._conn, schema = conn, schema_name()
-        self._partitions = self._attached()
+        self._partitions = self._found()
         conn.execute("create schema kept")
         put_back = ["set session_replication_role = replica"]  # no foreign keys meanwhile
         for table, name, columns in conn.execute(_TABLES, (schema,)).fetchall():
@@ -38,9 +43,13 @@ class State:
         self._put_back = "; ".join([*put_back, "reset session_replication_role"])
 
     def restore(self) -> None:
-        for part in self._attached() - self._partitions:
-            self._conn.execute(f"drop table {part}")
+        found = self._found()
+        for generation_id, _ in found - self._partitions:
+            self._conn.execute(sql.SQL("drop table {}").format(partition_table(generation_id)))
+        for generation_id, _ in self._partitions - found:
+            create_partition(self._conn, generation_id)
         self._conn.execute(self._put_back)
 
-    def _attached(self) -> set[str]:
-        return {row[0] for row in self._conn.execute(_PARTITIONS)}
+    def _found(self) -> set[tuple[int, bool]]:
+        """The generations with a partition, and whether it is attached."""
+        return set(self._conn.execute(_PARTITIONS, (schema_name(),)))

@@ -27,11 +27,11 @@ from sublet_storage.groups.model.records import (
     StartingPosition,
 )
 from sublet_storage.log import epochs
-from sublet_storage.log.append import BlockAppend, Producer, ProducerStamp
+from sublet_storage.log.append import BlockAppend, Producer, ProducerStamp, append
 from sublet_storage.nodes import NodeRef
 from sublet_storage.spaces import spaces
 from sublet_storage.spaces.catalogue import find_space
-from tests.integration.log_kit import in_epochs, put, stream_of
+from tests.integration.log_kit import block, in_epochs, put, stream_of
 from tests.interleavings.harness import Connection, Interleavings, Run, Work
 
 NODE, WHO = NodeRef("n1", "n1-1", "127.0.0.1:1"), Producer("p", 1)
@@ -70,7 +70,8 @@ class Stage:
             reset_plan.execute_reset(conn, group, ResetTarget.earliest(), reason="x", force=True)
 
     def consume(self, conn: Connection) -> None:
-        """In the consumer's own transaction."""
+        """In the consumer's own transaction, when another message has come."""
+        append(conn, [BlockAppend(self.stream, block(b"y"))])
         with conn.transaction():
             fencing.advance(conn, self.plain.group_id, self.stream, self.grant, 1)
 
@@ -133,6 +134,7 @@ def test_an_atomic_group_has_consumed_no_epoch_of_which_something_is_unread(
     assert orders.explore({"renew": stage.renew, **others}, judge) > 1
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.conforms("E17", "A5")
 def test_progress_that_was_committed_stays_and_none_is_committed_under_a_grant_that_is_over(
     orders: Interleavings, stage: Stage
@@ -151,6 +153,9 @@ def test_progress_that_was_committed_stays_and_none_is_committed_under_a_grant_t
             assert position == (consumed and not ended)
         assert (status, grant == stage.grant) == (("free", False) if ended else ("held", True))
         assert consumed or ended
+        if consumed and ended:
+            asked = "select redelivery_end from lending_history where grant_id = %s and forced"
+            assert run.conn.execute(asked, (stage.grant,)).fetchall() == [(2,)], "all that it can have had in hand"
 
     for act in (stage.force_release, stage.reset):
         assert orders.explore({"consume": stage.consume, act.__name__: act}, judge) > 1

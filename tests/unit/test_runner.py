@@ -160,22 +160,25 @@ def test_what_is_taken_away_between_two_tries_is_dropped_and_the_run_goes_on() -
 
 
 @pytest.mark.conforms("E29")
-@pytest.mark.parametrize("before", [0, 1], ids=["the first", "another"])
-def test_no_call_begins_without_trust_and_it_goes_on_when_that_is_back(before: int) -> None:
-    source, function = Source(2), Function(0, calls=1)
-    source.trusted = before > 0
+def test_no_call_begins_without_trust() -> None:
+    """Be it the first, another try or one with a part: each loses it, and it is back for who waits for it."""
+    source, function, begun = Source(4), Function(2), list[bool]()
+    source.trusted = False
 
     def lose_trust(batch: Batch) -> None:
-        source.trusted = function.called >= before
+        begun.append(source.trusted)
+        source.trusted = False
         function(batch)
 
     def come_back() -> None:
-        assert source.trusted or function.called == before
-        source.trusted = len(source.waits) > 3
+        source.trusted = source.waits[-1] > 0
 
     source.on_wait = come_back
-    run(source, lose_trust, policy=AT_ONCE)
+    with pytest.raises(UserFunctionFailed, match=f"offset {FIRST + 2}"):
+        run(source, lose_trust, policy=AT_ONCE)
     assert source.acknowledged == FIRST + 2
+    assert len(begun) > AT_ONCE.max_attempts
+    assert all(begun)
 
 
 @pytest.mark.timeout(10)

@@ -94,11 +94,16 @@ def _open_generation(conn: psycopg.Connection[Any], space: Space) -> int:
         {"space": space.space_id, "filter": space.filter.text},
     ).fetchone()
     assert row is not None
-    names = {"part": partition_table(row[0]), "id": sql.Literal(row[0])}
+    create_partition(conn, row[0])
+    return int(row[0])
+
+
+def create_partition(conn: psycopg.Connection[Any], generation_id: int) -> None:
+    """Make the table that holds the blocks of a generation."""
+    names = {"part": partition_table(generation_id), "id": sql.Literal(generation_id)}
     conn.execute(sql.SQL("create table {part} (like block including all)").format(**names))
     conn.execute(sql.SQL("alter table {part} alter payload set storage external").format(**names))
     conn.execute(sql.SQL("alter table block attach partition {part} for values in ({id})").format(**names))
-    return int(row[0])
 
 
 def partition_table(generation_id: int) -> sql.Identifier:

@@ -37,8 +37,6 @@ def apply_reset(row: LendingRow, stream: StreamFacts, position: int, reason: str
     until = redelivery_end(row, stream) if held or row.pending_in_doubt is not None else None
     status = LendingStatus.FINISHED if is_consumed(position, stream) else LendingStatus.FREE
     after = replace(end_grant(row, status, position, now_us), losses=0, lost_position=None, in_doubt=None)
-    if until is not None:
-        until = max(until, position)
     if held:
         after = replace(after, held_until_us=now_us)
     return Transition(
