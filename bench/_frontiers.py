@@ -14,12 +14,12 @@ import psycopg
 from bench._report import Beside
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.db.connect import connect
-from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions, GroupWrites
-from sublet_storage.nodes import NodeRef
+from sublet_storage.node_directory import NodeRef
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.routing import MAX_SHARDS
-from sublet_storage.spaces.spaces import create_space, reshard
+from sublet_storage.spaces.space_changes import create_space, reshard
 
 LEASE_S = 3600.0
 NODE = NodeRef("bench", "bench#1", "127.0.0.1:1")

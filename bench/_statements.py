@@ -10,10 +10,10 @@ from typing import Any
 from bench._report import Beside
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect
-from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import AdvancePosition, GrantStream, GroupWrites, LendingChange
-from sublet_storage.nodes import NodeRef
-from sublet_storage.spaces.spaces import reshard
+from sublet_storage.node_directory import NodeRef
+from sublet_storage.spaces.space_changes import reshard
 
 LEASE_S = 3600.0
 HEAD = 1_000_000_000

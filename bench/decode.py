@@ -14,9 +14,9 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from sublet_storage.log import column_layout
+from sublet_storage.log import column_encoding
 from sublet_storage.log.block import decode, encode
-from sublet_storage.log.column_layout import BLOCK_SCHEMA
+from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 
 ROUNDS = 60
 VALUE_BYTES = 100
@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _measure(count: int, columns: str, compression: str) -> None:
     codec, stored = encode(_batch(count, columns), compression)
-    payload, schema = stored.to_pybytes(), column_layout.stored_schema(column_layout.decode_flags(codec))
+    payload, schema = stored.to_pybytes(), column_encoding.stored_schema(column_encoding.decode_flags(codec))
     read = pa.ipc.read_record_batch(pa.py_buffer(payload), schema)
     times = (
         _median_us(lambda: pa.ipc.read_record_batch(pa.py_buffer(payload), schema)),

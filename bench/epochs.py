@@ -24,7 +24,7 @@ from bench._report import Beside, Claim, Series
 from bench.peers.ours import POLL, node
 from sublet import Publisher, Session
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
-from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions
 
 T = TypeVar("T")

@@ -25,12 +25,12 @@ from bench.peers.ours import POLL, node
 from sublet_borrower.consumer.session import Session
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect
-from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions, GroupWrites, StartingPosition
-from sublet_storage.nodes import NodeRef
-from sublet_storage.spaces.past_generations import Collapse
+from sublet_storage.node_directory import NodeRef
+from sublet_storage.spaces.past_generations import PastGenerationCleaner
 from sublet_storage.spaces.retention import apply_retention
-from sublet_storage.spaces.spaces import reshard, rollover
+from sublet_storage.spaces.space_changes import reshard, rollover
 from tests.integration.log_kit import put, stream_of
 
 GROUP = Subscription.parse("$share/g/#")
@@ -201,7 +201,10 @@ def _settle(store: PostgresGroupStore, conn: psycopg.Connection[Any], group_id: 
     conn.execute(_FINISH)
     conn.execute("update generation set closed_at = closed_at - interval '1 hour'")
     conn.execute("update stream set seen_offset = head, is_compact = true where state = 'closed'")
-    collapse, unseen = Collapse(step=1000), "select from generation where state = 'closed' and is_past is null"
+    collapse, unseen = (
+        PastGenerationCleaner(step=1000),
+        "select from generation where state = 'closed' and is_past is null",
+    )
     idle = 0
     while idle < 3:
         idle = 0 if apply_retention(conn) or collapse(conn) or conn.execute(unseen).rowcount else idle + 1

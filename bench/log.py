@@ -25,8 +25,8 @@ from bench._report import Claim, Series
 from sublet_storage.db.connect import connect
 from sublet_storage.log.fetch import fetch
 from sublet_storage.producer import Publisher
-from sublet_storage.spaces.catalogue import open_streams
-from sublet_storage.spaces.spaces import reshard
+from sublet_storage.spaces.space_changes import reshard
+from sublet_storage.spaces.space_queries import open_streams
 
 VALUE_BYTES = 100
 BLOCKS = (1000, 10000)

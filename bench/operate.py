@@ -29,7 +29,7 @@ from sublet_storage.db.connect import connect
 from sublet_storage.doctor.checks import find_leaderless_groups
 from sublet_storage.groups.status.lag_queries import all_lags
 from sublet_storage.groups.status.overview import describe_group, list_groups
-from sublet_storage.spaces.spaces import reshard
+from sublet_storage.spaces.space_changes import reshard
 from tests.kit import eventually
 from tests.kit_nodes import ROOT, Process, environment
 

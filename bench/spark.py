@@ -25,7 +25,7 @@ from bench.peers.ours import POLL, node
 from sublet import Publisher, Session
 from sublet.spark import consume
 from sublet_storage.db.connect import connect
-from sublet_storage.spaces.spaces import reshard
+from sublet_storage.spaces.space_changes import reshard
 
 BLOCKS = (1000, 10_000)
 CEILING, BATCH_CEILING, ROWS = "ready batches, as a stream", "ready batches, as a table", "a row per message"

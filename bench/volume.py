@@ -27,7 +27,7 @@ from bench.peers.ours import POLL, node
 from sublet_borrower.consumer.session import Session
 from sublet_storage.db.connect import connect
 from sublet_storage.producer import Publisher
-from sublet_storage.spaces.spaces import create_space
+from sublet_storage.spaces.space_changes import create_space
 
 VALUE_BYTES = 100
 BLOCKS = (1, 10, 100, 1000, 10_000)

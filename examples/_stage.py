@@ -33,7 +33,7 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect as connect_to
 from sublet_storage.groups.status.overview import describe_group
 from sublet_storage.groups.status.overview_model import GroupOverview
-from sublet_storage.spaces.spaces import reshard
+from sublet_storage.spaces.space_changes import reshard
 
 Connection = psycopg.Connection[Any]
 

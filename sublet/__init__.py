@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sublet.database import Database, connect
     from sublet_borrower.consumer.async_session import AsyncSession
     from sublet_borrower.consumer.session import Session
-    from sublet_borrower.remote.feed import Feed
+    from sublet_borrower.node_client.feed import Feed
     from sublet_borrower.streams.batch import Batch
     from sublet_protocol.domain import errors
     from sublet_protocol.domain.epochs import GroupFrontier
@@ -46,7 +46,7 @@ _HOMES = {
     "Batch": "sublet_borrower.streams.batch",
     "Database": "sublet.database",
     "Delivery": "sublet_storage.producer",
-    "Feed": "sublet_borrower.remote.feed",
+    "Feed": "sublet_borrower.node_client.feed",
     "GroupFrontier": "sublet_protocol.domain.epochs",
     "Position": "sublet_storage.producer",
     "Publisher": "sublet_storage.producer",

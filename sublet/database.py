@@ -13,8 +13,8 @@ from sublet_storage.bootstrap.database import open_database
 from sublet_storage.db.connect import connect as connect_to
 from sublet_storage.db.connect import redact
 from sublet_storage.producer import AsyncPublisher, Publisher
-from sublet_storage.spaces.catalogue import list_spaces
 from sublet_storage.spaces.routing import Space
+from sublet_storage.spaces.space_queries import list_spaces
 
 
 class Database:

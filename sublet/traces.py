@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from sublet._version import __version__
 from sublet_borrower.streams.batch import Batch
-from sublet_storage.producer.batches.columns import Headers, as_headers
+from sublet_storage.producer.batches.input_conversion import Headers, as_headers
 
 try:
     from opentelemetry import trace

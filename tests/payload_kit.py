@@ -19,7 +19,7 @@ from sublet_storage.log.block import pack
 from sublet_storage.objects import registry
 from sublet_storage.objects.object_stores import MARKER, WRITABLE
 from sublet_storage.spaces.routing import Space
-from sublet_storage.spaces.spaces import create_space, rollover
+from sublet_storage.spaces.space_changes import create_space, rollover
 from sublet_storage.spaces.tiering import tier_space
 from tests.integration.log_kit import batch, stream_of
 from tests.integration.session_kit import free_port

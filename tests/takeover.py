@@ -13,7 +13,7 @@ from typing import Any
 
 from sublet_leader.settings import LeaderSettings
 from sublet_storage.db.connect import connect
-from sublet_storage.spaces.spaces import reshard
+from sublet_storage.spaces.space_changes import reshard
 from tests.kit import eventually
 from tests.kit_nodes import Fleet, Process
 

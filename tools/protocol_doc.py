@@ -15,9 +15,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from sublet_borrower.machine import table as borrower_table
-from sublet_leader.election import table as election_table
-from sublet_leader.group import table as assignment_table
+from sublet_borrower.machine import transitions as borrower_table
+from sublet_leader.election import transitions as election_table
+from sublet_leader.group import transitions as assignment_table
 from tools import drawing
 from tools.generated import write_or_check
 

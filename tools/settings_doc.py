@@ -17,9 +17,9 @@ from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.spark.common.options import StreamOptions, to_camel_case
 from sublet_borrower.spark.sink.options import WriteOptions
 from sublet_borrower.spark.source.batch_options import BatchOptions
-from sublet_leader.observe.settings import HttpSettings
+from sublet_leader.observe.settings import ObserveSettings
 from sublet_leader.settings import LeaderSettings
-from sublet_protocol.domain.settings import Settings
+from sublet_protocol.domain.settings_base import SettingsBase
 from sublet_storage.notify.changes import NotifySettings
 from sublet_storage.notify.drivers.direct_listeners import DEFAULT_LISTENER_SLOTS, VARIABLE
 from sublet_storage.producer import Publisher
@@ -216,7 +216,7 @@ def page() -> str:
     borrower = _BORROWER + times(BorrowerSettings) + rules(BorrowerSettings)
     notify = _NOTIFY + times(NotifySettings) + _DIRECT_LISTENERS + rules(NotifySettings)
     spark = _SOURCE + options(StreamOptions) + _HISTORY + options(BatchOptions) + _SINK + options(WriteOptions)
-    bounds = _HTTP + times(HttpSettings)
+    bounds = _HTTP + times(ObserveSettings)
     called = arguments(Publisher, PUBLISHER) + arguments(Session, SESSION)
     return _INTRO + general + leader + borrower + bounds + notify + called + spark
 
@@ -245,12 +245,12 @@ def arguments(kind: type, reported: dict[str, str]) -> str:
     return _ARGUMENTS.format(name=kind.__name__) + "".join(lines)
 
 
-def rules(settings: type[Settings]) -> str:
+def rules(settings: type[SettingsBase]) -> str:
     """The bounds between the fields of one class."""
     return _RULES + "".join(f"- `{rule.text}`: {rule.reason}.\n" for rule in settings.RULES)
 
 
-def times(settings: type[Settings]) -> str:
+def times(settings: type[SettingsBase]) -> str:
     """The lines of one class: its fields, their defaults and the sentences below them."""
     reported = sentences(settings)
     return "".join(

@@ -15,7 +15,7 @@ from bench.peers.system import LeftOut, Role
 from sublet import Publisher, Session
 from sublet_protocol.domain.errors import SubletError
 from sublet_storage.db.connect import connect
-from sublet_storage.nodes import list_nodes
+from sublet_storage.node_directory import list_nodes
 from sublet_storage.notify.drivers import registry
 from tests.kit import eventually
 

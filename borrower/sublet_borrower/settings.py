@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sublet_protocol.domain.settings import Settings, SettingsRule
+from sublet_protocol.domain.settings_base import SettingsBase, SettingsRule
 
 _RULES = (
     SettingsRule(
@@ -18,7 +18,7 @@ _RULES = (
 
 
 @dataclass(frozen=True, slots=True)
-class BorrowerSettings(Settings):
+class BorrowerSettings(SettingsBase):
     """Defaults fit the leader's; a deployment that changes one side must change the other."""
 
     RULES = _RULES

@@ -12,7 +12,7 @@ import psycopg
 from examples._stage import STREAMS, Stage, a_stage, arguments, flights_of, publishing, table, verdict, wrong
 from examples.publish_from_query.query import OUTPUT, SUBSCRIPTION
 from sublet.demo.flights import rows_of
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
 from sublet_storage.readers.tail import Tail
 
@@ -25,7 +25,7 @@ class Output:
     """What the query has published, read as it comes."""
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
-        self._tail = Tail(connection, Filter(OUTPUT), "earliest")
+        self._tail = Tail(connection, TopicFilter(OUTPUT), "earliest")
         self.rows: list[int] = []
         self.origins = Counter[str]()
 

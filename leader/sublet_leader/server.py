@@ -20,7 +20,7 @@ from sublet_leader.feed.service import FeedServer
 from sublet_leader.http.settings import HttpOptions
 from sublet_leader.jobs.maintenance import MaintenanceRunner
 from sublet_leader.jobs.node_registration import NodeRegistration
-from sublet_leader.jobs.outbox_relay import Relay
+from sublet_leader.jobs.outbox_relay import OutboxRelay
 from sublet_leader.listen_address import ListenAddress
 from sublet_leader.node.database_worker import DatabaseWorker
 from sublet_leader.node.events import (
@@ -35,7 +35,7 @@ from sublet_leader.node.events import (
     StreamsChanged,
     Tick,
 )
-from sublet_leader.node.group_watch import GroupEventPublisher, parse_leader_query, to_microseconds
+from sublet_leader.node.group_event_publisher import GroupEventPublisher, parse_leader_query, to_microseconds
 from sublet_leader.node.machine import Node
 from sublet_leader.node.notification_hub import NotificationHub
 from sublet_leader.observe import history_log
@@ -49,12 +49,12 @@ from sublet_protocol.domain.errors import InvalidSetting, NodeBroken
 from sublet_protocol.messages.events import GroupEvent
 from sublet_protocol.messages.messages import ToBorrower, ToLeader
 from sublet_protocol.pubsub.model import Channel
-from sublet_protocol.pubsub.publisher import PublisherSettings
+from sublet_protocol.pubsub.publisher_machine import PublisherSettings
 from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, new_publisher
 from sublet_storage.groups.admin.node_desired_state import NodeDesiredState
-from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import MAINTENANCE
-from sublet_storage.nodes import NodeRef
+from sublet_storage.node_directory import NodeRef
 from sublet_storage.notify.changes import NotifySettings, group_change
 from sublet_storage.notify.drivers import registry
 from sublet_storage.notify.publisher import shared_publisher
@@ -164,7 +164,7 @@ class NodeServer:
             grace_s=self.settings.payload_deletion_grace_s,
         )
         housekeeper.start()
-        relay = Relay(self._url, self._leads_maintenance)
+        relay = OutboxRelay(self._url, self._leads_maintenance)
         relay.start()
         self._handle(NodeStarted())
         for number in (signal.SIGTERM, signal.SIGINT):

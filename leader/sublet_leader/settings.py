@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sublet_protocol.domain.settings import Settings, SettingsRule
+from sublet_protocol.domain.settings_base import SettingsBase, SettingsRule
 
 _SLACK = 1 + 1e-9
 """Scaling may move an exact equality by the last bit."""
@@ -112,7 +112,7 @@ _RULES = (
 
 
 @dataclass(frozen=True, slots=True)
-class LeaderSettings(Settings):
+class LeaderSettings(SettingsBase):
     """Seconds, every one. Borrowers have their own settings; `ping_interval_s` and `ping_timeout_s` must be the same
     there."""
 

@@ -101,7 +101,7 @@ begin
   return nullif(checked, '[]');
 end $$;
 
--- What headers count for in a message's size, as in storage/sublet_storage/producer/batches/columns.py.
+-- What headers count for in a message's size, as in storage/sublet_storage/producer/batches/input_conversion.py.
 create function headers_size(p_headers jsonb) returns bigint
 language sql immutable as $$
   select sum(length(pair ->> 0) + coalesce(octet_length(

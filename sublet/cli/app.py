@@ -36,7 +36,7 @@ _MODULES = {
     "demo": "server.demo",
     "groups": "groups.describe",
     "spaces": "spaces.spaces",
-    "nodes": "nodes.nodes",
+    "nodes": "nodes.list_nodes",
 }
 """Where each command is; its module is loaded when it is asked for."""
 

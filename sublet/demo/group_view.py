@@ -7,7 +7,7 @@ from typing import Self
 from sublet.demo.flights import SUBSCRIPTION
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect
-from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import HistoryRecord, LendingStatus
 from sublet_storage.groups.status.overview import describe_group
 from sublet_storage.groups.status.overview_model import GroupOverview, StreamView

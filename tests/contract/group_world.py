@@ -12,7 +12,7 @@ import psycopg
 from sublet_protocol.domain.epochs import LowerFrontier, UpperFrontier
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect
-from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.coordinator.store import GroupStore
 from sublet_storage.groups.model.records import (
     TAKEOVER,
@@ -21,7 +21,7 @@ from sublet_storage.groups.model.records import (
     GrantStream,
     Group,
     GroupOptions,
-    GroupResult,
+    GroupWriteResult,
     GroupWrites,
     Lending,
     LendingChange,
@@ -29,7 +29,7 @@ from sublet_storage.groups.model.records import (
     StartingPosition,
 )
 from sublet_storage.log.block import EpochBounds
-from sublet_storage.nodes import NodeRef
+from sublet_storage.node_directory import NodeRef
 from tests.support.memory_store.catalogue import MemoryCatalogue
 from tests.support.memory_store.groups import MemoryGroupStore
 
@@ -123,7 +123,7 @@ class World:
         assert claim.node == node
         return claim.term
 
-    def write(self, group: Group, term: int, *entries: LendingChange, renew: bool = False) -> GroupResult:
+    def write(self, group: Group, term: int, *entries: LendingChange, renew: bool = False) -> GroupWriteResult:
         return self.store.commit([GroupWrites(group.group_id, term, entries, renew)])[0]
 
     def apply(self, group: Group, term: int, entry: LendingChange) -> ChangeResult:

@@ -15,7 +15,7 @@ from sublet_protocol.domain.errors import UnknownOutcome
 from sublet_storage.db.connect import connect
 from sublet_storage.db.store_connection import StoreConnection
 from sublet_storage.groups.coordinator import leadership
-from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import ChangeOutcome, ForceRelease
 from sublet_storage.producer import Publisher, sender
 from tests.contract.group_world import ONE, SHARE, TWO, PostgresWorld, granted

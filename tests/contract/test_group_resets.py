@@ -16,7 +16,7 @@ from sublet_storage.groups.admin import reset_plan
 from sublet_storage.groups.admin.admin import send_command
 from sublet_storage.groups.admin.reset import _paused
 from sublet_storage.groups.admin.reset_targets import LARGEST, ResetTarget
-from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.desired_state import PauseGroup, ResumeGroup
 from sublet_storage.groups.model.records import AdvancePosition, ForceRelease, Group, LendingStatus, StartingPosition
 from tests.contract.group_world import BLOCKED, FINISHED, FREE, PostgresWorld, grant, granted

@@ -19,7 +19,7 @@ from sublet_storage.groups.model.records import (
     RecordHistory,
     ReleaseStream,
 )
-from sublet_storage.nodes import NodeRef
+from sublet_storage.node_directory import NodeRef
 from tests.contract.group_world import BLOCKED, FINISHED, FREE, HELD, LEASE_S, ONE, TWO, World, events, granted, outcome
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from sublet_protocol.domain.errors import Conflict, StaleTerm, UndeclaredQueue
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import (
     MAX_LOSSES,
     AdvancePosition,
@@ -23,7 +23,7 @@ from sublet_storage.groups.model.records import (
     ReleaseStream,
     StartingPosition,
 )
-from sublet_storage.nodes import NodeRef
+from sublet_storage.node_directory import NodeRef
 from tests.contract.group_world import (
     BLOCKED,
     FREE,

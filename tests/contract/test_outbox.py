@@ -13,20 +13,20 @@ from typing import Any
 import psycopg
 import pytest
 
-from sublet_leader.jobs.outbox_relay import Relay
+from sublet_leader.jobs.outbox_relay import OutboxRelay
 from sublet_protocol.domain.errors import StaleTerm, UsageError
 from sublet_protocol.domain.topics import check_topic
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.coordinator import leadership
 from sublet_storage.groups.model.records import MAINTENANCE
-from sublet_storage.nodes import NodeRef
+from sublet_storage.node_directory import NodeRef
 from sublet_storage.notify.changes import Change, stream_change
 from sublet_storage.notify.publisher import NotificationPublisher
 from sublet_storage.producer import outbox
-from sublet_storage.producer.batches.columns import check_size, size_of
+from sublet_storage.producer.batches.input_conversion import check_size, size_of
 from sublet_storage.producer.outbox import NOTHING, Outbox, OutboxBacklog, read_backlog
 from sublet_storage.producer.publisher import MAX_MESSAGE_BYTES
-from sublet_storage.spaces.spaces import alter_space, create_space, reshard, rollover
+from sublet_storage.spaces.space_changes import alter_space, create_space, reshard, rollover
 from tests.integration.log_kit import Message, by_key, everything
 from tests.kit import eventually
 from tests.postgres_proxy import PostgresProxy
@@ -489,7 +489,7 @@ def test_readers_are_told_of_what_was_moved(
     reported: list[Change] = []
     monkeypatch.setattr(NotificationPublisher, "publish", lambda _, changes: reported.extend(changes))
     term = leadership.claim(conn, MAINTENANCE, HERE, 60.0, None).term
-    keeper = Relay(database, lambda: term)
+    keeper = OutboxRelay(database, lambda: term)
     keeper.start()
     try:
         conn.execute("select publish('t', 'v', 'k' || i) from generate_series(1, 40) i")

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from sublet_protocol.domain.errors import InvalidSetting, PayloadDamaged, PayloadUnavailable, PositionGone
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
 from sublet_storage.doctor import location_checks
 from sublet_storage.doctor.checks import Severity
@@ -27,11 +27,11 @@ from sublet_storage.readers.epoch_steps import read_block_summaries
 from sublet_storage.readers.epoch_tail import EpochTailReader
 from sublet_storage.readers.tail import Tail
 from sublet_storage.spaces import restore, tiering
-from sublet_storage.spaces.catalogue import find_space
-from sublet_storage.spaces.compaction import compact_stream
 from sublet_storage.spaces.retention import apply_retention, drop_gone
 from sublet_storage.spaces.routing import Space
-from sublet_storage.spaces.spaces import alter_space, rollover
+from sublet_storage.spaces.small_block_compaction import compact_stream
+from sublet_storage.spaces.space_changes import alter_space, rollover
+from sublet_storage.spaces.space_queries import find_space
 from tests.integration.log_kit import read, stream_of
 from tests.integration.session_kit import free_port
 from tests.kit import eventually
@@ -109,21 +109,21 @@ def test_what_was_moved_is_read_as_it_was(conn: psycopg.Connection[Any], world: 
     fill(conn, stream, 1, first=BLOCKS, size=10)
     rollover(conn, "eu")
     before, marked = read(conn, stream), read_block_summaries(conn, stream, generation_of(conn, stream), 0)
-    in_epochs = list(EpochTailReader(conn, Filter("eu/#"), "earliest").read_available(conn))
+    in_epochs = list(EpochTailReader(conn, TopicFilter("eu/#"), "earliest").read_available(conn))
     assert move(conn, space) == BLOCKS
     assert len(world.names()) == len(outside(conn)) == BLOCKS
     inside = conn.execute("select end_offset from block where payload is not null").fetchall()
     assert inside == [(2 * BLOCKS + 2,)], "a small block is not worth it"
     assert read(conn, stream) == before
     assert read(conn, stream, 3, few=1000) == before[3:]
-    assert [row["offset"] for row in read(conn, stream, filter=Filter("eu/1"))] == [
+    assert [row["offset"] for row in read(conn, stream, filter=TopicFilter("eu/1"))] == [
         row["offset"] for row in before if row["topic"] == "eu/1"
     ]
     assert fetch(conn, stream, 0, end=3).position == 3
     assert read_block_summaries(conn, stream, generation_of(conn, stream), 0) == marked
-    tailed = pa.concat_tables(Tail(conn, Filter("eu/#"), "earliest").pages()).to_pylist()
+    tailed = pa.concat_tables(Tail(conn, TopicFilter("eu/#"), "earliest").pages()).to_pylist()
     assert tailed == before
-    assert list(EpochTailReader(conn, Filter("eu/#"), "earliest").read_available(conn)) == in_epochs
+    assert list(EpochTailReader(conn, TopicFilter("eu/#"), "earliest").read_available(conn)) == in_epochs
     assert move(conn, space) == 0, "once is enough"
 
 

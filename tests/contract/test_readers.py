@@ -11,19 +11,19 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from sublet_borrower.fetch.database import LogReader
-from sublet_borrower.fetch.nodes import NodeReader
+from sublet_borrower.fetch.log_reader import LogReader
+from sublet_borrower.fetch.node_reader import NodeReader
 from sublet_borrower.fetch.stream_fetcher import PageReader
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_leader.feed import fetch
 from sublet_protocol.domain.errors import PositionBeyondHead, PositionGone, ValueTooLarge
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
-from sublet_storage.groups.fencing import next_session_epoch
+from sublet_storage.groups.consumer_statements import next_session_epoch
 from sublet_storage.log.block import DELIVERED_SCHEMA
 from sublet_storage.log.fetch import LogPage
 from sublet_storage.spaces.retention import apply_retention
-from sublet_storage.spaces.spaces import reshard, rollover
+from sublet_storage.spaces.space_changes import reshard, rollover
 from tests.integration.feed_kit import Serving
 from tests.integration.log_kit import put, stream_of, with_a_short_lived_space
 from tests.kit import eventually
@@ -106,7 +106,7 @@ def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
 def granted_of(conn: psycopg.Connection[Any], stream_id: int, position: int = 0, filter: str = "#") -> GrantedStream:
     row = conn.execute("select generation_id from stream where stream_id = %s", (stream_id,)).fetchone()
     assert row is not None
-    return GrantedStream(stream_id, 1, row[0], Filter(filter), position)
+    return GrantedStream(stream_id, 1, row[0], TopicFilter(filter), position)
 
 
 def always(_: GrantedStream) -> bool:

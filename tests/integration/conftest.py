@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from sublet_storage.db.connect import connect
-from sublet_storage.spaces.spaces import reshard
+from sublet_storage.spaces.space_changes import reshard
 from tests.integration.cli_kit import Shell, a_shell
 from tests.kit_nodes import Fleet
 

@@ -9,15 +9,15 @@ from typing import Any
 import psycopg
 
 from sublet_protocol.domain.epochs import Epoch, LowerFrontier
-from sublet_protocol.domain.topics import Filter
-from sublet_storage.log.append import AppendOutcome, BlockAppend, Producer, ProducerStamp, append
-from sublet_storage.log.epochs import hold
+from sublet_protocol.domain.topics import TopicFilter
+from sublet_storage.log.append import AppendOutcome, BlockAppend, ProducerIdentity, ProducerStamp, append
+from sublet_storage.log.epoch_capabilities import hold
 from sublet_storage.readers.epoch_tail import EpochMessages, EpochTailItem, FrontierSnapshot
-from sublet_storage.spaces.catalogue import find_space, open_streams
+from sublet_storage.spaces.space_queries import find_space, open_streams
 from tests.integration.log_kit import in_epochs
 
-A, B = Producer("a", 1), Producer("b", 1)
-ALL = Filter("#")
+A, B = ProducerIdentity("a", 1), ProducerIdentity("b", 1)
+ALL = TopicFilter("#")
 
 
 class Story:
@@ -27,7 +27,7 @@ class Story:
         self.conn, self.space = conn, find_space(conn, space).space_id
         self._stamps: Counter[str] = Counter()
 
-    def publish(self, who: Producer, *of: Epoch | int, stream: int = 0) -> None:
+    def publish(self, who: ProducerIdentity, *of: Epoch | int, stream: int = 0) -> None:
         """A block with a message in each of these epochs, in the space's stream of that place."""
         self._stamps[who.producer_id] += 1
         stamp = ProducerStamp(who.producer_id, who.incarnation, self._stamps[who.producer_id])
@@ -39,7 +39,7 @@ class Story:
         """Those that are open, in the order of ids."""
         return [each.stream_id for each in open_streams(self.conn) if each.space_id == self.space]
 
-    def advance(self, who: Producer, *to: Epoch | int) -> None:
+    def advance(self, who: ProducerIdentity, *to: Epoch | int) -> None:
         """Move, or take, the producer's capability."""
         hold(self.conn, self.space, who, [(each,) if isinstance(each, int) else each for each in to], lease_s=600)
 

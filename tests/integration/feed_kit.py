@@ -18,7 +18,7 @@ from sublet_protocol.messages.messages import PROTOCOL_VERSION
 from sublet_protocol.pubsub.server import SERVER_OPTIONS
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_protocol.v1 import sublet_pb2_grpc
-from sublet_storage.log.column_layout import BLOCK_SCHEMA
+from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 from tests.kit import eventually
 from tests.kit_nodes import Process
 

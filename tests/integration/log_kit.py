@@ -17,10 +17,10 @@ from sublet_protocol.domain.epochs import Epoch
 from sublet_storage.db.connect import connect
 from sublet_storage.log.append import BlockAppend, ProducerStamp, append
 from sublet_storage.log.block import PackedBlock, pack
-from sublet_storage.log.column_layout import BLOCK_SCHEMA
+from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 from sublet_storage.log.fetch import fetch
-from sublet_storage.spaces.catalogue import find_space, open_streams
-from sublet_storage.spaces.spaces import create_space, reshard
+from sublet_storage.spaces.space_changes import create_space, reshard
+from sublet_storage.spaces.space_queries import find_space, open_streams
 
 Message = dict[str, Any]
 

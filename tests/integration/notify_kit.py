@@ -11,12 +11,12 @@ from typing import Any
 import psycopg
 
 from sublet_storage.db.connect import connect
-from sublet_storage.nodes import NodeRef, deregister, register
+from sublet_storage.node_directory import NodeRef, deregister, register
+from sublet_storage.notify.catch_up_reads import ReadSnapshot, make_snapshot_reader
 from sublet_storage.notify.changes import Change, Envelope, Hello, NotifySettings, ObjectSnapshot, stream_change
 from sublet_storage.notify.codec import encode
 from sublet_storage.notify.drivers import registry
 from sublet_storage.notify.drivers.base import DriverCapabilities, OnConnected, OnLost, OnMessage
-from sublet_storage.notify.snapshot import ReadSnapshot, make_snapshot_reader
 from sublet_storage.notify.subscriber import NotificationSubscriber
 from tests.kit import eventually
 

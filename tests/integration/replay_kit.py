@@ -10,7 +10,7 @@ from pyspark.sql.datasource import Filter, InputPartition
 
 from sublet_borrower.spark.common.columns import all_columns
 from sublet_borrower.spark.format import DefaultSource
-from sublet_borrower.spark.source.ranges import MultiRangePartition, RangePartition
+from sublet_borrower.spark.source.range_reader import MultiRangePartition, RangePartition
 
 Row = dict[str, Any]
 

@@ -19,11 +19,11 @@ from sublet_protocol.messages.messages import LeaderWanted, Ping, PingResponse
 from sublet_protocol.pubsub.mailbox import MailboxLimits
 from sublet_protocol.pubsub.model import CHANNELS, Channel, Channels, Command, DeliveredMessage
 from sublet_protocol.pubsub.node_connection import NodeConnection
-from sublet_protocol.pubsub.publisher import PublisherSettings
+from sublet_protocol.pubsub.publisher_machine import PublisherSettings
 from sublet_protocol.pubsub.publisher_replies import SubscribedKeys
 from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, new_publisher
-from sublet_protocol.pubsub.subscriber import SubscriberSettings
-from sublet_protocol.pubsub.subscriber_events import ConnectionLost
+from sublet_protocol.pubsub.subscriber_machine import SubscriberSettings
+from sublet_protocol.pubsub.subscriber_machine_events import ConnectionLost
 
 FAST = SubscriberSettings(hold_s=0.3, retry_s=0.02, max_retry_s=0.1)
 

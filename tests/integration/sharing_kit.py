@@ -17,7 +17,7 @@ from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import Unavailable
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect
-from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import Group, HistoryRecord, Leadership
 from sublet_storage.producer import Publisher
 from tests.deliveries import Verdict, judge

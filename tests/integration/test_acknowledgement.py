@@ -17,7 +17,7 @@ from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.streams.batch import Batch
 from sublet_storage.db.connect import connect
 from sublet_storage.producer import Publisher
-from sublet_storage.spaces.spaces import reshard
+from sublet_storage.spaces.space_changes import reshard
 from tests.broken_off import broken_off
 from tests.integration.sharing_kit import ALL, WAIT_S
 from tests.kit import eventually

@@ -12,18 +12,18 @@ import pytest
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.subscriptions import Bookmark
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
 from sublet_storage.log import fetch as message_log
 from sublet_storage.readers.tail import MultiStreamReader
-from sublet_storage.spaces.spaces import rollover
+from sublet_storage.spaces.space_changes import rollover
 from tests.integration.log_kit import put, stream_of
 from tests.integration.sharing_kit import ALL as GROUP
 from tests.integration.sharing_kit import WAIT_S, Stage
 from tests.kit import eventually
 from tests.kit_nodes import SPEED
 
-ALL = Filter("#")
+ALL = TopicFilter("#")
 
 
 @pytest.fixture

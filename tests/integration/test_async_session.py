@@ -13,7 +13,7 @@ import pytest
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.streams.batch import Batch
 from sublet_protocol.domain.errors import UsageError
-from sublet_storage.spaces.spaces import reshard
+from sublet_storage.spaces.space_changes import reshard
 from tests.integration.async_kit import ALL, QUICK, WAIT_S, Scene, Seen, postgres_through_this_loop, run
 from tests.integration.session_kit import until
 from tests.kit import eventually

@@ -15,7 +15,7 @@ from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.model.records import EPOCHS_CONSUMED, GroupOptions
 from sublet_storage.producer import Publisher
-from sublet_storage.spaces.spaces import reshard
+from sublet_storage.spaces.space_changes import reshard
 from tests.integration.sharing_kit import ALL, WAIT_S, Stage
 from tests.kit import eventually
 

@@ -19,7 +19,7 @@ from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import UserFunctionFailed
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect
-from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import HistoryRecord
 from sublet_storage.producer import Publisher
 from tests.integration.log_kit import everything

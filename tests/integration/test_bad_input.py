@@ -35,12 +35,12 @@ from sublet_protocol.domain.errors import (
     UsageError,
     ValueTooLarge,
 )
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.messages import MAX_ID, PROTOCOL_VERSION
 from sublet_storage.bootstrap.migrate import current_version, migrate
 from sublet_storage.db.connect import SCHEMA_VERSION, connect
 from sublet_storage.readers.tail import Tail
-from sublet_storage.spaces.spaces import create_space
+from sublet_storage.spaces.space_changes import create_space
 from tests.integration.cli_kit import Running, a_shell
 
 GROUP = "$share/g/#"
@@ -74,7 +74,7 @@ def refused(error: type[SubletError], *reported: str) -> Iterator[None]:
 def stored(url: str) -> list[str]:
     """Every value in the log."""
     with connect(url) as conn:
-        pages = Tail(conn, Filter.parse("#"), "earliest").pages()
+        pages = Tail(conn, TopicFilter.parse("#"), "earliest").pages()
         return [value.decode() for page in pages for value in page.column("value").to_pylist()]
 
 

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import datasource as spark
 
-from sublet_borrower.spark.source.ranges import RangePartition
+from sublet_borrower.spark.source.range_reader import RangePartition
 from sublet_protocol.domain.errors import SubletError
 from sublet_storage.producer import Publisher
-from sublet_storage.spaces.spaces import create_space, reshard
+from sublet_storage.spaces.space_changes import create_space, reshard
 from tests.integration.replay_kit import Plan, Row, values
 
 START = datetime(2026, 11, 22, 10, 0, tzinfo=UTC)

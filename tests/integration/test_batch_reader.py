@@ -29,9 +29,9 @@ from sublet_protocol.domain.errors import (
 from sublet_storage.bootstrap.database import open_database
 from sublet_storage.log.fetch import PAGE_BLOCKS
 from sublet_storage.producer import Publisher
-from sublet_storage.spaces.compaction import compact_stream
 from sublet_storage.spaces.retention import apply_retention
-from sublet_storage.spaces.spaces import create_space, drop_space, reshard
+from sublet_storage.spaces.small_block_compaction import compact_stream
+from sublet_storage.spaces.space_changes import create_space, drop_space, reshard
 from tests.integration.log_kit import put, stream_of
 from tests.integration.replay_kit import Plan, values
 

@@ -16,12 +16,12 @@ from sublet_storage.db.connect import connect
 from sublet_storage.doctor import checks
 from sublet_storage.doctor.checks import Finding, Severity, run_checks
 from sublet_storage.groups.admin.node_desired_state import set_draining
-from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.desired_state import PauseGroup
 from sublet_storage.groups.model.records import MAINTENANCE
-from sublet_storage.nodes import NodeRef, register
+from sublet_storage.node_directory import NodeRef, register
 from sublet_storage.producer import Publisher
-from sublet_storage.spaces.spaces import rollover
+from sublet_storage.spaces.space_changes import rollover
 from tests.integration.cli_kit import a_shell
 from tests.kit import eventually
 

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.messages import PROTOCOL_VERSION
 from sublet_storage.db.connect import SCHEMA_VERSION, connect
-from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.desired_state import PauseGroup
 from sublet_storage.groups.model.records import GroupOptions
-from sublet_storage.nodes import NodeRef, register
+from sublet_storage.node_directory import NodeRef, register
 from tests.integration.cli_kit import REPOSITORY, Shell, a_shell, refused
 from tests.kit import eventually
 from tests.readme import environment
@@ -134,7 +134,7 @@ def test_control_characters_are_refused_in_a_subscription_and_escaped_where_they
 ) -> None:
     for text in ("$share/evil\x1b]0;P\a/a", "$share/g/a\x1b[2J"):
         refused(shell.run("groups", "create", text), USAGE, "no control characters", "\\x1b")
-    store, stored = PostgresGroupStore(database), Subscription("share", "evil\x1b]0;P\a", Filter("a"))
+    store, stored = PostgresGroupStore(database), Subscription("share", "evil\x1b]0;P\a", TopicFilter("a"))
     store.declare_group(stored, GroupOptions())
     store.apply_command(stored, PauseGroup())
     store.close()
@@ -146,7 +146,9 @@ def test_control_characters_are_refused_in_a_subscription_and_escaped_where_they
 
 def test_a_group_is_named_as_it_is_printed_where_its_name_cannot_be_typed(shell: Shell, database: str) -> None:
     printed = "$share/evil\\x1b]0;P\\x07/a"
-    stored, literal = (Subscription("share", name, Filter("a")) for name in ("evil\x1b]0;P\a", "evil\\x1b]0;P\\x07"))
+    stored, literal = (
+        Subscription("share", name, TopicFilter("a")) for name in ("evil\x1b]0;P\a", "evil\\x1b]0;P\\x07")
+    )
     store = PostgresGroupStore(database)
     group = store.declare_group(stored, GroupOptions())
     for command in (["pause"], ["history"], ["describe"], ["reset", "--to-latest", "--dry-run"], ["export"]):

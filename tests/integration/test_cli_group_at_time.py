@@ -17,7 +17,7 @@ from sublet_storage.groups.model.records import (
     RecordHistory,
     ReleaseStream,
 )
-from sublet_storage.nodes import NodeRef
+from sublet_storage.node_directory import NodeRef
 from tests.integration.cli_kit import Shell, done, refused
 from tests.integration.lending_kit import GROUP, NODE, World, a_world, open_streams
 

@@ -17,10 +17,10 @@ from sublet_protocol.domain.errors import Conflict, NotFound, UsageError
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.admin import progress_transfer
 from sublet_storage.groups.coordinator import lifecycle
-from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import AdvancePosition, Group, GroupOptions, OnDataLoss, StartingPosition
 from sublet_storage.producer import Publisher
-from sublet_storage.spaces.spaces import rollover
+from sublet_storage.spaces.space_changes import rollover
 from tests.integration.cli_kit import Shell, done, refused
 from tests.integration.lending_kit import GROUP, SUBSCRIPTION, World, a_world, open_streams
 from tests.kit import eventually

@@ -13,7 +13,7 @@ import pytest
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect
-from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.history import LATELY
 from sublet_storage.groups.model.records import (
     AdvancePosition,
@@ -27,7 +27,7 @@ from sublet_storage.groups.model.records import (
     RecordHistory,
     ReleaseStream,
 )
-from sublet_storage.nodes import NodeRef
+from sublet_storage.node_directory import NodeRef
 from sublet_storage.producer import Publisher
 from tests.integration.cli_kit import Shell, done, refused
 from tests.kit import eventually

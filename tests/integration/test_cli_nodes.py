@@ -11,7 +11,7 @@ import pytest
 from sublet_protocol.messages.messages import PROTOCOL_VERSION
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin import node_desired_state
-from sublet_storage.nodes import NodeRef, live_nodes, register, renew
+from sublet_storage.node_directory import NodeRef, live_nodes, register, renew
 from sublet_storage.producer import Publisher
 from tests.integration.cli_kit import Running, Shell, done, refused
 from tests.kit import eventually

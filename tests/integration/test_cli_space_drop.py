@@ -16,14 +16,14 @@ from sublet_borrower.consumer.session import Session
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect
-from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions, StartingPosition
-from sublet_storage.log.append import Producer
-from sublet_storage.log.epochs import hold
+from sublet_storage.log.append import ProducerIdentity
+from sublet_storage.log.epoch_capabilities import hold
 from sublet_storage.producer import Publisher
-from sublet_storage.spaces.catalogue import find_space, list_spaces
 from sublet_storage.spaces.retention import apply_retention
-from sublet_storage.spaces.spaces import create_space, drop_space
+from sublet_storage.spaces.space_changes import create_space, drop_space
+from sublet_storage.spaces.space_queries import find_space, list_spaces
 from tests.integration.cli_kit import Shell, done, refused
 from tests.integration.log_kit import put, stream_of
 from tests.kit import eventually
@@ -101,7 +101,7 @@ def test_a_space_that_is_used_is_not_dropped_without_force(
     shell: Shell, conn: psycopg.Connection[Any], database: str
 ) -> None:
     space = find_space(conn, "orders")
-    hold(conn, space.space_id, Producer("holder", 1), [(1,)], 60.0)
+    hold(conn, space.space_id, ProducerIdentity("holder", 1), [(1,)], 60.0)
     refused(shell.run(*DROP, "--yes"), 4, "space 'orders' is in use: producers publish to it: holder", "--force")
     conn.execute("delete from capability")
     store = PostgresGroupStore(database)

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from sublet_storage.spaces.catalogue import find_space
+from sublet_storage.spaces.space_queries import find_space
 from tests.integration.cli_kit import Shell, done, refused
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_protocol.domain.topics import Filter
-from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_protocol.domain.topics import TopicFilter
+from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions
 from tests.integration.cli_kit import Shell, a_shell, done, refused
 
@@ -49,7 +49,7 @@ def test_who_consumes_joins_the_group_that_was_printed_and_else_makes_the_one_th
 ) -> None:
     printed, literal = "$share/a\\u202eb/#", "$share/c\\u202ed/#"
     store = PostgresGroupStore(database)
-    store.declare_group(Subscription("share", "a\u202eb", Filter("#")), GroupOptions())
+    store.declare_group(Subscription("share", "a\u202eb", TopicFilter("#")), GroupOptions())
     store.close()
     shell.leader("n1")
     for given in (printed, literal):

@@ -10,7 +10,7 @@ import pytest
 
 from sublet_protocol.domain.in_doubt import InDoubt
 from sublet_protocol.messages.messages import PROTOCOL_VERSION
-from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.desired_state import PauseGroup, ResumeGroup
 from sublet_storage.groups.model.records import (
     AdvancePosition,
@@ -21,9 +21,9 @@ from sublet_storage.groups.model.records import (
 )
 from sublet_storage.groups.status import diagnosis_queries
 from sublet_storage.groups.status.diagnosis_model import StallReason
-from sublet_storage.nodes import register
+from sublet_storage.node_directory import register
 from sublet_storage.producer import Publisher
-from sublet_storage.spaces.spaces import rollover
+from sublet_storage.spaces.space_changes import rollover
 from tests.integration.cli_kit import Shell, done, refused
 from tests.integration.lending_kit import GROUP, NODE, SUBSCRIPTION, World, a_world, open_streams
 

@@ -10,14 +10,14 @@ import psycopg
 import pytest
 
 from sublet_protocol.domain.errors import StaleTerm
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
 from sublet_storage.log.append import BlockAppend, ProducerStamp, append
 from sublet_storage.log.fetch import fetch
-from sublet_storage.spaces.catalogue import open_streams
-from sublet_storage.spaces.compaction import compact_stream, fragmented_streams
 from sublet_storage.spaces.retention import apply_retention
-from sublet_storage.spaces.spaces import alter_space, reshard, rollover
+from sublet_storage.spaces.small_block_compaction import compact_stream, fragmented_streams
+from sublet_storage.spaces.space_changes import alter_space, reshard, rollover
+from sublet_storage.spaces.space_queries import open_streams
 from tests.integration.log_kit import block, put, read, stamped
 
 
@@ -50,11 +50,11 @@ def test_offsets_content_and_order_stay_for_every_position_and_filter(
     append(conn, [BlockAppend(stream, block(*[b"big"] * 700)), BlockAppend(stream, block(b"a", b"b"))])
     trickle(conn, stream, 20)
     before = read(conn, stream)
-    filtered = read(conn, stream, filter=Filter("t/1"))
+    filtered = read(conn, stream, filter=TopicFilter("t/1"))
     assert compact_stream(conn, stream, older_than_s=0, block_messages=30) == 50 - 2 + 21 - 1
     assert blocks(conn) == [(30, 30), (50, 20), (750, 700), (772, 22)]
     assert read(conn, stream) == before
-    assert read(conn, stream, filter=Filter("t/1")) == filtered
+    assert read(conn, stream, filter=TopicFilter("t/1")) == filtered
     for offset in (1, 29, 30, 31, 49, 50, 51, 749, 751, 771, 772):
         assert read(conn, stream, offset) == before[offset:]
     assert compact_stream(conn, stream, older_than_s=0, block_messages=30) == 0

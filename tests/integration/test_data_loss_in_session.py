@@ -14,7 +14,7 @@ import pytest
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.settings import BorrowerSettings
 from sublet_storage.spaces.retention import apply_retention
-from sublet_storage.spaces.spaces import rollover
+from sublet_storage.spaces.space_changes import rollover
 from tests.integration.log_kit import put, stream_of, with_a_short_lived_space
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet

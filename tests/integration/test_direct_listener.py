@@ -18,7 +18,7 @@ from sublet_borrower.new_data.direct_listener import DirectListener, subscribe_h
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_storage.db.connect import connect, schema_name
-from sublet_storage.nodes import NodeRef, deregister, register
+from sublet_storage.node_directory import NodeRef, deregister, register
 from sublet_storage.notify.changes import Envelope, NotifySettings, stream_change
 from sublet_storage.notify.codec import encode
 from sublet_storage.notify.drivers.direct_listeners import DEFAULT_LISTENER_SLOTS, VARIABLE, acquire_listener_slot

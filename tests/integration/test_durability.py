@@ -21,8 +21,8 @@ from sublet_storage.db.connect import connect
 from sublet_storage.log.append import AppendOutcome, BlockAppend, ProducerStamp, append
 from sublet_storage.log.block import PackedBlock
 from sublet_storage.log.fetch import read_heads
-from sublet_storage.spaces.catalogue import open_streams
-from sublet_storage.spaces.spaces import reshard
+from sublet_storage.spaces.space_changes import reshard
+from sublet_storage.spaces.space_queries import open_streams
 from tests.integration.log_kit import block, everything, kill_postgres, stamped
 from tests.kit import eventually, server_directory
 from tests.kit_nodes import Fleet
@@ -30,7 +30,7 @@ from tests.kit_nodes import Fleet
 ROLLER = """
 import itertools, sys
 from sublet_storage.db.connect import connect
-from sublet_storage.spaces.spaces import reshard
+from sublet_storage.spaces.space_changes import reshard
 with connect(sys.argv[1]) as conn:
     for shards in itertools.cycle((2, 3)):
         reshard(conn, "default", shards)

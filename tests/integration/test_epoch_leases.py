@@ -11,9 +11,9 @@ from contextlib import contextmanager
 import pytest
 
 from sublet_storage.db.connect import connect
-from sublet_storage.log.epochs import read_lower_frontier
+from sublet_storage.log.epoch_capabilities import read_lower_frontier
 from sublet_storage.producer import Publisher
-from sublet_storage.spaces.catalogue import find_space
+from sublet_storage.spaces.space_queries import find_space
 from tests.kit import eventually
 from tests.kit_nodes import ROOT
 

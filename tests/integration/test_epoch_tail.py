@@ -10,14 +10,14 @@ import pytest
 
 from sublet_protocol.domain.epochs import LowerFrontier, UpperFrontier
 from sublet_protocol.domain.errors import InvalidEpoch, PoisonBlock, UsageError
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.log import fetch as message_log
 from sublet_storage.log.append import BlockAppend, ProducerStamp, append
 from sublet_storage.log.block import pack
-from sublet_storage.log.column_layout import BLOCK_SCHEMA
+from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 from sublet_storage.log.epoch_selection import ExcludedEpochs
 from sublet_storage.readers.epoch_tail import EpochMessages, EpochTailItem, EpochTailReader, FrontierSnapshot
-from sublet_storage.spaces.spaces import create_space, drop_space, reshard, rollover
+from sublet_storage.spaces.space_changes import create_space, drop_space, reshard, rollover
 from tests.integration.epoch_kit import ALL, A, B, Story, check_course, numbers, reported, seen
 from tests.integration.log_kit import batch, put
 
@@ -241,7 +241,7 @@ def test_spaces_of_which_only_history_matches_are_not_compared(conn: psycopg.Con
     create_space(conn, "eu", "eu/#", shards=1)
     other = Story(conn, "eu")
     other.advance(B, 3)
-    mine = Filter("eu/#")
+    mine = TopicFilter("eu/#")
     live, history = EpochTailReader(conn, mine), EpochTailReader(conn, mine, "earliest")
     assert live.snapshot == FrontierSnapshot(LowerFrontier(((3,),)), UpperFrontier())
     other.publish(B, 3)

@@ -12,13 +12,13 @@ import pytest
 
 from sublet_protocol.domain.errors import PositionGone
 from sublet_storage.db.connect import connect
-from sublet_storage.log import epochs
-from sublet_storage.log.epochs import hold, release
+from sublet_storage.log import epoch_capabilities
+from sublet_storage.log.epoch_capabilities import hold, release
 from sublet_storage.producer import Publisher
 from sublet_storage.readers.epoch_tail import EpochTailItem, EpochTailReader
-from sublet_storage.spaces.catalogue import find_space
 from sublet_storage.spaces.retention import apply_retention
-from sublet_storage.spaces.spaces import create_space, reshard, rollover
+from sublet_storage.spaces.space_changes import create_space, reshard, rollover
+from sublet_storage.spaces.space_queries import find_space
 from tests.integration.epoch_kit import ALL, A, B, Story, check_course, numbers, reported, seen
 from tests.kit import eventually
 from tests.kit_nodes import ROOT
@@ -119,7 +119,7 @@ def test_a_publisher_that_dies_holds_the_frontier_back_for_its_lease_and_what_it
     messages += reading.read_available(conn)
     assert numbers(seen(messages)) == {4: 1, 7: 1}
     assert reported(messages) == [((3,),)]
-    eventually(lambda: epochs.expire(conn), 30)
+    eventually(lambda: epoch_capabilities.expire(conn), 30)
     assert reported(reading.read_available(conn)) == [((9,),)]
 
 

@@ -24,18 +24,18 @@ from sublet_protocol.domain.errors import (
     UsageError,
 )
 from sublet_storage.db.connect import connect
-from sublet_storage.log import epochs
-from sublet_storage.log.append import AppendOutcome, BlockAppend, Producer, ProducerStamp, append
-from sublet_storage.log.epochs import hold, read_lower_frontier, release, renew
+from sublet_storage.log import epoch_capabilities
+from sublet_storage.log.append import AppendOutcome, BlockAppend, ProducerIdentity, ProducerStamp, append
+from sublet_storage.log.epoch_capabilities import hold, read_lower_frontier, release, renew
 from sublet_storage.producer import Publisher
-from sublet_storage.producer.batches.pending_blocks import PendingRows
-from sublet_storage.producer.buffer import Buffer
-from sublet_storage.spaces.catalogue import find_space, open_streams
-from sublet_storage.spaces.spaces import create_space, drop_space, rollover
+from sublet_storage.producer.batches.unsent_messages import PendingRows
+from sublet_storage.producer.send_buffer import SendBuffer
+from sublet_storage.spaces.space_changes import create_space, drop_space, rollover
+from sublet_storage.spaces.space_queries import find_space, open_streams
 from tests.integration.log_kit import block, everything, in_epochs
 from tests.kit import eventually
 
-A, B, C = (Producer(name, 1) for name in "abc")
+A, B, C = (ProducerIdentity(name, 1) for name in "abc")
 LONG_S = 600.0
 
 
@@ -48,7 +48,9 @@ def least(frontier: LowerFrontier | None) -> list[Epoch]:
     return [] if frontier is None else list(frontier.least)
 
 
-def sent(conn: psycopg.Connection[Any], who: Producer, number: int, *of: Epoch, stream: int = 0) -> AppendOutcome:
+def sent(
+    conn: psycopg.Connection[Any], who: ProducerIdentity, number: int, *of: Epoch, stream: int = 0
+) -> AppendOutcome:
     """Append a block with a message in each of these epochs."""
     stamp = ProducerStamp(who.producer_id, who.incarnation, number)
     return append(conn, [BlockAppend(open_streams(conn)[stream].stream_id, in_epochs(*of), stamp)])[0].outcome
@@ -157,7 +159,7 @@ def test_a_retry_is_told_what_was_refused_though_what_came_behind_it_is_stored(
     assert attempt(1, 5) == ["expired", "appended", "expired", "appended"]
     assert attempt(1, 1) == ["completed", "duplicate", "duplicate", "duplicate"]
     assert attempt(2, 5) == ["expired", "appended", "expired", "appended"], "another life has sequences of its own"
-    hold(conn, space, Producer("a", 2), [(20,)])
+    hold(conn, space, ProducerIdentity("a", 2), [(20,)])
     assert attempt(2, 9) == ["completed", "appended", "completed", "appended"]
     assert attempt(2, 5) == ["expired", "duplicate", "expired", "duplicate"]
     assert sum(map(len, everything(conn).values())) == 3 + 2 + 2 + 2
@@ -215,14 +217,14 @@ def test_a_producer_that_is_not_heard_of_for_its_lease_holds_nothing_back(
 ) -> None:
     hold(conn, space, A, [(3,)], lease_s=0.0)
     hold(conn, space, B, [(5,)], lease_s=LONG_S)
-    assert epochs.expire(conn) == [(space, "a")]
-    assert epochs.expire(conn) == []
+    assert epoch_capabilities.expire(conn) == [(space, "a")]
+    assert epoch_capabilities.expire(conn) == []
     assert least(read_lower_frontier(conn, space)) == [(5,)]
     assert sent(conn, A, 1, (5,)) is AppendOutcome.EXPIRED
     assert renew(conn, A) == frozenset()
     with pytest.raises(CapabilityExpired, match="its lease has run out"):
         hold(conn, space, A, [(6,)])
-    later = Producer("a", 2)
+    later = ProducerIdentity("a", 2)
     assert least(hold(conn, space, later, [(6,)])) == [(5,)], "a later life begins anew"
 
 
@@ -231,10 +233,10 @@ def test_a_later_life_leaves_what_is_known_of_the_one_that_was_closed(
     conn: psycopg.Connection[Any], space: int
 ) -> None:
     hold(conn, space, A, [(3,)], lease_s=0.0)
-    epochs.expire(conn)
-    hold(conn, space, Producer("a", 2), [(6,)], lease_s=0.0)
-    epochs.expire(conn)
-    hold(conn, space, Producer("a", 3), [(7,)])
+    epoch_capabilities.expire(conn)
+    hold(conn, space, ProducerIdentity("a", 2), [(6,)], lease_s=0.0)
+    epoch_capabilities.expire(conn)
+    hold(conn, space, ProducerIdentity("a", 3), [(7,)])
     known = conn.execute(
         "select incarnation, least, expired_at is null from capability order by incarnation"
     ).fetchall()
@@ -247,7 +249,7 @@ def test_a_space_that_was_dropped_keeps_no_other_from_going_on(conn: psycopg.Con
     hold(conn, find_space(conn, "other").space_id, A, [(3,)], lease_s=0.0)
     hold(conn, space, B, [(3,)], lease_s=0.0)
     drop_space(conn, "other")
-    assert epochs.expire(conn) == [(space, "b")]
+    assert epoch_capabilities.expire(conn) == [(space, "b")]
 
 
 @pytest.mark.conforms("S9")
@@ -264,7 +266,7 @@ def test_all_epochs_of_a_space_that_was_dropped_are_completed(conn: psycopg.Conn
 def test_one_that_renews_keeps_what_it_holds(conn: psycopg.Connection[Any], space: int) -> None:
     hold(conn, space, A, [(3,)], lease_s=0.0)
     assert renew(conn, A, LONG_S) == {space}
-    assert epochs.expire(conn) == []
+    assert epoch_capabilities.expire(conn) == []
 
 
 def test_one_that_is_writing_is_left_for_next_time(database: str, conn: psycopg.Connection[Any], space: int) -> None:
@@ -272,15 +274,15 @@ def test_one_that_is_writing_is_left_for_next_time(database: str, conn: psycopg.
     conn.execute("set lock_timeout = 50")
     with connect(database) as writer, writer.transaction():
         assert sent(writer, A, 1, (3,)) is AppendOutcome.APPENDED
-        assert epochs.expire(conn) == []
-    assert epochs.expire(conn) == [(space, "a")]
+        assert epoch_capabilities.expire(conn) == []
+    assert epoch_capabilities.expire(conn) == [(space, "a")]
 
 
 def test_a_later_life_of_a_named_producer_goes_on_with_what_the_earlier_held(
     conn: psycopg.Connection[Any], space: int
 ) -> None:
     hold(conn, space, A, [(3,)])
-    assert least(hold(conn, space, Producer("a", 2), [(4,)])) == [(4,)]
+    assert least(hold(conn, space, ProducerIdentity("a", 2), [(4,)])) == [(4,)]
     with pytest.raises(ProducerFenced):
         hold(conn, space, A, [(5,)])
     with pytest.raises(ProducerFenced):
@@ -294,7 +296,7 @@ def test_at_random_the_frontier_never_goes_back_and_nothing_comes_behind_it(
     dice = random.Random(7)
     before, number = read_lower_frontier(conn, space), 0
     for _ in range(400):
-        who, number = Producer(dice.choice("abcd"), 1 + dice.randrange(2)), number + 1
+        who, number = ProducerIdentity(dice.choice("abcd"), 1 + dice.randrange(2)), number + 1
         epoch = (dice.randrange(12), dice.randrange(12))
         try:
             match dice.randrange(5):
@@ -303,7 +305,7 @@ def test_at_random_the_frontier_never_goes_back_and_nothing_comes_behind_it(
                 case 2:
                     release(conn, space, who)
                 case 3:
-                    epochs.expire(conn)
+                    epoch_capabilities.expire(conn)
                 case _:
                     if sent(conn, who, number, epoch) is AppendOutcome.APPENDED:
                         assert before is not None
@@ -436,7 +438,7 @@ def test_who_fails_does_not_finish_its_epochs(database: str, conn: psycopg.Conne
         fail()
     assert least(read_lower_frontier(conn, space)) == [(3,)]
     conn.execute("update capability set expires_at = clock_timestamp()")
-    assert len(epochs.expire(conn)) == 1
+    assert len(epoch_capabilities.expire(conn)) == 1
     assert least(read_lower_frontier(conn, space)) == [(4,)]
     assert conn.execute("select upper_frontier from capability").fetchall() == [([[3]],)]
 
@@ -463,7 +465,7 @@ def test_an_advance_that_comes_to_nothing_is_told_by_the_next_flush(
     publisher = Publisher(database, space="default", epoch_lease_s=3600)
     publisher.advance(3)
     conn.execute("update capability set expires_at = clock_timestamp() - interval '1 s'")
-    assert len(epochs.expire(conn)) == 1
+    assert len(epoch_capabilities.expire(conn)) == 1
     publisher.advance(4, wait=False)
     with pytest.raises(CapabilityExpired):
         publisher.flush()
@@ -487,18 +489,18 @@ def test_what_was_not_stored_keeps_its_epoch_open(database: str, conn: psycopg.C
 def test_of_two_threads_that_advance_none_undoes_the_other(
     database: str, conn: psycopg.Connection[Any], space: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    advance = Buffer.advance
+    advance = SendBuffer.advance
     with Publisher(database, space="default") as publisher:
         publisher.advance(3)
         other = threading.Thread(target=publisher.advance, args=(6,), kwargs={"wait": False})
 
-        def interrupted(self: Buffer, least: Sequence[Any]) -> Any:
+        def interrupted(self: SendBuffer, least: Sequence[Any]) -> Any:
             if other.ident is None:
                 other.start()
                 other.join(0.2)  # it would be through by then if it could
             return advance(self, least)
 
-        monkeypatch.setattr(Buffer, "advance", interrupted)
+        monkeypatch.setattr(SendBuffer, "advance", interrupted)
         publisher.advance(5, wait=False)
         other.join()
         publisher.flush()
@@ -528,17 +530,17 @@ def test_nobody_waits_for_an_advance_behind_a_batch_that_closing_broke_off(
     database: str, space: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     between, go_on = threading.Event(), threading.Event()
-    add_chunk = Buffer._add_chunk
+    add_chunk = SendBuffer._add_chunk
 
-    def halting(self: Buffer, chunk: PendingRows) -> None:
+    def halting(self: SendBuffer, chunk: PendingRows) -> None:
         add_chunk(self, chunk)
         between.set()
         go_on.wait(20)
 
     publisher = Publisher(database, space="default")
     publisher.advance(3)
-    monkeypatch.setattr(Buffer, "_add_chunk", halting)
-    monkeypatch.setattr("sublet_storage.producer.buffer.ROUTED_AT_ONCE", 1)
+    monkeypatch.setattr(SendBuffer, "_add_chunk", halting)
+    monkeypatch.setattr("sublet_storage.producer.send_buffer.ROUTED_AT_ONCE", 1)
     with ThreadPoolExecutor(2) as pool:
         batch = pool.submit(publisher.publish_batch, {"topic": "t", "value": [b"1", b"2"]})
         assert between.wait(20)

@@ -18,7 +18,7 @@ import psycopg
 import pytest
 
 from sublet_borrower.consumer.session import Session
-from sublet_borrower.remote.feed import Feed
+from sublet_borrower.node_client.feed import Feed
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.errors import (
     DatabaseUnreachable,
@@ -28,34 +28,34 @@ from sublet_protocol.domain.errors import (
     UnknownOutcome,
 )
 from sublet_protocol.domain.subscriptions import Bookmark, Subscription
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres
 from sublet_storage.bootstrap.embedded.binaries import find_binaries
 from sublet_storage.bootstrap.embedded.location import chown_to, server_user
 from sublet_storage.bootstrap.migrate import migrate
 from sublet_storage.db.connect import connect
-from sublet_storage.groups import fencing
+from sublet_storage.groups import consumer_statements
 from sublet_storage.groups.admin import progress_transfer, reset_plan
 from sublet_storage.groups.admin.reset_targets import ResetTarget
-from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
-from sublet_storage.groups.fencing import next_session_epoch
+from sublet_storage.groups.consumer_statements import next_session_epoch
+from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.lending_row import is_of_former_timeline
 from sublet_storage.groups.model.records import AdvancePosition, GroupWrites, LendingChange
 from sublet_storage.log.append import (
     AppendOutcome,
     BlockAppend,
-    Producer,
+    ProducerIdentity,
     ProducerStamp,
     append,
     register_again,
     register_producer,
 )
 from sublet_storage.log.fetch import read_heads
-from sublet_storage.nodes import live_nodes
+from sublet_storage.node_directory import live_nodes
 from sublet_storage.producer import Publisher
 from sublet_storage.readers.tail import MultiStreamReader, Tail
-from sublet_storage.spaces.catalogue import open_streams
-from sublet_storage.spaces.spaces import reshard, rollover
+from sublet_storage.spaces.space_changes import reshard, rollover
+from sublet_storage.spaces.space_queries import open_streams
 from tests.contract.group_world import LEASE_S, ONE, SHARE, TWO, grant
 from tests.integration.log_kit import block
 from tests.kit import eventually
@@ -155,14 +155,14 @@ def test_terms_grants_positions_and_producers_of_the_former_timeline_are_fenced(
         held = groups.load(group.group_id, term)[0]
         append(conn, [BlockAppend(stream, block(*[b"kept"] * 10))])
         write(AdvancePosition(stream, held.grant_id, 6))
-        tail = MultiStreamReader(conn, Filter.parse("#"), "earliest")
+        tail = MultiStreamReader(conn, TopicFilter.parse("#"), "earliest")
         pair.part()
         newer = register_producer(conn, "p")
         append(conn, [BlockAppend(stream, block(*[b"lost"] * 10), ProducerStamp("p", newer, 1))])
         write(AdvancePosition(stream, held.grant_id, 15))
         for place in tail.readable_cursors():
             tail.read(conn, place)
-        watching = Tail(conn, Filter.parse("#"))
+        watching = Tail(conn, TopicFilter.parse("#"))
         exported = progress_transfer.progress_from_json(
             json.loads(json.dumps(progress_transfer.progress_to_json(progress_transfer.read_progress(conn, group))))
         )
@@ -179,7 +179,7 @@ def test_terms_grants_positions_and_producers_of_the_former_timeline_are_fenced(
         with pytest.raises(
             PositionBeyondHead, match=r"bookmark is of timeline [0-9]+/00000001 .*, and this is [0-9]+/00000002"
         ):
-            MultiStreamReader(conn, Filter.parse("#"), Bookmark.parse(str(tail.bookmark)))
+            MultiStreamReader(conn, TopicFilter.parse("#"), Bookmark.parse(str(tail.bookmark)))
         with pytest.raises(PositionBeyondHead, match=r"the file is of timeline [0-9]+/00000001"):
             progress_transfer.create_from_progress(
                 conn, Subscription.parse("$share/copy/#"), group.options, exported, "imported"
@@ -191,21 +191,21 @@ def test_terms_grants_positions_and_producers_of_the_former_timeline_are_fenced(
             "who says that nothing was lost goes on"
         )
         unnamed = Bookmark(tail.bookmark.known, tail.bookmark.offsets)
-        assert MultiStreamReader(conn, Filter.parse("#"), unnamed).readable_cursors(), (
+        assert MultiStreamReader(conn, TopicFilter.parse("#"), unnamed).readable_cursors(), (
             "who says that nothing was lost goes on"
         )
         tail.update_heads(read_heads(conn, [stream]))
         with pytest.raises(PositionBeyondHead, match="another timeline since the reading began"):
             tail.read(conn, tail.readable_cursors()[0])
         with pytest.raises(GrantLost), conn.transaction():
-            fencing.advance(conn, *ours, 18)
+            consumer_statements.advance(conn, *ours, 18)
         with pytest.raises(DatabaseUnreachable):
             groups.renew(ONE, {group.group_id: term}, LEASE_S)  # over the connection to the one that is dead
         assert groups.renew(ONE, {group.group_id: term}, LEASE_S) == frozenset(), "its lease has not run out"
         claim = groups.claim(group.group_id, TWO, LEASE_S)
         assert claim.node == TWO
         with pytest.raises(GrantLost), conn.transaction():
-            fencing.advance(conn, *ours, 18)
+            consumer_statements.advance(conn, *ours, 18)
         (row,) = groups.load(group.group_id, claim.term)
         assert (row.status, row.position) == ("free", 6)
         last = groups.history(group.group_id)[-1]
@@ -214,7 +214,7 @@ def test_terms_grants_positions_and_producers_of_the_former_timeline_are_fenced(
             30,
             "the database has gone over to another timeline",
         )
-        register_again(conn, Producer("p", newer))
+        register_again(conn, ProducerIdentity("p", newer))
         assert (
             append(conn, [BlockAppend(stream, block(b"x"), ProducerStamp("p", older, 1))])[0].outcome
             is AppendOutcome.FENCED

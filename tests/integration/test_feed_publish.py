@@ -13,7 +13,7 @@ import grpc
 import psycopg
 import pytest
 
-from sublet_borrower.remote.feed import Feed
+from sublet_borrower.node_client.feed import Feed
 from sublet_leader.feed.service import FeedLimits
 from sublet_protocol.domain.errors import (
     BatchNumberConflict,
@@ -29,7 +29,7 @@ from sublet_protocol.messages.messages import PROTOCOL_VERSION
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_storage.db.connect import connect
 from sublet_storage.producer import Publisher
-from sublet_storage.spaces.spaces import create_space, reshard
+from sublet_storage.spaces.space_changes import create_space, reshard
 from tests.integration.feed_kit import Serving, address_of, batch, places, publish, serving, stub
 from tests.integration.log_kit import by_key, everything
 from tests.kit import eventually

@@ -16,12 +16,12 @@ import psycopg
 import pytest
 
 import sublet_leader.feed.head_poller as watching
-from sublet_borrower.remote import reader as feed_reader
-from sublet_borrower.remote.feed import Feed
+from sublet_borrower.node_client import feed_reader as feed_reader
+from sublet_borrower.node_client.feed import Feed
 from sublet_leader.feed.service import FeedLimits
 from sublet_protocol.domain.errors import InvalidFilter, PositionBeyondHead, PositionGone, Unavailable, UsageError
 from sublet_protocol.domain.subscriptions import Bookmark
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.feed import ERROR_METADATA, RETRY_AFTER_METADATA
 from sublet_protocol.messages.messages import PROTOCOL_VERSION
 from sublet_protocol.v1 import sublet_pb2 as pb
@@ -31,7 +31,7 @@ from sublet_storage.log.fetch import read_heads
 from sublet_storage.producer import Publisher
 from sublet_storage.readers.tail import MultiStreamReader
 from sublet_storage.spaces.retention import apply_retention
-from sublet_storage.spaces.spaces import create_space, reshard, rollover
+from sublet_storage.spaces.space_changes import create_space, reshard, rollover
 from tests.integration.feed_kit import Serving, address_of, follow_request, read_values, serving, stub, values
 from tests.integration.log_kit import put, stream_of, with_a_short_lived_space
 from tests.kit import eventually
@@ -208,7 +208,7 @@ def test_a_rollover_seen_by_a_read_before_any_look_brings_the_children_into_view
 ) -> None:
     create_space(conn, "eu", "eu/#", shards=1)
     eu = stream_of(conn, "eu")
-    reading = MultiStreamReader(conn, Filter("#"), "earliest")
+    reading = MultiStreamReader(conn, TopicFilter("#"), "earliest")
     put(conn, eu, b"1", topic="eu/1")
     reading.update_heads(read_heads(conn, reading.open_streams))
     rollover(conn, "eu")

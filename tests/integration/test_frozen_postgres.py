@@ -20,8 +20,8 @@ from sublet_borrower.consumer.session import Session
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.streams.batch import Batch
 from sublet_storage.db.connect import connect
-from sublet_storage.spaces.catalogue import open_streams
-from sublet_storage.spaces.spaces import reshard
+from sublet_storage.spaces.space_changes import reshard
+from sublet_storage.spaces.space_queries import open_streams
 from tests.integration.log_kit import put
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet

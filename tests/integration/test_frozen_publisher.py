@@ -16,7 +16,7 @@ import pytest
 from sublet_protocol.domain.errors import Unavailable
 from sublet_storage.db.connect import connect
 from sublet_storage.producer import Publisher, sender
-from sublet_storage.spaces.spaces import reshard
+from sublet_storage.spaces.space_changes import reshard
 from tests.kit import eventually
 
 SPARE_S = 3.0

@@ -12,13 +12,13 @@ import psycopg
 import pytest
 
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
-from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import Group, GroupWrites, StartingPosition
-from sublet_storage.nodes import NodeRef
+from sublet_storage.node_directory import NodeRef
 from sublet_storage.producer import Publisher
-from sublet_storage.spaces.spaces import alter_space, create_space, drop_space, reshard, rollover
+from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover
 from tests.kit import eventually
 
 TOPICS = ("eu/1", "eu/2", "us/1")
@@ -116,7 +116,7 @@ def _missed(conn: psycopg.Connection[Any], group: Group, at: float, sent: list[S
     query = "select stream_id, position, status from lending where group_id = %s"
     rows = {stream_id: (position, status) for stream_id, position, status in conn.execute(query, (group.group_id,))}
     wanted = [each for each in sent if each[0] > at and group.subscription.filter.matches(each[1])]
-    assert wanted or group.subscription.filter != Filter("#")
+    assert wanted or group.subscription.filter != TopicFilter("#")
     return [
         (begun, topic, stream, offset)
         for begun, topic, stream, offset in wanted

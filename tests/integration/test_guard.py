@@ -13,12 +13,12 @@ import pytest
 from sublet_borrower.consumer.member import Member
 from sublet_borrower.machine.events import SessionProgress
 from sublet_borrower.planner.plan_ledger import PlanLedger
-from sublet_borrower.spark.source.guard import Guard
+from sublet_borrower.spark.source.exactly_once import Guard
 from sublet_protocol.domain.errors import BatchLost, DatabaseUnreachable, InvalidSetting, UnknownOutcome, UsageError
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
-from sublet_storage.groups import fencing
-from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
-from sublet_storage.groups.fencing import Attempt
+from sublet_storage.groups import consumer_statements
+from sublet_storage.groups.consumer_statements import TransactionAttempt
+from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions
 from sublet_storage.producer import Publisher
 from tests.integration.query_kit import POINTS, Checkpoint, Died, Rows, Run
@@ -284,7 +284,7 @@ def test_a_driver_that_is_frozen_in_the_transaction_gives_its_streams_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The server gives it half a second before its commit, and in the block as long as a batch may take besides."""
-    monkeypatch.setattr(fencing, "BEFORE_COMMIT_S", 0.5)
+    monkeypatch.setattr(consumer_statements, "BEFORE_COMMIT_S", 0.5)
     monkeypatch.setenv("SUBLET_MAX_POLL_INTERVAL_S", "1" if where == "in the block" else "600")
     checkpoint, settle = Checkpoint(), Guard._settle
 
@@ -293,7 +293,7 @@ def test_a_driver_that_is_frozen_in_the_transaction_gives_its_streams_up(
         eventually(lambda: not conn.execute(there).fetchall(), 60.0)
         conn.execute("select from lending for update nowait")
 
-    def settle_and_freeze(self: Guard, *arguments: Any) -> Attempt | None:
+    def settle_and_freeze(self: Guard, *arguments: Any) -> TransactionAttempt | None:
         attempt = settle(self, *arguments)
         freeze()
         return attempt

@@ -12,7 +12,7 @@ import pytest
 
 from sublet_leader.observe.lag_history import LagHistory
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions
 from tests.integration.cli_kit import a_shell
 from tests.integration.http_kit import Http

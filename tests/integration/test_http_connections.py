@@ -12,8 +12,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from sublet_leader.observe.connection_pool import MAX_CONNECTIONS, RECEIVE_TIMEOUT_S, ConnectionPool
 from sublet_leader.observe.health import Health, HealthCheck, HealthState
+from sublet_leader.observe.http_connections import MAX_CONNECTIONS, RECEIVE_TIMEOUT_S, HttpConnections
 from sublet_protocol.domain.errors import SubletError, Unavailable
 from sublet_storage.db.bounded_connection import BoundedConnection
 from tests.kit import eventually
@@ -26,16 +26,16 @@ END_THEM = OURS.replace("count(*)", "pg_terminate_backend(pid)")
 
 
 @contextmanager
-def a_pool(url: str, state: HealthState = HealthState.OK) -> Iterator[ConnectionPool]:
+def a_pool(url: str, state: HealthState = HealthState.OK) -> Iterator[HttpConnections]:
     """Closed at the end."""
-    pool = ConnectionPool(url, lambda: Health((HealthCheck("database", state, "as a test says"),)))
+    pool = HttpConnections(url, lambda: Health((HealthCheck("database", state, "as a test says"),)))
     try:
         yield pool
     finally:
         pool.close()
 
 
-def ask(pool: ConnectionPool, statement: str = "select 1") -> Any:
+def ask(pool: HttpConnections, statement: str = "select 1") -> Any:
     with pool.connection() as connection:
         row = connection.execute(statement).fetchone()
     assert row is not None
@@ -96,7 +96,7 @@ def test_whoever_asks_while_the_database_is_away_is_told_why(database: str) -> N
         ask(pool)
 
 
-def answer(pool: ConnectionPool) -> Any:
+def answer(pool: HttpConnections) -> Any:
     with suppress(SubletError, psycopg.OperationalError):
         return ask(pool)
     return None

@@ -15,12 +15,12 @@ import pytest
 
 from sublet_leader.observe.metric_definitions import FAMILIES
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import RecordHistory
 from sublet_storage.groups.status.lag_queries import all_lags, status_lags, stream_lags, sum_by_status
 from sublet_storage.groups.status.overview import list_groups
 from sublet_storage.producer import Publisher
-from sublet_storage.spaces.spaces import reshard
+from sublet_storage.spaces.space_changes import reshard
 from tests.integration.cli_kit import a_shell
 from tests.integration.http_kit import Http
 from tests.integration.lending_kit import GROUP as LED_BY_HAND

@@ -15,10 +15,10 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions
-from sublet_storage.nodes import NodeRef, register
-from sublet_storage.spaces.spaces import reshard
+from sublet_storage.node_directory import NodeRef, register
+from sublet_storage.spaces.space_changes import reshard
 from tests.integration.http_kit import Http
 from tests.integration.sharing_kit import ALL, WAIT_S, Stage
 from tests.kit import eventually

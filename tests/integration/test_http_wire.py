@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from sublet_leader.http.auth import AdminGuard
+from sublet_leader.http.auth import AdminTokenGuard
 from sublet_leader.http.responses import build_app, json_response
 from sublet_leader.http.server import HttpServer
 from sublet_leader.http.settings import MAX_CONNECTIONS, MAX_HEAD
@@ -48,7 +48,7 @@ class Port:
             Route("/block", self._block),
             Route("/many", lambda request: Response(b"x" * MANY_BYTES)),
             Route("/broken", self._broken),
-            Route("/act", AdminGuard(TOKEN).require_token(json_response), methods=["POST"]),
+            Route("/act", AdminTokenGuard(TOKEN).require_token(json_response), methods=["POST"]),
         ]
         self.server = HttpServer(ListenAddress("127.0.0.1", 0), build_app(routes))
         self.server.start()

@@ -15,13 +15,13 @@ import pyarrow as pa
 import pytest
 
 from sublet_protocol.domain.errors import NotFound, PositionBeyondHead, PositionGone, Unavailable, UnknownOutcome
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
 from sublet_storage.log.append import AppendOutcome, AppendResult, BlockAppend, ProducerStamp, append, register_producer
 from sublet_storage.log.fetch import fetch, offset_at_time, read_heads
-from sublet_storage.spaces.catalogue import open_streams
 from sublet_storage.spaces.retention import drop_gone
-from sublet_storage.spaces.spaces import rollover
+from sublet_storage.spaces.space_changes import rollover
+from sublet_storage.spaces.space_queries import open_streams
 from tests.integration.log_kit import block, in_epochs, put, read, stamped
 from tests.kit import eventually
 
@@ -181,7 +181,7 @@ def test_small_blocks_that_lie_alike_come_together_and_the_messages_are_the_same
     alone, together = fetch(conn, stream, 2, end=140), fetch(conn, stream, 2, end=140, few=50)
     assert (len(together.batches), together.position) == (len(alone.batches) - 2, alone.position)
     assert pa.Table.from_batches(together.batches).equals(pa.Table.from_batches(alone.batches))
-    few = fetch(conn, stream, 0, filter=Filter("t"), few=50).batches
+    few = fetch(conn, stream, 0, filter=TopicFilter("t"), few=50).batches
     assert len(few) == len(fetch(conn, stream, 0).batches)
 
 
@@ -216,11 +216,11 @@ def test_a_page_ends_before_a_hole_and_the_next_names_it(
     for value in (b"a", b"b", b"c", b"d"):
         put(conn, stream, value)
     conn.execute("delete from block where end_offset = 3")
-    page = fetch(conn, stream, 0, filter=Filter(filter))
+    page = fetch(conn, stream, 0, filter=TopicFilter(filter))
     assert (page.start, page.position, page.head) == (0, 2, 4)
     assert [row for batch in page.batches for row in batch["value"].to_pylist()] == [b"a", b"b"] * (filter != "other")
     with pytest.raises(PositionGone) as gone:
-        fetch(conn, stream, page.position, filter=Filter(filter))
+        fetch(conn, stream, page.position, filter=TopicFilter(filter))
     assert (gone.value.offset, gone.value.oldest) == (2, 3)
     assert values(read(conn, stream, 3)) == [b"d"]
 
@@ -257,11 +257,11 @@ def test_a_filter_skips_blocks_on_the_server_and_the_position_moves_on(
         conn, [BlockAppend(stream, block(*[b"4"] * 20, topic=[*["z"] * 10, *(f"a/{index}" for index in range(10))]))]
     )
     put(conn, stream, b"5", topic="b/c")
-    page = fetch(conn, stream, 0, filter=Filter("a/+"))
+    page = fetch(conn, stream, 0, filter=TopicFilter("a/+"))
     found = [row for each in page.batches for row in each.to_pylist()]
     assert [row["offset"] for row in found] == [0, *range(13, 23)]
     assert page.position == page.head == 24
-    none = fetch(conn, stream, 0, filter=Filter("nothing/#"), limit_blocks=2)
+    none = fetch(conn, stream, 0, filter=TopicFilter("nothing/#"), limit_blocks=2)
     assert (none.batches, none.position) == ((), 2)
 
 
@@ -271,7 +271,7 @@ def test_a_filter_too_complex_for_postgres_is_applied_all_the_same(
 ) -> None:
     meant = text.replace("+", "a").replace("#", "b")
     append(conn, [BlockAppend(stream, block(b"1", topic="other")), BlockAppend(stream, block(b"2", topic=meant))])
-    page = fetch(conn, stream, 0, filter=Filter(text))
+    page = fetch(conn, stream, 0, filter=TopicFilter(text))
     assert [row["value"] for batch in page.batches for row in batch.to_pylist()] == [b"2"]
     assert page.position == 2
 

@@ -18,8 +18,8 @@ from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.streams.batch import Batch
 from sublet_protocol.domain.errors import GrantLost
 from sublet_storage.db.connect import connect
-from sublet_storage.spaces.catalogue import open_streams
-from sublet_storage.spaces.spaces import reshard
+from sublet_storage.spaces.space_changes import reshard
+from sublet_storage.spaces.space_queries import open_streams
 from tests.integration.log_kit import put
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet

@@ -23,11 +23,11 @@ import pytest
 from sublet_borrower.consumer.async_session import AsyncSession
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.fetch import stream_fetcher
-from sublet_borrower.fetch.nodes import NodeReader
+from sublet_borrower.fetch.node_reader import NodeReader
 from sublet_borrower.settings import BorrowerSettings
 from sublet_leader.feed.service import FeedLimits
 from sublet_protocol.domain.errors import ProtocolMismatch, SubscriptionEnded, Unavailable, UsageError
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.feed import ERROR_METADATA, RETRY_AFTER_METADATA
 from sublet_protocol.messages.feed_fetch import FetchRequest, encode_fetch_request, encode_heads_request
 from sublet_protocol.messages.messages import PROTOCOL_VERSION
@@ -35,7 +35,7 @@ from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_storage.db.connect import connect
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.retention import apply_retention
-from sublet_storage.spaces.spaces import rollover
+from sublet_storage.spaces.space_changes import rollover
 from tests.integration.feed_kit import address_of, serving, stub
 from tests.integration.log_kit import put, stream_of, with_a_short_lived_space
 from tests.integration.sharing_kit import ALL, WAIT_S, Stage
@@ -299,7 +299,7 @@ def test_malformed_requests_are_refused_by_name_and_disturb_nobody(database: str
 def test_reads_are_bounded_and_those_beyond_are_told_to_come_again(database: str) -> None:
     with connect(database) as conn:
         stream = stream_of(conn, "default")
-    request = encode_fetch_request(FetchRequest(stream, 0, Filter("#"), 1, 1))
+    request = encode_fetch_request(FetchRequest(stream, 0, TopicFilter("#"), 1, 1))
     with contextlib.ExitStack() as stack:
         proxy = stack.enter_context(PostgresProxy(database))
         server = stack.enter_context(serving(proxy.url, FeedLimits(max_reads=2)))

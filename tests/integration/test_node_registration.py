@@ -17,7 +17,7 @@ from sublet_leader.server import NodeServer
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_storage.db.connect import connect
-from sublet_storage.nodes import NodeRef, list_nodes, live_nodes
+from sublet_storage.node_directory import NodeRef, list_nodes, live_nodes
 from tests.kit import eventually
 from tests.kit_nodes import Fleet
 

@@ -12,7 +12,7 @@ import pytest
 
 from sublet_protocol.domain.errors import NodeNameTaken
 from sublet_storage.db.connect import connect
-from sublet_storage.nodes import (
+from sublet_storage.node_directory import (
     NodeRef,
     delete_expired,
     deregister,

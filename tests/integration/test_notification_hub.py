@@ -11,14 +11,14 @@ import pytest
 from sublet_leader.node.notification_hub import NotificationHub
 from sublet_protocol.messages.events import StreamHead
 from sublet_protocol.pubsub.model import Channel, Subscribe
-from sublet_protocol.pubsub.publisher import PubSubPublisher
+from sublet_protocol.pubsub.publisher_machine import PubSubPublisherMachine
 from sublet_protocol.pubsub.publisher_replies import PollDeliveries
 from sublet_protocol.pubsub.server import new_publisher
 from sublet_storage.db.connect import connect
 from sublet_storage.notify.changes import Change, NotifySettings, group_change, stream_change
 from sublet_storage.notify.drivers.registry import load_driver
 from sublet_storage.notify.publisher import publish_once
-from sublet_storage.spaces.spaces import create_space
+from sublet_storage.spaces.space_changes import create_space
 
 NEWS = NotifySettings().scaled(4)
 ODD: list[dict[str, Any] | None] = [
@@ -38,7 +38,7 @@ async def until(fact: object) -> None:
             await asyncio.sleep(0.01)
 
 
-def heads(publisher: PubSubPublisher, name: str) -> list[object]:
+def heads(publisher: PubSubPublisherMachine, name: str) -> list[object]:
     found = publisher.poll(name, 0, "", 0.0, 0.0)
     return [delivery.body for delivery in found.deliveries] if isinstance(found, PollDeliveries) else []
 

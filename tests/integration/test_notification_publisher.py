@@ -16,7 +16,7 @@ import psycopg
 import pytest
 
 from sublet_storage.db.connect import connect
-from sublet_storage.nodes import NodeRef, deregister, register
+from sublet_storage.node_directory import NodeRef, deregister, register
 from sublet_storage.notify import publisher as publisher_module
 from sublet_storage.notify.changes import KINDS, Change, space_change, stream_change
 from sublet_storage.notify.drivers.base import DriverCapabilities

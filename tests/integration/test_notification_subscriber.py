@@ -11,11 +11,17 @@ import psycopg
 import pytest
 
 from sublet_storage.db.connect import connect
-from sublet_storage.nodes import NodeRef, register
+from sublet_storage.node_directory import NodeRef, register
+from sublet_storage.notify.catch_up_reads import (
+    make_snapshot_reader,
+    read_groups,
+    read_nodes,
+    read_spaces,
+    read_streams,
+)
 from sublet_storage.notify.changes import KINDS, Change, ObjectSnapshot, space_change, stream_change
 from sublet_storage.notify.publisher import NotificationPublisher
-from sublet_storage.notify.snapshot import make_snapshot_reader, read_groups, read_nodes, read_spaces, read_streams
-from sublet_storage.spaces.spaces import create_space, drop_space, rollover
+from sublet_storage.spaces.space_changes import create_space, drop_space, rollover
 from tests.integration.log_kit import put, stream_of
 from tests.integration.notify_kit import NODE, SETTINGS, Bench, Received, listening, threads
 from tests.kit import eventually

@@ -14,9 +14,9 @@ import pytest
 
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect
-from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.producer import Publisher
-from sublet_storage.spaces.spaces import alter_space, create_space, drop_space, reshard, rollover
+from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover
 from tests.deliveries import judge
 from tests.integration.log_kit import everything
 from tests.kit import eventually

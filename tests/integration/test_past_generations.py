@@ -16,12 +16,12 @@ from sublet_leader.jobs.maintenance import _steps
 from sublet_protocol.domain.epochs import LowerFrontier
 from sublet_protocol.domain.errors import Conflict, NotFound, PositionGone
 from sublet_protocol.domain.subscriptions import Bookmark, Subscription
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
 from sublet_storage.doctor import location_checks
 from sublet_storage.doctor.checks import find_leaderless_groups
 from sublet_storage.groups.admin import progress_transfer
-from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.coordinator.stream_sync import add_streams
 from sublet_storage.groups.model.records import (
     AdvancePosition,
@@ -34,19 +34,19 @@ from sublet_storage.groups.model.records import (
 from sublet_storage.groups.status.lag_queries import all_lags, list_unconsumed_groups, status_lags, stream_lags
 from sublet_storage.groups.status.overview import list_leaderless_groups
 from sublet_storage.log import fetch as message_log
-from sublet_storage.nodes import NodeRef
+from sublet_storage.node_directory import NodeRef
 from sublet_storage.readers.epoch_steps import read_block_summaries
 from sublet_storage.readers.tail import MultiStreamReader, Tail
-from sublet_storage.spaces.past_generations import Collapse
-from sublet_storage.spaces.retention import IdleProducers, apply_retention
-from sublet_storage.spaces.spaces import alter_space, create_space, drop_space, reshard, rollover
+from sublet_storage.spaces.past_generations import PastGenerationCleaner
+from sublet_storage.spaces.retention import IdleProducerCleaner, apply_retention
+from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover
 from sublet_storage.spaces.tiering import tier_space
 from tests.integration.log_kit import put, stream_of
 from tests.payload_kit import LocalWorld
 
 GROUP = Subscription.parse("$share/g/#")
 NODE = NodeRef("n1", "i1", "127.0.0.1:1")
-ALL = Filter("#")
+ALL = TopicFilter("#")
 UNSEEN = "select from generation where state = 'closed' and is_past is null"
 
 
@@ -57,7 +57,7 @@ class House:
         self.url, self.conn, self.store = url, conn, PostgresGroupStore(url)
         reshard(conn, "default", 1)
         self.group = self.store.declare_group(GROUP, GroupOptions(StartingPosition.EARLIEST))
-        self.collapse = Collapse(rest_s=0)
+        self.collapse = PastGenerationCleaner(rest_s=0)
 
     def keep(self) -> set[int]:
         """Housekeeping until there is nothing to do; the generations that are left."""
@@ -241,7 +241,7 @@ def cost(house: House) -> int:
     for _ in range(2):  # the second finds what the first has left
         with connect(house.url) as conn:
             before = read(conn)
-        collapse, producers = Collapse(rest_s=0), IdleProducers()
+        collapse, producers = PastGenerationCleaner(rest_s=0), IdleProducerCleaner()
         renew_once(house)
         with connect(house.url) as conn:
             for _, step in _steps(conn, lambda _: None, 1e9, lambda _: None, collapse, producers):

@@ -18,16 +18,16 @@ from sublet_protocol.messages.messages import PROTOCOL_VERSION
 from sublet_storage.db.connect import connect
 from sublet_storage.doctor import location_checks
 from sublet_storage.doctor.checks import Finding, Severity, run_checks
-from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.history import delete_old_history, read_history
 from sublet_storage.groups.model.records import MAINTENANCE, RecordHistory
 from sublet_storage.groups.status import diagnosis_queries, json_views
 from sublet_storage.groups.status.diagnosis_model import StallReason
 from sublet_storage.groups.status.overview import describe_group, list_groups
 from sublet_storage.groups.status.overview_model import StreamView
-from sublet_storage.nodes import NodeRef
+from sublet_storage.node_directory import NodeRef
 from sublet_storage.objects.object_stores import LocalBackend
-from sublet_storage.spaces.spaces import alter_space, rollover
+from sublet_storage.spaces.space_changes import alter_space, rollover
 from tests.integration.cli_kit import a_shell
 from tests.integration.http_kit import Http
 from tests.integration.lending_kit import GROUP as LED_BY_HAND

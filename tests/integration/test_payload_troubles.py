@@ -20,29 +20,29 @@ from psycopg import sql
 from sublet_leader.jobs import maintenance
 from sublet_leader.jobs.maintenance import MaintenanceRunner
 from sublet_protocol.domain.errors import Conflict, PayloadDamaged, PayloadUnavailable, StaleTerm
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.bootstrap.migrate import downgrade
 from sublet_storage.db.connect import connect
 from sublet_storage.doctor import location_checks
 from sublet_storage.doctor.checks import Severity
 from sublet_storage.groups.coordinator import leadership
 from sublet_storage.groups.model.records import MAINTENANCE
-from sublet_storage.log import epochs
-from sublet_storage.log.append import BlockAppend, Producer, ProducerStamp, register_producer
+from sublet_storage.log import epoch_capabilities
+from sublet_storage.log.append import BlockAppend, ProducerIdentity, ProducerStamp, register_producer
 from sublet_storage.log.fetch import fetch
-from sublet_storage.nodes import NodeRef
+from sublet_storage.node_directory import NodeRef
 from sublet_storage.objects import registry
 from sublet_storage.objects.location import parse_location
 from sublet_storage.objects.object_stores import MARKER, WRITABLE, LocalBackend, ObjectStore
 from sublet_storage.objects.parallel_calls import run_parallel
 from sublet_storage.readers.epoch_tail import EpochMessages, EpochTailReader
 from sublet_storage.readers.tail import Tail
-from sublet_storage.spaces import compaction, restore, retention, tiering
-from sublet_storage.spaces.compaction import compact_stream
+from sublet_storage.spaces import restore, retention, small_block_compaction, tiering
 from sublet_storage.spaces.retention import drop_gone
 from sublet_storage.spaces.rollover import partition_table
 from sublet_storage.spaces.routing import Space
-from sublet_storage.spaces.spaces import alter_space, create_space, drop_space, rollover
+from sublet_storage.spaces.small_block_compaction import compact_stream
+from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, rollover
 from tests.integration.log_kit import in_epochs, read, stream_of
 from tests.kit import eventually
 from tests.payload_kit import LocalWorld, a_closed_stream, a_space, fill, move, swept
@@ -262,8 +262,8 @@ def test_who_appends_and_advances_is_not_killed_by_who_moves_payloads(
     stream = stream_of(conn, "eu")
     fill(conn, stream, BLOCKS)
     age(conn)
-    who = Producer("p", register_producer(conn, "p"))
-    epochs.hold(conn, space.space_id, who, [(1,)])
+    who = ProducerIdentity("p", register_producer(conn, "p"))
+    epoch_capabilities.hold(conn, space.space_id, who, [(1,)])
     moved: list[object] = []
 
     def tier() -> None:
@@ -273,16 +273,16 @@ def test_who_appends_and_advances_is_not_killed_by_who_moves_payloads(
             except psycopg.Error as error:
                 moved.append(error)
 
-    mover, ask = threading.Thread(target=tier), epochs._ask_to_hold
+    mover, ask = threading.Thread(target=tier), epoch_capabilities._ask_to_hold
 
     def late(*args: Any) -> Any:
         mover.start()
         eventually(lambda: waiting(database), WAIT_S)
         return ask(*args)
 
-    monkeypatch.setattr(epochs, "_ask_to_hold", late)
+    monkeypatch.setattr(epoch_capabilities, "_ask_to_hold", late)
     appends = [BlockAppend(stream, in_epochs((1,)), ProducerStamp("p", who.incarnation, 1))]
-    done = epochs.append_and_advance(conn, appends, space.space_id, who, [(2,)], 60)
+    done = epoch_capabilities.append_and_advance(conn, appends, space.space_id, who, [(2,)], 60)
     mover.join()
     assert (done.error, moved) == (None, [BLOCKS])
 
@@ -294,14 +294,14 @@ def test_compaction_leaves_what_was_moved_since_it_looked(
     stream = stream_of(conn, "eu")
     fill(conn, stream, BLOCKS)
     age(conn)
-    before, scan = read(conn, stream), compaction._scan
+    before, scan = read(conn, stream), small_block_compaction._scan
 
     def late(*args: Any) -> Any:
         found = scan(*args)
         move(conn, space)
         return found
 
-    monkeypatch.setattr(compaction, "_scan", late)
+    monkeypatch.setattr(small_block_compaction, "_scan", late)
     assert compact_stream(conn, stream, older_than_s=0) == 0
     assert len(named(conn)) == BLOCKS
     assert read(conn, stream) == before
@@ -423,7 +423,12 @@ def test_what_lies_behind_an_object_that_cannot_be_written_is_moved_and_known_an
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A disk that is full for the first block, in each pass, and not for later ones."""
-    write, compact, before, compacted = LocalBackend.write, compaction.compact_stream, read(conn, stream), list[int]()
+    write, compact, before, compacted = (
+        LocalBackend.write,
+        small_block_compaction.compact_stream,
+        read(conn, stream),
+        list[int](),
+    )
 
     def full(self: LocalBackend, name: str, payload: bytes) -> None:
         if f"/{stream}-2-" in name:
@@ -435,7 +440,7 @@ def test_what_lies_behind_an_object_that_cannot_be_written_is_moved_and_known_an
         return compact(connection, stream_id, **how)
 
     monkeypatch.setattr(LocalBackend, "write", full)
-    monkeypatch.setattr(compaction, "compact_stream", noted)
+    monkeypatch.setattr(small_block_compaction, "compact_stream", noted)
     monkeypatch.setattr(tiering, "BATCH_BLOCKS", 2)
     for _ in range(2):
         with pytest.raises(PayloadUnavailable, match="No space left"):
@@ -481,14 +486,14 @@ def test_what_ails_one_stream_holds_up_no_other(
     later = stream_of(conn, "eu")
     fill(conn, later, BLOCKS, size=70_000)
     rollover(conn, "eu")
-    compact = compaction.compact_stream
+    compact = small_block_compaction.compact_stream
 
     def ailing(connection: Any, stream_id: int, **how: Any) -> int:
         if stream_id == stream:
             raise ValueError("this one ails")
         return compact(connection, stream_id, **how)
 
-    monkeypatch.setattr(compaction, "compact_stream", ailing)
+    monkeypatch.setattr(small_block_compaction, "compact_stream", ailing)
     with pytest.raises(ValueError, match="this one ails"):
         tiering.tier_space(conn, space)
     assert len(named(conn)) == BLOCKS
@@ -737,7 +742,7 @@ def test_while_a_place_is_away_a_tail_shows_what_lies_elsewhere(
     well = stream_of(conn, "us")
     fill(conn, well, 1)
     world.go_away()
-    tail, reading = Tail(conn, Filter("#"), "earliest"), EpochTailReader(conn, Filter("#"), "earliest")
+    tail, reading = Tail(conn, TopicFilter("#"), "earliest"), EpochTailReader(conn, TopicFilter("#"), "earliest")
     for _ in range(2):
         assert streams_shown(tail.pages()) == [well, well]
         assert streams_shown(

@@ -11,11 +11,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from sublet_borrower.fetch.database import LogReader
-from sublet_borrower.fetch.nodes import NodeReader
-from sublet_borrower.remote.feed import Feed
-from sublet_borrower.spark.source import ranges
-from sublet_borrower.spark.source.ranges import RangePartition, read_task
+from sublet_borrower.fetch.log_reader import LogReader
+from sublet_borrower.fetch.node_reader import NodeReader
+from sublet_borrower.node_client.feed import Feed
+from sublet_borrower.spark.source import range_reader
+from sublet_borrower.spark.source.range_reader import RangePartition, read_task
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.errors import (
     Conflict,
@@ -25,14 +25,14 @@ from sublet_protocol.domain.errors import (
     PayloadUnreadable,
     Unavailable,
 )
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.bootstrap.migrate import downgrade
 from sublet_storage.db.connect import connect
 from sublet_storage.log import fetch as message_log
 from sublet_storage.objects.location import parse_location
 from sublet_storage.objects.object_stores import LocalBackend
-from sublet_storage.spaces.catalogue import find_space
-from sublet_storage.spaces.spaces import alter_space, create_space, rollover
+from sublet_storage.spaces.space_changes import alter_space, create_space, rollover
+from sublet_storage.spaces.space_queries import find_space
 from tests.integration.cli_kit import Shell, a_shell
 from tests.integration.feed_kit import read_values, serving
 from tests.integration.log_kit import read, stream_of
@@ -67,7 +67,7 @@ def stream(conn: psycopg.Connection[Any], world: LocalWorld) -> int:
 def granted_of(conn: psycopg.Connection[Any], stream: int) -> GrantedStream:
     row = conn.execute("select generation_id from stream where stream_id = %s", (stream,)).fetchone()
     assert row is not None
-    return GrantedStream(stream, 1, row[0], Filter("#"), 0)
+    return GrantedStream(stream, 1, row[0], TopicFilter("#"), 0)
 
 
 def test_a_group_consumes_what_nodes_have_moved_each_message_once(
@@ -200,7 +200,7 @@ def test_a_spark_task_waits_for_the_place(
     schema = to_arrow_schema(all_columns())
     world.go_away()
     with monkeypatch.context() as impatient:
-        impatient.setattr(ranges, "DATABASE_TIMEOUT_S", 0.0)
+        impatient.setattr(range_reader, "DATABASE_TIMEOUT_S", 0.0)
         with pytest.raises(PayloadUnavailable):
             list(read_task(task, schema))
     since, asked = message_log.fetch, 0

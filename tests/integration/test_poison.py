@@ -13,11 +13,11 @@ import pytest
 
 from sublet.cli.base.values import format_ranges
 from sublet_borrower.consumer.session import Session
-from sublet_borrower.remote.feed import Feed
+from sublet_borrower.node_client.feed import Feed
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.errors import PoisonBlock
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.messages import PROTOCOL_VERSION
 from sublet_storage.db.connect import connect
 from sublet_storage.doctor.checks import run_checks
@@ -30,8 +30,8 @@ from sublet_storage.log.block import pack
 from sublet_storage.log.fetch import fetch
 from sublet_storage.readers.epoch_tail import EpochTailReader
 from sublet_storage.readers.tail import Tail
-from sublet_storage.spaces.compaction import compact_stream
-from sublet_storage.spaces.spaces import create_space
+from sublet_storage.spaces.small_block_compaction import compact_stream
+from sublet_storage.spaces.space_changes import create_space
 from tests.integration.cli_kit import a_shell
 from tests.integration.feed_kit import address_of, serving
 from tests.integration.log_kit import batch, read
@@ -198,7 +198,7 @@ def test_who_reads_without_a_group_sees_all_else_and_then_the_error_by_name(
             seen.extend(value for table in tables for value in table.column("value").to_pylist())
         return sorted(seen)
 
-    filter = Filter.parse("eu/#")
+    filter = TopicFilter.parse("eu/#")
     assert drained(Tail(conn, filter, "earliest").pages()) == entire
     reading = EpochTailReader(conn, filter, "earliest")
     assert drained(said.table for said in reading.read_available(conn) if hasattr(said, "table")) == entire

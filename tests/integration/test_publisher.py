@@ -35,9 +35,9 @@ from sublet_storage.bootstrap.migrate import migrate
 from sublet_storage.db.connect import connect
 from sublet_storage.log.append import AppendOutcome, AppendResult, BlockAppend, append
 from sublet_storage.producer import AsyncPublisher, Publisher
-from sublet_storage.producer.batches.pending_blocks import PendingBlock
-from sublet_storage.spaces.catalogue import find_space, open_streams
-from sublet_storage.spaces.spaces import alter_space, create_space, drop_space, reshard, rollover
+from sublet_storage.producer.batches.unsent_messages import PendingBlock
+from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover
+from sublet_storage.spaces.space_queries import find_space, open_streams
 from tests.broken_off import broken_off
 from tests.integration.log_kit import by_key, everything, kill_postgres
 from tests.kit import eventually, server_directory

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sublet_storage.notify import snapshot
+from sublet_storage.notify import catch_up_reads
 from sublet_storage.notify.changes import GROUP, KINDS, NODE, SPACE, NotifySettings
 from sublet_storage.notify.subscriber import NotificationSubscriber
 from tests.integration.sharing_kit import WAIT_S, Stage
@@ -173,7 +173,7 @@ def test_what_is_known_is_what_is_in_the_database_though_half_of_the_news_is_los
     stage.serve("n1")
     driver, url = load_driver("lossy")(stage.fleet.url), stage.fleet.url
     subscriber = NotificationSubscriber(
-        url, driver, snapshot.make_snapshot_reader(lambda: ()), lambda change: None, settings=NEWS
+        url, driver, catch_up_reads.make_snapshot_reader(lambda: ()), lambda change: None, settings=NEWS
     )
     try:
         assert subscriber.wait_caught_up(WAIT_S)
@@ -195,5 +195,5 @@ def _known(subscriber: NotificationSubscriber) -> dict[tuple[str, str], int]:
 
 def _stored(stage: Stage) -> dict[tuple[str, str], int]:
     connection = stage.scene.connection
-    readers = {SPACE: snapshot.read_spaces, GROUP: snapshot.read_groups, NODE: snapshot.read_nodes}
+    readers = {SPACE: catch_up_reads.read_spaces, GROUP: catch_up_reads.read_groups, NODE: catch_up_reads.read_nodes}
     return {(kind, each.key): each.version for kind, read in readers.items() for each in read(connection)}

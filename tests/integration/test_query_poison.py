@@ -11,8 +11,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from sublet_borrower.spark.source import ranges
-from sublet_borrower.spark.source.ranges import RangePartition, poison_in
+from sublet_borrower.spark.source import range_reader
+from sublet_borrower.spark.source.range_reader import RangePartition, poison_in
 from sublet_protocol.domain.errors import PoisonBlock
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.db.connect import connect
@@ -23,7 +23,7 @@ from sublet_storage.groups.status import diagnosis_queries
 from sublet_storage.log.append import BlockAppend, append
 from sublet_storage.log.block import pack
 from sublet_storage.producer import Publisher
-from sublet_storage.spaces.spaces import create_space, rollover
+from sublet_storage.spaces.space_changes import create_space, rollover
 from tests.integration.log_kit import batch
 from tests.integration.query_kit import POINTS, Checkpoint, Died, Run
 from tests.integration.test_guard import Guarded
@@ -220,7 +220,7 @@ def test_in_a_group_of_whole_epochs_it_has_all_epochs_before_that(
 def test_what_is_away_or_gone_is_left_to_the_tasks(
     database: str, conn: psycopg.Connection[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranges, "DATABASE_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(range_reader, "DATABASE_TIMEOUT_S", 0.0)
     world = LocalWorld(tmp_path)
     space = a_space(conn, world)
     stream = a_closed_stream(conn, 4)

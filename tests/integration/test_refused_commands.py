@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from sublet_borrower.agent.event_queue import EventQueue, SessionEvent
-from sublet_borrower.agent.thread import AgentThread
+from sublet_borrower.agent.network_agent import NetworkAgent
 from sublet_borrower.machine.agent import SubscriptionClosed
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.messages.messages import InvalidateReason, LeaderWanted
@@ -19,7 +19,7 @@ GROUP = "$queue/g/a"
 SETTINGS = BorrowerSettings().scaled(20)
 
 
-async def the_end(agent: AgentThread, subscribe: Callable[[EventQueue], int]) -> list[SessionEvent]:
+async def the_end(agent: NetworkAgent, subscribe: Callable[[EventQueue], int]) -> list[SessionEvent]:
     """All news of a subscription, up to its end."""
     inbox, news = EventQueue(), list[SessionEvent]()
 
@@ -36,7 +36,7 @@ async def the_end(agent: AgentThread, subscribe: Callable[[EventQueue], int]) ->
 def test_a_subscription_that_a_node_refuses_is_over_with_the_nodes_reason() -> None:
     async def test() -> None:
         async with a_node() as node:
-            agent = AgentThread(lambda: [node.address], SETTINGS)
+            agent = NetworkAgent(lambda: [node.address], SETTINGS)
             try:
                 malformed = await the_end(agent, lambda inbox: agent.subscribe(GROUP, inbox, session="n" * 600))
                 unknown = await the_end(agent, lambda inbox: agent.subscribe(GROUP, inbox))

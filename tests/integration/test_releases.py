@@ -16,7 +16,7 @@ from sublet_storage.bootstrap import migrate as migrations
 from sublet_storage.bootstrap.migrate import current_version, downgrade, migrate
 from sublet_storage.db import connect as module
 from sublet_storage.db.connect import SCHEMA_VERSION, check_schema, connect
-from sublet_storage.nodes import NodeRef, register
+from sublet_storage.node_directory import NodeRef, register
 from tests.integration.cli_kit import a_shell
 from tests.integration.sharing_kit import WAIT_S, Stage
 from tests.kit import eventually

@@ -16,9 +16,9 @@ from sublet_storage.groups.model.records import GroupOptions
 from sublet_storage.log.fetch import fetch
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces import retention
-from sublet_storage.spaces.catalogue import find_space, open_streams
-from sublet_storage.spaces.retention import IdleProducers, apply_retention, drop_gone, mark_expired_gone
-from sublet_storage.spaces.spaces import alter_space, create_space, drop_space, reshard, rollover
+from sublet_storage.spaces.retention import IdleProducerCleaner, apply_retention, drop_gone, mark_expired_gone
+from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover
+from sublet_storage.spaces.space_queries import find_space, open_streams
 from tests.integration.log_kit import put, read
 
 
@@ -273,9 +273,9 @@ def test_producers_idle_for_long_are_forgotten_and_registered_ones_are_not(
 ) -> None:
     with Publisher(database, producer="meter") as publisher:
         publisher.publish("eu/1", b"x").result(30)
-    assert IdleProducers(idle_s=60)(conn) == 0
+    assert IdleProducerCleaner(idle_s=60)(conn) == 0
     conn.execute("update producer set updated_at = updated_at - interval '1 h'")
-    assert IdleProducers(idle_s=60)(conn) == 1
+    assert IdleProducerCleaner(idle_s=60)(conn) == 1
     assert conn.execute("select stream_id from producer").fetchall() == [(0,)]
 
 
@@ -293,7 +293,7 @@ def test_idle_producers_are_looked_for_some_at_a_time_and_all_are_found_whoever_
 
     add("a", "b", "d", idle=True)
     add("c", idle=False)
-    passes = IdleProducers(idle_s=60, step=4)
+    passes = IdleProducerCleaner(idle_s=60, step=4)
     found = [passes(conn)]
     add("0", idle=True)  # behind where it is
     found += [passes(conn) for _ in range(6)]

@@ -13,7 +13,7 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.status.overview import describe_group
 from sublet_storage.groups.status.overview_model import StreamView
 from sublet_storage.spaces.retention import apply_retention
-from sublet_storage.spaces.spaces import rollover
+from sublet_storage.spaces.space_changes import rollover
 from tests.integration.cli_kit import a_shell
 from tests.integration.log_kit import put, read, stream_of, with_a_short_lived_space
 from tests.kit import eventually

@@ -14,8 +14,8 @@ from sublet_protocol.messages.events import StreamHead
 from sublet_protocol.messages.messages import Ping
 from sublet_protocol.pubsub.mailbox import MailboxLimits
 from sublet_protocol.pubsub.model import Channel, DeliveredMessage, Gap
-from sublet_protocol.pubsub.subscriber import SubscriberSettings
-from sublet_protocol.pubsub.subscriber_events import ConnectionLost, ConnectionLostReason, ConnectionStatus
+from sublet_protocol.pubsub.subscriber_machine import SubscriberSettings
+from sublet_protocol.pubsub.subscriber_machine_events import ConnectionLost, ConnectionLostReason, ConnectionStatus
 from tests.integration.session_kit import FAST, Agent, a_node, an_agent, event, free_port, run, until
 from tests.integration.test_session_faults import KILLED_NODE
 

@@ -17,8 +17,8 @@ from sublet_protocol.messages.messages import PROTOCOL_VERSION, LeaderWanted, Pi
 from sublet_protocol.pubsub.mailbox import MailboxLimits
 from sublet_protocol.pubsub.model import Channel, Gap
 from sublet_protocol.pubsub.server import new_publisher
-from sublet_protocol.pubsub.subscriber import SubscriberSettings
-from sublet_protocol.pubsub.subscriber_events import ConnectionLostReason, ConnectionStatus
+from sublet_protocol.pubsub.subscriber_machine import SubscriberSettings
+from sublet_protocol.pubsub.subscriber_machine_events import ConnectionLostReason, ConnectionStatus
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_protocol.v1 import sublet_pb2_grpc
 from tests.integration.session_kit import FAST, Agent, a_node, an_agent, event, free_port, run, until
@@ -149,7 +149,7 @@ def test_the_forgotten_are_told_so() -> None:
 KILLED_AGENT = """
     import asyncio
     from sublet_protocol.pubsub.node_connection import NodeConnection
-    from sublet_protocol.pubsub.subscriber import SubscriberSettings
+    from sublet_protocol.pubsub.subscriber_machine import SubscriberSettings
 
     async def main():
         node = NodeConnection("{address}", "victim", print, settings=SubscriberSettings(hold_s=0.4))

@@ -9,8 +9,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from sublet_storage.spaces.catalogue import find_space
-from sublet_storage.spaces.spaces import reshard, rollover
+from sublet_storage.spaces.space_changes import reshard, rollover
+from sublet_storage.spaces.space_queries import find_space
 from tests.integration.sharing_kit import ALL, WAIT_S, Scene, Stage
 from tests.kit import eventually
 from tests.kit_nodes import Fleet

@@ -13,18 +13,17 @@ import pytest
 
 from sublet_leader.jobs.maintenance import MaintenanceRunner
 from sublet_protocol.domain.errors import Conflict, InvalidFilter, InvalidSetting, Unavailable, UnknownSpace
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.coordinator import leadership
 from sublet_storage.groups.model.records import MAINTENANCE
-from sublet_storage.nodes import NodeRef
+from sublet_storage.node_directory import NodeRef
 from sublet_storage.producer import Publisher
 from sublet_storage.readers.tail import Tail
 from sublet_storage.spaces import rollover as rollovers
-from sublet_storage.spaces.catalogue import find_space, list_spaces, open_streams
 from sublet_storage.spaces.retention import mark_expired_gone
 from sublet_storage.spaces.routing import RING
-from sublet_storage.spaces.spaces import (
+from sublet_storage.spaces.space_changes import (
     MAX_S,
     alter_space,
     create_space,
@@ -34,6 +33,7 @@ from sublet_storage.spaces.spaces import (
     rollover,
     rollover_due,
 )
+from sublet_storage.spaces.space_queries import find_space, list_spaces, open_streams
 from tests.integration.log_kit import by_key, put, read
 from tests.kit import eventually
 
@@ -172,7 +172,7 @@ def test_what_was_filled_under_a_former_filter_is_found_and_held_by_it(conn: psy
     of_eu = "select filter from generation where space_id = %s order by ordinal"
     filled_under = conn.execute(of_eu, (find_space(conn, "eu").space_id,)).fetchall()
     assert [text for (text,) in filled_under] == ["eu/#", "eu/#", "us/#"]
-    tail = Tail(conn, Filter("eu/1"), "earliest")
+    tail = Tail(conn, TopicFilter("eu/1"), "earliest")
     assert [value for page in tail.pages() for value in page["value"].to_pylist()] == [b"old"]
     conn.execute("update generation set closed_at = closed_at - interval '101 s' where state = 'closed'")
     assert held not in mark_expired_gone(conn)

@@ -15,7 +15,7 @@ import pytest
 from sublet_protocol.domain.errors import BatchOutOfSequence, StagedBlocksLost
 from sublet_storage.db.connect import connect
 from sublet_storage.producer.staging import RETENTION_S, delete_abandoned_blocks
-from sublet_storage.spaces.spaces import create_space, reshard, rollover
+from sublet_storage.spaces.space_changes import create_space, reshard, rollover
 from tests.integration.notify_kit import listening
 from tests.integration.sink_kit import Query, left_staged, numbered, one_write, stored
 from tests.kit import eventually

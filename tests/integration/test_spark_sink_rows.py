@@ -16,7 +16,7 @@ from sublet_borrower.spark.sink.writer import batch_writer, stage_rows, stream_w
 from sublet_protocol.domain.errors import DatabaseUnreachable, InvalidSetting, SchemaMismatch, SubletError
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres
 from sublet_storage.bootstrap.migrate import migrate
-from sublet_storage.spaces.spaces import create_space
+from sublet_storage.spaces.space_changes import create_space
 from tests.integration.log_kit import everything
 from tests.integration.sink_kit import SCHEMA, left_staged, numbered, one_write
 

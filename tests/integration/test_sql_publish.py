@@ -15,7 +15,7 @@ import pytest
 from sublet_storage.db.connect import connect
 from sublet_storage.producer import Publisher
 from sublet_storage.producer.outbox import OutboxBacklog, read_backlog
-from sublet_storage.spaces.spaces import alter_space, create_space, drop_space, reshard, rollover
+from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover
 from tests.integration.cli_kit import a_shell
 from tests.integration.log_kit import by_key, everything
 from tests.kit import eventually

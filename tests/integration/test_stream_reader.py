@@ -18,7 +18,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.spark.source.offsets import Offset
-from sublet_borrower.spark.source.ranges import RangePartition
+from sublet_borrower.spark.source.range_reader import RangePartition
 from sublet_borrower.spark.source.stream_reader import SubletStreamReader
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import InvalidSetting, PositionGone, RangeLost, SubscriptionEnded, Unavailable
@@ -28,7 +28,7 @@ from sublet_storage.groups.admin import admin
 from sublet_storage.groups.model.desired_state import PauseGroup
 from sublet_storage.groups.model.records import MAX_LOSSES, GroupOptions
 from sublet_storage.producer import Publisher
-from sublet_storage.spaces.spaces import reshard
+from sublet_storage.spaces.space_changes import reshard
 from tests.integration.query_kit import POINTS, Checkpoint, Died, Run
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet
@@ -463,7 +463,7 @@ def test_what_retention_has_taken_fails_a_task_or_is_left_out(url: str, fails: b
             publisher.flush()
     import pyarrow as pa
 
-    from sublet_borrower.spark.source.ranges import read_task
+    from sublet_borrower.spark.source.range_reader import read_task
     from sublet_storage.db.connect import connect
 
     with connect(url) as connection:

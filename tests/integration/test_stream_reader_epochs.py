@@ -11,10 +11,10 @@ import pytest
 
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
-from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions
 from sublet_storage.producer import Publisher
-from sublet_storage.spaces.spaces import reshard
+from sublet_storage.spaces.space_changes import reshard
 from tests.integration.query_kit import Checkpoint, Died, Run
 from tests.kit import eventually
 from tests.kit_nodes import Fleet

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sublet_borrower.remote.feed import Feed
+from sublet_borrower.node_client.feed import Feed
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin import reset_plan
 from sublet_storage.groups.admin.reset_targets import ResetTarget
@@ -22,18 +22,18 @@ from sublet_storage.groups.coordinator import lifecycle
 from sublet_storage.groups.model.records import GroupOptions
 from sublet_storage.groups.status.overview import describe_group
 from sublet_storage.log.fetch import offset_at_time
-from sublet_storage.readers import offset_ranges
+from sublet_storage.readers import batch_read_planner
 from sublet_storage.readers.tail import Tail
-from sublet_storage.spaces.catalogue import list_spaces
-from sublet_storage.spaces.compaction import compact_stream
 from sublet_storage.spaces.restore import restore_payloads
-from sublet_storage.spaces.spaces import alter_space, create_space, rollover
+from sublet_storage.spaces.small_block_compaction import compact_stream
+from sublet_storage.spaces.space_changes import alter_space, create_space, rollover
+from sublet_storage.spaces.space_queries import list_spaces
 from tests.integration.feed_kit import serving, values
 from tests.integration.log_kit import put, stream_of
 from tests.payload_kit import LocalWorld, a_space, fill, move
 
 BEGUN = datetime(2026, 11, 24, tzinfo=UTC)
-ALL = Filter.parse("eu/#")
+ALL = TopicFilter.parse("eu/#")
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.integers(1, 3), st.integers(-2, 4)),  # so many messages, so many seconds later
@@ -65,12 +65,12 @@ def answers(conn: psycopg.Connection[Any], stream: int, seconds: int) -> set[int
     start, name = StartingPosition.parse(when.isoformat()), Subscription.parse("$share/at/eu/#")
     (begun,) = [
         each.start
-        for each in offset_ranges.list_offset_ranges(conn, ALL, start, StartingPosition.LATEST)
+        for each in batch_read_planner.list_offset_ranges(conn, ALL, start, StartingPosition.LATEST)
         if each.stream_id == stream
     ]
     (ended,) = [
         each.end
-        for each in offset_ranges.list_offset_ranges(conn, ALL, StartingPosition.EARLIEST, start)
+        for each in batch_read_planner.list_offset_ranges(conn, ALL, StartingPosition.EARLIEST, start)
         if each.stream_id == stream
     ]
     found = {offset_at_time(conn, stream, when), begun, ended}

@@ -21,7 +21,7 @@ from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.streams.batch import Batch
 from sublet_storage.db.connect import connect
 from sublet_storage.producer import Publisher
-from sublet_storage.spaces.spaces import reshard
+from sublet_storage.spaces.space_changes import reshard
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet
 

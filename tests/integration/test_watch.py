@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_protocol.domain.topics import Filter
-from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_protocol.domain.topics import TopicFilter
+from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions
 from sublet_storage.producer import Publisher
 from tests.integration.cli_kit import TIMEOUT_S, Running, Shell, a_shell
@@ -184,9 +184,9 @@ def test_a_group_that_is_not_there_or_not_any_more_is_not_found(shell: Shell) ->
 
 @pytest.mark.conforms("A9")
 def test_a_group_is_watched_by_the_name_that_is_printed(shell: Shell, database: str) -> None:
-    printed, literal = "$share/evil\\x1b\\u202ea/a", Subscription("share", "evil\\x1b\\u202ea", Filter("a"))
+    printed, literal = "$share/evil\\x1b\\u202ea/a", Subscription("share", "evil\\x1b\\u202ea", TopicFilter("a"))
     store = PostgresGroupStore(database)
-    store.declare_group(Subscription("share", "evil\x1b\u202ea", Filter("a")), GroupOptions())
+    store.declare_group(Subscription("share", "evil\x1b\u202ea", TopicFilter("a")), GroupOptions())
     node = shell.leader("n1")
     for way in ((), ("--node", address(node))):
         with away(shell) if way else contextlib.nullcontext():

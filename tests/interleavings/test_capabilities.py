@@ -10,10 +10,17 @@ import pytest
 
 from sublet_protocol.domain.epochs import LowerFrontier
 from sublet_protocol.domain.errors import CapabilityExpired, EpochCompleted, ProducerFenced
-from sublet_storage.log import epochs
-from sublet_storage.log.append import AppendOutcome, BlockAppend, Producer, ProducerStamp, append, register_producer
-from sublet_storage.spaces import spaces
-from sublet_storage.spaces.catalogue import find_space
+from sublet_storage.log import epoch_capabilities
+from sublet_storage.log.append import (
+    AppendOutcome,
+    BlockAppend,
+    ProducerIdentity,
+    ProducerStamp,
+    append,
+    register_producer,
+)
+from sublet_storage.spaces import space_changes
+from sublet_storage.spaces.space_queries import find_space
 from tests.integration.log_kit import in_epochs, stream_of
 from tests.interleavings.harness import Connection, Interleavings, Run, Work
 
@@ -26,50 +33,52 @@ class Stage:
 
     def __init__(self, conn: Connection) -> None:
         self.space, self.stream = find_space(conn, "eu").space_id, stream_of(conn, "eu")
-        self.former = Producer(NAME, register_producer(conn, NAME))
-        epochs.hold(conn, self.space, self.former, [(1,)], lease_s=0)
+        self.former = ProducerIdentity(NAME, register_producer(conn, NAME))
+        epoch_capabilities.hold(conn, self.space, self.former, [(1,)], lease_s=0)
         self.append(1, 1)(conn)
 
     def append(self, sequence: int, epoch: int) -> Work:
         block = BlockAppend(self.stream, in_epochs((epoch,)), ProducerStamp(NAME, self.former.incarnation, sequence))
         return lambda conn: append(conn, [block])
 
-    def advance(self, conn: Connection) -> epochs.AdvanceResult:
+    def advance(self, conn: Connection) -> epoch_capabilities.AdvanceResult:
         """Publish in epoch 2, and go on to 5."""
         block = BlockAppend(self.stream, in_epochs((2,)), ProducerStamp(NAME, self.former.incarnation, 2))
-        return epochs.append_and_advance(conn, [block], self.space, self.former, [(5,)], LONG_S)
+        return epoch_capabilities.append_and_advance(conn, [block], self.space, self.former, [(5,)], LONG_S)
 
     def go_on(self, conn: Connection) -> LowerFrontier:
         """To epoch 4."""
-        return epochs.hold(conn, self.space, self.former, [(4,)], LONG_S)
+        return epoch_capabilities.hold(conn, self.space, self.former, [(4,)], LONG_S)
 
-    def advance_only(self, conn: Connection) -> epochs.AdvanceResult:
+    def advance_only(self, conn: Connection) -> epoch_capabilities.AdvanceResult:
         """Go on to epoch 5."""
-        return epochs.append_and_advance(conn, [], self.space, self.former, [(5,)], LONG_S)
+        return epoch_capabilities.append_and_advance(conn, [], self.space, self.former, [(5,)], LONG_S)
 
     def renew(self, conn: Connection) -> frozenset[int]:
-        return epochs.renew(conn, self.former, LONG_S)
+        return epoch_capabilities.renew(conn, self.former, LONG_S)
 
     def release(self, conn: Connection) -> None:
-        epochs.release(conn, self.space, self.former)
+        epoch_capabilities.release(conn, self.space, self.former)
 
     def expire(self, conn: Connection) -> bool:
         """What `epochs.expire` does with one that is overdue."""
-        return epochs._expire(conn, self.space, NAME, None)
+        return epoch_capabilities._expire(conn, self.space, NAME, None)
 
     def publish(self, conn: Connection) -> Any:
         return self.append(2, 2)(conn)
 
     def take(self, conn: Connection) -> LowerFrontier:
         """Another producer begins at epoch 1."""
-        return epochs.hold(conn, self.space, Producer("other", 1), [(1,)], LONG_S)
+        return epoch_capabilities.hold(conn, self.space, ProducerIdentity("other", 1), [(1,)], LONG_S)
 
     def live_anew(self, conn: Connection) -> LowerFrontier:
         """Its next life begins, and goes on with what the former held."""
-        return epochs.hold(conn, self.space, Producer(NAME, register_producer(conn, NAME)), [(1,)], LONG_S)
+        return epoch_capabilities.hold(
+            conn, self.space, ProducerIdentity(NAME, register_producer(conn, NAME)), [(1,)], LONG_S
+        )
 
     def alter(self, conn: Connection) -> None:
-        spaces.alter_space(conn, "eu", retention_s=200)
+        space_changes.alter_space(conn, "eu", retention_s=200)
 
 
 @pytest.fixture
@@ -102,7 +111,7 @@ def check_frontier(run: Run) -> None:
 
 def refused(answer: object) -> bool:
     """By name."""
-    if isinstance(answer, epochs.AdvanceResult):
+    if isinstance(answer, epoch_capabilities.AdvanceResult):
         return isinstance(answer.error, ProducerFenced) or any(refused([each]) for each in answer.results)
     if isinstance(answer, list):
         return [each.outcome for each in answer] == [AppendOutcome.FENCED]
@@ -135,7 +144,7 @@ ACTS = ("advance", "go_on", "renew", "expire", "release", "take", "live_anew", "
 
 def goes_on(answer: object) -> bool:
     """With what it held, for another lease."""
-    return bool(answer.change if isinstance(answer, epochs.AdvanceResult) else answer) and not isinstance(
+    return bool(answer.change if isinstance(answer, epoch_capabilities.AdvanceResult) else answer) and not isinstance(
         answer, Exception
     )
 

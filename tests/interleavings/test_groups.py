@@ -10,31 +10,31 @@ import pytest
 
 from sublet_protocol.domain.errors import Conflict, GrantLost
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.groups import fencing
+from sublet_storage.groups import consumer_statements
 from sublet_storage.groups.admin import reset_plan
 from sublet_storage.groups.admin.reset_targets import ResetTarget
 from sublet_storage.groups.coordinator import lifecycle
-from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import (
     ChangeOutcome,
     ForceRelease,
     GrantStream,
     Group,
     GroupOptions,
-    GroupResult,
+    GroupWriteResult,
     GroupWrites,
     LendingChange,
     StartingPosition,
 )
-from sublet_storage.log import epochs
-from sublet_storage.log.append import BlockAppend, Producer, ProducerStamp, append
-from sublet_storage.nodes import NodeRef
-from sublet_storage.spaces import spaces
-from sublet_storage.spaces.catalogue import find_space
+from sublet_storage.log import epoch_capabilities
+from sublet_storage.log.append import BlockAppend, ProducerIdentity, ProducerStamp, append
+from sublet_storage.node_directory import NodeRef
+from sublet_storage.spaces import space_changes
+from sublet_storage.spaces.space_queries import find_space
 from tests.integration.log_kit import block, in_epochs, put, stream_of
 from tests.interleavings.harness import Connection, Interleavings, Run, Work
 
-NODE, WHO = NodeRef("n1", "n1-1", "127.0.0.1:1"), Producer("p", 1)
+NODE, WHO = NodeRef("n1", "n1-1", "127.0.0.1:1"), ProducerIdentity("p", 1)
 ATOMIC, SHARED = Subscription.parse("$share/atomic/eu/#"), Subscription.parse("$share/plain/eu/#")
 
 
@@ -44,7 +44,7 @@ class Stage:
 
     def __init__(self, conn: Connection, url: str) -> None:
         self.conn, self.space, self.stream = conn, find_space(conn, "eu").space_id, stream_of(conn, "eu")
-        epochs.hold(conn, self.space, WHO, [(1,)], 600)
+        epoch_capabilities.hold(conn, self.space, WHO, [(1,)], 600)
         put(conn, self.stream, b"x", topic="eu/1")
         with closing(PostgresGroupStore(url)) as store:
             self.atomic = store.declare_group(ATOMIC, GroupOptions(atomic=True))
@@ -56,10 +56,10 @@ class Stage:
         self.grant = granted.results[0].lending.grant_id
         assert granted.results[0].outcome is ChangeOutcome.APPLIED
 
-    def renew(self, conn: Connection) -> GroupResult:
+    def renew(self, conn: Connection) -> GroupWriteResult:
         return self._write(PostgresGroupStore(lambda: conn), self.atomic, renew=True)
 
-    def force_release(self, conn: Connection) -> GroupResult:
+    def force_release(self, conn: Connection) -> GroupWriteResult:
         return self._write(
             PostgresGroupStore(lambda: conn), self.plain, ForceRelease(self.stream, self.grant, "gone"), renew=True
         )
@@ -73,18 +73,18 @@ class Stage:
         """In the consumer's own transaction, when another message has come."""
         append(conn, [BlockAppend(self.stream, block(b"y"))])
         with conn.transaction():
-            fencing.advance(conn, self.plain.group_id, self.stream, self.grant, 1)
+            consumer_statements.advance(conn, self.plain.group_id, self.stream, self.grant, 1)
 
     def publish(self, conn: Connection) -> Any:
         """In epoch 2, and finish with that: all up to 4 is completed."""
         stamp = ProducerStamp(WHO.producer_id, WHO.incarnation, 1)
         block = BlockAppend(stream_of(conn, "eu"), in_epochs((2,)), stamp)
-        moved = epochs.append_and_advance(conn, [block], self.space, WHO, [(5,)], 600)
+        moved = epoch_capabilities.append_and_advance(conn, [block], self.space, WHO, [(5,)], 600)
         assert moved.change is not None
         return moved
 
     def roll_over(self, conn: Connection) -> int:
-        return spaces.rollover(conn, "eu")
+        return space_changes.rollover(conn, "eu")
 
     def at_once(self, work: Work) -> Work:
         """As one step: others see of it what it has committed."""
@@ -97,7 +97,7 @@ class Stage:
 
     def _write(
         self, store: PostgresGroupStore, group: Group, *entries: LendingChange, renew: bool = False
-    ) -> GroupResult:
+    ) -> GroupWriteResult:
         (result,) = store.commit([GroupWrites(group.group_id, self.terms[group], entries, renew)])
         assert not result.has_stale_term
         return result

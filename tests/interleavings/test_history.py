@@ -9,11 +9,11 @@ import pytest
 
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.coordinator import leadership, lifecycle
-from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.desired_state import PauseGroup
-from sublet_storage.groups.model.history import Behind, read_behind
+from sublet_storage.groups.model.history import HistoryBatch, read_behind
 from sublet_storage.groups.model.records import GroupOptions
-from sublet_storage.nodes import NodeRef
+from sublet_storage.node_directory import NodeRef
 from tests.interleavings.harness import Connection, Interleavings, Run
 
 GROUP = Subscription.parse("$share/g/eu/#")
@@ -40,7 +40,7 @@ def lead(conn: Connection) -> None:
         leadership.claim(conn, 1, NODE, 30, None)
 
 
-def look(conn: Connection) -> Behind:
+def look(conn: Connection) -> HistoryBatch:
     return read_behind(conn, 1, None, ALL)
 
 

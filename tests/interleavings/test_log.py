@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from sublet_protocol.domain.epochs import LowerFrontier
-from sublet_storage.log import epochs
-from sublet_storage.log.append import AppendOutcome, AppendResult, BlockAppend, Producer, ProducerStamp, append
-from sublet_storage.spaces import compaction, spaces
-from sublet_storage.spaces.catalogue import find_space, open_streams
+from sublet_storage.log import epoch_capabilities
+from sublet_storage.log.append import AppendOutcome, AppendResult, BlockAppend, ProducerIdentity, ProducerStamp, append
+from sublet_storage.spaces import small_block_compaction, space_changes
+from sublet_storage.spaces.space_queries import find_space, open_streams
 from tests.integration.log_kit import block, everything, in_epochs, put, read, stamped, stream_of
 from tests.interleavings.harness import Connection, Interleavings, Run, Work
 
-WHO = Producer("p", 1)
+WHO = ProducerIdentity("p", 1)
 
 
 def values(run: Run) -> list[bytes]:
@@ -40,7 +40,7 @@ def test_an_append_during_a_rollover_is_stored_once_or_told_that_its_stream_is_c
 
     participants: Mapping[str, Work] = {
         "append": lambda conn: append(conn, blocks),
-        "roll over": lambda conn: spaces.rollover(conn, "eu"),
+        "roll over": lambda conn: space_changes.rollover(conn, "eu"),
     }
     with Interleavings(database) as orders:
         assert orders.explore(participants, judge) > 1
@@ -62,7 +62,7 @@ def test_an_append_and_its_retry_store_it_once_and_neither_waits_for_the_other_f
             blocks = [stamped(stream, ProducerStamp("p", 1, number), b"%d" % number) for number in (1, 2)]
             return append(conn, blocks)
         one = BlockAppend(stream, in_epochs((1,)), ProducerStamp("p", 1, 1))
-        moved = epochs.append_and_advance(conn, [one], space, WHO, [(5,)], 60)
+        moved = epoch_capabilities.append_and_advance(conn, [one], space, WHO, [(5,)], 60)
         assert moved.change is not None
         return moved.results
 
@@ -70,10 +70,10 @@ def test_an_append_and_its_retry_store_it_once_and_neither_waits_for_the_other_f
         assert not run.errors
         assert all(is_stored(answers) for answers in run.answers.values())
         assert len(values(run)) == (1 if advances else 2)
-        assert not advances or epochs.read_lower_frontier(run.conn, space) == LowerFrontier(((5,),))
+        assert not advances or epoch_capabilities.read_lower_frontier(run.conn, space) == LowerFrontier(((5,),))
 
     if advances:
-        epochs.hold(conn, space, WHO, [(1,)], 60)
+        epoch_capabilities.hold(conn, space, WHO, [(1,)], 60)
     with Interleavings(database) as orders:
         assert orders.explore({"attempt": attempt, "retry": attempt}, judge) > 1
 
@@ -88,7 +88,7 @@ def test_compaction_changes_nothing_for_who_reads_appends_or_compacts_meanwhile(
         put(conn, stream, value)
 
     def compact(conn: Connection) -> int:
-        return compaction.compact_stream(conn, stream, older_than_s=0)
+        return small_block_compaction.compact_stream(conn, stream, older_than_s=0)
 
     def found(conn: Connection) -> list[Any]:
         return [message["value"] for message in read(conn, stream, limit_blocks=1)]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sublet_protocol.domain.errors import PositionGone
-from sublet_storage.spaces import compaction, retention, spaces, tiering
+from sublet_storage.spaces import retention, small_block_compaction, space_changes, tiering
 from tests.integration.log_kit import read, stream_of
 from tests.interleavings.harness import Connection, Interleavings, Run
 from tests.payload_kit import LocalWorld, fill, move, outside
@@ -19,9 +19,9 @@ class Stage:
 
     def __init__(self, conn: Connection, world: LocalWorld) -> None:
         self.conn, self.world = conn, world
-        self.space = spaces.alter_space(conn, "eu", payload_location=world.uri, tier_after_s=1)
+        self.space = space_changes.alter_space(conn, "eu", payload_location=world.uri, tier_after_s=1)
         fill(conn, stream_of(conn, "eu"), 1)
-        spaces.rollover(conn, "eu")
+        space_changes.rollover(conn, "eu")
         move(conn, self.space)
         self.stream, self.objects = stream_of(conn, "eu"), world.names()
         fill(conn, self.stream, 2)
@@ -30,7 +30,7 @@ class Stage:
 
     def end(self) -> None:
         """The stream's generation is due to go altogether."""
-        spaces.rollover(self.conn, "eu")
+        space_changes.rollover(self.conn, "eu")
         self.conn.execute(
             "update generation g set closed_at = g.closed_at - interval '101 s'"
             " from stream s where s.generation_id = g.generation_id and s.stream_id = %s",
@@ -44,7 +44,7 @@ class Stage:
         return read(conn, self.stream)
 
     def compact(self, conn: Connection) -> int:
-        return compaction.compact_stream(conn, self.stream, older_than_s=0)
+        return small_block_compaction.compact_stream(conn, self.stream, older_than_s=0)
 
     def drop(self, conn: Connection) -> list[int]:
         return retention.apply_retention(conn)

@@ -11,10 +11,10 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.admin import progress_transfer, reset_plan
 from sublet_storage.groups.admin.reset_targets import ResetTarget
 from sublet_storage.groups.coordinator import lifecycle
-from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import Group, GroupOptions, StartingPosition
-from sublet_storage.spaces import retention, spaces
-from sublet_storage.spaces.catalogue import read_generation_filters
+from sublet_storage.spaces import retention, space_changes
+from sublet_storage.spaces.space_queries import read_generation_filters
 from tests.integration.log_kit import put, stream_of
 from tests.interleavings.harness import Connection, Interleavings, Run, Work
 
@@ -31,7 +31,7 @@ def orders(conn: Connection, database: str) -> Iterator[Interleavings]:
     with closing(PostgresGroupStore(database)) as store:
         group = store.declare_group(QUEUE, EARLIEST)
         store.declare_group(SHARED, EARLIEST)
-    spaces.rollover(conn, "eu")
+    space_changes.rollover(conn, "eu")
     conn.execute("update lending set status = 'finished', position = 1 where group_id = %s", (group.group_id,))
     conn.execute("update generation set closed_at = closed_at - interval '101 s' where state = 'closed'")
     with Interleavings(database) as orders:
@@ -87,4 +87,4 @@ def test_a_group_that_begins_while_a_space_is_dropped_misses_no_stream(orders: I
         ).fetchall()
         assert missed == []
 
-    assert orders.explore({"drop": lambda conn: spaces.drop_space(conn, "eu"), "declare": declare}, judge) > 1
+    assert orders.explore({"drop": lambda conn: space_changes.drop_space(conn, "eu"), "declare": declare}, judge) > 1

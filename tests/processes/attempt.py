@@ -18,7 +18,7 @@ from typing import Any
 from sublet_borrower.consumer.runner import RetryPolicy
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.spark.job.driver_endpoint import DriverEndpoint
-from sublet_borrower.spark.job.failures import unpack
+from sublet_borrower.spark.job.exception_transport import unpack
 from sublet_borrower.spark.job.task import Attempt, TaskSpec, run_attempt
 from sublet_borrower.streams.batch import Batch
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from sublet_borrower.agent.event_queue import EventQueue
-from sublet_borrower.agent.thread import AgentThread
+from sublet_borrower.agent.network_agent import NetworkAgent
 from sublet_borrower.machine.agent import SubscriptionClosed
 from sublet_borrower.machine.events import StreamGranted, StreamRemoved
 from sublet_borrower.settings import BorrowerSettings
 from sublet_storage.db.connect import connect
-from sublet_storage.nodes import live_nodes
+from sublet_storage.node_directory import live_nodes
 
 POLL_INTERVAL_S = 0.05
 
@@ -33,7 +33,7 @@ def main(url: str, file: str, pattern: str, count: str) -> None:
         with connect(url) as connection:
             return [node.address for node in live_nodes(connection)]
 
-    agent = AgentThread(find, BorrowerSettings.from_env())
+    agent = NetworkAgent(find, BorrowerSettings.from_env())
     inboxes = [EventQueue() for _ in range(int(count))]
     for number, inbox in enumerate(inboxes):
         agent.subscribe(pattern.replace("{}", str(number)), inbox)

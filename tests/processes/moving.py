@@ -16,8 +16,8 @@ from typing import Any
 from sublet_storage.db.connect import connect
 from sublet_storage.objects import registry
 from sublet_storage.spaces import tiering
-from sublet_storage.spaces.catalogue import find_space
 from sublet_storage.spaces.retention import apply_retention
+from sublet_storage.spaces.space_queries import find_space
 
 
 def main(url: str, space: str, point: str) -> None:

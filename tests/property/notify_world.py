@@ -8,23 +8,23 @@ import random
 from collections.abc import Callable, Iterable
 
 from sublet_storage.notify.catch_up_scheduler import CatchUp
-from sublet_storage.notify.change_cache import ChangeCache, Freshness
+from sublet_storage.notify.change_cache import ChangeCache, ChangeNovelty
 from sublet_storage.notify.changes import Change, NotifySettings, ObjectSnapshot
 from sublet_storage.notify.codec import decode
 from sublet_storage.notify.publisher_machine import ChangesQueued, CloseRequested, EndpointsOpened, PublisherMachine
 from sublet_storage.notify.publisher_machine import Event as SaidEvent
 from sublet_storage.notify.publisher_machine import Tick as AnnouncerTick
-from sublet_storage.notify.subscriber_events import (
+from sublet_storage.notify.subscriber_machine import SubscriberMachine
+from sublet_storage.notify.subscriber_machine_events import (
     CatchUpCompleted,
-    Connected,
-    Disconnected,
     Event,
+    ListeningStarted,
+    ListeningStopped,
     MessageReceived,
-    Started,
+    SubscriberStarted,
     Tick,
     VersionAmbiguous,
 )
-from sublet_storage.notify.subscriber_machine import SubscriberMachine
 
 CHANNELS = ("stream", "space")
 SETTINGS = NotifySettings(
@@ -134,19 +134,19 @@ class Node:
         self.news: list[Change] = []
         self.caught_up_at: list[tuple[float, CatchUp]] = []
         self.reads_fail = 0.0
-        self.do(Started())
+        self.do(SubscriberStarted())
         self.connect()
 
     def connect(self) -> None:
         if not self.is_connected:
             self.is_connected = True
             self.connection += 1
-            self.do(Connected())
+            self.do(ListeningStarted())
 
     def lose(self) -> None:
         if self.is_connected:
             self.is_connected = False
-            self.do(Disconnected())
+            self.do(ListeningStopped())
 
     def receive(self, message: bytes, connection: int) -> None:
         """What was sent to another connection does not arrive."""
@@ -157,9 +157,9 @@ class Node:
         outcome = self.listener.decide(event, self._world.now, self._world.random.random())
         for change in outcome.changes:
             verdict = self.cache.apply(change, self._world.now)
-            if verdict is Freshness.NEWER:
+            if verdict is ChangeNovelty.NEWER:
                 self.news.append(change)
-            elif verdict is Freshness.AMBIGUOUS:
+            elif verdict is ChangeNovelty.AMBIGUOUS:
                 self.do(VersionAmbiguous(change.kind))
         for catch_up in outcome.catch_ups:
             self._begin(catch_up)

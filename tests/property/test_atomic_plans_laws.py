@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sublet_borrower.fetch.database import LogReader
+from sublet_borrower.fetch.log_reader import LogReader
 from sublet_borrower.machine.events import SavedProgress, SessionProgress, StreamGranted
 from sublet_borrower.planner import epoch_planner
 from sublet_borrower.planner.epoch_planner import EpochPlanner

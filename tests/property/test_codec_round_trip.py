@@ -35,7 +35,7 @@ from sublet_protocol.messages.messages import (
     UpdateProgress,
 )
 from sublet_protocol.pubsub import wire
-from sublet_protocol.pubsub.model import Channel, DeliveredMessage, Gap, MalformedCommand, Send, Subscribe, Unsubscribe
+from sublet_protocol.pubsub.model import Channel, DeliveredMessage, Gap, Send, Subscribe, UndecodedCommand, Unsubscribe
 from sublet_protocol.v1 import sublet_pb2 as pb
 
 NATURAL = st.integers(0, 2**63 - 1)
@@ -181,7 +181,7 @@ def test_any_bytes_are_a_command_or_an_error(payload: bytes) -> None:
         parsed = pb.Command.FromString(payload)
     except DecodeError:
         return
-    assert isinstance(wire.decode_command(parsed), Subscribe | Unsubscribe | Send | MalformedCommand)
+    assert isinstance(wire.decode_command(parsed), Subscribe | Unsubscribe | Send | UndecodedCommand)
 
 
 MINIMAL = {"borrower_id": "b", "agent": "a", "subscription": "$share/g/a", "weight": 1.0, "starting_position": "latest"}
@@ -256,7 +256,7 @@ def test_what_a_node_must_not_say_is_refused(wrong: pb.ToBorrower) -> None:
     ],
 )
 def test_hostile_commands_are_malformed(hostile: pb.Command) -> None:
-    assert isinstance(wire.decode_command(hostile), MalformedCommand)
+    assert isinstance(wire.decode_command(hostile), UndecodedCommand)
 
 
 def _members(message: Any) -> set[str]:

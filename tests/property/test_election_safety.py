@@ -29,7 +29,7 @@ from sublet_leader.election import (
     Tick,
 )
 from sublet_leader.settings import LeaderSettings
-from sublet_storage.nodes import NodeRef
+from sublet_storage.node_directory import NodeRef
 from tests.support.memory_store.catalogue import MemoryCatalogue
 from tests.support.memory_store.groups import MemoryGroupStore
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, Epoch, LowerFrontier, UpperFrontier
 from sublet_storage.log.block import EpochBounds, add_position_columns
-from sublet_storage.log.column_layout import BLOCK_SCHEMA
+from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 from sublet_storage.readers import epoch_steps
 from sublet_storage.readers.epoch_steps import BlockSummaries, BlockSummary, EpochStepPlanner
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sublet_protocol.domain.errors import InvalidFilter, ProtocolMismatch, SubletError
 from sublet_protocol.domain.subscriptions import MAX_OFFSET
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.codec import MalformedMessage
 from sublet_protocol.messages.feed import MAX_STREAMS
 from sublet_protocol.messages.feed_fetch import (
@@ -37,7 +37,7 @@ from sublet_protocol.v1 import sublet_pb2 as pb
 
 IDS = st.integers(1, MAX_OFFSET)
 OFFSETS = st.integers(0, MAX_OFFSET)
-FILTERS = st.sampled_from(["#", "a/+", "ü/☃/#", "+/b"]).map(Filter)
+FILTERS = st.sampled_from(["#", "a/+", "ü/☃/#", "+/b"]).map(TopicFilter)
 HEADS = st.dictionaries(IDS, st.tuples(OFFSETS, st.booleans()), max_size=20)
 
 

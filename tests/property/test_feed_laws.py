@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sublet_borrower.remote.cursor import FeedCursor, PageOutcome
+from sublet_borrower.node_client.feed_cursor import FeedCursor, PageOutcome
 from sublet_protocol.domain.subscriptions import MAX_OFFSET, Bookmark
 from sublet_protocol.messages.feed import (
     FeedPage,
+    PublishedSpan,
     PublishResult,
-    StoredSpan,
     decode_page,
     decode_published,
     encode_page,
@@ -69,7 +69,7 @@ def test_pages_are_the_same_after_the_wire(page: FeedPage) -> None:
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=30), st.booleans())
 def test_answers_are_the_same_after_the_wire(streams: list[int], repeated: bool) -> None:
     by_stream = {s: tuple(row for row, at in enumerate(streams) if at == s) for s in sorted(set(streams))}
-    parts = tuple(StoredSpan(stream + 1, 10 * stream, rows) for stream, rows in by_stream.items())
+    parts = tuple(PublishedSpan(stream + 1, 10 * stream, rows) for stream, rows in by_stream.items())
     answer = decode_published(encode_published(PublishResult(parts, repeated), len(streams)), len(streams))
     assert answer.is_duplicate == repeated
     assert [(p.stream_id, p.first_offset, tuple(p.rows)) for p in answer.spans or ()] == [

@@ -6,9 +6,9 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.log.block import COMPRESSIONS, add_position_columns, decode, encode, filter_by_topic
-from sublet_storage.log.column_layout import BLOCK_SCHEMA
+from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.spaces.routing import (
     HashRing,
@@ -24,7 +24,7 @@ from sublet_storage.spaces.routing import (
 LEVEL = st.sampled_from(["a", "b", "c"])
 TOPIC = st.lists(LEVEL, min_size=1, max_size=4).map("/".join)
 FILTER = st.builds(
-    lambda levels, rest: Filter("/".join([*levels, *rest]) or "#"),
+    lambda levels, rest: TopicFilter("/".join([*levels, *rest]) or "#"),
     st.lists(st.sampled_from(["a", "b", "c", "+"]), max_size=3),
     st.sampled_from([[], ["#"]]),
 )
@@ -60,7 +60,7 @@ def test_a_block_comes_back_from_any_slice(messages: list[dict[str, object]], co
 
 @given(MESSAGES, FILTER, st.booleans())
 def test_filtering_a_block_is_filtering_its_messages(
-    messages: list[dict[str, object]], filter: Filter, indexed: bool
+    messages: list[dict[str, object]], filter: TopicFilter, indexed: bool
 ) -> None:
     topics = [str(each["topic"]) for each in messages]
     found = filter_by_topic(
@@ -80,7 +80,7 @@ def streams_of(spaces: list[Space]) -> list[StreamInfo]:
 SPACES = st.lists(st.tuples(FILTER, st.integers(1, 5)), max_size=4, unique_by=lambda each: each[0].text).map(
     lambda extra: [
         Space(index, f"s{index}", filter, shards)
-        for index, (filter, shards) in enumerate([(Filter("#"), 3), *[e for e in extra if e[0].text != "#"]])
+        for index, (filter, shards) in enumerate([(TopicFilter("#"), 3), *[e for e in extra if e[0].text != "#"]])
     ]
 )
 
@@ -103,7 +103,7 @@ def test_routing_by_columns_is_routing_one_by_one_and_keeps_the_order(
 
 @given(SPACES, TOPIC, FILTER)
 def test_a_topic_that_a_group_wants_lies_under_one_of_its_candidate_filters(
-    spaces: list[Space], topic: str, filter: Filter
+    spaces: list[Space], topic: str, filter: TopicFilter
 ) -> None:
     space = find_space_for(topic, spaces)
     if space is not None and filter.matches(topic):

@@ -24,8 +24,14 @@ from sublet_storage.notify.changes import (
 from sublet_storage.notify.codec import decode, encode
 from sublet_storage.notify.publisher_machine import MAX_WAITING, ChangesQueued, EndpointsOpened, PublisherMachine
 from sublet_storage.notify.publisher_machine import Tick as AnnouncerTick
-from sublet_storage.notify.subscriber_events import CatchUpCompleted, Connected, MessageReceived, Started, Tick
 from sublet_storage.notify.subscriber_machine import SubscriberMachine
+from sublet_storage.notify.subscriber_machine_events import (
+    CatchUpCompleted,
+    ListeningStarted,
+    MessageReceived,
+    SubscriberStarted,
+    Tick,
+)
 from tests.property.notify_world import CHANNELS, READ_S, SETTINGS, UNDER_WAY_S, World
 
 QUIET_S = SETTINGS.hello_interval_s + UNDER_WAY_S + 2 * SETTINGS.gap_window_s + SETTINGS.catch_up_jitter_s + 2 * READ_S
@@ -119,7 +125,9 @@ def test_one_gap_is_one_catch_up_and_a_late_arrival_is_none(seed: int, missing: 
     late = data.draw(st.lists(st.integers(1, missing), unique=True))
     listener = SubscriberMachine(SETTINGS, pushes=True, channels=CHANNELS)
     reads = settled(
-        listener, [Started(), Connected(), MessageReceived(decode(hello)), MessageReceived(decode(said[0]))], 0.0
+        listener,
+        [SubscriberStarted(), ListeningStarted(), MessageReceived(decode(hello)), MessageReceived(decode(said[0]))],
+        0.0,
     )
     began = 100.0
     listener.decide(MessageReceived(decode(hello)), began - 1, 0.0)  # it is not silent

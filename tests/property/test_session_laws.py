@@ -14,22 +14,22 @@ from hypothesis import strategies as st
 
 from sublet_protocol.pubsub.mailbox import MailboxLimits
 from sublet_protocol.pubsub.model import ChannelKind, Gap, Send, Subscribe
-from sublet_protocol.pubsub.publisher import PublisherSettings, PubSubPublisher
-from sublet_protocol.pubsub.publisher_replies import BatchAccepted, HoldPoll, PollDeliveries, UnknownSubscriber
-from sublet_protocol.pubsub.subscriber import PubSubSubscriber, SubscriberSettings
-from sublet_protocol.pubsub.subscriber_events import (
-    BatchFailed,
-    BatchReplied,
-    CancelBatch,
+from sublet_protocol.pubsub.publisher_machine import PublisherSettings, PubSubPublisherMachine
+from sublet_protocol.pubsub.publisher_replies import CommandsAccepted, HoldPoll, PollDeliveries, UnknownSubscriber
+from sublet_protocol.pubsub.subscriber_machine import PubSubSubscriberMachine, SubscriberSettings
+from sublet_protocol.pubsub.subscriber_machine_events import (
+    CancelCommands,
     CancelPoll,
+    CommandsReplied,
+    CommandsUnanswered,
     ConnectionLost,
     ConnectionStatus,
     Deliver,
     Event,
     Instruction,
-    PollFailed,
     PollReplied,
-    SendBatch,
+    PollUnanswered,
+    SendCommands,
     SetListening,
     StartPoll,
     Tick,
@@ -49,8 +49,8 @@ class World:
         self.node_number = 0
         self.node = self.new_node()
         settings = SubscriberSettings(hold_s=5, retry_s=0.5, batch_commands=3)
-        self.agent = PubSubSubscriber("agent", settings, channels=CHANNELS)
-        self.calls: dict[str, SendBatch | StartPoll] = {}
+        self.agent = PubSubSubscriberMachine("agent", settings, channels=CHANNELS)
+        self.calls: dict[str, SendCommands | StartPoll] = {}
         self.wake_at: float | None = None
         self.executed: list[tuple[str, object]] = []
         self.seen: list[object] = []  # since the last doubt
@@ -59,9 +59,11 @@ class World:
         self.newest: dict[str, int] = {}
         self.sent = self.delivered = self.gaps = self.losses = 0
 
-    def new_node(self) -> PubSubPublisher:
+    def new_node(self) -> PubSubPublisherMachine:
         self.node_number += 1
-        return PubSubPublisher(f"n{self.node_number}", PublisherSettings(hold_s=5, mailbox=LIMITS), channels=CHANNELS)
+        return PubSubPublisherMachine(
+            f"n{self.node_number}", PublisherSettings(hold_s=5, mailbox=LIMITS), channels=CHANNELS
+        )
 
     def decide(self, event: Event) -> None:
         outcome = self.agent.decide(event, self.now)
@@ -71,13 +73,13 @@ class World:
 
     def carry_out(self, instruction: Instruction) -> None:
         match instruction:
-            case SendBatch():
+            case SendCommands():
                 assert "batch" not in self.calls, "two batches in flight"
                 self.calls["batch"] = instruction
             case StartPoll():
                 assert "poll" not in self.calls, "two polls held"
                 self.calls["poll"] = instruction
-            case CancelBatch():
+            case CancelCommands():
                 del self.calls["batch"]
             case CancelPoll():
                 del self.calls["poll"]
@@ -106,23 +108,23 @@ class World:
         """The network decides what becomes of a call under way."""
         call = self.calls[kind]
         fails = (
-            BatchFailed(call.subscriber_incarnation, "lost")
-            if isinstance(call, SendBatch)
-            else PollFailed(call.subscriber_incarnation, "lost")
+            CommandsUnanswered(call.subscriber_incarnation, "lost")
+            if isinstance(call, SendCommands)
+            else PollUnanswered(call.subscriber_incarnation, "lost")
         )
         if self.random.random() < self.loss:
             del self.calls[kind]
             self.decide(fails)
             return
-        event = self.execute(call) if isinstance(call, SendBatch) else self.poll(call)
+        event = self.execute(call) if isinstance(call, SendCommands) else self.poll(call)
         del self.calls[kind]
         self.decide(fails if self.random.random() < self.loss else event)
 
-    def execute(self, call: SendBatch) -> Event:
+    def execute(self, call: SendCommands) -> Event:
         answer = self.node.receive(call.subscriber_id, call.number, call.commands, self.now)
-        if isinstance(answer, BatchAccepted):
+        if isinstance(answer, CommandsAccepted):
             self.executed += [(call.subscriber_id, body) for _, body in answer.messages]
-        return BatchReplied(
+        return CommandsReplied(
             call.subscriber_incarnation, call.number, self.node.incarnation, isinstance(answer, UnknownSubscriber)
         )
 

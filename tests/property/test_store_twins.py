@@ -45,7 +45,7 @@ from sublet_storage.groups.model.records import (
     StartingPosition,
     UnreserveStream,
 )
-from sublet_storage.nodes import NodeRef
+from sublet_storage.node_directory import NodeRef
 from tests.contract.group_world import PostgresWorld, Ticker
 from tests.support.memory_store.groups import MemoryGroupStore
 

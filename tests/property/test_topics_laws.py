@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 
 ALPHABET = ("a", "b", "")
 FRESH = "z"  # a level that no filter names
@@ -26,7 +26,7 @@ FILTERS = (
     st.tuples(LEVELS, st.booleans())
     .map(lambda parts: "/".join((*parts[0], *(["#"] if parts[1] else []))))
     .filter(bool)
-    .map(Filter)
+    .map(TopicFilter)
 )
 TEXT_FILTERS = (
     st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/+#\0$")), min_size=1, max_size=3)
@@ -35,35 +35,35 @@ TEXT_FILTERS = (
 )
 
 
-def matched(one: Filter) -> set[str]:
+def matched(one: TopicFilter) -> set[str]:
     return {topic for topic in TOPICS if one.matches(topic)}
 
 
 @settings(max_examples=300)
 @given(FILTERS, FILTERS)
-@example(Filter("+/#"), Filter("#"))
-@example(Filter("a"), Filter("a/#"))
-@example(Filter("/+/#"), Filter("/#"))
-def test_covers_is_inclusion(one: Filter, other: Filter) -> None:
+@example(TopicFilter("+/#"), TopicFilter("#"))
+@example(TopicFilter("a"), TopicFilter("a/#"))
+@example(TopicFilter("/+/#"), TopicFilter("/#"))
+def test_covers_is_inclusion(one: TopicFilter, other: TopicFilter) -> None:
     assert one.covers(other) == (matched(other) <= matched(one))
 
 
 @settings(max_examples=300)
 @given(FILTERS, FILTERS)
-@example(Filter("a/#"), Filter("a"))
-@example(Filter("/#"), Filter("+"))
-def test_intersects_is_a_common_topic(one: Filter, other: Filter) -> None:
+@example(TopicFilter("a/#"), TopicFilter("a"))
+@example(TopicFilter("/#"), TopicFilter("+"))
+def test_intersects_is_a_common_topic(one: TopicFilter, other: TopicFilter) -> None:
     assert one.intersects(other) == other.intersects(one) == bool(matched(one) & matched(other))
 
 
 @given(FILTERS, FILTERS)
-def test_the_most_specific_of_two_that_match_is_never_in_doubt(one: Filter, other: Filter) -> None:
+def test_the_most_specific_of_two_that_match_is_never_in_doubt(one: TopicFilter, other: TopicFilter) -> None:
     if one != other and matched(one) & matched(other):
         assert one.specificity != other.specificity
 
 
 @given(FILTERS)
-def test_the_regex_says_what_matches_says(one: Filter) -> None:
+def test_the_regex_says_what_matches_says(one: TopicFilter) -> None:
     by_arrow = pc.match_substring_regex(pa.array(TOPICS), one.regex).to_pylist()
     expected = [one.matches(topic) for topic in TOPICS]
     assert by_arrow == expected
@@ -73,6 +73,6 @@ def test_the_regex_says_what_matches_says(one: Filter) -> None:
 @given(TEXT_FILTERS, TEXT_FILTERS)
 def test_any_text_is_literal_in_the_regex(text: str, other: str) -> None:
     topics = [text, other, text + "\n", text + "/x"]
-    for one in (Filter(text), Filter(text + "/#")):
+    for one in (TopicFilter(text), TopicFilter(text + "/#")):
         by_arrow = pc.match_substring_regex(pa.array(topics), one.regex).to_pylist()
         assert by_arrow == [one.matches(topic) for topic in topics]

@@ -28,11 +28,11 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres
 from sublet_storage.bootstrap.migrate import migrate
 from sublet_storage.db.connect import connect
-from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.status.overview import describe_group
 from sublet_storage.groups.status.overview_model import GroupOverview
 from sublet_storage.log import fetch as message_log
-from sublet_storage.spaces.spaces import create_space, reshard
+from sublet_storage.spaces.space_changes import create_space, reshard
 from tests.kit import eventually
 from tests.kit_nodes import Process
 from tests.recorded.consuming import INDEX, TABLE, Role

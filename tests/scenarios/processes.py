@@ -17,14 +17,14 @@ from sublet_borrower.machine.agent import (
 )
 from sublet_borrower.machine.agent import Tick as AgentTick
 from sublet_borrower.machine.events import SessionProgress, StreamGranted, StreamRemoved
-from sublet_borrower.machine.table import StreamStatus
+from sublet_borrower.machine.transitions import StreamStatus
 from sublet_borrower.settings import BorrowerSettings
 from sublet_leader.node.events import NodeEvent, Request
 from sublet_leader.node.events import Tick as NodeTick
 from sublet_leader.node.machine import Node
-from sublet_leader.node.requests import execute
+from sublet_leader.node.request_executor import execute
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.nodes import NodeRef
+from sublet_storage.node_directory import NodeRef
 from tests.scenarios.lines import BadLine
 
 if TYPE_CHECKING:

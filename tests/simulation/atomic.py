@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sublet_borrower.streams.atomic_stream import AtomicGrantedStream, StepRows
+from sublet_borrower.streams.epoch_stream import EpochGrantedStream, StepRows
 from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.messages import Grant
 from sublet_storage.log.fetch import LogPage
 from sublet_storage.readers.epoch_steps import EpochStepPlanner
@@ -29,7 +29,7 @@ _ROWS = pa.schema([("offset", pa.int64()), ("epoch", pa.list_(pa.int64()))])
 class AtomicWork(Work):
     """A stream installed in a session of an atomic group."""
 
-    granted: AtomicGrantedStream
+    granted: EpochGrantedStream
     consumed: ConsumedFrontier
 
     @classmethod
@@ -37,8 +37,8 @@ class AtomicWork(Work):
         """What begins with that grant."""
         assert grant.consumed is not None
         plan = EpochStepPlanner(grant.position, grant.consumed)
-        filter = Filter.parse(grant.filter)
-        granted = AtomicGrantedStream(
+        filter = TopicFilter.parse(grant.filter)
+        granted = EpochGrantedStream(
             grant.stream_id, grant.grant_id, grant.generation_id, filter, grant.position, step_planner=plan
         )
         return cls(group_id, grant.stream_id, grant.grant_id, grant.position, granted, grant.consumed)

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from sublet_leader.node.events import NodeEvent, Request
-from sublet_leader.node.requests import execute, failure_answer
+from sublet_leader.node.request_executor import execute, failure_answer
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.groups.admin.progress_transfer import GroupProgress, StreamPosition
@@ -19,14 +19,14 @@ from sublet_storage.groups.model.records import (
     ForceRelease,
     Group,
     GroupOptions,
-    GroupResult,
+    GroupWriteResult,
     GroupWrites,
     HistoryRecord,
     Leadership,
     LendingStatus,
 )
 from sublet_storage.groups.model.resets import apply_reset
-from sublet_storage.nodes import NodeRef
+from sublet_storage.node_directory import NodeRef
 from tests.simulation.world import World
 from tests.support.memory_store.catalogue import MemoryCatalogue
 from tests.support.memory_store.groups import MemoryGroupStore, _Life
@@ -88,7 +88,7 @@ class WatchedGroups(MemoryGroupStore):
             self._seize_all(leadership_id, claim.term)
         return claim
 
-    def commit(self, batch: Sequence[GroupWrites]) -> tuple[GroupResult, ...]:
+    def commit(self, batch: Sequence[GroupWrites]) -> tuple[GroupWriteResult, ...]:
         """As the twin."""
         results = super().commit(batch)
         if self.checkers is not None:

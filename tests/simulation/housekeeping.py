@@ -11,7 +11,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from sublet_storage.readers.epoch_steps import BlockSummary
-from sublet_storage.spaces.compaction import Row, pieces, runs
+from sublet_storage.spaces.small_block_compaction import BlockRow, pieces, runs
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
@@ -89,7 +89,7 @@ class Housekeeping:
         stream, most = self._streams.streams[stream_id], self._random.choice((8, 30, 1_000))
         if stream.generation.gone:
             return
-        rows = [Row(m.end, m.end - m.first, m.size, f"{m.lower}|{m.epochs}") for m in stream.block_summaries]
+        rows = [BlockRow(m.end, m.end - m.first, m.size, f"{m.lower}|{m.epochs}") for m in stream.block_summaries]
         for run in runs(rows, most, most):
             begin, end = run[0].end_offset - run[0].count, run[-1].end_offset
             old = [mark for mark in stream.block_summaries if begin <= mark.first < end]

@@ -9,9 +9,9 @@ from enum import Enum
 from typing import Any
 from unittest import mock
 
-from sublet_borrower.machine.table import ACTIONS as BORROWER
-from sublet_leader.election.table import TRANSITIONS as ELECTION
-from sublet_leader.group.table import TRANSITIONS as ASSIGNMENT
+from sublet_borrower.machine.transitions import ACTIONS as BORROWER
+from sublet_leader.election.transitions import TRANSITIONS as ELECTION
+from sublet_leader.group.transitions import TRANSITIONS as ASSIGNMENT
 
 Pair = tuple[str, Enum, Enum]
 """(the machine's name, status, kind of event)."""

@@ -27,7 +27,7 @@ from sublet_borrower.machine.events import AssignmentUpdate, RevokeStarted, Stre
 from sublet_borrower.streams.batch import Batch
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.errors import DatabaseUnreachable, GrantLost, UnknownOutcome, UsageError
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.messages import Grant, RevokedReason
 from sublet_storage.groups.model.records import LendingStatus
 from tests.simulation.sessions import Session
@@ -276,7 +276,7 @@ class WritingSession(Session):
             self._shell = _Shell(group_id, self._acknowledged)
         assert self._shell.group_id == group_id, "a subscription is to one life of a group"
         granted = GrantedStream(
-            grant.stream_id, grant.grant_id, grant.generation_id, Filter.parse(grant.filter), grant.position
+            grant.stream_id, grant.grant_id, grant.generation_id, TopicFilter.parse(grant.filter), grant.position
         )
         self._granted[grant.stream_id] = GrantedWork(group_id, grant.stream_id, grant.grant_id, grant.position, granted)
         self._simulation.checkers.installed(self._granted[grant.stream_id])

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 
-from sublet_borrower.spark.job.executors import consume
+from sublet_borrower.spark.job.consumption import consume
 from tests.spark.session import spark_session
 from tests.spark.work import Recorder
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect
-from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import HistoryRecord
 from sublet_storage.producer import Publisher
 from tests.deliveries import Verdict, judge

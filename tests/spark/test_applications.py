@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from sublet_borrower.settings import BorrowerSettings
-from sublet_borrower.spark.job.executors import Consumption, consume
+from sublet_borrower.spark.job.consumption import Consumption, consume
 from sublet_leader.settings import LeaderSettings
 from tests.kit import eventually
 from tests.kit_nodes import Process

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sublet_storage.producer import Publisher
-from sublet_storage.spaces.spaces import alter_space, reshard
+from sublet_storage.spaces.space_changes import alter_space, reshard
 from sublet_storage.spaces.tiering import tier_space
 from tests.spark.stage import Stage
 

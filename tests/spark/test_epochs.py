@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sublet_borrower.settings import BorrowerSettings
-from sublet_borrower.spark.job.executors import Consumption, consume
+from sublet_borrower.spark.job.consumption import Consumption, consume
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.groups.model.records import EPOCHS_CONSUMED, GroupOptions
 from sublet_storage.producer import Publisher

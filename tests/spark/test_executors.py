@@ -13,7 +13,7 @@ import pytest
 
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.spark.job.cluster_checks import SparkSettingsWarning
-from sublet_borrower.spark.job.executors import Consumption, consume
+from sublet_borrower.spark.job.consumption import Consumption, consume
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import InvalidSetting, Unavailable, UserFunctionFailed
 from tests.kit import eventually

@@ -20,7 +20,7 @@ from sublet_storage.groups.model.records import GroupOptions, OnPoison
 from sublet_storage.log.append import BlockAppend, append
 from sublet_storage.log.block import pack
 from sublet_storage.producer import Publisher
-from sublet_storage.spaces.spaces import create_space
+from sublet_storage.spaces.space_changes import create_space
 from tests.integration.log_kit import batch as batch_of
 from tests.kit import eventually
 from tests.kit_nodes import Process

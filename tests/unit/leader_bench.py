@@ -37,7 +37,7 @@ from sublet_storage.groups.model.records import (
     LendingStatus,
     StartingPosition,
 )
-from sublet_storage.nodes import NodeRef
+from sublet_storage.node_directory import NodeRef
 from tests.support.memory_store.catalogue import MemoryCatalogue
 from tests.support.memory_store.groups import MemoryGroupStore
 

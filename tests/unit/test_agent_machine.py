@@ -20,7 +20,7 @@ from sublet_borrower.machine.agent import (
     Tick,
 )
 from sublet_borrower.machine.events import RevokeStarted, SessionProgress, StreamGranted, StreamRemoved
-from sublet_borrower.machine.table import BorrowerStatus
+from sublet_borrower.machine.transitions import BorrowerStatus
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.messages.messages import (
     Disconnect,

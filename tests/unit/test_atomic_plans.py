@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sublet_borrower.planner.atomic_plans import meet_completed, plan_steps
+from sublet_borrower.planner.epoch_plans import meet_completed, plan_steps
 from sublet_borrower.planner.micro_batch import BatchLimits
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
 from sublet_storage.log.block import EpochBounds

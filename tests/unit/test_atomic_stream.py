@@ -8,11 +8,11 @@ import pyarrow as pa
 
 from sublet_borrower.machine.events import RevokeStarted, SessionProgress, StreamGranted, StreamRemoved
 from sublet_borrower.streams.assignment import SessionAssignment
-from sublet_borrower.streams.atomic_stream import AtomicGrantedStream, StepEnd, StepRows
+from sublet_borrower.streams.epoch_stream import EpochGrantedStream, StepEnd, StepRows
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
 from sublet_protocol.messages.messages import Grant, RevokedReason
 from sublet_storage.log.block import EpochBounds, add_position_columns
-from sublet_storage.log.column_layout import BLOCK_SCHEMA
+from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 from sublet_storage.log.fetch import LogPage
 from sublet_storage.readers.epoch_steps import BlockSummaries, BlockSummary
 
@@ -38,9 +38,9 @@ class Play:
         self.look(completed)
 
     @property
-    def granted(self) -> AtomicGrantedStream:
+    def granted(self) -> EpochGrantedStream:
         found = self.handler.next_readable(lambda _: True)
-        assert isinstance(found, AtomicGrantedStream)
+        assert isinstance(found, EpochGrantedStream)
         self.handler.release_read(found)
         return found
 

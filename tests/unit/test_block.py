@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from sublet_protocol.domain.errors import InvalidSetting, PoisonBlock
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.log.block import (
     DELIVERED_SCHEMA,
     MAX_INDEXED_TOPICS,
@@ -21,7 +21,7 @@ from sublet_storage.log.block import (
     filter_by_topic,
     pack,
 )
-from sublet_storage.log.column_layout import BLOCK_SCHEMA
+from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 
 
 def batch(topics: list[str], **columns: list[object]) -> pa.RecordBatch:
@@ -106,9 +106,12 @@ def test_the_skip_index_has_few_topics_or_none() -> None:
 @pytest.mark.parametrize("topics", [None, ["orders/eu", "orders/us", "a.c"]])
 def test_filtering_keeps_what_matches(topics: list[str] | None) -> None:
     given = batch(["orders/eu", "orders/us", "a.c", "orders/eu"])
-    assert filter_by_topic(given, Filter("orders/eu"), topics).column("value").to_pylist() == [b"value 0", b"value 3"]
-    assert filter_by_topic(given, Filter("abc"), topics).num_rows == 0
-    assert filter_by_topic(given, Filter("#"), topics).num_rows == 4
+    assert filter_by_topic(given, TopicFilter("orders/eu"), topics).column("value").to_pylist() == [
+        b"value 0",
+        b"value 3",
+    ]
+    assert filter_by_topic(given, TopicFilter("abc"), topics).num_rows == 0
+    assert filter_by_topic(given, TopicFilter("#"), topics).num_rows == 4
 
 
 def test_a_packed_block_knows_the_span_of_its_timestamps() -> None:

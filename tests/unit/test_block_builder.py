@@ -7,7 +7,7 @@ from itertools import pairwise
 import pyarrow as pa
 import pytest
 
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.log.append import BlockAppend
 from sublet_storage.log.block import decode
 from sublet_storage.producer.batches import block_builder
@@ -23,7 +23,7 @@ def routes(streams: int) -> RoutingTable:
     """One space with so many streams."""
     cut = enumerate(split_ring(streams), 1)
     open_ones = [StreamInfo(number, 1, 1, low, high, 0, False) for number, (low, high) in cut]
-    return RoutingTable([Space(1, "default", Filter("#"), streams)], open_ones, None)
+    return RoutingTable([Space(1, "default", TopicFilter("#"), streams)], open_ones, None)
 
 
 def messages(first: int, count: int, size: int = 8) -> pa.RecordBatch:

@@ -23,7 +23,14 @@ from sublet_borrower.machine.events import (
     Tick,
     Unsubscribe,
 )
-from sublet_borrower.machine.table import ACTIONS, ALLOWED_TRANSITIONS, Action, BorrowerStatus, EventKind, StreamStatus
+from sublet_borrower.machine.transitions import (
+    ACTIONS,
+    ALLOWED_TRANSITIONS,
+    Action,
+    BorrowerStatus,
+    EventKind,
+    StreamStatus,
+)
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.in_doubt import InDoubt
 from sublet_protocol.messages.messages import (

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 
 from sublet_protocol.domain.errors import SubletError
-from sublet_protocol.domain.topics import Filter
-from sublet_storage.producer import buffer as module
-from sublet_storage.producer.batches.columns import to_record_batches
-from sublet_storage.producer.batches.pending_blocks import PendingBlock
+from sublet_protocol.domain.topics import TopicFilter
+from sublet_storage.producer import send_buffer as module
+from sublet_storage.producer.batches.input_conversion import to_record_batches
 from sublet_storage.producer.batches.routing_table import RoutingTable
-from sublet_storage.producer.buffer import Buffer, BufferLimits
+from sublet_storage.producer.batches.unsent_messages import PendingBlock
 from sublet_storage.producer.delivery import Delivery
+from sublet_storage.producer.send_buffer import BufferLimits, SendBuffer
 from sublet_storage.spaces.routing import Space, StreamInfo, split_ring
 from tests.broken_off import broken_off
 
@@ -28,26 +28,26 @@ ONE_MESSAGE = BufferLimits(
 
 
 @pytest.fixture
-def buffer(monkeypatch: pytest.MonkeyPatch) -> Buffer:
+def buffer(monkeypatch: pytest.MonkeyPatch) -> SendBuffer:
     """Of a space of one stream; each message is a load of its own, and the pause between two advances is a day."""
     monkeypatch.setattr(module, "ADVANCE_PAUSE_S", 86_400.0)
     return a_buffer(ONE_MESSAGE)
 
 
-def a_buffer(limits: BufferLimits) -> Buffer:
+def a_buffer(limits: BufferLimits) -> SendBuffer:
     ((low, high),) = split_ring(1)
     streams = [StreamInfo(1, 1, 1, low, high, 0, False)]
-    return Buffer(RoutingTable([Space(1, "default", Filter("#"), 1)], streams, None), limits)
+    return SendBuffer(RoutingTable([Space(1, "default", TopicFilter("#"), 1)], streams, None), limits)
 
 
-def publish_in(buffer: Buffer, *epochs: int) -> None:
+def publish_in(buffer: SendBuffer, *epochs: int) -> None:
     """A message in each, and an advance behind it."""
     for epoch in epochs:
         buffer.add("t", None, b"", None, 0, (epoch,))
         buffer.advance([(epoch + 1,)])
 
 
-def send(buffer: Buffer) -> int | None:
+def send(buffer: SendBuffer) -> int | None:
     """As the sender does: the epoch that is advanced to with the next load, if one is."""
     loads = buffer.take()
     assert loads is not None
@@ -59,13 +59,13 @@ def send(buffer: Buffer) -> int | None:
     return least[0][0]
 
 
-def settle(buffer: Buffer, loads: list[PendingBlock]) -> None:
+def settle(buffer: SendBuffer, loads: list[PendingBlock]) -> None:
     for load in loads:
         load.complete(0)
     buffer.release_batches(loads)
 
 
-def test_under_load_an_advance_that_nobody_waits_for_waits_for_the_next(buffer: Buffer) -> None:
+def test_under_load_an_advance_that_nobody_waits_for_waits_for_the_next(buffer: SendBuffer) -> None:
     publish_in(buffer, 1, 2, 3, 4)
     assert [send(buffer) for _ in range(4)] == [2, None, None, 5], (
         "the last has nothing behind it that it could wait for"
@@ -73,7 +73,7 @@ def test_under_load_an_advance_that_nobody_waits_for_waits_for_the_next(buffer: 
     assert not buffer._advances
 
 
-def test_an_advance_comes_alone_if_what_came_before_it_is_stored(buffer: Buffer) -> None:
+def test_an_advance_comes_alone_if_what_came_before_it_is_stored(buffer: SendBuffer) -> None:
     publish_in(buffer, 1)
     assert send(buffer) == 2
     buffer.advance([(3,)])
@@ -92,7 +92,7 @@ def test_an_advance_waits_for_no_message_that_lingers(monkeypatch: pytest.Monkey
     assert send(buffer) == 3
 
 
-def test_an_advance_that_was_put_off_is_made_though_something_later_fails(buffer: Buffer) -> None:
+def test_an_advance_that_was_put_off_is_made_though_something_later_fails(buffer: SendBuffer) -> None:
     publish_in(buffer, 1, 2, 3)
     assert [send(buffer) for _ in range(2)] == [2, None]
     lost = SubletError("it is lost")
@@ -107,7 +107,7 @@ def test_an_advance_that_was_put_off_is_made_though_something_later_fails(buffer
     assert buffer.pop_error() is lost
 
 
-def test_an_advance_that_cannot_be_made_takes_all_with_it(buffer: Buffer) -> None:
+def test_an_advance_that_cannot_be_made_takes_all_with_it(buffer: SendBuffer) -> None:
     publish_in(buffer, 1)
     assert send(buffer) == 2
     buffer.advance([(3,)])
@@ -117,7 +117,7 @@ def test_an_advance_that_cannot_be_made_takes_all_with_it(buffer: Buffer) -> Non
 
 
 def test_the_first_failure_is_known_before_anybody_is_woken_by_it(
-    buffer: Buffer, monkeypatch: pytest.MonkeyPatch
+    buffer: SendBuffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who flushes is woken by the last ticket, and asks at once."""
     publish_in(buffer, 1)
@@ -129,7 +129,7 @@ def test_the_first_failure_is_known_before_anybody_is_woken_by_it(
     assert known == [lost]
 
 
-def test_whoever_flushes_waits_for_no_other_advance(buffer: Buffer) -> None:
+def test_whoever_flushes_waits_for_no_other_advance(buffer: SendBuffer) -> None:
     publish_in(buffer, 1, 2, 3)
     with pytest.raises(TimeoutError):
         buffer.flush(0.0)
@@ -142,21 +142,21 @@ WHERE = Path(module.__file__).parent, Path(threading.__file__)
 ROOMY = BufferLimits(block_messages=4, block_bytes=1 << 20, blocks_per_commit=8, buffered_bytes=2000, linger_s=0.0)
 
 
-def publish(buffer: Buffer, value: bytes, topic: str = "t") -> Delivery | None:
+def publish(buffer: SendBuffer, value: bytes, topic: str = "t") -> Delivery | None:
     return buffer.add(topic, None, value, None, 0, wait=False)
 
 
-def publish_all(buffer: Buffer) -> None:
+def publish_all(buffer: SendBuffer) -> None:
     values = [b"b%d" % number for number in range(10)]
     buffer.add_batches(to_record_batches({"topic": ["t"] * 5 + ["u"] * 5, "value": values}))
 
 
-def flush(buffer: Buffer) -> None:
+def flush(buffer: SendBuffer) -> None:
     with contextlib.suppress(TimeoutError):
         buffer.flush(0.0)
 
 
-def log_of(buffer: Buffer) -> dict[int, list[bytes]]:
+def log_of(buffer: SendBuffer) -> dict[int, list[bytes]]:
     """What the sender gets of the buffer, by stream; all of it is stored."""
     log: dict[int, list[bytes]] = {}
     while buffer._queued:
@@ -172,7 +172,7 @@ def log_of(buffer: Buffer) -> dict[int, list[bytes]]:
     return log
 
 
-def room(buffer: Buffer) -> int:
+def room(buffer: SendBuffer) -> int:
     """So many messages fit in."""
     return next(number for number in itertools.count() if publish(buffer, b"") is None)
 
@@ -189,16 +189,16 @@ def room(buffer: Buffer) -> int:
     ids=["publish", "publish_batch", "advance", "flush"],
 )
 def test_wherever_an_exception_breaks_off_a_call_it_is_done_or_not_and_all_else_goes_on(
-    monkeypatch: pytest.MonkeyPatch, call: Callable[[Buffer], object], entire: list[set[bytes]], before: int
+    monkeypatch: pytest.MonkeyPatch, call: Callable[[SendBuffer], object], entire: list[set[bytes]], before: int
 ) -> None:
     monkeypatch.setattr(module, "ROUTED_AT_ONCE", 3)
     monkeypatch.setattr(module, "ADVANCE_PAUSE_S", 0.0)
     ((low, middle), (after, high)) = split_ring(2)
     streams = [StreamInfo(1, 1, 1, low, middle, 0, False), StreamInfo(2, 1, 1, after, high, 0, False)]
-    routes = RoutingTable([Space(1, "default", Filter("#"), 2)], streams, None)
-    fits = room(Buffer(routes, ROOMY))
+    routes = RoutingTable([Space(1, "default", TopicFilter("#"), 2)], streams, None)
+    fits = room(SendBuffer(routes, ROOMY))
     for place in itertools.count(1):
-        buffer = Buffer(routes, ROOMY)
+        buffer = SendBuffer(routes, ROOMY)
         deliveries = {b"m%d" % number: publish(buffer, b"m%d" % number) for number in range(before)}
         _, broken = broken_off(lambda buffer=buffer: call(buffer), place, *WHERE)  # type: ignore[misc]
         deliveries[b"last"] = publish(buffer, b"last")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sublet_borrower.spark.job import cluster_checks
-from sublet_borrower.spark.job.executors import Consumption
+from sublet_borrower.spark.job.consumption import Consumption
 from sublet_protocol.domain.errors import Unavailable
 
 

@@ -17,8 +17,8 @@ from sublet_leader.node.events import (
     RenewLeaderships,
 )
 from sublet_leader.settings import LeaderSettings
-from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
-from sublet_storage.nodes import NodeRef
+from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
+from sublet_storage.node_directory import NodeRef
 from sublet_storage.util.log_throttle import LogThrottle
 
 NOBODY = "postgresql://me@127.0.0.1:1/x"

@@ -22,7 +22,7 @@ from sublet_leader.election import (
 )
 from sublet_leader.settings import LeaderSettings
 from sublet_storage.groups.model.records import Leadership
-from sublet_storage.nodes import NodeRef
+from sublet_storage.node_directory import NodeRef
 
 ME = NodeRef("me", "me-1", "here:1")
 OTHER = NodeRef("other", "other-1", "there:1")

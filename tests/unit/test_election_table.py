@@ -25,7 +25,7 @@ from sublet_leader.election import (
 from sublet_leader.election.machine import _Record
 from sublet_leader.settings import LeaderSettings
 from sublet_storage.groups.model.records import Leadership
-from sublet_storage.nodes import NodeRef
+from sublet_storage.node_directory import NodeRef
 
 PAIRS = [(status, kind) for status, row in TRANSITIONS.items() for kind in row]
 NEVER = [(status, kind) for status in ElectionStatus for kind in EventKind if kind not in TRANSITIONS[status]]

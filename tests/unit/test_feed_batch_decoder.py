@@ -26,7 +26,7 @@ from sublet_protocol.messages.feed import (
 )
 from sublet_protocol.messages.messages import PROTOCOL_VERSION
 from sublet_protocol.v1 import sublet_pb2 as pb
-from sublet_storage.log.column_layout import BLOCK_SCHEMA
+from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 
 
 def record_batch(count: int = 3, **fields: Any) -> pa.RecordBatch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sublet_borrower.remote.cursor import FeedCursor, PageOutcome
+from sublet_borrower.node_client.feed_cursor import FeedCursor, PageOutcome
 from sublet_protocol.domain.subscriptions import MAX_OFFSET, Bookmark
 from sublet_protocol.messages.feed import FeedPage
 

@@ -8,7 +8,7 @@ import pytest
 
 from sublet_leader.group.assignments import Assignments
 from sublet_leader.group.stream_table import Assignment
-from sublet_leader.group.table import TRANSITIONS, Action, AssignmentStatus, EventKind
+from sublet_leader.group.transitions import TRANSITIONS, Action, AssignmentStatus, EventKind
 from sublet_protocol.messages.messages import (
     Grant,
     LeaderConnectResponse,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from sublet_leader.group.history import GroupHistoryEvent, transient_record
+from sublet_leader.group.history_events import GroupHistoryEvent, transient_record
 from sublet_leader.group.members import Member
 from sublet_leader.node.events import (
     CommitFailed,
@@ -18,7 +18,7 @@ from sublet_leader.node.events import (
     ShutdownRequested,
     Tick,
 )
-from sublet_leader.node.group_watch import (
+from sublet_leader.node.group_event_publisher import (
     MAX_ASKED,
     MAX_MEMBERS,
     GroupEventPublisher,

@@ -12,7 +12,7 @@ from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import DatabaseUnreachable, UnknownOutcome
 from sublet_storage.db.store_connection import TransactionRolledBack
 from sublet_storage.groups.model.records import Leadership
-from sublet_storage.nodes import NodeRef
+from sublet_storage.node_directory import NodeRef
 
 SETTINGS = LeaderSettings()
 OURS, OTHERS = NodeRef("n1", "our life", "a:1"), NodeRef("n2", "another life", "a:2")

@@ -11,7 +11,7 @@ import pytest
 
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import InvalidSetting
-from sublet_protocol.domain.settings import SettingsRule
+from sublet_protocol.domain.settings_base import SettingsRule
 
 BREAKS: dict[str, dict[str, float]] = {
     "history_retention_s must be at least 60 times lease_duration_s": {"history_retention_s": 599.0},

@@ -29,12 +29,12 @@ BORROWERS = (
     "log.append",
     "log.fetch",
     "log.block",
-    "nodes",
+    "node_directory",
     "spaces.routing",
     "producer",
     "bootstrap.embedded",
     "bootstrap.database",
-    "readers.offset_ranges",
+    "readers.batch_read_planner",
     "notify.publisher",
 )
 
@@ -51,8 +51,8 @@ def test_what_a_borrower_loads_is_light(name: str) -> None:
 
 
 REMOTE = (
-    "sublet_borrower.remote",
-    "sublet_borrower.fetch.nodes",
+    "sublet_borrower.node_client",
+    "sublet_borrower.fetch.node_reader",
     "sublet_protocol.messages.feed",
     "sublet_storage.producer",
     "sublet_storage.notify.publisher",

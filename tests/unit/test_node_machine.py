@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import pytest
 
-from sublet_leader.group.history import GroupHistoryEvent
+from sublet_leader.group.history_events import GroupHistoryEvent
 from sublet_leader.node.events import (
     ClaimLeadership,
     CommitFailed,
@@ -27,7 +27,7 @@ from sublet_leader.node.events import (
     Tick,
 )
 from sublet_leader.node.machine import Node
-from sublet_leader.node.requests import execute
+from sublet_leader.node.request_executor import execute
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.messages import (
@@ -46,7 +46,7 @@ from sublet_protocol.messages.messages import (
     UpdateProgress,
 )
 from sublet_storage.groups.model.records import StartingPosition
-from sublet_storage.nodes import NodeRef
+from sublet_storage.node_directory import NodeRef
 from tests.support.memory_store.catalogue import MemoryCatalogue
 from tests.support.memory_store.groups import MemoryGroupStore
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from sublet_borrower.fetch import nodes as module
-from sublet_borrower.fetch.nodes import NodeReader
-from sublet_borrower.remote.node_calls import RetryableError
+from sublet_borrower.fetch import node_reader as module
+from sublet_borrower.fetch.node_reader import NodeReader
+from sublet_borrower.node_client.node_calls import RetryableError
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.errors import PositionBeyondHead, ProtocolMismatch, SubletError, Unavailable, UsageError
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.feed_fetch import (
     FetchedPage,
     encode_fetch_reply,
@@ -92,7 +92,7 @@ def found(start: int, end: int) -> Any:
 
 
 def granted(position: int = 5) -> GrantedStream:
-    return GrantedStream(7, 1, 3, Filter("a/#"), position)
+    return GrantedStream(7, 1, 3, TopicFilter("a/#"), position)
 
 
 def always(_: GrantedStream) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sublet_storage.notify.change_cache import ChangeCache, Freshness
+from sublet_storage.notify.change_cache import ChangeCache, ChangeNovelty
 from sublet_storage.notify.changes import Change, ObjectSnapshot
 
 NOW = 0.0
@@ -17,7 +17,7 @@ def space(key: str, version: int, deleted: bool = False) -> Change:
 def holding(*changes: Change, most_tombstones: int = 100) -> ChangeCache:
     cache = ChangeCache(tombstone_s=100.0, most_tombstones=most_tombstones)
     for change in changes:
-        assert cache.apply(change, NOW) is Freshness.NEWER
+        assert cache.apply(change, NOW) is ChangeNovelty.NEWER
     return cache
 
 
@@ -28,9 +28,9 @@ def merge(cache: ChangeCache, *changes: Change, keys: frozenset[str] | None = No
 @pytest.mark.conforms("D7")
 def test_an_older_version_never_overwrites_a_newer_one() -> None:
     cache = holding(space("a", 5))
-    assert cache.apply(space("a", 4), NOW) is Freshness.OLD
-    assert cache.apply(space("a", 5), NOW) is Freshness.OLD
-    assert cache.apply(space("a", 4, deleted=True), NOW) is Freshness.OLD
+    assert cache.apply(space("a", 4), NOW) is ChangeNovelty.OLD
+    assert cache.apply(space("a", 5), NOW) is ChangeNovelty.OLD
+    assert cache.apply(space("a", 4, deleted=True), NOW) is ChangeNovelty.OLD
     assert cache.get("space", "a") == space("a", 5)
     assert cache.old == 3
 
@@ -39,31 +39,35 @@ def test_an_older_version_never_overwrites_a_newer_one() -> None:
 def test_invented_news_holds_until_the_next_reading() -> None:
     cache = holding(space("a", 1_000), space("b", 1_000, deleted=True))
     assert merge(cache, space("a", 5), space("b", 5)) == [space("a", 5), space("b", 5)]
-    assert cache.apply(space("a", 6), NOW) is Freshness.NEWER
+    assert cache.apply(space("a", 6), NOW) is ChangeNovelty.NEWER
 
 
 @pytest.mark.conforms("D7")
 def test_what_was_deleted_stays_deleted_until_it_is_made_again() -> None:
     cache = holding(space("a", 5), space("a", 5, deleted=True))
-    assert cache.apply(space("a", 5), NOW) is Freshness.OLD
+    assert cache.apply(space("a", 5), NOW) is ChangeNovelty.OLD
     assert cache.get("space", "a") is None
-    assert cache.apply(space("a", 6), NOW) is Freshness.NEWER
+    assert cache.apply(space("a", 6), NOW) is ChangeNovelty.NEWER
     assert cache.objects("space") == {"a": space("a", 6)}
 
 
 @pytest.mark.conforms("D7")
 def test_the_deletion_of_something_never_heard_of_is_remembered() -> None:
     cache = holding(space("a", 5, deleted=True))
-    assert cache.apply(space("a", 4), NOW) is Freshness.OLD
+    assert cache.apply(space("a", 4), NOW) is ChangeNovelty.OLD
 
 
 @pytest.mark.conforms("D7")
 def test_tombstones_end_with_time_or_when_there_are_too_many() -> None:
     cache = holding(space("a", 5, deleted=True))
-    assert cache.apply(space("a", 4), NOW + 99) is Freshness.OLD
-    assert cache.apply(space("a", 4), NOW + 100) is Freshness.NEWER
+    assert cache.apply(space("a", 4), NOW + 99) is ChangeNovelty.OLD
+    assert cache.apply(space("a", 4), NOW + 100) is ChangeNovelty.NEWER
     cache = holding(*(space(key, 5, deleted=True) for key in "abc"), most_tombstones=2)
-    assert [cache.apply(space(key, 4), NOW) for key in "abc"] == [Freshness.NEWER, Freshness.OLD, Freshness.OLD]
+    assert [cache.apply(space(key, 4), NOW) for key in "abc"] == [
+        ChangeNovelty.NEWER,
+        ChangeNovelty.OLD,
+        ChangeNovelty.OLD,
+    ]
 
 
 @pytest.mark.conforms("D6", "D7")
@@ -92,11 +96,11 @@ def test_what_was_made_while_the_snapshot_was_read_is_not_taken() -> None:
 def test_what_a_snapshot_did_not_have_is_revived_by_another_snapshot_only() -> None:
     cache = holding(space("a", 5))
     assert merge(cache) == [space("a", 5, deleted=True)]
-    assert cache.apply(space("a", 5), NOW) is Freshness.OLD
-    assert cache.apply(space("a", 6), NOW) is Freshness.AMBIGUOUS
+    assert cache.apply(space("a", 5), NOW) is ChangeNovelty.OLD
+    assert cache.apply(space("a", 6), NOW) is ChangeNovelty.AMBIGUOUS
     assert cache.get("space", "a") is None
     assert merge(cache, space("a", 6)) == [space("a", 6)]
-    assert cache.apply(space("a", 7), NOW) is Freshness.NEWER
+    assert cache.apply(space("a", 7), NOW) is ChangeNovelty.NEWER
 
 
 def test_a_snapshot_may_find_again_what_the_last_one_did_not_have() -> None:

@@ -10,19 +10,19 @@ import pytest
 from sublet_storage.notify import subscriber_machine as listener_module
 from sublet_storage.notify.catch_up_scheduler import CatchUp, CatchUpCause
 from sublet_storage.notify.changes import Change, Envelope, Hello, NotifySettings, stream_change
-from sublet_storage.notify.subscriber_events import (
+from sublet_storage.notify.subscriber_machine import MAX_GAPS, SubscriberMachine
+from sublet_storage.notify.subscriber_machine_events import (
     CatchUpCompleted,
     CatchUpRequested,
-    Connected,
-    Disconnected,
     Event,
+    ListeningStarted,
+    ListeningStopped,
     MalformedReceived,
     MessageReceived,
-    Started,
+    SubscriberStarted,
     Tick,
     VersionAmbiguous,
 )
-from sublet_storage.notify.subscriber_machine import MAX_GAPS, SubscriberMachine
 
 SETTINGS = NotifySettings()
 WINDOW = SETTINGS.gap_window_s
@@ -80,7 +80,7 @@ class Harness:
 def steady() -> Harness:
     """One publisher, known since its beginning, whose last message was number 1; at 10 s."""
     harness = Harness()
-    harness.do(Started(), Connected())
+    harness.do(SubscriberStarted(), ListeningStarted())
     harness.hello()
     harness.until(9.0)
     harness.reads.clear()
@@ -93,9 +93,9 @@ def steady() -> Harness:
 @pytest.mark.conforms("D6")
 def test_it_reads_when_listening_has_begun_and_not_before() -> None:
     harness = Harness(channels=("stream", "space"))
-    harness.do(Started())
+    harness.do(SubscriberStarted())
     assert harness.reads == []
-    harness.do(Connected())
+    harness.do(ListeningStarted())
     assert harness.reads == [(0.0, frozenset({CatchUpCause.CONNECTED}))] * 2
 
 
@@ -103,7 +103,7 @@ def test_it_reads_when_listening_has_begun_and_not_before() -> None:
 def test_it_reads_again_after_the_connection_was_lost() -> None:
     harness = steady()
     harness.jitter = 0.5
-    harness.do(Disconnected(), Connected())
+    harness.do(ListeningStopped(), ListeningStarted())
     assert harness.until(11.0) == [
         (10.0 + WINDOW + SETTINGS.catch_up_jitter_s / 2, frozenset({CatchUpCause.CONNECTED}))
     ]
@@ -112,26 +112,26 @@ def test_it_reads_again_after_the_connection_was_lost() -> None:
 @pytest.mark.conforms("D1", "D6")
 def test_while_it_cannot_listen_it_polls() -> None:
     harness = Harness()
-    harness.do(Started())
+    harness.do(SubscriberStarted())
     assert [at for at, _ in harness.until(3.5)] == [1.0, 2.0, 3.0]
-    harness.do(Connected())
+    harness.do(ListeningStarted())
     harness.until(10.0)
     harness.jitter = 0.5
-    harness.do(Disconnected())
+    harness.do(ListeningStopped())
     assert [at for at, _ in harness.until(12.5)] == [10.5, 11.4, 12.3]
 
 
 @pytest.mark.conforms("D1")
 def test_with_a_driver_that_moves_nothing_it_polls() -> None:
     harness = Harness(pushes=False)
-    harness.do(Started(), Connected())
+    harness.do(SubscriberStarted(), ListeningStarted())
     assert [at for at, _ in harness.until(3.5)] == [1.0, 2.0, 3.0]
     assert harness.reads[0] == (0.0, frozenset({CatchUpCause.CONNECTED}))
 
 
 def test_with_a_driver_that_pushes_it_looks_now_and_then_all_the_same() -> None:
     harness = Harness()
-    harness.do(Started(), Connected())
+    harness.do(SubscriberStarted(), ListeningStarted())
     assert harness.until(65.0) == [
         (30.0, frozenset({CatchUpCause.PERIODIC})),
         (60.0, frozenset({CatchUpCause.PERIODIC})),
@@ -243,7 +243,7 @@ def test_what_a_leaving_publisher_said_last_is_missed_all_the_same() -> None:
 @pytest.mark.conforms("D6")
 def test_another_incarnation_is_read_for_on_every_channel() -> None:
     harness = Harness(channels=("stream", "space"))
-    harness.do(Started(), Connected())
+    harness.do(SubscriberStarted(), ListeningStarted())
     harness.hello(5)
     harness.until(4.0)
     harness.reads.clear()
@@ -266,7 +266,7 @@ def test_a_publisher_that_was_not_known_is_read_for() -> None:
 @pytest.mark.conforms("D6")
 def test_a_channel_on_which_a_publisher_may_have_spoken_before_is_read() -> None:
     harness = Harness(channels=("stream", "space"))
-    harness.do(Started(), Connected())
+    harness.do(SubscriberStarted(), ListeningStarted())
     harness.do(MessageReceived(Envelope("p", "i", "space", 1, 0, ())))
     harness.until(3.0)
     harness.reads.clear()
@@ -326,7 +326,7 @@ def test_a_thousand_that_lose_the_same_node_do_not_all_read_at_once(loses: str) 
         harness = steady()
         harness.jitter = chance.random()
         if loses == "the connection":
-            harness.do(Disconnected(), Connected())
+            harness.do(ListeningStopped(), ListeningStarted())
         harness.until(10.0 + SETTINGS.publisher_timeout_s - 0.1 if loses == "the publisher" else 10.0)
         harness.jitter = chance.random()
         (at,) = [
@@ -388,6 +388,8 @@ def test_what_it_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_catch_up_says_what_it_is_for() -> None:
     machine = SubscriberMachine(SETTINGS, pushes=True, channels=("stream",))
-    machine.decide(Started(), 0.0, 0.0)
-    assert machine.decide(Connected(), 0.0, 0.0).catch_ups == (CatchUp("stream", frozenset({CatchUpCause.CONNECTED})),)
+    machine.decide(SubscriberStarted(), 0.0, 0.0)
+    assert machine.decide(ListeningStarted(), 0.0, 0.0).catch_ups == (
+        CatchUp("stream", frozenset({CatchUpCause.CONNECTED})),
+    )
     assert machine.catch_ups.counts_by_cause == {CatchUpCause.CONNECTED: 1}

@@ -10,8 +10,14 @@ import pyarrow as pa
 import pytest
 
 from sublet_protocol.domain.errors import InvalidTopic, UsageError
-from sublet_storage.log.column_layout import BLOCK_SCHEMA
-from sublet_storage.producer.batches.columns import as_bytes, as_headers, as_timestamp_us, size_of, to_record_batches
+from sublet_storage.log.column_encoding import BLOCK_SCHEMA
+from sublet_storage.producer.batches.input_conversion import (
+    as_bytes,
+    as_headers,
+    as_timestamp_us,
+    size_of,
+    to_record_batches,
+)
 from tests.kit import same_name
 
 WEST = timezone(timedelta(hours=-12))

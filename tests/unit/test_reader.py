@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from psycopg.pq import TransactionStatus
 
-from sublet_borrower.fetch import database as module
-from sublet_borrower.fetch.database import LogReader
+from sublet_borrower.fetch import log_reader as module
+from sublet_borrower.fetch.log_reader import LogReader
 from sublet_borrower.machine.events import SessionProgress, StreamGranted, StreamRemoved
 from sublet_borrower.streams.assignment import SessionAssignment
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.errors import DatabaseUnreachable, PositionGone
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.messages import Grant, RevokedReason
 from sublet_storage.db.reconnecting_connection import BACKOFF_MAX_S
 from sublet_storage.log.fetch import HeadState, LogPage
@@ -90,7 +90,7 @@ def always(_: GrantedStream) -> bool:
 
 
 def granted(position: int = 0) -> GrantedStream:
-    return GrantedStream(7, 1, 3, Filter("a/#"), position)
+    return GrantedStream(7, 1, 3, TopicFilter("a/#"), position)
 
 
 # --- the direct successor, and nothing else ---------------------------------------------------------------------------
@@ -179,7 +179,7 @@ def test_a_page_is_asked_for_by_what_was_lent(log: Log, connections: list[Connec
     log.script = [page(5, 5, head=5)]
     stream = granted(5)
     assert LogReader("url", 1234, 30.0).fetch(stream, always) == page(5, 5, head=5)
-    assert log.asked == [(7, 5, {"filter": Filter("a/#"), "generation_id": 3, "limit_bytes": 1234})]
+    assert log.asked == [(7, 5, {"filter": TopicFilter("a/#"), "generation_id": 3, "limit_bytes": 1234})]
     assert not stream.may_have_more
 
 

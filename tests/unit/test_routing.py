@@ -7,10 +7,10 @@ from itertools import pairwise
 import pytest
 
 from sublet_protocol.domain.errors import InvalidSetting
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.spaces.routing import (
     RING,
-    GenerationFilters,
+    GenerationTopicFilters,
     HashRing,
     Space,
     StreamInfo,
@@ -23,7 +23,7 @@ from sublet_storage.spaces.routing import (
 
 
 def spaces(*filters: str) -> list[Space]:
-    return [Space(index, text, Filter(text), 1) for index, text in enumerate(filters)]
+    return [Space(index, text, TopicFilter(text), 1) for index, text in enumerate(filters)]
 
 
 def test_the_hash_is_xxh3_64_of_the_key_and_of_the_topic_without_one() -> None:
@@ -79,15 +79,19 @@ def test_without_a_catch_all_a_topic_may_have_no_space() -> None:
 def test_candidates_are_those_that_intersect_and_are_not_in_the_shadow_of_a_covering_one(
     wanted: str, expected: set[str]
 ) -> None:
-    have = [Filter(text) for text in ("#", "a/#", "a/b/#", "c")]
-    assert {found.text for found in candidate_filters(Filter(wanted), have)} == expected
+    have = [TopicFilter(text) for text in ("#", "a/#", "a/b/#", "c")]
+    assert {found.text for found in candidate_filters(TopicFilter(wanted), have)} == expected
 
 
 def test_a_generation_is_judged_by_the_filter_it_was_filled_under() -> None:
-    every = tuple(Filter(text) for text in ("#", "a/#", "a/b/#", "c"))
-    filled = GenerationFilters(every, open=frozenset(every) - {Filter("a/b/#")}, newest_generation_id=9)
-    assert filled.matching(Filter("a/b")) == {Filter("#"): False, Filter("a/#"): True, Filter("a/b/#"): False}
-    assert filled.matching(Filter("d")) == {Filter("#"): True}
+    every = tuple(TopicFilter(text) for text in ("#", "a/#", "a/b/#", "c"))
+    filled = GenerationTopicFilters(every, open=frozenset(every) - {TopicFilter("a/b/#")}, newest_generation_id=9)
+    assert filled.matching(TopicFilter("a/b")) == {
+        TopicFilter("#"): False,
+        TopicFilter("a/#"): True,
+        TopicFilter("a/b/#"): False,
+    }
+    assert filled.matching(TopicFilter("d")) == {TopicFilter("#"): True}
 
 
 @pytest.mark.parametrize("shards", [1, 3, 4, 4096])

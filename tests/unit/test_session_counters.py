@@ -9,19 +9,19 @@ from sublet_protocol.pubsub.model import (
     CommandError,
     DeliveredMessage,
     Gap,
-    MalformedCommand,
     ReceivedCommand,
     Send,
     Subscribe,
+    UndecodedCommand,
 )
-from sublet_protocol.pubsub.publisher import PublisherSettings, PubSubPublisher
-from sublet_protocol.pubsub.subscriber import PubSubSubscriber, SubscriberSettings
-from sublet_protocol.pubsub.subscriber_events import (
-    BatchFailed,
-    BatchReplied,
+from sublet_protocol.pubsub.publisher_machine import PublisherSettings, PubSubPublisherMachine
+from sublet_protocol.pubsub.subscriber_machine import PubSubSubscriberMachine, SubscriberSettings
+from sublet_protocol.pubsub.subscriber_machine_events import (
+    CommandsReplied,
+    CommandsUnanswered,
     ConnectionLostReason,
     PollReplied,
-    SendBatch,
+    SendCommands,
     StartPoll,
     Tick,
 )
@@ -31,8 +31,8 @@ CHANNELS = {"news": ChannelKind.LOG}
 
 def test_the_nodes_side() -> None:
     settings = PublisherSettings(hold_s=5, mailbox=MailboxLimits(messages=2))
-    node = PubSubPublisher("n1", settings, channels=CHANNELS)
-    batch: list[ReceivedCommand] = [Subscribe("news", None), MalformedCommand("broken"), Send("owner refuses it")]
+    node = PubSubPublisherMachine("n1", settings, channels=CHANNELS)
+    batch: list[ReceivedCommand] = [Subscribe("news", None), UndecodedCommand("broken"), Send("owner refuses it")]
     node.receive("a", 1, batch, 0)
     node.add_errors("a", 1, [CommandError(2, "no")])
     node.receive("a", 1, batch, 0)
@@ -67,14 +67,14 @@ def test_the_nodes_side() -> None:
 
 
 def test_the_agents_side() -> None:
-    agent = PubSubSubscriber("agent", SubscriberSettings(batch_commands=2), channels=CHANNELS)
+    agent = PubSubSubscriberMachine("agent", SubscriberSettings(batch_commands=2), channels=CHANNELS)
     assert agent.counters == SubscriberCounters(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {})
     for number in range(3):
         agent.decide(Subscribe("news", str(number)), 0)
-    agent.decide(BatchReplied(1, 1, "n1", errors=(CommandError(0, "no"),)), 0)
-    agent.decide(BatchFailed(1, "lost"), 0)
+    agent.decide(CommandsReplied(1, 1, "n1", errors=(CommandError(0, "no"),)), 0)
+    agent.decide(CommandsUnanswered(1, "lost"), 0)
     outcome = agent.decide(Tick(), 1)
-    assert [one.number for one in outcome.sends if isinstance(one, SendBatch)] == [2]
+    assert [one.number for one in outcome.sends if isinstance(one, SendCommands)] == [2]
     agent.decide(PollReplied(1, "n1"), 1)
     one, gap = DeliveredMessage(1, "news", "1", "m"), DeliveredMessage(2, "", "", Gap(7, ("news",)))
     agent.decide(PollReplied(1, "n1", deliveries=(one,)), 1)

@@ -9,14 +9,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from sublet_protocol.pubsub.model import Subscribe
-from sublet_protocol.pubsub.subscriber import PubSubSubscriber, SubscriberSettings
-from sublet_protocol.pubsub.subscriber_events import (
-    BatchFailed,
-    BatchReplied,
+from sublet_protocol.pubsub.subscriber_machine import PubSubSubscriberMachine, SubscriberSettings
+from sublet_protocol.pubsub.subscriber_machine_events import (
+    CommandsReplied,
+    CommandsUnanswered,
     Event,
-    PollFailed,
     PollReplied,
-    SendBatch,
+    PollUnanswered,
+    SendCommands,
     StartPoll,
     Tick,
 )
@@ -33,10 +33,10 @@ class Herd:
         self.random = random.Random(7)
         self.spread = spread
         self.now = 0.0
-        self.agents = [PubSubSubscriber(f"agent-{number}", SubscriberSettings()) for number in range(AGENTS)]
-        self.calls: list[tuple[float, StartPoll | SendBatch]] = []
+        self.agents = [PubSubSubscriberMachine(f"agent-{number}", SubscriberSettings()) for number in range(AGENTS)]
+        self.calls: list[tuple[float, StartPoll | SendCommands]] = []
         self.polls: dict[int, StartPoll] = {}
-        self.batches: dict[int, SendBatch] = {}
+        self.batches: dict[int, SendCommands] = {}
         self.wakes: list[tuple[float, int, int]] = []
         self._numbers = itertools.count()
 
@@ -45,7 +45,7 @@ class Herd:
         for one in outcome.sends:
             if isinstance(one, StartPoll):
                 self.polls[number] = one
-            elif isinstance(one, SendBatch):
+            elif isinstance(one, SendCommands):
                 self.batches[number] = one
             else:
                 continue
@@ -60,7 +60,7 @@ class Herd:
         for number, batch in tuple(self.batches.items()):
             del self.batches[number]
             self.decide(
-                number, BatchReplied(batch.subscriber_incarnation, batch.number, incarnation, jitter=self.jitter())
+                number, CommandsReplied(batch.subscriber_incarnation, batch.number, incarnation, jitter=self.jitter())
             )
 
     def end_polls(self, answer: Callable[[StartPoll, float], Event]) -> None:
@@ -82,9 +82,9 @@ class Herd:
             self.now, _, number = heapq.heappop(self.wakes)
             self.decide(number, Tick())
             if (batch := self.batches.pop(number, None)) is not None:
-                self.decide(number, BatchFailed(batch.subscriber_incarnation, "refused", self.jitter()))
+                self.decide(number, CommandsUnanswered(batch.subscriber_incarnation, "refused", self.jitter()))
             if (poll := self.polls.pop(number, None)) is not None:
-                self.decide(number, PollFailed(poll.subscriber_incarnation, "refused", self.jitter()))
+                self.decide(number, PollUnanswered(poll.subscriber_incarnation, "refused", self.jitter()))
 
     def woken(self) -> None:
         while self.wakes:
@@ -101,7 +101,7 @@ def test_agents_that_lose_a_node_do_not_come_back_in_one_instant() -> None:
     most = {}
     for spread in (True, False):
         herd = Herd(spread).connected()
-        herd.end_polls(lambda poll, jitter: PollFailed(poll.subscriber_incarnation, "killed", jitter))
+        herd.end_polls(lambda poll, jitter: PollUnanswered(poll.subscriber_incarnation, "killed", jitter))
         herd.dead_until(6.0)
         late = [at for at, _ in herd.calls if at > 3.0]  # when a node that was restarted may be back
         assert len(late) >= AGENTS
@@ -115,7 +115,7 @@ def test_agents_that_a_node_forgot_do_not_declare_themselves_in_one_instant() ->
         herd = Herd(spread).connected()
         herd.end_polls(lambda poll, jitter: PollReplied(poll.subscriber_incarnation, "n2", unknown=True, jitter=jitter))
         herd.woken()
-        declared = [at for at, call in herd.calls if isinstance(call, SendBatch)]
+        declared = [at for at, call in herd.calls if isinstance(call, SendCommands)]
         assert len(declared) == AGENTS
         most[spread] = most_at_once(declared)
     assert most[True] < AGENTS / 4 < most[False] == AGENTS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sublet_protocol.pubsub.model import ChannelKind, Subscribe, Unsubscribe
-from sublet_protocol.pubsub.publisher import PublisherSettings, PubSubPublisher
+from sublet_protocol.pubsub.publisher_machine import PublisherSettings, PubSubPublisherMachine
 from sublet_protocol.pubsub.publisher_replies import SubscribedKeys
 
 CHANNELS = {"news": ChannelKind.LOG, "price": ChannelKind.STATE}
@@ -15,7 +15,7 @@ class Owner:
     """A publisher whose owner keeps book of the interest that it is told of."""
 
     def __init__(self) -> None:
-        self.node = PubSubPublisher("n1", PublisherSettings(hold_s=5), channels=CHANNELS)
+        self.node = PubSubPublisherMachine("n1", PublisherSettings(hold_s=5), channels=CHANNELS)
         self.node.on_interest = self.receive
         self.received: list[tuple[str, str | None, bool]] = []
         self._batches: dict[str, int] = {}

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from sublet_protocol.pubsub.model import ChannelKind, Send, Subscribe, Unsubscribe
-from sublet_protocol.pubsub.publisher import PubSubPublisher
-from sublet_protocol.pubsub.subscriber import PubSubSubscriber
-from sublet_protocol.pubsub.subscriber_events import BatchReplied, ConnectionRejected
+from sublet_protocol.pubsub.publisher_machine import PubSubPublisherMachine
+from sublet_protocol.pubsub.subscriber_machine import PubSubSubscriberMachine
+from sublet_protocol.pubsub.subscriber_machine_events import CommandsReplied, ConnectionRejected
 
 CHANNELS = {"news": ChannelKind.LOG, "price": ChannelKind.STATE}
 
 
-def publisher() -> PubSubPublisher:
-    node = PubSubPublisher("n1", channels=CHANNELS)
+def publisher() -> PubSubPublisherMachine:
+    node = PubSubPublisherMachine("n1", channels=CHANNELS)
     for name in ("a", "b"):
         node.receive(name, 1, [Subscribe("news", "k"), Subscribe("news", None), Subscribe("price", "gold")], 0.0)
     node.publish("news", "k", "m")
@@ -51,13 +51,13 @@ def test_a_publisher_tells_what_is_left_behind() -> None:
 
 
 def test_a_subscriber_that_rests_or_is_refused_keeps_nothing() -> None:
-    agent = PubSubSubscriber("agent", channels=CHANNELS)
+    agent = PubSubSubscriberMachine("agent", channels=CHANNELS)
     agent.decide(Subscribe("news", "k"), 0)
     agent.decide(Send("m"), 0)
     assert agent.find_leaks() == ()
     agent.decide(Unsubscribe("news", "k"), 0)
-    agent.decide(BatchReplied(1, 1, "n1"), 0)
-    agent.decide(BatchReplied(1, 2, "n1"), 0)
+    agent.decide(CommandsReplied(1, 1, "n1"), 0)
+    agent.decide(CommandsReplied(1, 2, "n1"), 0)
     assert agent.find_leaks() == ()
     agent._queue.append(Send("forgotten"))
     assert agent.find_leaks() == ("commands: kept while idle",)

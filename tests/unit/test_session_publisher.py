@@ -9,16 +9,16 @@ from sublet_protocol.pubsub.model import (
     ChannelKind,
     DeliveredMessage,
     Gap,
-    MalformedCommand,
     ReceivedCommand,
     Send,
     Subscribe,
+    UndecodedCommand,
     Unsubscribe,
 )
-from sublet_protocol.pubsub.publisher import PublisherSettings, PubSubPublisher
+from sublet_protocol.pubsub.publisher_machine import PublisherSettings, PubSubPublisherMachine
 from sublet_protocol.pubsub.publisher_replies import (
-    BatchAccepted,
-    DuplicateBatch,
+    CommandsAccepted,
+    DuplicateCommands,
     HoldPoll,
     PollDeliveries,
     UnknownSubscriber,
@@ -28,17 +28,19 @@ CHANNELS = {"news": ChannelKind.LOG, "chat": ChannelKind.LOG, "price": ChannelKi
 INCARNATION = "node-1"
 
 
-def publisher(**limits: int) -> PubSubPublisher:
+def publisher(**limits: int) -> PubSubPublisherMachine:
     settings = PublisherSettings(hold_s=5, mailbox=MailboxLimits(**limits), subscribers=3, subscriptions_each=5)
-    return PubSubPublisher(INCARNATION, settings, channels=CHANNELS, size_of=lambda body: len(str(body)))
+    return PubSubPublisherMachine(INCARNATION, settings, channels=CHANNELS, size_of=lambda body: len(str(body)))
 
 
-def subscribed(node: PubSubPublisher, name: str, *subjects: tuple[str, str | None]) -> None:
+def subscribed(node: PubSubPublisherMachine, name: str, *subjects: tuple[str, str | None]) -> None:
     received = node.receive(name, 1, [Subscribe(*subject) for subject in subjects], now=0)
-    assert received == BatchAccepted((), ())
+    assert received == CommandsAccepted((), ())
 
 
-def taken(node: PubSubPublisher, name: str, acknowledged: int = 0, now: float = 0) -> tuple[DeliveredMessage, ...]:
+def taken(
+    node: PubSubPublisherMachine, name: str, acknowledged: int = 0, now: float = 0
+) -> tuple[DeliveredMessage, ...]:
     answer = node.poll(name, acknowledged, "", now, 5) if acknowledged == 0 else None
     answer = answer or node.poll(name, acknowledged, INCARNATION, now, 5)
     return answer.deliveries if isinstance(answer, PollDeliveries) else ()
@@ -199,16 +201,16 @@ def test_a_directed_message_lost_in_a_gap_can_be_sent_again() -> None:
 @pytest.mark.conforms("R2")
 def test_a_repeated_batch_is_answered_again_and_not_executed_again() -> None:
     node = publisher()
-    batch: list[ReceivedCommand] = [Send("hello"), Subscribe("news", "k"), MalformedCommand("it is broken")]
+    batch: list[ReceivedCommand] = [Send("hello"), Subscribe("news", "k"), UndecodedCommand("it is broken")]
     first = node.receive("a", 1, batch, now=0)
-    assert isinstance(first, BatchAccepted)
+    assert isinstance(first, CommandsAccepted)
     assert first.messages == ((0, "hello"),)
-    assert node.receive("a", 2, [Unsubscribe("news", "k")], now=0) == BatchAccepted((), ())
+    assert node.receive("a", 2, [Unsubscribe("news", "k")], now=0) == CommandsAccepted((), ())
     assert node.subscriptions("a") == ()
-    assert node.receive("a", 2, [Unsubscribe("news", "k")], now=0) == DuplicateBatch(())
+    assert node.receive("a", 2, [Unsubscribe("news", "k")], now=0) == DuplicateCommands(())
     node = publisher()
     node.receive("a", 1, batch, now=0)
-    assert node.receive("a", 1, batch, now=0) == DuplicateBatch(first.errors)
+    assert node.receive("a", 1, batch, now=0) == DuplicateCommands(first.errors)
 
 
 @pytest.mark.conforms("R2")
@@ -235,12 +237,12 @@ def test_a_bad_command_gets_an_error_for_itself() -> None:
     node = publisher()
     batch: list[ReceivedCommand] = [
         Subscribe("nonsense", "k"),
-        MalformedCommand("broken"),
+        UndecodedCommand("broken"),
         Subscribe("news", "k"),
         Send("m"),
     ]
     answer = node.receive("a", 1, batch, now=0)
-    assert isinstance(answer, BatchAccepted)
+    assert isinstance(answer, CommandsAccepted)
     assert [error.index for error in answer.errors] == [0, 1]
     assert "nonsense" in answer.errors[0].text
     assert "price" in answer.errors[0].text
@@ -253,14 +255,14 @@ def test_a_bad_command_gets_an_error_for_itself() -> None:
 def test_subscriptions_and_subscribers_are_bounded() -> None:
     node = publisher()
     answer = node.receive("a", 1, [Subscribe("news", str(number)) for number in range(7)], now=0)
-    assert isinstance(answer, BatchAccepted)
+    assert isinstance(answer, CommandsAccepted)
     assert [error.index for error in answer.errors] == [5, 6]
     subscribed(node, "b")
     subscribed(node, "c")
     assert isinstance(node.receive("d", 1, [], now=0), UnknownSubscriber)
     assert isinstance(node.poll("d", 0, "", 0, 5), UnknownSubscriber)
     assert node.expire(now=100) == ("a", "b", "c")
-    assert isinstance(node.receive("d", 1, [], now=100), BatchAccepted)
+    assert isinstance(node.receive("d", 1, [], now=100), CommandsAccepted)
 
 
 @pytest.mark.conforms("R4")

@@ -95,7 +95,7 @@ class Reader:
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
     monkeypatch.setattr(transport, "open_database", lambda *_: contextlib.nullcontext(SimpleNamespace(url="")))
-    monkeypatch.setattr(member, "AgentThread", Agent)
+    monkeypatch.setattr(member, "NetworkAgent", Agent)
     monkeypatch.setattr(transport, "LogReader", Reader)
     with Session("$share/g/none/#") as session:
         yield session

@@ -7,13 +7,13 @@ from typing import TypeVar
 import pytest
 
 from sublet_protocol.pubsub.model import ChannelKind, CommandError, DeliveredMessage, Gap, Send, Subscribe, Unsubscribe
-from sublet_protocol.pubsub.subscriber import PubSubSubscriber, SubscriberSettings
-from sublet_protocol.pubsub.subscriber_events import (
-    BatchFailed,
-    BatchReplied,
-    CancelBatch,
+from sublet_protocol.pubsub.subscriber_machine import PubSubSubscriberMachine, SubscriberSettings
+from sublet_protocol.pubsub.subscriber_machine_events import (
+    CancelCommands,
     CancelPoll,
     CommandsRejected,
+    CommandsReplied,
+    CommandsUnanswered,
     ConnectionLost,
     ConnectionLostReason,
     ConnectionRejected,
@@ -22,9 +22,9 @@ from sublet_protocol.pubsub.subscriber_events import (
     Deliver,
     Event,
     Instruction,
-    PollFailed,
     PollReplied,
-    SendBatch,
+    PollUnanswered,
+    SendCommands,
     SetListening,
     StartPoll,
     Tick,
@@ -40,7 +40,7 @@ class Harness:
     """A machine with its clock, and all it ever said."""
 
     def __init__(self) -> None:
-        self.machine = PubSubSubscriber("agent", SETTINGS, channels=CHANNELS, size_of=lambda command: 10)
+        self.machine = PubSubSubscriberMachine("agent", SETTINGS, channels=CHANNELS, size_of=lambda command: 10)
         self.now = 0.0
         self.wake_at: float | None = None
         self.said: list[Instruction] = []
@@ -66,8 +66,8 @@ class Harness:
         return [one for one in self.said if isinstance(one, kind)]
 
     def batch_ok(self, incarnation: str = "n1", errors: tuple[CommandError, ...] = ()) -> list[Instruction]:
-        batch = self.last(SendBatch)
-        return self.do(BatchReplied(batch.subscriber_incarnation, batch.number, incarnation, errors=errors))
+        batch = self.last(SendCommands)
+        return self.do(CommandsReplied(batch.subscriber_incarnation, batch.number, incarnation, errors=errors))
 
     def poll_ok(
         self, *deliveries: DeliveredMessage, incarnation: str = "n1", unknown: bool = False
@@ -75,10 +75,10 @@ class Harness:
         return self.do(PollReplied(self.last(StartPoll).subscriber_incarnation, incarnation, unknown, deliveries))
 
     def poll_fails(self) -> list[Instruction]:
-        return self.do(PollFailed(self.last(StartPoll).subscriber_incarnation, "refused"))
+        return self.do(PollUnanswered(self.last(StartPoll).subscriber_incarnation, "refused"))
 
     def batch_fails(self) -> list[Instruction]:
-        return self.do(BatchFailed(self.last(SendBatch).subscriber_incarnation, "refused"))
+        return self.do(CommandsUnanswered(self.last(SendCommands).subscriber_incarnation, "refused"))
 
 
 def connected(*subjects: tuple[str, str | None]) -> Harness:
@@ -114,11 +114,11 @@ def test_one_batch_in_flight_and_commands_in_order() -> None:
         Send(3),
     ]
     harness.do(*commands)
-    assert [batch.commands for batch in harness.all(SendBatch)] == [(commands[0],)]
+    assert [batch.commands for batch in harness.all(SendCommands)] == [(commands[0],)]
     harness.batch_ok()
     harness.batch_ok()
     harness.batch_ok()
-    batches = harness.all(SendBatch)
+    batches = harness.all(SendCommands)
     assert [batch.number for batch in batches] == [1, 2, 3]
     assert [command for batch in batches for command in batch.commands] == commands
     assert harness.machine.unacknowledged_count == 0
@@ -128,7 +128,7 @@ def test_one_batch_in_flight_and_commands_in_order() -> None:
 def test_a_failed_batch_is_repeated_under_its_number_with_the_same_content() -> None:
     harness = Harness()
     harness.do(Subscribe("news", "a"))
-    first = harness.last(SendBatch)
+    first = harness.last(SendCommands)
     harness.do(Send("later"))
     assert not harness.batch_fails()
     assert harness.wake_at == 1
@@ -137,7 +137,7 @@ def test_a_failed_batch_is_repeated_under_its_number_with_the_same_content() -> 
 
 def test_a_poll_is_held_only_while_something_is_wanted() -> None:
     harness = Harness()
-    assert [type(one) for one in harness.do(Send("m"))] == [SendBatch]
+    assert [type(one) for one in harness.do(Send("m"))] == [SendCommands]
     harness.batch_ok()
     assert harness.machine.status is ConnectionStatus.IDLE
     assert [type(one) for one in harness.do(SetListening(True))] == [StartPoll]
@@ -152,8 +152,8 @@ def test_a_life_ends_in_peace_when_nothing_is_wanted() -> None:
     harness.batch_ok()
     assert harness.machine.status is ConnectionStatus.IDLE
     harness.do(Subscribe("news", "k"))
-    assert harness.last(SendBatch).number == 1
-    assert harness.last(SendBatch).subscriber_id != old
+    assert harness.last(SendCommands).number == 1
+    assert harness.last(SendCommands).subscriber_id != old
     assert not harness.all(ConnectionLost)
 
 
@@ -179,7 +179,7 @@ def test_another_incarnation_ends_the_life_at_once_and_subscriptions_are_declare
     lost, batch, poll = sends
     assert isinstance(lost, ConnectionLost)
     assert (lost.reason, lost.subscriptions) == (ConnectionLostReason.RESTARTED, (("news", "k"), ("price", None)))
-    assert isinstance(batch, SendBatch)
+    assert isinstance(batch, SendCommands)
     assert batch.subscriber_id != old
     assert batch.commands == (Subscribe("news", "k"), Subscribe("price", None))
     assert isinstance(poll, StartPoll)
@@ -194,7 +194,7 @@ def test_unknown_subscriber_ends_the_life() -> None:
     assert harness.poll_ok(unknown=True)[0] == ConnectionLost(
         ConnectionLostReason.EXPIRED, "the node does not know agent.1", (("news", "k"),)
     )
-    assert harness.last(SendBatch).subscriber_id == "agent.2"
+    assert harness.last(SendCommands).subscriber_id == "agent.2"
 
 
 @pytest.mark.conforms("R7")
@@ -230,7 +230,7 @@ def test_a_killed_node_is_reported_once() -> None:
     harness.batch_ok(incarnation="n2")
     assert harness.machine.status is ConnectionStatus.CONNECTED
     assert len(harness.all(ConnectionLost)) == 1
-    assert harness.last(SendBatch).commands == (Subscribe("news", "k"), Subscribe("news", None))
+    assert harness.last(SendCommands).commands == (Subscribe("news", "k"), Subscribe("news", None))
 
 
 def test_one_failed_poll_is_no_loss() -> None:
@@ -246,21 +246,21 @@ def test_a_lost_connection_drops_messages_and_gives_up_calls() -> None:
     harness = connected()
     harness.do(Send("in flight"), Send("queued"))
     sends = harness.poll_ok(unknown=True)
-    assert sends[0] == CancelBatch()
+    assert sends[0] == CancelCommands()
     assert harness.machine.unacknowledged_count == 0
-    assert harness.last(SendBatch).commands == (Subscribe("news", "k"),)
+    assert harness.last(SendCommands).commands == (Subscribe("news", "k"),)
 
 
 def test_answers_of_a_former_life_do_nothing() -> None:
     harness = connected()
     harness.do(Send("x"))
-    poll, batch = harness.last(StartPoll), harness.last(SendBatch)
+    poll, batch = harness.last(StartPoll), harness.last(SendCommands)
     harness.poll_ok(unknown=True)
     for late in (
         PollReplied(poll.subscriber_incarnation, "n1", False, (news(1, 0),)),
-        PollFailed(poll.subscriber_incarnation, "late"),
-        BatchReplied(batch.subscriber_incarnation, batch.number, "n1"),
-        BatchFailed(batch.subscriber_incarnation, "late"),
+        PollUnanswered(poll.subscriber_incarnation, "late"),
+        CommandsReplied(batch.subscriber_incarnation, batch.number, "n1"),
+        CommandsUnanswered(batch.subscriber_incarnation, "late"),
         ConnectionRejected(poll.subscriber_incarnation, "late"),
     ):
         assert harness.do(late) == []
@@ -295,7 +295,7 @@ def test_refusals_name_their_commands_and_a_refused_subscription_is_not_declared
     harness.do(bad)
     assert harness.batch_ok(errors=(CommandError(0, "no such key"),))[0] == CommandsRejected(((bad, "no such key"),))
     harness.poll_ok(unknown=True)
-    assert harness.last(SendBatch).commands == (Subscribe("news", "k"),)
+    assert harness.last(SendCommands).commands == (Subscribe("news", "k"),)
 
 
 def test_a_peer_that_refuses_us_is_not_asked_again() -> None:
@@ -318,17 +318,17 @@ def test_the_queue_is_bounded() -> None:
 
 def test_a_batch_is_bounded_by_bytes() -> None:
     settings = SubscriberSettings(batch_bytes=100)
-    machine = PubSubSubscriber("agent", settings, size_of=lambda command: 40)
+    machine = PubSubSubscriberMachine("agent", settings, size_of=lambda command: 40)
     machine.decide(Send(0), 0)
     for number in range(1, 6):
         machine.decide(Send(number), 0)
-    outcome = machine.decide(BatchReplied(1, 1, "n1"), 0)
-    assert outcome.sends == (SendBatch("agent.1", 1, 2, (Send(1), Send(2))),)
+    outcome = machine.decide(CommandsReplied(1, 1, "n1"), 0)
+    assert outcome.sends == (SendCommands("agent.1", 1, 2, (Send(1), Send(2))),)
 
 
 def test_jitter_spreads_the_retries() -> None:
     harness = connected()
-    harness.do(PollFailed(harness.last(StartPoll).subscriber_incarnation, "x", jitter=0.5))
+    harness.do(PollUnanswered(harness.last(StartPoll).subscriber_incarnation, "x", jitter=0.5))
     assert harness.wake_at == 1.5
 
 
@@ -385,7 +385,7 @@ def test_a_refused_subscription_that_was_asked_for_again_is_still_wanted() -> No
     assert not harness.machine.is_subscribed("news", "z")
     harness.batch_ok()
     harness.poll_ok(unknown=True)
-    assert harness.last(SendBatch).commands == (Subscribe("news", "k"), Subscribe("news", "x"))
+    assert harness.last(SendCommands).commands == (Subscribe("news", "k"), Subscribe("news", "x"))
 
 
 def test_jitter_spreads_the_return_to_a_node_that_has_begun_anew() -> None:
@@ -393,7 +393,7 @@ def test_jitter_spreads_the_return_to_a_node_that_has_begun_anew() -> None:
     answer = PollReplied(harness.last(StartPoll).subscriber_incarnation, "n2", unknown=True, jitter=0.5)
     assert [type(one) for one in harness.do(answer)] == [ConnectionLost]
     assert harness.wake_at == SETTINGS.spread_s / 2
-    assert [type(one) for one in harness.wait()] == [SendBatch, StartPoll]
+    assert [type(one) for one in harness.wait()] == [SendCommands, StartPoll]
 
 
 def test_jitter_spreads_the_ends_of_holds_but_never_the_next_poll() -> None:

@@ -14,7 +14,7 @@ from sublet_borrower.consumer.runner import RetryPolicy
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.spark.job import cluster_checks
 from sublet_borrower.spark.job.cluster_checks import SparkSettingsWarning, check_cluster
-from sublet_borrower.spark.job.executors import consume
+from sublet_borrower.spark.job.consumption import consume
 from sublet_protocol.domain.errors import (
     InvalidFilter,
     InvalidSetting,

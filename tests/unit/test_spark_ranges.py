@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sublet_borrower.spark.source.ranges import MultiRangePartition, RangePartition, plan_tasks
+from sublet_borrower.spark.source.range_reader import MultiRangePartition, RangePartition, plan_tasks
 
 
 def ranges(*sizes: int) -> list[RangePartition]:

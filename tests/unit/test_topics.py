@@ -8,7 +8,7 @@ import pytest
 
 from sublet_protocol.domain.errors import InvalidFilter, InvalidSubscription, InvalidTopic, UsageError
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
-from sublet_protocol.domain.topics import Filter, check_topic
+from sublet_protocol.domain.topics import TopicFilter, check_topic
 
 
 @pytest.mark.parametrize("topic", ["a", "orders/eu", "/", "a//b", "/a/", "grüße/东京", "a$b", "x" * 65535, "é" * 32767])
@@ -41,7 +41,7 @@ def test_a_refused_topic_is_told_the_rule_and_the_remedy(topic: str, rule: str) 
 
 @pytest.mark.parametrize("text", ["#", "+", "a/#", "+/+", "/+", "a//#", "a b/+"])
 def test_legal_filters(text: str) -> None:
-    assert str(Filter.parse(text)) == text
+    assert str(TopicFilter.parse(text)) == text
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_legal_filters(text: str) -> None:
 @pytest.mark.conforms("E24")
 def test_malformed_filters_are_refused(text: str) -> None:
     with pytest.raises(InvalidFilter):
-        Filter.parse(text)
+        TopicFilter.parse(text)
 
 
 @pytest.mark.parametrize(
@@ -65,13 +65,13 @@ def test_malformed_filters_are_refused(text: str) -> None:
     ],
 )
 def test_matching_follows_mqtt(filter_text: str, yes: list[str], no: list[str]) -> None:
-    matched = [topic for topic in yes + no if Filter(filter_text).matches(topic)]
+    matched = [topic for topic in yes + no if TopicFilter(filter_text).matches(topic)]
     assert matched == yes
 
 
 def test_the_more_specific_filter_sorts_first() -> None:
     texts = ["#", "+/#", "orders/#", "orders/+", "orders/+/x", "+/eu", "orders/eu", "orders"]
-    ordered = sorted((Filter(text) for text in texts), key=lambda one: one.specificity)
+    ordered = sorted((TopicFilter(text) for text in texts), key=lambda one: one.specificity)
     assert [str(one) for one in ordered] == [
         "orders",
         "orders/eu",
@@ -149,9 +149,9 @@ def test_a_subscription_with_a_malformed_filter_is_refused(text: str) -> None:
 def test_words_are_values() -> None:
     one = Subscription.parse("$share/g/a/#")
     assert pickle.loads(pickle.dumps(one)) == one
-    assert hash(Filter("a/#")) == hash(Filter("a/#"))
+    assert hash(TopicFilter("a/#")) == hash(TopicFilter("a/#"))
     with pytest.raises(InvalidSubscription):
-        Subscription("shared", "g", Filter("a"))  # type: ignore[arg-type]
+        Subscription("shared", "g", TopicFilter("a"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,13 @@ import pytest
 
 from sublet.cli.base.command import Cli
 from sublet.cli.groups.watch import _line, _Show
-from sublet_borrower.remote.group_watcher import EventReceived, EventsDropped, GroupWatcher, LeaderInfo, WatchEvent
+from sublet_borrower.node_client.group_event_watcher import (
+    EventReceived,
+    EventsDropped,
+    GroupEventWatcher,
+    LeaderInfo,
+    WatchEvent,
+)
 from sublet_protocol.domain.errors import NotFound, Unavailable
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.events import GroupEvent
@@ -18,7 +24,7 @@ from sublet_protocol.pubsub.model import Channel, DeliveredMessage, Gap
 GROUP = "$share/g/#"
 
 
-def delivered(watch: GroupWatcher, body: object, address: str = "n1:1") -> None:
+def delivered(watch: GroupEventWatcher, body: object, address: str = "n1:1") -> None:
     watch._delivered(address, DeliveredMessage(1, Channel.GROUP, GROUP, body))
 
 
@@ -26,7 +32,7 @@ def event(number: int) -> GroupEvent:
     return GroupEvent(json.dumps({"event": "grant", "stream_id": number}).encode())
 
 
-def taken(watch: GroupWatcher) -> list[Any]:
+def taken(watch: GroupEventWatcher) -> list[Any]:
     """Numbers of events, and what was missed between them."""
     sights: list[WatchEvent] = []
     while (sight := watch.next_event(0)) is not None:
@@ -35,14 +41,14 @@ def taken(watch: GroupWatcher) -> list[Any]:
 
 
 def test_events_are_taken_in_their_order_with_the_gaps_between_them() -> None:
-    watch = GroupWatcher(GROUP)
+    watch = GroupEventWatcher(GROUP)
     for body in (event(1), Gap(7, (Channel.GROUP,)), event(2)):
         delivered(watch, body)
     assert taken(watch) == [1, EventsDropped(7), 2]
 
 
 def test_a_watcher_that_takes_nothing_loses_what_is_too_much_and_is_told_how_much() -> None:
-    watch = GroupWatcher(GROUP, waiting=3)
+    watch = GroupEventWatcher(GROUP, waiting=3)
     for number in range(8):
         delivered(watch, event(number))
     delivered(watch, Gap(10, (Channel.GROUP,)))
@@ -52,7 +58,7 @@ def test_a_watcher_that_takes_nothing_loses_what_is_too_much_and_is_told_how_muc
 
 
 def test_what_comes_while_the_rest_is_taken_is_part_of_the_gap_so_that_the_order_holds() -> None:
-    watch = GroupWatcher(GROUP, waiting=2)
+    watch = GroupEventWatcher(GROUP, waiting=2)
     for number in range(3):
         delivered(watch, event(number))
     assert watch.next_event(0) == EventReceived({"event": "grant", "stream_id": 0})
@@ -63,7 +69,7 @@ def test_what_comes_while_the_rest_is_taken_is_part_of_the_gap_so_that_the_order
 # --- where the leader is ----------------------------------------------------------------------------------------------
 
 
-class Followed(GroupWatcher):
+class Followed(GroupEventWatcher):
     """A watch that only notes whom it would follow."""
 
     def __init__(self, *addresses: str) -> None:
@@ -127,7 +133,7 @@ def test_a_line_for_people_says_what_may_be_seen_again_and_moves_no_cursor() -> 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_a_gap_says_how_much_was_lost_and_where_to_look(as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
     cli = Cli(None, None, json=as_json, debug=False)
-    with GroupWatcher(GROUP) as watch:
+    with GroupEventWatcher(GROUP) as watch:
         _Show(cli, Subscription.parse(GROUP), watch, list)._miss(7)
     said = capsys.readouterr()
     assert "7 events were lost; `sublet groups history '$share/g/#'` has all that is durable." in said.err
@@ -136,7 +142,7 @@ def test_a_gap_says_how_much_was_lost_and_where_to_look(as_json: bool, capsys: p
 
 def test_a_watch_gives_up_where_no_node_answers_and_not_where_one_does_that_does_not_lead() -> None:
     cli = Cli(None, None, json=False, debug=False)
-    with GroupWatcher(GROUP) as watch:
+    with GroupEventWatcher(GROUP) as watch:
         show = _Show(cli, Subscription.parse(GROUP), watch, list)
         show._look()
         show._give_up_at = 0.0

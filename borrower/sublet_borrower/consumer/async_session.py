@@ -21,7 +21,7 @@ from typing import Any, NoReturn, ParamSpec, Self, TypeVar
 
 import psycopg
 
-from sublet_borrower.consumer.iterators import AsyncIteration, Loops
+from sublet_borrower.consumer.iterators import AsyncSessionIterator, LoopTracker
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.streams.batch import Batch
 from sublet_borrower.util.owner_process import OwnerProcess
@@ -57,7 +57,7 @@ class AsyncSession:
         self._opening: Future[Session] | None = None
         self._fetching: Future[Batch | None] | None = None
         self._ending: Future[None] | None = None
-        self._loops = Loops()
+        self._loops = LoopTracker()
         self._given: Batch | None = None
         self._has_given = False
         self._draining = False
@@ -85,7 +85,7 @@ class AsyncSession:
 
     def __aiter__(self) -> AsyncIterator[Batch]:
         self._loops.asked_beside(sys._getframe(1))
-        return AsyncIteration(self._iterated, self._loops, self._left)
+        return AsyncSessionIterator(self._iterated, self._loops, self._left)
 
     async def poll(self, timeout_s: float | None = None) -> Batch | None:
         """Return the next batch; None once the session is drained or closed, or when the timeout is over.

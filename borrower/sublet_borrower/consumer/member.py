@@ -13,7 +13,7 @@ from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from sublet_borrower.agent.event_queue import EventQueue
-from sublet_borrower.agent.thread import AgentThread
+from sublet_borrower.agent.network_agent import NetworkAgent
 from sublet_borrower.consumer.transport import MemberTransport
 from sublet_borrower.fetch.stream_fetcher import PageReader
 from sublet_borrower.machine.events import AssignmentUpdate, SessionProgress
@@ -76,7 +76,7 @@ class Member(Generic[A]):
         with contextlib.ExitStack() as opened:
             transport = open_transport(opened)
             self.reader, self.url = transport.reader, transport.url
-            self.agent = AgentThread(transport.discover_nodes, settings)
+            self.agent = NetworkAgent(transport.discover_nodes, settings)
             opened.callback(self.agent.close)
             session_epoch = transport.next_session_epoch() if name is not None and is_name_stable else 0
             if transport.subscribe_heads is not None:

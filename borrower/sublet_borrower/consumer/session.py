@@ -33,7 +33,7 @@ import psycopg
 import pyarrow as pa
 
 from sublet_borrower.consumer.arguments import check_arguments
-from sublet_borrower.consumer.iterators import Iteration, Loops
+from sublet_borrower.consumer.iterators import LoopTracker, SessionIterator
 from sublet_borrower.consumer.max_poll_interval import PollMonitor
 from sublet_borrower.consumer.member import Member
 from sublet_borrower.consumer.transaction import ProgressTransactions
@@ -42,8 +42,8 @@ from sublet_borrower.fetch.stream_fetcher import StreamFetcher, fetch_heads_and_
 from sublet_borrower.new_data.head_tracker import HeadTrackerCounters
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.streams.assignment import SessionAssignment
-from sublet_borrower.streams.atomic_stream import AtomicGrantedStream
 from sublet_borrower.streams.batch import Batch
+from sublet_borrower.streams.epoch_stream import EpochGrantedStream
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.epochs import GroupFrontier
 from sublet_protocol.domain.errors import GrantLost, UnknownOutcome, UsageError
@@ -121,7 +121,7 @@ class Session:
                 return node_transport(opened, nodes or (), max_batch_bytes, timeout_s)
             return database_transport(opened, url, data_dir, nodes, max_batch_bytes, timeout_s, listens=True)
 
-        self.loops = Loops()
+        self.loops = LoopTracker()
         self._auto_ack, self._whole_epochs, self._on_epochs_consumed = auto_ack, whole_epochs, on_epochs_consumed
         self._last: Batch | None = None
         self._failed: list[Batch] = []
@@ -170,7 +170,7 @@ class Session:
 
     def __iter__(self) -> Iterator[Batch]:
         self.loops.asked_beside(sys._getframe(1))
-        return Iteration(self)
+        return SessionIterator(self)
 
     def poll(self, timeout_s: float | None = None) -> Batch | None:
         """Return the next batch; None once the session is drained or closed, or when the timeout is over.
@@ -427,7 +427,7 @@ class Session:
 
     def _may_start(self, granted: GrantedStream) -> bool:
         """Return whether to go on reading. Epochs that are given out in part are also read on while draining."""
-        if isinstance(granted, AtomicGrantedStream) and granted.is_mid_step:
+        if isinstance(granted, EpochGrantedStream) and granted.is_mid_step:
             return self._member.may_continue(granted.stream_id, granted.grant_id)
         return not self._is_draining and self._member.may_start_call(granted.stream_id, granted.grant_id)
 
@@ -447,7 +447,7 @@ class Session:
         return batch, has_moved
 
     def _read(self, granted: GrantedStream) -> tuple[Batch | None, bool]:
-        if isinstance(granted, AtomicGrantedStream):
+        if isinstance(granted, EpochGrantedStream):
             return self._read_atomic(granted)
         first = granted.next_read_offset
         try:
@@ -465,7 +465,7 @@ class Session:
         acknowledged, progressed = self._acknowledged, self._progressed
         return Batch(table, first, page.position, granted, acknowledged, progressed, self.transaction), True
 
-    def _read_atomic(self, granted: AtomicGrantedStream) -> tuple[Batch | None, bool]:
+    def _read_atomic(self, granted: EpochGrantedStream) -> tuple[Batch | None, bool]:
         """The same of a stream that is read in whole epochs."""
         has_moved, rows = False, granted.next_rows()
         try:

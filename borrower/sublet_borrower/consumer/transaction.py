@@ -25,8 +25,8 @@ from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.connect import connect
 from sublet_storage.db.reconnecting_connection import ReconnectingConnection
 from sublet_storage.db.user_transaction import user_transaction
-from sublet_storage.groups import fencing
-from sublet_storage.groups.fencing import Attempt
+from sublet_storage.groups import consumer_statements
+from sublet_storage.groups.consumer_statements import TransactionAttempt
 
 Connection = psycopg.Connection[Any]
 
@@ -54,12 +54,12 @@ class TransactionalBatch(Protocol):
 
 @dataclass(slots=True)
 class _Doubt:
-    """A transaction whose commit was begun, until its batches know what became of it. `happened`: whether it was
+    """A transaction whose commit was begun, until its batches know what became of it. `was_committed`: whether it was
     committed, once that is known."""
 
     batches: Sequence[TransactionalBatch]
     furthest: Sequence[TransactionalBatch]
-    attempt: Attempt
+    attempt: TransactionAttempt
     was_committed: bool | None = None
 
 
@@ -80,7 +80,7 @@ class ProgressTransactions:
 
     def __init__(self, url: str | None, group_id: Callable[[], int], batch_s: float) -> None:
         self._url, self._group_id = url, group_id
-        self._idle_s = fencing.idle_limit_s(batch_s)
+        self._idle_s = consumer_statements.idle_limit_s(batch_s)
         self._reconnecting = ReconnectingConnection(self._connect)
         self._open = False
         self._doubt: _Doubt | None = None
@@ -124,7 +124,9 @@ class ProgressTransactions:
         def advance() -> None:
             for batch in furthest:
                 facts = (batch.stream_id, batch.grant_id, batch.next_offset)
-                attempt = fencing.advance(connection, self._group_id(), *facts, consumed=batch.consumed_frontier)
+                attempt = consumer_statements.advance(
+                    connection, self._group_id(), *facts, consumed=batch.consumed_frontier
+                )
             self._doubt = _Doubt(batches, furthest, attempt)
 
         try:
@@ -181,7 +183,7 @@ class ProgressTransactions:
                 "not committed. Do the batch again; to pass its messages over, acknowledge it once more."
             )
 
-    def find_out(self, timeout_s: float = fencing.OUTCOME_TIMEOUT_S) -> bool:
+    def find_out(self, timeout_s: float = consumer_statements.OUTCOME_TIMEOUT_S) -> bool:
         """Whether the transaction that is in doubt was committed; its batches know from now on. False if none is.
 
         Raises `UnknownOutcome` where it cannot be known yet.
@@ -224,7 +226,7 @@ class ProgressTransactions:
         """Query, on a new connection, whether the transaction whose commit got no answer was committed."""
         assert self._doubt is not None
         try:
-            self._doubt.was_committed = self._ask(self._doubt, fencing.OUTCOME_TIMEOUT_S)
+            self._doubt.was_committed = self._ask(self._doubt, consumer_statements.OUTCOME_TIMEOUT_S)
         except UnknownOutcome as unknown:
             raise unknown from cause
         if not self._doubt.was_committed:
@@ -234,7 +236,7 @@ class ProgressTransactions:
     def _ask(self, doubt: _Doubt, timeout_s: float) -> bool:
         try:
             connection = self._reconnecting.ready()
-            was_committed = fencing.was_committed(connection, doubt.attempt, timeout_s)
+            was_committed = consumer_statements.was_committed(connection, doubt.attempt, timeout_s)
             if was_committed is None:  # another server has taken over: what it has of progress counts
                 return self._are_durable(connection, doubt.furthest)
             return was_committed
@@ -255,14 +257,14 @@ class ProgressTransactions:
     def _is_durable(self, connection: Connection, batch: TransactionalBatch) -> bool:
         group_id, wanted = self._group_id(), batch.consumed_frontier
         if wanted is not None:
-            consumed = fencing.read_consumed_frontier(connection, group_id, batch.stream_id, batch.grant_id)
+            consumed = consumer_statements.read_consumed_frontier(connection, group_id, batch.stream_id, batch.grant_id)
             if consumed is None:
                 raise UnknownOutcome(
                     "the connection to Postgres was lost during the commit, and the stream was granted anew since, so "
                     "that its outcome is unknown. Look at the tables; what was not committed is its new holder's."
                 )
             return consumed.max_of(wanted) == consumed
-        position = fencing.read_position(connection, group_id, batch.stream_id, batch.grant_id)
+        position = consumer_statements.read_position(connection, group_id, batch.stream_id, batch.grant_id)
         return position is not None and position >= batch.next_offset
 
 

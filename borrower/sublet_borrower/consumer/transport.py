@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from sublet_borrower.fetch.database import LogReader
+from sublet_borrower.fetch.log_reader import LogReader
 from sublet_borrower.fetch.stream_fetcher import PageReader
 from sublet_borrower.new_data.direct_listener import OnHeads, subscribe_heads
 from sublet_storage.bootstrap.database import open_database
 from sublet_storage.db.connect import connect
-from sublet_storage.groups import fencing
-from sublet_storage.nodes import live_nodes
+from sublet_storage.groups import consumer_statements
+from sublet_storage.node_directory import live_nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def node_transport(
 ) -> MemberTransport:
     """Return everything from these nodes, and from those whose addresses they send. `opened` closes what is opened
     here."""
-    from sublet_borrower.fetch.nodes import NodeReader  # who has a database does without the remote transport
+    from sublet_borrower.fetch.node_reader import NodeReader  # who has a database does without the remote transport
 
     reader = NodeReader(nodes, max_batch_bytes, timeout_s)
     opened.callback(reader.close)
@@ -69,7 +69,7 @@ def node_transport(
 
 def _next_session_epoch(url: str) -> int:
     with connect(url, application_name="sublet session") as connection:
-        return fencing.next_session_epoch(connection)
+        return consumer_statements.next_session_epoch(connection)
 
 
 def _read_live_nodes(url: str, silence_s: float) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol, TypeVar
 
 from sublet_borrower.streams.assignment import SessionAssignment
-from sublet_borrower.streams.atomic_stream import AtomicGrantedStream
+from sublet_borrower.streams.epoch_stream import EpochGrantedStream
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.errors import (
     PayloadUnavailable,
@@ -41,7 +41,7 @@ class PageReader(Protocol):
 
     def fetch(self, granted: GrantedStream, allowed: MayRead) -> LogPage | None: ...
 
-    def fetch_block_summaries(self, granted: AtomicGrantedStream) -> BlockSummaries | None: ...
+    def fetch_block_summaries(self, granted: EpochGrantedStream) -> BlockSummaries | None: ...
 
     def fetch_frontiers(self, stream_ids: Iterable[int]) -> Mapping[int, BlockSummaries]: ...
 
@@ -70,14 +70,14 @@ class StreamFetcher:
         """Return the next page of the stream; None where it cannot be had now."""
         return self._try_to_read(granted, lambda: self._reader.fetch(granted, may_read))
 
-    def fetch_epochs(self, granted: AtomicGrantedStream, may_read: MayRead) -> bool:
+    def fetch_epochs(self, granted: EpochGrantedStream, may_read: MayRead) -> bool:
         """Read on in the step that has begun, or begin the next. Return whether the stream has moved on, or cannot be
         read on: if not, it is the next stream's turn."""
         if granted.next_run is None:
             return self._begin_step(granted)
         return self._continue_step(granted, *granted.next_run, may_read)
 
-    def _continue_step(self, granted: AtomicGrantedStream, step: EpochStep, run: BlockRun, may_read: MayRead) -> bool:
+    def _continue_step(self, granted: EpochGrantedStream, step: EpochStep, run: BlockRun, may_read: MayRead) -> bool:
         page = self.fetch(granted, may_read)
         if page is None:
             return granted.is_unreadable
@@ -85,7 +85,7 @@ class StreamFetcher:
             self._assignment.mark_skipped(granted, granted.ticket)
         return True
 
-    def _begin_step(self, granted: AtomicGrantedStream) -> bool:
+    def _begin_step(self, granted: EpochGrantedStream) -> bool:
         """Read which epochs of what follows are completed."""
         known_end = granted.step_planner.scanned
         has_step = granted.begin_step(self._max_batch_bytes)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from sublet_borrower.machine import events as borrower_events
 from sublet_borrower.machine.borrower import Borrower, PredecessorState, SubscriptionRequest
 from sublet_borrower.machine.events import AssignmentUpdate, BorrowerEnded, SessionProgress
-from sublet_borrower.machine.table import BorrowerStatus
+from sublet_borrower.machine.transitions import BorrowerStatus
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.messages.messages import InvalidateReason, Ping, ToBorrower, ToLeader
 

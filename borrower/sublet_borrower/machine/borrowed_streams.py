@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from sublet_borrower.machine.table import StreamStatus
+from sublet_borrower.machine.transitions import StreamStatus
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.in_doubt import InDoubt
 from sublet_protocol.messages.messages import Grant, HeldGrant, StreamProgress

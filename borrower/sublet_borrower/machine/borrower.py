@@ -24,7 +24,7 @@ from sublet_borrower.machine.events import (
     Unsubscribe,
 )
 from sublet_borrower.machine.read_failure import split_progress
-from sublet_borrower.machine.table import ACTIONS, ALLOWED_TRANSITIONS, BorrowerStatus, EventKind, StreamStatus
+from sublet_borrower.machine.transitions import ACTIONS, ALLOWED_TRANSITIONS, BorrowerStatus, EventKind, StreamStatus
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.messages.messages import (
     Disconnect,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from sublet_borrower.fetch.database import LogReader
-from sublet_borrower.planner.atomic_plans import meet_completed, plan_steps
+from sublet_borrower.fetch.log_reader import LogReader
+from sublet_borrower.planner.epoch_plans import meet_completed, plan_steps
 from sublet_borrower.planner.micro_batch import BatchLimits, PlannedStream
 from sublet_borrower.planner.plan_ledger import PlanLedger
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier

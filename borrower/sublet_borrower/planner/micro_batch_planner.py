@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sublet_borrower.consumer.member import Member
 from sublet_borrower.consumer.transport import database_transport
-from sublet_borrower.fetch.database import LogReader
+from sublet_borrower.fetch.log_reader import LogReader
 from sublet_borrower.planner.epoch_planner import EpochPlanner
 from sublet_borrower.planner.micro_batch import (
     BatchLimits,
@@ -28,7 +28,7 @@ from sublet_borrower.planner.plan_ledger import PlanLedger
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.errors import InvalidSetting, PoisonBlock, Unavailable
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.groups import fencing
+from sublet_storage.groups import consumer_statements
 from sublet_storage.log import fetch as message_log
 
 log = logging.getLogger(__name__)
@@ -152,7 +152,9 @@ class MicroBatchPlanner:
         if group_id is None or not begun:
             return dict.fromkeys(begun, RangeOutcome.OPEN)
         streams = [planned.stream_id for planned in begun]
-        plans = self._reader.query(lambda connection: fencing.read_last_planned_ranges(connection, group_id, streams))
+        plans = self._reader.query(
+            lambda connection: consumer_statements.read_last_planned_ranges(connection, group_id, streams)
+        )
         if plans is None:
             return dict.fromkeys(begun, RangeOutcome.OPEN)
         return {planned: resolve_outcome(planned, plans.get(planned.stream_id), self.name) for planned in begun}
@@ -240,12 +242,14 @@ class MicroBatchPlanner:
         """Return whether all that was there for the group is done, or blocked."""
         return self._unfinished_elsewhere() == [] and self._ledger.is_caught_up()
 
-    def _unfinished_elsewhere(self) -> list[fencing.Ahead] | None:
+    def _unfinished_elsewhere(self) -> list[consumer_statements.UnconsumedStream] | None:
         """Return the streams with something that was there for the group at first, without those that the ledger has.
         None where the rows cannot be read."""
         group_id = self._member.group_id
         rows = (
-            None if group_id is None else self._reader.query(lambda conn: fencing.ahead(conn, group_id, self._filter))
+            None
+            if group_id is None
+            else self._reader.query(lambda conn: consumer_statements.ahead(conn, group_id, self._filter))
         )
         if rows is None:
             return None

@@ -25,12 +25,12 @@ from sublet_borrower.machine.events import (
     StreamGranted,
     StreamRemoved,
 )
-from sublet_borrower.streams.atomic_stream import AtomicGrantedStream
+from sublet_borrower.streams.epoch_stream import EpochGrantedStream
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_borrower.util.locks import let_go
 from sublet_protocol.domain.epochs import GroupFrontier
 from sublet_protocol.domain.errors import PoisonBlock
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.messages import Grant, RevokedReason
 from sublet_storage.readers.epoch_steps import BlockSummaries, EpochStepPlanner
 
@@ -102,7 +102,7 @@ class SessionAssignment:
         with self._lock:
             is_news, granted.is_unreadable, granted.retry_at = granted.poison is None, True, None
             granted.poison = problem
-            if isinstance(granted, AtomicGrantedStream):
+            if isinstance(granted, EpochGrantedStream):
                 granted.abort_step()
             return is_news
 
@@ -148,15 +148,15 @@ class SessionAssignment:
     def has_non_atomic(self) -> bool:
         """Whether there is a stream of a group that is not atomic."""
         with self._lock:
-            return any(not isinstance(granted, AtomicGrantedStream) for granted in self._granted.values())
+            return any(not isinstance(granted, EpochGrantedStream) for granted in self._granted.values())
 
-    def streams_waiting_for_epochs(self) -> list[AtomicGrantedStream]:
+    def streams_waiting_for_epochs(self) -> list[EpochGrantedStream]:
         """Streams with messages of epochs that are not completed."""
         with self._lock:
             return [
                 granted
                 for granted in self._granted.values()
-                if isinstance(granted, AtomicGrantedStream) and granted.is_waiting
+                if isinstance(granted, EpochGrantedStream) and granted.is_waiting
             ]
 
     def update_frontiers(self, summaries: Mapping[int, BlockSummaries]) -> None:
@@ -171,14 +171,14 @@ class SessionAssignment:
         """Whether some epochs are given out in part."""
         with self._lock:
             return any(
-                isinstance(granted, AtomicGrantedStream) and granted.is_mid_step for granted in self._granted.values()
+                isinstance(granted, EpochGrantedStream) and granted.is_mid_step for granted in self._granted.values()
             )
 
     def abort_steps(self) -> None:
         """Nothing more is read: epochs that are given out in part are left."""
         with self._lock:
             for granted in self._granted.values():
-                if isinstance(granted, AtomicGrantedStream):
+                if isinstance(granted, EpochGrantedStream):
                     granted.abort_step()
 
     def report(self, granted: GrantedStream) -> None:
@@ -297,11 +297,11 @@ class SessionAssignment:
 
     def _install(self, grant: Grant) -> None:
         self._remove(grant.stream_id, RevokedReason.LOST)
-        facts = (grant.stream_id, grant.grant_id, grant.generation_id, Filter.parse(grant.filter), grant.position)
+        facts = (grant.stream_id, grant.grant_id, grant.generation_id, TopicFilter.parse(grant.filter), grant.position)
         if grant.consumed is None:
             self._granted[grant.stream_id] = GrantedStream(*facts)
         else:
-            self._granted[grant.stream_id] = AtomicGrantedStream(
+            self._granted[grant.stream_id] = EpochGrantedStream(
                 *facts, step_planner=EpochStepPlanner(grant.position, grant.consumed)
             )
         self._turn.append(grant.stream_id)

@@ -10,7 +10,7 @@ import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sublet_borrower.streams.atomic_stream import AtomicGrantedStream, StepEnd
+from sublet_borrower.streams.epoch_stream import EpochGrantedStream, StepEnd
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.errors import UsageError
@@ -73,7 +73,7 @@ class Batch:
     @property
     def is_atomic(self) -> bool:
         """Whether it is of a group that is atomic."""
-        return isinstance(self._granted, AtomicGrantedStream)
+        return isinstance(self._granted, EpochGrantedStream)
 
     @property
     def next_offset(self) -> int:

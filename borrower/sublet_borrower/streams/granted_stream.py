@@ -8,7 +8,7 @@ from typing import Any
 from sublet_borrower.machine.events import SessionProgress
 from sublet_borrower.machine.read_failure import ReadFailure, plain
 from sublet_protocol.domain.errors import PoisonBlock
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 
 
 @dataclass(slots=True, eq=False)
@@ -27,7 +27,7 @@ class GrantedStream:
     stream_id: int
     grant_id: int
     generation_id: int
-    filter: Filter
+    filter: TopicFilter
     next_read_offset: int
     head: int | None = None
     head_hint: int = 0

@@ -10,10 +10,9 @@ packages have installed under the entry point group `sublet.allocation`. `quotas
 should hold, `member_loads` which member has the most room. `docs/allocation.md` is the page for users.
 """
 
-from sublet_leader.allocation.even import EvenStrategy
-from sublet_leader.allocation.load import LoadStrategy
+from sublet_leader.allocation.even_strategy import EvenStrategy
+from sublet_leader.allocation.load_strategy import LoadStrategy
 from sublet_leader.allocation.quotas import compute_quotas
-from sublet_leader.allocation.strategies import ENTRY_POINTS, load_strategy
 from sublet_leader.allocation.strategy import (
     AllocationInput,
     AllocationPlan,
@@ -21,6 +20,7 @@ from sublet_leader.allocation.strategy import (
     StreamLoad,
     validate_plan,
 )
+from sublet_leader.allocation.strategy_registry import ENTRY_POINTS, load_strategy
 
 __all__ = [
     "ENTRY_POINTS",

@@ -26,7 +26,7 @@ from sublet_leader.election.events import (
     Tick,
 )
 from sublet_leader.election.machine import Election
-from sublet_leader.election.table import TRANSITIONS, Action, ElectionStatus, EventKind
+from sublet_leader.election.transitions import TRANSITIONS, Action, ElectionStatus, EventKind
 
 __all__ = [
     "TRANSITIONS",

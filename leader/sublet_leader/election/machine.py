@@ -23,7 +23,7 @@ from sublet_leader.election.events import (
     ResignAll,
     Tick,
 )
-from sublet_leader.election.table import TRANSITIONS, ElectionStatus, EventKind
+from sublet_leader.election.transitions import TRANSITIONS, ElectionStatus, EventKind
 from sublet_leader.settings import LeaderSettings
 
 

@@ -11,7 +11,7 @@ from sublet_leader.feed.batch_decoder import decode_batch
 from sublet_protocol.domain.errors import Unavailable
 from sublet_protocol.messages import feed
 from sublet_storage.producer.batches.routing_table import RoutingTable
-from sublet_storage.producer.idempotent_batch import IdempotentBatch, StoreResult, StreamClosed, store_batch
+from sublet_storage.producer.idempotent_batch import BatchStoreResult, IdempotentBatch, StreamClosed, store_batch
 
 ATTEMPTS = 10
 """How many rollovers in a row a batch is routed after."""
@@ -26,7 +26,7 @@ class FeedBatchWriter:
     def __init__(self) -> None:
         self._routes: RoutingTable | None = None
 
-    def store(self, conn: psycopg.Connection[Any], request: feed.PublishCommand) -> tuple[StoreResult, int]:
+    def store(self, conn: psycopg.Connection[Any], request: feed.PublishCommand) -> tuple[BatchStoreResult, int]:
         """Return what became of the batch, and how many messages it has. Raises what is wrong with it,
         `ProducerFenced`, `BatchNumberConflict`."""
         messages = decode_batch(request.messages)
@@ -42,12 +42,12 @@ class FeedBatchWriter:
         raise Unavailable(f"its streams were closed {ATTEMPTS} times in a row. Try again.")
 
 
-def to_publish_result(stored: StoreResult) -> feed.PublishResult:
+def to_publish_result(stored: BatchStoreResult) -> feed.PublishResult:
     """Return it as the client gets it."""
     if stored.spans is None:
         return feed.PublishResult(None, stored.is_duplicate)
     parts = [
-        feed.StoredSpan(
+        feed.PublishedSpan(
             span.stream, span.first_offset, span.rows if isinstance(span.rows, range) else span.rows.to_pylist()
         )
         for span in stored.spans

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import psycopg
 import pyarrow as pa
 
+from sublet_leader.feed.database_threads import DatabaseThreads
 from sublet_leader.feed.head_poller import HeadPoller, HeadWaiter
-from sublet_leader.feed.workers import DatabaseThreadPool
 from sublet_protocol.domain.errors import ValueTooLarge
 from sublet_protocol.domain.subscriptions import Bookmark, StartingPosition
 from sublet_protocol.messages.feed import HEARTBEAT_INTERVAL_S, FeedPage, ReadCommand
@@ -46,7 +46,7 @@ class FeedReadCall:
 
     def __init__(
         self,
-        pool: DatabaseThreadPool,
+        pool: DatabaseThreads,
         watch: HeadPoller,
         read: ReadCommand,
         write: Write,

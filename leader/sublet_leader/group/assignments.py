@@ -8,7 +8,7 @@ from dataclasses import replace
 from sublet_leader.group.members import Member, Members
 from sublet_leader.group.rebalancer import Rebalancer
 from sublet_leader.group.stream_table import Assignment, Holder, PendingRelease, StreamEntry, StreamTable
-from sublet_leader.group.table import TRANSITIONS, AssignmentStatus, EventKind
+from sublet_leader.group.transitions import TRANSITIONS, AssignmentStatus, EventKind
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.messages.messages import Grant as GrantMessage
 from sublet_protocol.messages.messages import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sublet_protocol.messages.messages import ToBorrower, ToLeader
-from sublet_storage.groups.model.records import GroupResult, HistoryRecord, LendingChange
+from sublet_storage.groups.model.records import GroupWriteResult, HistoryRecord, LendingChange
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class MessageReceived:
 class WritesCommitted:
     """The answer to changes of this group that were written in one transaction."""
 
-    result: GroupResult
+    result: GroupWriteResult
 
 
 @dataclass(frozen=True, slots=True)

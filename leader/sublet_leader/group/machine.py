@@ -18,12 +18,12 @@ from sublet_leader.group.events import (
     Tick,
     WritesCommitted,
 )
-from sublet_leader.group.history import EVICT, FENCE, JOIN, LEAVE, transient_record
+from sublet_leader.group.history_events import EVICT, FENCE, JOIN, LEAVE, transient_record
 from sublet_leader.group.members import Member, Members
 from sublet_leader.group.schedule import Schedule
 from sublet_leader.group.session_fencing import SessionFencing
 from sublet_leader.group.stream_table import StreamEntry, StreamTable
-from sublet_leader.group.table import EventKind
+from sublet_leader.group.transitions import EventKind
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.epochs import GroupFrontier
 from sublet_protocol.messages.messages import (
@@ -50,7 +50,7 @@ from sublet_storage.groups.model.records import (
     GrantStream,
     Group,
     GroupDesiredState,
-    GroupResult,
+    GroupWriteResult,
     HistoryRecord,
     Lending,
     LendingChange,
@@ -302,7 +302,7 @@ class GroupLeader:
 
     # --- answers of the database ------------------------------------------------------------------------------------
 
-    def _learn(self, result: GroupResult, now: float) -> None:
+    def _learn(self, result: GroupWriteResult, now: float) -> None:
         if result.has_stale_term:
             self._out.stop = "deposed"
             return

@@ -19,7 +19,7 @@ from sublet_leader.allocation import (
 )
 from sublet_leader.group.members import Member, Members
 from sublet_leader.group.stream_table import StreamEntry, StreamTable
-from sublet_leader.group.table import AssignmentStatus
+from sublet_leader.group.transitions import AssignmentStatus
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_storage.groups.model.records import LendingStatus

@@ -13,19 +13,19 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sublet_leader.http.auth import AdminGuard, validate_token
-from sublet_leader.http.group_actions import GroupActions
+from sublet_leader.http.auth import AdminTokenGuard, validate_token
+from sublet_leader.http.group_actions import GroupActionsApi
 from sublet_leader.http.groups import GroupsApi
-from sublet_leader.http.nodes import NodeActions, NodesApi
+from sublet_leader.http.nodes import NodeActionsApi, NodesApi
 from sublet_leader.http.probes import MetricsPage, Probes
 from sublet_leader.http.responses import build_app, json_response
 from sublet_leader.http.server import HttpServer
 from sublet_leader.http.settings import HttpOptions
 from sublet_leader.listen_address import ListenAddress, is_wildcard
 from sublet_leader.observe.collector import NodeCollector
-from sublet_leader.observe.connection_pool import ConnectionPool
 from sublet_leader.observe.event_counters import NodeCounters
 from sublet_leader.observe.health import HealthState
+from sublet_leader.observe.http_connections import HttpConnections
 from sublet_leader.observe.lag_history import LagHistory
 from sublet_leader.observe.node_view import NodeView
 from sublet_protocol.domain.errors import NotFound
@@ -43,7 +43,7 @@ class HttpPort:
         self.counted = NodeCounters(self._registry, self._settings.max_group_series)
         self._lag_history: LagHistory | None = None
         self._app: ASGIApp = _starting
-        self._reading: ConnectionPool | None = None
+        self._reading: HttpConnections | None = None
         self._server = HttpServer(options.listen, self._answer)
 
     @property
@@ -63,7 +63,7 @@ class HttpPort:
 
     def attach_node(self, facts: NodeView) -> None:
         """From now on it answers for this node."""
-        self._reading = ConnectionPool(self._url, facts.health)
+        self._reading = HttpConnections(self._url, facts.health)
         self._registry.register(NodeCollector(facts, self._reading, self._settings))
         ProcessCollector(registry=self._registry)
         self._lag_history = LagHistory(
@@ -72,10 +72,10 @@ class HttpPort:
         self._lag_history.start()
         self._app = build_app(self._routes(facts, self._reading, self._lag_history))
 
-    def _routes(self, facts: NodeView, reading: ConnectionPool, lag_history: LagHistory) -> list[BaseRoute]:
+    def _routes(self, facts: NodeView, reading: HttpConnections, lag_history: LagHistory) -> list[BaseRoute]:
         probes, pages = Probes(facts.ref.name, facts.health), StaticFiles()
         groups, nodes = GroupsApi(facts, reading, lag_history), NodesApi(facts, reading, self._token is not None)
-        admin, acting = AdminGuard(self._token), GroupActions(self._url)
+        admin, acting = AdminTokenGuard(self._token), GroupActionsApi(self._url)
         actions = {
             "/api/v1/group/create": acting.create,
             "/api/v1/group/delete": acting.delete,
@@ -84,7 +84,7 @@ class HttpPort:
             "/api/v1/group/weight": acting.weight,
             "/api/v1/group/reset": acting.reset,
             "/api/v1/group/step-down": acting.step_down,
-            "/api/v1/node/drain": NodeActions(self._url).drain,
+            "/api/v1/node/drain": NodeActionsApi(self._url).drain,
         }
         return [
             Route("/", pages.serve_index),

@@ -39,7 +39,7 @@ def validate_token(token: str | None) -> str | None:
     return token
 
 
-class AdminGuard:
+class AdminTokenGuard:
     """Guards actions."""
 
     def __init__(self, token: str | None) -> None:

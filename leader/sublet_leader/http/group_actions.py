@@ -1,6 +1,6 @@
 """What may be done to groups over HTTP: created, deleted, paused, resumed, weighed, reset, led by another node.
 
-The functions take the body; `AdminGuard` lets nobody here who has no token.
+The functions take the body; `AdminTokenGuard` lets nobody here who has no token.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from starlette.responses import Response
 
-from sublet_leader.allocation.strategies import load_strategy
+from sublet_leader.allocation.strategy_registry import load_strategy
 from sublet_leader.http import body_fields as of
 from sublet_leader.http.body_fields import JsonBody
 from sublet_leader.http.responses import json_response
@@ -26,7 +26,7 @@ from sublet_storage.groups.model.desired_state import GroupCommand, PauseGroup, 
 from sublet_storage.groups.model.options import GroupOptions, OnDataLoss, OnPoison
 from sublet_storage.groups.status.json_views import options_to_json
 from sublet_storage.groups.status.overview import describe_group
-from sublet_storage.nodes import live_nodes
+from sublet_storage.node_directory import live_nodes
 
 _E = TypeVar("_E", bound=StrEnum)
 
@@ -45,7 +45,7 @@ _OPTIONS = (
 )
 
 
-class GroupActions:
+class GroupActionsApi:
     """The functions behind the paths below `/api/v1/group/`. What they raise becomes a status."""
 
     def __init__(self, url: str) -> None:

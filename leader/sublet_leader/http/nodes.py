@@ -9,19 +9,19 @@ from sublet_leader.http import body_fields as of
 from sublet_leader.http.body_fields import JsonBody
 from sublet_leader.http.probes import check_to_json
 from sublet_leader.http.responses import json_response
-from sublet_leader.observe.connection_pool import ConnectionPool
+from sublet_leader.observe.http_connections import HttpConnections
 from sublet_leader.observe.node_view import NodeView
 from sublet_protocol.domain.errors import Conflict, NotFound
-from sublet_storage import nodes
+from sublet_storage import node_directory
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin.node_desired_state import set_draining
-from sublet_storage.nodes import list_nodes, live_nodes
+from sublet_storage.node_directory import list_nodes, live_nodes
 
 
 class NodesApi:
     """The functions behind the paths. `actions`: whether who has the token may act here."""
 
-    def __init__(self, facts: NodeView, reading: ConnectionPool, actions: bool) -> None:
+    def __init__(self, facts: NodeView, reading: HttpConnections, actions: bool) -> None:
         self._facts, self._reading, self._actions = facts, reading, actions
 
     def node(self, request: Request) -> Response:
@@ -48,11 +48,11 @@ class NodesApi:
     def nodes(self, request: Request) -> Response:
         """The directory, with what each leads."""
         with self._reading.connection() as connection:
-            entries, led = nodes.list_nodes(connection), nodes.count_led_groups(connection)
-        return json_response({"nodes": [nodes.node_to_json(entry, led) for entry in entries]})
+            entries, led = node_directory.list_nodes(connection), node_directory.count_led_groups(connection)
+        return json_response({"nodes": [node_directory.node_to_json(entry, led) for entry in entries]})
 
 
-class NodeActions:
+class NodeActionsApi:
     """What may be done to nodes."""
 
     def __init__(self, url: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sublet_leader.listen_address import ListenAddress
-from sublet_leader.observe.settings import HttpSettings
+from sublet_leader.observe.settings import ObserveSettings
 
 MAX_CONNECTIONS = 256
 """At a time; whoever comes then is turned away."""
@@ -25,5 +25,5 @@ class HttpOptions:
     """A port: where it listens, its bounds, and what it takes to act there (None: nobody may)."""
 
     listen: ListenAddress
-    settings: HttpSettings = field(default_factory=HttpSettings)
+    settings: ObserveSettings = field(default_factory=ObserveSettings)
     admin_token: str | None = field(default=None, repr=False)

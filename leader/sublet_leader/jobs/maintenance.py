@@ -16,13 +16,20 @@ from sublet_storage.db.store_connection import Guard
 from sublet_storage.groups.coordinator import leadership
 from sublet_storage.groups.model import history
 from sublet_storage.groups.model.records import MAINTENANCE
-from sublet_storage.log import epochs
-from sublet_storage.notify import snapshot
+from sublet_storage.log import epoch_capabilities
+from sublet_storage.notify import catch_up_reads
 from sublet_storage.notify.changes import Change
 from sublet_storage.notify.publisher import shared_publisher
 from sublet_storage.objects import registry
 from sublet_storage.producer import staging
-from sublet_storage.spaces import catalogue, compaction, past_generations, retention, spaces, tiering
+from sublet_storage.spaces import (
+    past_generations,
+    retention,
+    small_block_compaction,
+    space_changes,
+    space_queries,
+    tiering,
+)
 from sublet_storage.spaces.routing import Space
 from sublet_storage.util.log_throttle import LogThrottle, error_signature, format_suppressed_count
 
@@ -66,8 +73,8 @@ class MaintenanceRunner:
             _steps,
             history_s=history_s,
             notify=shared_publisher(url).publish,
-            collapse=past_generations.Collapse(),
-            producers=retention.IdleProducers(),
+            collapse=past_generations.PastGenerationCleaner(),
+            producers=retention.IdleProducerCleaner(),
         )
         payloads = partial(_payload_steps, grace_s=grace_s)
         self._keepers = [
@@ -160,18 +167,21 @@ def _steps(
     guard: Guard,
     history_s: float,
     notify: Publish,
-    collapse: past_generations.Collapse,
-    producers: retention.IdleProducers,
+    collapse: past_generations.PastGenerationCleaner,
+    producers: retention.IdleProducerCleaner,
 ) -> Iterator[tuple[str, Callable[[], None]]]:
     """Yield what is to be done in Postgres."""
     due: list[str] = []
-    yield "the search for spaces to roll over", lambda: due.extend(spaces.list_overdue_rollovers(connection))
+    yield "the search for spaces to roll over", lambda: due.extend(space_changes.list_overdue_rollovers(connection))
     for name in due:
         yield f"rollover of space {name}", partial(_roll_over, connection, guard, name, notify)
     yield "retention", partial(_retain, connection, guard)
     yield "deleting of rows of past generations", partial(_collapse, connection, guard, collapse)
     fragmented: list[int] = []
-    yield "the search for fragmented streams", lambda: fragmented.extend(compaction.newly_fragmented(connection, guard))
+    yield (
+        "the search for fragmented streams",
+        lambda: fragmented.extend(small_block_compaction.newly_fragmented(connection, guard)),
+    )
     for stream_id in fragmented:
         yield f"compaction of stream {stream_id}", partial(_compact, connection, guard, stream_id)
     yield "closing of dead publishers' epochs", partial(_expire_epochs, connection, guard)
@@ -195,9 +205,9 @@ def _payload_steps(
 
 
 def _roll_over(connection: psycopg.Connection[Any], guard: Guard, name: str, notify: Publish) -> None:
-    if spaces.rollover_due(connection, guard, name):
+    if space_changes.rollover_due(connection, guard, name):
         log.info("space %s has rolled over", name)
-        notify(snapshot.read_spaces(connection))
+        notify(catch_up_reads.read_spaces(connection))
 
 
 def _retain(connection: psycopg.Connection[Any], guard: Guard) -> None:
@@ -205,19 +215,21 @@ def _retain(connection: psycopg.Connection[Any], guard: Guard) -> None:
         log.info("generations %s are past their retention", dropped)
 
 
-def _collapse(connection: psycopg.Connection[Any], guard: Guard, collapse: past_generations.Collapse) -> None:
+def _collapse(
+    connection: psycopg.Connection[Any], guard: Guard, collapse: past_generations.PastGenerationCleaner
+) -> None:
     if deleted := collapse(connection, guard):
         log.info("generations %s are past: their rows are deleted", deleted)
 
 
 def _compact(connection: psycopg.Connection[Any], guard: Guard, stream_id: int) -> None:
-    saved = compaction.compact_stream(connection, stream_id, guard=guard)
+    saved = small_block_compaction.compact_stream(connection, stream_id, guard=guard)
     log.info("stream %d: compaction saved %d blocks", stream_id, saved)
 
 
 def _spaces_with_remote_payloads(connection: psycopg.Connection[Any]) -> list[Space]:
     """Of a space that was dropped nothing more is moved: nobody could bring it back."""
-    return [space for space in catalogue.list_spaces(connection) if space.payload_location is not None]
+    return [space for space in space_queries.list_spaces(connection) if space.payload_location is not None]
 
 
 def _tier(connection: psycopg.Connection[Any], guard: Guard, space: Space) -> None:
@@ -232,7 +244,7 @@ def _sweep(connection: psycopg.Connection[Any], guard: Guard, grace_s: float) ->
 
 
 def _expire_epochs(connection: psycopg.Connection[Any], guard: Guard) -> None:
-    for space_id, producer_id in epochs.expire(connection, guard):
+    for space_id, producer_id in epoch_capabilities.expire(connection, guard):
         log.warning("producer %s did not renew its lease: its epochs in space %d are closed", producer_id, space_id)
 
 
@@ -241,7 +253,9 @@ def _forget_history(connection: psycopg.Connection[Any], history_s: float) -> No
         log.info("%d lines of history are older than %g s and forgotten", forgotten, history_s)
 
 
-def _forget_producers(connection: psycopg.Connection[Any], guard: Guard, producers: retention.IdleProducers) -> None:
+def _forget_producers(
+    connection: psycopg.Connection[Any], guard: Guard, producers: retention.IdleProducerCleaner
+) -> None:
     producers(connection, guard)
 
 

@@ -17,15 +17,15 @@ import psycopg
 from sublet_leader.observe.health_signals import HealthSignals
 from sublet_protocol.domain.errors import NodeNameTaken, SubletError
 from sublet_protocol.messages.messages import PROTOCOL_VERSION
-from sublet_storage import nodes
+from sublet_storage import node_directory
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.connect import connect
 from sublet_storage.db.reconnecting_connection import ReconnectingConnection
 from sublet_storage.doctor.checks import find_leaderless_groups
 from sublet_storage.groups.admin import node_desired_state
 from sublet_storage.groups.admin.node_desired_state import NodeDesiredState
-from sublet_storage.nodes import NodeRef
-from sublet_storage.notify import snapshot
+from sublet_storage.node_directory import NodeRef
+from sublet_storage.notify import catch_up_reads
 from sublet_storage.notify.publisher import shared_publisher
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class NodeRegistration:
                 announce(f"{taken} Waiting for its lease to end.")
                 time.sleep(taken.remaining_s + 0.1)
                 self._register(connection)
-            shared_publisher(self._url).publish(snapshot.read_nodes(connection))
+            shared_publisher(self._url).publish(catch_up_reads.read_nodes(connection))
         self._thread.start()
 
     def deregister(self) -> None:
@@ -82,14 +82,14 @@ class NodeRegistration:
             self._thread.join(self._lease_s)
         try:
             with self._opened() as connection:
-                ours = [each for each in snapshot.read_nodes(connection) if each.key == self._ref.name]
-                nodes.deregister(connection, self._ref)
+                ours = [each for each in catch_up_reads.read_nodes(connection) if each.key == self._ref.name]
+                node_directory.deregister(connection, self._ref)
             shared_publisher(self._url).publish([replace(each, is_deleted=True, data=None) for each in ours])
         except (SubletError, psycopg.Error) as error:
             log.warning("could not strike this node off the directory; its lease will: %s", error)
 
     def _register(self, connection: psycopg.Connection[Any]) -> None:
-        nodes.register(
+        node_directory.register(
             connection,
             self._ref,
             self._lease_s,
@@ -128,11 +128,11 @@ class NodeRegistration:
 
     def _renew(self, connection: psycopg.Connection[Any]) -> None:
         try:
-            if not nodes.renew(connection, self._ref, self._lease_s):
+            if not node_directory.renew(connection, self._ref, self._lease_s):
                 self._register(connection)
         except NodeNameTaken as taken:
             self._vitals.name_conflict = str(taken)
             raise
         self._vitals.name_conflict = None
-        nodes.delete_expired(connection)
+        node_directory.delete_expired(connection)
         self._vitals.leaderless_group_count = find_leaderless_groups(connection).total

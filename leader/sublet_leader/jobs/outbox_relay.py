@@ -14,7 +14,7 @@ from sublet_storage.db.connect import connect
 from sublet_storage.groups.coordinator import leadership
 from sublet_storage.groups.model.records import MAINTENANCE
 from sublet_storage.notify.publisher import shared_publisher
-from sublet_storage.producer.outbox import MoveResult, Outbox
+from sublet_storage.producer.outbox import Outbox, OutboxMoveResult
 from sublet_storage.util.log_throttle import LogThrottle, format_suppressed_count
 from sublet_storage.util.retry import Backoff
 
@@ -35,7 +35,7 @@ MAX_LISTED = 5
 """How many rejected messages of one move are logged one by one."""
 
 
-class Relay:
+class OutboxRelay:
     """A thread. `term` answers under which term this node leads the maintenance at this moment, None if it does not."""
 
     def __init__(self, url: str, term: Callable[[], int | None]) -> None:
@@ -99,7 +99,7 @@ def _connection(url: str) -> psycopg.Connection[Any]:
     )
 
 
-def _log_rejected(moved: MoveResult) -> None:
+def _log_rejected(moved: OutboxMoveResult) -> None:
     for number, (outbox_id, reason) in enumerate(moved.rejected.items()):
         if number == MAX_LISTED:
             log.warning("and %d more: see `reason` in outbox_rejected", len(moved.rejected) - MAX_LISTED)

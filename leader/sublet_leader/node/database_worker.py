@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from sublet_leader.node.events import NodeEvent, RenewLeaderships, Request
-from sublet_leader.node.requests import execute, failure_answer
+from sublet_leader.node.request_executor import execute, failure_answer
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import SubletError, UnknownOutcome
 from sublet_storage.groups.coordinator.store import GroupStore
-from sublet_storage.nodes import NodeRef
+from sublet_storage.node_directory import NodeRef
 from sublet_storage.util.log_throttle import LogThrottle, format_suppressed_count
 
 log = logging.getLogger(__name__)

@@ -6,12 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sublet_leader import election as el
-from sublet_leader.group.history import GroupHistoryEvent
-from sublet_leader.node.group_watch import LeaderLocation
+from sublet_leader.group.history_events import GroupHistoryEvent
+from sublet_leader.node.group_event_publisher import LeaderLocation
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.messages import ToBorrower, ToLeader
 from sublet_protocol.pubsub.counters import PublisherCounters
-from sublet_storage.groups.model.records import Group, GroupResult, GroupWrites, Leadership, Lending, StartingPosition
+from sublet_storage.groups.model.records import (
+    Group,
+    GroupWriteResult,
+    GroupWrites,
+    Leadership,
+    Lending,
+    StartingPosition,
+)
 
 # --- requests to the database, executed in order --------------------------------------------------------------------
 
@@ -159,7 +166,7 @@ class WritesCommitted:
     """Answer to `CommitWrites`."""
 
     request: CommitWrites
-    results: tuple[GroupResult, ...]
+    results: tuple[GroupWriteResult, ...]
 
 
 @dataclass(frozen=True, slots=True)

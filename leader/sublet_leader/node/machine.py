@@ -14,7 +14,7 @@ from typing import assert_never
 
 from sublet_leader import election as el
 from sublet_leader.group import events as group_events
-from sublet_leader.group.history import STEP_DOWN, GroupHistoryEvent, transient_record
+from sublet_leader.group.history_events import STEP_DOWN, GroupHistoryEvent, transient_record
 from sublet_leader.group.machine import GroupLeader
 from sublet_leader.node.events import (
     ClaimLeadership,
@@ -45,8 +45,8 @@ from sublet_leader.node.events import (
     Tick,
     WritesCommitted,
 )
-from sublet_leader.node.group_registry import GroupRegistry
-from sublet_leader.node.group_watch import LeaderLocation, LeaderLookups
+from sublet_leader.node.group_event_publisher import LeaderLocation, LeaderLookups
+from sublet_leader.node.known_groups import KnownGroups
 from sublet_leader.node.leadership_restrictions import LeadershipRestrictions
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import UsageError
@@ -71,7 +71,7 @@ from sublet_storage.groups.model.records import (
     LendingChange,
     StartingPosition,
 )
-from sublet_storage.nodes import NodeRef
+from sublet_storage.node_directory import NodeRef
 
 _NEVER = float("inf")
 
@@ -103,7 +103,7 @@ class Node:
         self.ref, self.settings = ref, settings
         self.election = el.Election(settings, ref.incarnation)
         self.leaders: dict[int, GroupLeader] = {}
-        self.registry = GroupRegistry()
+        self.registry = KnownGroups()
         self._wake: dict[int, float] = {}
         self._election_wake = _NEVER
         self._unwritten: dict[int, _Unwritten] = {}

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from sublet_protocol.messages.events import StreamHead
 from sublet_protocol.pubsub.model import Channel
-from sublet_protocol.pubsub.publisher import PubSubPublisher
-from sublet_storage.notify import snapshot
+from sublet_protocol.pubsub.publisher_machine import PubSubPublisherMachine
+from sublet_storage.notify import catch_up_reads
 from sublet_storage.notify.changes import EPOCHS, GROUP, SPACE, STREAM, Change, NotifySettings
 from sublet_storage.notify.drivers.base import NotificationDriver
 from sublet_storage.notify.subscriber import NotificationSubscriber
@@ -35,7 +35,7 @@ class NotificationHub:
         self,
         url: str,
         driver: NotificationDriver,
-        publisher: PubSubPublisher,
+        publisher: PubSubPublisherMachine,
         on_streams_changed: Callable[[bool], None],
         on_command: Callable[[int], None],
         on_growth: Callable[[int], None],
@@ -48,7 +48,7 @@ class NotificationHub:
         self._followed: set[int] = set()
         self._news: deque[Change] = deque()
         self._subscriber = NotificationSubscriber(
-            url, driver, snapshot.make_snapshot_reader(self._wanted), self._received, settings=settings
+            url, driver, catch_up_reads.make_snapshot_reader(self._wanted), self._received, settings=settings
         )
 
     @property

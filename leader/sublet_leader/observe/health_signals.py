@@ -32,7 +32,7 @@ class LeaseDenial:
 
 
 @dataclass(slots=True)
-class DatabaseProbe:
+class DatabaseHealth:
     """How the database answers one thread of the node. `request_started_at`: there is a request under way since
     then."""
 
@@ -64,8 +64,8 @@ class HealthSignals:
     last_loop_beat_at: float | None = None
     is_stopping: bool = False
     is_draining: bool = False
-    worker: DatabaseProbe = field(default_factory=DatabaseProbe)
-    directory: DatabaseProbe = field(default_factory=DatabaseProbe)
+    worker: DatabaseHealth = field(default_factory=DatabaseHealth)
+    directory: DatabaseHealth = field(default_factory=DatabaseHealth)
     name_conflict: str | None = None
     lost_leases: dict[int, LeaseDenial] = field(default_factory=dict)
     lease_failure: LeaseDenial | None = None

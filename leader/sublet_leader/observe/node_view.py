@@ -19,7 +19,7 @@ from sublet_leader.observe.health_signals import HealthSignals
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.pubsub.server import PubSubServer
 from sublet_storage.groups.model.records import MAINTENANCE
-from sublet_storage.nodes import NodeRef
+from sublet_storage.node_directory import NodeRef
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sublet_protocol.domain.settings import Settings
+from sublet_protocol.domain.settings_base import SettingsBase
 
 
 @dataclass(frozen=True, slots=True)
-class HttpSettings(Settings):
+class ObserveSettings(SettingsBase):
     """Whole numbers, every one."""
 
     PREFIX = "SUBLET_HTTP_"

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import ClassVar, Literal
 
 from sublet_protocol.domain.errors import InvalidFilter, InvalidSubscription, UsageError
-from sublet_protocol.domain.topics import MAX_TIMELINE, Filter, check_characters, text_error
+from sublet_protocol.domain.topics import MAX_TIMELINE, TopicFilter, check_characters, text_error
 
 MAX_GROUP_CHARACTERS = 255
 """Longest group name, in characters."""
@@ -33,7 +33,7 @@ class Subscription:
 
     kind: GroupKind
     group: str
-    filter: Filter
+    filter: TopicFilter
 
     def __post_init__(self) -> None:
         if self.kind not in _KINDS.values():
@@ -65,7 +65,7 @@ class Subscription:
             rule = "a shared subscription is $share/GROUP/FILTER or $queue/GROUP/FILTER"
             hint = "Quote it in a shell: '$share/billing/orders/#'"
             raise text_error(InvalidSubscription, "subscription", text, rule, hint)
-        return cls(_KINDS[prefix], group, Filter(filter_text))
+        return cls(_KINDS[prefix], group, TopicFilter(filter_text))
 
     def __str__(self) -> str:
         return f"${self.kind}/{self.group}/{self.filter.text}"

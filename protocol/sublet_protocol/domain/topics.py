@@ -32,7 +32,7 @@ def check_topic(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Filter:
+class TopicFilter:
     """An MQTT topic filter: `+` stands for one level, a final `#` for its parent and all below."""
 
     text: str
@@ -45,7 +45,7 @@ class Filter:
         object.__setattr__(self, "levels", levels)
 
     @classmethod
-    def parse(cls, text: str) -> Filter:
+    def parse(cls, text: str) -> TopicFilter:
         """Read a filter; raise `InvalidFilter` where it breaks MQTT's rules."""
         return cls(text)
 
@@ -68,7 +68,7 @@ class Filter:
         """The same test as an anchored RE2 pattern, which pyarrow and Python's `re.fullmatch` read alike."""
         return _regex(self.levels)
 
-    def covers(self, other: Filter) -> bool:
+    def covers(self, other: TopicFilter) -> bool:
         """True if every topic that `other` matches is matched by this filter too."""
         own, theirs = _spelled_out(self.levels), _spelled_out(other.levels)
         for level, other_level in zip(own, theirs, strict=False):
@@ -78,7 +78,7 @@ class Filter:
                 return False
         return len(own) == len(theirs) or own[len(theirs) :] == ("#",)
 
-    def intersects(self, other: Filter) -> bool:
+    def intersects(self, other: TopicFilter) -> bool:
         """True if at least one topic is matched by both."""
         own, theirs = _spelled_out(self.levels), _spelled_out(other.levels)
         for one, two in zip(own, theirs, strict=False):

@@ -12,7 +12,7 @@ from typing import Any
 
 from sublet_protocol.domain.errors import ProtocolMismatch
 from sublet_protocol.domain.subscriptions import MAX_OFFSET, Bookmark, StartingPosition
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.codec import MalformedMessage
 from sublet_protocol.messages.messages import MAX_ID, PROTOCOL_VERSION
 from sublet_protocol.v1 import sublet_pb2 as pb
@@ -51,7 +51,7 @@ class PublishCommand:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredSpan:
+class PublishedSpan:
     """The messages of a batch that went to one stream: number `rows[i]` lies at `first_offset + i`."""
 
     stream_id: int
@@ -63,7 +63,7 @@ class StoredSpan:
 class PublishResult:
     """The batch is durable. `is_duplicate`: it was already. `spans` None: where it lies is forgotten."""
 
-    spans: tuple[StoredSpan, ...] | None
+    spans: tuple[PublishedSpan, ...] | None
     is_duplicate: bool = False
 
 
@@ -71,7 +71,7 @@ class PublishResult:
 class ReadCommand:
     """Where to read the matching messages from. Every page of the answer has its `subscription_id`."""
 
-    filter: Filter
+    filter: TopicFilter
     starting_position: StartingPosition | Bookmark
     subscription_id: str
 
@@ -146,11 +146,11 @@ def decode_published(wire: Any, count: int) -> PublishResult:
     return PublishResult(parts, wire.is_duplicate)
 
 
-def _read_part(wire: Any) -> StoredSpan:
+def _read_part(wire: Any) -> PublishedSpan:
     if wire.count > MAX_BATCH_MESSAGES or len(wire.rows) not in (0, wire.count):
         raise MalformedMessage(f"a part of {wire.count} messages with {len(wire.rows)} rows")
     rows: Sequence[int] = tuple(wire.rows) if wire.rows else range(wire.count)
-    return StoredSpan(
+    return PublishedSpan(
         check_number("stream_id", wire.stream_id, least=1), check_number("first_offset", wire.first_offset), rows
     )
 
@@ -180,7 +180,7 @@ def decode_read(wire: Any) -> ReadCommand:
             begin = _read_bookmark(wire.bookmark)
         case _:
             raise MalformedMessage("from: it is missing. Give a starting_position (latest, say) or a bookmark.")
-    return ReadCommand(Filter(wire.filter), begin, _id("subscription_id", wire.subscription_id))
+    return ReadCommand(TopicFilter(wire.filter), begin, _id("subscription_id", wire.subscription_id))
 
 
 def encode_page(page: FeedPage) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.codec import MalformedMessage
 from sublet_protocol.messages.feed import MAX_STREAMS, check_number, check_version
 from sublet_protocol.messages.messages import PROTOCOL_VERSION
@@ -23,7 +23,7 @@ class FetchRequest:
 
     stream_id: int
     position: int
-    filter: Filter
+    filter: TopicFilter
     generation_id: int
     limit_bytes: int
 
@@ -71,7 +71,7 @@ def decode_fetch_request(wire: Any) -> FetchRequest:
     return FetchRequest(
         check_number("stream_id", wire.stream_id, least=1),
         check_number("position", wire.position),
-        Filter(wire.filter),
+        TopicFilter(wire.filter),
         check_number("generation_id", wire.generation_id, least=1),
         check_number("limit_bytes", wire.limit_bytes, least=1),
     )

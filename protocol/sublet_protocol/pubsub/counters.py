@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sublet_protocol.pubsub.subscriber_events import ConnectionLostReason
+from sublet_protocol.pubsub.subscriber_machine_events import ConnectionLostReason
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class MalformedCommand:
+class UndecodedCommand:
     """Stands for a command that could not be decoded; `text` is why. It is answered with an error and has no other
     effect."""
 
@@ -91,7 +91,7 @@ class MalformedCommand:
 
 
 Command = Subscribe | Unsubscribe | Send
-ReceivedCommand = Command | MalformedCommand
+ReceivedCommand = Command | UndecodedCommand
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """The agent's side of a connection on the network: one `NodeConnection` per node, on an asyncio loop.
 
-It drives a `PubSubSubscriber`: carries out the actions that the machine decides, in order, and returns their results as
-events. Callbacks run on the loop, one after the other; they may call `send`, `subscribe` and `unsubscribe`, and must
-not block.
+It drives a `PubSubSubscriberMachine`: carries out the actions that the machine decides, in order, and returns their
+results as events. Callbacks run on the loop, one after the other; they may call `send`, `subscribe` and `unsubscribe`,
+and must not block.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import grpc.aio
 
 from sublet_protocol.messages.codec import MalformedMessage
 from sublet_protocol.pubsub import wire
-from sublet_protocol.pubsub.callbacks import CallbackRegistry, OnDelivery, OnLost, call_safely
+from sublet_protocol.pubsub.callback_registry import CallbackRegistry, OnDelivery, OnLost, call_safely
 from sublet_protocol.pubsub.counters import SubscriberCounters
 from sublet_protocol.pubsub.model import CHANNELS, Channels, Command, Send, Subscribe, Unsubscribe
-from sublet_protocol.pubsub.subscriber import PubSubSubscriber, SubscriberSettings
-from sublet_protocol.pubsub.subscriber_events import (
-    BatchFailed,
-    CancelBatch,
+from sublet_protocol.pubsub.subscriber_machine import PubSubSubscriberMachine, SubscriberSettings
+from sublet_protocol.pubsub.subscriber_machine_events import (
+    CancelCommands,
     CancelPoll,
     CommandsRejected,
+    CommandsUnanswered,
     ConnectionLost,
     ConnectionRejected,
     ConnectionStatus,
@@ -36,8 +36,8 @@ from sublet_protocol.pubsub.subscriber_events import (
     Deliver,
     Event,
     Instruction,
-    PollFailed,
-    SendBatch,
+    PollUnanswered,
+    SendCommands,
     SetListening,
     StartPoll,
     Tick,
@@ -108,7 +108,7 @@ class NodeConnection:
     ) -> None:
         self.address = address
         self._channels = channels
-        self._machine = PubSubSubscriber(agent, settings, channels=channels, size_of=self._size_of)
+        self._machine = PubSubSubscriberMachine(agent, settings, channels=channels, size_of=self._size_of)
         self._callbacks = CallbackRegistry(on_message, on_lost)
         self._on_refused = on_refused
         self._answer_within_s = answer_within_s
@@ -238,11 +238,11 @@ class NodeConnection:
 
     def _carry_out(self, instruction: Instruction) -> None:
         match instruction:
-            case SendBatch():
+            case SendCommands():
                 self._batch = self._replace(self._batch, self._call_commands(instruction))
             case StartPoll():
                 self._poll = self._replace(self._poll, self._call_poll(instruction))
-            case CancelBatch():
+            case CancelCommands():
                 _cancel(self._batch)
             case CancelPoll():
                 _cancel(self._poll)
@@ -290,7 +290,7 @@ class NodeConnection:
 
     # --- calls ---
 
-    async def _call_commands(self, batch: SendBatch) -> None:
+    async def _call_commands(self, batch: SendCommands) -> None:
         def read(reply: Any) -> Event:
             return wire.decode_batch_reply(batch, reply, random.random())
 
@@ -299,7 +299,9 @@ class NodeConnection:
 
         timeout = self._answer_within_s
         self._decide(
-            await self._answer(self._stub.Commands, encode, batch.subscriber_incarnation, timeout, BatchFailed, read)
+            await self._answer(
+                self._stub.Commands, encode, batch.subscriber_incarnation, timeout, CommandsUnanswered, read
+            )
         )
 
     async def _call_poll(self, poll: StartPoll) -> None:
@@ -311,7 +313,7 @@ class NodeConnection:
 
         timeout = poll.hold_s + self._answer_within_s
         self._decide(
-            await self._answer(self._stub.Poll, encode, poll.subscriber_incarnation, timeout, PollFailed, read)
+            await self._answer(self._stub.Poll, encode, poll.subscriber_incarnation, timeout, PollUnanswered, read)
         )
 
     async def _answer(
@@ -320,7 +322,7 @@ class NodeConnection:
         encode: Callable[[], Any],
         life: int,
         timeout: float,
-        failed: type[BatchFailed] | type[PollFailed],
+        failed: type[CommandsUnanswered] | type[PollUnanswered],
         read: Callable[[Any], Event],
     ) -> Event:
         """Return what came of a call, as an event."""

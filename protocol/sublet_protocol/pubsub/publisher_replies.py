@@ -15,14 +15,14 @@ class UnknownSubscriber:
 
 
 @dataclass(frozen=True, slots=True)
-class DuplicateBatch:
+class DuplicateCommands:
     """The batch was executed before; these were its errors."""
 
     errors: tuple[CommandError, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class BatchAccepted:
+class CommandsAccepted:
     """The batch is executed; `messages` (index in the batch, body) are for the owner of the publisher."""
 
     messages: tuple[tuple[int, object], ...]

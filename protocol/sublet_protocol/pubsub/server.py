@@ -1,4 +1,4 @@
-"""The node's side of a connection on the network: the gRPC service `Session` around a `PubSubPublisher`.
+"""The node's side of a connection on the network: the gRPC service `Session` around a `PubSubPublisherMachine`.
 
 It does the waiting: polls are held here, silent subscribers are removed when they are due. All of it runs on one event
 loop, and so do the callers of `publish` and `send`.
@@ -22,10 +22,10 @@ from sublet_protocol.messages.messages import PROTOCOL_VERSION
 from sublet_protocol.pubsub import wire
 from sublet_protocol.pubsub.counters import PublisherCounters
 from sublet_protocol.pubsub.model import CHANNELS, Channels, CommandError
-from sublet_protocol.pubsub.publisher import PublisherSettings, PubSubPublisher
+from sublet_protocol.pubsub.publisher_machine import PublisherSettings, PubSubPublisherMachine
 from sublet_protocol.pubsub.publisher_replies import (
-    BatchAccepted,
-    DuplicateBatch,
+    CommandsAccepted,
+    DuplicateCommands,
     HoldPoll,
     PollDeliveries,
     UnknownSubscriber,
@@ -49,9 +49,9 @@ OnInterest = Callable[[str, str | None, bool], None]
 
 def new_publisher(
     incarnation: str, settings: PublisherSettings | None = None, channels: Channels = CHANNELS
-) -> PubSubPublisher:
+) -> PubSubPublisherMachine:
     """Return a publisher of this project's bodies, whose mailboxes are bounded by their size on the wire."""
-    return PubSubPublisher(incarnation, settings, channels=channels, size_of=wire.body_size)
+    return PubSubPublisherMachine(incarnation, settings, channels=channels, size_of=wire.body_size)
 
 
 class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
@@ -65,7 +65,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
 
     def __init__(
         self,
-        publisher: PubSubPublisher,
+        publisher: PubSubPublisherMachine,
         on_message: OnMessage,
         *,
         on_expired: OnExpired = lambda subscriber_ids: None,
@@ -99,11 +99,11 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
             self._end_hold(subscriber_id)
 
     def publish(self, channel: str, key: str, body: object, version: int = 0) -> int:
-        """See `PubSubPublisher.publish`."""
+        """See `PubSubPublisherMachine.publish`."""
         return self.publisher.publish(channel, key, body, version)
 
     def send(self, subscriber_id: str, channel: str, key: str, body: object) -> bool:
-        """See `PubSubPublisher.send`."""
+        """See `PubSubPublisherMachine.send`."""
         return self.publisher.send(subscriber_id, channel, key, body)
 
     @property
@@ -177,11 +177,11 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         commands = [wire.decode_command(command, self._channels) for command in request.commands]
         answer = self.publisher.receive(subscriber_id, request.number, commands, self._clock())
         match answer:
-            case BatchAccepted(messages, errors):
+            case CommandsAccepted(messages, errors):
                 found = [error for one in messages if (error := await self._hand_over(subscriber_id, *one))]
                 errors = self.publisher.add_errors(subscriber_id, request.number, found) if found else errors
                 return wire.encode_batch_reply(self.publisher.incarnation, errors)
-            case DuplicateBatch(errors):
+            case DuplicateCommands(errors):
                 return wire.encode_batch_reply(self.publisher.incarnation, errors)
             case UnknownSubscriber(reason):
                 log.info("subscriber %s is unknown: %s", subscriber_id, reason)

@@ -28,13 +28,13 @@ from sublet_protocol.pubsub.model import (
     CommandError,
     DeliveredMessage,
     Gap,
-    MalformedCommand,
     ReceivedCommand,
     Send,
     Subscribe,
+    UndecodedCommand,
     Unsubscribe,
 )
-from sublet_protocol.pubsub.subscriber_events import BatchReplied, PollReplied, SendBatch, StartPoll
+from sublet_protocol.pubsub.subscriber_machine_events import CommandsReplied, PollReplied, SendCommands, StartPoll
 from sublet_protocol.v1 import sublet_pb2 as pb
 
 MAX_COMMANDS = 10_000
@@ -59,7 +59,7 @@ _ENVELOPE_BYTES = 64
 # --- requests -------------------------------------------------------------------------------------------------------
 
 
-def encode_batch_request(batch: SendBatch, channels: Channels = CHANNELS) -> Any:
+def encode_batch_request(batch: SendCommands, channels: Channels = CHANNELS) -> Any:
     """Return a `CommandBatch`."""
     return pb.CommandBatch(
         protocol_version=PROTOCOL_VERSION,
@@ -108,7 +108,7 @@ def encode_command(command: Command, channels: Channels = CHANNELS) -> Any:
 
 
 def decode_command(wire: Any, channels: Channels = CHANNELS) -> ReceivedCommand:
-    """Return a command, or `MalformedCommand` with the reason."""
+    """Return a command, or `UndecodedCommand` with the reason."""
     try:
         match wire.WhichOneof("command"):
             case "subscribe":
@@ -120,9 +120,9 @@ def decode_command(wire: Any, channels: Channels = CHANNELS) -> ReceivedCommand:
             case "group_event":
                 return Send(_read_event(wire.group_event))
             case _:
-                return MalformedCommand("a command: it is empty, or of a kind this version does not know")
+                return UndecodedCommand("a command: it is empty, or of a kind this version does not know")
     except MalformedMessage as error:
-        return MalformedCommand(str(error))
+        return UndecodedCommand(str(error))
 
 
 def _read_event(payload: bytes) -> GroupEvent:
@@ -184,10 +184,10 @@ def encode_poll_reply(
     )
 
 
-def decode_batch_reply(batch: SendBatch, wire: Any, jitter: float = 0.0) -> BatchReplied:
+def decode_batch_reply(batch: SendCommands, wire: Any, jitter: float = 0.0) -> CommandsReplied:
     """Return the node's receipt, as an event for the subscriber's machine."""
     errors = tuple(CommandError(error.index, error.text) for error in wire.errors)
-    return BatchReplied(
+    return CommandsReplied(
         batch.subscriber_incarnation, batch.number, wire.incarnation, wire.unknown_subscriber, errors, jitter
     )
 

@@ -28,8 +28,8 @@ from sqlalchemy.pool import NullPool
 
 from sublet_protocol.domain.errors import InvalidSetting, SchemaMismatch, Unavailable
 from sublet_storage.db.connect import check_released, connect, schema_name, schema_version, works_with
-from sublet_storage.nodes import list_nodes
-from sublet_storage.spaces.spaces import ensure_default
+from sublet_storage.node_directory import list_nodes
+from sublet_storage.spaces.space_changes import ensure_default
 
 LOCK_TIMEOUT_S = 60.0
 TABLE_TIMEOUT_S = 1.0

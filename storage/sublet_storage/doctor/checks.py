@@ -16,7 +16,7 @@ from sublet_storage.groups.coordinator import leadership
 from sublet_storage.groups.model.records import MAINTENANCE
 from sublet_storage.groups.status.lag_queries import list_unconsumed_groups
 from sublet_storage.groups.status.overview import UNREADABLE_NOW
-from sublet_storage.nodes import list_nodes
+from sublet_storage.node_directory import list_nodes
 
 MIN_VERSION = 150_000
 SKEW_S = 1.0

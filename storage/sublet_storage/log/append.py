@@ -44,7 +44,7 @@ UNNAMED: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Producer:
+class ProducerIdentity:
     """Who writes. `incarnation` separates this life of a named producer from its earlier ones."""
 
     producer_id: str
@@ -140,7 +140,7 @@ def _register(conn: psycopg.Connection[Any], producer_id: str) -> int:
     return int(row[0])
 
 
-def register_again(conn: psycopg.Connection[Any], who: Producer) -> None:
+def register_again(conn: psycopg.Connection[Any], who: ProducerIdentity) -> None:
     """On another timeline of the database, where the registration may be missing: older incarnations stay fenced. Not
     for producers without a name, which have no other."""
     with _registering(conn, who.producer_id):

@@ -18,7 +18,7 @@ _UNCOMPRESSED = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Envelope:
+class ArrowHeader:
     """`count`: of messages. `decoded_bytes`: of all buffers, once decompressed."""
 
     count: int
@@ -26,7 +26,7 @@ class Envelope:
     compressed: bool
 
 
-def envelope(message: pa.ipc.Message) -> Envelope:
+def envelope(message: pa.ipc.Message) -> ArrowHeader:
     """Return the parsed header. Raises `ValueError` where it is no record batch, or contradicts itself."""
     if message.type != "record batch":
         raise ValueError(f"Arrow's {message.type!r}, and not a record batch")
@@ -36,7 +36,7 @@ def envelope(message: pa.ipc.Message) -> Envelope:
         raise ValueError(f"its header cannot be read: {error}") from None
 
 
-def _read(metadata: bytes, body: memoryview) -> Envelope:
+def _read(metadata: bytes, body: memoryview) -> ArrowHeader:
     header = _field(metadata, _offset(metadata, 0), _HEADER)
     if header is None:
         raise ValueError("a record batch without a header")
@@ -47,8 +47,8 @@ def _read(metadata: bytes, body: memoryview) -> Envelope:
     buffers = _field(metadata, table, _BUFFERS)
     spans = [] if buffers is None else _spans(metadata, _offset(metadata, buffers), len(body))
     if not compressed:
-        return Envelope(count, sum(size for _, size in spans), compressed)
-    return Envelope(count, sum(_decoded(body, start, size) for start, size in spans if size), compressed)
+        return ArrowHeader(count, sum(size for _, size in spans), compressed)
+    return ArrowHeader(count, sum(_decoded(body, start, size) for start, size in spans if size), compressed)
 
 
 def _spans(metadata: bytes, vector: int, body: int) -> list[tuple[int, int]]:

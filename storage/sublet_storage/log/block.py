@@ -1,7 +1,8 @@
 """Encodes and decodes the payload of a block: one Arrow record batch of consecutive messages of one stream.
 
-Stored is the IPC record batch message without its schema message: the schema is in `sublet_storage.log.column_layout`,
-and the block's `codec` names its version, so that a block of one message stays small and an old block stays readable.
+Stored is the IPC record batch message without its schema message: the schema is in
+`sublet_storage.log.column_encoding`, and the block's `codec` names its version, so that a block of one message stays
+small and an old block stays readable.
 Stream and offset are not stored but implied by the row that holds the payload. Decoding copies no key and no value
 unless compressed.
 """
@@ -19,10 +20,10 @@ import pyarrow.compute as pc
 
 from sublet_protocol.domain.epochs import Epoch, LowerFrontier, UpperFrontier
 from sublet_protocol.domain.errors import InvalidSetting, PoisonBlock, SchemaMismatch
-from sublet_protocol.domain.topics import Filter
-from sublet_storage.log import column_layout
+from sublet_protocol.domain.topics import TopicFilter
+from sublet_storage.log import column_encoding
 from sublet_storage.log.arrow_header import envelope
-from sublet_storage.log.column_layout import BLOCK_SCHEMA
+from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 
 DELIVERED_SCHEMA = BLOCK_SCHEMA.append(pa.field("stream", pa.int64(), nullable=False)).append(
     pa.field("offset", pa.int64(), nullable=False)
@@ -72,7 +73,7 @@ def pack(batch: pa.RecordBatch, compression: str = "none") -> PackedBlock:
     codec, payload = encode(batch, compression)
     span = pc.min_max(batch.column("timestamp"))
     first, last = span["min"].as_py(), span["max"].as_py()
-    epochs = _one_epoch(batch) if column_layout.has_one_epoch(codec) else compute_epoch_bounds(batch)
+    epochs = _one_epoch(batch) if column_encoding.has_one_epoch(codec) else compute_epoch_bounds(batch)
     return PackedBlock(batch.num_rows, first, last, build_topic_index(batch), codec, payload, epochs)
 
 
@@ -80,13 +81,13 @@ def encode(batch: pa.RecordBatch, compression: str = "none") -> tuple[int, pa.Bu
     """Return (codec, payload) of a batch in `BLOCK_SCHEMA`; compressed only where that makes it smaller."""
     if compression not in COMPRESSIONS:
         raise InvalidSetting(f"compression {compression!r}: choose one of {', '.join(COMPRESSIONS)}.")
-    flags, lean = column_layout.strip_columns(batch)
+    flags, lean = column_encoding.strip_columns(batch)
     plain: pa.Buffer = lean.serialize()
     if compression != "none" and batch.num_rows >= MIN_COMPRESSED:
         packed = _serialize_compressed(lean, compression)
         if packed.size < plain.size:
-            return column_layout.encode_codec(COMPRESSIONS.index(compression), flags), packed
-    return column_layout.encode_codec(0, flags), plain
+            return column_encoding.encode_codec(COMPRESSIONS.index(compression), flags), packed
+    return column_encoding.encode_codec(0, flags), plain
 
 
 def decode(codec: int, payload: Stored, stream_id: int, end_offset: int, count: int) -> pa.RecordBatch:
@@ -101,7 +102,9 @@ def decode(codec: int, payload: Stored, stream_id: int, end_offset: int, count: 
 def checked(codec: int, payload: Stored, stream_id: int, end_offset: int, count: int) -> pa.RecordBatch:
     """Return the batch as it is stored, for `restored`. Raises as `decode` does."""
     try:
-        return _checked(column_layout.stored_schema(column_layout.decode_flags(codec)), pa.py_buffer(payload), count)
+        return _checked(
+            column_encoding.stored_schema(column_encoding.decode_flags(codec)), pa.py_buffer(payload), count
+        )
     except pa.ArrowMemoryError:  # which does not concern the block
         raise
     except (pa.ArrowException, SchemaMismatch, OSError, EOFError, ValueError) as error:
@@ -117,11 +120,11 @@ def checked(codec: int, payload: Stored, stream_id: int, end_offset: int, count:
 
 def restored(codec: int, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     """Batches that are stored alike as one: less work than to restore one by one and to copy them together."""
-    flags = column_layout.decode_flags(codec)
+    flags = column_encoding.decode_flags(codec)
     if len(batches) == 1:
-        return column_layout.restore_columns(flags, batches[0])
+        return column_encoding.restore_columns(flags, batches[0])
     (together,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
-    return column_layout.restore_columns(flags, together)
+    return column_encoding.restore_columns(flags, together)
 
 
 def _checked(schema: pa.Schema, payload: pa.Buffer, count: int) -> pa.RecordBatch:
@@ -158,7 +161,7 @@ def add_position_columns(batch: pa.RecordBatch, stream_id: int, first_offset: in
     """Add the columns stream and offset to a stored batch whose first message is at `first_offset`."""
     count = batch.num_rows
     streams = pa.repeat(pa.scalar(stream_id, pa.int64()), count)
-    offsets = pc.add(_counting(column_layout.round_up(count)).slice(0, count), pa.scalar(first_offset, pa.int64()))
+    offsets = pc.add(_counting(column_encoding.round_up(count)).slice(0, count), pa.scalar(first_offset, pa.int64()))
     return pa.RecordBatch.from_arrays([*batch.columns, streams, offsets], schema=DELIVERED_SCHEMA)
 
 
@@ -202,7 +205,7 @@ def _one_epoch(batch: pa.RecordBatch) -> EpochBounds:
     return EpochBounds((epoch,), (epoch,))
 
 
-def filter_by_topic(batch: pa.RecordBatch, filter: Filter, topics: Sequence[str] | None = None) -> pa.RecordBatch:
+def filter_by_topic(batch: pa.RecordBatch, filter: TopicFilter, topics: Sequence[str] | None = None) -> pa.RecordBatch:
     """Keep the messages whose topic matches. `topics`, the block's skip index, decides most blocks unseen."""
     if filter.text == "#" or (topics is not None and all(map(filter.matches, topics))):
         return batch

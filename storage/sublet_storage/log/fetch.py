@@ -20,9 +20,9 @@ from psycopg.types.numeric import Int8
 
 from sublet_protocol.domain.errors import NotFound, PayloadDamaged, PoisonBlock, PositionBeyondHead, PositionGone
 from sublet_protocol.domain.subscriptions import MAX_OFFSET
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.log.block import add_position_columns, checked, drop_before, filter_by_topic, restored
-from sublet_storage.log.column_layout import has_one_epoch
+from sublet_storage.log.column_encoding import has_one_epoch
 from sublet_storage.log.deleted_streams import missing
 from sublet_storage.log.epoch_selection import ExcludedEpochs, drop_excluded
 from sublet_storage.log.message_predicate import BLOCK_MAY_MATCH, MessagePredicate
@@ -30,7 +30,7 @@ from sublet_storage.objects.remote_reads import attach_payloads
 
 PAGE_BLOCKS: Final = 256
 PAGE_BYTES: Final = 4 * 1024 * 1024
-MATCH_ALL = Filter("#")
+MATCH_ALL = TopicFilter("#")
 
 UNKNOWN: Final = MAX_OFFSET
 """The head of a stream that had messages of which not even the number is known any more."""
@@ -119,7 +119,7 @@ def fetch(
     stream_id: int,
     offset: int,
     *,
-    filter: Filter = MATCH_ALL,
+    filter: TopicFilter = MATCH_ALL,
     generation_id: int | None = None,
     left_out: ExcludedEpochs | None = None,
     wanted: MessagePredicate | None = None,
@@ -295,7 +295,7 @@ def _decoded(stream_id: int, blocks: Sequence[tuple[Any, ...]]) -> list[tuple[An
     return found
 
 
-def _is_for_postgres(filter: Filter) -> bool:
+def _is_for_postgres(filter: TopicFilter) -> bool:
     return filter != MATCH_ALL and len(filter.regex) <= MAX_PATTERN
 
 
@@ -322,7 +322,7 @@ def _few_together(blocks: Sequence[tuple[Any, ...]], few: int) -> list[list[tupl
 def _batch(
     stream_id: int,
     offset: int,
-    filter: Filter,
+    filter: TopicFilter,
     left_out: ExcludedEpochs | None,
     wanted: MessagePredicate | None,
     blocks: Sequence[tuple[Any, ...]],

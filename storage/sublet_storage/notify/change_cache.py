@@ -17,7 +17,7 @@ MAX_TOMBSTONES = 10_000
 """Of more, the oldest is given up early."""
 
 
-class Freshness(Enum):
+class ChangeNovelty(Enum):
     """What a change is to the cache."""
 
     NEWER = "newer"  # it was taken in
@@ -55,17 +55,19 @@ class ChangeCache:
         """Return all living objects of a kind, by key."""
         return {key: entry.change for key, entry in self._live.get(kind, {}).items()}
 
-    def apply(self, change: Change, now: float) -> Freshness:
+    def apply(self, change: Change, now: float) -> ChangeNovelty:
         """Take in a change, if it is newer than what is known."""
         self._expire(now)
         object_key = change.kind, change.key
         if object_key in self._absent and not change.is_deleted:
-            verdict = Freshness.AMBIGUOUS if change.version > self._dead[object_key].change.version else Freshness.OLD
+            verdict = (
+                ChangeNovelty.AMBIGUOUS if change.version > self._dead[object_key].change.version else ChangeNovelty.OLD
+            )
         else:
-            verdict = Freshness.NEWER if change.order_key > self._rank(object_key) else Freshness.OLD
-        if verdict is Freshness.NEWER:
+            verdict = ChangeNovelty.NEWER if change.order_key > self._rank(object_key) else ChangeNovelty.OLD
+        if verdict is ChangeNovelty.NEWER:
             self._put(change, now)
-        self.old += verdict is Freshness.OLD
+        self.old += verdict is ChangeNovelty.OLD
         return verdict
 
     def begin_snapshot(self) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sublet_protocol.domain.errors import SubletError
-from sublet_protocol.domain.settings import Settings, SettingsRule
+from sublet_protocol.domain.settings_base import SettingsBase, SettingsRule
 
 STREAM, SPACE, GROUP, NODE, EPOCHS = "stream", "space", "group", "node", "epochs"
 KINDS = (STREAM, SPACE, GROUP, NODE, EPOCHS)
@@ -136,7 +136,7 @@ _RULES = (
 
 
 @dataclass(frozen=True, slots=True)
-class NotifySettings(Settings):
+class NotifySettings(SettingsBase):
     """Seconds, but for `max_sends_per_s`. Publishers and listeners of one database need the same values."""
 
     PREFIX = "SUBLET_NOTIFY_"

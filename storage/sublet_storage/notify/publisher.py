@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import psycopg
 
 from sublet_protocol.domain.errors import SubletError
-from sublet_storage import nodes
+from sublet_storage import node_directory
 from sublet_storage.db.connect import connect
 from sublet_storage.notify.changes import Change, NotifySettings, stream_change
 from sublet_storage.notify.drivers import registry
@@ -225,7 +225,7 @@ class NotificationPublisher:
         found: list[str] | None = None
         try:
             with connect(self._url, application_name="sublet look", silence_s=READ_TIMEOUT_S) as connection:
-                found = nodes.list_notify_endpoints(connection)
+                found = node_directory.list_notify_endpoints(connection)
         except (psycopg.Error, SubletError) as error:
             if self._quiet.acquire("look") is not None:
                 log.info("changes reach no new node, as the directory cannot be read: %s", error)

@@ -22,25 +22,25 @@ import psycopg
 from sublet_protocol.domain.errors import DatabaseUnreachable
 from sublet_storage.db.connect import connect
 from sublet_storage.db.reconnecting_connection import ReconnectingConnection
+from sublet_storage.notify.catch_up_reads import ReadSnapshot
 from sublet_storage.notify.catch_up_scheduler import CatchUp
-from sublet_storage.notify.change_cache import ChangeCache, Freshness
+from sublet_storage.notify.change_cache import ChangeCache, ChangeNovelty
 from sublet_storage.notify.changes import KINDS, Change, MalformedNotification, NotifySettings, ObjectSnapshot
 from sublet_storage.notify.codec import decode
 from sublet_storage.notify.drivers.base import NotificationDriver
-from sublet_storage.notify.snapshot import ReadSnapshot
-from sublet_storage.notify.subscriber_events import (
+from sublet_storage.notify.subscriber_machine import SubscriberMachine
+from sublet_storage.notify.subscriber_machine_events import (
     CatchUpCompleted,
     CatchUpRequested,
-    Connected,
-    Disconnected,
     Event,
+    ListeningStarted,
+    ListeningStopped,
     MalformedReceived,
     MessageReceived,
-    Started,
+    SubscriberStarted,
     Tick,
     VersionAmbiguous,
 )
-from sublet_storage.notify.subscriber_machine import SubscriberMachine
 from sublet_storage.util.log_throttle import LogThrottle
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class NotificationSubscriber:
         self._lock = threading.Lock()
         self._cache = ChangeCache(self._settings.tombstone_retention_s)
         self._listener = SubscriberMachine(self._settings, pushes=driver.capabilities.is_push, channels=self._channels)
-        self._queue: deque[bytes | Event | _Read] = deque([Started()])
+        self._queue: deque[bytes | Event | _Read] = deque([SubscriberStarted()])
         self._rung = threading.Event()
         self._closing = False
         self._uncaught = set(self._channels)
@@ -100,7 +100,7 @@ class NotificationSubscriber:
         self._reader = _SnapshotReader(url, read_snapshot, self._put)
         self._thread = threading.Thread(target=self._run, name="sublet notify subscriber", daemon=True)
         self._receiver = driver.open_receiver(
-            self._receive, lambda: self._put(Connected()), lambda: self._put(Disconnected())
+            self._receive, lambda: self._put(ListeningStarted()), lambda: self._put(ListeningStopped())
         )
         self._reader.start()
         self._thread.start()
@@ -201,9 +201,9 @@ class NotificationSubscriber:
 
     def _is_news(self, change: Change) -> bool:
         verdict = self._cache.apply(change, time.monotonic())
-        if verdict is Freshness.AMBIGUOUS:
+        if verdict is ChangeNovelty.AMBIGUOUS:
             self._put(VersionAmbiguous(change.kind))
-        return verdict is Freshness.NEWER
+        return verdict is ChangeNovelty.NEWER
 
     def _merge(self, read: _Read) -> float | None:
         news: list[Change] = []

@@ -18,18 +18,18 @@ from typing import assert_never
 
 from sublet_storage.notify.catch_up_scheduler import CatchUpCause, CatchUpScheduler
 from sublet_storage.notify.changes import KINDS, Change, Envelope, Hello, Message, NotifySettings
-from sublet_storage.notify.subscriber_events import (
+from sublet_storage.notify.subscriber_machine_events import (
     CatchUpCompleted,
     CatchUpRequested,
-    Connected,
-    Disconnected,
     Event,
+    ListeningStarted,
+    ListeningStopped,
     MalformedReceived,
     MessageReceived,
     NotificationCounters,
     Outcome,
     SequenceGap,
-    Started,
+    SubscriberStarted,
     Tick,
     VersionAmbiguous,
 )
@@ -92,11 +92,11 @@ class SubscriberMachine:
                 self._receive(message, now, jitter)
             case MalformedReceived():
                 self.counters.malformed += 1
-            case Started():
+            case SubscriberStarted():
                 self._start(now)
-            case Connected():
+            case ListeningStarted():
                 self._connect(now, jitter)
-            case Disconnected():
+            case ListeningStopped():
                 self.counters.disconnects += 1
                 self.catch_ups.set_period(self._settings.poll_interval_s, now + jitter * self._settings.poll_interval_s)
             case VersionAmbiguous(channel):

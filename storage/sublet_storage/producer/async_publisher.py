@@ -15,7 +15,7 @@ from typing import Any
 
 from sublet_protocol.domain.epochs import Epoch
 from sublet_protocol.domain.errors import PublisherClosed
-from sublet_storage.producer.batches.columns import Columns, Headers
+from sublet_storage.producer.batches.input_conversion import Columns, Headers
 from sublet_storage.producer.delivery import BatchDelivery, Delivery, ring
 from sublet_storage.producer.publisher import EpochPublisher, Publisher
 from sublet_storage.util.fork_guard import check_not_forked

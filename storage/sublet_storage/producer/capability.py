@@ -20,8 +20,8 @@ from sublet_protocol.domain.errors import (
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.connect import connect
 from sublet_storage.db.reconnecting_connection import ReconnectingConnection
-from sublet_storage.log import epochs
-from sublet_storage.log.append import BlockAppend, Producer, append
+from sublet_storage.log import epoch_capabilities
+from sublet_storage.log.append import BlockAppend, ProducerIdentity, append
 from sublet_storage.notify.publisher import shared_publisher
 from sublet_storage.producer.sender import BACKOFF_INITIAL_S, BACKOFF_MAX_S, LOCK_TIMEOUT_S, Retryable
 from sublet_storage.util.retry import Backoff, call_with_retry
@@ -37,7 +37,9 @@ _T = TypeVar("_T")
 class EpochCapability:
     """Nothing is held until the first `advance`. Thread-safe; a thread of its own renews the lease while it is held."""
 
-    def __init__(self, url: str, space_id: int, who: Producer, delivery_timeout_s: float, lease_s: float) -> None:
+    def __init__(
+        self, url: str, space_id: int, who: ProducerIdentity, delivery_timeout_s: float, lease_s: float
+    ) -> None:
         self._url, self._space_id, self._who = url, space_id, who
         self._delivery_timeout_s, self._lease_s = delivery_timeout_s, lease_s
         self._lock = threading.Lock()
@@ -61,7 +63,9 @@ class EpochCapability:
             raise self._lost
         held = self._promised or self._held
         assert held is not None
-        epochs.check_not_backwards(self._who, held, [check_epoch(epoch, len(held.least[0])) for epoch in least])
+        epoch_capabilities.check_not_backwards(
+            self._who, held, [check_epoch(epoch, len(held.least[0])) for epoch in least]
+        )
 
     def reserve(self, least: Sequence[Epoch]) -> None:
         """Check what is published by these from now on; what is held moves on later. Raises what `check` raises."""
@@ -74,11 +78,11 @@ class EpochCapability:
 
     def advance(
         self, conn: psycopg.Connection[Any], appends: Sequence[BlockAppend], least: Sequence[Epoch]
-    ) -> epochs.AdvanceResult:
+    ) -> epoch_capabilities.AdvanceResult:
         """Append these blocks, and publish only at or after these epochs from now on. Raises what `append` raises."""
         if self._lost is not None:
-            return epochs.AdvanceResult(append(conn, appends) if appends else [], error=self._lost)
-        moved = epochs.append_and_advance(conn, appends, self._space_id, self._who, least, self._lease_s)
+            return epoch_capabilities.AdvanceResult(append(conn, appends) if appends else [], error=self._lost)
+        moved = epoch_capabilities.append_and_advance(conn, appends, self._space_id, self._who, least, self._lease_s)
         if isinstance(moved.error, (CapabilityExpired, ProducerFenced)):
             self._lost = moved.error
         if moved.change is not None:
@@ -94,14 +98,14 @@ class EpochCapability:
             if self._held is not None and self._lost is None:
                 if not abandon:
                     self._give_back()
-                self._lost = epochs.capability_expired_error(self._who.producer_id)
+                self._lost = epoch_capabilities.capability_expired_error(self._who.producer_id)
             self._reconnecting.close()
 
     def _give_back(self) -> None:
         try:
             with self._reconnecting as conn:
-                epochs.release(conn, self._space_id, self._who)
-                shared_publisher(self._url).publish([epochs.frontier_change(conn, self._space_id)])
+                epoch_capabilities.release(conn, self._space_id, self._who)
+                shared_publisher(self._url).publish([epoch_capabilities.frontier_change(conn, self._space_id)])
         except (*Retryable, SubletError) as error:
             log.warning("the epochs of producer %s end with their lease: %s", self._who.producer_id, error)
 
@@ -116,14 +120,14 @@ class EpochCapability:
             self._thread.start()
 
     def _move(self, conn: psycopg.Connection[Any], wanted: LowerFrontier) -> None:
-        epochs.hold(conn, self._space_id, self._who, wanted.least, self._lease_s)
-        shared_publisher(self._url).publish([epochs.frontier_change(conn, self._space_id)])
+        epoch_capabilities.hold(conn, self._space_id, self._who, wanted.least, self._lease_s)
+        shared_publisher(self._url).publish([epoch_capabilities.frontier_change(conn, self._space_id)])
 
     def _keep(self) -> None:
         while not self._over.wait(self._lease_s / 3):
             try:
                 with self._connect() as conn:
-                    held = epochs.renew(conn, self._who, self._lease_s)
+                    held = epoch_capabilities.renew(conn, self._who, self._lease_s)
             except ProducerFenced as error:
                 self._lost = error
                 return
@@ -133,7 +137,7 @@ class EpochCapability:
                 )
                 continue
             if self._space_id not in held and not self._over.is_set():
-                self._lost = epochs.capability_expired_error(self._who.producer_id)
+                self._lost = epoch_capabilities.capability_expired_error(self._who.producer_id)
                 return
 
     def _retrying(self, attempt: Callable[[psycopg.Connection[Any]], _T]) -> _T:

@@ -16,7 +16,7 @@ import psycopg
 import pyarrow as pa
 
 from sublet_protocol.domain.errors import BatchNumberConflict, UnknownSpace, UsageError
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.log.append import AppendOutcome, BlockAppend, ProducerStamp, append, producer_fenced_error
 from sublet_storage.log.block import pack
 from sublet_storage.producer.batches.routing_table import RoutedRows, RoutingTable
@@ -66,7 +66,7 @@ class IdempotentBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreResult:
+class BatchStoreResult:
     """The batch is durable. `is_duplicate`: it was already. `spans` None: where it lies is forgotten."""
 
     spans: tuple[Span, ...] | None
@@ -78,14 +78,14 @@ class StoreResult:
         return {span.stream: span.first_offset + len(span.rows) for span in self.spans or ()}
 
 
-def store_batch(conn: psycopg.Connection[Any], routes: RoutingTable, batch: IdempotentBatch) -> StoreResult:
+def store_batch(conn: psycopg.Connection[Any], routes: RoutingTable, batch: IdempotentBatch) -> BatchStoreResult:
     """Store the batch unless it is stored. Raises `StreamClosed`, `ProducerFenced`, `BatchNumberConflict`,
     `UsageError`."""
     with conn.transaction():
         if not _enter(conn, batch):
-            return StoreResult(_read_spans(conn, batch), is_duplicate=True)
+            return BatchStoreResult(_read_spans(conn, batch), is_duplicate=True)
         parts = routes.partition_rows(batch.messages, range(batch.messages.num_rows))
-        return StoreResult(_append(conn, routes, batch, parts))
+        return BatchStoreResult(_append(conn, routes, batch, parts))
 
 
 def _enter(conn: psycopg.Connection[Any], batch: IdempotentBatch) -> bool:
@@ -144,7 +144,7 @@ def _routes_of(conn: psycopg.Connection[Any], stream_ids: list[int]) -> RoutingT
     """Return the part of the routes in force when these streams were open that led to them."""
     spaces, streams = {}, []
     for stream_id, space_id, generation_id, low, high, filter in conn.execute(_THEIR_GENERATIONS, (stream_ids,)):
-        spaces[space_id] = Space(space_id, str(space_id), Filter(filter), 1)
+        spaces[space_id] = Space(space_id, str(space_id), TopicFilter(filter), 1)
         streams.append(StreamInfo(stream_id, space_id, generation_id, int(low), int(high), 0, True))
     return RoutingTable(list(spaces.values()), streams, None)
 

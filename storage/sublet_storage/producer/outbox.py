@@ -95,7 +95,7 @@ class OutboxBacklog:
 
 
 @dataclass(frozen=True, slots=True)
-class MoveResult:
+class OutboxMoveResult:
     """What one move did: messages that came into the log, the new heads {stream_id: head}, {outbox_id: why refused}.
 
     `has_more`: it took all that a move may take, and the next need not wait.
@@ -107,7 +107,7 @@ class MoveResult:
     has_more: bool = False
 
 
-NOTHING: Final = MoveResult(0, {}, {})
+NOTHING: Final = OutboxMoveResult(0, {}, {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class Outbox:
         self._seen: _Seen | None = None
         self._routed_at = self._locked_at = self._looked_at = float("-inf")
 
-    def move(self, rows: int = MOVED_ROWS, bytes: int = MOVED_BYTES) -> MoveResult:
+    def move(self, rows: int = MOVED_ROWS, bytes: int = MOVED_BYTES) -> OutboxMoveResult:
         """Move the oldest messages into the log, and aside what could not have been published: all of it, or nothing.
 
         `NOTHING` also where a stream was closed meanwhile: the next call routes again. A row that is kept locked is
@@ -151,7 +151,7 @@ class Outbox:
             return NOTHING
         self._seen = seen
         more = len(messages) == rows or sum(row.size for row in messages) >= bytes
-        return MoveResult(len(messages) - len(refused), heads, refused, more)
+        return OutboxMoveResult(len(messages) - len(refused), heads, refused, more)
 
     def _stored(
         self, rows: Sequence[OutboxRow], refused: Mapping[int, str], appends: Sequence[BlockAppend]

@@ -13,10 +13,16 @@ import pyarrow as pa
 from sublet_protocol.domain.errors import UsageError
 from sublet_storage.log.append import BlockAppend
 from sublet_storage.log.block import pack
-from sublet_storage.log.column_layout import BLOCK_SCHEMA
-from sublet_storage.producer.batches.columns import as_bytes, as_headers, check_size, check_sizes, to_record_batches
-from sublet_storage.producer.batches.pending_blocks import PendingRows, split_into_blocks
+from sublet_storage.log.column_encoding import BLOCK_SCHEMA
+from sublet_storage.producer.batches.input_conversion import (
+    as_bytes,
+    as_headers,
+    check_size,
+    check_sizes,
+    to_record_batches,
+)
 from sublet_storage.producer.batches.routing_table import RoutingTable
+from sublet_storage.producer.batches.unsent_messages import PendingRows, split_into_blocks
 from sublet_storage.producer.delivery import DeliveryState
 from sublet_storage.producer.publisher import MAX_MESSAGE_BYTES
 

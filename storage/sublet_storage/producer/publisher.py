@@ -18,9 +18,9 @@ from sublet_protocol.domain.epochs import Epoch, check_epoch
 from sublet_protocol.domain.errors import DatabaseUnreachable, PublisherClosed, UsageError
 from sublet_storage.bootstrap.database import open_database
 from sublet_storage.db.connect import connect
-from sublet_storage.log.append import UNNAMED, Producer, register_producer
+from sublet_storage.log.append import UNNAMED, ProducerIdentity, register_producer
 from sublet_storage.log.block import compute_epoch_bounds
-from sublet_storage.log.epochs import LEASE_S, LONGEST_LEASE_S, SHORTEST_LEASE_S
+from sublet_storage.log.epoch_capabilities import LEASE_S, LONGEST_LEASE_S, SHORTEST_LEASE_S
 from sublet_storage.producer.arguments import (
     MAX_BYTES,
     MAX_LINGER_MS,
@@ -29,7 +29,7 @@ from sublet_storage.producer.arguments import (
     check_producer_name,
     check_text,
 )
-from sublet_storage.producer.batches.columns import (
+from sublet_storage.producer.batches.input_conversion import (
     Columns,
     Headers,
     as_bytes,
@@ -42,11 +42,11 @@ from sublet_storage.producer.batches.columns import (
     to_record_batches,
 )
 from sublet_storage.producer.batches.routing_table import RoutingTable
-from sublet_storage.producer.buffer import Buffer, BufferLimits
 from sublet_storage.producer.capability import EpochCapability
 from sublet_storage.producer.delivery import BatchDelivery, Delivery
+from sublet_storage.producer.send_buffer import BufferLimits, SendBuffer
 from sublet_storage.producer.sender import ATTEMPT_TIMEOUT_S, TRANSACTION_TIMEOUT_S, Sender
-from sublet_storage.spaces.catalogue import find_space
+from sublet_storage.spaces.space_queries import find_space
 from sublet_storage.util.fork_guard import check_not_forked
 
 MAX_MESSAGE_BYTES = 1024 * 1024
@@ -112,7 +112,7 @@ class Publisher:
             if space_id is not None:
                 self._capability = EpochCapability(database.url, space_id, writer, delivery_timeout_s, lease_s)
             self._advancing = threading.Lock()  # advances are queued in the order in which they were allowed
-            self._buffer = Buffer(routes, limits)
+            self._buffer = SendBuffer(routes, limits)
             advance = None if self._capability is None else self._capability.advance
             self._sender = Sender(database.url, self._buffer, writer, space, delivery_timeout_s, advance, timeline)
             self._database = stack.pop_all()
@@ -316,7 +316,9 @@ class EpochPublisher:
         return self._publisher._publish_batch(data, self.epoch)
 
 
-def _begin(url: str, space: str | None, producer: str | None) -> tuple[RoutingTable, Producer, int | None, str | None]:
+def _begin(
+    url: str, space: str | None, producer: str | None
+) -> tuple[RoutingTable, ProducerIdentity, int | None, str | None]:
     """Return the routes, who writes, the id of the one space if it is for one, and the database's timeline."""
     try:
         with connect(
@@ -328,7 +330,7 @@ def _begin(url: str, space: str | None, producer: str | None) -> tuple[RoutingTa
             space_id = None if space is None else find_space(conn, space).space_id
             routes = RoutingTable.load(conn, space)
             if producer is None:
-                return routes, Producer(uuid.uuid4().hex, UNNAMED), space_id, conn.timeline
-            return routes, Producer(producer, register_producer(conn, producer)), space_id, conn.timeline
+                return routes, ProducerIdentity(uuid.uuid4().hex, UNNAMED), space_id, conn.timeline
+            return routes, ProducerIdentity(producer, register_producer(conn, producer)), space_id, conn.timeline
     except psycopg.OperationalError as error:
         raise DatabaseUnreachable(f"the database went away while opening a publisher: {error}") from error

@@ -25,22 +25,22 @@ from sublet_protocol.domain.errors import (
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.connect import connect
 from sublet_storage.db.reconnecting_connection import ReconnectingConnection
-from sublet_storage.log import epochs
+from sublet_storage.log import epoch_capabilities
 from sublet_storage.log.append import (
     UNNAMED,
     AppendOutcome,
     AppendResult,
     BlockAppend,
-    Producer,
+    ProducerIdentity,
     ProducerStamp,
     append,
     producer_fenced_error,
     register_again,
 )
 from sublet_storage.notify.publisher import shared_publisher
-from sublet_storage.producer.batches.pending_blocks import PendingBlock
 from sublet_storage.producer.batches.routing_table import RoutingTable
-from sublet_storage.producer.buffer import Buffer
+from sublet_storage.producer.batches.unsent_messages import PendingBlock
+from sublet_storage.producer.send_buffer import SendBuffer
 from sublet_storage.util.retry import Backoff, call_with_retry
 
 LOCK_TIMEOUT_S = 10.0
@@ -59,12 +59,12 @@ Retryable = (Unavailable, psycopg.OperationalError)
 
 
 _REFUSALS: dict[AppendOutcome, Callable[[str], SubletError]] = {
-    AppendOutcome.COMPLETED: epochs.epoch_completed_error,
-    AppendOutcome.EXPIRED: epochs.capability_expired_error,
+    AppendOutcome.COMPLETED: epoch_capabilities.epoch_completed_error,
+    AppendOutcome.EXPIRED: epoch_capabilities.capability_expired_error,
 }
 """What comes of loads that were not stored while the others were."""
 
-Advance = Callable[[psycopg.Connection[Any], Sequence[BlockAppend], Sequence[Epoch]], epochs.AdvanceResult]
+Advance = Callable[[psycopg.Connection[Any], Sequence[BlockAppend], Sequence[Epoch]], epoch_capabilities.AdvanceResult]
 
 _T = TypeVar("_T")
 
@@ -79,8 +79,8 @@ class Sender(threading.Thread):
     def __init__(
         self,
         url: str,
-        buffer: Buffer,
-        producer: Producer,
+        buffer: SendBuffer,
+        producer: ProducerIdentity,
         space: str | None,
         delivery_timeout_s: float,
         advance: Advance | None = None,

@@ -25,7 +25,7 @@ from sublet_storage.log.append import BlockAppend
 from sublet_storage.log.block import decode
 from sublet_storage.producer.batches.block_builder import BlockBuilder
 from sublet_storage.producer.batches.routing_table import RoutingTable
-from sublet_storage.spaces.catalogue import find_space
+from sublet_storage.spaces.space_queries import find_space
 
 COPIED_BYTES: Final = 4 * 1024 * 1024
 """About so much is staged in one transaction."""
@@ -103,7 +103,7 @@ class StagedTask:
 
 
 @dataclass(frozen=True, slots=True)
-class SinkCommit:
+class SinkCommitResult:
     """The batch is durable, with `count` messages. `is_duplicate`: it was already. `heads`: {stream: where it ends}, of
     those that have grown."""
 
@@ -135,7 +135,7 @@ def stage(
     return StagedTask(task, stager.attempt, stager.blocks, stager.messages)
 
 
-def commit(conn: psycopg.Connection[Any], write: SinkBatch, staged: Sequence[StagedTask]) -> SinkCommit:
+def commit(conn: psycopg.Connection[Any], write: SinkBatch, staged: Sequence[StagedTask]) -> SinkCommitResult:
     """Store the batch unless it is stored, in one transaction over an autocommit connection; may be repeated.
 
     Raises `BatchOutOfSequence` where a later one is stored, `StagedBlocksLost`, and the database's own errors: after a
@@ -145,9 +145,9 @@ def commit(conn: psycopg.Connection[Any], write: SinkBatch, staged: Sequence[Sta
         before = _enter(conn, write, given)
         if before is None:
             attempts = [each.attempt for each in sorted(staged, key=lambda each: each.task) if each.blocks]
-            committed = SinkCommit(given, _publish(conn, write, _routed(conn, write, attempts), given))
+            committed = SinkCommitResult(given, _publish(conn, write, _routed(conn, write, attempts), given))
         else:
-            committed = SinkCommit(before, {}, is_duplicate=True)
+            committed = SinkCommitResult(before, {}, is_duplicate=True)
         discard(conn, write)
     return committed
 

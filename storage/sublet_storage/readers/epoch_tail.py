@@ -23,7 +23,7 @@ from sublet_protocol.domain.epochs import (
     upper_frontier_from_json,
 )
 from sublet_protocol.domain.errors import PositionGone, UsageError
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.log import fetch as message_log
 from sublet_storage.log.epoch_selection import EpochSelection, EpochStart, ExcludedEpochs, active_epochs
 from sublet_storage.readers.tail import MultiStreamReader, StreamCursor, list_matching_streams
@@ -81,7 +81,7 @@ class EpochTailReader:
     def __init__(
         self,
         conn: psycopg.Connection[Any],
-        filter: Filter,
+        filter: TopicFilter,
         begin: str = "latest",
         *,
         entire: bool = True,

@@ -16,12 +16,12 @@ import pyarrow as pa
 
 from sublet_protocol.domain.errors import PayloadUnavailable, PoisonBlock, PositionBeyondHead, PositionGone, SubletError
 from sublet_protocol.domain.subscriptions import Bookmark
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.bounded_connection import check_timeline, timeline_of
 from sublet_storage.log import fetch as message_log
 from sublet_storage.log.deleted_streams import missing
 from sublet_storage.log.epoch_selection import ExcludedEpochs
-from sublet_storage.spaces.catalogue import read_generation_filters
+from sublet_storage.spaces.space_queries import read_generation_filters
 
 TailStart = str | int | datetime | Bookmark
 """Where to begin in the streams there are: `earliest`, `latest`, an offset, a time (of the database's clock), or where
@@ -81,7 +81,7 @@ class MultiStreamReader:
     def __init__(
         self,
         conn: psycopg.Connection[Any],
-        filter: Filter,
+        filter: TopicFilter,
         begin: TailStart = "latest",
         cursors: Sequence[StreamCursor] | None = None,
     ) -> None:
@@ -262,7 +262,7 @@ class Tail:
     """A `Tail` on one connection. `on_data_loss` is called with what retention has taken. Not thread-safe."""
 
     conn: psycopg.Connection[Any]
-    filter: Filter
+    filter: TopicFilter
     start: TailStart = "latest"
     on_data_loss: Callable[[PositionGone], None] = lambda _: None
     _reading: MultiStreamReader = field(init=False)
@@ -295,7 +295,7 @@ class Tail:
         reading.raise_read_error()
 
 
-def list_matching_streams(conn: psycopg.Connection[Any], filter: Filter, after: int = 0) -> list[StreamCursor]:
+def list_matching_streams(conn: psycopg.Connection[Any], filter: TopicFilter, after: int = 0) -> list[StreamCursor]:
     """Return the streams that match, with ids above `after`, by the filters that generations were filled under, in one
     snapshot."""
     with conn.transaction():

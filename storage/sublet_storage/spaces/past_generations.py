@@ -15,7 +15,7 @@ from typing import Any
 
 import psycopg
 
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.store_connection import Guard
 
 STEP = 20
@@ -88,7 +88,7 @@ _DELETE = (
 )
 
 
-class Collapse:
+class PastGenerationCleaner:
     """Passes over an autocommit connection, each of a few generations, on from where the last one ended."""
 
     def __init__(self, rest_s: float = REST_S, step: int = STEP) -> None:
@@ -101,10 +101,10 @@ class Collapse:
         self._after = past[-1][0] if len(past) == self._step else 0
         if not past:
             return []
-        behind = [(Filter(text), after) for text, after in conn.execute(_BEHIND, {"newest": past[-1][0]})]
+        behind = [(TopicFilter(text), after) for text, after in conn.execute(_BEHIND, {"newest": past[-1][0]})]
         deleted = []
         for generation_id, filter in past:
-            wanted = any(after < generation_id and each.intersects(Filter(filter)) for each, after in behind)
+            wanted = any(after < generation_id and each.intersects(TopicFilter(filter)) for each, after in behind)
             if _delete(conn, guard, generation_id, wanted):
                 deleted.append(generation_id)
         return deleted

@@ -18,10 +18,10 @@ import psycopg
 from psycopg import sql
 
 from sublet_protocol.domain.errors import SubletError
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.store_connection import Guard
-from sublet_storage.spaces.catalogue import read_generation_filters
 from sublet_storage.spaces.rollover import partition_table
+from sublet_storage.spaces.space_queries import read_generation_filters
 
 LOCK_TIMEOUT_S = 2.0
 PRODUCER_RETENTION_S = 7 * 86400.0
@@ -105,7 +105,7 @@ def mark_expired_gone(conn: psycopg.Connection[Any], guard: Guard | None = None)
         if guard is not None:
             guard(conn)
         conn.execute("lock table space in row exclusive mode")  # against processes that hold it shared
-        holders = [(group_id, Filter(text)) for group_id, text in conn.execute(_HOLDERS)]
+        holders = [(group_id, TopicFilter(text)) for group_id, text in conn.execute(_HOLDERS)]
         generations = read_generation_filters(conn).filters
         pairs = [(one.text, group) for one in generations for group, filter in holders if one.intersects(filter)]
         parameters = {"filters": [pair[0] for pair in pairs], "groups": [pair[1] for pair in pairs]}
@@ -134,7 +134,7 @@ def drop_gone(conn: psycopg.Connection[Any]) -> list[int]:
     return dropped
 
 
-class IdleProducers:
+class IdleProducerCleaner:
     """Passes over an autocommit connection, each of some producers, on from where the last one ended: there may be very
     many. Deletes the last sequences of those idle for so long that no retry of theirs can be under way."""
 

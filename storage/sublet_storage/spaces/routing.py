@@ -14,7 +14,7 @@ from itertools import pairwise
 import xxhash
 
 from sublet_protocol.domain.errors import InvalidSetting
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 
 RING = 1 << 64
 """The number of points of the hash ring; ranges are [from, to) with 0 <= from < to <= RING."""
@@ -37,7 +37,7 @@ class Space:
 
     space_id: int
     name: str
-    filter: Filter
+    filter: TopicFilter
     shards: int
     retention_s: int | None = None
     rollover_s: int | None = None
@@ -95,7 +95,7 @@ def find_space_for(topic: str, spaces: Iterable[Space]) -> Space | None:
     return min(matching, key=lambda space: space.filter.specificity, default=None)
 
 
-def candidate_filters(filter: Filter, filters: Iterable[Filter]) -> frozenset[Filter]:
+def candidate_filters(filter: TopicFilter, filters: Iterable[TopicFilter]) -> frozenset[TopicFilter]:
     """Return, of the live spaces' filters, those under which messages published now may match a group's filter.
 
     Those that intersect it, minus those in the shadow of a more specific one that covers it entirely.
@@ -106,19 +106,19 @@ def candidate_filters(filter: Filter, filters: Iterable[Filter]) -> frozenset[Fi
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationFilters:
+class GenerationTopicFilters:
     """What the generations there are were filled under, at one instant.
 
     A generation keeps the filter that its space had when it was opened: the space's own may be another by now. Every
     live space has one open generation, so that the filters in `open` are those of the live spaces.
     """
 
-    filters: tuple[Filter, ...]
-    open: frozenset[Filter]
+    filters: tuple[TopicFilter, ...]
+    open: frozenset[TopicFilter]
     newest_generation_id: int
     """The largest generation id; 0 if there is none."""
 
-    def matching(self, filter: Filter) -> dict[Filter, bool]:
+    def matching(self, filter: TopicFilter) -> dict[TopicFilter, bool]:
         """Return {filter of generations with messages for a group: True if an open one of it gets such messages too}.
 
         A closed generation may have been in a shadow that is gone, or not in one that is there now: it is always

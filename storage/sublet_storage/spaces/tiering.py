@@ -30,7 +30,7 @@ from sublet_storage.objects.location import new_object_name, parse_location
 from sublet_storage.objects.object_stores import get_store
 from sublet_storage.objects.parallel_calls import TO_CHANGE, run_parallel, run_with_timeout
 from sublet_storage.objects.registry import BlockOwner
-from sublet_storage.spaces import compaction
+from sublet_storage.spaces import small_block_compaction
 from sublet_storage.spaces.rollover import partition_table
 from sublet_storage.spaces.routing import Space
 
@@ -207,7 +207,7 @@ class _Mover:
         """Once: it takes as long as it takes."""
         if stream.closed:  # few large objects rather than many small ones
             with contextlib.suppress(PoisonBlock):  # all others are merged, and it is moved as it is
-                compaction.compact_stream(self._conn, stream.stream_id, older_than_s=0, guard=self._guard)
+                small_block_compaction.compact_stream(self._conn, stream.stream_id, older_than_s=0, guard=self._guard)
         stream.done = 0
 
     def _prepare(self) -> bool:

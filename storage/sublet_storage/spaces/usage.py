@@ -11,9 +11,9 @@ import psycopg
 
 from sublet_protocol.domain.errors import Conflict
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_protocol.domain.topics import Filter
-from sublet_storage.spaces.catalogue import read_generation_filters
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.spaces.routing import Space
+from sublet_storage.spaces.space_queries import read_generation_filters
 
 RECENT_WINDOW_S = 3600.0
 """Who has published within that time is taken for one who will again."""
@@ -120,7 +120,7 @@ class DroppedSpace:
 def list_dropped_spaces(conn: psycopg.Connection[Any]) -> list[DroppedSpace]:
     """Return the spaces that were dropped and hold messages still, by name; of one name there may be several."""
     return [
-        DroppedSpace(Space(space_id, name, Filter(filter), *settings), dropped_at, int(messages), until)
+        DroppedSpace(Space(space_id, name, TopicFilter(filter), *settings), dropped_at, int(messages), until)
         for space_id, name, filter, *settings, dropped_at, messages, until in conn.execute(_LEFT).fetchall()
     ]
 
@@ -130,20 +130,20 @@ def read_usage(conn: psycopg.Connection[Any], space: Space) -> SpaceUsage:
     asked = {"space": space.space_id, "lately": RECENT_WINDOW_S}
     ((messages,),) = conn.execute(_MESSAGES, asked).fetchall()
     known, rows = read_generation_filters(conn), conn.execute(_GROUPS, asked).fetchall()
-    wanted = {group_id: known.matching(Filter(filter)) for group_id, _, _, filter, _ in rows}
+    wanted = {group_id: known.matching(TopicFilter(filter)) for group_id, _, _, filter, _ in rows}
     unread = _unread(conn, space, wanted)
     groups = []
     for group_id, kind, name, filter, granted in rows:
         streams, behind = unread.get(group_id, (0, 0))
         # what it holds under an older filter of the space concerns only groups that have not read it
         if granted or behind or wanted[group_id].get(space.filter):
-            groups.append(GroupUsage(str(Subscription(kind, name, Filter(filter))), granted, streams, behind))
+            groups.append(GroupUsage(str(Subscription(kind, name, TopicFilter(filter))), granted, streams, behind))
     producers = tuple(row[0] for row in conn.execute(_PRODUCERS, asked))
     return SpaceUsage(int(messages), tuple(groups), producers)
 
 
 def _unread(
-    conn: psycopg.Connection[Any], space: Space, wanted: Mapping[int, Mapping[Filter, bool]]
+    conn: psycopg.Connection[Any], space: Space, wanted: Mapping[int, Mapping[TopicFilter, bool]]
 ) -> dict[int, tuple[int, int]]:
     """Return {group: (streams, messages)} of those that have not read all that the space holds for them."""
     pairs = [(group, filter.text, matching) for group, found in wanted.items() for filter, matching in found.items()]

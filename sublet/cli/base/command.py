@@ -29,7 +29,7 @@ from sublet_protocol.domain.errors import SubletError, SubscriptionEnded, UsageE
 if TYPE_CHECKING:
     import psycopg
 
-    from sublet_borrower.remote.feed import Feed
+    from sublet_borrower.node_client.feed import Feed
     from sublet_storage.bootstrap.database import DatabaseLocation
 
 NODE_TIMEOUT_S = 10.0
@@ -133,7 +133,7 @@ class Cli(Output):
 
     def open_feed(self, nodes: list[str]) -> Feed:
         """Return a client of these nodes. Raises `UsageError` where a database is named as well."""
-        from sublet_borrower.remote.feed import Feed
+        from sublet_borrower.node_client.feed import Feed
 
         self.check_single_source()
         return Feed(nodes, delivery_timeout_s=NODE_TIMEOUT_S, node_timeout_s=NODE_TIMEOUT_S)

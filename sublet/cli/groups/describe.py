@@ -9,7 +9,7 @@ import typer
 
 from sublet.cli.base.command import Cli, command, command_group
 from sublet.cli.base.values import GroupName, format_ranges, format_utc
-from sublet.cli.groups import clone, control, history, lifecycle, reset, watch, why
+from sublet.cli.groups import clone, control, create_delete, history, reset, watch, why
 from sublet.cli.groups.names import resolve_subscription
 from sublet_protocol.domain.epochs import format_frontier, lower_frontier_from_json
 
@@ -137,7 +137,7 @@ def _connected(overview: GroupOverview) -> tuple[dict[str, Any], ...] | None:
     """Return all members, which only their leader knows; None: there is no leader, or it does not answer."""
     if overview.leader is None or not overview.has_leader:
         return None
-    from sublet_borrower.remote.group_watcher import list_connected_members
+    from sublet_borrower.node_client.group_event_watcher import list_connected_members
 
     return list_connected_members(overview.group.subscription, overview.leader.address, LEADER_S)
 
@@ -252,8 +252,8 @@ _GROUPS = {
     "list": command(list_),
     "describe": command(describe),
     "why": command(why.why),
-    "create": command(lifecycle.create),
-    "delete": command(lifecycle.delete),
+    "create": command(create_delete.create),
+    "delete": command(create_delete.delete),
     "pause": command(control.pause),
     "resume": command(control.resume),
     "weight": command(control.weight),

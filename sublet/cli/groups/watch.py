@@ -17,7 +17,7 @@ from sublet_protocol.domain.errors import NotFound, Unavailable
 from sublet_protocol.domain.subscriptions import Subscription
 
 if TYPE_CHECKING:
-    from sublet_borrower.remote.group_watcher import GroupWatcher, LeaderInfo, NodeUnreachable
+    from sublet_borrower.node_client.group_event_watcher import GroupEventWatcher, LeaderInfo, NodeUnreachable
 
 POLL_INTERVAL_S = 2.0
 """Between two looks for nodes that are new, and two questions who leads."""
@@ -61,9 +61,9 @@ def _watch_any(cli: Cli, wanted: Sequence[Subscription], nodes: list[str]) -> No
 
 
 def _watch(cli: Cli, wanted: Subscription, nodes: list[str] | None) -> None:
-    from sublet_borrower.remote.group_watcher import GroupWatcher
+    from sublet_borrower.node_client.group_event_watcher import GroupEventWatcher
 
-    with _node_finder(cli, wanted, nodes) as find, GroupWatcher(str(wanted)) as watching:
+    with _node_finder(cli, wanted, nodes) as find, GroupEventWatcher(str(wanted)) as watching:
         _Show(cli, wanted, watching, find).run()
 
 
@@ -75,7 +75,7 @@ class _Show:
     """Writes what a watch sees."""
 
     def __init__(
-        self, cli: Cli, wanted: Subscription, watching: GroupWatcher, find: Callable[[], Sequence[str]]
+        self, cli: Cli, wanted: Subscription, watching: GroupEventWatcher, find: Callable[[], Sequence[str]]
     ) -> None:
         self._cli, self._wanted, self._watching, self._find = cli, wanted, watching, find
         self._give_up_at = time.monotonic() + NODE_TIMEOUT_S
@@ -85,7 +85,12 @@ class _Show:
 
     def run(self) -> None:
         """Until a signal comes. Raises `NotFound` where the group is gone, `Unavailable` where no node answers."""
-        from sublet_borrower.remote.group_watcher import EventReceived, EventsDropped, LeaderInfo, NodeUnreachable
+        from sublet_borrower.node_client.group_event_watcher import (
+            EventReceived,
+            EventsDropped,
+            LeaderInfo,
+            NodeUnreachable,
+        )
 
         look_at = 0.0
         while True:
@@ -168,7 +173,7 @@ class _Listed:
         """Raise `NotFound` where there is no such group, `Unavailable` where there is no node."""
         from sublet_storage.db.connect import connect
         from sublet_storage.groups.coordinator import lifecycle
-        from sublet_storage.nodes import live_nodes
+        from sublet_storage.node_directory import live_nodes
 
         with connect(self._url, application_name="sublet cli") as connection:
             if lifecycle.find_live(connection, wanted) is None:
@@ -180,7 +185,7 @@ class _Listed:
         import psycopg
 
         from sublet_storage.db.connect import connect
-        from sublet_storage.nodes import live_nodes
+        from sublet_storage.node_directory import live_nodes
 
         try:
             with (

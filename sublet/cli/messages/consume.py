@@ -23,7 +23,7 @@ from sublet_protocol.messages.messages import PROTOCOL_VERSION
 if TYPE_CHECKING:
     from sublet_borrower.consumer.session import Session
     from sublet_borrower.streams.batch import Batch
-    from sublet_storage.nodes import NodeEntry
+    from sublet_storage.node_directory import NodeEntry
 
 POLL_INTERVAL_S = 0.5
 """How long one wait for a batch lasts."""
@@ -167,7 +167,7 @@ def _lacking(url: str, subscription: Subscription) -> str | None:
 
 def _silence(nodes: list[str]) -> str | None:
     """None if one of the nodes answers."""
-    from sublet_borrower.fetch.nodes import NodeReader
+    from sublet_borrower.fetch.node_reader import NodeReader
 
     reader = NodeReader(nodes, 1, LEADER_TIMEOUT_S)
     try:
@@ -199,7 +199,7 @@ def _check(url: str, subscription: Subscription) -> None:
 
 def _live(url: str) -> list[NodeEntry]:
     from sublet_storage.db.connect import connect
-    from sublet_storage.nodes import list_nodes
+    from sublet_storage.node_directory import list_nodes
 
     with connect(url, application_name="sublet consume") as connection:
         return [entry for entry in list_nodes(connection) if entry.remaining_s > 0]

@@ -10,7 +10,7 @@ from typing import Any
 from sublet.cli.base.values import bytes_from_json
 from sublet_protocol.domain.errors import SubletError, UsageError, ValueTooLarge
 from sublet_protocol.domain.topics import check_topic
-from sublet_storage.producer.batches.columns import check_size, size_of
+from sublet_storage.producer.batches.input_conversion import check_size, size_of
 
 READ_BYTES = 256 * 1024
 MAX_LINE = 16 * 1024 * 1024

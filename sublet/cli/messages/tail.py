@@ -14,10 +14,10 @@ from sublet.cli.base import values
 from sublet.cli.base.command import Cli, Nodes, command, defer_signals
 from sublet.cli.messages.message_printer import EpochPrinter, MessagePrinter
 from sublet_protocol.domain.errors import PayloadUnavailable, UsageError
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 
 if TYPE_CHECKING:
-    from sublet_borrower.remote.reader import FeedStart
+    from sublet_borrower.node_client.feed_reader import FeedStart
 
 T = TypeVar("T")
 
@@ -73,7 +73,7 @@ def tail(
       sublet tail 'flights/#' --epochs --from active --json
       sublet tail 'orders/#' --node 10.0.0.5:7411
     """
-    wanted = Filter.parse(filter)
+    wanted = TopicFilter.parse(filter)
     printer = MessagePrinter(cli, None if max_messages is None else values.parse_int("--max-messages", max_messages))
     if epochs:
         _in_complete_epochs(cli, nodes, wanted, start, follow, printer)
@@ -86,7 +86,7 @@ def tail(
 
 
 def _through_nodes(
-    cli: Cli, nodes: list[str], wanted: Filter, begin: FeedStart, follow: bool, printer: MessagePrinter
+    cli: Cli, nodes: list[str], wanted: TopicFilter, begin: FeedStart, follow: bool, printer: MessagePrinter
 ) -> None:
     with cli.open_feed(nodes) as feed:
         read = feed.follow if follow else feed.history
@@ -96,7 +96,7 @@ def _through_nodes(
 
 
 def _from_database(
-    cli: Cli, wanted: Filter, begin: str | int | datetime, follow: bool, printer: MessagePrinter
+    cli: Cli, wanted: TopicFilter, begin: str | int | datetime, follow: bool, printer: MessagePrinter
 ) -> None:
     from sublet_storage.readers.tail import Tail
 
@@ -117,7 +117,7 @@ def _from_database(
 
 
 def _in_complete_epochs(
-    cli: Cli, nodes: list[str] | None, wanted: Filter, start: str, follow: bool, printer: MessagePrinter
+    cli: Cli, nodes: list[str] | None, wanted: TopicFilter, start: str, follow: bool, printer: MessagePrinter
 ) -> None:
     from sublet_storage.readers.epoch_tail import EpochTailReader
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import psycopg
 
     from sublet_storage.groups.admin.node_desired_state import LedGroup
-    from sublet_storage.nodes import NodeEntry
+    from sublet_storage.node_directory import NodeEntry
 
 POLL_INTERVAL_S = 0.1
 
@@ -121,7 +121,7 @@ def step_down(
 
 
 def _live(connection: psycopg.Connection[Any], name: str) -> NodeEntry:
-    from sublet_storage.nodes import list_nodes
+    from sublet_storage.node_directory import list_nodes
 
     for entry in list_nodes(connection):
         if entry.node.name == name and entry.remaining_s > 0:
@@ -130,7 +130,7 @@ def _live(connection: psycopg.Connection[Any], name: str) -> NodeEntry:
 
 
 def _check_others(connection: psycopg.Connection[Any], name: str) -> None:
-    from sublet_storage.nodes import live_nodes
+    from sublet_storage.node_directory import live_nodes
 
     if all(each.name == name for each in live_nodes(connection)):
         raise Conflict(

@@ -63,7 +63,7 @@ def alter(
       sublet spaces alter orders --payload-location file:///mnt/shared/sublet --tier-after 1d
       sublet spaces alter orders --no-payload-location --restore-payloads
     """
-    from sublet_storage.spaces.spaces import alter_space
+    from sublet_storage.spaces.space_changes import alter_space
 
     changes: dict[str, Any] = {
         **({} if retention is None else {"retention_s": _seconds(retention)}),
@@ -106,8 +106,8 @@ def rollover(cli: Cli, name: Name) -> None:
     \b
       sublet spaces rollover orders
     """
-    from sublet_storage.spaces.catalogue import find_space
-    from sublet_storage.spaces.spaces import rollover as roll
+    from sublet_storage.spaces.space_changes import rollover as roll
+    from sublet_storage.spaces.space_queries import find_space
 
     rolled: list[int] = []
 

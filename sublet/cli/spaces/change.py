@@ -30,12 +30,12 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The space's name, suc
 def apply_change(cli: Cli, change: Callable[[psycopg.Connection[Any]], Space]) -> Space:
     """Change it, and notify the leader nodes; those that miss it find out by themselves."""
     from sublet_storage.db.connect import connect
-    from sublet_storage.notify import snapshot
+    from sublet_storage.notify import catch_up_reads
     from sublet_storage.notify.publisher import publish_once
 
     with cli.open_database() as database, connect(database.url, application_name="sublet cli") as connection:
         space = change(connection)
-        publish_once(database.url, snapshot.read_spaces(connection))
+        publish_once(database.url, catch_up_reads.read_spaces(connection))
     return space
 
 

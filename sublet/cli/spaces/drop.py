@@ -52,10 +52,10 @@ def drop(
       sublet spaces drop orders --force --dry-run
     """
     from sublet_storage.db.connect import connect
-    from sublet_storage.notify import snapshot
+    from sublet_storage.notify import catch_up_reads
     from sublet_storage.notify.publisher import publish_once
-    from sublet_storage.spaces.catalogue import find_space_in, list_spaces
-    from sublet_storage.spaces.spaces import check_droppable, drop_space, find_fallback_spaces
+    from sublet_storage.spaces.space_changes import check_droppable, drop_space, find_fallback_spaces
+    from sublet_storage.spaces.space_queries import find_space_in, list_spaces
     from sublet_storage.spaces.usage import check_unused, read_usage
 
     with cli.open_database() as database, connect(database.url, application_name="sublet cli") as connection:
@@ -78,7 +78,7 @@ def drop(
         if not dry_run:
             check = None if force or keep else check_unused
             drop_space(connection, name, check, purge=not keep, space_id=space.space_id)
-            publish_once(database.url, snapshot.read_spaces(connection))
+            publish_once(database.url, catch_up_reads.read_spaces(connection))
     _answer(cli, space, usage, others, dry_run, force, keep)
 
 

@@ -64,7 +64,7 @@ def create(
     \b
       sublet spaces create orders 'orders/#' --shards 32 --retention 7d --compression zstd
     """
-    from sublet_storage.spaces.spaces import create_space
+    from sublet_storage.spaces.space_changes import create_space
 
     create = partial(
         create_space,
@@ -93,7 +93,7 @@ def list_(cli: Cli) -> None:
       sublet spaces list
     """
     from sublet_storage.producer.outbox import read_backlog
-    from sublet_storage.spaces.catalogue import list_spaces
+    from sublet_storage.spaces.space_queries import list_spaces
     from sublet_storage.spaces.usage import list_dropped_spaces
 
     with cli.open_connection() as connection:
@@ -155,7 +155,7 @@ def reshard(
     \b
       sublet spaces reshard default 64
     """
-    from sublet_storage.spaces.spaces import reshard as change
+    from sublet_storage.spaces.space_changes import reshard as change
 
     space = apply_change(cli, partial(change, name=name, shards=values.parse_int("SHARDS", shards)))
     print_space(cli, space, f"The space {space.name} has {space.shards} streams.")

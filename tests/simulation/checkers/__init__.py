@@ -20,7 +20,14 @@ from sublet_protocol.domain.epochs import GroupFrontier
 from sublet_protocol.domain.subscriptions import StartingPosition
 from sublet_storage.groups.admin.progress_transfer import GroupProgress
 from sublet_storage.groups.model.lending_row import LendingRow
-from sublet_storage.groups.model.records import ChangeOutcome, GrantStream, Group, GroupResult, GroupWrites, Leadership
+from sublet_storage.groups.model.records import (
+    ChangeOutcome,
+    GrantStream,
+    Group,
+    GroupWriteResult,
+    GroupWrites,
+    Leadership,
+)
 from tests.simulation.checkers.authority import Authority
 from tests.simulation.checkers.deliveries import Deliveries
 from tests.simulation.checkers.epochs import Epochs
@@ -145,7 +152,7 @@ class Checkers:
         """Somebody asked to lead; that is what the row said before and says now."""
         self.record.claimed(before, claim)
 
-    def committed(self, batch: Sequence[GroupWrites], results: Sequence[GroupResult]) -> None:
+    def committed(self, batch: Sequence[GroupWrites], results: Sequence[GroupWriteResult]) -> None:
         """A transaction of a leader, or of an operator's hand, with its answers."""
         self.authority.committed(batch, results)
         for writes, result in zip(batch, results, strict=True):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sublet_protocol.domain.epochs import GroupFrontier, LowerFrontier, format_frontier
 from sublet_storage.groups.model.lending_row import LendingRow
-from sublet_storage.groups.model.records import EPOCHS_CONSUMED, Group, GroupResult
+from sublet_storage.groups.model.records import EPOCHS_CONSUMED, Group, GroupWriteResult
 from tests.simulation.checkers.lives import Life, Lives, Violation
 from tests.simulation.checkers.wanted import Wanted
 
@@ -50,7 +50,7 @@ class Announcements:
             if group_id == before.group_id:
                 self._frontiers[group.group_id, space_id] = frontier
 
-    def committed(self, result: GroupResult) -> None:
+    def committed(self, result: GroupWriteResult) -> None:
         """The group's frontier never goes back, and each step of it is one line of history."""
         lines = [line.reason for line in result.history if line.event == EPOCHS_CONSUMED]
         for found in result.epochs:

@@ -11,7 +11,7 @@ from sublet_storage.groups.model.records import (
     ChangeResult,
     ForceRelease,
     GrantStream,
-    GroupResult,
+    GroupWriteResult,
     GroupWrites,
     Lending,
     LendingStatus,
@@ -84,7 +84,7 @@ class Authority:
                 claim = self._simulation.store.read_leaderships([group_id])[group_id]
                 raise Violation(f"{node.machine.ref} trusts term {term} of group {group_id}, but the row is {claim}")
 
-    def committed(self, batch: Sequence[GroupWrites], results: Sequence[GroupResult]) -> None:
+    def committed(self, batch: Sequence[GroupWrites], results: Sequence[GroupWriteResult]) -> None:
         """Only the term in force writes, grant ids only grow, progress never goes back."""
         for writes, result in zip(batch, results, strict=True):
             if result.has_stale_term:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sublet_borrower.machine.events import SessionProgress
 from sublet_protocol.domain.epochs import ConsumedFrontier, Epoch, GroupFrontier
 from sublet_storage.groups.model.lending_row import LendingRow
-from sublet_storage.groups.model.records import GrantStream, Group, GroupResult, Lending, LendingStatus
+from sublet_storage.groups.model.records import GrantStream, Group, GroupWriteResult, Lending, LendingStatus
 from tests.simulation.checkers.announcements import Announcements
 from tests.simulation.checkers.lives import Key, Life, Lives, Violation
 from tests.simulation.checkers.record import Record
@@ -109,7 +109,7 @@ class Epochs:
         """A session hears how far its group has come."""
         self.announcements.received(group_id, epochs)
 
-    def committed(self, result: GroupResult) -> None:
+    def committed(self, result: GroupWriteResult) -> None:
         """A transaction of a leader, or of an operator's hand, with its answers."""
         if result.has_stale_term or not self._lives[result.group_id].group.options.atomic:
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from sublet_borrower.machine.table import BorrowerStatus
+from sublet_borrower.machine.transitions import BorrowerStatus
 from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import MAINTENANCE, LendingStatus
 from tests.simulation.checkers.lives import Life, Violation

@@ -12,11 +12,11 @@ from typing import assert_never
 
 from sublet_protocol.domain.epochs import LowerFrontier
 from sublet_protocol.domain.subscriptions import StartingPosition
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.groups.model.lending_row import StreamFacts
 from sublet_storage.log.block import EpochBounds
 from sublet_storage.readers.epoch_steps import BlockSummaries, BlockSummary
-from sublet_storage.spaces.routing import GenerationFilters, Space, moves_topics, ranges_overlap, split_ring
+from sublet_storage.spaces.routing import GenerationTopicFilters, Space, moves_topics, ranges_overlap, split_ring
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class MemoryGeneration:
     generation_id: int
     space_id: int
     ordinal: int
-    filter: Filter
+    filter: TopicFilter
     stream_ids: list[int] = field(default_factory=list)
     closed: bool = False
     gone: bool = False
@@ -94,7 +94,7 @@ class MemoryCatalogue:
         self, name: str = "default", filter: str = "#", shards: int = 1, *, rolls: Iterable[int] = ()
     ) -> tuple[int, ...]:
         """Create a space and its first streams; the spaces in `rolls`, which lose topics to it, roll over with it."""
-        space = Space(len(self.spaces) + 1, name, Filter(filter), shards)
+        space = Space(len(self.spaces) + 1, name, TopicFilter(filter), shards)
         self.spaces[space.space_id] = space
         rolled = {space_id: self.spaces[space_id].shards for space_id in rolls}
         return self._turn({**rolled, space.space_id: shards}, space.space_id)
@@ -106,7 +106,7 @@ class MemoryCatalogue:
 
     def alter_space(self, space_id: int, filter: str, *, rolls: Iterable[int] = ()) -> tuple[int, ...]:
         """Give the space another filter, in a new generation; the spaces in `rolls` roll over with it."""
-        self.spaces[space_id] = replace(self.spaces[space_id], filter=Filter(filter))
+        self.spaces[space_id] = replace(self.spaces[space_id], filter=TopicFilter(filter))
         return self._turn({other: self.spaces[other].shards for other in (*rolls, space_id)}, space_id)
 
     def rollover(self, space_id: int, shards: int | None = None) -> tuple[int, ...]:
@@ -153,10 +153,10 @@ class MemoryCatalogue:
         """The spaces that are not dropped."""
         return tuple(space for space in self.spaces.values() if space.space_id not in self.dropped)
 
-    def generation_filters(self) -> GenerationFilters:
+    def generation_filters(self) -> GenerationTopicFilters:
         """What the generations there are were filled under."""
         generations = self.generations.values()
-        return GenerationFilters(
+        return GenerationTopicFilters(
             filters=tuple(dict.fromkeys(generation.filter for generation in generations)),
             open=frozenset(generation.filter for generation in generations if not generation.closed),
             newest_generation_id=max(self.generations, default=0),

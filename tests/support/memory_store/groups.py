@@ -47,7 +47,7 @@ from sublet_storage.groups.model.records import (
     Group,
     GroupDesiredState,
     GroupOptions,
-    GroupResult,
+    GroupWriteResult,
     GroupWrites,
     HistoryRecord,
     Leadership,
@@ -58,7 +58,7 @@ from sublet_storage.groups.model.records import (
     StartingPosition,
 )
 from sublet_storage.groups.model.resets import close_out
-from sublet_storage.nodes import NodeRef
+from sublet_storage.node_directory import NodeRef
 from tests.support.memory_store.catalogue import MemoryCatalogue, MemoryStream
 
 
@@ -198,15 +198,15 @@ class MemoryGroupStore:
         rows = sorted(life.rows.values(), key=lambda row: row.stream_id) if life else []
         return tuple(self._lending(row, now) for row in rows if row.status is not LendingStatus.FINISHED)
 
-    def commit(self, batch: Sequence[GroupWrites]) -> tuple[GroupResult, ...]:
+    def commit(self, batch: Sequence[GroupWrites]) -> tuple[GroupWriteResult, ...]:
         """See `GroupStore`."""
         check_batch(batch)
         now = self._clock()
         return tuple(self._write(writes, now) for writes in batch)
 
-    def _write(self, writes: GroupWrites, now: int) -> GroupResult:
+    def _write(self, writes: GroupWrites, now: int) -> GroupWriteResult:
         if self._deposed(writes.group_id, writes.term, now):
-            return GroupResult(writes.group_id, has_stale_term=True)
+            return GroupWriteResult(writes.group_id, has_stale_term=True)
         life = self._lives.get(writes.group_id)
         before, reported = dict(life.rows) if life else {}, len(self._history)
         on_data_loss = life.group.options.on_data_loss if life else OnDataLoss.FAIL
@@ -217,7 +217,9 @@ class MemoryGroupStore:
         if writes.sync_streams and life and not life.deleted:
             renewed, epochs = self._renew(life, writes.term, now)
             orders = life.group.desired_state
-        return GroupResult(writes.group_id, False, results, renewed, tuple(self._history[reported:]), epochs, orders)
+        return GroupWriteResult(
+            writes.group_id, False, results, renewed, tuple(self._history[reported:]), epochs, orders
+        )
 
     def _apply(
         self,

@@ -19,8 +19,8 @@ from sublet_borrower.util.network_loop import network_loop
 from sublet_protocol.messages.events import GroupEvent
 from sublet_protocol.pubsub.model import DeliveredMessage
 from sublet_protocol.pubsub.node_connection import NodeConnection
-from sublet_protocol.pubsub.subscriber import SubscriberSettings
-from sublet_protocol.pubsub.subscriber_events import ConnectionStatus
+from sublet_protocol.pubsub.subscriber_machine import SubscriberSettings
+from sublet_protocol.pubsub.subscriber_machine_events import ConnectionStatus
 
 log = logging.getLogger(__name__)
 

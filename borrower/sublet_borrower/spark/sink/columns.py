@@ -46,7 +46,7 @@ def to_message_batches(batch: pa.RecordBatch, topic: str | None) -> list[pa.Reco
     that cannot be a message."""
     import pyarrow as pa
 
-    from sublet_storage.producer.batches.columns import check_sizes, to_record_batches
+    from sublet_storage.producer.batches.input_conversion import check_sizes, to_record_batches
     from sublet_storage.producer.publisher import MAX_MESSAGE_BYTES
 
     columns: dict[str, Any] = {

@@ -29,7 +29,7 @@ from sublet_borrower.spark.sink.columns import check_columns, to_message_batches
 from sublet_borrower.spark.sink.options import WriteOptions, stream_write_options, write_options
 from sublet_borrower.spark.sink.target import SinkTarget
 from sublet_protocol.domain.errors import InvalidSetting, SubletError
-from sublet_storage.producer.staging import SinkBatch, SinkCommit, StagedTask, commit, discard, stage
+from sublet_storage.producer.staging import SinkBatch, SinkCommitResult, StagedTask, commit, discard, stage
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -140,7 +140,7 @@ def _done(messages: Sequence[WriterCommitMessage | None]) -> list[StagedTaskMess
 
 
 def _commit(target: SinkTarget, write: SinkBatch, done: Sequence[StagedTaskMessage]) -> None:
-    def attempt() -> tuple[SinkCommit, str]:
+    def attempt() -> tuple[SinkCommitResult, str]:
         with target.open_connection() as (url, conn):
             return commit(conn, write, [each.staged for each in done]), url
 
@@ -155,7 +155,7 @@ def _commit(target: SinkTarget, write: SinkBatch, done: Sequence[StagedTaskMessa
     _notify(url, committed)
 
 
-def _notify(url: str, committed: SinkCommit) -> None:
+def _notify(url: str, committed: SinkCommitResult) -> None:
     """Notify nodes of the new heads before this process ends."""
     from sublet_storage.notify.changes import stream_change
     from sublet_storage.notify.publisher import publish_once

@@ -15,7 +15,7 @@ from sublet_borrower.spark.common.options import (
 from sublet_protocol.domain.epochs import LARGEST, SMALLEST
 from sublet_protocol.domain.errors import InvalidSetting, UsageError
 from sublet_protocol.domain.subscriptions import StartingPosition
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 
 _BOUNDS = "a time with its zone such as 2026-11-21T10:00:00Z, or offset:N"
 _LEAVE_OUT = "Leave it out"
@@ -87,7 +87,7 @@ def batch_options(given: Mapping[str, str]) -> BatchOptions:
     _check_no_stream(given)
     epoch = {"startingEpoch": _epoch, "endingEpoch": _epoch}
     options = BatchOptions(**read_options(given, BatchOptions, "read", epoch))
-    Filter.parse(options.filter)
+    TopicFilter.parse(options.filter)
     check_database(options.url, options.data_dir)
     check_partitions(options.min_partitions, options.max_partitions)
     _check_position("startingPosition", options.starting_position, "earliest")

@@ -19,13 +19,13 @@ from sublet_borrower.spark.common.columns import to_arrow_schema
 from sublet_borrower.spark.common.database import check_database_exists, resolve_database
 from sublet_borrower.spark.source.batch_options import BatchOptions
 from sublet_borrower.spark.source.pushdown import NO_FILTERS, split_filters
-from sublet_borrower.spark.source.ranges import RangePartition, plan_tasks, read_task
+from sublet_borrower.spark.source.range_reader import RangePartition, plan_tasks, read_task
 from sublet_protocol.domain import topics
 from sublet_protocol.domain.errors import InvalidEpoch, UnknownSpace
 from sublet_storage.db.connect import connect
 from sublet_storage.log.message_predicate import MessagePredicate
-from sublet_storage.readers.offset_ranges import OffsetRange, list_offset_ranges
-from sublet_storage.spaces.catalogue import list_spaces
+from sublet_storage.readers.batch_read_planner import OffsetRange, list_offset_ranges
+from sublet_storage.spaces.space_queries import list_spaces
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,7 +57,7 @@ class SubletBatchReader(DataSourceReader):
         with connect(database.url, application_name="sublet spark") as conn:
             if o.space is not None:
                 _check_space(o.space, {space.name for space in list_spaces(conn, include_dropped=True)})
-            there = list_offset_ranges(conn, topics.Filter.parse(o.filter), o.start, o.end)
+            there = list_offset_ranges(conn, topics.TopicFilter.parse(o.filter), o.start, o.end)
         of_space = [offset_range for offset_range in there if o.space in (None, offset_range.space)]
         return of_space if o.epochs is None else keep_ranges_with_epochs(of_space)
 

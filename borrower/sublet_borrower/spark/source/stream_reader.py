@@ -41,7 +41,7 @@ from sublet_borrower.spark.source.offsets import (
     decode_ranges,
     encode_offset,
 )
-from sublet_borrower.spark.source.ranges import RangePartition, plan_tasks, poison_in, read_task
+from sublet_borrower.spark.source.range_reader import RangePartition, plan_tasks, poison_in, read_task
 from sublet_protocol.domain.errors import RangeLost
 
 if TYPE_CHECKING:

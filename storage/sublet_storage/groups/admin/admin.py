@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.groups.coordinator.postgres import PostgresGroupStore
+from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.desired_state import GroupCommand
 from sublet_storage.groups.model.group_errors import group_not_found_error
 from sublet_storage.groups.model.records import Group, GroupOptions

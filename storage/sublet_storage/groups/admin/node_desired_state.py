@@ -14,7 +14,7 @@ import psycopg
 
 from sublet_storage.db.clock import WHO
 from sublet_storage.groups.model.records import COMMAND, MAINTENANCE
-from sublet_storage.nodes import NodeRef
+from sublet_storage.node_directory import NodeRef
 
 _READ = """
 select n.draining, coalesce(jsonb_object_agg(l.leadership_id, l.term) filter (where l.leadership_id is not null), '{}')

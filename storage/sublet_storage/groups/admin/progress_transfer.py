@@ -16,7 +16,7 @@ from psycopg.rows import class_row
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier, lower_frontier_from_json
 from sublet_protocol.domain.errors import Conflict, UsageError
 from sublet_protocol.domain.subscriptions import MAX_OFFSET, Subscription
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.bounded_connection import check_timeline, timeline_of
 from sublet_storage.db.clock import NOW, in_microseconds
 from sublet_storage.db.store_connection import Connection
@@ -27,7 +27,7 @@ from sublet_storage.groups.model.options import GroupOptions, OnDataLoss
 from sublet_storage.groups.model.records import CREATE, Group, HistoryRecord, LendingStatus
 from sublet_storage.groups.status.overview import NEW
 from sublet_storage.log.deleted_streams import missing
-from sublet_storage.spaces.catalogue import read_generation_filters
+from sublet_storage.spaces.space_queries import read_generation_filters
 
 _TAKE = """
 select g.after_generation,
@@ -165,7 +165,7 @@ def _there(
             if absent.get(row.stream_id) and row.status is not LendingStatus.FINISHED:
                 raise _gone(f"stream {row.stream_id}: what there was from offset {row.position} on", subscription)
         for name, filter, lost in connection.execute(_LOST, {"after": progress.after_generation}).fetchall():
-            if Filter(filter).intersects(subscription.filter):
+            if TopicFilter(filter).intersects(subscription.filter):
                 raise _gone(f"space {name}: all that was published up to generation {lost}", subscription)
     return replace(progress, positions=tuple(row for row in progress.positions if row.stream_id not in absent))
 

@@ -24,13 +24,13 @@ from sublet_storage.groups.model.records import (
     ChangeOutcome,
     ChangeResult,
     ForceRelease,
-    GroupResult,
+    GroupWriteResult,
     GroupWrites,
     Leadership,
     LendingChange,
     OnDataLoss,
 )
-from sublet_storage.nodes import NodeRef
+from sublet_storage.node_directory import NodeRef
 
 MAX_ID = 2**63 - 1
 """Postgres' largest bigint. No stream has a larger id, whatever a peer sends."""
@@ -47,7 +47,9 @@ class _Findings:
     on_data_loss: Mapping[int, OnDataLoss]
 
 
-def commit_batch(connection: Connection, batch: Sequence[GroupWrites], now_us: int | None) -> tuple[GroupResult, ...]:
+def commit_batch(
+    connection: Connection, batch: Sequence[GroupWrites], now_us: int | None
+) -> tuple[GroupWriteResult, ...]:
     """Do all of it in the transaction that is open."""
     keys = [(w.group_id, e.stream_id) for w in batch for e in w.changes if 0 < e.stream_id <= MAX_ID]
     at_rest = {(w.group_id, e.stream_id) for w in batch for e in w.changes if not isinstance(e, HOLDING)} & set(keys)
@@ -71,7 +73,7 @@ def commit_batch(connection: Connection, batch: Sequence[GroupWrites], now_us: i
     return tuple(
         _result(w.group_id, results[w.group_id], renewed.get(w.group_id, NOTHING), buffer)
         if w.group_id in results
-        else GroupResult(w.group_id, has_stale_term=True)
+        else GroupWriteResult(w.group_id, has_stale_term=True)
         for w in batch
     )
 
@@ -93,17 +95,19 @@ def elect(connection: Connection, leadership_id: int, node: NodeRef, lease_s: fl
     return claim
 
 
-def _result(group_id: int, results: tuple[ChangeResult, ...], renewed: SyncResult, buffer: WriteBuffer) -> GroupResult:
+def _result(
+    group_id: int, results: tuple[ChangeResult, ...], renewed: SyncResult, buffer: WriteBuffer
+) -> GroupWriteResult:
     lendings, epochs, desired_state = renewed
-    return GroupResult(
+    return GroupWriteResult(
         group_id, False, results, lendings, tuple(buffer.history_by_group.get(group_id, ())), epochs, desired_state
     )
 
 
-def busy_result(writes: GroupWrites) -> GroupResult:
+def busy_result(writes: GroupWrites) -> GroupWriteResult:
     """Return the answer for a group whose transaction the server rejected: nothing was written, try again on the next
     tick."""
-    return GroupResult(
+    return GroupWriteResult(
         writes.group_id, False, tuple(ChangeResult(change, ChangeOutcome.BUSY, None) for change in writes.changes)
     )
 

@@ -21,7 +21,7 @@ from sublet_storage.db.clock import NOW, in_microseconds
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.model.lending_row import MICROSECONDS
 from sublet_storage.groups.model.records import MAINTENANCE, TAKEOVER, Leadership, OnDataLoss
-from sublet_storage.nodes import NodeRef
+from sublet_storage.node_directory import NodeRef
 
 _SAME_TIMELINE = "coalesce(timeline = (select timeline_now()), true)"
 

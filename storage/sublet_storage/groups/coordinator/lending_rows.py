@@ -17,7 +17,7 @@ from sublet_protocol.domain.epochs import ConsumedFrontier, lower_frontier_from_
 from sublet_protocol.domain.in_doubt import InDoubt
 from sublet_storage.db.clock import NOW, in_microseconds
 from sublet_storage.db.store_connection import Connection
-from sublet_storage.groups.model.group_errors import Locker
+from sublet_storage.groups.model.group_errors import LockHolder
 from sublet_storage.groups.model.history import RECORD
 from sublet_storage.groups.model.lending_row import LendingRow, StreamFacts
 from sublet_storage.groups.model.records import AT_REST, HistoryRecord, LendingStatus
@@ -123,10 +123,10 @@ def find_existing(connection: Connection, keys: Iterable[Key]) -> set[Key]:
     return set(connection.execute(_EXISTING, _arrays(keys)).fetchall())
 
 
-def locker(connection: Connection, group_id: int) -> Locker | None:
+def locker(connection: Connection, group_id: int) -> LockHolder | None:
     """Whose transaction has a row of the group locked, of several the oldest; None where that cannot be seen."""
     found = connection.execute(_LOCKER, {"group": group_id}).fetchone()
-    return None if found is None else Locker(*found)
+    return None if found is None else LockHolder(*found)
 
 
 def query_facts(connection: Connection, stream_ids: Iterable[int]) -> psycopg.Cursor[Any]:

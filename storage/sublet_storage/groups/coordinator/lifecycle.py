@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.clock import NOW, in_microseconds
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.coordinator import consumed_frontiers, leadership, lending_rows
@@ -21,7 +21,7 @@ from sublet_storage.groups.model.desired_state import GroupCommand
 from sublet_storage.groups.model.group_errors import group_not_found_error
 from sublet_storage.groups.model.history_records import command_record, deletion_records
 from sublet_storage.groups.model.records import Group, GroupDesiredState, GroupOptions, StartingPosition
-from sublet_storage.spaces.catalogue import read_generation_filters
+from sublet_storage.spaces.space_queries import read_generation_filters
 
 _COLUMNS = "group_id, kind, name, filter, starting_position, options, desired_state, desired_state_version"
 
@@ -180,7 +180,7 @@ def apply_command(
     return replace(group, desired_state=after, revision=revision + 1)
 
 
-def filters_at_start(connection: Connection, filter: Filter, start: StartingPosition) -> dict[str, list[str]]:
+def filters_at_start(connection: Connection, filter: TopicFilter, start: StartingPosition) -> dict[str, list[str]]:
     """Return the open streams with messages for it; closed ones are consumed, unless the group goes back in time."""
     wanted = read_generation_filters(connection).matching(filter)
     return {
@@ -199,5 +199,5 @@ def _group(record: tuple[Any, ...] | None) -> Group | None:
     group_id, kind, name, filter, start, options, stored, revision = record
     options = GroupOptions.from_row(start, options)
     return Group(
-        group_id, Subscription(kind, name, Filter(filter)), options, GroupDesiredState.from_json(stored), revision
+        group_id, Subscription(kind, name, TopicFilter(filter)), options, GroupDesiredState.from_json(stored), revision
     )

@@ -11,14 +11,14 @@ from sublet_storage.groups.model.options import DEFAULTS
 from sublet_storage.groups.model.records import (
     Group,
     GroupOptions,
-    GroupResult,
+    GroupWriteResult,
     GroupWrites,
     HistoryRecord,
     Leadership,
     Lending,
     StartingPosition,
 )
-from sublet_storage.nodes import NodeRef
+from sublet_storage.node_directory import NodeRef
 
 
 class GroupStore(Protocol):
@@ -76,7 +76,7 @@ class GroupStore(Protocol):
     def load(self, group_id: int, term: int) -> tuple[Lending, ...]:
         """Return all unfinished rows of the group, after claiming it. Raises `StaleTerm` if the term is over."""
 
-    def commit(self, batch: Sequence[GroupWrites]) -> tuple[GroupResult, ...]:
+    def commit(self, batch: Sequence[GroupWrites]) -> tuple[GroupWriteResult, ...]:
         """Write many groups in one transaction of array statements; results in the order of the batch.
 
         All entries are judged by the rows as they were before the batch: a child whose parent this very batch finishes

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from sublet_protocol.domain.epochs import GroupFrontier
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.clock import NOW
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.coordinator import consumed_frontiers, lending_rows, lifecycle
@@ -23,7 +23,7 @@ from sublet_storage.groups.coordinator.write_buffer import WriteBuffer
 from sublet_storage.groups.model.lending_row import to_lending
 from sublet_storage.groups.model.records import GroupDesiredState, Lending, LendingStatus, OnDataLoss
 from sublet_storage.groups.model.resets import close_out
-from sublet_storage.spaces.catalogue import read_generation_filters
+from sublet_storage.spaces.space_queries import read_generation_filters
 
 _FILTERS = """
 select group_id, filter, coalesce((options ->> 'atomic')::boolean, false), desired_state, after_generation
@@ -131,7 +131,7 @@ def _add_streams(connection: Connection, groups: list[_Renewing], now_us: int) -
     groups = [one for one in groups if one.after_generation < generations.newest_generation_id]
     if not groups:
         return set()
-    pairs = [(one.group_id, *pair) for one in groups for pair in generations.matching(Filter(one.filter)).items()]
+    pairs = [(one.group_id, *pair) for one in groups for pair in generations.matching(TopicFilter(one.filter)).items()]
     parameters: dict[str, Any] = {
         "groups": [group for group, _, _ in pairs],
         "filters": [filter.text for _, filter, _ in pairs],

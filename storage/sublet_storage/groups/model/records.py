@@ -15,7 +15,7 @@ from sublet_storage.groups.model.options import DEFAULTS
 from sublet_storage.groups.model.options import GroupOptions as GroupOptions
 from sublet_storage.groups.model.options import OnDataLoss as OnDataLoss
 from sublet_storage.groups.model.options import OnPoison as OnPoison
-from sublet_storage.nodes import NodeRef
+from sublet_storage.node_directory import NodeRef
 
 MAINTENANCE = 0
 """The reserved leadership id under which one node runs the maintenance of the database."""
@@ -265,7 +265,7 @@ class GroupWrites:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupResult:
+class GroupWriteResult:
     """Answers in the order of the changes. `has_stale_term`: the term is over and nothing of this group was written.
 
     `history`: the lines that the group's history has from this commit, in their order, those of a renewal last.

@@ -17,7 +17,7 @@ from sublet_storage.groups.status.diagnosis import Diagnosis, diagnose
 from sublet_storage.groups.status.diagnosis_model import GroupState, ParentStream, PendingFrontier, StreamState
 from sublet_storage.groups.status.overview import read_overview, snapshot_transaction
 from sublet_storage.groups.status.overview_model import GroupOverview, GroupRow, StreamView
-from sublet_storage.nodes import list_nodes
+from sublet_storage.node_directory import list_nodes
 
 # A revoke is in force as long as the grant is that it is about.
 _MORE = """

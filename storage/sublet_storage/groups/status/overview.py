@@ -22,7 +22,7 @@ from psycopg import sql
 from psycopg.rows import class_row
 
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_protocol.domain.topics import Filter
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.model.group_errors import group_not_found_error
 from sublet_storage.groups.model.history import read_recent_forced_moves
@@ -36,7 +36,7 @@ from sublet_storage.groups.status.overview_model import (
     StreamCounts,
     StreamView,
 )
-from sublet_storage.spaces.catalogue import read_generation_filters
+from sublet_storage.spaces.space_queries import read_generation_filters
 
 _LINE = """
 select distinct on (h.group_id, h.stream_id) h.group_id, h.stream_id, h.event, h.grant_id, h.borrower_id, h.reason
@@ -252,7 +252,7 @@ def _parameters(connection: psycopg.Connection[Any], groups: Sequence[GroupRow])
         parameters["groups"].append(group.group_id)
         if group.after_generation >= generations.newest_generation_id:
             continue
-        for filter, matching in generations.matching(Filter(group.filter)).items():
+        for filter, matching in generations.matching(TopicFilter(group.filter)).items():
             parameters["pair_groups"].append(group.group_id)
             parameters["filters"].append(filter.text)
             parameters["matching"].append(matching)

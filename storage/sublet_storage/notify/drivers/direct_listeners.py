@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import psycopg
 
-from sublet_protocol.domain.settings import parse_number
+from sublet_protocol.domain.settings_base import parse_number
 from sublet_storage.db.connect import schema_name
 from sublet_storage.notify.changes import STREAM, Envelope, MalformedNotification
 from sublet_storage.notify.codec import decode

@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 from sublet_protocol.domain.errors import InvalidTopic, ProducerFenced, UnknownSpace, UsageError
 from sublet_protocol.domain.topics import check_topic
 from sublet_storage.producer.delivery import Rows
-from sublet_storage.spaces.catalogue import routing_table
 from sublet_storage.spaces.routing import HashRing, Space, StreamInfo, find_space_for, hash_key, hash_keys
+from sublet_storage.spaces.space_queries import routing_table
 
 _CACHED_TOPICS = 100_000
 

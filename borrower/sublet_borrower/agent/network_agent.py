@@ -1,0 +1,303 @@
+"""The agent on the network: the process's event loop around the pure `Agent`, one connection per node.
+
+Members call it from their own threads; what it has for them arrives in their `EventQueue`. It goes on pinging
+while a session's user function runs, as long as that lets go of the interpreter now and then."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+
+from sublet_borrower.agent.event_queue import EventQueue
+from sublet_borrower.machine.agent import (
+    Agent,
+    AgentEvent,
+    AgentOutcome,
+    CloseSubscription,
+    HandleUpdate,
+    NodeLost,
+    NodeMessageReceived,
+    NodesDiscovered,
+    OpenSubscription,
+    ProgressReported,
+    SubscriptionClosed,
+    Tick,
+)
+from sublet_borrower.machine.events import SessionProgress
+from sublet_borrower.new_data.head_subscriptions import HeadSubscriptions
+from sublet_borrower.new_data.head_tracker import HeadSubscription
+from sublet_borrower.settings import BorrowerSettings
+from sublet_borrower.util.clock import boottime_clock
+from sublet_borrower.util.network_loop import network_loop
+from sublet_borrower.util.owner_process import new_agent_id
+from sublet_protocol.messages.events import StreamHead
+from sublet_protocol.messages.messages import Invalidate, InvalidateReason, LeaderWanted, ToLeader
+from sublet_protocol.pubsub.counters import SubscriberCounters
+from sublet_protocol.pubsub.model import Channel, Command, DeliveredMessage, Gap, Send
+from sublet_protocol.pubsub.node_connection import NodeConnection, truncate
+from sublet_protocol.pubsub.subscriber_machine_events import ConnectionLost, ConnectionLostReason, ConnectionStatus
+
+log = logging.getLogger(__name__)
+
+LOOKUP_INTERVAL_S = 0.5
+"""Least time between two look-ups of the live nodes."""
+
+REFUSAL_S = 10.0
+"""How long a refusal is believed where no other node is left: by then another release may serve at that address."""
+
+
+class NetworkAgent:
+    """One per session, or shared. `find_nodes` answers the addresses of live nodes; it may block and raise."""
+
+    def __init__(self, find_nodes: Callable[[], Sequence[str]], settings: BorrowerSettings | None = None) -> None:
+        self.agent_id = new_agent_id()
+        self._find_nodes = find_nodes
+        self._machine = Agent(self.agent_id, (settings or BorrowerSettings()).check())
+        self._loop = network_loop()
+        self._connections: dict[str, NodeConnection] = {}
+        self._refusals: dict[str, tuple[float, str]] = {}
+        self._listed: tuple[str, ...] = ()
+        self._queues: dict[int, EventQueue] = {}
+        self._head_subscriptions = HeadSubscriptions(self._subscribe_to, self._unsubscribe_from)
+        self._timer: asyncio.TimerHandle | None = None
+        self._handles = 0
+        self._is_looking_up = False
+        self._looked_up_at = float("-inf")
+        self._is_closed = False
+
+    # --- for sessions, from any thread ------------------------------------------------------------------------------
+
+    def subscribe(
+        self,
+        subscription: str,
+        events: EventQueue,
+        *,
+        weight: float = 1.0,
+        session: str | None = None,
+        start: str = "latest",
+        session_epoch: int = 0,
+    ) -> int:
+        """Begin a subscription; its handle. What comes of it arrives in the queue."""
+        self._handles += 1
+        handle = self._handles
+        self._queues[handle] = events
+        self._post(OpenSubscription(handle, subscription, weight, session, start, session_epoch))
+        return handle
+
+    def unsubscribe(self, handle: int) -> None:
+        """Hand everything over; `SubscriptionClosed` arrives in the queue when that is durable, or cannot be made so in
+        time."""
+        self._post(CloseSubscription(handle))
+
+    def give_up(self, handle: int, reason: str) -> None:
+        """The same, for a session that cannot say so itself; on the network's thread."""
+        self._handle(CloseSubscription(handle, reason))
+
+    def report_progress(self, handle: int, progress: SessionProgress) -> None:
+        """Report how far a stream is consumed."""
+        self._post(ProgressReported(handle, progress))
+
+    def subscribe_head(self, handle: int, subscription: HeadSubscription) -> None:
+        """Subscribe to the stream's head: what is pushed arrives as `HeadPushed` in the queue."""
+        self._loop.call_soon_threadsafe(self._head_subscriptions.add, handle, subscription)
+
+    def unsubscribe_head(self, handle: int, subscription: HeadSubscription) -> None:
+        """End that."""
+        self._loop.call_soon_threadsafe(self._head_subscriptions.remove, handle, subscription)
+
+    def may_start_call(self, handle: int, stream_id: int, grant_id: int) -> bool:
+        """Whether a user call on this stream may begin now."""
+        return self._machine.may_start_call(handle, stream_id, grant_id, boottime_clock())
+
+    def may_continue(self, handle: int, stream_id: int, grant_id: int) -> bool:
+        """Whether another user call may begin on messages given out already."""
+        return self._machine.may_continue(handle, stream_id, grant_id, boottime_clock())
+
+    def group_id(self, handle: int) -> int | None:
+        """Return the group of this subscription; None before a leader has answered."""
+        return self._machine.group_id(handle)
+
+    def connection_counters(self) -> dict[str, SubscriberCounters]:
+        """Return {node address: what has happened between it and this agent}."""
+        return {address: connection.counters for address, connection in self._connections.copy().items()}
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """End; what was queued to nodes is given that long to leave. Closing again has no effect."""
+        if not self._is_closed:
+            closing = asyncio.run_coroutine_threadsafe(self._close(timeout_s), self._loop)
+            with contextlib.suppress(concurrent.futures.TimeoutError):
+                closing.result(timeout_s + 1.0)
+
+    # --- the loop ---------------------------------------------------------------------------------------------------
+
+    def _post(self, event: AgentEvent) -> None:
+        self._loop.call_soon_threadsafe(self._handle, event)
+
+    def _handle(self, event: AgentEvent) -> None:
+        """The one door: decide, then carry out. What fails here left half a state, and ends all subscriptions: their
+        leaders get no more messages of them."""
+        if self._is_closed:
+            return
+        try:
+            self._carry_out(event)
+        except Exception as error:
+            log.exception("a consumer's agent broke a rule of its own and ends; please report this")
+            self._is_closed = True
+            self._machine = Agent(self.agent_id, self._machine.settings)
+            for handle, events in tuple(self._queues.items()):
+                events.put(
+                    SubscriptionClosed(handle, InvalidateReason.DENIED, f"its agent broke a rule of its own: {error!r}")
+                )
+            self._queues.clear()
+            self._loop.create_task(self._end_connections(0.0))
+
+    def _carry_out(self, event: AgentEvent) -> None:
+        outcome = self._machine.decide(event, boottime_clock())
+        for address, message in outcome.sends:
+            self._send(address, message)
+        self._notify(outcome)
+        for handle in tuple(self._queues):  # others may begin or end meanwhile
+            self._head_subscriptions.set_leader_node(handle, self._machine.leader_node(handle))
+        if outcome.needs_discovery:
+            self._look_up()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if outcome.wake_at is not None:
+            self._timer = self._loop.call_later(max(outcome.wake_at - boottime_clock(), 0.001), self._handle, Tick())
+
+    def _notify(self, outcome: AgentOutcome) -> None:
+        for reported in outcome.updates:
+            events = self._queues.get(reported.handle)
+            if events is not None:
+                events.put(reported if isinstance(reported, SubscriptionClosed) else reported.update)
+            if isinstance(reported, SubscriptionClosed):
+                self._queues.pop(reported.handle, None)
+                self._head_subscriptions.remove_session(reported.handle)
+
+    def _send(self, address: str, message: ToLeader) -> None:
+        if address in self._refusals:
+            return  # a claim sent us there; the next leader may be another node
+        connection = self._connections.get(address)
+        if connection is None:
+            connection = NodeConnection(
+                address,
+                self.agent_id,
+                lambda delivery: self._delivered(address, delivery),
+                lambda lost: self._lost(address, lost),
+                on_refused=lambda command, text: self._refused(address, command, text),
+            )
+            self._connections[address] = connection
+        connection.send(message)
+
+    def _subscribe_to(self, address: str, stream_id: int) -> None:
+        if (connection := self._connections.get(address)) is not None:
+            connection.subscribe(Channel.STREAM, str(stream_id))
+
+    def _unsubscribe_from(self, address: str, stream_id: int) -> None:
+        if (connection := self._connections.get(address)) is not None:
+            connection.unsubscribe(Channel.STREAM, str(stream_id))
+
+    def _delivered(self, address: str, delivery: DeliveredMessage) -> None:
+        match delivery.body:
+            case StreamHead() as head:
+                for handle, pushed in self._head_subscriptions.route_head(address, head):
+                    self._queues[handle].put(pushed)
+            case Gap(channels=channels):
+                # Something for one of our borrowers is missing: they all begin again, and reclaim what they hold. Of
+                # lost heads of streams nothing is missing: a session that follows one polls.
+                if Channel.BORROWER in channels:
+                    self._handle(NodeLost(address))
+            case message:
+                self._handle(NodeMessageReceived(address, message))  # type: ignore[arg-type]
+
+    def _refused(self, address: str, command: Command, text: str) -> None:
+        """End the subscription: the same request for a leader would be rejected again."""
+        wanted = command.body if isinstance(command, Send) else None
+        if isinstance(wanted, LeaderWanted):
+            reason = f"node {address} refuses: {truncate(text)}"
+            self._handle(
+                NodeMessageReceived(address, Invalidate(wanted.borrower_id, 0, InvalidateReason.DENIED, reason))
+            )
+
+    def _lost(self, address: str, lost: ConnectionLost) -> None:
+        log.info("connection to node %s lost: %s", address, lost.detail)
+        if lost.reason is ConnectionLostReason.REJECTED:
+            self._refuse(address, lost.detail)
+        self._handle(NodeLost(address))
+
+    def _refuse(self, address: str, reason: str) -> None:
+        """A node of another protocol version, say, will never serve us; others may."""
+        log.error("node %s refuses this agent: %s", address, reason)
+        self._refusals[address] = (boottime_clock(), reason)
+        connection = self._connections.pop(address, None)
+        if connection is not None:
+            self._loop.create_task(connection.close(0.0))
+        self._learn(self._listed)
+
+    def _learn(self, addresses: tuple[str, ...]) -> None:
+        """Pass on the nodes that do not reject this agent. Where all do, every subscription is denied."""
+        self._listed = addresses
+        if all(address in self._refusals for address in addresses):
+            believed = boottime_clock() - REFUSAL_S
+            self._refusals = {address: refusal for address, refusal in self._refusals.items() if refusal[0] > believed}
+        serving = tuple(address for address in addresses if address not in self._refusals)
+        self._handle(NodesDiscovered(serving))
+        if addresses and not serving:
+            self._deny("; ".join(self._refusals[address][1] for address in addresses))
+
+    def _deny(self, reason: str) -> None:
+        """End every subscription: their leaders get no more pings, and grant to others."""
+        for borrower in tuple(self._machine.borrowers.values()):
+            self._handle(NodeMessageReceived("", Invalidate(borrower.borrower_id, 0, InvalidateReason.DENIED, reason)))
+
+    def _look_up(self) -> None:
+        """Ask for the live nodes in the background, not more often than every `LOOKUP_INTERVAL_S`."""
+        if self._is_looking_up or self._is_closed:
+            return
+        self._is_looking_up = True
+        self._loop.call_later(max(self._looked_up_at + LOOKUP_INTERVAL_S - boottime_clock(), 0.0), self._begin_look_up)
+
+    def _begin_look_up(self) -> None:
+        self._looked_up_at = boottime_clock()
+        with contextlib.suppress(RuntimeError):  # the interpreter is at its end
+            self._loop.run_in_executor(None, self._find).add_done_callback(self._looked_up)
+
+    def _find(self) -> tuple[str, ...] | None:
+        try:
+            return tuple(self._find_nodes())
+        except Exception as error:  # noqa: BLE001 whatever hinders the look-up, it is tried again
+            log.warning("no list of nodes: %s", error)
+            return None
+
+    def _looked_up(self, lookup: asyncio.Future[tuple[str, ...] | None]) -> None:
+        self._is_looking_up = False
+        addresses = None if lookup.cancelled() else lookup.result()
+        if addresses is not None:
+            self._learn(addresses)
+            self._drop_unlisted(addresses)
+        if not addresses and self._queues:
+            self._look_up()
+
+    def _drop_unlisted(self, addresses: Sequence[str]) -> None:
+        """A dead node that is listed no more: its connection would try for ever."""
+        for address, connection in tuple(self._connections.items()):
+            if address not in addresses and connection.status is ConnectionStatus.DISCONNECTED:
+                del self._connections[address]
+                self._loop.create_task(connection.close(0.0))
+
+    async def _close(self, timeout_s: float) -> None:
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._end_connections(timeout_s)
+
+    async def _end_connections(self, timeout_s: float) -> None:
+        connections = list(self._connections.values())
+        await asyncio.gather(*(c.close(timeout_s) for c in connections), return_exceptions=True)
+
+
+__all__ = ["HandleUpdate", "NetworkAgent"]

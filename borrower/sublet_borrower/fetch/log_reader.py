@@ -1,0 +1,98 @@
+"""Reads blocks from the log in the database, and survives its absence.
+
+What is read of a stream is one sequence: each page has its first offset, and is taken only if that is where the page
+taken last ended.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import psycopg
+import pyarrow as pa
+
+from sublet_borrower.streams.epoch_stream import EpochGrantedStream
+from sublet_borrower.streams.granted_stream import GrantedStream
+from sublet_protocol.domain.errors import DatabaseUnreachable
+from sublet_storage.db.bounded_connection import BoundedConnection
+from sublet_storage.db.connect import connect
+from sublet_storage.db.reconnecting_connection import ReconnectingConnection
+from sublet_storage.log import fetch as message_log
+from sublet_storage.readers import epoch_steps
+from sublet_storage.readers.epoch_steps import BlockSummaries
+
+log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+
+class LogReader:
+    """One connection in autocommit: no snapshot is held while a user processes. Not thread-safe.
+
+    A server that is silent for `timeout_s` in the middle of a read counts as away.
+    """
+
+    def __init__(self, url: str, max_batch_bytes: int, timeout_s: float) -> None:
+        self._url, self._batch_bytes, self._timeout_s = url, max_batch_bytes, timeout_s
+        self._reconnecting = ReconnectingConnection(self._connect, log)
+
+    def warm_up(self) -> None:
+        """Prepare the first read before anything is granted: connect, and make the first Arrow scalar, for which
+        pyarrow loads pandas where it is installed."""
+        pa.scalar(0)
+        self.query(lambda connection: connection)
+
+    def fetch(self, granted: GrantedStream, allowed: Callable[[GrantedStream], bool]) -> message_log.LogPage | None:
+        """Return the messages that follow on what was taken of the stream so far; they count as taken then.
+
+        None while the database is away, and where the page is discarded: it is not the direct successor, or taking it
+        is not `allowed` any more, which is checked when it has come. Raises `PositionGone`, `PoisonBlock`, and
+        `PayloadUnavailable` of payloads outside of Postgres.
+        """
+        page = self.query(
+            lambda connection: message_log.fetch(
+                connection,
+                granted.stream_id,
+                granted.next_read_offset,
+                filter=granted.filter,
+                generation_id=granted.generation_id,
+                limit_bytes=min(self._batch_bytes, granted.max_bytes or self._batch_bytes),
+            )
+        )
+        taken = page is not None and allowed(granted) and granted.advance_read(page.start, page.position, page.head)
+        return page if taken else None
+
+    def fetch_block_summaries(self, granted: EpochGrantedStream) -> BlockSummaries | None:
+        """Return what follows on the marks that are known; None while the database is away. Raises `PositionGone`."""
+        return self.query(
+            lambda connection: epoch_steps.read_block_summaries(
+                connection, granted.stream_id, granted.generation_id, granted.step_planner.scanned
+            )
+        )
+
+    def fetch_frontiers(self, stream_ids: Iterable[int]) -> Mapping[int, BlockSummaries]:
+        """Return where streams end and what is completed in their spaces; empty while the database is away."""
+        return self.query(lambda connection: epoch_steps.read_stream_frontiers(connection, stream_ids)) or {}
+
+    def fetch_heads(self, stream_ids: Iterable[int]) -> list[tuple[int, int]]:
+        """Return (stream, head) of each, as they are now; empty while the database is away."""
+        found = self.query(lambda connection: message_log.read_heads(connection, stream_ids))
+        return [(stream_id, head.head) for stream_id, head in (found or {}).items()]
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._reconnecting.close()
+
+    def query(self, read: Callable[[psycopg.Connection[Any]], _T]) -> _T | None:
+        """Return the answer; None while the database is away, which is not tried again at once. A read changes nothing,
+        so the caller can repeat it."""
+        try:
+            with self._reconnecting as connection:
+                return read(connection)
+        except (psycopg.OperationalError, DatabaseUnreachable):
+            return None
+
+    def _connect(self) -> BoundedConnection:
+        return connect(self._url, application_name="sublet reader", silence_s=self._timeout_s)

@@ -1,0 +1,184 @@
+"""Reads pages of granted streams from nodes, for a session without access to the database.
+
+Any node will do: when one is lost or rejects the read, the next one goes on where the last one ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import pyarrow as pa
+
+from sublet_borrower.node_client.feed_reader import HINT, decode_messages
+from sublet_borrower.node_client.node_calls import BACKOFF_INITIAL_S, BACKOFF_MAX_S, NodeCalls, RetryableError
+from sublet_borrower.streams.epoch_stream import EpochGrantedStream
+from sublet_borrower.streams.granted_stream import GrantedStream
+from sublet_borrower.util.owner_process import OwnerProcess
+from sublet_protocol.domain.errors import PositionGone, ProtocolMismatch, SubletError, Unavailable, UsageError
+from sublet_protocol.messages.codec import MalformedMessage
+from sublet_protocol.messages.feed_fetch import (
+    FetchRequest,
+    PageGone,
+    decode_fetch_reply,
+    decode_heads_reply,
+    decode_session_epoch_reply,
+    encode_fetch_request,
+    encode_heads_request,
+    encode_session_epoch_request,
+)
+from sublet_storage.log.fetch import LogPage
+from sublet_storage.readers.epoch_steps import BlockSummaries
+from sublet_storage.util.retry import Backoff, call_with_retry
+
+log = logging.getLogger(__name__)
+
+FIRST_NODE_TIMEOUT_S: Final = 10.0
+"""How long a session that begins waits for a node, if that is less than its `read_timeout_s`."""
+
+REFUSALS: Final = (ProtocolMismatch, SubletError)
+"""Errors of exactly these kinds are about the node and not about the request: another node may serve it."""
+
+_T = TypeVar("_T")
+
+
+class NodeReader:
+    """What `LogReader` is, through nodes: one is used at a time, the others stand in for it. Not thread-safe.
+
+    A read is over after `timeout_s`, also where nodes are frozen. It belongs to the process that made it.
+    """
+
+    def __init__(self, nodes: Sequence[str], max_batch_bytes: int, timeout_s: float) -> None:
+        self._owner = OwnerProcess()
+        self._nodes, self._batch_bytes, self._timeout_s = tuple(nodes), max_batch_bytes, timeout_s
+        self._calls = NodeCalls(self._nodes)
+        self._is_waiting = False
+        self._backoff = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S)
+
+    def warm_up(self) -> None:
+        """Prepare the first read before anything is granted: find a node that serves this release, and make the first
+        Arrow scalar, for which pyarrow loads pandas where it is installed.
+
+        Raises `Unavailable` where no node answers, `ProtocolMismatch` where all are of another release.
+        """
+        pa.scalar(0)
+        self._insist("Heads", encode_heads_request(()), decode_heads_reply)
+
+    def fetch(self, granted: GrantedStream, allowed: Callable[[GrantedStream], bool]) -> LogPage | None:
+        """Return the messages that follow on what was taken of the stream so far; they count as taken then.
+
+        None while no node answers, and where the page is discarded: it is not the direct successor, or taking it is not
+        `allowed` any more, which is checked when it has come. Raises `PositionGone`, `PositionBeyondHead`,
+        `PayloadUnavailable`, `PoisonBlock`, and `ValueTooLarge` for a message that no node can send.
+        """
+        wanted = FetchRequest(
+            granted.stream_id, granted.next_read_offset, granted.filter, granted.generation_id, self._batch_bytes
+        )
+        page = self._attempt("Read", encode_fetch_request(wanted), lambda wire: _page(wanted, wire))
+        taken = page is not None and allowed(granted) and granted.advance_read(page.start, page.position, page.head)
+        return page if taken else None
+
+    def fetch_heads(self, stream_ids: Iterable[int]) -> list[tuple[int, int]]:
+        """Return (stream, head) of each, as they are now; empty while no node answers."""
+        found = self._attempt("Heads", encode_heads_request(stream_ids), decode_heads_reply)
+        return [(stream_id, head) for stream_id, (head, _) in (found or {}).items()]
+
+    def fetch_block_summaries(self, granted: EpochGrantedStream) -> BlockSummaries | None:
+        """Raises `UsageError`: nodes do not serve epochs."""
+        raise UsageError(
+            f"stream {granted.stream_id} is of an atomic group, and what is read through nodes says nothing of epochs."
+            " Make the session with access to the database, transport='database'."
+        )
+
+    def fetch_frontiers(self, stream_ids: Iterable[int]) -> Mapping[int, BlockSummaries]:
+        """Nothing is known of epochs."""
+        return {}
+
+    def next_session_epoch(self) -> int:
+        """Return a number above all that any caller got before. Raises `Unavailable`."""
+        return self._insist("SessionEpoch", encode_session_epoch_request(), decode_session_epoch_reply)
+
+    def close(self) -> None:
+        """Close the connection; in a forked child, whose it is not, nothing."""
+        if not self._owner.is_forked:
+            self._calls.close()
+
+    # --- calls -------------------------------------------------------------------------------------------------------
+
+    def _attempt(self, method: str, request: Any, decode: Callable[[Any], _T]) -> _T | None:
+        """A read changes nothing, so it may simply be tried again by whoever asked, but not too soon."""
+        self._owner.check("a session's reader")
+        if self._backoff.wait_s > 0:
+            return None
+        try:
+            answer = self._round(method, request, decode, self._timeout_s, self._timeout_s)
+        except RetryableError as again:
+            if not self._is_waiting:
+                log.warning("reading waits for a node, and goes on when one answers: %s", again)
+            self._is_waiting = True
+            self._backoff.failed(again.after_s)
+            return None
+        if self._is_waiting:
+            self._is_waiting = False
+            self._backoff.succeeded()
+            log.info("a node answers again, reading goes on")
+        return answer
+
+    def _insist(self, method: str, request: Any, decode: Callable[[Any], _T]) -> _T:
+        """An answer, or `Unavailable`."""
+        self._owner.check("a session's reader")
+        timeout_s = min(self._timeout_s, FIRST_NODE_TIMEOUT_S)
+        backoff = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S, total_s=timeout_s)
+        try:
+            return call_with_retry(
+                lambda: self._round(method, request, decode, timeout_s / len(self._nodes), backoff.left_s),
+                lambda error: isinstance(error, RetryableError),
+                backoff,
+                time.sleep,
+            )
+        except RetryableError as again:
+            over, listed = again.given_up(timeout_s, HINT), ", ".join(self._nodes)
+            raise Unavailable(f"no node answers at {listed}. The last one asked: {over}") from again
+
+    def _round(self, method: str, request: Any, decode: Callable[[Any], _T], each_s: float, all_s: float) -> _T:
+        """Ask one node after the other, each for so long at most, beginning with the one in use. Raise
+        `RetryableError` where none answers, what all say where all refuse, and what is wrong with the request."""
+        deadline = time.monotonic() + all_s
+        failure: RetryableError | None = None
+        refusal: SubletError | None = None
+        for _ in self._nodes:
+            try:
+                return self._ask(method, request, decode, min(each_s, max(deadline - time.monotonic(), 0.01)))
+            except RetryableError as error:
+                failure = error
+            except SubletError as error:
+                if type(error) not in REFUSALS:
+                    raise
+                refusal = error
+                log.info("%s", error)
+            if len(self._nodes) > 1 or failure is None or not failure.after_s:  # one that is busy is not lost
+                self._calls.use_next_node()
+            if time.monotonic() >= deadline:
+                break
+        if failure is None and refusal is not None:
+            raise refusal
+        assert failure is not None, "there is a node at least, and it has not answered"
+        raise failure
+
+    def _ask(self, method: str, request: Any, decode: Callable[[Any], _T], timeout_s: float) -> _T:
+        wire = self._calls.call(method, request, timeout_s)
+        try:
+            return decode(wire)
+        except MalformedMessage as error:
+            raise RetryableError(self._calls.address, f"an answer that cannot be ({error})") from error
+
+
+def _page(wanted: FetchRequest, wire: Any) -> LogPage:
+    """Return the page in the answer. Raises `PositionGone`, `MalformedMessage`."""
+    found = decode_fetch_reply(wire)
+    if isinstance(found, PageGone):
+        raise PositionGone(wanted.stream_id, wanted.position, found.oldest_offset)
+    batches = () if found.messages is None else tuple(decode_messages(found.messages).to_batches())
+    return LogPage(batches, found.start, found.position, found.head, found.is_closed)

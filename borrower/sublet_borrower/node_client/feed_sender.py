@@ -1,0 +1,199 @@
+"""The thread that publishes through nodes: sends numbered batches and settles their deliveries.
+
+A batch keeps its number until it is answered, so that sending it again, also to another node, stores it once. Nothing
+else is sent meanwhile: order is kept by waiting.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sublet_borrower.node_client.node_calls import BACKOFF_INITIAL_S, BACKOFF_MAX_S, NodeCalls, RetryableError
+from sublet_protocol.domain.errors import SubletError, Unavailable
+from sublet_protocol.domain.topics import check_topic
+from sublet_protocol.messages.codec import MalformedMessage
+from sublet_protocol.messages.feed import (
+    MAX_BATCH_BYTES,
+    MAX_BATCH_MESSAGES,
+    PublishCommand,
+    PublishedSpan,
+    decode_published,
+    encode_publish,
+)
+from sublet_storage.producer.batches.routing_table import RoutedRows as Routed
+from sublet_storage.producer.batches.routing_table import RoutingTable
+from sublet_storage.producer.batches.unsent_messages import PendingBlock, PendingRows
+from sublet_storage.producer.delivery import Rows, Span
+from sublet_storage.producer.send_buffer import SendBuffer
+from sublet_storage.util.retry import Backoff, call_with_retry
+
+ATTEMPT_TIMEOUT_S = 15.0
+MIN_ATTEMPT_S = 1.0
+"""After how long without an answer a batch is sent again, to this node or another."""
+
+HINT = "It may be stored or not: look before you publish it again. Start a node there, or give several."
+
+_ENVELOPE_BYTES = 64 * 1024
+"""Left for what Arrow adds to the columns."""
+
+
+class NodeRoutes(RoutingTable):
+    """Where a node will put it is the node's to know: here all goes one way, in order."""
+
+    def __init__(self) -> None:
+        super().__init__((), (), None)
+        self._good: set[str] = set()
+
+    def stream_of(self, topic: str, key: bytes | None) -> int:
+        """The one way. Raises `InvalidTopic`."""
+        if topic not in self._good:
+            check_topic(topic)
+            if len(self._good) >= 10_000:
+                self._good.clear()
+            self._good.add(topic)
+        return 0
+
+    def check(self, batch: pa.RecordBatch) -> None:
+        """Raise `InvalidTopic` for the first topic that may not be published to."""
+        for topic in batch.column("topic").unique().to_pylist():
+            self.stream_of(topic, None)
+
+    def partition_rows(self, batch: pa.RecordBatch, rows: Rows) -> list[Routed]:
+        """In one."""
+        return [(0, batch, rows)]
+
+    def compression(self, stream_id: int) -> str:
+        """Nodes take plain batches."""
+        return "none"
+
+
+class FeedSender(threading.Thread):
+    """Runs until the buffer is closed and empty."""
+
+    def __init__(self, nodes: Sequence[str], buffer: SendBuffer, delivery_timeout_s: float) -> None:
+        self._producer, self._number = uuid.uuid4().hex, 0
+        super().__init__(name=f"sublet feed {self._producer}", daemon=True)
+        self._calls, self._buffer, self._delivery_timeout_s = NodeCalls(nodes), buffer, delivery_timeout_s
+        self._giving_up = threading.Event()
+
+    def run(self) -> None:
+        """Take, send, settle; whatever goes wrong reaches the deliveries."""
+        try:
+            while (loads := self._buffer.take()) is not None:
+                for load in loads:
+                    self._deliver(load)
+        except Exception as error:  # noqa: BLE001 - fails the deliveries that are waited for
+            self._buffer.abandon(error)
+        finally:
+            self._calls.close()
+
+    def give_up(self) -> None:
+        """Wait for no node any longer: what has no answer by now fails, and what still waits is not sent."""
+        self._giving_up.set()
+        self._calls.close()
+
+    def _deliver(self, load: PendingBlock) -> None:
+        for batch, pieces in _requests(load):
+            try:
+                for part in self._published(batch):
+                    _store(part, pieces)
+            except SubletError as error:
+                self._buffer.prepare_failure(error)
+                for piece in pieces:
+                    piece.ticket.fail(piece.count, error)
+        self._buffer.release_batches([load])
+
+    def _published(self, batch: pa.RecordBatch) -> tuple[PublishedSpan, ...]:
+        """Return where the messages of a batch lie. Raises what is wrong with it, or `Unavailable`."""
+        self._number += 1
+        request = encode_publish(PublishCommand(self._producer, 1, self._number, _lean(batch).serialize().to_pybytes()))
+        backoff = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S, total_s=self._delivery_timeout_s)
+
+        def may_try_again(error: Exception) -> bool:
+            if not isinstance(error, RetryableError) or self._giving_up.is_set():
+                return False
+            self._calls.use_next_node()
+            return True
+
+        try:
+            return call_with_retry(
+                lambda: self._answer(request, batch.num_rows, backoff), may_try_again, backoff, self._giving_up.wait
+            )
+        except RetryableError as again:
+            if self._giving_up.is_set():
+                raise Unavailable(f"no word from {again} before the feed was closed. {HINT}") from again
+            raise again.given_up(self._delivery_timeout_s, HINT) from again
+
+    def _answer(self, request: Any, count: int, backoff: Backoff) -> tuple[PublishedSpan, ...]:
+        timeout_s = min(ATTEMPT_TIMEOUT_S, max(MIN_ATTEMPT_S, backoff.left_s))
+        try:
+            answer = decode_published(self._calls.publish(request, timeout_s), count)
+        except ValueError as closed:  # the channel was closed under the call
+            raise RetryableError(self._calls.address, str(closed)) from closed
+        if answer.spans is None:
+            raise MalformedMessage("it is stored, but the node does not know where any more")
+        return answer.spans
+
+
+def _lean(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Copy a slice of nothing but nulls, which may still hold what it was cut from."""
+    count = batch.num_rows
+    columns = [pa.nulls(count, each.type) if each.null_count == count else each for each in batch.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
+def _requests(load: PendingBlock) -> Iterator[tuple[pa.RecordBatch, list[PendingRows]]]:
+    """Yield a load as batches that a node takes, each with the pieces that its messages are of."""
+    pieces = [small for piece in load.pieces for small in _small(piece)]
+    while pieces:
+        count = _fitting(pieces)
+        taken, pieces = pieces[:count], pieces[count:]
+        yield PendingBlock(load.stream_id, taken).to_batch(), taken
+
+
+def _small(piece: PendingRows) -> Iterator[PendingRows]:
+    """In halves, until each fits into a batch."""
+    if piece.count == 1 or (
+        piece.batch.nbytes <= MAX_BATCH_BYTES - _ENVELOPE_BYTES and piece.count <= MAX_BATCH_MESSAGES
+    ):
+        yield piece
+    else:
+        for half in piece.split(piece.count // 2):
+            yield from _small(half)
+
+
+def _fitting(pieces: Sequence[PendingRows]) -> int:
+    """Return how many of them fit into one batch together, at least one."""
+    size = messages = 0
+    for index, piece in enumerate(pieces):
+        size, messages = size + piece.batch.nbytes, messages + piece.count
+        if index and (size > MAX_BATCH_BYTES - _ENVELOPE_BYTES or messages > MAX_BATCH_MESSAGES):
+            return index
+    return len(pieces)
+
+
+def _store(part: PublishedSpan, pieces: Iterable[PendingRows]) -> None:
+    """Settle the messages of every piece that went to this stream with their offsets."""
+    start = 0
+    for piece in pieces:
+        end = start + piece.count
+        low, high = bisect_left(part.rows, start), bisect_left(part.rows, end)
+        if low < high:
+            rows = _rows(piece.rows, part.rows[low:high], start)
+            piece.ticket.complete_span(Span(part.stream_id, part.first_offset + low, rows))
+        start = end
+
+
+def _rows(rows: Rows, picked: Sequence[int], start: int) -> Rows:
+    """Return the numbers in its ticket of the messages picked, whose numbers in the batch count from `start`."""
+    if isinstance(picked, range) and isinstance(rows, range):
+        return rows[picked.start - start : picked.stop - start]
+    indices = pa.array([row - start for row in picked], pa.int64())
+    return pc.add(indices, rows.start) if isinstance(rows, range) else rows.take(indices)

@@ -1,0 +1,218 @@
+"""Watches the events of a group, whichever node leads it.
+
+Every node publishes the events of the groups that it leads. So a watcher subscribes at all nodes that it knows: when
+the leader changes, the next one's events arrive without a search. If a node leads that is not known, the others have
+its address, for which they are queried now and then, and it is subscribed to too.
+
+A watcher never slows a group: its mailbox at the node is bounded, and so are the events not taken here. Lost events are
+counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Self
+
+from sublet_borrower.util.network_loop import network_loop
+from sublet_borrower.util.owner_process import new_agent_id
+from sublet_protocol.messages.events import LEADER, GroupEvent
+from sublet_protocol.pubsub.model import Channel, DeliveredMessage, Gap
+from sublet_protocol.pubsub.node_connection import NodeConnection, truncate
+from sublet_protocol.pubsub.subscriber_machine_events import ConnectionStatus
+
+WAITING = 10_000
+"""Events that may wait to be taken."""
+CLOSE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class EventReceived:
+    """An event, as the object that docs/groups.md describes."""
+
+    event: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class EventsDropped:
+    """How many events were lost here, because they were not taken in time."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUnreachable:
+    """That node does not answer, or rejects the watcher. Its events meanwhile are lost."""
+
+    address: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderInfo:
+    """A node's answer to who leads; None: no node. No `group_id`: there is no such group. `is_led_here`: it is that
+    node itself, so that no event can be missed from now on, and `members` are connected to it: {borrower_id, agent,
+    session} of each."""
+
+    group_id: int | None
+    node: str | None
+    term: int | None
+    is_led_here: bool
+    members: tuple[dict[str, Any], ...] | None = None
+
+
+WatchEvent = EventReceived | EventsDropped | NodeUnreachable | LeaderInfo
+
+
+def list_connected_members(subscription: str, address: str, wait_s: float) -> tuple[dict[str, Any], ...] | None:
+    """Return who is connected to the group's leader, which is at that address; None where it does not answer in
+    time."""
+    give_up_at = time.monotonic() + wait_s
+    with GroupEventWatcher(subscription) as watch:
+        watch.set_nodes([address])
+        while (left_s := give_up_at - time.monotonic()) > 0:
+            match watch.next_event(left_s):
+                case LeaderInfo(is_led_here=True, members=members):
+                    return members
+                case LeaderInfo() | NodeUnreachable():
+                    return None
+                case _:
+                    pass
+    return None
+
+
+class GroupEventWatcher:
+    """Thread-safe. `set_nodes` sets the addresses of nodes, `query_leader` queries one of them for the leader,
+    `next_event` returns what comes."""
+
+    def __init__(self, subscription: str, waiting: int = WAITING) -> None:
+        self._subscription, self._waiting = subscription, waiting
+        self._agent = new_agent_id()
+        self._loop = network_loop()
+        self._connections: dict[str, NodeConnection] = {}
+        self._names: dict[str, str] = {}
+        self._unheard: set[str] = set()
+        self._reported: str | None = None
+        self._turn = 0
+        self._sights: deque[WatchEvent] = deque()
+        self._missed = 0
+        self._condition = threading.Condition()
+
+    def set_nodes(self, addresses: Iterable[str]) -> None:
+        """These are the nodes. One that is not among them any more is let go once it does not answer."""
+        self._loop.call_soon_threadsafe(self._follow, tuple(addresses))
+
+    def query_leader(self) -> None:
+        """Query a node for the leader, each time another."""
+        self._loop.call_soon_threadsafe(self._ask)
+
+    def next_event(self, wait_s: float) -> WatchEvent | None:
+        """Return the next thing, in its order; None where nothing comes within that time."""
+        with self._condition:
+            if not (self._sights or self._missed):
+                self._condition.wait(wait_s)
+            if self._sights:
+                return self._sights.popleft()
+            missed, self._missed = self._missed, 0
+            return EventsDropped(missed) if missed else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        closing = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
+        with contextlib.suppress(concurrent.futures.TimeoutError):
+            closing.result(CLOSE_S)
+
+    # --- on the loop ------------------------------------------------------------------------------------------------
+
+    def _follow(self, addresses: tuple[str, ...]) -> None:
+        for address in addresses:
+            if address not in self._connections:
+                self._connect(address)
+        for address, connection in tuple(self._connections.items()):
+            if address not in (*addresses, self._reported) and connection.status is ConnectionStatus.DISCONNECTED:
+                self._let_go(address)
+
+    def _connect(self, address: str) -> None:
+        connection = NodeConnection(
+            address,
+            self._agent,
+            lambda delivery: self._delivered(address, delivery),
+            lambda lost: self._lost(address, lost.detail),
+            on_refused=lambda command, text: self._lost(address, text),
+        )
+        self._connections[address] = connection
+        self._unheard.add(address)
+        connection.subscribe(Channel.GROUP, self._subscription)
+        self._question(connection)
+
+    def _question(self, connection: NodeConnection) -> None:
+        connection.send(GroupEvent(json.dumps({"watch": self._subscription}).encode()))
+
+    def _ask(self) -> None:
+        """Of one to whom the way is open; messages to another would be dropped."""
+        connected = [one for one in self._connections.values() if one.status is ConnectionStatus.CONNECTED]
+        if connected:
+            self._turn += 1
+            self._question(connected[self._turn % len(connected)])
+
+    def _let_go(self, address: str) -> None:
+        self._unheard.discard(address)
+        self._names.pop(address, None)
+        self._loop.create_task(self._connections.pop(address).close(0.0))
+
+    def _delivered(self, address: str, delivery: DeliveredMessage) -> None:
+        match delivery.body:
+            case Gap(dropped=dropped):
+                self._put(EventsDropped(dropped))
+            case GroupEvent(payload):
+                reported = json.loads(payload)
+                if reported.get("event") == LEADER:
+                    self._answered(address, reported)
+                else:
+                    self._put(EventReceived(reported))
+
+    def _answered(self, address: str, reported: dict[str, Any]) -> None:
+        node, by = reported.get("node"), reported.get("answered_by", "")
+        self._names[address] = by
+        self._unheard.discard(address)
+        if node is not None:
+            self._find(node, reported.get("address"))
+        members = None if "members" not in reported else tuple(reported["members"])
+        self._put(LeaderInfo(reported.get("group_id"), node, reported.get("term"), node == by, members))
+
+    def _find(self, leader: str, address: str | None) -> None:
+        """Follow the node that leads, under one of its addresses: over two, all would be seen twice."""
+        known = [one for one, name in self._names.items() if name == leader and one != self._reported]
+        if known and self._reported is not None and self._names.get(self._reported) in (None, leader):
+            self._let_go(self._reported)
+            self._reported = None
+        elif not known and not self._unheard and address is not None and address not in self._connections:
+            self._reported = address
+            self._connect(address)
+
+    def _lost(self, address: str, reason: str) -> None:
+        self._unheard.discard(address)
+        self._names.pop(address, None)
+        self._put(NodeUnreachable(address, truncate(reason)))
+
+    def _put(self, sight: WatchEvent) -> None:
+        """Drop what comes while too much waits, until all of that is taken: so the loss is reported where it was."""
+        with self._condition:
+            if self._missed or len(self._sights) >= self._waiting:
+                self._missed += sight.count if isinstance(sight, EventsDropped) else isinstance(sight, EventReceived)
+            else:
+                self._sights.append(sight)
+            self._condition.notify()
+
+    async def _close(self) -> None:
+        connections, self._connections = list(self._connections.values()), {}
+        await asyncio.gather(*(connection.close(0.0) for connection in connections), return_exceptions=True)

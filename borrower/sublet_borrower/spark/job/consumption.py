@@ -1,0 +1,316 @@
+"""Consuming in Spark's executors: a job of N tasks that run until they are drained, each a session of the group.
+
+    def work(batch):
+        store(batch.table)
+
+    with consume(spark, "$share/billing/orders/#", work, tasks=8) as running:
+        running.wait()
+
+Progress follows the function, batch by batch: at least once. A task whose process dies is started again by Spark, as a
+new session; its streams move on once it is evicted, and late messages of the dead attempt have no effect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from sublet_borrower.consumer.arguments import check_arguments, check_name
+from sublet_borrower.consumer.runner import RetryPolicy, UserFunction
+from sublet_borrower.settings import BorrowerSettings
+from sublet_borrower.spark.job import cluster_checks
+from sublet_borrower.spark.job.exception_transport import unpack
+from sublet_borrower.spark.job.status import ConsumptionStatus, TaskStatus
+from sublet_borrower.spark.job.task import Attempt, TaskSpec, TaskSummary, decode_summary, encode_summary, run
+from sublet_protocol.domain.errors import Unavailable
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.bootstrap.database import open_database
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sublet_borrower.spark.job.driver_endpoint import DriverEndpoint
+
+log = logging.getLogger(__name__)
+
+MAX_NAME = 400
+"""Longest name, in characters: each session's own has the application, the task and the attempt behind it."""
+DRAIN_S = 60.0
+STOP_GRACE_S = 10.0
+FAILURE_GRACE_S = 30.0
+"""How long the other tasks have, after one has failed, before Spark cancels them."""
+
+
+def consume(
+    spark: Any,
+    subscription: str,
+    fn: UserFunction,
+    *,
+    tasks: int,
+    url: str | None = None,
+    data_dir: Path | str | None = None,
+    nodes: Sequence[str] | None = None,
+    name: str | None = None,
+    weight: float = 1.0,
+    starting_position: str = "latest",
+    max_batch_bytes: int = 4 * 1024 * 1024,
+    whole_epochs: bool = False,
+    retry_policy: RetryPolicy | None = None,
+    settings: BorrowerSettings | None = None,
+    on_attempt: Callable[[Attempt], Any] | None = None,
+    driver_host: str | None = None,
+) -> Consumption:
+    """Start `tasks` sessions in Spark's executors that call `fn(batch)`, and return at once.
+
+    `url`, `nodes`, `weight`, `starting_position`, `max_batch_bytes`, `whole_epochs`: as for a `Session`; a database
+    that is not given is looked for, or started, on the driver. `name`: begins the sessions' names, for operators.
+    `policy`: how often a raising `fn` is tried, and what becomes of a record that it cannot do; `sys.exit` in it counts
+    as raising, since the process is Spark's. `settings`: the borrowers' times (default: the driver's environment).
+    `on_attempt`: called in the task before its session begins, to open what `fn` needs. `driver_host`: under which
+    address the executors reach the driver (default: Spark's own).
+
+    Raises `InvalidSubscription`, `InvalidSetting`, `Unavailable`, `DatabaseUnreachable`, `SchemaMismatch`; warns
+    (`SparkSettingsWarning`) of Spark settings under which the tasks would not last or not all run.
+    """
+    cluster_checks.check_cluster(spark, fn, tasks)
+    check_arguments(
+        weight=weight,
+        starting_position=starting_position,
+        max_batch_bytes=max_batch_bytes,
+        nodes=nodes,
+        subscription=subscription,
+        whole_epochs=whole_epochs,
+    )
+    check_name(name, MAX_NAME)
+    parsed = Subscription.parse(subscription)
+    cluster_checks.check_policy(parsed, retry_policy)
+    with contextlib.ExitStack() as opened:
+        database = opened.enter_context(open_database(url, data_dir))
+        consumption = Consumption(spark, tasks)
+        opened.callback(consumption._close)
+        control = consumption._serve(driver_host)
+        work = TaskSpec(
+            str(parsed),
+            fn,
+            url=database.url,
+            driver=control.address,
+            token=control.token,
+            driver_host=_this_host(),
+            name=f"{name or 'spark'}-{control.token[:8]}",
+            nodes=None if nodes is None else tuple(nodes),
+            weight=weight,
+            starting_position=starting_position,
+            max_batch_bytes=max_batch_bytes,
+            whole_epochs=whole_epochs,
+            policy=retry_policy or RetryPolicy(),
+            settings=(settings or BorrowerSettings.from_env()).check(),
+            schema=os.environ.get("SUBLET_SCHEMA"),
+            on_attempt=on_attempt,
+        )
+        consumption._start(work, opened.pop_all())
+    return consumption
+
+
+class Consumption:
+    """A consumption under way; made by `consume`. All methods may be called from any thread, and again.
+
+    As a context manager it is drained at the end of the block.
+    """
+
+    def __init__(self, spark: Any, tasks: int) -> None:
+        self._spark, self._tasks = spark, tasks
+        self._control: DriverEndpoint | None = None
+        self._tag = ""
+        self._over = threading.Event()
+        self._stopped = False
+        self._summaries: list[TaskSummary] | None = None
+        self._error: BaseException | None = None
+        self._watchdog: threading.Timer | None = None
+
+    def __repr__(self) -> str:
+        return f"Consumption({self._tasks} tasks, {'running' if self.running else 'over'})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self.drain()
+        except Unavailable:
+            self.stop(0.0)
+            raise
+
+    @property
+    def running(self) -> bool:
+        """Whether the Spark job is under way."""
+        return not self._over.is_set()
+
+    def status(self) -> ConsumptionStatus:
+        """Return what every attempt reported last, at most about a second ago while it lives."""
+        assert self._control is not None
+        reports = self._control.last_reports().values()
+        return ConsumptionStatus(self.running, tuple(TaskStatus.of(report, age_s) for report, age_s in reports))
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for the job's end; whether it has ended. It ends when it is drained or stopped, or has failed."""
+        return self._over.wait(timeout_s)
+
+    def drain(self, timeout_s: float = DRAIN_S) -> list[TaskSummary]:
+        """Let every task finish its running batch and hand its streams over; what `result` returns.
+
+        Raises `Unavailable` if a function is still running when the time is over: drain again to wait longer.
+        """
+        self._ask_to_drain()
+        if not self.wait(timeout_s):
+            busy = ", ".join(task.session for task in self.status().tasks if task.is_alive) or "none that has reported"
+            raise Unavailable(
+                f"the function has not returned {timeout_s:g} s after the drain began, in: {busy}. They hand over as "
+                "soon as it does: drain again to wait longer, or stop to have Spark kill them."
+            )
+        return self.result()
+
+    def stop(self, grace_s: float = STOP_GRACE_S) -> None:
+        """Drain, and have Spark cancel what has not ended within `grace_s`.
+
+        A cancelled task runs on for some seconds and is then killed; its messages since the last progress are delivered
+        again, to the next holders of its streams after the eviction time.
+        """
+        self._ask_to_drain()
+        if self.wait(grace_s):
+            return
+        self._stopped = True
+        self._cancel()
+        self.wait(grace_s + 5.0)
+
+    def result(self, timeout_s: float | None = None) -> list[TaskSummary]:
+        """Wait for the job's end; how each task ended, in order of partitions (those that Spark still knows of).
+
+        Raises what the function's failure was (`UserFunctionFailed`, from the original exception) or what else ended a
+        task for good, `Unavailable` when the time is over or when the Spark job itself has failed.
+        """
+        if not self.wait(timeout_s):
+            raise Unavailable(f"the job has not ended within {timeout_s:g} s. Drain or stop it, or wait longer.")
+        if (failure := self._failure()) is not None:
+            raise unpack(failure)
+        if self._error is not None and not self._stopped:
+            raise Unavailable(f"the Spark job has failed: {_first_line(self._error)}") from self._error
+        return list(self._summaries or ())
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _serve(self, driver_host: str | None) -> DriverEndpoint:
+        from sublet_borrower.spark.job.driver_endpoint import DriverEndpoint
+
+        bind, advertised = _addresses(self._spark, driver_host)
+        self._control = DriverEndpoint(bind, advertised, self._note_failure)
+        self._tag = f"sublet-{self._control.token[:8]}"
+        return self._control
+
+    def _start(self, work: TaskSpec, resources: contextlib.ExitStack) -> None:
+        threading.Thread(target=self._run_job, args=(work, resources), name="sublet-job", daemon=True).start()
+
+    def _run_job(self, work: TaskSpec, resources: contextlib.ExitStack) -> None:
+        try:
+            self._describe(work)
+            rows = (
+                self._spark.range(0, self._tasks, 1, self._tasks)
+                .mapInArrow(make_task_function(work), "summary binary", barrier=False)
+                .collect()
+            )
+            summaries = [decode_summary(row["summary"]) for row in rows]
+            self._summaries = sorted(summaries, key=lambda summary: summary.attempt.partition)
+        except BaseException as error:  # noqa: BLE001 raised where the result is read
+            self._error = error
+        finally:
+            try:
+                resources.close()
+            except Exception as error:  # noqa: BLE001 how the job ended is known, whatever becomes of its helpers
+                log.warning("the job is over, and what served it has not ended well: %s", error)
+            finally:
+                self._over.set()
+
+    def _describe(self, work: TaskSpec) -> None:
+        """Tag the job, so that it can be cancelled, and describe it for Spark's page. Both belong to this thread."""
+        sc = cluster_checks.spark_context(self._spark)
+        if sc is None:
+            self._spark.addTag(self._tag)
+        else:
+            sc.addJobTag(self._tag)
+            sc.setJobDescription(f"{work.name}: {work.subscription}")
+
+    def _cancel(self) -> None:
+        sc = cluster_checks.spark_context(self._spark)
+        if sc is None:
+            self._spark.interruptTag(self._tag)
+        else:
+            sc.cancelJobsWithTag(self._tag)
+
+    def _ask_to_drain(self) -> None:
+        if self._control is not None:
+            self._control.drain()
+
+    def _note_failure(self) -> None:
+        """One task has failed for good, the others are draining: see that it does not take for ever."""
+        self._watchdog = threading.Timer(FAILURE_GRACE_S, self._cancel)
+        self._watchdog.daemon = True
+        self._watchdog.start()
+
+    def _failure(self) -> bytes | None:
+        """Return the first there was, from the results, or as reported by a task whose result never came."""
+        found = [summary.failure for summary in self._summaries or ()]
+        if self._control is not None:
+            found = [report.failure for report, _ in self._control.last_reports().values()] + found
+        return next((failure for failure in found if failure is not None), None)
+
+    def _close(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+        if self._control is not None:
+            self._control.close()
+
+
+def make_task_function(work: TaskSpec) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Yield the function that Spark calls in each task."""
+
+    def host(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in rows:
+            pass
+        yield _row(encode_summary(run(work)))
+
+    return host
+
+
+def _row(summary: bytes) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    return pa.RecordBatch.from_arrays([pa.array([summary], pa.binary())], ["summary"])
+
+
+def _addresses(spark: Any, driver_host: str | None) -> tuple[str, str]:
+    """Return where the driver listens for its tasks, and under which address they reach it."""
+    if driver_host is not None:
+        return driver_host, driver_host
+    if cluster_checks.is_local(cluster_checks.read_setting(spark, "spark.master", "")):
+        return "127.0.0.1", "127.0.0.1"
+    advertised = cluster_checks.read_setting(spark, "spark.driver.host", "127.0.0.1")
+    return cluster_checks.read_setting(spark, "spark.driver.bindAddress", advertised), advertised
+
+
+def _this_host() -> str:
+    import socket
+
+    return socket.gethostname()
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    # Py4J's text is first which call has failed, and then, behind a colon, what Java has raised.
+    return next((line[2:] for line in lines[:2] if line.startswith(": ")), lines[0])[:500]

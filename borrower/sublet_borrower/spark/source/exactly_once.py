@@ -1,0 +1,216 @@
+"""Exactly once from a streaming query: a micro-batch's output and its progress are one commit.
+
+    guard = Guard("orders-checkpoint", url)
+
+    def store(frame, batch_id):
+        rows = [(row.value,) for row in frame.select("value").collect()]
+        with guard(batch_id) as connection:
+            connection.cursor().executemany("insert into orders (raw) values (%s)", rows)
+
+    orders.writeStream.foreachBatch(store).option("checkpointLocation", "orders-checkpoint").start()
+
+Which messages the batch has is in the checkpoint, where Spark wrote it before the batch began; whether they are still
+this query's is in the group's rows. So a process that was frozen, or a second one on a copy of the checkpoint, cannot
+write what another has written or will.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from sublet_borrower.planner.micro_batch import PlannedRange
+from sublet_borrower.settings import BorrowerSettings
+from sublet_borrower.spark.source import checkpoint
+from sublet_borrower.spark.source.offsets import EMPTY_OFFSET, check_offset_version, decode_ranges, is_sublet_offset
+from sublet_protocol.domain.errors import BatchLost, DatabaseUnreachable, GrantLost, UnknownOutcome, UsageError
+from sublet_storage.bootstrap.database import open_database
+from sublet_storage.db.bounded_connection import BoundedConnection
+from sublet_storage.db.connect import connect
+from sublet_storage.db.reconnecting_connection import ReconnectingConnection
+from sublet_storage.db.user_transaction import user_transaction
+from sublet_storage.groups import consumer_statements
+from sublet_storage.groups.consumer_statements import LastPlannedRange, TransactionAttempt
+
+Connection = psycopg.Connection[Any]
+
+RECEIVE_TIMEOUT_S = 600.0
+"""A statement that takes longer than this is given up."""
+
+
+class Guard:
+    """Of one query: `checkpoint` is its `checkpointLocation`, `url` or `data_dir` the database that its source reads
+    from. For the driver; not thread-safe."""
+
+    def __init__(self, checkpoint: Path | str, url: str | None = None, *, data_dir: Path | str | None = None) -> None:
+        self._checkpoint, self._url, self._data_dir = str(checkpoint).rstrip("/"), url, data_dir
+        self._opened = contextlib.ExitStack()
+        self._reconnecting = ReconnectingConnection(self._connect)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Spark Connect runs `foreachBatch` in another process: it opens a connection of its own."""
+        return partial(type(self), data_dir=self._data_dir), (self._checkpoint, self._url)
+
+    @contextlib.contextmanager
+    def __call__(self, batch_id: int) -> Iterator[Connection]:
+        """A transaction that ends with the batch being done; an exception inside rolls it back.
+
+        A batch of which nothing is to be done any more, since it was, or since others have its messages, is empty when
+        Spark runs it again, and the transaction may be so too. Raises `BatchLost` if something was written all the same
+        or if only some of the messages are still this query's, and `DatabaseUnreachable`: nothing was written then.
+        `UnknownOutcome`: the connection was lost during the commit; the batch, when it is run again, finds out. Raises
+        `UsageError` where the checkpoint has no such batch, or belongs to a query that keeps state, or to another than
+        the one that calls, and if the block has ended the transaction.
+        """
+        ranges = self._ranges(batch_id)
+        connection, committing = self._reconnecting.ready(), False
+        attempt: TransactionAttempt | None = None
+
+        def settle() -> None:
+            nonlocal committing, attempt
+            attempt = self._settle(connection, batch_id, ranges)
+            committing = True
+
+        try:
+            with user_transaction(connection, settle):
+                yield connection
+        except psycopg.Error as error:  # also the server's error for a client that idled for too long
+            if not connection.closed:
+                raise
+            if not (committing and self._was_committed(ranges, attempt, error)):
+                raise DatabaseUnreachable(
+                    f"the connection to Postgres was lost before the commit, nothing of batch {batch_id} was written: "
+                    f"{error}. Start the query again: it does the batch again."
+                ) from error
+
+    def close(self) -> None:
+        """Close the connection. The guard may be used again."""
+        self._reconnecting.close()
+        self._opened.close()
+
+    def _ranges(self, batch_id: int) -> list[SourceRead]:
+        """Return what the batch has of each source of this kind that the query has."""
+        checkpoint.check_checkpoint(self._checkpoint)
+        offsets = checkpoint.read_offsets(self._checkpoint, int(batch_id))
+        for offset in offsets:
+            check_offset_version(offset)
+        known = [offset for offset in offsets if offset == EMPTY_OFFSET or is_sublet_offset(offset)]
+        if not known:
+            raise UsageError(
+                f"batch {batch_id} in checkpoint {self._checkpoint} has nothing that was read from sublet: give the "
+                "guard the checkpointLocation of the query, and the number that foreachBatch was called with."
+            )
+        # A source without new messages has the same there as for the batch before.
+        before = checkpoint.read_offsets(self._checkpoint, batch_id - 1) if batch_id else []
+        fresh = [new for new, old in zip_longest(offsets, before[: len(offsets)]) if new != old]
+        return [SourceRead(new["group"], new["session"], decode_ranges(new)) for new in fresh if is_sublet_offset(new)]
+
+    def _connect(self) -> BoundedConnection:
+        self._opened.close()
+        return connect(
+            self._opened.enter_context(open_database(self._url, self._data_dir)).url,
+            application_name="sublet guard",
+            idle_in_transaction_timeout_s=consumer_statements.idle_limit_s(
+                BorrowerSettings.from_env().max_poll_interval_s
+            ),
+            own_search_path=False,
+            silence_s=RECEIVE_TIMEOUT_S,
+        )
+
+    def _settle(self, connection: Connection, batch_id: int, reads: Sequence[SourceRead]) -> TransactionAttempt | None:
+        """Move the groups' progress behind all of it, in the transaction; None where there was nothing to move."""
+        attempt: TransactionAttempt | None = None
+        lost: list[str] = []
+        for read in reads:
+            plans = read.last_planned(connection)
+            for one in sorted(read.ranges, key=lambda one: one.stream_id):  # the order in which rows are locked
+                plan = plans.get(one.stream_id)
+                if plan is not None and one.is_put_off(plan.in_doubt):
+                    continue  # the batch is done without it
+                if plan is None or not one.matches(plan.in_doubt) or (plan.is_pending and not read.may_commit(plan)):
+                    lost.append(f"stream {one.stream_id} [{one.start}, {one.end})")
+                elif plan.is_pending:
+                    attempt = read.advance_range(connection, one, plan, batch_id)
+        if lost and attempt is not None:
+            raise BatchLost(
+                batch_id,
+                f"only a part is this query's to do now, {', '.join(lost)} is not",
+                "Start the query with a new checkpoint: it goes on where the group is, nothing of it is lost or done "
+                "twice. (Of other sources that it has, only the old checkpoint says where they are)",
+            )
+        if reads and attempt is None and _has_written(connection):
+            raise BatchLost(
+                batch_id,
+                f"{', '.join(lost)} is not this query's to do now" if lost else "all of it was done before, or put off",
+                "Start the query again if it is the only one of its name, and write nothing where a batch is empty",
+            )
+        return attempt
+
+    def _was_committed(self, reads: Sequence[SourceRead], attempt: TransactionAttempt | None, cause: Exception) -> bool:
+        """Query on a new connection whether the transaction whose commit got no answer was committed: the server knows
+        it by its number, once it has ended. Where that is not known, progress shows it."""
+        lost = "the connection to Postgres was lost during the commit"
+        if not reads:
+            detail = "the batch had nothing of sublet's by which that could be seen. Look at the tables"
+            raise UnknownOutcome(f"{lost}, and nobody can say what became of it: {detail}.") from cause
+        try:
+            connection = self._reconnecting.ready()
+            was_committed = None if attempt is None else consumer_statements.was_committed(connection, attempt)
+            return all(read.is_done(connection) for read in reads) if was_committed is None else was_committed
+        except (psycopg.OperationalError, DatabaseUnreachable) as error:
+            raise UnknownOutcome(
+                f"{lost}, and cannot be had again to see what became of it: {error}. Start the query again: it finds "
+                "out."
+            ) from cause
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRead:
+    """What a batch has of one source: of a group, as a session."""
+
+    group_id: int
+    session: str
+    ranges: list[PlannedRange]
+
+    def last_planned(self, connection: Connection) -> dict[int, LastPlannedRange]:
+        """Return what was planned last of its streams."""
+        return consumer_statements.read_last_planned_ranges(
+            connection, self.group_id, [one.stream_id for one in self.ranges]
+        )
+
+    def may_commit(self, plan: LastPlannedRange) -> bool:
+        """Whether its session holds the stream: what is only reserved for it may not be done before it has it again."""
+        return plan.grant_id is not None and plan.session == self.session
+
+    def advance_range(
+        self, connection: Connection, one: PlannedRange, plan: LastPlannedRange, batch_id: int
+    ) -> TransactionAttempt:
+        """Move the group's progress behind one range. Raises `BatchLost` if that has changed meanwhile."""
+        assert plan.grant_id is not None
+        try:
+            return consumer_statements.advance(
+                connection, self.group_id, one.stream_id, plan.grant_id, one.end,
+                consumed=one.consumed_frontier, in_doubt=plan.in_doubt,
+            )  # fmt: skip
+        except GrantLost as lost:
+            raise BatchLost(
+                batch_id, f"stream {one.stream_id} went to another process", "Start the query again"
+            ) from lost
+
+    def is_done(self, connection: Connection) -> bool:
+        """Whether progress is behind all of it."""
+        plans = self.last_planned(connection)
+        found = [plans.get(one.stream_id) for one in self.ranges]
+        return all(plan is not None and not plan.is_pending for plan in found)
+
+
+def _has_written(connection: Connection) -> bool:
+    row = connection.execute("select pg_current_xact_id_if_assigned() is not null").fetchone()
+    return row is not None and bool(row[0])

@@ -1,0 +1,255 @@
+"""Reads a range of a stream in a Spark task, from the log, as Arrow.
+
+Workers live on from task to task, so each keeps its connection. Nothing depends on that: a worker that has none, or
+whose connection has died, makes another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from heapq import heappop, heappush
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import InputPartition
+
+from sublet_borrower.spark.common.database import check_socket_reachable, keep_server_running
+from sublet_borrower.spark.common.retry import retry_while_unavailable
+from sublet_borrower.util.worker_thread import WorkerThread
+from sublet_protocol.domain.errors import NotFound, PoisonBlock, PositionBeyondHead, PositionGone, Unavailable
+from sublet_protocol.domain.topics import TopicFilter
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sublet_storage.db.reconnecting_connection import ReconnectingConnection
+    from sublet_storage.log.fetch import LogPage
+    from sublet_storage.log.message_predicate import MessagePredicate
+    from sublet_storage.readers.epoch_steps import EpochStep
+
+log = logging.getLogger(__name__)
+
+DATABASE_TIMEOUT_S = 30.0
+"""How long a task waits for a database that is away, before it fails and Spark tries it again."""
+
+FREED_BYTES = 31 * 1024 * 1024
+"""Just below what glibc takes for large in any case."""
+
+
+@dataclass(frozen=True)
+class RangePartition(InputPartition):
+    """Messages [start, end) of a stream that match a filter; with `step` those of its epochs. `driver_host`: the
+    machine that named the database. `fail_on_data_loss`: whether messages that retention has taken are an error.
+
+    `predicate`: only these of them. `data_dir`: of the embedded server that the task needs and keeps running.
+    """
+
+    stream_id: int
+    generation_id: int
+    start: int
+    end: int
+    filter: str
+    space: str
+    url: str = field(repr=False)
+    schema_name: str | None
+    driver_host: str
+    fail_on_data_loss: bool
+    step: EpochStep | None = None
+    predicate: MessagePredicate | None = None
+    data_dir: str | None = None
+
+    @property
+    def max_messages(self) -> int:
+        """At most `count` messages."""
+        return self.end - self.start if self.step is None else self.step.max_messages
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """[start, end) of what is read, one after the other."""
+        return [(self.start, self.end)] if self.step is None else [(run.start, run.end) for run in self.step.runs]
+
+    def split(self, count: int) -> list[RangePartition]:
+        """Divide it into `count` parts of about one size, at most one for each offset; a step is not divided."""
+        if self.step is not None:
+            return [self]
+        total = self.end - self.start
+        count = min(count, total)
+        bounds = [self.start + total * number // count for number in range(count + 1)]
+        return [replace(self, start=low, end=high) for low, high in pairwise(bounds) if low < high]
+
+
+@dataclass(frozen=True)
+class MultiRangePartition(InputPartition):
+    """Several ranges, which one task reads one after the other."""
+
+    ranges: tuple[RangePartition, ...]
+
+
+def plan_tasks(ranges: Sequence[RangePartition], least: int | None, most: int | None) -> list[InputPartition]:
+    """Return a task for each range that has messages; or at least so many, if there are as many messages, for which the
+    largest are divided; or at most so many, of about one size."""
+    divided = _divided(ranges, least or 0)
+    if most is None or len(divided) <= most:
+        return list(divided)
+    return [MultiRangePartition(tuple(together)) for together in _put_together(divided, most)]
+
+
+def _divided(ranges: Sequence[RangePartition], least: int) -> list[RangePartition]:
+    ranges = [each for each in ranges if each.max_messages]
+    total = sum(each.end - each.start for each in ranges)
+    if len(ranges) >= least:
+        return ranges
+    return [piece for each in ranges for piece in each.split(-(-least * (each.end - each.start) // total))]
+
+
+def _put_together(ranges: Sequence[RangePartition], most: int) -> list[list[RangePartition]]:
+    """Deal ranges out, the largest first, each to the task with the least so far; in each task they keep their
+    order."""
+    shares: list[list[int]] = [[] for _ in range(most)]
+    waiting = [(0, task) for task in range(most)]
+    for index in sorted(range(len(ranges)), key=lambda index: -ranges[index].max_messages):
+        size, task = heappop(waiting)
+        shares[task].append(index)
+        heappush(waiting, (size + ranges[index].max_messages, task))
+    return [[ranges[index] for index in sorted(share)] for share in shares if share]
+
+
+def read_task(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield all that a task has, in the columns of the schema; nothing of the one that Spark makes where there are
+    none.
+
+    While Spark takes one page, the next is read. A database that is away for a while is waited for. Raises
+    `PositionGone`, `PositionBeyondHead`, `DatabaseUnreachable`.
+    """
+    ranges = partition.ranges if isinstance(partition, MultiRangePartition) else (partition,)
+    pages = chain.from_iterable(_read_range(one, schema) for one in ranges if isinstance(one, RangePartition))
+    worker = _worker(os.getpid())
+    ahead = worker.submit(partial(next, pages, None))
+    while (page := ahead.result()) is not None:
+        ahead = worker.submit(partial(next, pages, None))
+        yield from page
+
+
+@cache
+def _worker(pid: int) -> WorkerThread:
+    """One thread in each process, so that its connection is used for one thing after the other, also when a task ends
+    in the midst of its pages."""
+    return WorkerThread("sublet reads ahead")
+
+
+def _read_range(partition: RangePartition, schema: pa.Schema) -> Iterator[list[pa.RecordBatch]]:
+    """Page by page."""
+    from sublet_borrower.spark.common.columns import to_output_batches
+
+    keep_server_running(partition.data_dir, partition.driver_host)
+    check_socket_reachable(partition.url, partition.driver_host)
+    if partition.schema_name is not None:
+        os.environ["SUBLET_SCHEMA"] = partition.schema_name
+    _keep_freed_memory()
+    if partition.step is None:
+        for batches in _pages(partition, partition.start, partition.end):
+            yield list(to_output_batches(batches, partition.space, schema))
+        return
+    for run in partition.step.runs:
+        for batches in _pages(partition, run.start, run.end):
+            sifted = [partition.step.filter_batch(run, batch) for batch in batches]
+            yield list(to_output_batches([batch for batch in sifted if batch.num_rows], partition.space, schema))
+
+
+def poison_in(partitions: Sequence[RangePartition]) -> dict[int, PoisonBlock]:
+    """Return {stream: the first block that its task could not decode}. What else would hinder a task is left to it;
+    where something is away the rest is not looked at."""
+    import psycopg
+
+    found: dict[int, PoisonBlock] = {}
+    try:
+        for partition in partitions:
+            with contextlib.suppress(PositionGone, PositionBeyondHead, NotFound):
+                if (problem := _poison(partition)) is not None:
+                    found[partition.stream_id] = problem
+    except (Unavailable, psycopg.OperationalError) as problem:
+        log.warning("what is to be done again was not all looked at before: %s", problem)
+    finally:
+        for partition in partitions:
+            _connection(partition.url).close()
+    return found
+
+
+def _poison(partition: RangePartition) -> PoisonBlock | None:
+    try:
+        for start, end in partition.spans:
+            for _ in _pages(partition, start, end):
+                pass
+    except PoisonBlock as problem:
+        return problem
+    return None
+
+
+@cache
+def _keep_freed_memory() -> None:
+    """Have the memory of one page used for the next. Once glibc has seen so large a piece freed, which is never touched
+    and costs nothing, it no longer gives back to the system what a page leaves, only to be given it again, zeroed."""
+    bytes(FREED_BYTES)
+
+
+def _pages(partition: RangePartition, start: int, end: int) -> Iterator[Sequence[pa.RecordBatch]]:
+    filter, offset = TopicFilter.parse(partition.filter), start
+    while offset < end:
+        try:
+            page = _page(partition, filter, offset, end)
+        except PositionGone as gone:
+            offset = _passed(partition, gone, end)
+            continue
+        yield page.batches
+        offset = page.position
+
+
+def _passed(partition: RangePartition, gone: PositionGone, end: int) -> int:
+    """Return where to go on behind what retention has taken."""
+    if partition.fail_on_data_loss:
+        raise gone
+    log.warning("%s It is left out, as failOnDataLoss is false.", gone)
+    return end if gone.oldest is None else min(gone.oldest, end)
+
+
+def _page(partition: RangePartition, filter: TopicFilter, offset: int, end: int) -> LogPage:
+    from sublet_borrower.spark.common.columns import FEW_ROWS
+    from sublet_storage.log import fetch as message_log
+
+    def attempt() -> LogPage:
+        with _connection(partition.url) as connection:
+            return message_log.fetch(
+                connection,
+                partition.stream_id,
+                offset,
+                filter=filter,
+                generation_id=partition.generation_id,
+                wanted=partition.predicate,
+                end=end,
+                few=FEW_ROWS,
+            )
+
+    page = retry_while_unavailable(attempt, DATABASE_TIMEOUT_S, "reading goes on when it can")
+    if page.head < end:  # such as a standby that took over and had not all that was planned
+        raise message_log.beyond_head_error(partition.stream_id, end, page.head)
+    return page
+
+
+def _connection(url: str) -> ReconnectingConnection:
+    return _reconnecting(os.getpid(), url, os.environ.get("SUBLET_SCHEMA"))
+
+
+@cache
+def _reconnecting(pid: int, url: str, schema: str | None) -> ReconnectingConnection:
+    """By process, URL and schema."""
+    from sublet_storage.db.connect import connect
+    from sublet_storage.db.reconnecting_connection import ReconnectingConnection
+
+    return ReconnectingConnection(
+        lambda: connect(url, schema=schema, application_name="sublet spark", silence_s=DATABASE_TIMEOUT_S)
+    )

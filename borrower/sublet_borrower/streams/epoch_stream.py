@@ -1,0 +1,233 @@
+"""A stream granted by an atomic group, read, delivered and reported in entire epochs; no I/O.
+
+What comes next is planned from the marks of its blocks (`sublet_storage.readers.epoch_steps`), a step at a time: one or
+more pages of messages, with which epochs end. Progress moves when a step is done, never inside of it. A stream that is
+to be handed over is read to the end of the step that has begun; if it is `cut_short`, that step is left undone, and
+delivered again by the next holder.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from sublet_borrower.machine.events import SessionProgress
+from sublet_borrower.streams.granted_stream import GrantedStream
+from sublet_protocol.domain.epochs import ConsumedFrontier
+from sublet_storage.log.fetch import LogPage
+from sublet_storage.readers.epoch_steps import BlockRun, BlockSummaries, EpochStep, EpochStepPlanner
+
+
+@dataclass(frozen=True, slots=True)
+class StepEnd:
+    """Progress of a stream between two steps."""
+
+    position: int
+    consumed: ConsumedFrontier
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """Messages of [first, end) that were read for a step."""
+
+    table: pa.Table
+    first: int
+    end: int
+    ticket: int
+
+
+@dataclass(slots=True)
+class _Made:
+    """A step that has begun. `tickets`: what was given out of it and is not done; `furthest`: up to where that was."""
+
+    step_end: StepEnd
+    tickets: set[int] = field(default_factory=set)
+    complete: bool = False
+    furthest: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class EpochGrantedStream(GrantedStream):
+    """See the module's page. `read` is the next offset to be read; while there is no step, up to where marks are known.
+
+    `has_new_frontier`: there may be another step. `pieces`: what was read and not given out yet, since it is not known
+    whether the step ends with it.
+    """
+
+    step_planner: EpochStepPlanner = field(kw_only=True)
+    step: EpochStep | None = None
+    has_new_frontier: bool = False
+    is_aborted: bool = False
+    pieces: deque[StepRows] = field(default_factory=deque)
+    _run: int = 0
+    _made: deque[_Made] = field(default_factory=deque)
+    _step_end: StepEnd = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._step_end = StepEnd(self.step_planner.position, self.step_planner.consumed)
+
+    @property
+    def acknowledged_offset(self) -> int:
+        """Everything before this offset is done."""
+        return self._step_end.position
+
+    @property
+    def may_have_more(self) -> bool:
+        """Worth reading, or looking at, now."""
+        if self.is_ended or self.is_unreadable or self.is_aborted:
+            return False
+        if self.pieces or self.step is not None:
+            return True
+        return not self.is_stopping and (self.has_new_frontier or self.has_more)
+
+    @property
+    def is_waiting(self) -> bool:
+        """For epochs to be completed."""
+        return self.step is None and self.step_planner.is_waiting and not (self.is_ended or self.is_stopping)
+
+    @property
+    def is_mid_step(self) -> bool:
+        """Some of it is given out, and some is not."""
+        return not self.is_ended and (self.step is not None or bool(self.pieces))
+
+    @property
+    def is_quiescent(self) -> bool:
+        """Nothing will be acknowledged any more."""
+        return self.is_abandoned or not (
+            self.outstanding or self.is_reading or (self.step is not None and not self.is_aborted)
+        )
+
+    def add_summaries(self, marks: BlockSummaries) -> None:
+        """Take notice of what follows."""
+        self.step_planner.add_summaries(marks)
+        self.head, self.next_read_offset, self.head_hint, self.has_new_frontier = (
+            marks.head,
+            self.step_planner.scanned,
+            0,
+            False,
+        )
+
+    def begin_step(self, limit_bytes: int) -> bool:
+        """Begin the next step, of about `max_bytes`, from what is known; False if there is none."""
+        if self.is_ended or self.is_stopping or (step := self.step_planner.next_step(limit_bytes)) is None:
+            return False
+        self.step_planner.complete_step(step)
+        self._made.append(_Made(StepEnd(step.position, step.consumed)))
+        self.step, self._run = step, 0
+        self._begin_run()
+        return True
+
+    def advance_read(self, start: int, end: int, head: int) -> bool:
+        """See `GrantedStream.advance_read`: what was read for the step."""
+        if (
+            self.is_ended
+            or self.is_aborted
+            or self.step is None
+            or start != self.next_read_offset
+            or not start < end <= head
+        ):
+            return False
+        made, run = self._made[-1], self.step.runs[self._run]
+        end = min(end, run.end)
+        self.ticket += 1
+        self.outstanding[self.ticket] = start
+        made.tickets.add(self.ticket)
+        self.next_read_offset, self.head = end, head
+        if end == run.end:
+            self._run += 1
+            self._begin_run()
+        self.is_reading = False
+        return True
+
+    def add_page(self, page: LogPage, step: EpochStep, run: BlockRun, *, atomic: bool = False) -> bool:
+        """Take the matching messages of a page that was read for the run; False if nothing more comes of it. `entire`:
+        all of a step together."""
+        sifted = [retained for batch in page.batches if (retained := step.filter_batch(run, batch)).num_rows]
+        if not sifted:
+            return False
+        table, end = pa.Table.from_batches(sifted), min(page.position, run.end)
+        if atomic and self.pieces:
+            before = self.pieces.pop()
+            table = pa.concat_tables((before.table, table))
+            self.pieces.append(StepRows(table, min(before.first, page.start), max(before.end, end), before.ticket))
+            return False
+        self.pieces.append(StepRows(table, page.start, end, self.ticket))
+        return True
+
+    @property
+    def next_run(self) -> tuple[EpochStep, BlockRun] | None:
+        """The step that is being read, and what is to be read next of it."""
+        return None if self.step is None else (self.step, self.step.runs[self._run])
+
+    def next_rows(self) -> tuple[StepRows, StepEnd | None] | None:
+        """Return what is to be given out now, and where the stream is once that is done, if a step ends with it."""
+        made = self._made[-1] if self._made else None
+        if not self.pieces or made is None or not (made.complete or len(self.pieces) > 1):
+            return None
+        piece = self.pieces.popleft()
+        made.furthest = max(made.furthest, piece.end)
+        return piece, made.step_end if made.complete and not self.pieces else None
+
+    def mark_done(self, ticket: int) -> bool:
+        """Mark the batch as done. False: it was before."""
+        if self.outstanding.pop(ticket, None) is None:
+            return False
+        for made in self._made:
+            made.tickets.discard(ticket)
+        self._settle()
+        return True
+
+    def mark_done_upto(self, ticket: int, position: int) -> None:
+        """Progress does not move inside of a step."""
+
+    def read_state(self) -> tuple[Any, ...]:
+        """See `GrantedStream.read_state`: with what is planned, and the step that has begun."""
+        made = [(one, one.complete, one.furthest) for one in self._made]
+        reading = (self.next_read_offset, self.ticket, self.size, self.step, self._run, self.max_bytes, self._step_end)
+        return reading, made, tuple(self.pieces), self.step_planner.copy()
+
+    def go_back(self, read_state: tuple[Any, ...]) -> None:
+        """See `GrantedStream.go_back`."""
+        reading, made, pieces, self.step_planner = read_state
+        self.next_read_offset, self.ticket, self.size, self.step, self._run, self.max_bytes, self._step_end = reading
+        self.pieces, self._made = deque(pieces), deque(one for one, _, _ in made)
+        for one, complete, furthest in made:
+            one.complete, one.furthest = complete, furthest
+            one.tickets.intersection_update(range(self.ticket + 1))
+        for ticket in [ticket for ticket in self.outstanding if ticket > self.ticket]:
+            del self.outstanding[ticket]
+
+    def abort_step(self) -> None:
+        """Leave the step that has begun undone."""
+        self.is_aborted = True
+        for piece in self.pieces:
+            self.outstanding.pop(piece.ticket, None)
+        self.pieces.clear()
+
+    def to_progress(self) -> SessionProgress:
+        """See `GrantedStream.to_progress`."""
+        final, step_end = self.is_ending and self.is_quiescent, self._step_end
+        lag = None if self.head is None else max(self.head - step_end.position, 0)
+        until = max((made.furthest for made in self._made), default=0) if final else 0
+        progress = SessionProgress(
+            self.stream_id, self.grant_id, step_end.position, final, self.size, lag, until, consumed=step_end.consumed
+        )
+        return self._with_read_error(progress)
+
+    def _begin_run(self) -> None:
+        assert self.step is not None
+        if self._run < len(self.step.runs):
+            run = self.step.runs[self._run]
+            self.next_read_offset, self.max_bytes = run.start, run.size
+            return
+        self._made[-1].complete = self.has_new_frontier = True
+        self.step, self.next_read_offset = None, self.step_planner.scanned
+        self._settle()
+
+    def _settle(self) -> None:
+        """Progress moves on behind steps that are done, up to the first that is not."""
+        while self._made and self._made[0].complete and not self._made[0].tickets:
+            self._step_end = self._made.popleft().step_end

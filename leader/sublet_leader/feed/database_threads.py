@@ -1,0 +1,82 @@
+"""A few threads with a connection each: what a feed asks of the database, without holding up the node's event loop.
+
+No pool that is shared: a client must be refused at once where the database is away, and a node that stops breaks off
+what is under way."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import psycopg
+
+from sublet_protocol.domain.errors import DatabaseUnreachable, SubletError
+from sublet_storage.db.bounded_connection import BoundedConnection
+from sublet_storage.db.connect import connect
+from sublet_storage.db.reconnecting_connection import ReconnectingConnection
+
+STATEMENT_TIMEOUT_S = 30.0
+LOCK_TIMEOUT_S = 5.0
+RECEIVE_TIMEOUT_S = 45.0
+"""A server that gives no answer for so long is taken for lost."""
+
+_T = TypeVar("_T")
+Work = Callable[[psycopg.Connection[Any]], _T]
+
+
+class DatabaseThreads:
+    """A connection is its thread's own, opened when it is needed, and thrown away when something went wrong on it."""
+
+    def __init__(self, url: str, threads: int, name: str) -> None:
+        self._url, self._name = url, name
+        self._executor = ThreadPoolExecutor(threads, f"sublet {name}", self._begin_thread)
+        self._of_thread = threading.local()
+        self._connections: list[ReconnectingConnection] = []
+
+    def submit(self, work: Work[_T]) -> Future[_T]:
+        """Do it when a thread is free. Raises what the work raises, `DatabaseUnreachable` for a lost database."""
+        return self._executor.submit(self._call, work)
+
+    async def run(self, work: Work[_T]) -> _T:
+        """Do it, and wait for it; it goes on when the waiting is cancelled."""
+        return await asyncio.wrap_future(self.submit(work))
+
+    def close(self) -> None:
+        """Begin nothing more, wait no longer for the database, and hang up."""
+        for each in tuple(self._connections):
+            each.stop_waiting()
+        self._executor.shutdown(cancel_futures=True)
+        for each in self._connections:
+            each.close()
+
+    def _begin_thread(self) -> None:
+        self._of_thread.connection = ReconnectingConnection(self._connect)
+        self._connections.append(self._of_thread.connection)
+
+    def _connect(self) -> BoundedConnection:
+        return connect(
+            self._url,
+            application_name=f"sublet {self._name}",
+            statement_timeout_s=STATEMENT_TIMEOUT_S,
+            lock_timeout_s=LOCK_TIMEOUT_S,
+            transaction_timeout_s=STATEMENT_TIMEOUT_S,
+            silence_s=RECEIVE_TIMEOUT_S,
+        )
+
+    def _call(self, work: Work[_T]) -> _T:
+        try:
+            with self._of_thread.connection as connection:
+                return work(connection)
+        except psycopg.OperationalError as error:
+            raise DatabaseUnreachable(
+                f"the database did not answer as it should: {_error_text(error)}. Try again."
+            ) from error
+        except psycopg.Error as error:
+            raise SubletError(f"the database refuses: {_error_text(error)}") from error
+
+
+def _error_text(error: psycopg.Error) -> str:
+    return " ".join(str(error).split()).rstrip(".")

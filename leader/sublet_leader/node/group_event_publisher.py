@@ -1,0 +1,151 @@
+"""Publishes events of groups to watchers as JSON, and answers which node leads; pure.
+
+Most are lines of history as a commit has written them. Members come and go in their leader's memory, and so does a
+leader: those lines are in no table, and have the time of the node's clock when they are sent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from sublet_leader.group.history_events import GroupHistoryEvent
+from sublet_leader.group.members import Member
+from sublet_protocol.domain.errors import UsageError
+from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
+from sublet_protocol.messages.events import LEADER, GroupEvent
+from sublet_protocol.pubsub.model import Channel
+from sublet_storage.groups.model.lending_row import MICROSECONDS
+from sublet_storage.groups.model.records import Group, Leadership
+
+MAX_MEMBERS = 1_000
+"""Maximum number of members listed of a group; of more, these."""
+MAX_ASKED = 1_000
+"""Maximum number of subscriptions looked up at a time; further queries are repeated."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderLocation:
+    """The answer to a query who leads: no `group` of that subscription, or no `leadership` on it that is alive.
+    `members`: all that are connected, if it is led here."""
+
+    subscriber_id: str
+    subscription: str
+    group: Group | None
+    leadership: Leadership | None
+    members: tuple[Member, ...] | None = None
+
+
+class LeaderLookups:
+    """Queries who leads what; each subscription is looked up once for all queries meanwhile."""
+
+    def __init__(self) -> None:
+        self._askers: dict[Subscription, dict[str, None]] = {}
+
+    def add(self, subscription: Subscription, subscriber_id: str | None) -> bool:
+        """Add a query; True where it is to be looked up now. None: the node itself needs it."""
+        first = subscription not in self._askers
+        if first and len(self._askers) >= MAX_ASKED:
+            return False
+        askers = self._askers.setdefault(subscription, {})
+        if subscriber_id is not None:
+            askers[subscriber_id] = None
+        return first
+
+    def complete(
+        self,
+        subscription: Subscription,
+        group: Group | None,
+        claim: Leadership | None,
+        members: Iterable[Member] | None,
+    ) -> list[LeaderLocation]:
+        """Return the answers to all that have queried."""
+        alive = claim if claim is not None and claim.remaining_s > 0 else None
+        known = None if alive is None or members is None else tuple(members)
+        askers = self._askers.pop(subscription, {})
+        return [LeaderLocation(asker, str(subscription), group, alive, known) for asker in askers]
+
+    def cancel(self, subscription: Subscription) -> None:
+        """The database did not answer: drop the queries, which are repeated."""
+        self._askers.pop(subscription, None)
+
+
+class GroupEventPublisher:
+    """Publishes for the node of that name what is watched, and spares itself the rest. `now_us`: microseconds since
+    1970 by the node's clock."""
+
+    def __init__(self, node: str, publish: Callable[[str, str, object], object], now_us: Callable[[], int]) -> None:
+        self._node, self._publish, self._now_us = node, publish, now_us
+        self._keys: set[str | None] = set()
+
+    def set_interest(self, key: str | None, wanted: bool) -> None:
+        """A watcher of that group (None: of all) has come, or the last has gone."""
+        (self._keys.add if wanted else self._keys.discard)(key)
+
+    def publish(self, event: Iterable[GroupHistoryEvent]) -> None:
+        """To all who watch, in this order."""
+        if not self._keys:
+            return
+        for each in event:
+            if each.subscription in self._keys or None in self._keys:
+                reported = to_group_event(each, self._node, each.record.at_us or self._now_us())
+                self._publish(Channel.GROUP, each.subscription, reported)
+
+    def leader_event(self, whereabouts: LeaderLocation) -> GroupEvent:
+        """Return the answer to a question."""
+        group, claim = whereabouts.group, whereabouts.leadership
+        reported: dict[str, Any] = {
+            "at": str(StartingPosition.at_time(self._now_us())),
+            "event": LEADER,
+            "group_id": group.group_id if group else None,
+            "subscription": whereabouts.subscription,
+            "node": claim.node.name if claim else None,
+            "term": claim.term if claim else None,
+            "address": claim.node.address if claim else None,
+            "answered_by": self._node,
+        }
+        if whereabouts.members is not None:
+            found = sorted(whereabouts.members, key=lambda member: member.borrower_id)[:MAX_MEMBERS]
+            reported["members"] = [member.to_public_dict for member in found]
+        return GroupEvent(json.dumps(reported).encode())
+
+
+def to_group_event(event: GroupHistoryEvent, node: str, at_us: int) -> GroupEvent:
+    """Return the line as JSON, without what does not apply to it (docs/groups.md)."""
+    line = event.record
+    reported: dict[str, Any] = {
+        "at": str(StartingPosition.at_time(at_us)),
+        "event": line.event,
+        "group_id": line.group_id,
+        "subscription": event.subscription,
+        "node": node,
+        "term": line.term,
+        "stream_id": line.stream_id or None,
+        "grant_id": line.grant_id or None,
+        "position": line.position if line.stream_id else None,
+        "redelivery_end": line.redelivery_end,
+        "forced": line.is_forced if line.stream_id else None,
+        "reason": line.reason,
+        "borrower_id": line.borrower_id,
+        "agent": line.agent,
+        "session": line.session,
+    }
+    return GroupEvent(json.dumps({name: value for name, value in reported.items() if value is not None}).encode())
+
+
+def parse_leader_query(event: GroupEvent) -> Subscription:
+    """Return the subscription that an agent queries, `{"watch": SUBSCRIPTION}`. Raises `UsageError`."""
+    try:
+        asked = json.loads(event.payload)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"an agent's event must be JSON: {error}") from None
+    if not isinstance(asked, dict) or not isinstance(asked.get("watch"), str):
+        raise UsageError('a node takes no events from agents but {"watch": SUBSCRIPTION}: the others are its own.')
+    return Subscription.parse_stored(asked["watch"])  # it may be a group of old, with control characters
+
+
+def to_microseconds(seconds: float) -> int:
+    """Return a time of the system's clock as the store counts it."""
+    return round(seconds * MICROSECONDS)

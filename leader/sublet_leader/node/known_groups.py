@@ -1,0 +1,125 @@
+"""Groups known to a node: their ids, the borrowers that wait for their leaders, and each borrower's group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sublet_leader.group.machine import GroupLeader
+from sublet_leader.node.events import MessageReceived
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.groups.model.records import Group
+
+BorrowerKey = tuple[str, str]
+"""(agent, borrower id): no agent can name another's borrower."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """One subscription that was requested."""
+
+    group: Group | None = None
+    opening: bool = False
+    asked_at: float = 0.0
+    waiting: dict[BorrowerKey, tuple[MessageReceived, float]] = field(default_factory=dict)
+
+
+class KnownGroups:
+    """Memory only: everything in it can be requested again, so it may be forgotten at any time."""
+
+    def __init__(self) -> None:
+        self._known: dict[Subscription, _Known] = {}
+        self._by_id: dict[int, Group] = {}
+        self._home: dict[BorrowerKey, int] = {}
+        self._check_at = float("inf")
+
+    def group(self, subscription: Subscription) -> Group | None:
+        """Return the group as it was opened."""
+        known = self._known.get(subscription)
+        return known.group if known else None
+
+    def group_by_id(self, group_id: int) -> Group | None:
+        """Return the group of that id, if it was opened here."""
+        return self._by_id.get(group_id)
+
+    def add_waiter(self, subscription: Subscription, received: MessageReceived, borrower_id: str, now: float) -> None:
+        """Add a borrower that waits for the leader; a repeated request replaces the one before."""
+        known = self._known.setdefault(subscription, _Known())
+        known.asked_at = now
+        known.waiting[received.agent, borrower_id] = received, now
+        self._check_at = min(self._check_at, now + 1.0)
+
+    def remove_waiter(self, agent: str, borrower_id: str) -> None:
+        """Remove a borrower that may be waiting."""
+        for known in self._known.values():
+            known.waiting.pop((agent, borrower_id), None)
+
+    def remove_group(self, group: Group) -> tuple[MessageReceived, ...]:
+        """Remove a deleted group, so that its subscription is open to a new one. Return all that waited for it,
+        once."""
+        waiting = self.take_waiters(group.subscription)
+        self.finish_opening(group.subscription, None)
+        self._by_id.pop(group.group_id, None)
+        return tuple(received for received, _ in waiting)
+
+    def begin_opening(self, subscription: Subscription) -> bool:
+        """True for the first who must open the group."""
+        known = self._known[subscription]
+        first, known.opening = not known.opening, True
+        return first
+
+    def finish_opening(self, subscription: Subscription, group: Group | None) -> None:
+        """The answer: the group, or None where opening failed. One that had its id was lost by a failover."""
+        if group is not None:
+            lost = self._known.get(self._by_id.get(group.group_id, group).subscription)
+            if lost is not None:
+                lost.group = None
+            self._by_id[group.group_id] = group
+        known = self._known.setdefault(subscription, _Known())
+        known.group, known.opening = group, False
+
+    def take_waiters(
+        self, subscription: Subscription, since: float = float("-inf")
+    ) -> tuple[tuple[MessageReceived, str], ...]:
+        """Return all that wait, once; not those whose last request is older than `since`: they are gone, or will repeat
+        it."""
+        known = self._known.get(subscription)
+        if known is None:
+            return ()
+        taken, known.waiting = tuple((h, b) for (_, b), (h, at) in known.waiting.items() if at >= since), {}
+        return taken
+
+    def bind_borrower(self, agent: str, borrower_id: str, group_id: int) -> None:
+        """The borrower's messages go to that group's leader."""
+        self._home[agent, borrower_id] = group_id
+
+    def group_of_borrower(self, agent: str, borrower_id: str) -> int | None:
+        """Return the group whose leader knows the borrower."""
+        return self._home.get((agent, borrower_id))
+
+    def unbind_group(self, group_id: int) -> None:
+        """Forget the borrowers of the group, whose leader is over."""
+        self._home = {b: g for b, g in self._home.items() if g != group_id}
+
+    def take_idle_groups(self, now: float, idle_s: float, leaders: Mapping[int, GroupLeader]) -> tuple[Group, ...]:
+        """Return groups not led here and not requested in that time, once: they are forgotten, and so are borrowers
+        that their leaders have forgotten. Checked once a second."""
+        if now < self._check_at:
+            return ()
+        self._home = {b: g for b, g in self._home.items() if g in leaders and leaders[g].knows_borrower(b[1])}
+        stale = [s for s, k in self._known.items() if self._is_stale(k, now - idle_s, leaders)]
+        dropped = [self._known.pop(subscription) for subscription in stale]
+        self._check_at = now + 1.0 if self._known else float("inf")
+        groups = tuple(known.group for known in dropped if known.group is not None)
+        for group in groups:
+            self._by_id.pop(group.group_id, None)
+        return groups
+
+    @staticmethod
+    def _is_stale(known: _Known, before: float, leaders: Mapping[int, GroupLeader]) -> bool:
+        led = known.group is not None and known.group.group_id in leaders
+        return not (led or known.opening) and known.asked_at <= before
+
+    def wake_at(self) -> float:
+        """When to look at `take_idle_groups` again."""
+        return self._check_at

@@ -1,0 +1,105 @@
+"""Executes a node's database requests on the group store, and makes the events that answer them.
+
+One place, so that the process, the simulator and the tests make the same calls of a store and return the same answers.
+Pure but for the store; the caller decides when, on which thread, and what a failure is.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from sublet_leader.node.events import (
+    ClaimLeadership,
+    CommitFailed,
+    CommitWrites,
+    DatabaseAnswer,
+    GroupLoaded,
+    GroupOpened,
+    LeaderLookedUp,
+    LeadershipClaimed,
+    LeadershipsReleased,
+    LeadershipsRenewed,
+    LoadGroup,
+    LookUpLeader,
+    OpenGroup,
+    ReleaseLeaderships,
+    RenewLeaderships,
+    Request,
+    WritesCommitted,
+)
+from sublet_protocol.domain.errors import StaleTerm, UndeclaredQueue
+from sublet_storage.groups.coordinator.store import GroupStore
+from sublet_storage.node_directory import NodeRef
+
+
+def execute(request: Request, store: GroupStore, ref: NodeRef, lease_s: float, jitter_s: float = 0.0) -> DatabaseAnswer:
+    """Execute the request for the node `ref`. Answers that are no failure (an undeclared queue, a lost term) are events
+    too; raises what the store raises where the database did not answer: then `failure_answer` makes the event.
+
+    `jitter_s`: seconds that the loser of an election adds before it tries again.
+    """
+    match request:
+        case OpenGroup():
+            return _open(request, store)
+        case ClaimLeadership():
+            return LeadershipClaimed(request, store.claim(request.leadership_id, ref, lease_s), jitter_s)
+        case RenewLeaderships():
+            return LeadershipsRenewed(request, store.renew(ref, request.terms, lease_s))
+        case ReleaseLeaderships():
+            return LeadershipsReleased(request, store.release(ref, request.terms))
+        case LoadGroup():
+            return _load(request, store)
+        case CommitWrites():
+            return WritesCommitted(request, store.commit(request.batch))
+        case LookUpLeader():
+            return _look(request, store)
+        case _:
+            assert_never(request)
+
+
+def failure_answer(request: Request, *, unknown: bool, jitter_s: float = 0.0) -> DatabaseAnswer:
+    """Return the event for a request that the database did not answer. `unknown`: it may have executed it all the
+    same."""
+    match request:
+        case OpenGroup():
+            return GroupOpened(request, None, "the database did not answer")
+        case ClaimLeadership():
+            return LeadershipClaimed(request, None, jitter_s)
+        case RenewLeaderships():
+            return LeadershipsRenewed(request, None)
+        case ReleaseLeaderships():
+            return LeadershipsReleased(request, None)
+        case LoadGroup():
+            return GroupLoaded(request, None)
+        case CommitWrites():
+            return CommitFailed(request, unknown)
+        case LookUpLeader():
+            return LeaderLookedUp(request, is_answered=False)
+        case _:
+            assert_never(request)
+
+
+def _open(request: OpenGroup, store: GroupStore) -> GroupOpened:
+    if request.group_id is not None:
+        group = store.find_group(request.group_id)
+        return GroupOpened(request, group, f"group {request.group_id} is deleted", is_final=group is None)
+    try:
+        return GroupOpened(request, store.open_group(request.subscription, request.starting_position))
+    except UndeclaredQueue as problem:
+        return GroupOpened(request, None, str(problem), is_final=True)
+
+
+def _load(request: LoadGroup, store: GroupStore) -> GroupLoaded:
+    group = store.find_group(request.group.group_id)
+    if group is None or group.subscription != request.group.subscription:  # lost by a failover, and its id given again
+        return GroupLoaded(request, None, is_deleted=True)
+    try:
+        return GroupLoaded(request, store.load(request.group.group_id, request.term), group=group)
+    except StaleTerm:
+        return GroupLoaded(request, None)
+
+
+def _look(request: LookUpLeader, store: GroupStore) -> LeaderLookedUp:
+    group = store.find_live_group(request.subscription)
+    claim = None if group is None else store.read_leaderships((group.group_id,)).get(group.group_id)
+    return LeaderLookedUp(request, group, claim)

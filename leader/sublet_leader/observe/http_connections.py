@@ -1,0 +1,95 @@
+"""The HTTP port's own connections to the database: few, opened on demand, with short timeouts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import psycopg_pool
+
+from sublet_leader.observe.health import Health, HealthState
+from sublet_protocol.domain.errors import SubletError, Unavailable
+from sublet_storage.db.bounded_connection import BoundedConnection
+from sublet_storage.db.connect import connect
+
+MAX_CONNECTIONS = 3
+MAX_WAITING = 16
+"""Fewer than the HTTP port has threads, so that some are left for what needs no database."""
+STATEMENT_TIMEOUT_S = 5.0
+RECEIVE_TIMEOUT_S = 6.0
+ACQUIRE_TIMEOUT_S = 5.0
+CLOSE_TIMEOUT_S = 0.5
+
+Connection = psycopg.Connection[Any]
+
+logging.getLogger("psycopg.pool").setLevel(logging.ERROR)  # the caller's error has the reason
+
+
+class _ReadingConnection(BoundedConnection):
+    """Made by the pool, and like all connections of ours."""
+
+    @classmethod
+    def connect(  # type: ignore[override]
+        cls, conninfo: str = "", *, note: Callable[[SubletError | None], None], **_: Any
+    ) -> BoundedConnection:
+        """`note` is called with what hinders it, or None."""
+        try:
+            made = connect(
+                conninfo,
+                application_name="sublet http",
+                statement_timeout_s=STATEMENT_TIMEOUT_S,
+                silence_s=RECEIVE_TIMEOUT_S,
+            )
+        except SubletError as error:
+            note(error)
+            raise
+        note(None)
+        return made
+
+
+class HttpConnections:
+    """Gives connections to threads, one at a time to each. `look` checks first whether the database is there at all."""
+
+    def __init__(self, url: str, look: Callable[[], Health]) -> None:
+        self._look = look
+        self._hindrance: SubletError | None = None
+        self._pool = psycopg_pool.ConnectionPool(
+            url,
+            connection_class=_ReadingConnection,
+            kwargs={"note": self._note},
+            min_size=0,
+            max_size=MAX_CONNECTIONS,
+            max_waiting=MAX_WAITING,
+            timeout=ACQUIRE_TIMEOUT_S,
+            reconnect_timeout=ACQUIRE_TIMEOUT_S,
+            check=psycopg_pool.ConnectionPool.check_connection,
+            open=True,
+        )
+
+    @contextmanager
+    def connection(self) -> Iterator[Connection]:
+        """Raises `Unavailable` where the database is known to be away, or all connections are in use for long."""
+        check = self._look().check_named("database")
+        if check.state is HealthState.UNREACHABLE:
+            raise Unavailable(f"the database is unreachable: {check.detail}")
+        try:
+            connection = self._pool.getconn()
+        except psycopg_pool.TooManyRequests:
+            raise Unavailable(f"{MAX_WAITING} others are waiting to ask the database. Try again.") from None
+        except psycopg_pool.PoolTimeout:
+            busy = f"{MAX_CONNECTIONS} others have been asking the database for {ACQUIRE_TIMEOUT_S:g} s. Try again."
+            raise Unavailable(busy if self._hindrance is None else str(self._hindrance)) from None
+        try:
+            yield connection
+        finally:
+            self._pool.putconn(connection)
+
+    def close(self) -> None:
+        """Close those that are not in use, and the others when they are given back."""
+        self._pool.close(CLOSE_TIMEOUT_S)
+
+    def _note(self, hindrance: SubletError | None) -> None:
+        self._hindrance = hindrance

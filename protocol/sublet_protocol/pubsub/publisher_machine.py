@@ -1,0 +1,328 @@
+"""The node's half of a connection: subscriptions, and the mailbox of each subscriber; a pure machine.
+
+`receive` takes a batch of commands, `poll` returns messages, `publish` and `send` add them, `expire` forgets
+subscribers that have been silent; times are passed in. `on_ready` is called with a subscriber id when a message waits
+for it. `on_interest` is called with (channel, key or None for all, True or False) when the first subscriber of it has
+come, or the last has gone; `subscribed_keys` has the same at any time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sublet_protocol.pubsub.counters import PublisherCounters
+from sublet_protocol.pubsub.mailbox import Mailbox, MailboxLimits, QueuedMessage
+from sublet_protocol.pubsub.model import (
+    CHANNELS,
+    ChannelKind,
+    CommandError,
+    DeliveredMessage,
+    Gap,
+    ReceivedCommand,
+    Send,
+    Subscribe,
+    UndecodedCommand,
+    Unsubscribe,
+)
+from sublet_protocol.pubsub.publisher_replies import (
+    CommandsAccepted,
+    DuplicateCommands,
+    HoldPoll,
+    PollDeliveries,
+    SubscribedKeys,
+    UnknownSubscriber,
+)
+from sublet_protocol.pubsub.subscription_index import LatestValues, SubscriptionIndex
+
+SILENT_HOLDS = 3
+"""A subscriber that has sent nothing for this many hold times is forgotten."""
+
+REMEMBERED_PAST = 10_000
+"""How many forgotten subscriber ids are stored, so that none of them can begin a second life."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherSettings:
+    """Bounds of what subscribers may cost; `hold_s` is the longest that a poll is held."""
+
+    hold_s: float = 5.0
+    mailbox: MailboxLimits = field(default_factory=MailboxLimits)
+    subscribers: int = 10_000
+    subscriptions_each: int = 100_000
+
+
+@dataclass(slots=True)
+class _Subscriber:
+    """`subjects`: the keys, or None for all, by channel."""
+
+    mailbox: Mailbox
+    received_at: float
+    batch: int = 0
+    errors: tuple[CommandError, ...] = ()
+    subjects: dict[str, dict[str | None, None]] = field(default_factory=dict)
+
+    def all_subjects(self) -> Iterator[tuple[str, str | None]]:
+        return ((channel, key) for channel, keys in self.subjects.items() for key in keys)
+
+
+class PubSubPublisherMachine:
+    """All subscribers of one life of a node. Not thread-safe: one thread (or event loop) calls it.
+
+    `incarnation` is that of the node. `channels` are those that are served. `size_of` returns a body's size in bytes.
+    """
+
+    def __init__(
+        self,
+        incarnation: str,
+        settings: PublisherSettings | None = None,
+        *,
+        channels: Mapping[str, ChannelKind] = CHANNELS,
+        size_of: Callable[[object], int] = lambda body: 256,
+    ) -> None:
+        self.incarnation = incarnation
+        self.settings = settings or PublisherSettings()
+        self.on_ready: Callable[[str], None] = lambda subscriber_id: None
+        self.on_interest: Callable[[str, str | None, bool], None] = lambda channel, key, wanted: None
+        self._channels = channels
+        self._size_of = size_of
+        self._counts: Counter[str] = Counter()
+        self._subscribers: dict[str, _Subscriber] = {}
+        self._expelled: list[str] = []
+        self._past: OrderedDict[str, None] = OrderedDict()
+        self._index = SubscriptionIndex()
+        self._states = LatestValues()
+
+    # --- from subscribers ---
+
+    def receive(
+        self, subscriber_id: str, number: int, commands: Sequence[ReceivedCommand], now: float
+    ) -> CommandsAccepted | DuplicateCommands | UnknownSubscriber:
+        """Execute batch `number` (1, 2, 3, ... per subscriber id), once."""
+        subscriber = self._find(subscriber_id, now, may_be_new=number == 1)
+        if isinstance(subscriber, UnknownSubscriber):
+            return subscriber
+        if number == subscriber.batch:
+            subscriber.received_at = now
+            self._counts["duplicate_batches"] += 1
+            return DuplicateCommands(subscriber.errors)
+        if number != subscriber.batch + 1:
+            return self._expel(subscriber_id, f"batch {number} does not follow batch {subscriber.batch}")
+        subscriber.received_at, subscriber.batch = now, number
+        return self._execute(subscriber_id, subscriber, commands)
+
+    def add_errors(self, subscriber_id: str, number: int, errors: Sequence[CommandError]) -> tuple[CommandError, ...]:
+        """Add what the owner found wrong with the messages of a batch; all its errors, by index."""
+        subscriber = self._subscribers.get(subscriber_id)
+        if subscriber is None or subscriber.batch != number:
+            return tuple(errors)
+        subscriber.errors = tuple(sorted((*subscriber.errors, *errors), key=lambda error: error.index))
+        self._counts["rejected_commands"] += len(errors)
+        return subscriber.errors
+
+    def poll(
+        self, subscriber_id: str, acknowledged: int, incarnation: str, now: float, hold_s: float
+    ) -> PollDeliveries | HoldPoll | UnknownSubscriber:
+        """Forget what is acknowledged and return what waits, or hold the poll."""
+        self._counts["polls"] += 1
+        if incarnation not in ("", self.incarnation):
+            return self._unknown(f"incarnation {incarnation} of this node is over")
+        subscriber = self._find(subscriber_id, now, may_be_new=not incarnation and not acknowledged)
+        if isinstance(subscriber, UnknownSubscriber):
+            return subscriber
+        subscriber.received_at = now
+        if not subscriber.mailbox.acknowledge(acknowledged):
+            return self._expel(subscriber_id, f"message {acknowledged} was acknowledged, and never sent")
+        if subscriber.mailbox:
+            return PollDeliveries(self._take(subscriber.mailbox))
+        return HoldPoll(now + min(max(hold_s, 0.0), self.settings.hold_s))
+
+    def end_poll(self, subscriber_id: str, now: float) -> PollDeliveries | UnknownSubscriber:
+        """End a held poll; return what waits by now, which may be nothing."""
+        subscriber = self._subscribers.get(subscriber_id)
+        if subscriber is None:
+            return self._unknown("forgotten while its poll was held")
+        subscriber.received_at = now
+        deliveries = self._take(subscriber.mailbox)
+        self._counts["empty_polls"] += not deliveries
+        return PollDeliveries(deliveries)
+
+    # --- from the owner ---
+
+    def publish(self, channel: str, key: str, body: object, version: int = 0) -> int:
+        """Queue `body` once for each subscriber of this key or of the whole channel; how many there are.
+
+        On a state channel a version that is not above the key's current one is dropped.
+        """
+        is_state = self._channels[channel] is ChannelKind.STATE
+        if is_state and not self._states.put(channel, key, body, version):
+            return 0
+        size = self._size_of(body) + len(key)
+        readers = self._index.subscribers(channel, key)
+        for subscriber_id in readers:
+            self._put(subscriber_id, QueuedMessage(channel, key, body, size, is_state, version))
+        return len(readers)
+
+    def send(self, subscriber_id: str, channel: str, key: str, body: object) -> bool:
+        """Queue `body` for one subscriber, whatever it subscribed to; False if the node does not know it.
+
+        On a log channel, while an equal message is unacknowledged it is not queued again: resending is free.
+        """
+        if subscriber_id not in self._subscribers:
+            return False
+        is_state = self._channels[channel] is ChannelKind.STATE
+        size = self._size_of(body) + len(key)
+        self._put(subscriber_id, QueuedMessage(channel, key, body, size, is_state, is_deduplicated=not is_state))
+        return True
+
+    def clear_state(self, channel: str, key: str) -> None:
+        """Forget the current value of a state that is over; who subscribes later is not answered."""
+        self._states.drop(channel, key)
+
+    def expire(self, now: float) -> tuple[str, ...]:
+        """Forget every subscriber that was silent for three hold times; return their ids, and those expelled since the
+        last call."""
+        since = now - SILENT_HOLDS * self.settings.hold_s
+        silent = tuple(name for name, subscriber in self._subscribers.items() if subscriber.received_at <= since)
+        for subscriber_id in silent:
+            self._forget(subscriber_id, "expired")
+        expelled, self._expelled = tuple(self._expelled), []
+        return silent + expelled
+
+    @property
+    def wake_at(self) -> float | None:
+        """When `expire` may find a silent subscriber; None while there is no subscriber."""
+        oldest = min((subscriber.received_at for subscriber in self._subscribers.values()), default=None)
+        return None if oldest is None else oldest + SILENT_HOLDS * self.settings.hold_s
+
+    @property
+    def subscriber_ids(self) -> tuple[str, ...]:
+        """Everybody known, in order of arrival."""
+        return tuple(self._subscribers)
+
+    def subscriptions(self, subscriber_id: str) -> tuple[tuple[str, str | None], ...]:
+        """Return the (channel, key or None for all) that this subscriber has subscribed to; none if it is not known."""
+        subscriber = self._subscribers.get(subscriber_id)
+        return () if subscriber is None else tuple(subscriber.all_subjects())
+
+    def subscribed_keys(self, channel: str) -> SubscribedKeys:
+        """Return the subscribed keys of a channel: only these are worth reading."""
+        return SubscribedKeys(frozenset(self._index.keys(channel)), self._index.has_all(channel))
+
+    def has_subscriber(self, subscriber_id: str) -> bool:
+        """Whether this subscriber id is alive."""
+        return subscriber_id in self._subscribers
+
+    @property
+    def counters(self) -> PublisherCounters:
+        """What happened so far."""
+        return PublisherCounters(**self._counts)
+
+    def find_leaks(self) -> tuple[str, ...]:
+        """Return what is still stored of ended subscriptions and messages; empty unless there is a leak.
+
+        The newest states are no leaks: they answer later subscriptions, until they are cleared.
+        """
+        wanted = {(name, *one) for name, subscriber in self._subscribers.items() for one in subscriber.all_subjects()}
+        entered = set(self._index.entries())
+        found = [f"subscription {one}: nobody asked for it" for one in entered - wanted]
+        found += [f"subscription {one}: messages pass it by" for one in wanted - entered]
+        for name, subscriber in self._subscribers.items():
+            found += [f"mailbox of {name}: {leak}" for leak in subscriber.mailbox.find_leaks()]
+        return tuple(found)
+
+    # --- inside ---
+
+    def _find(self, subscriber_id: str, now: float, *, may_be_new: bool) -> _Subscriber | UnknownSubscriber:
+        if (subscriber := self._subscribers.get(subscriber_id)) is not None:
+            return subscriber
+        if subscriber_id in self._past or not may_be_new:
+            return self._unknown("its life is over: it was silent for too long, or broke the rules")
+        if len(self._subscribers) >= self.settings.subscribers:
+            return self._unknown(f"the node serves {self.settings.subscribers} subscribers already, which is its limit")
+        subscriber = _Subscriber(Mailbox(self.settings.mailbox), now)
+        self._subscribers[subscriber_id] = subscriber
+        self._counts["incarnations"] += 1
+        return subscriber
+
+    def _unknown(self, reason: str) -> UnknownSubscriber:
+        self._counts["unknown_subscriber_replies"] += 1
+        return UnknownSubscriber(reason)
+
+    def _expel(self, subscriber_id: str, reason: str) -> UnknownSubscriber:
+        self._forget(subscriber_id, "expelled")
+        self._expelled.append(subscriber_id)
+        return self._unknown(reason)
+
+    def _forget(self, subscriber_id: str, counted_as: str) -> None:
+        subscriber = self._subscribers.pop(subscriber_id)
+        subjects = tuple(subscriber.all_subjects())
+        left = [subject for subject in subjects if self._index.remove(subscriber_id, *subject)]
+        self._past[subscriber_id] = None
+        if len(self._past) > REMEMBERED_PAST:
+            self._past.popitem(last=False)
+        self._counts[counted_as] += 1
+        self.on_ready(subscriber_id)
+        for channel, key in left:
+            self.on_interest(channel, key, False)
+
+    def _execute(
+        self, subscriber_id: str, subscriber: _Subscriber, commands: Sequence[ReceivedCommand]
+    ) -> CommandsAccepted:
+        errors: list[CommandError] = []
+        messages: list[tuple[int, object]] = []
+        for index, command in enumerate(commands):
+            match command:
+                case Send(body):
+                    messages.append((index, body))
+                    refusal = None
+                case UndecodedCommand(text):
+                    refusal = text
+                case Subscribe(channel, key):
+                    refusal = self._subscribe(subscriber_id, subscriber, channel, key)
+                case Unsubscribe(channel, key):
+                    refusal = self._unsubscribe(subscriber_id, subscriber, channel, key)
+            if refusal is not None:
+                errors.append(CommandError(index, refusal))
+        subscriber.errors = tuple(errors)
+        self._counts.update(batches=1, commands=len(commands), rejected_commands=len(errors))
+        return CommandsAccepted(tuple(messages), subscriber.errors)
+
+    def _subscribe(self, subscriber_id: str, subscriber: _Subscriber, channel: str, key: str | None) -> str | None:
+        if (kind := self._channels.get(channel)) is None:
+            return f"channel {channel!r} is not served here; these are: {', '.join(self._channels)}"
+        limit = self.settings.subscriptions_each
+        keys = subscriber.subjects.setdefault(channel, {})
+        if key not in keys and sum(len(one) for one in subscriber.subjects.values()) >= limit:
+            return f"a subscriber has at most {limit} subscriptions; unsubscribe from some, or subscribe to all keys"
+        keys[key] = None
+        is_first = self._index.add(subscriber_id, channel, key)
+        if kind is ChannelKind.STATE:
+            for state_key, body, version in self._states.current(channel, key):
+                size = self._size_of(body) + len(state_key)
+                self._put(subscriber_id, QueuedMessage(channel, state_key, body, size, is_state=True, version=version))
+        if is_first:
+            self.on_interest(channel, key, True)
+        return None
+
+    def _unsubscribe(self, subscriber_id: str, subscriber: _Subscriber, channel: str, key: str | None) -> str | None:
+        if channel not in self._channels:
+            return f"channel {channel!r} is not served here; these are: {', '.join(self._channels)}"
+        subscriber.subjects.get(channel, {}).pop(key, None)
+        if self._index.remove(subscriber_id, channel, key):
+            self.on_interest(channel, key, False)
+        return None
+
+    def _put(self, subscriber_id: str, message: QueuedMessage) -> None:
+        self._subscribers[subscriber_id].mailbox.put(message)
+        self.on_ready(subscriber_id)
+
+    def _take(self, mailbox: Mailbox) -> tuple[DeliveredMessage, ...]:
+        before = mailbox.sequence
+        deliveries = mailbox.take()
+        gaps = [one.body for one in deliveries if one.sequence > before and isinstance(one.body, Gap)]
+        fresh = mailbox.sequence - before
+        self._counts.update(deliveries=fresh, redeliveries=len(deliveries) - fresh)
+        self._counts.update(gaps=len(gaps), dropped=sum(gap.dropped for gap in gaps))
+        return deliveries

@@ -1,0 +1,420 @@
+"""The agent's half of a connection to one node: a pure machine, `decide(event, now) -> Outcome`.
+
+A *life* is the time under one subscriber id. It begins when something is subscribed or sent, and ends when nothing is
+needed any more, or with doubt: two failed calls of a kind in a row, another incarnation, a node that does not know this
+subscriber. The next life begins with every subscription declared again. A batch is repeated under its number with the
+same content only within a life, so no command is ever executed twice.
+
+What many agents would do at the same instant is spread by the `jitter` that comes with each answer: retries, the return
+to a node that has restarted, and the length of a hold (else all subscribers that one message woke would poll in step
+for ever).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import assert_never
+
+from sublet_protocol.pubsub.counters import SubscriberCounters
+from sublet_protocol.pubsub.model import (
+    CHANNELS,
+    ChannelKind,
+    Command,
+    DeliveredMessage,
+    Gap,
+    Send,
+    Subject,
+    Subscribe,
+    Unsubscribe,
+)
+from sublet_protocol.pubsub.subscriber_machine_events import (
+    CancelCommands,
+    CancelPoll,
+    CommandsRejected,
+    CommandsReplied,
+    CommandsUnanswered,
+    ConnectionLost,
+    ConnectionLostReason,
+    ConnectionRejected,
+    ConnectionStatus,
+    ConnectionStillLost,
+    Deliver,
+    Event,
+    Instruction,
+    Outcome,
+    PollReplied,
+    PollUnanswered,
+    SendCommands,
+    SetListening,
+    StartPoll,
+    Tick,
+)
+
+FAILURES_TO_LOSE = 2
+"""How many failed calls of a kind in a row end a life."""
+
+HOLD_SPREAD = 0.2
+"""Up to this part of its length a hold is shorter, by jitter."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriberSettings:
+    """Times in seconds; bounds of one batch and of the queue. With jitter a retry takes up to twice as long.
+
+    `spread_s`: over this time the agents of a node that has begun anew, or forgotten them, come back.
+    """
+
+    hold_s: float = 5.0
+    retry_s: float = 0.1
+    max_retry_s: float = 2.0
+    spread_s: float = 0.5
+    batch_commands: int = 1_000
+    batch_bytes: int = 1 << 20
+    queued_commands: int = 200_000
+
+
+@dataclass(slots=True)
+class _Call:
+    """One of the two calls that may be under way: a batch or a poll."""
+
+    busy: bool = False
+    failures: int = 0
+    not_before: float = 0.0
+
+
+@dataclass(slots=True)
+class _Life:
+    """What holds under one subscriber id only. `number`: of the last batch; `flight`: its commands if unanswered."""
+
+    id: int
+    number: int = 0
+    flight: tuple[Command, ...] = ()
+    acknowledged: int = 0
+    incarnation: str = ""
+    last_on: dict[str, int] = field(default_factory=dict)
+    batch: _Call = field(default_factory=_Call)
+    poll: _Call = field(default_factory=_Call)
+
+
+class PubSubSubscriberMachine:
+    """The state between one agent and one node. `agent` names this life of the agent's process."""
+
+    def __init__(
+        self,
+        agent: str,
+        settings: SubscriberSettings | None = None,
+        *,
+        channels: Mapping[str, ChannelKind] = CHANNELS,
+        size_of: Callable[[Command], int] = lambda command: 256,
+    ) -> None:
+        self.status = ConnectionStatus.IDLE
+        self._agent = agent
+        self._settings = settings or SubscriberSettings()
+        self._channels = channels
+        self._size_of = size_of
+        self._wanted: dict[Subject, None] = {}
+        self._unreported: dict[Subject, None] = {}  # subscribed since the loss was reported
+        self._listening = False
+        self._queue: deque[Command] = deque()
+        self._setbacks = 0
+        self._jitter = 0.0
+        self._counts: Counter[str] = Counter()
+        self._lost: Counter[ConnectionLostReason] = Counter()
+        self._refusal = ""
+        self._life = _Life(0)
+        self._out: list[Instruction] = []
+
+    def decide(self, event: Event, now: float) -> Outcome:
+        """Take in one event; times are seconds of a monotonic clock."""
+        self._out = []
+        if self.status is not ConnectionStatus.REJECTED:
+            self._take_in(event, now)
+            self._advance(now)
+        elif isinstance(event, Subscribe):
+            self._out.append(
+                ConnectionStillLost(
+                    ConnectionLost(ConnectionLostReason.REJECTED, self._refusal, ((event.channel, event.key),))
+                )
+            )
+        return Outcome(tuple(self._out), self._wake_at(now))
+
+    @property
+    def subscriber_id(self) -> str:
+        """The id of the present life."""
+        return f"{self._agent}.{self._life.id}"
+
+    @property
+    def unacknowledged_count(self) -> int:
+        """Messages without the node's receipt."""
+        return sum(isinstance(command, Send) for command in (*self._queue, *self._life.flight))
+
+    def is_subscribed(self, channel: str, key: str | None) -> bool:
+        """Whether this is subscribed to, now or as soon as the node is there."""
+        return (channel, key) in self._wanted
+
+    @property
+    def counters(self) -> SubscriberCounters:
+        """What happened so far."""
+        names = (field.name for field in fields(SubscriberCounters) if field.name != "connections_lost")
+        return SubscriberCounters(**{name: self._counts[name] for name in names}, connections_lost=dict(self._lost))
+
+    def find_leaks(self) -> tuple[str, ...]:
+        """Return what is still stored though nothing is subscribed; empty unless there is a leak."""
+        unwanted = self._unreported.keys() - self._wanted
+        found = [f"{subject}: a loss to be reported, and not subscribed" for subject in unwanted]
+        if self.status in (ConnectionStatus.IDLE, ConnectionStatus.REJECTED):
+            retained = {"subscriptions": self._wanted, "commands": self._queue, "a batch": self._life.flight}
+            found += [f"{name}: kept while {self.status.value}" for name, items in retained.items() if items]
+        elif self._unreported and self.status is not ConnectionStatus.DISCONNECTED:
+            found.append(f"{len(self._unreported)} subscriptions: a loss to be reported that is over")
+        return tuple(found)
+
+    # --- events ---
+
+    def _take_in(self, event: Event, now: float) -> None:
+        match event:
+            case Subscribe(channel, key):
+                self._add_wanted((channel, key))
+                self._enqueue(event, now)
+            case Unsubscribe(channel, key):
+                self._remove_wanted((channel, key))
+                self._enqueue(event, now)
+            case Send():
+                self._enqueue(event, now)
+            case SetListening(wanted):
+                self._listening = wanted
+            case CommandsReplied() | CommandsUnanswered() | PollReplied() | PollUnanswered() | ConnectionRejected():
+                if event.subscriber_incarnation == self._life.id and self.status is not ConnectionStatus.IDLE:
+                    self._take_in_answer(event, now)
+            case Tick():
+                pass
+            case _:
+                assert_never(event)
+
+    def _take_in_answer(
+        self,
+        event: CommandsReplied | CommandsUnanswered | PollReplied | PollUnanswered | ConnectionRejected,
+        now: float,
+    ) -> None:
+        if not isinstance(event, ConnectionRejected):
+            self._jitter = event.jitter
+        match event:
+            case CommandsReplied():
+                self._batch_answered(event, now)
+            case PollReplied():
+                self._poll_answered(event, now)
+            case CommandsUnanswered():
+                self._failed(self._life.batch, event, now)
+            case PollUnanswered():
+                self._failed(self._life.poll, event, now)
+            case ConnectionRejected(reason=reason):
+                self._lose(ConnectionLostReason.REJECTED, reason, now)
+            case _:
+                assert_never(event)
+
+    def _add_wanted(self, subject: Subject) -> None:
+        if self.status is ConnectionStatus.DISCONNECTED and subject not in self._wanted:
+            self._unreported[subject] = None
+        self._wanted[subject] = None
+
+    def _remove_wanted(self, subject: Subject) -> None:
+        self._wanted.pop(subject, None)
+        self._unreported.pop(subject, None)
+
+    def _enqueue(self, command: Command, now: float) -> None:
+        self._queue.append(command)
+        if len(self._queue) > self._settings.queued_commands + len(self._wanted):
+            self._lose(ConnectionLostReason.OVERFLOW, f"{len(self._queue)} commands wait for the node", now)
+
+    def _batch_answered(self, event: CommandsReplied, now: float) -> None:
+        is_expected = self._life.batch.busy and event.number == self._life.number
+        if not is_expected or not self._trusts(event, self._life.batch, now):
+            return
+        flight, self._life.flight = self._life.flight, ()
+        refused = tuple((error.index, error.text) for error in event.errors if error.index < len(flight))
+        if refused:
+            self._counts["rejected_commands"] += len(refused)
+            self._forget_refused(flight, {index for index, _ in refused})
+            self._out.append(CommandsRejected(tuple((flight[index], text) for index, text in refused)))
+
+    def _forget_refused(self, flight: tuple[Command, ...], refused: set[int]) -> None:
+        """A rejected subscription is not declared again, unless it was requested once more after the rejected one."""
+        commands = (*flight, *self._queue)
+        last = {(one.channel, one.key): index for index, one in enumerate(commands) if isinstance(one, Subscribe)}
+        for subject, index in last.items():
+            if index in refused:
+                self._remove_wanted(subject)
+
+    def _poll_answered(self, event: PollReplied, now: float) -> None:
+        if not self._life.poll.busy or not self._trusts(event, self._life.poll, now):
+            return
+        fresh = tuple(delivery for delivery in event.deliveries if delivery.sequence > self._life.acknowledged)
+        self._counts.update(empty_polls=not event.deliveries, redeliveries=len(event.deliveries) - len(fresh))
+        if not all(self._follows(delivery) for delivery in fresh):
+            self._lose(ConnectionLostReason.INCONSISTENT, "the node left out a message and did not say so", now)
+        elif fresh:
+            self._life.acknowledged = fresh[-1].sequence
+            self._counts.update(deliveries=len(fresh), gaps=sum(isinstance(one.body, Gap) for one in fresh))
+            self._out.append(Deliver(fresh))
+
+    def _trusts(self, event: CommandsReplied | PollReplied, call: _Call, now: float) -> bool:
+        """Whether the answer is from the node's known incarnation, and the node knows this subscriber."""
+        call.busy, call.failures = False, 0
+        if self._life.incarnation not in ("", event.node_incarnation):
+            detail = f"incarnation {event.node_incarnation} instead of {self._life.incarnation}"
+            self._lose(ConnectionLostReason.RESTARTED, detail, now)
+            return False
+        if event.unknown:
+            self._lose(ConnectionLostReason.EXPIRED, f"the node does not know {self.subscriber_id}", now)
+            return False
+        self._life.incarnation = event.node_incarnation
+        self._setbacks = 0
+        self._unreported.clear()
+        self.status = ConnectionStatus.CONNECTED
+        return True
+
+    def _follows(self, delivery: DeliveredMessage) -> bool:
+        """Whether this is the direct successor on its channel of the last one seen."""
+        if isinstance(delivery.body, Gap):
+            self._life.last_on.update((channel, delivery.sequence) for channel in delivery.body.channels)
+            return True
+        if self._channels.get(delivery.channel) is not ChannelKind.LOG:
+            return True
+        predecessor = self._life.last_on.get(delivery.channel, 0)
+        self._life.last_on[delivery.channel] = delivery.sequence
+        return delivery.predecessor == predecessor
+
+    def _failed(self, call: _Call, event: CommandsUnanswered | PollUnanswered, now: float) -> None:
+        if not call.busy:
+            return
+        call.busy = False
+        call.failures += 1
+        if self.status is ConnectionStatus.DISCONNECTED or call.failures >= FAILURES_TO_LOSE:
+            self._lose(ConnectionLostReason.UNREACHABLE, event.reason, now)
+        else:
+            call.not_before = now + self._delay()
+
+    def _delay(self) -> float:
+        longest = self._settings.retry_s * float(2 ** min(self._setbacks, 16))
+        return min(longest, self._settings.max_retry_s) * (1 + self._jitter)
+
+    # --- lives ---
+
+    def _lose(self, reason: ConnectionLostReason, detail: str, now: float) -> None:
+        """End this life and report it once to each subscription; the next one begins soon, or after a longer delay."""
+        self._give_up_calls()
+        self._lost[reason] += 1
+        self._send_lost(reason, detail)
+        if reason is ConnectionLostReason.REJECTED:
+            self._end(detail)
+            return
+        if self.status is ConnectionStatus.CONNECTED and reason is not ConnectionLostReason.UNREACHABLE:
+            begins_at = now + self._settings.spread_s * self._jitter
+            self.status = ConnectionStatus.CONNECTING
+        else:
+            begins_at = now + self._delay()
+            self.status = ConnectionStatus.DISCONNECTED
+            self._setbacks += 1
+        self._queue = deque(Subscribe(channel, key) for channel, key in self._wanted)
+        self._begin_life(begins_at)
+
+    def _send_lost(self, reason: ConnectionLostReason, detail: str) -> None:
+        """Report the loss once; a final loss is reported also to subscriptions that know of a loss."""
+        if self.status is not ConnectionStatus.DISCONNECTED or reason is ConnectionLostReason.REJECTED:
+            self._out.append(ConnectionLost(reason, detail, tuple(self._wanted)))
+        elif self._unreported:
+            self._out.append(ConnectionStillLost(ConnectionLost(reason, detail, tuple(self._unreported))))
+        self._unreported.clear()
+
+    def _end(self, refusal: str) -> None:
+        """Drop everything: nothing will be tried any more."""
+        self.status = ConnectionStatus.REJECTED
+        self._refusal = refusal
+        self._wanted.clear()
+        self._queue.clear()
+        self._life = _Life(self._life.id)
+
+    def _give_up_calls(self) -> None:
+        if self._life.batch.busy:
+            self._out.append(CancelCommands())
+        if self._life.poll.busy:
+            self._out.append(CancelPoll())
+
+    def _begin_life(self, not_before: float) -> None:
+        self._life = _Life(self._life.id + 1)
+        self._counts["incarnations"] += 1
+        self._life.batch.not_before = self._life.poll.not_before = not_before
+
+    # --- what to do next ---
+
+    def _advance(self, now: float) -> None:
+        if self.status is ConnectionStatus.REJECTED:
+            return
+        if not (self._wanted or self._listening or self._queue or self._life.flight):
+            self._rest()
+            return
+        if self.status is ConnectionStatus.IDLE:
+            self.status = ConnectionStatus.CONNECTING
+            self._begin_life(now)
+        self._advance_batch(now)
+        self._advance_poll(now)
+
+    def _rest(self) -> None:
+        """End this life regularly, as nothing is subscribed, so that the node can forget it."""
+        self._give_up_calls()
+        self._life = _Life(self._life.id)
+        self.status = ConnectionStatus.IDLE
+
+    def _advance_batch(self, now: float) -> None:
+        if self._life.batch.busy or now < self._life.batch.not_before:
+            return
+        repeated = bool(self._life.flight)
+        if not self._life.flight and self._queue:
+            self._life.flight = self._next_commands()
+            self._life.number += 1
+        if self._life.flight:
+            self._count_batch(repeated)
+            self._life.batch.busy = True
+            self._out.append(SendCommands(self.subscriber_id, self._life.id, self._life.number, self._life.flight))
+
+    def _count_batch(self, repeated: bool) -> None:
+        if repeated:
+            self._counts["duplicate_batches"] += 1
+        else:
+            self._counts.update(batches=1, commands=len(self._life.flight))
+
+    def _next_commands(self) -> tuple[Command, ...]:
+        """As many commands as one batch may hold, and at least one."""
+        commands, size = [self._queue.popleft()], 0
+        size = self._size_of(commands[0])
+        while self._queue and len(commands) < self._settings.batch_commands:
+            size += self._size_of(self._queue[0])
+            if size > self._settings.batch_bytes:
+                break
+            commands.append(self._queue.popleft())
+        return tuple(commands)
+
+    def _advance_poll(self, now: float) -> None:
+        wanted = bool(self._wanted) or self._listening
+        if self._life.poll.busy and not wanted:
+            self._life.poll.busy = False
+            self._out.append(CancelPoll())
+        if not wanted or self._life.poll.busy or now < self._life.poll.not_before:
+            return
+        self._life.poll.busy = True
+        in_doubt = self._life.poll.failures > 0 or self.status is ConnectionStatus.DISCONNECTED
+        hold_s = 0.0 if in_doubt else self._settings.hold_s * (1 - HOLD_SPREAD * self._jitter)
+        self._counts["polls"] += 1
+        poll = StartPoll(self.subscriber_id, self._life.id, self._life.acknowledged, self._life.incarnation, hold_s)
+        self._out.append(poll)
+
+    def _wake_at(self, now: float) -> float | None:
+        """Return the earliest time at which a call that is put off may be made."""
+        if self.status in (ConnectionStatus.IDLE, ConnectionStatus.REJECTED):
+            return None
+        wants_batch = bool(self._life.flight or self._queue) and not self._life.batch.busy
+        wants_poll = bool(self._wanted or self._listening) and not self._life.poll.busy
+        times = [self._life.batch.not_before] * wants_batch + [self._life.poll.not_before] * wants_poll
+        return min((at for at in times if at > now), default=None)

@@ -1,0 +1,197 @@
+"""Events, actions and statuses of the subscriber's machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+
+from sublet_protocol.pubsub.model import Command, CommandError, DeliveredMessage
+
+
+class ConnectionStatus(Enum):
+    """What is true between this agent and this node."""
+
+    IDLE = "idle"  # nothing is subscribed and nothing waits: no subscriber id is in use
+    CONNECTING = "fresh"  # a life has begun, and the node has not answered it yet
+    CONNECTED = "connected"  # the node has answered in this life
+    DISCONNECTED = "down"  # the connection was reported lost; no call has succeeded since
+    REJECTED = "refused"  # the node will never serve this agent: nothing is tried any more
+
+
+class ConnectionLostReason(StrEnum):
+    """Why a connection is over."""
+
+    UNREACHABLE = "unreachable"  # two calls of a kind failed in a row
+    RESTARTED = "restarted"  # the node answered under another incarnation
+    EXPIRED = "forgotten"  # the node does not know this subscriber id
+    INCONSISTENT = "inconsistent"  # a message is missing without a gap: one side is wrong
+    OVERFLOW = "overflow"  # more commands were queued than the bound
+    REJECTED = "refused"  # wrong protocol version or credentials; final
+
+
+# --- events; commands are events too ---
+
+
+@dataclass(frozen=True, slots=True)
+class SetListening:
+    """Whether messages sent to this agent are expected without a subscription: then a poll is held all the same."""
+
+    is_wanted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CommandsReplied:
+    """The node's receipt for a batch. `jitter` in [0, 1), as in all answers, spreads what many agents do next."""
+
+    subscriber_incarnation: int
+    number: int
+    node_incarnation: str
+    unknown: bool = False
+    errors: tuple[CommandError, ...] = ()
+    jitter: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PollReplied:
+    """The end of a held poll."""
+
+    subscriber_incarnation: int
+    node_incarnation: str
+    unknown: bool = False
+    deliveries: tuple[DeliveredMessage, ...] = ()
+    jitter: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CommandsUnanswered:
+    """A batch was not answered."""
+
+    subscriber_incarnation: int
+    reason: str
+    jitter: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PollUnanswered:
+    """A poll was not answered."""
+
+    subscriber_incarnation: int
+    reason: str
+    jitter: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionRejected:
+    """The node rejects this agent as such."""
+
+    subscriber_incarnation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The time named by `wake_at` has come."""
+
+
+Event = (
+    Command
+    | SetListening
+    | CommandsReplied
+    | PollReplied
+    | CommandsUnanswered
+    | PollUnanswered
+    | ConnectionRejected
+    | Tick
+)
+
+
+# --- instructions ---
+
+
+@dataclass(frozen=True, slots=True)
+class SendCommands:
+    """Call `Commands`; answer with `CommandsReplied` or `CommandsUnanswered`."""
+
+    subscriber_id: str
+    subscriber_incarnation: int
+    number: int
+    commands: tuple[Command, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StartPoll:
+    """Call `Poll`; answer with `PollReplied` or `PollUnanswered`."""
+
+    subscriber_id: str
+    subscriber_incarnation: int
+    acknowledged: int
+    node_incarnation: str
+    hold_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CancelCommands:
+    """Give up the batch under way; its life is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class CancelPoll:
+    """Give up the poll that is held; its answer is not wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Hand these over, in order, before anything else is done."""
+
+    deliveries: tuple[DeliveredMessage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CommandsRejected:
+    """The node refused these commands, each for the reason beside it."""
+
+    rejected: tuple[tuple[Command, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLost:
+    """The connection is lost, reported once; `subscriptions` (channel, key or None) are declared again by themselves.
+
+    Messages that were queued or unanswered are dropped: their senders know better what is still valid.
+    """
+
+    reason: ConnectionLostReason
+    detail: str
+    subscriptions: tuple[tuple[str, str | None], ...]
+
+    @property
+    def is_final(self) -> bool:
+        """True where the node will never serve this agent."""
+        return self.reason is ConnectionLostReason.REJECTED
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionStillLost:
+    """The connection is still lost: reported once to the subscriptions declared since, which `lost` names."""
+
+    lost: ConnectionLost
+
+
+Instruction = (
+    SendCommands
+    | StartPoll
+    | CancelCommands
+    | CancelPoll
+    | Deliver
+    | CommandsRejected
+    | ConnectionLost
+    | ConnectionStillLost
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What to do now, in this order, and when to come back at the latest."""
+
+    sends: tuple[Instruction, ...]
+    wake_at: float | None

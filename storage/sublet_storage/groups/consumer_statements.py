@@ -1,0 +1,217 @@
+"""Queries and writes of consumers themselves: progress in their own transactions, session epochs, and plans.
+
+All are functions of the database that run with its owner's rights: a consumer's role needs no right on the tables.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from sublet_protocol.domain.epochs import ConsumedFrontier
+from sublet_protocol.domain.errors import GrantLost, UnknownOutcome, UsageError
+from sublet_protocol.domain.in_doubt import InDoubt, pending_in_doubt
+from sublet_protocol.domain.topics import TopicFilter
+from sublet_storage.db.connect import schema_name
+from sublet_storage.spaces.space_queries import read_generation_filters
+
+BEFORE_COMMIT_S = 10.0
+"""How long a client that has moved progress may idle before its COMMIT. Then the server rolls back: a frozen client
+would keep the stream from everybody."""
+
+OUTCOME_TIMEOUT_S = 20.0
+"""How long a client that lost the answer to a commit waits until the server has ended that transaction: longer than it
+lets a client idle there."""
+
+MAX_IDLE_S = 2_000_000.0
+"""Postgres takes no more than 2^31 milliseconds."""
+
+POLL_INTERVAL_S = 0.02
+"""Between two looks whether it has."""
+
+_LOST = "SB001"
+"""The SQL state by which the function `advance` reports that it moved nothing."""
+_ISOLATION = "SB003"
+"""That by which a table of ours refuses a transaction of another isolation level than read committed."""
+
+_TIMELINE = "substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"
+
+_ADVANCE = sql.SQL(
+    f"""
+select pg_current_xact_id()::text, {_TIMELINE}, set_config('idle_in_transaction_session_timeout', %s, true),
+       {{}}.advance(%s::bigint, %s::bigint, %s::bigint, %s::bigint, %s::jsonb, %s::jsonb)"""
+)
+
+_STATUS = f"select case when {_TIMELINE} = %(timeline)s then pg_xact_status(%(number)s::xid8) end"
+
+
+@dataclass(frozen=True, slots=True)
+class LastPlannedRange:
+    """The last plan of a stream; `session`: its holder, or the one it is reserved for; `is_pending`: it is not done.
+    `grant_id`: under which it is held now; None if it is not."""
+
+    in_doubt: InDoubt
+    is_pending: bool
+    session: str | None
+    grant_id: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionAttempt:
+    """A transaction that is about to commit, as the server knows it: its number, on one timeline of the server's. After
+    a failover the numbers of lost transactions are used again."""
+
+    transaction: str
+    timeline: str
+
+
+def idle_limit_s(batch_s: float) -> float:
+    """Return how long a client may idle in a user's transaction: longer than a batch may take."""
+    return min(batch_s + BEFORE_COMMIT_S, MAX_IDLE_S)
+
+
+@dataclass(frozen=True, slots=True)
+class UnconsumedStream:
+    """A stream with messages that the group has not consumed; `session`: its holder, or the one it is reserved for."""
+
+    stream_id: int
+    position: int
+    head: int
+    status: str
+    session: str | None
+
+    def is_anothers(self, session: str) -> bool:
+        """Whether another member holds it, or it is reserved for one."""
+        return self.status in ("held", "reserved") and self.session != session
+
+
+def next_session_epoch(conn: psycopg.Connection[Any], *, schema: str | None = None) -> int:
+    """Return a number above all that any caller got before, also after the database was restored from a backup.
+
+    Call it outside of a transaction: the next caller waits for its end.
+    """
+    call = sql.SQL("select {}.next_session_epoch()").format(sql.Identifier(schema_name(schema)))
+    row = conn.execute(call).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def advance(
+    conn: psycopg.Connection[Any],
+    group_id: int,
+    stream_id: int,
+    grant_id: int,
+    position: int,
+    *,
+    consumed: ConsumedFrontier | None = None,
+    in_doubt: InDoubt | None = None,
+    schema: str | None = None,
+) -> TransactionAttempt:
+    """Move the group's progress in the transaction that is open, so that it commits with it or not at all. Of a group
+    that is atomic, `consumed` is part of the progress. `in_doubt`: only if that is still what was planned last.
+
+    The result shows later whether it was committed: `happened`. From now on the server ends the transaction when the
+    client idles for `BEFORE_COMMIT_S`. Raises `GrantLost` unless the stream is held under that grant, on the timeline
+    on which it was granted, its progress is below this one, and its head not. The transaction is then broken, and can
+    only be rolled back. `UsageError` where it is not at read committed.
+    """
+    stored = [None if part is None else json.dumps(part.to_json()) for part in (consumed, in_doubt)]
+    idle = f"{BEFORE_COMMIT_S:g}s"
+    try:
+        row = conn.execute(
+            _ADVANCE.format(sql.Identifier(schema_name(schema))),
+            (idle, group_id, stream_id, grant_id, position, *stored),
+        ).fetchone()
+    except psycopg.Error as error:
+        if error.sqlstate == _LOST:
+            raise GrantLost(group_id, stream_id, grant_id, position) from error
+        if error.sqlstate == _ISOLATION:
+            raise UsageError(f"{error.diag.message_primary}. {error.diag.message_hint}") from error
+        raise
+    assert row is not None
+    return TransactionAttempt(row[0], row[1])
+
+
+def was_committed(
+    conn: psycopg.Connection[Any], attempt: TransactionAttempt, timeout_s: float = OUTCOME_TIMEOUT_S
+) -> bool | None:
+    """Whether that transaction was committed; None if this server cannot know: it is another one since.
+
+    Waits for its end; raises `UnknownOutcome` where it has none after `timeout_s`. Outside of a transaction.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        row = conn.execute(_STATUS, {"timeline": attempt.timeline, "number": attempt.transaction}).fetchone()
+        assert row is not None
+        (status,) = row
+        if status is None:
+            return None
+        if status != "in progress":
+            return bool(status == "committed")
+        if time.monotonic() >= deadline:
+            raise UnknownOutcome(
+                f"transaction {attempt.transaction}, whose commit got no answer, is still in progress on the server. "
+                "Try again."
+            )
+        time.sleep(POLL_INTERVAL_S)
+
+
+def read_position(
+    conn: psycopg.Connection[Any], group_id: int, stream_id: int, grant_id: int, *, schema: str | None = None
+) -> int | None:
+    """Return how far the stream came under that grant, also when it is over; None where the history does not have it.
+
+    Waits for a transaction that is about to move it, so that it can be called after a connection was lost in a commit.
+    """
+    call = sql.SQL("select {}.read_progress(%s::bigint, %s::bigint, %s::bigint)").format(
+        sql.Identifier(schema_name(schema))
+    )
+    row = conn.execute(call, (group_id, stream_id, grant_id)).fetchone()
+    return None if row is None or row[0] is None else int(row[0])
+
+
+def read_consumed_frontier(
+    conn: psycopg.Connection[Any], group_id: int, stream_id: int, grant_id: int, *, schema: str | None = None
+) -> ConsumedFrontier | None:
+    """What is consumed of the stream in whole epochs, of a group that is atomic; None where the grant is over."""
+    call = sql.SQL("select {}.read_consumed_frontier(%s::bigint, %s::bigint, %s::bigint)").format(
+        sql.Identifier(schema_name(schema))
+    )
+    row = conn.execute(call, (group_id, stream_id, grant_id)).fetchone()
+    return None if row is None or row[0] is None else ConsumedFrontier.from_json(row[0])
+
+
+def read_last_planned_ranges(
+    conn: psycopg.Connection[Any], group_id: int, stream_ids: Iterable[int], *, schema: str | None = None
+) -> dict[int, LastPlannedRange]:
+    """{stream: what was planned last of it}, of those of which something was."""
+    call = sql.SQL("select * from {}.read_planned_ranges(%s::bigint, %s::bigint[])").format(
+        sql.Identifier(schema_name(schema))
+    )
+    found = {}
+    rows = conn.execute(call, (group_id, list(stream_ids))).fetchall()
+    for stream_id, session, grant_id, reached, frontier, doubt in rows:
+        if doubt is not None:
+            in_doubt = InDoubt.from_json(doubt)
+            done_before = None if frontier is None else ConsumedFrontier.from_json(frontier)
+            is_open = pending_in_doubt(in_doubt, reached, done_before) is not None
+            found[stream_id] = LastPlannedRange(in_doubt, is_open, session, grant_id)
+    return found
+
+
+def ahead(
+    conn: psycopg.Connection[Any], group_id: int, filter: TopicFilter, *, schema: str | None = None
+) -> dict[int, UnconsumedStream]:
+    """Return {stream: what the group has before it}, of those that it has something before it in, also where no leader
+    has made a row yet. What a session is to have read that ends when it has had all there was is known by this."""
+    wanted = read_generation_filters(conn).matching(filter)
+    call = sql.SQL("select * from {}.ahead_of(%s::bigint, %s::text[], %s::text[])")
+    filters = [filter.text for filter, now in wanted.items() if now], [filter.text for filter in wanted]
+    rows = conn.execute(call.format(sql.Identifier(schema_name(schema))), (group_id, *filters))
+    return {row[0]: UnconsumedStream(*row) for row in rows}

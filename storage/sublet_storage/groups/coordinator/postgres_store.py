@@ -1,0 +1,276 @@
+"""`GroupStore` on Postgres."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import psycopg
+
+from sublet_protocol.domain.errors import DatabaseUnreachable, UnknownOutcome
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.db.bounded_connection import BoundedConnection
+from sublet_storage.db.clock import NOW, Clock, database_user, in_microseconds
+from sublet_storage.db.connect import connect
+from sublet_storage.db.store_connection import Connection, StoreConnection, TransactionRolledBack
+from sublet_storage.groups.coordinator import leadership, lending_rows, lifecycle
+from sublet_storage.groups.coordinator.commits import busy_result, commit_batch, elect
+from sublet_storage.groups.coordinator.lending_rows import FACTS, ROW
+from sublet_storage.groups.model.desired_state import GroupCommand
+from sublet_storage.groups.model.group_errors import (
+    check_batch,
+    check_same_options,
+    row_locked,
+    stale_term_error,
+    undeclared_queue_error,
+)
+from sublet_storage.groups.model.lending_row import to_lending
+from sublet_storage.groups.model.options import DEFAULTS
+from sublet_storage.groups.model.records import (
+    Group,
+    GroupOptions,
+    GroupWriteResult,
+    GroupWrites,
+    HistoryRecord,
+    Leadership,
+    Lending,
+    StartingPosition,
+)
+from sublet_storage.node_directory import NodeRef
+from sublet_storage.util.log_throttle import LogThrottle, format_suppressed_count
+
+LOCK_TIMEOUT_S = 1.0
+STATEMENT_TIMEOUT_S = 2.5
+"""Below the margin of the trust window: a statement must not outlive the leader's right to make it."""
+TRANSACTION_STATEMENTS = 5
+"""How many statements' time a transaction may take; a leader that freezes while it sends one keeps its rows locked for
+no longer (Postgres 17 on)."""
+
+MAX_REFUSALS = 12
+"""In one commit, each of which may take as long as a lock is waited for: enough to find one group among 2000."""
+
+_log = logging.getLogger(__name__)
+
+_LOAD = f"""
+select {ROW}, {FACTS}, {in_microseconds(NOW)}
+  from lending l join stream s using (stream_id) join generation n using (generation_id)
+ where l.group_id = %(group)s and l.unfinished order by l.stream_id"""
+
+
+class PostgresGroupStore:
+    """One connection, made when first needed and again after it is lost; calls from several threads take turns.
+
+    `clock` (microseconds since 1970) replaces the database's in tests. Sessions that stall in the middle of a
+    transaction are ended by the server after the statement timeout, so that a frozen node holds no lock for long.
+    """
+
+    def __init__(
+        self,
+        database: str | Callable[[], BoundedConnection],
+        clock: Clock | None = None,
+        *,
+        lock_timeout_s: float = LOCK_TIMEOUT_S,
+        statement_timeout_s: float = STATEMENT_TIMEOUT_S,
+        silence_s: float | None = None,
+    ) -> None:
+        def from_url() -> BoundedConnection:
+            assert isinstance(database, str)
+            return connect(
+                database,
+                application_name="sublet groups",
+                lock_timeout_s=lock_timeout_s,
+                statement_timeout_s=statement_timeout_s,
+                tcp_timeout_s=statement_timeout_s,
+                idle_in_transaction_timeout_s=statement_timeout_s,
+                transaction_timeout_s=TRANSACTION_STATEMENTS * statement_timeout_s,
+                silence_s=silence_s or 2 * statement_timeout_s,
+            )
+
+        self._channel = StoreConnection(from_url if isinstance(database, str) else database)
+        self._clock = clock
+        self._quiet = LogThrottle()
+        self._refused: dict[int, None] = {}
+
+    def close(self) -> None:
+        """Close the connection; a later call opens another."""
+        self._channel.close()
+
+    # --- groups -------------------------------------------------------------------------------------------------
+
+    def open_group(self, subscription: Subscription, start: StartingPosition = StartingPosition.LATEST) -> Group:
+        """See `GroupStore`."""
+        found = self.find_live_group(subscription)
+        if found is None and subscription.kind == "queue":
+            raise undeclared_queue_error(subscription)
+        return found or self._create(subscription, GroupOptions(start))
+
+    def declare_group(self, subscription: Subscription, options: GroupOptions = DEFAULTS) -> Group:
+        """See `GroupStore`."""
+        return check_same_options(self.find_live_group(subscription) or self._create(subscription, options), options)
+
+    def find_group(self, group_id: int) -> Group | None:
+        """See `GroupStore`."""
+        return self._channel.read(lambda connection: lifecycle.find_by_id(connection, group_id))
+
+    def find_live_group(self, subscription: Subscription) -> Group | None:
+        """See `GroupStore`."""
+        return self._channel.read(lambda connection: lifecycle.find_live(connection, subscription))
+
+    def delete_group(self, subscription: Subscription, who: str = "") -> int | None:
+        """See `GroupStore`."""
+        found, now_us = self.find_live_group(subscription), self._now_us()
+        if found is None:
+            return None
+        try:
+            deleted = self._channel.write(lambda connection: lifecycle.delete(connection, found.group_id, now_us, who))
+        except TransactionRolledBack as error:
+            if not isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
+                raise
+            locker = self._channel.read(lambda connection: lending_rows.locker(connection, found.group_id))
+            raise row_locked(subscription, "it has", locker) from error
+        return found.group_id if deleted else None
+
+    def apply_command(self, subscription: Subscription, command: GroupCommand, who: str = "") -> Group | None:
+        """See `GroupStore`."""
+        found, now_us = self.find_live_group(subscription), self._now_us()
+        if found is None:
+            return None
+        return self._channel.write(lambda connection: lifecycle.apply_command(connection, found, command, now_us, who))
+
+    def user(self) -> str:
+        """Return the user of the commands that this store executes, for history."""
+        return self._channel.read(database_user)
+
+    def history(self, group_id: int) -> tuple[HistoryRecord, ...]:
+        """See `GroupStore`."""
+        return self._channel.read(lambda connection: lending_rows.read_history(connection, group_id))
+
+    # --- leadership ---------------------------------------------------------------------------------------------
+
+    def read_leaderships(self, leadership_ids: Sequence[int]) -> dict[int, Leadership]:
+        """See `GroupStore`."""
+        now_us = self._now_us()
+        return self._channel.read(lambda connection: leadership.read_leaderships(connection, leadership_ids, now_us))
+
+    def claim(self, leadership_id: int, node: NodeRef, lease_s: float) -> Leadership:
+        """See `GroupStore`."""
+        now_us = self._now_us()
+        seen = self._channel.read(lambda connection: leadership.read_leaderships(connection, (leadership_id,), now_us))
+        if leadership_id in seen and seen[leadership_id].remaining_s > 0:
+            return seen[leadership_id]
+        return self._channel.write(lambda connection: elect(connection, leadership_id, node, lease_s, now_us))
+
+    def renew(self, node: NodeRef, terms: Mapping[int, int], lease_s: float) -> frozenset[int]:
+        """See `GroupStore`. Where a row is locked for too long, the others are renewed without it."""
+        now_us = self._now_us()
+
+        def attempt(wait: bool) -> frozenset[int]:
+            return self._channel.write(
+                lambda connection: leadership.renew(connection, node, terms, lease_s, now_us, wait=wait)
+            )
+
+        try:
+            return attempt(wait=True)
+        except TransactionRolledBack as error:
+            if (before := self._quiet.acquire("renew")) is not None:
+                _log.warning(
+                    "renewing the leases that can be had at once%s: %s", format_suppressed_count(before), error
+                )
+            return attempt(wait=False)
+
+    def release(self, node: NodeRef, terms: Mapping[int, int]) -> frozenset[int]:
+        """See `GroupStore`."""
+        now_us = self._now_us()
+        return self._channel.write(lambda connection: leadership.release(connection, node, terms, now_us))
+
+    # --- a leader's reads and writes ----------------------------------------------------------------------------
+
+    def load(self, group_id: int, term: int) -> tuple[Lending, ...]:
+        """See `GroupStore`."""
+        now_us = self._now_us()
+
+        def read(connection: Connection) -> tuple[Lending, ...]:
+            found = connection.execute(_LOAD, {"group": group_id, "now_us": now_us})
+            leader = leadership.read_leaderships(connection, (group_id,), now_us).get(group_id)
+            if leader is None or leader.term != term or leader.remaining_s <= 0:
+                raise stale_term_error(group_id, term)
+            lines = list(lending_rows.read_rows_with_time(found))
+            above = lending_rows.unfinished_above(connection, (row for row, _, _ in lines))
+            return tuple(
+                to_lending(row, stream, at_us, above.get((group_id, row.stream_id), ())) for row, stream, at_us in lines
+            )
+
+        return self._channel.read(read)
+
+    def commit(self, batch: Sequence[GroupWrites]) -> tuple[GroupWriteResult, ...]:
+        """See `GroupStore`. If the server rejects the entire batch, its halves are tried, down to single groups: they
+        are BUSY, and come behind the others until they are written. Where it goes on rejecting, so is all that was not
+        tried, for leases are not renewed meanwhile."""
+        check_batch(batch)
+        now_us = self._now_us()
+        results: dict[int, GroupWriteResult] = {}
+        groups, before = {writes.group_id: writes for writes in batch}, tuple(self._refused)
+        last = tuple(groups.pop(group_id) for group_id in before if group_id in groups)
+        waiting, refused = [part for part in (last, tuple(groups.values())) if part], 0
+        while waiting:
+            part = waiting.pop()
+            try:
+                written = self._channel.write(partial(commit_batch, batch=part, now_us=now_us))
+            except (TransactionRolledBack, psycopg.Error) as error:
+                refused += 1
+                self._note_refused(part, error)
+                if len(part) == 1:
+                    self._refused = {**self._without(part), part[0].group_id: None}
+                middle = len(part) // 2
+                if middle and refused < MAX_REFUSALS:
+                    waiting += [part[middle:], part[:middle]]
+                    continue
+                written = tuple(busy_result(writes) for writes in part)
+            except DatabaseUnreachable as error:
+                if results:
+                    raise UnknownOutcome(f"{len(results)} of {len(batch)} groups were written. {error}") from error
+                raise
+            else:
+                self._refused = self._without(part)
+            results.update((result.group_id, result) for result in written)
+            if refused >= MAX_REFUSALS:
+                results.update((writes.group_id, busy_result(writes)) for part in waiting for writes in part)
+                break
+        return tuple(results[writes.group_id] for writes in batch)
+
+    def _without(self, part: Sequence[GroupWrites]) -> dict[int, None]:
+        """Return the groups that were refused, and are not in this part; the one that was tried last is the last."""
+        tried = {writes.group_id for writes in part}
+        return {group_id: None for group_id in self._refused if group_id not in tried}
+
+    def _note_refused(self, part: Sequence[GroupWrites], error: Exception) -> None:
+        if len(part) > 1:
+            if (before := self._quiet.acquire("commit")) is not None:
+                _log.warning("writing %d groups in halves%s: %s", len(part), format_suppressed_count(before), error)
+        elif (before := self._quiet.acquire(part[0].group_id)) is not None:
+            _notify("group %d was not written%s: %s", part[0].group_id, format_suppressed_count(before), error)
+
+    # --- small parts --------------------------------------------------------------------------------------------
+
+    def _now_us(self) -> int | None:
+        return self._clock() if self._clock else None
+
+    def _create(self, subscription: Subscription, options: GroupOptions) -> Group:
+        """Create it, or find the one that was just created by another process; if that is deleted already, once
+        more."""
+        now_us = self._now_us()
+        while True:
+            created = self._channel.write(
+                lambda connection: lifecycle.create(connection, subscription, options, now_us)
+            )
+            group = created or self.find_live_group(subscription)
+            if group is not None:
+                return group
+
+
+def _notify(text: str, group_id: int, times: str, error: Exception) -> None:
+    """Log it: a lock that was not to be had in time is a line, an unforeseen error has its traceback."""
+    foreseen = isinstance(error, TransactionRolledBack)
+    level, exc_info = (logging.WARNING, None) if foreseen else (logging.ERROR, error)
+    _log.log(level, text, group_id, times, " ".join(str(error).split()), exc_info=exc_info)

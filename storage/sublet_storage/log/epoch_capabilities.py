@@ -1,0 +1,341 @@
+"""Capabilities to publish epochs of a space, and the space's lower frontier that follows from them.
+
+A capability is given and changed under two locks: its producer's, which waits for what that is writing, and the space's
+row. So when the frontier has passed an epoch, all that was published in it is in the log, and a reader of the frontier
+sees that too. A producer that was fenced by a later incarnation changes none: the later one goes on with what was held,
+or it ends with its lease.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from sublet_protocol.domain.epochs import (
+    LARGEST,
+    Epoch,
+    LowerFrontier,
+    UpperFrontier,
+    check_epoch,
+    format_epoch,
+    format_frontier,
+    lower_frontier_from_json,
+)
+from sublet_protocol.domain.errors import CapabilityExpired, EpochCompleted, SubletError, UnknownSpace
+from sublet_storage.db.store_connection import Guard
+from sublet_storage.log.append import (
+    STORED_OUTCOMES,
+    AppendResult,
+    BlockAppend,
+    ProducerIdentity,
+    append,
+    producer_fenced_error,
+    raise_unknown_outcome,
+)
+from sublet_storage.notify.changes import Change, epochs_change
+
+LEASE_S = 30.0
+"""After how long without a renewal a publisher counts as dead, and what it left unfinished is closed."""
+
+SHORTEST_LEASE_S, LONGEST_LEASE_S = 1.0, 7 * 86400.0
+"""What a publisher may wish for."""
+
+_TABLE = "lock table space in row exclusive mode"
+"""Before the producer, the streams and the space's row, as who changes spaces has it."""
+
+_PRODUCER = "select pg_advisory_xact_lock(producer_lock(%s))"
+
+_HOLD = "select * from hold_epochs(%s, %s, %s, %s, %s)"
+
+RETENTION_S = 7 * 86400.0
+"""For so long it is remembered whose epochs were closed."""
+
+
+def hold(
+    conn: psycopg.Connection[Any],
+    space_id: int,
+    who: ProducerIdentity,
+    least: Iterable[Epoch],
+    lease_s: float = LEASE_S,
+) -> LowerFrontier:
+    """From now on the producer publishes only at or after these epochs; the space's lower frontier that is left.
+
+    A first capability is taken for anything that may still come; one that is held only moves on. A later life of a
+    named producer goes on with that of the one before. Raises `EpochCompleted`, `InvalidEpoch`, `ProducerFenced`,
+    `CapabilityExpired`, `UnknownSpace`.
+    """
+    wanted = LowerFrontier.from_epochs(map(check_epoch, least))
+    return _hold(conn, space_id, who, wanted, lease_s)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class AdvanceResult:
+    """The outcome of appends, and of an advance behind them: `change` where it is made, `error` why it cannot be. Where
+    there is neither, not all is stored that comes before it."""
+
+    results: list[AppendResult]
+    change: Change | None = None
+    error: SubletError | None = None
+
+
+def append_and_advance(
+    conn: psycopg.Connection[Any],
+    appends: Sequence[BlockAppend],
+    space_id: int,
+    who: ProducerIdentity,
+    least: Iterable[Epoch],
+    lease_s: float,
+) -> AdvanceResult:
+    """Append blocks, and if all of them are stored, `hold` what comes next, in one transaction. Raises what `append`
+    raises: then nothing has happened, or it is unknown, and the call may be repeated."""
+    wanted = LowerFrontier.from_epochs(least)
+    with raise_unknown_outcome(conn), conn.pipeline(), conn.transaction():
+        conn.execute(_TABLE)
+        conn.execute(_PRODUCER, (who.producer_id,))  # before an append shares it: else two attempts wait for each other
+        answers = append(conn, appends, in_pipeline=True)
+        if any(answer.outcome not in STORED_OUTCOMES for answer in answers):
+            return AdvanceResult(answers)
+        asked = _ask_to_hold(conn, space_id, who, wanted, lease_s)
+    try:
+        return AdvanceResult(answers, _held(asked, space_id, who, wanted)[1])
+    except SubletError as error:
+        return AdvanceResult(answers, error=error)
+
+
+def release(conn: psycopg.Connection[Any], space_id: int, who: ProducerIdentity) -> None:
+    """The producer publishes nothing more: what it left open is completed as far as it is concerned. Raises
+    `ProducerFenced` where that is a later life's: then nothing is."""
+    with conn.transaction():
+        space = _lock(conn, space_id, who.producer_id)
+        holder = space.incarnations.get(who.producer_id, who.incarnation)
+        if holder > who.incarnation or _is_fenced(conn, who):
+            raise producer_fenced_error(who.producer_id, who.incarnation)
+        if space.incarnations.get(who.producer_id) != who.incarnation:
+            return
+        conn.execute(
+            "delete from capability where space_id = %s and producer_id = %s and expired_at is null",
+            (space_id, who.producer_id),
+        )
+        _settle(conn, space, {id: held for id, held in space.live.items() if id != who.producer_id})
+
+
+def renew(conn: psycopg.Connection[Any], who: ProducerIdentity, lease_s: float = LEASE_S) -> frozenset[int]:
+    """Hold what is held for another lease; the spaces in which it is. Raises `ProducerFenced`: a later life goes on
+    with it, or it ends with its lease."""
+    rows = conn.execute(
+        "update capability set expires_at = clock_timestamp() + make_interval(secs => %s)"
+        " where producer_id = %s and incarnation = %s and expired_at is null"
+        " and not is_fenced(producer_id, incarnation) returning space_id",
+        (lease_s, who.producer_id, who.incarnation),
+    ).fetchall()
+    if not rows and _is_fenced(conn, who):
+        raise producer_fenced_error(who.producer_id, who.incarnation)
+    return frozenset(space_id for (space_id,) in rows)
+
+
+def expire(conn: psycopg.Connection[Any], guard: Guard | None = None) -> list[tuple[int, str]]:
+    """Take away what is held beyond its lease: (space, producer). One that is writing is left for the next time.
+
+    What was held in a space that was dropped since is forgotten: nothing comes there any more.
+    """
+    conn.execute(
+        "delete from capability where expired_at < clock_timestamp() - make_interval(secs => %s)", (RETENTION_S,)
+    )
+    conn.execute(
+        "delete from capability c using space p where p.space_id = c.space_id and p.dropped_at is not null"
+        " and c.expires_at < clock_timestamp()"
+    )
+    overdue = conn.execute(
+        "select space_id, producer_id from capability where expired_at is null and expires_at < clock_timestamp()"
+        " order by space_id, producer_id"
+    ).fetchall()
+    return [(space_id, id) for space_id, id in overdue if _expire(conn, space_id, id, guard)]
+
+
+def complete_space(conn: psycopg.Connection[Any], space_id: int) -> None:
+    """All that has begun in the space, which is dropped and whose streams this transaction has closed, is completed:
+    nothing comes there any more."""
+    lower = read_lower_frontier(conn, space_id)
+    if lower is not None:
+        conn.execute(
+            "update space set lower_frontier = %s, frontier_move_count = frontier_move_count + 1 where space_id = %s",
+            (_json(lower.after_completing(_begun(conn, space_id))), space_id),
+        )
+
+
+def read_lower_frontier(conn: psycopg.Connection[Any], space_id: int) -> LowerFrontier | None:
+    """Return what may still be published in the space; None where no epoch was ever used."""
+    row = conn.execute("select lower_frontier from space where space_id = %s", (space_id,)).fetchone()
+    return lower_frontier_from_json(row[0]) if row is not None else None
+
+
+def frontier_change(conn: psycopg.Connection[Any], space_id: int) -> Change:
+    """The news that the lower frontier of the space has moved."""
+    row = conn.execute("select name, frontier_move_count from space where space_id = %s", (space_id,)).fetchone()
+    assert row is not None, "spaces are dropped, not deleted"
+    return epochs_change(*row)
+
+
+def _expire(conn: psycopg.Connection[Any], space_id: int, producer_id: str, guard: Guard | None) -> bool:
+    try:
+        with conn.transaction():
+            if guard is not None:
+                guard(conn)
+            space = _lock(conn, space_id, producer_id)
+            marked = conn.execute(
+                "update capability set expired_at = clock_timestamp(), upper_frontier = %s where space_id = %s"
+                " and producer_id = %s and expired_at is null and expires_at < clock_timestamp()",
+                (json.dumps(_begun(conn, space_id).greatest), space_id, producer_id),
+            )
+            if marked.rowcount:
+                _settle(conn, space, {id: held for id, held in space.live.items() if id != producer_id})
+            return bool(marked.rowcount)
+    except psycopg.errors.LockNotAvailable:
+        return False
+
+
+# --- the row, and what is held of it --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Space:
+    """A space's row, locked, and the capabilities in force."""
+
+    space_id: int
+    numbers: int | None
+    lower: LowerFrontier | None
+    live: Mapping[str, LowerFrontier]
+    incarnations: Mapping[str, int]
+
+
+def capability_expired_error(producer_id: str) -> CapabilityExpired:
+    """Return the error of an append or an advance when the lease has run out."""
+    return CapabilityExpired(
+        f"producer {producer_id!r}: it holds no epochs, or its lease has run out, and the epochs "
+        "that it held are closed. Make a new Publisher, and go on with an epoch that is not completed."
+    )
+
+
+def check_not_backwards(who: ProducerIdentity, held: LowerFrontier, least: Iterable[Epoch]) -> None:
+    """Raise `EpochCompleted` for an epoch that is not at or after those that the producer holds."""
+    for epoch in least:
+        if not held.admits(epoch):
+            raise EpochCompleted(
+                f"epoch {format_epoch(epoch)}: producer {who.producer_id!r} has advanced to "
+                f"{format_frontier(held)}, and does not "
+                "go back. Give an epoch at or after that."
+            )
+
+
+def epoch_completed_error(producer_id: str) -> EpochCompleted:
+    """Return the error of an append whose producer has advanced beyond one of its epochs."""
+    return EpochCompleted(
+        f"producer {producer_id!r}: a message is in an epoch that it has advanced beyond. Publish in an epoch before "
+        "advancing from it."
+    )
+
+
+def _hold(
+    conn: psycopg.Connection[Any], space_id: int, who: ProducerIdentity, wanted: LowerFrontier, lease_s: float
+) -> tuple[LowerFrontier, Change]:
+    """Return the frontier that is left, and the change that announces it. Raises what `hold` raises."""
+    return _held(_ask_to_hold(conn, space_id, who, wanted, lease_s), space_id, who, wanted)
+
+
+def _ask_to_hold(
+    conn: psycopg.Connection[Any], space_id: int, who: ProducerIdentity, wanted: LowerFrontier, lease_s: float
+) -> psycopg.Cursor[Any]:
+    return conn.execute(_HOLD, (space_id, who.producer_id, who.incarnation, _json(wanted), lease_s), prepare=True)
+
+
+def _held(
+    asked: psycopg.Cursor[Any], space_id: int, who: ProducerIdentity, wanted: LowerFrontier
+) -> tuple[LowerFrontier, Change]:
+    found = asked.fetchone()
+    assert found is not None
+    outcome, stored, name, moves = found
+    lower = lower_frontier_from_json(stored) or LowerFrontier()
+    match outcome:
+        case "held":
+            return lower, epochs_change(name, moves)
+        case "unknown":
+            raise UnknownSpace(f"space {space_id} does not exist any more.")
+        case "fenced":
+            raise producer_fenced_error(who.producer_id, who.incarnation)
+        case "expired":
+            raise capability_expired_error(who.producer_id)
+        case "numbers":
+            for epoch in wanted.least:
+                check_epoch(epoch, len(lower.least[0]))
+        case "backward":
+            check_not_backwards(who, lower, wanted.least)
+        case "completed":
+            _check_open(lower, wanted)
+    raise AssertionError(f"hold_epochs says {outcome}: {wanted} by {lower}")
+
+
+def _is_fenced(conn: psycopg.Connection[Any], who: ProducerIdentity) -> bool:
+    row = conn.execute("select is_fenced(%s, %s)", (who.producer_id, who.incarnation)).fetchone()
+    assert row is not None
+    return bool(row[0])
+
+
+def _lock(conn: psycopg.Connection[Any], space_id: int, producer_id: str) -> _Space:
+    conn.execute(_TABLE)
+    conn.execute(_PRODUCER, (producer_id,))
+    row = conn.execute(
+        "select epoch_dimensions, lower_frontier from space"
+        " where space_id = %s and dropped_at is null for no key update",
+        (space_id,),
+    ).fetchone()
+    if row is None:
+        raise UnknownSpace(f"space {space_id} does not exist any more.")
+    held = conn.execute(
+        "select producer_id, incarnation, least from capability where space_id = %s and expired_at is null", (space_id,)
+    ).fetchall()
+    live = {id: LowerFrontier.from_epochs(map(tuple, least)) for id, _, least in held}
+    return _Space(
+        space_id, row[0], lower_frontier_from_json(row[1]), live, {id: incarnation for id, incarnation, _ in held}
+    )
+
+
+def _settle(conn: psycopg.Connection[Any], space: _Space, live: Mapping[str, LowerFrontier]) -> LowerFrontier:
+    """Write the space's new frontier. Where no publisher is left, all that has begun is completed."""
+    if live:
+        lower = LowerFrontier().meet(*live.values())
+    else:
+        lower = (space.lower or LowerFrontier()).after_completing(_begun(conn, space.space_id))
+    if lower != space.lower:
+        numbers = next((len(epoch) for epoch in lower.least), space.numbers)
+        conn.execute(
+            "update space set lower_frontier = %s, epoch_dimensions = %s, frontier_move_count = frontier_move_count + 1"
+            " where space_id = %s",
+            (_json(lower), numbers, space.space_id),
+        )
+    return lower
+
+
+def _begun(conn: psycopg.Connection[Any], space_id: int) -> UpperFrontier:
+    rows = conn.execute(
+        "select upper_frontier from stream where space_id = %s and upper_frontier is not null", (space_id,)
+    )
+    return UpperFrontier.from_epochs(tuple(epoch) for (greatest,) in rows for epoch in greatest)
+
+
+def _check_open(lower: LowerFrontier, wanted: LowerFrontier) -> None:
+    for epoch in wanted.least:
+        if not lower.admits(epoch):
+            is_over = all(number > LARGEST for least in lower.least for number in least)
+            hint = "There is none left: take another space" if is_over else "Begin with such an epoch"
+            raise EpochCompleted(
+                f"epoch {format_epoch(epoch)} is completed: in this space, what may still be published is at or after "
+                f"{format_frontier(lower)}. {hint}."
+            )
+
+
+def _json(lower: LowerFrontier) -> str:
+    return json.dumps(lower.least)

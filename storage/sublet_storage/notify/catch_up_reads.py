@@ -1,0 +1,97 @@
+"""Reads the present state of objects, as changes, for a catch-up; each function is one statement.
+
+What was deleted is not in the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import psycopg
+
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.domain.topics import TopicFilter
+from sublet_storage.notify.changes import (
+    EPOCHS,
+    GROUP,
+    NODE,
+    SPACE,
+    STREAM,
+    Change,
+    ObjectSnapshot,
+    epochs_change,
+    group_change,
+    node_change,
+    space_change,
+    stream_change,
+)
+
+_EPOCHS = "select name, frontier_move_count from space where dropped_at is null and frontier_move_count > 0"
+
+Connection = psycopg.Connection[Any]
+ReadSnapshot = Callable[[Connection, str], ObjectSnapshot]
+"""Reads what there is of one kind of object."""
+
+_STREAMS = "select stream_id, head, state = 'closed' from stream where stream_id = any(%s::bigint[])"
+
+_SPACES = """
+select p.name, g.generation_id, p.filter, p.shards
+  from space p cross join lateral (
+    select generation_id from generation g where g.space_id = p.space_id order by ordinal desc limit 1) g
+ where p.dropped_at is null"""
+
+_GROUPS = "select kind, name, filter, group_id, desired_state_version from consumer_group where deleted_at is null"
+
+_NODES = """
+select name, (extract(epoch from started_at) * 1000000)::bigint, incarnation, address, http_address
+  from node where expires_at > clock_timestamp()"""
+
+
+def read_streams(conn: Connection, ids: Collection[int]) -> list[Change]:
+    """Return the heads of those streams."""
+    return [stream_change(*row) for row in conn.execute(_STREAMS, (list(ids),))]
+
+
+def read_spaces(conn: Connection) -> list[Change]:
+    """Return all spaces, with their newest generations."""
+    return [
+        space_change(name, newest, data={"filter": filter, "shards": shards})
+        for name, newest, filter, shards in conn.execute(_SPACES)
+    ]
+
+
+def read_groups(conn: Connection) -> list[Change]:
+    """Return all groups, by subscription."""
+    return [
+        group_change(str(Subscription(kind, name, TopicFilter(filter))), group_id, revision=revision)
+        for kind, name, filter, group_id, revision in conn.execute(_GROUPS)
+    ]
+
+
+def read_nodes(conn: Connection) -> list[Change]:
+    """Return the nodes whose leases live."""
+    return [
+        node_change(name, started_us, data={"incarnation": incarnation, "address": address, "http_address": http})
+        for name, started_us, incarnation, address, http in conn.execute(_NODES)
+    ]
+
+
+def read_epochs(conn: Connection) -> list[Change]:
+    """Return how often the lower frontiers of the spaces that have one have moved."""
+    return [epochs_change(name, moves) for name, moves in conn.execute(_EPOCHS)]
+
+
+def make_snapshot_reader(wanted_streams: Callable[[], Collection[int]]) -> ReadSnapshot:
+    """Return a `ReadSnapshot` of all kinds; of the streams, those that are wanted when it is read."""
+
+    def read(conn: Connection, kind: str) -> ObjectSnapshot:
+        if kind == STREAM:
+            ids = frozenset(wanted_streams())
+            found = read_streams(conn, ids) if ids else []
+            return ObjectSnapshot(tuple(found), frozenset(map(str, ids)))
+        return ObjectSnapshot(
+            tuple({SPACE: read_spaces, GROUP: read_groups, NODE: read_nodes, EPOCHS: read_epochs}[kind](conn))
+        )
+
+    return read

@@ -1,0 +1,122 @@
+"""Events, actions and counters of the subscriber machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sublet_storage.notify.catch_up_scheduler import CatchUp
+from sublet_storage.notify.changes import Change, Message
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriberStarted:
+    """The first event."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListeningStarted:
+    """Listening has begun, for the first time or again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListeningStopped:
+    """Listening has ended, until `Connected`."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageReceived:
+    """A message has come."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class MalformedReceived:
+    """Something has come that is no message."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionAmbiguous:
+    """The cache does not know whether a change on that channel is newer."""
+
+    channel: str
+
+
+@dataclass(frozen=True, slots=True)
+class CatchUpRequested:
+    """A read of that channel is requested."""
+
+    channel: str
+
+
+@dataclass(frozen=True, slots=True)
+class CatchUpCompleted:
+    """The catch-up of that channel has ended; not `is_ok`: the database could not be read."""
+
+    channel: str
+    is_ok: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """It is `wake_at`."""
+
+
+Event = (
+    SubscriberStarted
+    | ListeningStarted
+    | ListeningStopped
+    | MessageReceived
+    | MalformedReceived
+    | VersionAmbiguous
+    | CatchUpRequested
+    | CatchUpCompleted
+    | Tick
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Changes for the cache, then catch-ups to begin; when to come back at the latest (None: with the next event)."""
+
+    changes: tuple[Change, ...]
+    catch_ups: tuple[CatchUp, ...]
+    wake_at: float | None
+
+
+@dataclass(slots=True)
+class NotificationCounters:
+    """What a listener has seen since it began. `duplicates`: came twice, or after its gap had been given up."""
+
+    received: int = 0
+    duplicates: int = 0
+    malformed: int = 0
+    gaps: int = 0
+    filled_gaps: int = 0
+    expired_gaps: int = 0
+    restarts: int = 0
+    publisher_timeouts: int = 0
+    expired_publishers: int = 0
+    disconnects: int = 0
+
+
+@dataclass(slots=True)
+class SequenceGap:
+    """What is missing between messages that were seen, and until when it is waited for.
+
+    A piece (after, until) stands for a chain of messages: the first has the predecessor `after`, the last the number
+    `until`. No pieces: nothing is missing any more, or it was given up.
+    """
+
+    channel: str
+    deadline: float
+    missing_ranges: list[tuple[int, int]]
+
+    def fill(self, predecessor: int, sequence: int) -> bool:
+        """Take in a message that came late; False if it was not missing here."""
+        for index, (after, until) in enumerate(self.missing_ranges):
+            if after <= predecessor and sequence <= until:
+                rest = [(after, predecessor), (sequence, until)]
+                self.missing_ranges[index : index + 1] = [piece for piece in rest if piece[0] < piece[1]]
+                return True
+        return False

@@ -1,0 +1,304 @@
+"""Checks a user's values and converts them to batches of `BLOCK_SCHEMA`, before any of it is accepted."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sublet_protocol.domain.epochs import MAX_DIMENSIONS, Epoch
+from sublet_protocol.domain.errors import InvalidEpoch, InvalidTopic, UsageError, ValueTooLarge
+from sublet_storage.log.column_encoding import BLOCK_SCHEMA
+
+Headers = Mapping[str, bytes | None] | Iterable[tuple[str, bytes | None]]
+Columns: TypeAlias = pa.Table | pa.RecordBatch | Mapping[str, Any]
+
+MESSAGE_OVERHEAD_BYTES = 32
+"""What a message counts for in the buffer beyond its topic, key, value and headers."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_FIRST_US = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
+_LAST_US = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
+_TYPES = {field.name: field.type for field in BLOCK_SCHEMA}
+_HEADERS_RULE = "headers are names with bytes, text or None each. Give a mapping, or pairs of (name, value)."
+_UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
+"""What Arrow raises for values that do not fit their column; a lone surrogate is a ValueError."""
+
+
+def now_us() -> int:
+    """Return the wall clock in microseconds: the timestamp of a message that brings none."""
+    return time.time_ns() // 1000
+
+
+def as_bytes(what: str, value: object) -> bytes | None:
+    """Return a key or value as bytes; text is encoded as UTF-8. Raises `UsageError` for anything else."""
+    if value is None or type(value) is bytes:
+        return value
+    if isinstance(value, str):
+        try:
+            return value.encode()
+        except UnicodeEncodeError:
+            raise UsageError(
+                f"{what} {value[:40]!a} holds a lone surrogate: not UTF-8. Give the bytes instead."
+            ) from None
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise UsageError(f"{what} of type {type(value).__name__}: give bytes or text. Encode it first (json.dumps, say).")
+
+
+def as_headers(headers: object) -> list[tuple[str, bytes | None]] | None:
+    """Headers as a list of pairs; None and no headers at all are the same. Raises `UsageError`."""
+    if headers is None:
+        return None
+    if isinstance(headers, Mapping):
+        headers = headers.items()
+    elif not isinstance(headers, Iterable) or isinstance(headers, str | bytes):
+        raise UsageError(f"headers {_shown(headers)}: {_HEADERS_RULE}")
+    return [_as_header(pair) for pair in headers] or None
+
+
+def as_timestamp_us(timestamp: object) -> int:
+    """Return microseconds since 1970, UTC. A datetime must have a time zone. Raises `UsageError`."""
+    if timestamp is None:
+        return now_us()
+    micros = _datetime_us(timestamp) if isinstance(timestamp, datetime) else _integer(timestamp)
+    _check_span(micros, micros)
+    return micros
+
+
+def size_of(topic: str, key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes | None]] | None) -> int:
+    """Return what one message takes in the buffer, in bytes. Raises `InvalidTopic` for a topic that is not text."""
+    if not isinstance(topic, str):
+        raise InvalidTopic(f"topic {_shown(topic)}: a topic is text, not {type(topic).__name__}. Give a str.")
+    size = MESSAGE_OVERHEAD_BYTES + len(topic) + len(key or b"") + len(value or b"")
+    return size + sum(len(name) + len(held or b"") for name, held in headers) if headers else size
+
+
+def check_size(size: int, limit: int, what: str, hint: str = "raise max_message_bytes.") -> None:
+    """Raise `ValueTooLarge` above the limit."""
+    if size > limit:
+        raise ValueTooLarge(
+            f"{what} takes {size} bytes and the limit is {limit}. Publish a reference to where it is stored, or {hint}"
+        )
+
+
+def to_record_batches(data: Columns) -> list[pa.RecordBatch]:
+    """Batches of `BLOCK_SCHEMA`, none empty, from a table, a record batch or a mapping of columns.
+
+    `topic` and `value` must be there; a topic may be one text for all, and what else is missing is null, or now.
+    """
+    table = _table(data)
+    columns = [_column(table, field) for field in BLOCK_SCHEMA]
+    entire = pa.Table.from_arrays(columns, schema=BLOCK_SCHEMA)
+    if entire.column("topic").null_count:
+        raise InvalidTopic("a topic in the batch is null. Each message needs one.")
+    if entire.num_rows:
+        _check_span(*(pc.min_max(entire.column("timestamp").cast(pa.int64())).as_py().values()))
+    return [batch for batch in entire.combine_chunks().to_batches() if batch.num_rows]
+
+
+def check_sizes(batch: pa.RecordBatch, limit: int) -> None:
+    """Raise `ValueTooLarge` if a message of the batch is above the limit; cheap unless one is near it."""
+    sizes = [pc.binary_length(batch.column(name)) for name in ("topic", "key", "value")]
+    largest = sum(pc.max(size).as_py() or 0 for size in sizes)
+    headers = batch.column("headers")
+    bound = largest + (0 if headers.null_count == len(headers) else headers.nbytes)
+    if bound + MESSAGE_OVERHEAD_BYTES <= limit:
+        return
+    for index in range(batch.num_rows):
+        row = batch.slice(index, 1)
+        held = row.column("headers").to_pylist()[0]
+        pairs = None if held is None else [(pair["key"], pair["value"]) for pair in held]
+        topic, key, value = (row.column(name)[0].as_py() for name in ("topic", "key", "value"))
+        check_size(size_of(topic, key, value, pairs), limit, f"message {index} of the batch")
+
+
+def set_epoch(batch: pa.RecordBatch, epoch: Epoch) -> pa.RecordBatch:
+    """Return the batch, normalised, with all its messages in that epoch. Raises `UsageError` if it has epochs of its
+    own."""
+    index = BLOCK_SCHEMA.get_field_index("epoch")
+    if batch.column(index).null_count < batch.num_rows:
+        raise UsageError(f"column epoch: all messages are to be in epoch {epoch}, and some have one. Leave it out.")
+    return batch.set_column(index, BLOCK_SCHEMA.field(index), _all_in(epoch, batch.num_rows))
+
+
+@functools.lru_cache(maxsize=16)
+def _all_in(epoch: Epoch, count: int) -> pa.Array:
+    if len(epoch) > 1:
+        return pa.repeat(pa.scalar(list(epoch), BLOCK_SCHEMA.field("epoch").type), count)
+    return pa.ListArray.from_arrays(_offsets(count), pa.repeat(pa.scalar(epoch[0], pa.int64()), count))
+
+
+@functools.lru_cache(maxsize=16)
+def _offsets(count: int) -> pa.Array:
+    """Return the offsets of `count` lists of one number each: cached, as batches of one size are the common case."""
+    return pa.array(range(count + 1), pa.int32())
+
+
+def _table(data: Columns) -> pa.Table:
+    if isinstance(data, pa.RecordBatch):
+        data = pa.Table.from_batches([data])
+    if isinstance(data, pa.Table):
+        _check_names(data.column_names)
+        return data
+    if not isinstance(data, Mapping):
+        raise UsageError(f"a batch of type {type(data).__name__}: give an Arrow table or a mapping of columns.")
+    _check_names([str(name) for name in data])
+    if all(column is None or isinstance(column, str | bytes) for column in data.values()):
+        raise UsageError("a batch without a single column: give the values as a list, or call publish() for one.")
+    count = max((len(column) for column in data.values() if _is_column(column)), default=0)
+    arrays = {str(name): _array(str(name), column, count) for name, column in data.items()}
+    if len({len(array) for array in arrays.values()}) > 1:
+        lengths = ", ".join(f"{name} {len(array)}" for name, array in arrays.items())
+        raise UsageError(f"columns of different lengths ({lengths}). Give each one value per message.")
+    return pa.table(arrays)
+
+
+def _check_names(names: Sequence[str]) -> None:
+    if len(set(names)) < len(names):
+        raise UsageError(f"columns {', '.join(names)}: a name stands twice. Give each column once.")
+    if unknown := set(names) - set(_TYPES):
+        raise UsageError(f"no such columns: {', '.join(sorted(unknown))}. Columns are {', '.join(_TYPES)}.")
+    if missing := {"topic", "value"} - set(names):
+        raise UsageError(f"columns missing: {', '.join(sorted(missing))}. Each message needs a topic and a value.")
+
+
+def _is_column(column: object) -> bool:
+    return isinstance(column, pa.Array | pa.ChunkedArray | Sequence) and not isinstance(column, str | bytes)
+
+
+def _array(name: str, column: Any, count: int) -> Any:
+    if isinstance(column, pa.Array | pa.ChunkedArray):
+        return column
+    single = not _is_column(column)
+    values = [column] if single else column
+    if name == "headers":
+        values = [as_headers(each) for each in values]
+    if name == "timestamp":
+        for each in values:
+            if type(each).__name__ == "datetime64" or (isinstance(each, datetime) and each.utcoffset() is None):
+                raise UsageError(f"column timestamp: {_no_zone(each)}")
+    try:
+        array = pa.array(values, _TYPES[name])
+    except UnicodeEncodeError as error:
+        kind = InvalidTopic if name == "topic" else UsageError
+        raise kind(f"column {name}: {error.object[:40]!a} holds a lone surrogate: not UTF-8. Give true text.") from None
+    except _UNFIT as error:
+        kind = InvalidTopic if name == "topic" else UsageError
+        given = f" given as {type(column).__name__}" if single else ""
+        raise kind(f"column {name}{given}: {error}. Give a list or an Arrow array of {_TYPES[name]}.") from None
+    return pa.repeat(array[0], count) if single else array
+
+
+def _column(table: pa.Table, field: pa.Field) -> Any:
+    count = table.num_rows
+    if field.name not in table.column_names:
+        if field.name == "timestamp":
+            return pa.repeat(pa.scalar(now_us(), field.type), count)
+        return pa.nulls(count, field.type)
+    column = table.column(field.name)
+    if field.name == "timestamp":
+        _check_zone(column.type)
+    try:
+        if column.type != field.type:
+            column = column.cast(field.type, safe=not _is_finer(column.type))
+        column.validate(full=True)
+    except pa.ArrowException as error:
+        kind = InvalidTopic if field.name == "topic" else UsageError
+        raise kind(f"column {field.name} of type {column.type}: {error}. It must be {field.type}.") from None
+    if field.name == "headers":
+        _check_header_names(column)
+    if field.name == "epoch":
+        _check_epochs(column)
+    return column.fill_null(pa.scalar(now_us(), field.type)) if field.name == "timestamp" else column
+
+
+def _check_epochs(column: pa.ChunkedArray) -> None:
+    """Those that are there have as many numbers, and no null among them."""
+    lengths = pc.min_max(pc.list_value_length(column))
+    shortest, longest = lengths["min"].as_py(), lengths["max"].as_py()
+    if shortest is None:
+        return
+    if not 1 <= shortest == longest <= MAX_DIMENSIONS:
+        rule = f"epochs of {shortest} to {longest} numbers: all of a space have as many, from 1 to {MAX_DIMENSIONS}"
+        raise InvalidEpoch(f"column epoch: {rule}. Use epochs of one kind.")
+    if pc.list_flatten(column).null_count:
+        raise InvalidEpoch("column epoch: a null among the numbers of an epoch. Leave the whole epoch out, or name it.")
+
+
+def _is_finer(kind: pa.DataType) -> bool:
+    """Nanoseconds are cut off; a coarser time is checked, since not every one of it is a time in microseconds."""
+    return bool(pa.types.is_timestamp(kind) and kind.unit == "ns")
+
+
+def _check_zone(kind: pa.DataType) -> None:
+    """The same as for one message: a time without a zone is not a time."""
+    if (pa.types.is_timestamp(kind) and kind.tz is None) or pa.types.is_date(kind):
+        raise UsageError(
+            f"column timestamp of type {kind}: it has no time zone. Say which it is in "
+            "(pyarrow.compute.assume_timezone(column, 'UTC'), say), or give microseconds since 1970."
+        )
+
+
+def _check_header_names(column: pa.ChunkedArray) -> None:
+    if not pc.struct_field(pc.list_flatten(column), "key").null_count:
+        return
+    for index, pairs in enumerate(column.to_pylist()):
+        if any(pair is None or pair["key"] is None for pair in pairs or ()):
+            raise UsageError(f"column headers: message {index} of the batch has a header without a name. Name each.")
+
+
+def _as_header(pair: object) -> tuple[str, bytes | None]:
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise UsageError(f"header {_shown(pair)}: {_HEADERS_RULE}")
+    name, value = pair
+    if not isinstance(name, str):
+        raise UsageError(f"header name {_shown(name)}: a name is text, not {type(name).__name__}. Give a str.")
+    if not name.isascii():
+        as_bytes("header name", name)
+    return name, value if type(value) is bytes else as_bytes(f"header {name!r}", value)
+
+
+def _datetime_us(moment: datetime) -> int:
+    if moment.utcoffset() is None:
+        raise UsageError(_no_zone(moment))
+    return int((moment - _EPOCH) // _MICROSECOND)
+
+
+def _no_zone(moment: object) -> str:
+    return f"timestamp {moment} has no time zone. Give an aware datetime, or microseconds."
+
+
+def _integer(timestamp: object) -> int:
+    """Return the integer of any integral type, such as numpy's."""
+    if type(timestamp) is int:
+        return timestamp
+    try:
+        if not isinstance(timestamp, bool):
+            return operator.index(timestamp)  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    raise UsageError(
+        f"timestamp {_shown(timestamp)} of type {type(timestamp).__name__}: neither a datetime nor a whole number. "
+        "Give an aware datetime, or microseconds since 1970."
+    )
+
+
+def _shown(value: object) -> str:
+    """As much of a refused value as an error needs."""
+    return ascii(value)[:60]
+
+
+def _check_span(first_us: int, last_us: int) -> None:
+    if first_us < _FIRST_US or last_us > _LAST_US:
+        raise UsageError(
+            f"timestamp {first_us if first_us < _FIRST_US else last_us}: outside of the years 1 to 9999. "
+            "Timestamps are in microseconds since 1970."
+        )

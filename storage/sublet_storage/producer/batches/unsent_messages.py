@@ -1,0 +1,133 @@
+"""Pending rows and blocks: messages between a call and the log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from sublet_protocol.domain.epochs import Epoch
+from sublet_storage.log.block import PackedBlock, pack
+from sublet_storage.log.column_encoding import BLOCK_SCHEMA
+from sublet_storage.producer.batches.input_conversion import MESSAGE_OVERHEAD_BYTES
+from sublet_storage.producer.delivery import DeliveryState, Rows, Span
+
+Header = tuple[str, bytes | None]
+
+Message: TypeAlias = tuple[str, bytes | None, bytes | None, list[Header] | None, int, Epoch | None]
+"""As it was published, in the order of `BLOCK_SCHEMA`."""
+
+
+class PendingRows:
+    """Consecutive messages of one stream, in Arrow already."""
+
+    __slots__ = ("batch", "packed", "rows", "size", "ticket")
+
+    def __init__(self, batch: pa.RecordBatch, rows: Rows, ticket: DeliveryState) -> None:
+        self.batch, self.rows, self.ticket = batch, rows, ticket
+        self.packed: PackedBlock | None = None
+        self.size: int = batch.nbytes + MESSAGE_OVERHEAD_BYTES * batch.num_rows
+
+    @property
+    def count(self) -> int:
+        """Messages in it."""
+        return len(self.rows)
+
+    def split(self, count: int) -> tuple[PendingRows, PendingRows]:
+        """Return the first `count` messages, and the rest."""
+        first = PendingRows(self.batch.slice(0, count), _part(self.rows, 0, count), self.ticket)
+        rest = self.count - count
+        return first, PendingRows(self.batch.slice(count), _part(self.rows, count, rest), self.ticket)
+
+    def seal(self) -> PendingRows:
+        """Itself: the counterpart of `RowBuilder.seal`."""
+        return self
+
+
+class RowBuilder:
+    """Messages published one by one to one stream, until the sender takes them or a block is full."""
+
+    __slots__ = ("_messages", "count", "size", "ticket")
+
+    def __init__(self) -> None:
+        self.ticket = DeliveryState(0)
+        self.count = self.size = 0
+        self._messages: list[Message] = []
+
+    def add(self, message: Message, size: int) -> None:
+        """Add a message, the last of its ticket."""
+        self._messages.append(message)
+        self.size += size
+        self.count += 1
+        self.ticket.expect(self.count)
+
+    def cut_back(self, count: int, size: int) -> None:
+        """Cut back to the state with `count` messages, however much of another has been added since."""
+        del self._messages[count:]
+        self.count, self.size = count, size
+        self.ticket.expect(count)
+
+    def seal(self) -> PendingRows:
+        """Return the messages in Arrow."""
+        fields = zip(*self._messages, strict=True)
+        columns = [pa.array(each, field.type) for each, field in zip(fields, BLOCK_SCHEMA, strict=True)]
+        piece = PendingRows(pa.RecordBatch.from_arrays(columns, schema=BLOCK_SCHEMA), range(self.count), self.ticket)
+        piece.size = self.size
+        return piece
+
+
+class PendingBlock:
+    """What goes into one block of one stream."""
+
+    __slots__ = ("pieces", "size", "stream_id")
+
+    def __init__(self, stream_id: int, pieces: list[PendingRows]) -> None:
+        self.stream_id, self.pieces = stream_id, pieces
+        self.size = sum(piece.size for piece in pieces)
+
+    @property
+    def count(self) -> int:
+        """Messages in it."""
+        return sum(piece.count for piece in self.pieces)
+
+    def pack(self, compression: str) -> PackedBlock:
+        """Return the block, which the caller may have encoded already."""
+        if len(self.pieces) == 1 and self.pieces[0].packed is not None:
+            return self.pieces[0].packed
+        return pack(self.to_batch(), compression)
+
+    def to_batch(self) -> pa.RecordBatch:
+        """Return its messages, piece after piece."""
+        if len(self.pieces) == 1:
+            return self.pieces[0].batch
+        table = pa.Table.from_batches([piece.batch for piece in self.pieces])
+        return table.combine_chunks().to_batches()[0]
+
+    def complete(self, first_offset: int) -> None:
+        """Settle every ticket with the offsets of its messages."""
+        for piece in self.pieces:
+            piece.ticket.complete_span(Span(self.stream_id, first_offset, piece.rows))
+            first_offset += piece.count
+
+    def fail(self, error: Exception) -> None:
+        """Fail every ticket."""
+        for piece in self.pieces:
+            piece.ticket.fail(piece.count, error)
+
+
+def count_fitting(piece: PendingRows | RowBuilder, messages: int, size: int) -> int:
+    """Return how many messages of the piece fit into a number of messages and bytes, by their average size."""
+    return min(messages, piece.count, piece.count * max(0, size) // piece.size)
+
+
+def split_into_blocks(piece: PendingRows, messages: int, size: int) -> Iterator[PendingRows]:
+    """Cut a piece into as many as it will take blocks."""
+    while (count := max(1, count_fitting(piece, messages, size))) < piece.count:
+        first, piece = piece.split(count)
+        yield first
+    yield piece
+
+
+def _part(rows: Rows, start: int, count: int) -> Rows:
+    return rows[start : start + count] if isinstance(rows, range) else rows.slice(start, count)

@@ -1,0 +1,473 @@
+"""The queues of pending messages per stream, bounded in bytes, filled by callers and emptied by the sender.
+
+Advances to other epochs wait among them, each for all that was published before it.
+
+Routing happens under the buffer's lock, so that while a closed stream's messages are moved to its children no newer
+message of the same key can get ahead of them.
+
+A signal handler may raise at any point of a caller's call. The message, or the part of a batch, that it interrupts is
+entered completely or not at all; and a caller waits on a bare lock of its own, since a `Condition` that is torn out of
+its wait may release what another thread holds.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from sublet_protocol.domain.epochs import Epoch
+from sublet_protocol.domain.errors import PublisherClosed, SubletError
+from sublet_storage.log.block import pack
+from sublet_storage.producer.batches.input_conversion import size_of
+from sublet_storage.producer.batches.routing_table import RoutingTable
+from sublet_storage.producer.batches.unsent_messages import (
+    Header,
+    Message,
+    PendingBlock,
+    PendingRows,
+    RowBuilder,
+    count_fitting,
+    split_into_blocks,
+)
+from sublet_storage.producer.delivery import BatchDelivery, Delivery, DeliveryState
+
+COMMIT_BYTES = 4 * 1024 * 1024
+ROUTED_AT_ONCE = 1 << 16
+ADVANCE_PAUSE_S = 0.02
+"""Minimum time between advances under load that no caller waits for: each takes as much of the database as a block."""
+
+
+@dataclass(frozen=True, slots=True)
+class BufferLimits:
+    """How large a block and the buffer may grow, and how long a message may wait for company."""
+
+    block_messages: int
+    block_bytes: int
+    blocks_per_commit: int
+    buffered_bytes: int
+    linger_s: float
+
+
+class SendBuffer:
+    """The queues. Callers add, the sender takes, settles and re-routes; any thread may call anything."""
+
+    def __init__(self, routes: RoutingTable, limits: BufferLimits) -> None:
+        self._routes, self._limits = routes, limits
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)  # the sender's alone
+        self._queues: dict[int, deque[PendingRows | RowBuilder]] = {}
+        self._unsettled: dict[DeliveryState, bool] = {}  # in the order of their coming; True: it is flushed
+        self._advances: deque[tuple[DeliveryState, Sequence[Epoch]]] = deque()
+        self._waiting_for_room: list[Callable[[], None]] = []
+        self._bytes = self._queued = 0
+        self._oldest_at = 0.0
+        self._advanced_at = float("-inf")
+        self._closed: Exception | None = None
+        self._error: Exception | None = None
+
+    # --- callers --------------------------------------------------------------------------------------------------
+
+    def add(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        headers: list[Header] | None,
+        timestamp_us: int,
+        epoch: Epoch | None = None,
+        wait: bool = True,
+    ) -> Delivery | None:
+        """Queue one message; waits for room, or returns None at once if it is not to wait."""
+        message, size = (topic, key, value, headers, timestamp_us, epoch), size_of(topic, key, value, headers)
+        while True:
+            with self._lock:
+                if self._has_room():
+                    growing = self._add_to_last(self._routes.stream_of(topic, key), message, size)
+                    return Delivery(growing.ticket, growing.count - 1)
+                if not wait:
+                    return None
+                room = self._room_to_come()
+            room.acquire()
+
+    def add_batches(self, batches: Iterable[pa.RecordBatch]) -> BatchDelivery:
+        """Queue batches, part by part as there is room."""
+        batches = list(batches)
+        total = sum(batch.num_rows for batch in batches)
+        ticket = DeliveryState(total)
+        start = 0
+        try:
+            for batch in batches:
+                for offset in range(0, batch.num_rows, ROUTED_AT_ONCE):
+                    chunk = batch.slice(offset, ROUTED_AT_ONCE)
+                    self._add_chunk(PendingRows(chunk, range(start, start + chunk.num_rows), ticket))
+                    start += chunk.num_rows
+        except BaseException:
+            ticket.fail(total - ticket.entered, SubletError("not all of the batch was accepted."))
+            with self._lock:
+                if ticket.is_done:
+                    self._unsettled.pop(ticket, None)
+                self._work.notify_all()  # an advance may have waited for it alone
+            raise
+        return BatchDelivery(ticket)
+
+    def advance(self, least: Sequence[Epoch]) -> DeliveryState:
+        """Queue an advance to these epochs, behind all that is queued. If something fails first, it is given up; if
+        something has failed and was not raised yet, that is raised."""
+        with self._lock:
+            self._check_open()
+            if self._error is not None:
+                raise self._take_error()
+            ticket = DeliveryState(1)
+            try:
+                self._unsettled[ticket] = False
+                self._advances.append((ticket, least))
+                if not self._queued:
+                    self._work.notify_all()
+            except BaseException:
+                if self._advances and self._advances[-1][0] is ticket:
+                    self._advances.pop()
+                self._unsettled.pop(ticket, None)
+                raise
+            return ticket
+
+    def add_room_callback(self, callback: Callable[[], None]) -> None:
+        """Call back once, soon, when there may be room; for callers that must not block."""
+        with self._lock:
+            if self._bytes >= self._limits.buffered_bytes and self._closed is None:
+                self._waiting_for_room.append(callback)
+                return
+        callback()
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until all that is queued now is settled. Raises TimeoutError."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._lock:
+            tickets = list(self._unsettled)
+            self._unsettled = dict.fromkeys(tickets, True)
+            self._work.notify_all()
+        for ticket in tickets:
+            if not ticket.is_settled_within(None if deadline is None else deadline - time.monotonic()):
+                raise TimeoutError("not everything was durable in time; it is still being tried")
+
+    def pop_error(self) -> Exception | None:
+        """Return the first failure since the last call."""
+        with self._lock:
+            return None if self._error is None else self._take_error()
+
+    def close(self, reason: Exception) -> None:
+        """Take nothing more; what is queued can still be taken out."""
+        with self._lock:
+            self._closed = self._closed or reason
+            self._work.notify_all()
+            callbacks = self._drain_callbacks()
+        _call(callbacks)
+
+    # --- the sender -----------------------------------------------------------------------------------------------
+
+    @property
+    def routes(self) -> RoutingTable:
+        """The table in force."""
+        return self._routes
+
+    def take(self) -> list[PendingBlock] | None:
+        """Wait for work, as much as goes into one transaction: of advances alone an empty list. None once the buffer is
+        closed and empty."""
+        with self._lock:
+            while not self._queued or (pause := self._pause()) > 0:
+                if not self._queued and self._due(()):
+                    return []
+                if not self._queued and self._closed is not None:
+                    return None
+                self._work.wait(pause if self._queued else None)
+            loads: list[PendingBlock] = []
+            for stream_id in list(self._queues):
+                if sum(load.size for load in loads) >= COMMIT_BYTES:
+                    break
+                loads += self._cut_blocks(stream_id)
+            return loads
+
+    def due_advance(self, loads: Iterable[PendingBlock]) -> Sequence[Epoch] | None:
+        """Return where to advance to once these loads, which were taken, are stored: of several that are due, the last.
+        None also where it can wait, as more is sent at once."""
+        with self._lock:
+            is_early = time.monotonic() < self._advanced_at + ADVANCE_PAUSE_S
+            if is_early and self._queued and self._pause() <= 0 and not self._flushing:
+                return None
+            count = self._due(loads)
+            return self._advances[count - 1][1] if count else None
+
+    def complete_advance(self, least: Sequence[Epoch]) -> None:
+        """What was due is made."""
+        with self._lock:
+            self._advanced_at = time.monotonic()
+            made = False
+            while not made:
+                ticket, wanted = self._advances.popleft()
+                del self._unsettled[ticket]
+                ticket.complete_empty()
+                made = wanted is least
+
+    def prepare_failure(self, error: Exception) -> None:
+        """Record it before tickets fail: a caller woken by one reads the first failure at once."""
+        with self._lock:
+            self._error = self._error or error
+
+    def fail_batches(self, loads: Sequence[PendingBlock], error: Exception) -> None:
+        """Fail these loads' tickets, and settle them. The advances behind them are given up; without loads all are: it
+        is an advance that cannot be made."""
+        self.prepare_failure(error)
+        for load in loads:
+            load.fail(error)
+        self._settle(loads, error)
+
+    def release_batches(self, loads: Iterable[PendingBlock]) -> None:
+        """Remove loads whose tickets are settled, and let callers in that wait for room."""
+        self._settle(list(loads), None)
+
+    def _settle(self, loads: Sequence[PendingBlock], error: Exception | None) -> None:
+        with self._lock:
+            if error is not None:
+                self._give_up_advances(error, {piece.ticket for load in loads for piece in load.pieces})
+            for load in loads:
+                self._bytes -= load.size
+                for piece in load.pieces:
+                    if piece.ticket.is_done:
+                        self._unsettled.pop(piece.ticket, None)
+            callbacks = self._drain_callbacks()
+        _call(callbacks)
+
+    def reroute(self, routes: RoutingTable, closed: list[PendingBlock]) -> None:
+        """Put a newer table in force; move what was for closed streams, first the loads they refused, in order."""
+        with self._lock:
+            self._routes = routes
+            routes = routes.without_space_limit()
+            refused: dict[int, list[PendingRows]] = {}
+            for load in closed:
+                refused.setdefault(load.stream_id, []).extend(load.pieces)
+            dead = [stream_id for stream_id in self._queues if not routes.is_open(stream_id)]
+            for stream_id in dict.fromkeys([*refused, *dead]):
+                waiting = [piece.seal() for piece in self._queues.pop(stream_id, ())]
+                self._queued -= sum(piece.count for piece in waiting)
+                for piece in [*refused.get(stream_id, ()), *waiting]:
+                    self._bytes -= piece.size
+                    self._enqueue(_parts(routes, piece))
+
+    def abandon(self, error: Exception) -> None:
+        """Close, and fail all that is not settled."""
+        self.close(error)
+        with self._lock:
+            tickets = list(self._unsettled)
+            self._queues.clear()
+            self._unsettled.clear()
+            self._advances.clear()
+            self._queued = self._bytes = 0
+            if tickets:
+                self._error = self._error or error
+        for ticket in tickets:
+            ticket.abandon(error)
+
+    # --- under the lock -------------------------------------------------------------------------------------------
+
+    def _add_chunk(self, chunk: PendingRows) -> None:
+        """Route and encode outside of the lock, which keeps the sender going; again if the routes changed meanwhile."""
+        routes = None
+        while True:
+            if routes is not self._routes:
+                routes = self._routes
+                parts = self._blocks(routes, chunk)
+            with self._lock:
+                room = None if self._has_room() else self._room_to_come()
+                if room is None and routes is self._routes:
+                    self._enter(parts)
+                    return
+            if room is not None:
+                room.acquire()
+
+    def _blocks(self, routes: RoutingTable, chunk: PendingRows) -> list[tuple[int, PendingRows]]:
+        limits = self._limits.block_messages, self._limits.block_bytes
+        parts = [
+            (stream_id, block)
+            for stream_id, part in _parts(routes, chunk)
+            for block in split_into_blocks(part, *limits)
+        ]
+        for stream_id, part in parts:
+            if self._is_full_block(part):
+                part.packed = pack(part.batch, routes.compression(stream_id))
+        return parts
+
+    def _add_to_last(self, stream_id: int, message: Message, size: int) -> RowBuilder:
+        """Add it to what grows at the end of the queue, or begin another there; or nothing, whatever is raised."""
+        queue = self._queues.get(stream_id)
+        last = queue[-1] if queue else None
+        if not isinstance(last, RowBuilder) or not self._fits(last, size):
+            growing = RowBuilder()
+            growing.add(message, size)
+            self._enter([(stream_id, growing)])
+            return growing
+        before = self._queued, self._bytes, last.count, last.size
+        try:
+            last.add(message, size)
+            self._added(last.ticket, 1, size)
+        except BaseException:
+            self._queued, self._bytes, *former = before
+            last.cut_back(*former)
+            raise
+        return last
+
+    def _enter(self, parts: Sequence[tuple[int, PendingRows | RowBuilder]]) -> None:
+        """Queue all of these parts of one ticket, or none, whatever is raised."""
+        ticket = parts[0][1].ticket
+        before, is_known = (self._queued, self._bytes), ticket in self._unsettled
+        try:
+            self._enqueue(parts)
+            ticket.entered += sum(part.count for _, part in parts)
+        except BaseException:
+            self._queued, self._bytes = before
+            for stream_id, part in reversed(parts):
+                if (queue := self._queues.get(stream_id)) and queue[-1] is part:
+                    queue.pop()
+                if not queue:
+                    self._queues.pop(stream_id, None)
+            if not is_known:
+                self._unsettled.pop(ticket, None)
+            raise
+
+    def _enqueue(self, parts: Sequence[tuple[int, PendingRows | RowBuilder]]) -> None:
+        for stream_id, part in parts:
+            self._queues.setdefault(stream_id, deque()).append(part)
+            self._added(part.ticket, part.count, part.size)
+
+    def _is_full_block(self, piece: PendingRows) -> bool:
+        """True if it will be a block of its own: encoding it early is not in vain."""
+        messages, size = self._limits.block_messages, self._limits.block_bytes
+        return piece.count <= messages and piece.size <= size and (2 * piece.count > messages or 2 * piece.size > size)
+
+    def _added(self, ticket: DeliveryState, count: int, size: int) -> None:
+        self._unsettled.setdefault(ticket, False)
+        if not self._queued:
+            self._oldest_at = time.monotonic()
+            self._work.notify_all()
+        elif self._limits.linger_s and self._queued + count >= self._limits.block_messages:
+            self._work.notify_all()
+        self._queued += count
+        self._bytes += size
+
+    def _has_room(self) -> bool:
+        """Whether there is room. Raises if the publisher is closed."""
+        self._check_open()
+        return self._bytes < self._limits.buffered_bytes
+
+    def _room_to_come(self) -> threading.Lock:
+        """Return a lock that can be had once there may be room, or the publisher is closed; not while holding the
+        buffer's."""
+        room = threading.Lock()
+        room.acquire()
+        self._waiting_for_room.append(room.release)
+        return room
+
+    @property
+    def _flushing(self) -> bool:
+        """Whether a caller wants all to be sent at once: what is flushed came before all that is not."""
+        return next(iter(self._unsettled.values()), False)
+
+    def _take_error(self) -> Exception:
+        error, self._error = self._error, None
+        assert error is not None
+        return error
+
+    def _check_open(self) -> None:
+        if self._closed is not None:
+            raise PublisherClosed(f"{self._closed} Make a new Publisher.") from self._closed
+
+    def _due(self, loads: Iterable[PendingBlock]) -> int:
+        """Return how many advances have nothing before them but these loads."""
+        if not self._advances:
+            return 0
+        taken: Counter[DeliveryState] = Counter()
+        for load in loads:
+            for piece in load.pieces:
+                taken[piece.ticket] += piece.count
+        return self._next_behind(lambda ticket: ticket.pending_count <= taken[ticket])
+
+    def _next_behind(self, is_done: Callable[[DeliveryState], bool]) -> int:
+        """Return how many advances have nothing before them but what is done."""
+        count = 0
+        for ticket in self._unsettled:
+            if count < len(self._advances) and ticket is self._advances[count][0]:
+                count += 1
+            elif not is_done(ticket):
+                break
+        return count
+
+    def _give_up_advances(self, error: Exception, failed: Collection[DeliveryState]) -> None:
+        """But for those that waited for nothing but their turn."""
+        retained = self._next_behind(lambda ticket: not ticket.pending_count and ticket not in failed) if failed else 0
+        while len(self._advances) > retained:
+            ticket, _ = self._advances.pop()
+            del self._unsettled[ticket]
+            ticket.abandon(error)
+
+    def _fits(self, growing: RowBuilder, size: int) -> bool:
+        return growing.count < self._limits.block_messages and growing.size + size <= self._limits.block_bytes
+
+    def _pause(self) -> float:
+        """Seconds to linger still before taking what is queued."""
+        if not self._limits.linger_s or self._flushing or self._closed is not None:
+            return 0
+        if self._queued >= self._limits.block_messages or self._bytes >= self._limits.block_bytes:
+            return 0
+        return self._oldest_at + self._limits.linger_s - time.monotonic()
+
+    def _cut_blocks(self, stream_id: int) -> list[PendingBlock]:
+        loads: list[PendingBlock] = []
+        while stream_id in self._queues and len(loads) < self._limits.blocks_per_commit:
+            loads.append(PendingBlock(stream_id, self._cut(stream_id)))
+        return loads
+
+    def _cut(self, stream_id: int) -> list[PendingRows]:
+        """Take a block's worth from the head of a queue; the stream then stands last in line."""
+        queue = self._queues.pop(stream_id)
+        count, size = self._limits.block_messages, self._limits.block_bytes
+        pieces: list[PendingRows] = []
+        while queue and count > 0:
+            piece = queue.popleft().seal()
+            share = max(count_fitting(piece, count, size), 0 if pieces else 1)
+            if share < piece.count:
+                piece = self._divide(queue, piece, share)
+                count = size = 0
+            if piece.count:
+                pieces.append(piece)
+            count, size = count - piece.count, size - piece.size
+        if queue:
+            self._queues[stream_id] = queue
+        self._queued -= sum(piece.count for piece in pieces)
+        return pieces
+
+    def _divide(self, queue: deque[PendingRows | RowBuilder], piece: PendingRows, count: int) -> PendingRows:
+        """Return the first messages of a piece; the rest goes back to the head of the queue."""
+        first, rest = piece.split(count)
+        self._bytes += first.size + rest.size - piece.size
+        queue.appendleft(rest)
+        return first
+
+    def _drain_callbacks(self) -> list[Callable[[], None]]:
+        callbacks, self._waiting_for_room = self._waiting_for_room, []
+        return callbacks
+
+
+def _parts(routes: RoutingTable, piece: PendingRows) -> list[tuple[int, PendingRows]]:
+    """Return the piece by stream."""
+    return [
+        (stream_id, piece if batch is piece.batch else PendingRows(batch, rows, piece.ticket))
+        for stream_id, batch, rows in routes.partition_rows(piece.batch, piece.rows)
+    ]
+
+
+def _call(callbacks: Iterable[Callable[[], None]]) -> None:
+    for callback in callbacks:
+        callback()

@@ -1,0 +1,66 @@
+"""The offset ranges of a batch read: from where to where in each stream, at one instant, without a group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from sublet_protocol.domain.subscriptions import StartingPosition
+from sublet_protocol.domain.topics import TopicFilter
+from sublet_storage.spaces.space_queries import read_generation_filters
+
+_POSITION = """
+  case %({bound})s when 'earliest' then 0
+       when 'latest' then s.head
+       when 'offset' then least(%({bound}_value)s::bigint, s.head)
+       else coalesce(offset_at_time(s.generation_id, s.stream_id,
+         timestamptz 'epoch' + %({bound}_value)s::bigint * interval '1 microsecond'), s.head) end"""
+
+_OFFSET_RANGES = f"""
+select s.stream_id, s.generation_id, p.name, n.filter, p.epoch_dimensions,
+       {_POSITION.format(bound="start")}, {_POSITION.format(bound="end")}
+  from stream s join generation n using (generation_id) join space p on p.space_id = s.space_id
+ where n.state <> 'gone'
+   and n.filter = any(case when s.state = 'open' then %(open)s::text[] else %(closed)s::text[] end)
+ order by s.generation_id, s.stream_id"""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetRange:
+    """The messages [start, end) of a stream, some of which match. `generation_filter`: under which filter its
+    generation was filled; `epoch_dimensions`: how many numbers its space's epochs have, None where there are none."""
+
+    stream_id: int
+    generation_id: int
+    space: str
+    generation_filter: TopicFilter
+    epoch_dimensions: int | None
+    start: int
+    end: int
+
+
+def list_offset_ranges(
+    conn: psycopg.Connection[Any], filter: TopicFilter, start: StartingPosition, end: StartingPosition
+) -> list[OffsetRange]:
+    """Return what lies between the two in all streams that retention has left and that can match, open or closed, in
+    the order of their generations; all of one snapshot. A time is that of the first message that was appended then or
+    later."""
+    with conn.transaction():
+        conn.execute("set transaction isolation level repeatable read, read only")
+        wanted = read_generation_filters(conn).matching(filter)
+        parameters = {
+            "open": [filter.text for filter, now in wanted.items() if now],
+            "closed": [filter.text for filter in wanted],
+            "start": start.policy,
+            "start_value": start.value,
+            "end": end.policy,
+            "end_value": end.value,
+        }
+        rows = conn.execute(_OFFSET_RANGES, parameters).fetchall()
+    return [_offset_range(*row) for row in rows]
+
+
+def _offset_range(stream_id: int, generation_id: int, space: str, filled: str, *rest: Any) -> OffsetRange:
+    return OffsetRange(stream_id, generation_id, space, TopicFilter(filled), *rest)

@@ -1,0 +1,297 @@
+"""Merges small blocks into larger ones: same offsets, same content, same order.
+
+A trickle of messages leaves one block each, which costs eight times the bytes and a row per message to read. Blocks
+never change once written, so a run of neighbours can be replaced by their concatenation in one transaction; a reader
+sees the old or the new rows, and slices a block that begins before its position. Blocks that differ in their epochs and
+frontiers are not merged: a replay must see frontiers where they mattered. The time at which each of them was appended
+is stored, so that a window by time has the same messages as before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import Any, TypeVar
+
+import psycopg
+import pyarrow as pa
+from psycopg import sql
+
+from sublet_protocol.domain.errors import PoisonBlock
+from sublet_storage.db.store_connection import Guard
+from sublet_storage.log.block import decode, pack
+from sublet_storage.spaces.rollover import partition_table
+
+_Time = TypeVar("_Time", datetime, int)
+
+BLOCK_MESSAGES = 1000
+BLOCK_BYTES = 256 * 1024
+SCANNED = 5000
+
+# Each statement is about one generation, and names its partition. For the table itself the server would look up all
+# partitions that there are, for each new connection and each rollover.
+
+# Of the streams with enough blocks that are small, in messages and in bytes, those with enough that have a neighbour to
+# be merged with: what cannot be merged must not be looked at in each pass.
+_FRAGMENTED = """
+with tiny as (
+  select b.stream_id from {block} b
+   where b.stream_id = any(%(streams)s::bigint[]) and {small} group by b.stream_id having count(*) >= %(least)s)
+select t.stream_id, stream.found from tiny t
+  cross join lateral (
+    select count(*) filter (where merges) as found from (
+      select kin = lag(kin) over neighbours or kin = lead(kin) over neighbours as merges from (
+        select end_offset, case when {small} then {frontiers} end as kin from {block} b
+         where b.stream_id = t.stream_id) blocks
+      window neighbours as (order by end_offset)) judged) stream
+ where stream.found >= %(least)s"""
+_PRESENT = """
+select generation_id, stream_id from stream join generation g using (generation_id) where g.state <> 'gone'"""
+_UNSEEN = """
+select s.generation_id, s.stream_id, s.head, g.state = 'gone'
+  from (select stream_id, generation_id, head from stream where state = 'open' and head > seen_offset
+        union all
+        (select stream_id, generation_id, head from stream where state = 'closed' and not is_compact
+          order by stream_id limit 1000)) s
+  join generation g using (generation_id)"""
+# A stream's last block that is old enough; one that has grown since it was looked at may have none.
+_LAST = """
+select u.stream_id, coalesce((
+         select b.end_offset from {block} b
+          where b.stream_id = u.stream_id and b.appended_at < clock_timestamp() - make_interval(secs => %(age)s)
+          order by b.end_offset desc limit 1), 0)
+  from unnest(%(streams)s::bigint[]) as u (stream_id)"""
+_SEEN = """
+update stream s set seen_offset = u.upto, is_compact = s.state = 'closed' and s.head = u.upto
+  from (select * from unnest(%(streams)s::bigint[], %(upto)s::bigint[]) as u (stream_id, upto)) u
+ where s.stream_id = u.stream_id
+   and (s.seen_offset, s.is_compact) <> (u.upto, s.state = 'closed' and s.head = u.upto)"""
+_SMALL = """
+  (b.count < %(messages)s and octet_length(b.payload) < %(bytes)s
+   and b.appended_at < clock_timestamp() - make_interval(secs => %(age)s))"""
+_FRONTIERS = "coalesce(lower_frontier::text, '') || '|' || coalesce(epoch_bounds::text, '')"
+
+_RUNS = f"""
+select end_offset, count, octet_length(payload), {_FRONTIERS} from {{block}}
+ where stream_id = %s and end_offset > %s and uri is null
+   and appended_at < clock_timestamp() - make_interval(secs => %s)
+ order by end_offset limit %s"""
+_LOCKED = """
+select end_offset, count, codec, payload, appended_at, lower_frontier::text, epoch_bounds::text,
+       piece_starts, piece_times
+  from {block}
+ where stream_id = %s and end_offset = any(%s) and uri is null order by end_offset for update"""
+_REPLACED = "delete from {block} where stream_id = %s and end_offset = any(%s)"
+_MERGED = """
+insert into {block} (generation_id, stream_id, end_offset, count, first_timestamp, last_timestamp, appended_at, topics,
+                     lower_frontier, epoch_bounds, codec, payload, piece_starts, piece_times)
+values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRow:
+    """A block as it is looked at: `frontiers` has its epochs and frontiers."""
+
+    end_offset: int
+    count: int
+    size: int
+    frontiers: str
+
+
+def compact_stream(
+    conn: psycopg.Connection[Any],
+    stream_id: int,
+    *,
+    older_than_s: float = 60.0,
+    block_messages: int = BLOCK_MESSAGES,
+    block_bytes: int = BLOCK_BYTES,
+    guard: Guard | None = None,
+) -> int:
+    """Merge runs of blocks smaller than half the target, appended longer ago than `older_than_s`; blocks saved.
+
+    One transaction per run, on an autocommit connection. A run that was merged meanwhile is left alone. So is a block
+    that cannot be decoded: the first such `PoisonBlock` is raised when all others are merged.
+    """
+    found = conn.execute(
+        "select s.generation_id, p.compression from stream s join space p using (space_id)"
+        " join generation g using (generation_id) where s.stream_id = %s and g.state <> 'gone'",
+        (stream_id,),
+    ).fetchone()
+    if found is None:
+        return 0
+    generation_id, compression = found
+    saved, after, poison = 0, -1, list[PoisonBlock]()
+    merge = partial(_merge, conn, generation_id, stream_id, compression, guard)
+    with contextlib.suppress(psycopg.errors.UndefinedTable):  # dropped meanwhile
+        while rows := _scan(conn, generation_id, stream_id, after, older_than_s):
+            for run in runs(rows, block_messages, block_bytes):
+                saved += _merge_but(poison, run, merge)
+            after = rows[-1].end_offset
+    if poison:
+        raise poison[0]
+    return saved
+
+
+def fragmented_streams(
+    conn: psycopg.Connection[Any],
+    at_least: int = 100,
+    older_than_s: float = 60.0,
+    among: Sequence[tuple[int, int]] | None = None,
+) -> list[int]:
+    """Streams not gone with that many blocks to merge of less than a tenth of the target; the most fragmented first.
+    `among`: of these (generation, stream) only."""
+    asked = {
+        "messages": BLOCK_MESSAGES // 10,
+        "bytes": BLOCK_BYTES // 10,
+        "age": older_than_s,
+        "least": at_least,
+    }
+    found: list[tuple[int, int]] = []
+    for generation_id, streams in _by_generation(conn.execute(_PRESENT) if among is None else among).items():
+        found += _of_partition(conn, _FRAGMENTED, generation_id, {**asked, "streams": streams})
+    return [stream_id for stream_id, _ in sorted(found, key=lambda each: (-each[1], each[0]))]
+
+
+def newly_fragmented(
+    conn: psycopg.Connection[Any], guard: Guard | None = None, at_least: int = 100, older_than_s: float = 60.0
+) -> list[int]:
+    """Merge among streams with new blocks; the others are not looked at again before they have more."""
+    unseen = conn.execute(_UNSEEN).fetchall()
+    seen = [(stream_id, head) for _, stream_id, head, is_gone in unseen if is_gone]
+    among = [(generation_id, stream_id) for generation_id, stream_id, _, is_gone in unseen if not is_gone]
+    found: list[tuple[int, int]] = []
+    for generation_id, streams in _by_generation(among).items():
+        found += _of_partition(conn, _LAST, generation_id, {"streams": streams, "age": older_than_s})
+    fragmented = fragmented_streams(conn, at_least, older_than_s, among) if among else []
+    seen += [(stream_id, upto) for stream_id, upto in found if stream_id not in fragmented]
+    if seen:
+        with conn.transaction():
+            if guard is not None:
+                guard(conn)
+            conn.execute(_SEEN, {"streams": [each[0] for each in seen], "upto": [each[1] for each in seen]})
+    return fragmented
+
+
+def _by_generation(streams: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for generation_id, stream_id in streams:
+        found.setdefault(generation_id, []).append(stream_id)
+    return found
+
+
+def _of_partition(
+    conn: psycopg.Connection[Any], statement: str, generation_id: int, asked: dict[str, Any]
+) -> list[tuple[int, int]]:
+    """Return the answer of a generation's partition; nothing where that was dropped meanwhile."""
+    with contextlib.suppress(psycopg.errors.UndefinedTable):
+        return conn.execute(_about(statement, generation_id), asked).fetchall()
+    return []
+
+
+def _about(statement: str, generation_id: int) -> sql.Composed:
+    parts = {"block": partition_table(generation_id), "small": sql.SQL(_SMALL), "frontiers": sql.SQL(_FRONTIERS)}
+    return sql.SQL(statement).format(**parts)
+
+
+def _scan(
+    conn: psycopg.Connection[Any], generation_id: int, stream_id: int, after: int, older_than_s: float
+) -> list[BlockRow]:
+    rows = conn.execute(_about(_RUNS, generation_id), (stream_id, after, older_than_s, SCANNED))
+    return [BlockRow(*row) for row in rows]
+
+
+def runs(rows: Iterable[BlockRow], block_messages: int, block_bytes: int) -> Iterator[list[BlockRow]]:
+    """Neighbours that fit into one block together, each smaller than half of it; at least two."""
+    run: list[BlockRow] = []
+    for row in rows:
+        small = row.count * 2 <= block_messages and row.size * 2 <= block_bytes
+        if run and not (small and _joins(run, row, block_messages, block_bytes)):
+            if len(run) > 1:
+                yield run
+            run = []
+        if small:
+            run.append(row)
+    if len(run) > 1:
+        yield run
+
+
+def _joins(run: list[BlockRow], row: BlockRow, block_messages: int, block_bytes: int) -> bool:
+    return (
+        run[-1].end_offset == row.end_offset - row.count
+        and run[-1].frontiers == row.frontiers
+        and sum(each.count for each in run) + row.count <= block_messages
+        and sum(each.size for each in run) + row.size <= block_bytes
+    )
+
+
+def _merge_but(poison: list[PoisonBlock], run: list[BlockRow], merge: Callable[[list[BlockRow]], int]) -> int:
+    """Merge the run, or what lies on either side of a block in it that cannot be decoded, which is noted."""
+    try:
+        return merge(run)
+    except PoisonBlock as found:
+        poison.append(found)
+        index = [row.end_offset for row in run].index(found.offsets[1])
+    return sum(_merge_but(poison, part, merge) for part in (run[:index], run[index + 1 :]) if len(part) > 1)
+
+
+def _merge(
+    conn: psycopg.Connection[Any],
+    generation_id: int,
+    stream_id: int,
+    compression: str,
+    guard: Guard | None,
+    run: list[BlockRow],
+) -> int:
+    """Replace the run by one block with the same end, which has the times when its pieces were appended."""
+    ends = [row.end_offset for row in run]
+    with conn.transaction():
+        if guard is not None:
+            guard(conn)
+        rows = conn.execute(_about(_LOCKED, generation_id), (stream_id, ends), binary=True).fetchall()
+        if [(row[0], row[1]) for row in rows] != [(row.end_offset, row.count) for row in run]:
+            return 0
+        read = [decode(row[2], row[3], stream_id, row[0], row[1]) for row in rows]
+        entire = pa.Table.from_batches(read).combine_chunks().to_batches()[0]
+        block, (starts, times) = pack(entire, compression), pieces([(row[1], row[4], *row[7:]) for row in rows])
+        conn.execute(_about(_REPLACED, generation_id), (stream_id, ends))
+        conn.execute(
+            _about(_MERGED, generation_id),
+            (
+                generation_id,
+                stream_id,
+                ends[-1],
+                block.count,
+                block.first_timestamp,
+                block.last_timestamp,
+                times[-1],
+                block.topics,
+                rows[0][5],
+                rows[0][6],
+                block.codec,
+                memoryview(block.payload),
+                starts if len(starts) > 1 else None,
+                times if len(starts) > 1 else None,
+            ),
+        )
+    return len(run) - 1
+
+
+def pieces(
+    blocks: Iterable[tuple[int, _Time, Sequence[int] | None, Sequence[_Time] | None]],
+) -> tuple[list[int], list[_Time]]:
+    """Return where what was appended later than all before it begins in the merged block, and when that was. Of each
+    block: its messages, when it was appended, and of a merged one its own pieces.
+
+    A clock that was set back makes no piece: the first message at or after a time is the same without.
+    """
+    starts, times, rows_before = list[int](), list[_Time](), 0
+    for count, appended_at, own_starts, own_times in blocks:
+        for start, time in zip(own_starts or [0], own_times or [appended_at], strict=True):
+            if not times or time > times[-1]:
+                starts.append(rows_before + start)
+                times.append(time)
+        rows_before += count
+    return starts, times

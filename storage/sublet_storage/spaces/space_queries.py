@@ -1,0 +1,99 @@
+"""Reads spaces and streams; `sublet_storage.spaces.space_changes` changes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+
+from sublet_protocol.domain.errors import UnknownSpace
+from sublet_protocol.domain.topics import TopicFilter
+from sublet_storage.spaces.routing import GenerationTopicFilters, Space, StreamInfo
+
+DEFAULT_SPACE = "default"
+
+_SPACE = "space_id, name, filter, shards, retention_s, rollover_s, compression, payload_location, tier_after_s"
+_STREAM = "stream_id, space_id, generation_id, hash_from::text, hash_to::text, head, state = 'closed'"
+_ROUTING = """
+select s.stream_id, s.space_id, s.generation_id, s.hash_from::text, s.hash_to::text, s.head,
+       p.name, p.filter, p.shards, p.retention_s, p.rollover_s, p.compression,
+       p.payload_location, p.tier_after_s
+  from stream s join space p using (space_id)
+ where s.state = 'open' order by s.stream_id"""
+
+# From each filter to the next one by the index: there are few, whatever the number of generations.
+_FILLED = """
+with recursive filled as (
+  (select filter from generation order by filter limit 1)
+  union all
+  select (select g.filter from generation g where g.filter > filled.filter order by g.filter limit 1)
+    from filled where filled.filter is not null)
+select f.filter, exists (select from generation g where g.filter = f.filter and g.state = 'open'),
+       (select max(generation_id) from generation)
+  from filled f where f.filter is not null"""
+
+
+def list_spaces(conn: psycopg.Connection[Any], include_dropped: bool = False) -> list[Space]:
+    """Return the spaces by name; if requested also dropped ones, whose messages may still be retained."""
+    where = "" if include_dropped else "where dropped_at is null"
+    return [_space(*row) for row in conn.execute(f"select {_SPACE} from space {where} order by name, space_id")]
+
+
+def find_space(conn: psycopg.Connection[Any], name: str) -> Space:
+    """Return the space of that name. Raises `UnknownSpace`, which names those that exist."""
+    return find_space_in(name, list_spaces(conn))
+
+
+def find_space_in(name: str, spaces: list[Space]) -> Space:
+    """`find_space` among spaces read before."""
+    for space in spaces:
+        if space.name == name:
+            return space
+    have = ", ".join(space.name for space in spaces) or "none"
+    raise UnknownSpace(f"space {name!r}: there is no such space. There are: {have}. Create it, or correct the name.")
+
+
+def open_streams(conn: psycopg.Connection[Any]) -> tuple[StreamInfo, ...]:
+    """Every stream that takes messages now, in the order of ids."""
+    return _streams(conn, "where state = 'open'")
+
+
+def generation_streams(conn: psycopg.Connection[Any], generation_id: int) -> tuple[StreamInfo, ...]:
+    """Return the streams of one generation, open or closed, in the order of ids."""
+    return _streams(conn, "where generation_id = %s", generation_id)
+
+
+def routing_table(conn: psycopg.Connection[Any]) -> tuple[tuple[Space, ...], tuple[StreamInfo, ...]]:
+    """Return the live spaces and their open streams, of one instant: what a publisher routes by."""
+    spaces: dict[int, Space] = {}
+    streams = []
+    for stream_id, space_id, generation_id, low, high, head, *settings in conn.execute(_ROUTING):
+        streams.append(_stream(stream_id, space_id, generation_id, low, high, head, False))
+        if space_id not in spaces:
+            spaces[space_id] = _space(space_id, *settings)
+    return tuple(spaces.values()), tuple(streams)
+
+
+def read_generation_filters(conn: psycopg.Connection[Any]) -> GenerationTopicFilters:
+    """Return the filters of all generations, in one statement and so of one instant."""
+    rows = conn.execute(_FILLED).fetchall()
+    return GenerationTopicFilters(
+        filters=tuple(TopicFilter(text) for text, _, _ in rows),
+        open=frozenset(TopicFilter(text) for text, open, _ in rows if open),
+        newest_generation_id=max((newest for _, _, newest in rows), default=0),
+    )
+
+
+def _streams(conn: psycopg.Connection[Any], where: str, *parameters: object) -> tuple[StreamInfo, ...]:
+    rows = conn.execute(f"select {_STREAM} from stream {where} order by stream_id", parameters)
+    return tuple(_stream(*row) for row in rows)
+
+
+def _space(space_id: int, name: str, filter: str, *settings: Any) -> Space:
+    return Space(space_id, name, TopicFilter(filter), *settings)
+
+
+def _stream(
+    stream_id: int, space_id: int, generation_id: int, low: str, high: str, head: int, closed: bool
+) -> StreamInfo:
+    return StreamInfo(stream_id, space_id, generation_id, int(low), int(high), head, closed)

@@ -1,0 +1,143 @@
+"""`sublet groups create` and `delete`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from sublet.cli.base import values
+from sublet.cli.base.command import Cli
+from sublet.cli.base.values import GroupName
+from sublet.cli.groups.names import resolve_subscription
+from sublet_protocol.domain.epochs import format_frontier, lower_frontier_from_json
+from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
+from sublet_storage.groups.model.options import GroupOptions, OnDataLoss, OnPoison
+
+
+def create(
+    cli: Cli,
+    subscription: GroupName,
+    start: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="WHERE",
+            help="Where it begins: latest (with what comes), earliest (with all that is stored), a time such as "
+            "2026-11-21T10:00:00Z, or offset:N of each stream.",
+        ),
+    ] = "latest",
+    on_data_loss: Annotated[
+        OnDataLoss,
+        typer.Option(
+            help="What becomes of a stream whose messages retention took before they were consumed: it is blocked "
+            "until somebody decides, or goes on without them and counts them as lost."
+        ),
+    ] = OnDataLoss.FAIL,
+    strategy: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="How streams are shared among members: even, load, or one installed here and on nodes."
+        ),
+    ] = "even",
+    session_expiry: Annotated[
+        str,
+        typer.Option(
+            metavar="DURATION",
+            help="Keep the streams of a named consumer that has left for its return, so long: 90s, 15m, or 0.",
+        ),
+    ] = "0",
+    atomic: Annotated[
+        bool,
+        typer.Option(
+            "--atomic",
+            help="Its consumers are given whole epochs only: none is seen in part, and each is announced once.",
+        ),
+    ] = False,
+    on_poison: Annotated[
+        OnPoison,
+        typer.Option(
+            help="What becomes of a stream at a block that cannot be decoded, or whose payload outside of Postgres is "
+            "damaged: it is blocked until somebody decides, or goes on behind it and counts its messages as lost."
+        ),
+    ] = OnPoison.BLOCK,
+    holds_retention: Annotated[
+        bool,
+        typer.Option(
+            "--hold-retention",
+            help="Retention takes nothing that the group has not consumed, as of a $queue group. What nobody consumes "
+            "is kept until the group is deleted.",
+        ),
+    ] = False,
+) -> None:
+    """Create a group before it has consumers.
+
+    A $queue group must be: it keeps messages for consumers to come. Creating the same group again changes nothing;
+    with other options it is a conflict, since a group keeps those of its birth.
+
+    Examples:
+
+    \b
+      sublet groups create '$queue/mail/outgoing/+'
+      sublet groups create '$share/audit/#' --from 2026-11-21T10:00:00Z --on-data-loss skip
+    """
+    from sublet_leader.allocation.strategy_registry import load_strategy
+    from sublet_storage.db.connect import connect
+    from sublet_storage.groups.admin.admin import create_group
+    from sublet_storage.groups.status.json_views import options_to_json
+    from sublet_storage.groups.status.overview import describe_group
+
+    wanted = Subscription.parse(subscription)
+    expiry_s = values.parse_fractional_seconds(session_expiry)
+    options = GroupOptions(
+        StartingPosition.parse(start, "--from"), on_data_loss, strategy, expiry_s, atomic, on_poison, holds_retention
+    )
+    load_strategy(strategy)
+    with cli.open_database() as database, connect(database.url, application_name="sublet cli") as connection:
+        group, is_new = create_group(database.url, wanted, options)
+        epochs = describe_group(connection, wanted).epochs if atomic else ()
+    if cli.json:
+        reported = {"subscription": str(wanted), "group_id": group.group_id, "created": is_new}
+        cli.print_json({**reported, **options_to_json(group.options)})
+    elif not is_new:
+        cli.print_info(f"The group {wanted} exists already, with these options: nothing was changed.")
+    else:
+        cli.print_info(f"The group {wanted} exists now, and starts at {group.starting_position}.")
+        for line in epochs:
+            first = lower_frontier_from_json(line.consumed)
+            cli.print_info(
+                f"Of space {line.space} it is given all "
+                f"epochs{'' if first is None else ' from ' + format_frontier(first)}."
+            )
+
+
+def delete(
+    cli: Cli,
+    subscription: GroupName,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete a group with its progress.
+
+    Its members end, with an error that names the deletion. A group that is created under the same name is another one,
+    with a starting position of its own.
+
+    Example:
+
+    \b
+      sublet groups delete '$share/billing/orders/#' --yes
+    """
+    from sublet_storage.db.connect import connect
+    from sublet_storage.groups.admin import admin
+    from sublet_storage.groups.status.overview import describe_group
+
+    wanted = resolve_subscription(cli, subscription)
+    with cli.open_database() as database, connect(database.url, application_name="sublet cli") as connection:
+        overview = describe_group(connection, wanted)
+        held = sum(len(member.streams) for member in overview.members)
+        if not yes:
+            cli.confirm(f"Delete {wanted}, its progress, and the lending of {held} streams?", "Nothing was deleted.")
+        deleted = admin.delete_group(database.url, wanted)
+    if cli.json:
+        cli.print_json({"subscription": str(wanted), "group_id": deleted, "deleted": True})
+    else:
+        cli.print_info(f"The group {wanted} is deleted.")
