@@ -23,7 +23,7 @@ class RunCosts:
 
     def pytest_report_header(self) -> list[str]:
         """Return what will run, and how long it took last time."""
-        if not self._is_whole_suite():
+        if not self._is_unfiltered():
             return []
         last = self._config.cache.get(self._cache_key(), None) if self._config.cache else None
         took = f"{last['passed']} passed in {_minutes(last['seconds'])} last time" if last else "not run here before"
@@ -38,7 +38,7 @@ class RunCosts:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         """Store what a run of everything selected took, if it was green."""
-        if exitstatus == pytest.ExitCode.OK and self._is_whole_suite() and self._config.cache:
+        if exitstatus == pytest.ExitCode.OK and self._is_unfiltered() and self._config.cache:
             taken = {"seconds": time.monotonic() - self._started_at, "passed": self._passed_count}
             self._config.cache.set(self._cache_key(), taken)
 
@@ -49,7 +49,7 @@ class RunCosts:
             spent = ", ".join(f"{folder} {_minutes(s)}" for folder, s in by_cost)
             terminalreporter.write_line(f"minutes of all workers: {spent}")
 
-    def _is_whole_suite(self) -> bool:
+    def _is_unfiltered(self) -> bool:
         return self._config.args_source is not pytest.Config.ArgsSource.ARGS and not self._config.option.keyword
 
     def _cache_key(self) -> str:
