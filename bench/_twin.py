@@ -11,7 +11,14 @@ from sublet_leader.node.events import MessageReceived, NodeEvent, NodeStarted, R
 from sublet_leader.node.machine import Node
 from sublet_leader.node.request_executor import execute
 from sublet_leader.settings import LeaderSettings
-from sublet_protocol.messages.messages import Grant, LeaderWanted, Ping, StreamProgress, ToBorrower, UpdateProgress
+from sublet_protocol.messages.borrower_leader import (
+    Grant,
+    LeaderWanted,
+    Ping,
+    StreamProgress,
+    ToBorrower,
+    UpdateProgress,
+)
 from sublet_storage.groups.model.records import Lending
 from sublet_storage.node_directory import NodeRef
 from tests.support.memory_store.catalogue import MemoryCatalogue

@@ -20,8 +20,8 @@ from bench._report import Beside
 from bench._statements import Statements
 from bench._twin import Size, Twin
 from sublet_leader.node.events import MessageReceived
+from sublet_protocol.messages.borrower_leader import LeaderWanted
 from sublet_protocol.messages.codec import decode_to_leader, encode_to_leader
-from sublet_protocol.messages.messages import LeaderWanted
 
 UPDATES = 1000
 TARGET_GROWTH = 2.0

@@ -31,7 +31,7 @@ from bench.peers.ours import POLL, node
 from bench.peers.system import LeftOut
 from sublet_storage.db.connect import connect, schema_name
 from sublet_storage.notify.drivers import registry
-from sublet_storage.notify.drivers.direct_listeners import DEFAULT_LISTENER_SLOTS
+from sublet_storage.notify.drivers.listener_slots import DEFAULT_LISTENER_SLOTS
 from sublet_storage.notify.drivers.postgres import channel_name
 from sublet_storage.producer import Publisher
 

@@ -17,11 +17,11 @@ from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.spark.common.options import StreamOptions, to_camel_case
 from sublet_borrower.spark.sink.options import WriteOptions
 from sublet_borrower.spark.source.batch_options import BatchOptions
-from sublet_leader.observe.settings import ObserveSettings
+from sublet_leader.observe.settings import MetricsSettings
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.settings_base import SettingsBase
 from sublet_storage.notify.changes import NotifySettings
-from sublet_storage.notify.drivers.direct_listeners import DEFAULT_LISTENER_SLOTS, VARIABLE
+from sublet_storage.notify.drivers.listener_slots import DEFAULT_LISTENER_SLOTS, VARIABLE
 from sublet_storage.producer import Publisher
 from tools.generated import write_or_check
 
@@ -216,7 +216,7 @@ def page() -> str:
     borrower = _BORROWER + times(BorrowerSettings) + rules(BorrowerSettings)
     notify = _NOTIFY + times(NotifySettings) + _DIRECT_LISTENERS + rules(NotifySettings)
     spark = _SOURCE + options(StreamOptions) + _HISTORY + options(BatchOptions) + _SINK + options(WriteOptions)
-    bounds = _HTTP + times(ObserveSettings)
+    bounds = _HTTP + times(MetricsSettings)
     called = arguments(Publisher, PUBLISHER) + arguments(Session, SESSION)
     return _INTRO + general + leader + borrower + bounds + notify + called + spark
 

@@ -25,7 +25,7 @@ from sublet_leader.listen_address import ListenAddress
 from sublet_leader.node.database_worker import DatabaseWorker
 from sublet_leader.node.events import (
     DesiredStateRead,
-    GroupOpened,
+    GroupOpenCompleted,
     LeaderQueried,
     MessageReceived,
     NodeEvent,
@@ -46,8 +46,8 @@ from sublet_leader.observe.node_view import NodeView
 from sublet_leader.settings import LeaderSettings
 from sublet_leader.shutdown import run_with_timeout
 from sublet_protocol.domain.errors import InvalidSetting, NodeBroken
-from sublet_protocol.messages.events import GroupEvent
-from sublet_protocol.messages.messages import ToBorrower, ToLeader
+from sublet_protocol.messages.borrower_leader import ToBorrower, ToLeader
+from sublet_protocol.messages.channel_messages import GroupEvent
 from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.pubsub.publisher_machine import PublisherSettings
 from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, new_publisher
@@ -280,7 +280,7 @@ class NodeServer:
         def answer(event: NodeEvent) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: no answer is waited for any more
                 loop.call_soon_threadsafe(self._handle, event)
-            if isinstance(event, GroupOpened) and event.group is not None:
+            if isinstance(event, GroupOpenCompleted) and event.group is not None:
                 shared_publisher(self._url).publish([group_change(str(event.group.subscription), event.group.group_id)])
 
         return answer

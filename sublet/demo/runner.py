@@ -24,7 +24,7 @@ from sublet.demo.display import Display
 from sublet.demo.group_view import GroupView, count_consumed, find_busiest, list_holders
 from sublet.demo.holding_intervals import holding_intervals, process_of
 from sublet.demo.takeover_report import TakeoverReporter
-from sublet_protocol.domain.errors import DataDirectoryUnusable, Unavailable, UsageError
+from sublet_protocol.domain.errors import EmbeddedDirectoryUnusable, Unavailable, UsageError
 from sublet_storage.bootstrap.database import open_database
 from sublet_storage.groups.model.records import HistoryRecord
 from sublet_storage.groups.status.overview_model import GroupOverview
@@ -52,8 +52,8 @@ def run_demo(as_json: bool, keep: str | None) -> int:
             environment = {**os.environ, "SUBLET_DATABASE_URL": database.url}
             with ChildProcesses(home, environment) as processes:
                 return _Stage(database.url, home, show, processes, TakeoverReporter(show.print_line)).play(as_json)
-    except DataDirectoryUnusable as error:
-        raise DataDirectoryUnusable(str(error).replace("--data-dir, SUBLET_DATA_DIR", "--keep")) from None
+    except EmbeddedDirectoryUnusable as error:
+        raise EmbeddedDirectoryUnusable(str(error).replace("--data-dir, SUBLET_DATA_DIR", "--keep")) from None
     except KeyboardInterrupt:
         show.print_line("interrupted: everything that was started has ended")
         raise

@@ -12,7 +12,7 @@ from sublet_protocol.domain.errors import GrantLost, UnknownOutcome
 from sublet_protocol.domain.in_doubt import InDoubt
 from sublet_storage.db.connect import connect
 from sublet_storage.groups import consumer_statements
-from sublet_storage.groups.admin import reset_plan
+from sublet_storage.groups.admin import reset_transaction
 from sublet_storage.groups.admin.reset_targets import ResetTarget
 from sublet_storage.groups.model.history import HistoryPage, delete_old_history, read_history
 from sublet_storage.groups.model.history_records import reason_with_user
@@ -143,7 +143,7 @@ def test_how_far_a_grant_came_is_known_when_a_reset_has_ended_it(postgres: Postg
     postgres.append(stream, 5)
     consumer_statements.advance(postgres.connection, group.group_id, stream, held.grant_id, 3)
     with postgres.connection.transaction():
-        reset_plan.execute_reset(
+        reset_transaction.execute_reset(
             postgres.connection,
             group,
             target,

@@ -11,7 +11,7 @@ import pytest
 from sublet_protocol.domain.errors import Conflict
 from sublet_protocol.domain.in_doubt import InDoubt
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.groups.admin import progress_transfer, reset_plan
+from sublet_storage.groups.admin import progress_transfer, reset_transaction
 from sublet_storage.groups.admin.reset_targets import ResetTarget
 from sublet_storage.groups.model.records import (
     AdvancePosition,
@@ -23,7 +23,7 @@ from sublet_storage.groups.model.records import (
     OnDataLoss,
     StartingPosition,
 )
-from sublet_storage.groups.status.diagnosis_model import StallReason
+from sublet_storage.groups.status.diagnosis_facts import StallReason
 from sublet_storage.groups.status.diagnosis_queries import diagnose_group
 from tests.contract.group_world import BLOCKED, FINISHED, FREE, HELD, SHARE, PostgresWorld, World, grant, granted
 
@@ -153,13 +153,13 @@ def test_a_space_that_loses_no_topics_has_no_part_in_it(world: World) -> None:
 
 def by_reset(world: PostgresWorld, group: Group, _: int) -> Group:
     with world.connection.transaction():
-        reset_plan.execute_reset(world.connection, group, ResetTarget.earliest(), reason="again")
+        reset_transaction.execute_reset(world.connection, group, ResetTarget.earliest(), reason="again")
     return group
 
 
 def by_reset_of_one(world: PostgresWorld, group: Group, first: int) -> Group:
     with world.connection.transaction():
-        reset_plan.execute_reset(world.connection, group, ResetTarget.earliest(), [first], reason="again")
+        reset_transaction.execute_reset(world.connection, group, ResetTarget.earliest(), [first], reason="again")
     return group
 
 
@@ -226,7 +226,9 @@ def test_a_forced_reset_of_one_stream_takes_back_what_follows_on_it_and_nothing_
     world, group, term, (first, last, beside) = descended
     before = {stream: world.row(group, term, stream) for stream in (last, beside)}
     with world.connection.transaction():
-        reset_plan.execute_reset(world.connection, group, ResetTarget.earliest(), [first], reason="again", force=True)
+        reset_transaction.execute_reset(
+            world.connection, group, ResetTarget.earliest(), [first], reason="again", force=True
+        )
     (line,) = (line for line in world.store.history(group.group_id) if line.stream_id == last and line.event == "reset")
     assert (line.grant_id, line.position, line.redelivery_end, line.is_forced) == (before[last].grant_id, 1, 3, True)
     assert str(first) in line.reason
@@ -245,7 +247,7 @@ def test_a_reset_of_one_stream_waits_for_who_has_what_follows_on_it(descended: D
 
     def reset(target: ResetTarget) -> None:
         with world.connection.transaction():
-            reset_plan.execute_reset(world.connection, group, target, [first], reason="again")
+            reset_transaction.execute_reset(world.connection, group, target, [first], reason="again")
 
     with pytest.raises(Conflict, match=f"1 of its streams are granted.* the first is {last}"):
         reset(ResetTarget.earliest())
@@ -266,7 +268,7 @@ def test_what_is_in_doubt_behind_a_stream_that_is_reset_is_given_up_by_force_alo
     assert world.row(group, term, last).status is LendingStatus.RESERVED
     for force in (False, True):
         with nullcontext() if force else pytest.raises(Conflict, match="in doubt"), world.connection.transaction():
-            reset_plan.execute_reset(
+            reset_transaction.execute_reset(
                 world.connection, group, ResetTarget.earliest(), [first], reason="again", force=force
             )
     row = world.row(group, world.lead(group), last)

@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.groups.admin import progress_transfer, reset_plan
+from sublet_storage.groups.admin import progress_transfer, reset_transaction
 from sublet_storage.groups.admin.reset_targets import ResetTarget
 from sublet_storage.groups.model.records import Group, StartingPosition
-from sublet_storage.groups.status.diagnosis_model import StallReason
+from sublet_storage.groups.status.diagnosis_facts import StallReason
 from sublet_storage.groups.status.diagnosis_queries import diagnose_group
 from tests.contract.group_world import SHARE, PostgresWorld, World, granted
 
@@ -55,7 +55,7 @@ def test_what_a_forced_reset_took_stays_taken_through_further_resets_and_a_new_l
 
     def reset(target: ResetTarget) -> list[tuple[object, ...]]:
         with world.connection.transaction():
-            reset_plan.execute_reset(world.connection, group, target, [stream], reason="again", force=True)
+            reset_transaction.execute_reset(world.connection, group, target, [stream], reason="again", force=True)
         return row()
 
     def row() -> list[tuple[object, ...]]:
@@ -86,7 +86,7 @@ def test_what_a_reset_gives_a_group_made_anew_was_taken_from_its_former_members_
     group = world.declare(starting_position=StartingPosition.LATEST)
     assert taken_at(world, stream) == [], "it has ended"
     with world.connection.transaction():
-        reset_plan.execute_reset(world.connection, group, ResetTarget.earliest(), reason="again")
+        reset_transaction.execute_reset(world.connection, group, ResetTarget.earliest(), reason="again")
     assert None not in taken_at(world, stream) != []
 
 
@@ -125,7 +125,7 @@ def test_why_says_that_a_former_holder_may_not_have_heard(postgres: PostgresWorl
     granted(world, group, world.lead(group), stream)
     world.connection.execute("update lending_history set at = clock_timestamp()")
     with world.connection.transaction():
-        reset_plan.execute_reset(world.connection, group, ResetTarget.earliest(), reason="again", force=True)
+        reset_transaction.execute_reset(world.connection, group, ResetTarget.earliest(), reason="again", force=True)
     world.connection.execute("update leadership set expires_at = clock_timestamp() + interval '1 minute'")
     (answer,) = diagnose_group(world.connection, SHARE)[1]
     assert answer.diagnosis.reason is StallReason.FORMER_HOLDER

@@ -11,10 +11,10 @@ import pytest
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.errors import Conflict, InvalidEpoch, NotFound, UsageError
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.groups.admin import reset as live_reset
-from sublet_storage.groups.admin import reset_plan
+from sublet_storage.groups.admin import live_reset as live_reset
+from sublet_storage.groups.admin import reset_transaction
 from sublet_storage.groups.admin.admin import send_command
-from sublet_storage.groups.admin.reset import _paused
+from sublet_storage.groups.admin.live_reset import _paused
 from sublet_storage.groups.admin.reset_targets import LARGEST, ResetTarget
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.desired_state import PauseGroup, ResumeGroup
@@ -36,7 +36,9 @@ def reset(
 ) -> Mapping[int, tuple[int | None, int]]:
     """Do it: {stream: (before, after)}."""
     with world.connection.transaction():
-        moves = reset_plan.execute_reset(world.connection, group, target, streams, reason=f"to {target}", force=force)
+        moves = reset_transaction.execute_reset(
+            world.connection, group, target, streams, reason=f"to {target}", force=force
+        )
     return {move.stream_id: (move.before, move.after) for move in moves}
 
 
@@ -83,7 +85,7 @@ def test_a_group_goes_on_from_where_it_is_told_to(
     halfway: tuple[PostgresWorld, Group, int, tuple[int, ...]], target: ResetTarget, expected: tuple[int, int]
 ) -> None:
     world, group, term, streams = halfway
-    planned = reset_plan.plan_reset(world.connection, group, target)
+    planned = reset_transaction.plan_reset(world.connection, group, target)
     assert [move.after for move in planned] == list(expected)
     assert places(world, group) == {streams[0]: (FREE, 4), streams[1]: (FREE, 10)}, "to plan changes nothing"
     assert reset(world, group, target) == dict(zip(streams, zip((4, 10), expected, strict=True), strict=True))
@@ -235,14 +237,20 @@ def test_what_would_have_been_given_and_is_not_counts_as_skipped_in_streams_that
     world.append(first, 10, 1)
     (new,) = world.rollover(1)
     world.append(new, 7)
-    found = {move.stream_id: move for move in reset_plan.plan_reset(world.connection, group, ResetTarget.latest())}
+    found = {
+        move.stream_id: move for move in reset_transaction.plan_reset(world.connection, group, ResetTarget.latest())
+    }
     assert {stream: (move.before, move.skipped_count) for stream, move in found.items()} == {
         first: (0, 10),
         new: (None, 7),
     }
-    found = {move.stream_id: move for move in reset_plan.plan_reset(world.connection, group, ResetTarget.offset(2))}
+    found = {
+        move.stream_id: move for move in reset_transaction.plan_reset(world.connection, group, ResetTarget.offset(2))
+    }
     assert {stream: move.skipped_count for stream, move in found.items()} == {before: 0, first: 2, new: 2}
-    found = {move.stream_id: move for move in reset_plan.plan_reset(world.connection, group, ResetTarget.at_epoch(1))}
+    found = {
+        move.stream_id: move for move in reset_transaction.plan_reset(world.connection, group, ResetTarget.at_epoch(1))
+    }
     assert {stream: (move.after, move.has_epochs) for stream, move in found.items()} == {
         first: (0, True), new: (7, False),
     }  # fmt: skip
@@ -259,7 +267,7 @@ def test_streams_that_came_later_and_have_ended_since_are_not_given_behind_a_res
     world.append(second, 100)
     (third,) = world.rollover(1)
     world.append(third, 50)
-    moves = reset_plan.plan_reset(world.connection, group, ResetTarget.latest())
+    moves = reset_transaction.plan_reset(world.connection, group, ResetTarget.latest())
     assert {move.stream_id: move.skipped_count for move in moves} == {first: 0, second: 100, third: 50}
     reset(world, group, ResetTarget.latest())
     term = world.lead(group)
@@ -301,8 +309,8 @@ def test_by_epoch_a_group_goes_on_from_the_first_block_that_has_it_and_an_atomic
     for epoch in (1, 2, 3, 2):
         world.append(stream, 10, epoch)
     world.complete(5)
-    assert reset_plan.plan_reset(world.connection, plain, ResetTarget.at_epoch(3))[0].after == 20
-    assert reset_plan.plan_reset(world.connection, plain, ResetTarget.at_epoch(9))[0].after == 40
+    assert reset_transaction.plan_reset(world.connection, plain, ResetTarget.at_epoch(3))[0].after == 20
+    assert reset_transaction.plan_reset(world.connection, plain, ResetTarget.at_epoch(9))[0].after == 40
     world.connection.execute("update space set epoch_dimensions = 1")
     reset(world, atomic, ResetTarget.at_epoch(2))
     term = world.lead(atomic)

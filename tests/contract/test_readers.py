@@ -11,9 +11,9 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from sublet_borrower.fetch.log_reader import LogReader
+from sublet_borrower.fetch.database_reader import DatabaseReader
 from sublet_borrower.fetch.node_reader import NodeReader
-from sublet_borrower.fetch.stream_fetcher import PageReader
+from sublet_borrower.fetch.stream_fetcher import GrantedStreamReader
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_leader.feed import fetch
 from sublet_protocol.domain.errors import PositionBeyondHead, PositionGone, ValueTooLarge
@@ -41,9 +41,9 @@ class World:
     def __init__(self, database: str, proxy: PostgresProxy) -> None:
         self.database, self.proxy = database, proxy
 
-    def reader(self, max_batch_bytes: int = BATCH_BYTES) -> PageReader:
+    def reader(self, max_batch_bytes: int = BATCH_BYTES) -> GrantedStreamReader:
         """Another reader."""
-        return LogReader(self.proxy.url, max_batch_bytes, TIMEOUT_S)
+        return DatabaseReader(self.proxy.url, max_batch_bytes, TIMEOUT_S)
 
     def go_away(self) -> None:
         """Nobody answers any more."""
@@ -66,7 +66,7 @@ class NodeWorld(World):
         self._server.start()
         self.address = self._server.address
 
-    def reader(self, max_batch_bytes: int = BATCH_BYTES) -> PageReader:
+    def reader(self, max_batch_bytes: int = BATCH_BYTES) -> GrantedStreamReader:
         return NodeReader([self.address], max_batch_bytes, TIMEOUT_S)
 
     def go_away(self) -> None:
@@ -90,7 +90,7 @@ def world(request: pytest.FixtureRequest, database: str) -> Iterator[World]:
 
 
 @pytest.fixture
-def reader(world: World) -> Iterator[PageReader]:
+def reader(world: World) -> Iterator[GrantedStreamReader]:
     reader = world.reader()
     yield reader
     reader.close()
@@ -113,7 +113,7 @@ def always(_: GrantedStream) -> bool:
     return True
 
 
-def pages(reader: PageReader, granted: GrantedStream) -> list[LogPage]:
+def pages(reader: GrantedStreamReader, granted: GrantedStream) -> list[LogPage]:
     """All pages up to the head."""
     found: list[LogPage] = []
     while granted.may_have_more:
@@ -136,7 +136,7 @@ def values(found: list[LogPage]) -> list[bytes]:
 
 @pytest.mark.conforms("P2", "P3")
 def test_pages_follow_directly_on_one_another_to_the_head(
-    world: World, reader: PageReader, conn: psycopg.Connection[Any]
+    world: World, reader: GrantedStreamReader, conn: psycopg.Connection[Any]
 ) -> None:
     stream = stream_of(conn, "default")
     for first in range(0, 30, 3):
@@ -157,7 +157,7 @@ def test_pages_follow_directly_on_one_another_to_the_head(
 
 
 @pytest.mark.conforms("P3")
-def test_what_does_not_match_is_passed_over(reader: PageReader, conn: psycopg.Connection[Any]) -> None:
+def test_what_does_not_match_is_passed_over(reader: GrantedStreamReader, conn: psycopg.Connection[Any]) -> None:
     stream = stream_of(conn, "default")
     for number in range(12):
         put(conn, stream, b"%d" % number, topic="a/b" if number % 4 == 0 else "c")
@@ -169,7 +169,7 @@ def test_what_does_not_match_is_passed_over(reader: PageReader, conn: psycopg.Co
 
 @pytest.mark.conforms("P2")
 def test_a_large_block_comes_whole_in_as_many_pages_as_it_takes(
-    reader: PageReader, conn: psycopg.Connection[Any]
+    reader: GrantedStreamReader, conn: psycopg.Connection[Any]
 ) -> None:
     stream = stream_of(conn, "default")
     put(conn, stream, *(bytes([number]) * MB for number in range(20)))
@@ -177,7 +177,7 @@ def test_a_large_block_comes_whole_in_as_many_pages_as_it_takes(
     assert values(found) == [bytes([number]) * MB for number in range(1, 20)]
 
 
-def test_a_message_of_twenty_megabytes_is_read(reader: PageReader, conn: psycopg.Connection[Any]) -> None:
+def test_a_message_of_twenty_megabytes_is_read(reader: GrantedStreamReader, conn: psycopg.Connection[Any]) -> None:
     stream = stream_of(conn, "default")
     put(conn, stream, b"before", b"x" * 20 * MB, b"after")
     found = values(pages(reader, granted_of(conn, stream)))
@@ -185,7 +185,9 @@ def test_a_message_of_twenty_megabytes_is_read(reader: PageReader, conn: psycopg
 
 
 @pytest.mark.conforms("E29", "P8")
-def test_a_page_that_may_not_be_taken_any_more_is_discarded(reader: PageReader, conn: psycopg.Connection[Any]) -> None:
+def test_a_page_that_may_not_be_taken_any_more_is_discarded(
+    reader: GrantedStreamReader, conn: psycopg.Connection[Any]
+) -> None:
     stream = stream_of(conn, "default")
     put(conn, stream, b"1")
     granted = granted_of(conn, stream)
@@ -200,7 +202,7 @@ def test_a_page_that_may_not_be_taken_any_more_is_discarded(reader: PageReader, 
 
 
 @pytest.mark.conforms("P3", "W4")
-def test_what_retention_has_taken_is_gone_by_name(database: str, reader: PageReader) -> None:
+def test_what_retention_has_taken_is_gone_by_name(database: str, reader: GrantedStreamReader) -> None:
     with with_a_short_lived_space(database) as conn:
         stream, other = stream_of(conn, "eu"), stream_of(conn, "default")
         put(conn, stream, b"1", b"2", topic="eu/1")
@@ -220,7 +222,7 @@ def test_what_retention_has_taken_is_gone_by_name(database: str, reader: PageRea
         assert values(pages(reader, granted_of(conn, other, 1))) == [b"2"]
 
 
-def test_a_position_beyond_the_head_is_told_as_such(reader: PageReader, conn: psycopg.Connection[Any]) -> None:
+def test_a_position_beyond_the_head_is_told_as_such(reader: GrantedStreamReader, conn: psycopg.Connection[Any]) -> None:
     stream = stream_of(conn, "default")
     put(conn, stream, b"1")
     with pytest.raises(PositionBeyondHead, match=f"stream {stream}: offset 5 is beyond the head 1"):
@@ -228,7 +230,7 @@ def test_a_position_beyond_the_head_is_told_as_such(reader: PageReader, conn: ps
     assert values(pages(reader, granted_of(conn, stream))) == [b"1"]
 
 
-def test_heads_are_those_of_the_streams_that_exist(reader: PageReader, conn: psycopg.Connection[Any]) -> None:
+def test_heads_are_those_of_the_streams_that_exist(reader: GrantedStreamReader, conn: psycopg.Connection[Any]) -> None:
     stream = stream_of(conn, "default")
     put(conn, stream, b"1", b"2")
     assert reader.fetch_heads([stream, 10**9]) == [(stream, 2)]
@@ -238,13 +240,13 @@ def test_heads_are_those_of_the_streams_that_exist(reader: PageReader, conn: psy
 # --- trouble ----------------------------------------------------------------------------------------------------------
 
 
-def read_on(reader: PageReader, granted: GrantedStream) -> Callable[[], LogPage | None]:
+def read_on(reader: GrantedStreamReader, granted: GrantedStream) -> Callable[[], LogPage | None]:
     return lambda: reader.fetch(granted, always)
 
 
 @pytest.mark.conforms("P6")
 def test_while_nobody_answers_there_is_no_page_and_then_it_goes_on_in_the_same_place(
-    world: World, reader: PageReader, conn: psycopg.Connection[Any], caplog: pytest.LogCaptureFixture
+    world: World, reader: GrantedStreamReader, conn: psycopg.Connection[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     stream = stream_of(conn, "default")
     put(conn, stream, b"1")
@@ -273,7 +275,7 @@ def test_while_nobody_answers_there_is_no_page_and_then_it_goes_on_in_the_same_p
 
 @pytest.mark.conforms("P6")
 def test_a_silent_database_holds_up_a_read_no_longer_than_it_may(
-    world: World, reader: PageReader, conn: psycopg.Connection[Any]
+    world: World, reader: GrantedStreamReader, conn: psycopg.Connection[Any]
 ) -> None:
     stream = stream_of(conn, "default")
     put(conn, stream, b"1")
@@ -290,7 +292,7 @@ def test_a_silent_database_holds_up_a_read_no_longer_than_it_may(
 
 
 def test_closing_again_has_no_effect_and_a_read_afterwards_opens_what_it_needs(
-    reader: PageReader, conn: psycopg.Connection[Any]
+    reader: GrantedStreamReader, conn: psycopg.Connection[Any]
 ) -> None:
     stream = stream_of(conn, "default")
     put(conn, stream, b"1")

@@ -9,11 +9,11 @@ from typing import Any
 import psycopg
 
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_protocol.messages.messages import PROTOCOL_VERSION
+from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import GrantStream, GroupOptions, GroupWrites, Lending, LendingChange
 from sublet_storage.groups.status import diagnosis_queries
-from sublet_storage.groups.status.diagnosis_model import StallReason
+from sublet_storage.groups.status.diagnosis_facts import StallReason
 from sublet_storage.node_directory import NodeRef, register
 from sublet_storage.producer import Publisher
 

@@ -14,8 +14,8 @@ import grpc
 import grpc.aio
 
 from sublet_protocol.domain.errors import UndeclaredQueue
-from sublet_protocol.messages.events import GroupEvent
-from sublet_protocol.messages.messages import LeaderWanted, Ping, PingResponse
+from sublet_protocol.messages.borrower_leader import LeaderWanted, Ping, PingResponse
+from sublet_protocol.messages.channel_messages import GroupEvent
 from sublet_protocol.pubsub.mailbox import MailboxLimits
 from sublet_protocol.pubsub.model import CHANNELS, Channel, Channels, Command, DeliveredMessage
 from sublet_protocol.pubsub.node_connection import NodeConnection

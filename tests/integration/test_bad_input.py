@@ -23,7 +23,7 @@ from psycopg.conninfo import make_conninfo
 import sublet
 from sublet_protocol.domain.errors import (
     DatabaseUnreachable,
-    DataDirectoryUnusable,
+    EmbeddedDirectoryUnusable,
     InvalidFilter,
     InvalidSetting,
     InvalidSubscription,
@@ -36,7 +36,7 @@ from sublet_protocol.domain.errors import (
     ValueTooLarge,
 )
 from sublet_protocol.domain.topics import TopicFilter
-from sublet_protocol.messages.messages import MAX_ID, PROTOCOL_VERSION
+from sublet_protocol.messages.borrower_leader import MAX_ID, PROTOCOL_VERSION
 from sublet_storage.bootstrap.migrate import current_version, migrate
 from sublet_storage.db.connect import SCHEMA_VERSION, connect
 from sublet_storage.readers.tail import Tail
@@ -367,7 +367,7 @@ def test_a_database_that_is_not_in_utf_8_gets_no_tables(empty_database: str) -> 
 )
 def test_a_data_directory_that_the_servers_user_cannot_enter_is_named(opens: Callable[[Path], Any]) -> None:
     with a_closed_directory() as closed:
-        with refused(DataDirectoryUnusable, str(closed), "--data-dir"):
+        with refused(EmbeddedDirectoryUnusable, str(closed), "--data-dir"):
             opens(closed / "data")
         closed.chmod(0o700)
         assert list(closed.iterdir()) == []
@@ -376,7 +376,7 @@ def test_a_data_directory_that_the_servers_user_cannot_enter_is_named(opens: Cal
 def test_a_data_directory_from_the_environment_is_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
     with a_closed_directory() as closed:
         monkeypatch.setenv("SUBLET_DATA_DIR", str(closed / "data"))
-        with refused(DataDirectoryUnusable, str(closed), "SUBLET_DATA_DIR"):
+        with refused(EmbeddedDirectoryUnusable, str(closed), "SUBLET_DATA_DIR"):
             sublet.Publisher()
 
 
@@ -397,7 +397,7 @@ def a_closed_directory() -> Iterator[Path]:
 
 
 OTHER_VERSION = (
-    "import sublet_protocol.messages.messages as m, sys; m.PROTOCOL_VERSION += 1; sys.argv[0] = 'sublet'\n"
+    "import sublet_protocol.messages.borrower_leader as m, sys; m.PROTOCOL_VERSION += 1; sys.argv[0] = 'sublet'\n"
     "from sublet.cli import main\nmain()"
 )
 """The command line of a release that speaks another protocol version."""

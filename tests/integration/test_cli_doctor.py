@@ -11,7 +11,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_protocol.messages.messages import PROTOCOL_VERSION
+from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_storage.db.connect import connect
 from sublet_storage.doctor import checks
 from sublet_storage.doctor.checks import Finding, Severity, run_checks

@@ -16,7 +16,7 @@ from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.errors import Conflict, NotFound, UsageError
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.admin import progress_transfer
-from sublet_storage.groups.coordinator import lifecycle
+from sublet_storage.groups.coordinator import group_lifecycle
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import AdvancePosition, Group, GroupOptions, OnDataLoss, StartingPosition
 from sublet_storage.producer import Publisher
@@ -37,7 +37,7 @@ def world(database: str, conn: psycopg.Connection[Any]) -> Iterator[World]:
 
 
 def group_of(conn: psycopg.Connection[Any], subscription: str = GROUP) -> Group:
-    group = lifecycle.find_live(conn, Subscription.parse(subscription))
+    group = group_lifecycle.find_live(conn, Subscription.parse(subscription))
     assert group is not None
     return group
 
@@ -147,7 +147,7 @@ def test_what_was_exported_and_deleted_is_imported_and_the_same_again(
     world.store.delete_group(SUBSCRIPTION)
     tried = done(shell.run("groups", "import", str(file), "--dry-run", "--json"))
     assert (tried["created"], tried["would_create"], tried["group_id"]) == (False, True, None)
-    assert lifecycle.find_live(world.conn, SUBSCRIPTION) is None, "a dry run changes nothing"
+    assert group_lifecycle.find_live(world.conn, SUBSCRIPTION) is None, "a dry run changes nothing"
     reported = done(shell.run("groups", "import", str(file), "--json"))
     assert (reported["created"], reported["on_data_loss"], reported["strategy"]) == (True, "skip", "load")
     after = progress_transfer.read_progress(world.conn, group_of(world.conn))
@@ -198,6 +198,6 @@ def test_progress_of_another_database_or_group_is_refused(world: World) -> None:
     ):  # fmt: skip
         with pytest.raises((TypeError, KeyError, ValueError, AttributeError)):
             tried(wrong)
-    assert lifecycle.find_live(conn, Subscription.parse(TARGET)) is None
+    assert group_lifecycle.find_live(conn, Subscription.parse(TARGET)) is None
     tried({"streams": [{**first, "status": "new", "stream_id": 999}]})
     assert progress_transfer.read_progress(conn, group_of(conn, TARGET)).positions == ()

@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from sublet_protocol.messages.messages import PROTOCOL_VERSION
+from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin import node_desired_state
 from sublet_storage.node_directory import NodeRef, live_nodes, register, renew

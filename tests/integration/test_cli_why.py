@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from sublet_protocol.domain.in_doubt import InDoubt
-from sublet_protocol.messages.messages import PROTOCOL_VERSION
+from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.desired_state import PauseGroup, ResumeGroup
 from sublet_storage.groups.model.records import (
@@ -20,7 +20,7 @@ from sublet_storage.groups.model.records import (
     ReleaseStream,
 )
 from sublet_storage.groups.status import diagnosis_queries
-from sublet_storage.groups.status.diagnosis_model import StallReason
+from sublet_storage.groups.status.diagnosis_facts import StallReason
 from sublet_storage.node_directory import register
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import rollover

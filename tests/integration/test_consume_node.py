@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import pytest
 
-from sublet_protocol.messages.messages import PROTOCOL_VERSION
+from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from tests.integration.cli_kit import Running, Shell, a_shell, refused
 from tests.kit import eventually
 
@@ -141,7 +141,7 @@ def test_one_to_whom_nothing_is_lent_is_told_why_and_ends_with_its_nodes(
 @pytest.mark.conforms("E30")
 def test_nodes_of_another_protocol_version_are_named_with_both_numbers(near: Shell, away: Shell) -> None:
     program = (
-        "import sublet_protocol.messages.messages as m, sys; m.PROTOCOL_VERSION += 1; sys.argv[0] = 'sublet'\n"
+        "import sublet_protocol.messages.borrower_leader as m, sys; m.PROTOCOL_VERSION += 1; sys.argv[0] = 'sublet'\n"
         "from sublet.cli import main\nmain()"
     )
     node = near.start("leader", "--name", "n1", "--listen", "127.0.0.1:0", program=program)

@@ -21,7 +21,7 @@ from sublet_storage.db.connect import connect, schema_name
 from sublet_storage.node_directory import NodeRef, deregister, register
 from sublet_storage.notify.changes import Envelope, NotifySettings, stream_change
 from sublet_storage.notify.codec import encode
-from sublet_storage.notify.drivers.direct_listeners import DEFAULT_LISTENER_SLOTS, VARIABLE, acquire_listener_slot
+from sublet_storage.notify.drivers.listener_slots import DEFAULT_LISTENER_SLOTS, VARIABLE, acquire_listener_slot
 from sublet_storage.notify.drivers.postgres import channel_name, encode_payload
 from sublet_storage.producer import Publisher
 from tests.integration.feed_kit import address_of

@@ -17,7 +17,7 @@ from typing import TextIO
 import psycopg
 import pytest
 
-from sublet_protocol.domain.errors import DataDirectoryUnusable
+from sublet_protocol.domain.errors import EmbeddedDirectoryUnusable
 from sublet_storage.bootstrap.database import open_database
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres, usable_data_dir
 from tests.kit import eventually, for_root
@@ -257,7 +257,7 @@ def test_root_changes_no_permission_of_a_directory_that_exists(home: Path) -> No
 def test_a_directory_the_servers_user_cannot_enter_is_refused_by_name(home: Path) -> None:
     closed = home / "closed"
     closed.mkdir(mode=0o700)
-    with pytest.raises(DataDirectoryUnusable, match=rf"cannot enter {closed}\. Choose a directory .*chmod o\+x"):
+    with pytest.raises(EmbeddedDirectoryUnusable, match=rf"cannot enter {closed}\. Choose a directory .*chmod o\+x"):
         EmbeddedPostgres(closed / "deeper" / "data").start()
     assert stat.S_IMODE(closed.stat().st_mode) == 0o700
     assert not list(closed.iterdir())
@@ -277,7 +277,7 @@ def test_the_default_directory_of_root_is_exchanged_aloud(
         assert f"cannot enter {closed}" in caplog.text
         assert f"Using {database.data_dir} instead" in caplog.text
     monkeypatch.setenv("SUBLET_DATA_DIR", str(closed / "data"))
-    with pytest.raises(DataDirectoryUnusable), open_database():
+    with pytest.raises(EmbeddedDirectoryUnusable), open_database():
         pass
 
 
@@ -311,7 +311,7 @@ def test_a_directory_that_cannot_be_written_is_refused_by_name(home: Path) -> No
     try:
         if user == 0:
             os.seteuid(pwd.getpwnam("nobody").pw_uid)  # root may write anywhere
-        with pytest.raises(DataDirectoryUnusable, match=str(home)):
+        with pytest.raises(EmbeddedDirectoryUnusable, match=str(home)):
             EmbeddedPostgres(home / "data").start()
     finally:
         os.seteuid(user)
@@ -321,7 +321,7 @@ def test_a_directory_that_cannot_be_written_is_refused_by_name(home: Path) -> No
 @pytest.mark.parametrize("below", ["", "deeper"])
 def test_a_file_in_the_place_of_the_directory_is_refused_by_name(home: Path, below: str) -> None:
     (home / "data").write_text("not a directory")
-    with pytest.raises(DataDirectoryUnusable, match=f"{home / 'data'} is a file"):
+    with pytest.raises(EmbeddedDirectoryUnusable, match=f"{home / 'data'} is a file"):
         EmbeddedPostgres(home / "data" / below).start()
 
 
@@ -330,5 +330,5 @@ def test_a_cluster_of_another_major_version_is_refused_with_the_story(home: Path
         pass
     version = home / "data" / "pg" / "PG_VERSION"
     version.write_text("9\n")
-    with pytest.raises(DataDirectoryUnusable, match="was made by Postgres 9, found only"):
+    with pytest.raises(EmbeddedDirectoryUnusable, match="was made by Postgres 9, found only"):
         EmbeddedPostgres(home / "data").start()

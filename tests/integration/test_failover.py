@@ -35,7 +35,7 @@ from sublet_storage.bootstrap.embedded.location import chown_to, server_user
 from sublet_storage.bootstrap.migrate import migrate
 from sublet_storage.db.connect import connect
 from sublet_storage.groups import consumer_statements
-from sublet_storage.groups.admin import progress_transfer, reset_plan
+from sublet_storage.groups.admin import progress_transfer, reset_transaction
 from sublet_storage.groups.admin.reset_targets import ResetTarget
 from sublet_storage.groups.consumer_statements import next_session_epoch
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
@@ -186,8 +186,8 @@ def test_terms_grants_positions_and_producers_of_the_former_timeline_are_fenced(
             )
         offsets = {place.stream_id: place.position for place in exported.positions}
         with pytest.raises(PositionBeyondHead, match=r"the file is of timeline [0-9]+/00000001"):
-            reset_plan.plan_reset(conn, group, ResetTarget.offsets(offsets, exported.timeline))
-        assert reset_plan.plan_reset(conn, group, ResetTarget.offsets(offsets)), (
+            reset_transaction.plan_reset(conn, group, ResetTarget.offsets(offsets, exported.timeline))
+        assert reset_transaction.plan_reset(conn, group, ResetTarget.offsets(offsets)), (
             "who says that nothing was lost goes on"
         )
         unnamed = Bookmark(tail.bookmark.known, tail.bookmark.offsets)

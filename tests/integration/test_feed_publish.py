@@ -24,8 +24,8 @@ from sublet_protocol.domain.errors import (
     Unavailable,
     ValueTooLarge,
 )
+from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.messages.feed import ERROR_METADATA, MAX_MESSAGE_BYTES, RETRY_AFTER_METADATA
-from sublet_protocol.messages.messages import PROTOCOL_VERSION
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_storage.db.connect import connect
 from sublet_storage.producer import Publisher

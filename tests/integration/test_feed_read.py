@@ -22,8 +22,8 @@ from sublet_leader.feed.service import FeedLimits
 from sublet_protocol.domain.errors import InvalidFilter, PositionBeyondHead, PositionGone, Unavailable, UsageError
 from sublet_protocol.domain.subscriptions import Bookmark
 from sublet_protocol.domain.topics import TopicFilter
+from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.messages.feed import ERROR_METADATA, RETRY_AFTER_METADATA
-from sublet_protocol.messages.messages import PROTOCOL_VERSION
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_storage.db.connect import connect
 from sublet_storage.log.block import DELIVERED_SCHEMA

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from sublet_borrower.agent.agent_loop import AgentLoop
 from sublet_borrower.agent.event_queue import EventQueue
-from sublet_borrower.agent.network_agent import NetworkAgent
 from sublet_borrower.machine.events import StreamGranted
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
@@ -67,7 +67,7 @@ def test_an_idle_leader_frees_its_claim_and_whoever_comes_in_that_moment_is_serv
     """Many groups become idle at once; while their leader gives up one after the other, somebody wants them all."""
     stage.serve("n1")
     addresses = [row[0] for row in stage.scene.ask("select address from node")]
-    agent = NetworkAgent(lambda: addresses, BorrowerSettings().scaled(SPEED))
+    agent = AgentLoop(lambda: addresses, BorrowerSettings().scaled(SPEED))
     try:
         handles, wishes = subscribed(agent)
         eventually(lambda: all(wish.is_served() for wish in wishes), WAIT_S, stage.said)
@@ -96,7 +96,7 @@ class Wish(EventQueue):
         return self.served
 
 
-def subscribed(agent: NetworkAgent) -> tuple[list[int], list[Wish]]:
+def subscribed(agent: AgentLoop) -> tuple[list[int], list[Wish]]:
     """Subscribe to every group."""
     wishes = [Wish() for _ in range(GROUPS)]
     return [agent.subscribe(f"$share/group{n}/#", wish) for n, wish in enumerate(wishes)], wishes

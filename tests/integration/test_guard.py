@@ -17,7 +17,7 @@ from sublet_borrower.spark.source.exactly_once import Guard
 from sublet_protocol.domain.errors import BatchLost, DatabaseUnreachable, InvalidSetting, UnknownOutcome, UsageError
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.groups import consumer_statements
-from sublet_storage.groups.consumer_statements import TransactionAttempt
+from sublet_storage.groups.consumer_statements import TransactionIdentity
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions
 from sublet_storage.producer import Publisher
@@ -293,7 +293,7 @@ def test_a_driver_that_is_frozen_in_the_transaction_gives_its_streams_up(
         eventually(lambda: not conn.execute(there).fetchall(), 60.0)
         conn.execute("select from lending for update nowait")
 
-    def settle_and_freeze(self: Guard, *arguments: Any) -> TransactionAttempt | None:
+    def settle_and_freeze(self: Guard, *arguments: Any) -> TransactionIdentity | None:
         attempt = settle(self, *arguments)
         freeze()
         return attempt

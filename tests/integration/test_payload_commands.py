@@ -14,7 +14,7 @@ from sublet_borrower.consumer.session import Session
 from sublet_borrower.settings import BorrowerSettings
 from sublet_leader.jobs.maintenance import MaintenanceRunner
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_protocol.messages.messages import PROTOCOL_VERSION
+from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_storage.db.connect import connect
 from sublet_storage.doctor import location_checks
 from sublet_storage.doctor.checks import Finding, Severity, run_checks
@@ -22,7 +22,7 @@ from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.history import delete_old_history, read_history
 from sublet_storage.groups.model.records import MAINTENANCE, RecordHistory
 from sublet_storage.groups.status import diagnosis_queries, json_views
-from sublet_storage.groups.status.diagnosis_model import StallReason
+from sublet_storage.groups.status.diagnosis_facts import StallReason
 from sublet_storage.groups.status.overview import describe_group, list_groups
 from sublet_storage.groups.status.overview_model import StreamView
 from sublet_storage.node_directory import NodeRef

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from sublet_borrower.fetch.log_reader import LogReader
+from sublet_borrower.fetch.database_reader import DatabaseReader
 from sublet_borrower.fetch.node_reader import NodeReader
 from sublet_borrower.node_client.feed import Feed
 from sublet_borrower.spark.source import range_reader
@@ -96,7 +96,7 @@ def test_a_group_consumes_what_nodes_have_moved_each_message_once(
 def test_a_consumers_reader_names_the_place_and_goes_on_when_it_is_back(
     database: str, conn: psycopg.Connection[Any], world: LocalWorld, stream: int
 ) -> None:
-    reader, granted = LogReader(database, 1, 5.0), granted_of(conn, stream)
+    reader, granted = DatabaseReader(database, 1, 5.0), granted_of(conn, stream)
     assert reader.fetch(granted, lambda _: True) is not None
     world.go_away()
     for _ in range(3):
@@ -109,7 +109,7 @@ def test_a_consumers_reader_names_the_place_and_goes_on_when_it_is_back(
     reader.close()
 
 
-def page_of(reader: LogReader | NodeReader, granted: GrantedStream) -> Any:
+def page_of(reader: DatabaseReader | NodeReader, granted: GrantedStream) -> Any:
     """None while the place is away."""
     try:
         return reader.fetch(granted, lambda _: True)
@@ -128,7 +128,7 @@ def test_an_object_that_cannot_be_read_is_named_and_its_place_is_not_away(
             raise OSError(5, "Input/output error")
         return act(self, name, most)
 
-    reader, granted = LogReader(database, 4 << 20, 5.0), granted_of(conn, stream)
+    reader, granted = DatabaseReader(database, 4 << 20, 5.0), granted_of(conn, stream)
     with monkeypatch.context() as bad:
         bad.setattr(LocalBackend, "read", read_of_disk)
         page = reader.fetch(granted, lambda _: True)
@@ -185,7 +185,7 @@ def test_a_feed_shows_what_lies_elsewhere_and_then_says_what_it_waits_for(
                 assert server.feed.pages_written - before < 15, "the pauses grow"
                 assert reader.bookmark.offsets[well] == 10
         world.come_back()
-        eventually(lambda: page_of(LogReader(database, 1, 5.0), granted_of(conn, stream)), WAIT_S)
+        eventually(lambda: page_of(DatabaseReader(database, 1, 5.0), granted_of(conn, stream)), WAIT_S)
         with feed.history("#", "earliest") as reader:
             assert len(read_values(reader, 2 * BLOCKS + 10)) == 2 * BLOCKS + 10
 

@@ -7,8 +7,8 @@ import signal
 import pytest
 
 from sublet_borrower.planner import micro_batch_planner as module
-from sublet_borrower.planner.micro_batch import BatchLimits
 from sublet_borrower.planner.micro_batch_planner import MicroBatchPlanner
+from sublet_borrower.planner.planned_ranges import BatchLimits
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.errors import Unavailable
 from sublet_storage.producer import Publisher

@@ -18,7 +18,7 @@ from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.errors import PoisonBlock
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_protocol.domain.topics import TopicFilter
-from sublet_protocol.messages.messages import PROTOCOL_VERSION
+from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_storage.db.connect import connect
 from sublet_storage.doctor.checks import run_checks
 from sublet_storage.groups.admin.admin import create_group

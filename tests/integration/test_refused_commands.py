@@ -8,18 +8,18 @@ from collections.abc import Callable
 
 import pytest
 
+from sublet_borrower.agent.agent_loop import AgentLoop
 from sublet_borrower.agent.event_queue import EventQueue, SessionEvent
-from sublet_borrower.agent.network_agent import NetworkAgent
 from sublet_borrower.machine.agent import SubscriptionClosed
 from sublet_borrower.settings import BorrowerSettings
-from sublet_protocol.messages.messages import InvalidateReason, LeaderWanted
+from sublet_protocol.messages.borrower_leader import InvalidateReason, LeaderWanted
 from tests.integration.session_kit import a_node, an_agent, run, until
 
 GROUP = "$queue/g/a"
 SETTINGS = BorrowerSettings().scaled(20)
 
 
-async def the_end(agent: NetworkAgent, subscribe: Callable[[EventQueue], int]) -> list[SessionEvent]:
+async def the_end(agent: AgentLoop, subscribe: Callable[[EventQueue], int]) -> list[SessionEvent]:
     """All news of a subscription, up to its end."""
     inbox, news = EventQueue(), list[SessionEvent]()
 
@@ -36,7 +36,7 @@ async def the_end(agent: NetworkAgent, subscribe: Callable[[EventQueue], int]) -
 def test_a_subscription_that_a_node_refuses_is_over_with_the_nodes_reason() -> None:
     async def test() -> None:
         async with a_node() as node:
-            agent = NetworkAgent(lambda: [node.address], SETTINGS)
+            agent = AgentLoop(lambda: [node.address], SETTINGS)
             try:
                 malformed = await the_end(agent, lambda inbox: agent.subscribe(GROUP, inbox, session="n" * 600))
                 unknown = await the_end(agent, lambda inbox: agent.subscribe(GROUP, inbox))

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from sublet_protocol.messages.events import StreamHead
-from sublet_protocol.messages.messages import Ping
+from sublet_protocol.messages.borrower_leader import Ping
+from sublet_protocol.messages.channel_messages import StreamHead
 from sublet_protocol.pubsub.mailbox import MailboxLimits
-from sublet_protocol.pubsub.model import Channel, DeliveredMessage, Gap
+from sublet_protocol.pubsub.model import Channel, DeliveredMessage, MailboxOverflow
 from sublet_protocol.pubsub.subscriber_machine import SubscriberSettings
 from sublet_protocol.pubsub.subscriber_machine_events import ConnectionLost, ConnectionLostReason, ConnectionStatus
 from tests.integration.session_kit import FAST, Agent, a_node, an_agent, event, free_port, run, until
@@ -148,7 +148,7 @@ def test_a_gap_is_told_to_who_reads_its_channel_and_to_nobody_else() -> None:
             for number in range(60):
                 node.sessions.publish(Channel.GROUP, "k", event(number))
             await until(lambda: reported.seen["group/k"] and reported.seen["group/k"][-1] == event(59))
-            gap = Gap(50, (Channel.GROUP,))
+            gap = MailboxOverflow(50, (Channel.GROUP,))
             assert reported.seen["group/k"] == [gap, *(event(number) for number in range(50, 60))]
             assert reported.seen["group/all"] == [gap]
             assert reported.seen["stream/7"] == [StreamHead(7, 1)]

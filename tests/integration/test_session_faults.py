@@ -13,9 +13,9 @@ import grpc
 import grpc.aio
 import pytest
 
-from sublet_protocol.messages.messages import PROTOCOL_VERSION, LeaderWanted, Ping, PingResponse
+from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION, LeaderWanted, Ping, PingResponse
 from sublet_protocol.pubsub.mailbox import MailboxLimits
-from sublet_protocol.pubsub.model import Channel, Gap
+from sublet_protocol.pubsub.model import Channel, MailboxOverflow
 from sublet_protocol.pubsub.server import new_publisher
 from sublet_protocol.pubsub.subscriber_machine import SubscriberSettings
 from sublet_protocol.pubsub.subscriber_machine_events import ConnectionLostReason, ConnectionStatus
@@ -276,7 +276,7 @@ def test_a_gap_reaches_the_agent_as_a_delivery() -> None:
             for number in range(25):
                 node.sessions.publish(Channel.GROUP, "k", event(number))
             await until(lambda: agent.bodies() and agent.bodies()[-1] == event(24))
-            assert agent.bodies() == [Gap(22, (Channel.GROUP,)), event(22), event(23), event(24)]
+            assert agent.bodies() == [MailboxOverflow(22, (Channel.GROUP,)), event(22), event(23), event(24)]
 
     run(test)
 

@@ -10,13 +10,13 @@ import grpc.aio
 import pytest
 
 from sublet_protocol.domain.errors import UsageError
-from sublet_protocol.messages.events import GroupEvent
-from sublet_protocol.pubsub.model import Channel, ChannelKind, Channels, Command, DeliveredMessage
+from sublet_protocol.messages.channel_messages import GroupEvent
+from sublet_protocol.pubsub.model import Channel, ChannelDelivery, Channels, Command, DeliveredMessage
 from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, new_publisher
 from sublet_protocol.pubsub.subscriber_machine import SubscriberSettings
 from tests.integration.session_kit import Agent, a_node, an_agent, run, until
 
-WEATHER = Channels(("temperature", 1_000, ChannelKind.STATE), ("storm", 1_001, ChannelKind.LOG))
+WEATHER = Channels(("temperature", 1_000, ChannelDelivery.STATE), ("storm", 1_001, ChannelDelivery.LOG))
 
 
 @dataclass(frozen=True)

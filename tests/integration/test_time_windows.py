@@ -16,9 +16,9 @@ from sublet_borrower.node_client.feed import Feed
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
-from sublet_storage.groups.admin import reset_plan
+from sublet_storage.groups.admin import reset_transaction
 from sublet_storage.groups.admin.reset_targets import ResetTarget
-from sublet_storage.groups.coordinator import lifecycle
+from sublet_storage.groups.coordinator import group_lifecycle
 from sublet_storage.groups.model.records import GroupOptions
 from sublet_storage.groups.status.overview import describe_group
 from sublet_storage.log.fetch import offset_at_time
@@ -75,12 +75,14 @@ def answers(conn: psycopg.Connection[Any], stream: int, seconds: int) -> set[int
     ]
     found = {offset_at_time(conn, stream, when), begun, ended}
     with conn.transaction(force_rollback=True):
-        group = lifecycle.create(conn, name, GroupOptions(start), None)
+        group = group_lifecycle.create(conn, name, GroupOptions(start), None)
         assert group is not None
         row = conn.execute("select position from lending where stream_id = %s", (stream,)).fetchone()
         found.add(-1 if row is None else row[0])
         (move,) = [
-            each for each in reset_plan.plan_reset(conn, group, ResetTarget.time(when)) if each.stream_id == stream
+            each
+            for each in reset_transaction.plan_reset(conn, group, ResetTarget.time(when))
+            if each.stream_id == stream
         ]
         return {*found, move.after}
 
@@ -150,7 +152,7 @@ def test_the_age_of_what_waits_is_that_of_the_first_message_that_waits(conn: psy
         put(conn, stream, b"v", topic="eu/t")
         dated(conn, stream, -86_400 * (6 - number))
     with conn.transaction():
-        group = lifecycle.create(
+        group = group_lifecycle.create(
             conn, Subscription.parse("$share/g/eu/#"), GroupOptions(StartingPosition.at_offset(2)), None
         )
     assert group is not None

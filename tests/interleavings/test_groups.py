@@ -11,9 +11,9 @@ import pytest
 from sublet_protocol.domain.errors import Conflict, GrantLost
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups import consumer_statements
-from sublet_storage.groups.admin import reset_plan
+from sublet_storage.groups.admin import reset_transaction
 from sublet_storage.groups.admin.reset_targets import ResetTarget
-from sublet_storage.groups.coordinator import lifecycle
+from sublet_storage.groups.coordinator import group_lifecycle
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import (
     ChangeOutcome,
@@ -66,8 +66,8 @@ class Stage:
 
     def reset(self, conn: Connection) -> None:
         with conn.transaction():
-            group = lifecycle.get_live(conn, SHARED)
-            reset_plan.execute_reset(conn, group, ResetTarget.earliest(), reason="x", force=True)
+            group = group_lifecycle.get_live(conn, SHARED)
+            reset_transaction.execute_reset(conn, group, ResetTarget.earliest(), reason="x", force=True)
 
     def consume(self, conn: Connection) -> None:
         """In the consumer's own transaction, when another message has come."""

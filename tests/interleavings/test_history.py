@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.groups.coordinator import leadership, lifecycle
+from sublet_storage.groups.coordinator import group_lifecycle, leadership
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.desired_state import PauseGroup
 from sublet_storage.groups.model.history import HistoryBatch, read_behind
@@ -30,9 +30,9 @@ def orders(conn: Connection, database: str) -> Iterator[Interleavings]:
 
 
 def pause(conn: Connection) -> None:
-    group = lifecycle.get_live(conn, GROUP)
+    group = group_lifecycle.get_live(conn, GROUP)
     with conn.transaction():
-        lifecycle.apply_command(conn, group, PauseGroup("x"), None)
+        group_lifecycle.apply_command(conn, group, PauseGroup("x"), None)
 
 
 def lead(conn: Connection) -> None:

@@ -8,9 +8,9 @@ from contextlib import closing
 import pytest
 
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.groups.admin import progress_transfer, reset_plan
+from sublet_storage.groups.admin import progress_transfer, reset_transaction
 from sublet_storage.groups.admin.reset_targets import ResetTarget
-from sublet_storage.groups.coordinator import lifecycle
+from sublet_storage.groups.coordinator import group_lifecycle
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import Group, GroupOptions, StartingPosition
 from sublet_storage.spaces import retention, space_changes
@@ -44,7 +44,7 @@ def declare(conn: Connection) -> Group:
 
 def reset(conn: Connection) -> None:
     with conn.transaction():
-        reset_plan.execute_reset(conn, lifecycle.get_live(conn, QUEUE), ResetTarget.earliest(), reason="x")
+        reset_transaction.execute_reset(conn, group_lifecycle.get_live(conn, QUEUE), ResetTarget.earliest(), reason="x")
 
 
 def clone(conn: Connection) -> Group:

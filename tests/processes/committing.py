@@ -35,7 +35,7 @@ def main(url: str, group: str, stream: str, grant: str, number: str) -> int:
     """Do it."""
     consumer_statements.BEFORE_COMMIT_S, advance = 0.5, consumer_statements.advance
 
-    def advance_and_stop(*arguments: Any, **named: Any) -> consumer_statements.TransactionAttempt:
+    def advance_and_stop(*arguments: Any, **named: Any) -> consumer_statements.TransactionIdentity:
         attempt = advance(*arguments, **named)
         sys.stdout.write("advanced\n")
         sys.stdout.flush()

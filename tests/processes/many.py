@@ -13,8 +13,8 @@ import threading
 from pathlib import Path
 from typing import Any, TextIO
 
+from sublet_borrower.agent.agent_loop import AgentLoop
 from sublet_borrower.agent.event_queue import EventQueue
-from sublet_borrower.agent.network_agent import NetworkAgent
 from sublet_borrower.machine.agent import SubscriptionClosed
 from sublet_borrower.machine.events import StreamGranted, StreamRemoved
 from sublet_borrower.settings import BorrowerSettings
@@ -33,7 +33,7 @@ def main(url: str, file: str, pattern: str, count: str) -> None:
         with connect(url) as connection:
             return [node.address for node in live_nodes(connection)]
 
-    agent = NetworkAgent(find, BorrowerSettings.from_env())
+    agent = AgentLoop(find, BorrowerSettings.from_env())
     inboxes = [EventQueue() for _ in range(int(count))]
     for number, inbox in enumerate(inboxes):
         agent.subscribe(pattern.replace("{}", str(number)), inbox)

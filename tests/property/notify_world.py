@@ -8,7 +8,6 @@ import random
 from collections.abc import Callable, Iterable
 
 from sublet_storage.notify.catch_up_scheduler import CatchUp
-from sublet_storage.notify.change_cache import ChangeCache, ChangeNovelty
 from sublet_storage.notify.changes import Change, NotifySettings, ObjectSnapshot
 from sublet_storage.notify.codec import decode
 from sublet_storage.notify.publisher_machine import ChangesQueued, CloseRequested, EndpointsOpened, PublisherMachine
@@ -25,6 +24,7 @@ from sublet_storage.notify.subscriber_machine_events import (
     Tick,
     VersionAmbiguous,
 )
+from sublet_storage.notify.version_cache import ChangeNovelty, VersionCache
 
 CHANNELS = ("stream", "space")
 SETTINGS = NotifySettings(
@@ -127,7 +127,7 @@ class Node:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self.cache = ChangeCache(world.settings.tombstone_retention_s)
+        self.cache = VersionCache(world.settings.tombstone_retention_s)
         self.listener = SubscriberMachine(world.settings, pushes=True, channels=CHANNELS)
         self.connection = 0
         self.is_connected = False

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sublet_borrower.fetch.log_reader import LogReader
+from sublet_borrower.fetch.database_reader import DatabaseReader
 from sublet_borrower.machine.events import SavedProgress, SessionProgress, StreamGranted
 from sublet_borrower.planner import epoch_planner
 from sublet_borrower.planner.epoch_planner import EpochPlanner
-from sublet_borrower.planner.micro_batch import BatchLimits, StartedRange
 from sublet_borrower.planner.plan_ledger import PlanLedger
+from sublet_borrower.planner.planned_ranges import BatchLimits, StartedRange
 from sublet_protocol.domain.epochs import ConsumedFrontier, Epoch, LowerFrontier
-from sublet_protocol.messages.messages import Grant
+from sublet_protocol.messages.borrower_leader import Grant
 from sublet_storage.readers import epoch_steps
-from sublet_storage.readers.epoch_steps import BlockSummaries, EpochStep, EpochStepPlanner
+from sublet_storage.readers.epoch_steps import BlockEpochSummaries, EpochStep, EpochStepPlanner
 from tests.property.test_epoch_steps_laws import MOST, Log, epochs, is_completed
 
 STREAMS = (0, 1)
@@ -41,7 +41,7 @@ def in_logs() -> Iterator[None]:
         yield
 
 
-class TwoLogs(LogReader):
+class TwoLogs(DatabaseReader):
     """Reads two logs."""
 
     def __init__(self, logs: tuple[Log, Log]) -> None:
@@ -50,7 +50,7 @@ class TwoLogs(LogReader):
     def query(self, read: Callable[[Any], Any]) -> Any:
         return read(self._logs)
 
-    def fetch_frontiers(self, stream_ids: Iterable[int]) -> Mapping[int, BlockSummaries]:
+    def fetch_frontiers(self, stream_ids: Iterable[int]) -> Mapping[int, BlockEpochSummaries]:
         return {stream: self._logs[stream].look(0, 0) for stream in stream_ids}
 
 

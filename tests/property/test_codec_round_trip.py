@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier, LowerFrontier
 from sublet_protocol.domain.in_doubt import InDoubt
 from sublet_protocol.messages import codec
-from sublet_protocol.messages.codec import MalformedMessage
-from sublet_protocol.messages.events import GroupEvent, StreamHead
-from sublet_protocol.messages.messages import (
+from sublet_protocol.messages.borrower_leader import (
     Disconnect,
     Grant,
     HeldGrant,
@@ -34,8 +32,18 @@ from sublet_protocol.messages.messages import (
     ToLeader,
     UpdateProgress,
 )
+from sublet_protocol.messages.channel_messages import GroupEvent, StreamHead
+from sublet_protocol.messages.codec import MalformedMessage
 from sublet_protocol.pubsub import wire
-from sublet_protocol.pubsub.model import Channel, DeliveredMessage, Gap, Send, Subscribe, UndecodedCommand, Unsubscribe
+from sublet_protocol.pubsub.model import (
+    Channel,
+    DeliveredMessage,
+    MailboxOverflow,
+    Send,
+    Subscribe,
+    UndecodedCommand,
+    Unsubscribe,
+)
 from sublet_protocol.v1 import sublet_pb2 as pb
 
 NATURAL = st.integers(0, 2**63 - 1)
@@ -108,7 +116,7 @@ DELIVERY = st.one_of(
         NATURAL,
         st.just(""),
         st.just(""),
-        st.builds(Gap, NATURAL, st.lists(CHANNEL, max_size=3).map(tuple)),
+        st.builds(MailboxOverflow, NATURAL, st.lists(CHANNEL, max_size=3).map(tuple)),
     ),
 )
 COMMAND = st.one_of(

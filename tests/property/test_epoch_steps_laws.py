@@ -15,7 +15,7 @@ from sublet_protocol.domain.epochs import ConsumedFrontier, Epoch, LowerFrontier
 from sublet_storage.log.block import EpochBounds, add_position_columns
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 from sublet_storage.readers import epoch_steps
-from sublet_storage.readers.epoch_steps import BlockSummaries, BlockSummary, EpochStepPlanner
+from sublet_storage.readers.epoch_steps import BlockEpochSummaries, BlockEpochSummary, EpochStepPlanner
 
 MOST = 5
 
@@ -31,7 +31,7 @@ class Log:
     numbers: int
     lower: LowerFrontier
     messages: list[Epoch | None] = field(default_factory=list)
-    marks: list[BlockSummary] = field(default_factory=list)
+    marks: list[BlockEpochSummary] = field(default_factory=list)
 
     def append(self, block: list[Epoch | None]) -> None:
         allowed = [epoch for epoch in block if epoch is None or self.lower.admits(epoch)]
@@ -40,7 +40,7 @@ class Log:
             least, greatest = LowerFrontier.from_epochs(some).least, UpperFrontier.from_epochs(some).greatest
             found = EpochBounds(least, greatest, None in allowed) if some else None
             self.messages += allowed
-            self.marks.append(BlockSummary(first, len(self.messages), len(allowed), self.lower, found))
+            self.marks.append(BlockEpochSummary(first, len(self.messages), len(allowed), self.lower, found))
 
     def advance(self, by: list[Epoch]) -> None:
         self.lower = self.lower.intersect(LowerFrontier.from_epochs(by))
@@ -56,9 +56,9 @@ class Log:
     def complete(self) -> None:
         self.advance([(MOST + 1,) * self.numbers])
 
-    def look(self, scanned: int, most: int) -> BlockSummaries:
+    def look(self, scanned: int, most: int) -> BlockEpochSummaries:
         behind = tuple(mark for mark in self.marks if mark.end > scanned)[:most]
-        return BlockSummaries(behind, len(self.messages), False, self.lower)
+        return BlockEpochSummaries(behind, len(self.messages), False, self.lower)
 
     def rows(self, start: int, end: int) -> pa.RecordBatch:
         """As they would be read."""
@@ -196,11 +196,13 @@ def test_blocks_that_become_one_while_they_are_looked_at_are_read_once() -> None
 def test_what_is_left_of_a_block_that_was_made_of_done_and_undone_ones_stays_behind() -> None:
     five, six = LowerFrontier(((5,),)), LowerFrontier(((6,),))
     done, merged = (
-        BlockSummary(0, 5, 1, five, EpochBounds(((5,),), ((5,),))),
-        BlockSummary(5, 20, 1, six, EpochBounds(((6,),), ((9,),))),
+        BlockEpochSummary(0, 5, 1, five, EpochBounds(((5,),), ((5,),))),
+        BlockEpochSummary(5, 20, 1, six, EpochBounds(((6,),), ((9,),))),
     )
     plan = EpochStepPlanner(0, ConsumedFrontier(10, five))
-    plan.add_summaries(BlockSummaries((done, merged, BlockSummary(20, 30, 1, six, merged.epochs)), 30, False, six))
+    plan.add_summaries(
+        BlockEpochSummaries((done, merged, BlockEpochSummary(20, 30, 1, six, merged.epochs)), 30, False, six)
+    )
     step = plan.next_step(limit_bytes=0)
     assert step is not None
     assert ([(run.start, run.end) for run in step.runs], step.position, step.consumed.upto) == ([(0, 5)], 5, 10)
@@ -210,8 +212,8 @@ def test_blocks_of_which_nothing_is_stored_here_are_read_as_well() -> None:
     six = LowerFrontier(((6,),))
     plan = EpochStepPlanner(0, ConsumedFrontier(0))
     plan.add_summaries(
-        BlockSummaries(
-            (BlockSummary(0, 5, 0, None, None), BlockSummary(5, 9, 0, None, EpochBounds(((5,),), ((5,),)))),
+        BlockEpochSummaries(
+            (BlockEpochSummary(0, 5, 0, None, None), BlockEpochSummary(5, 9, 0, None, EpochBounds(((5,),), ((5,),)))),
             9,
             False,
             six,

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sublet_protocol.domain.errors import InvalidFilter, ProtocolMismatch, SubletError
 from sublet_protocol.domain.subscriptions import MAX_OFFSET
 from sublet_protocol.domain.topics import TopicFilter
+from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.messages.codec import MalformedMessage
 from sublet_protocol.messages.feed import MAX_STREAMS
 from sublet_protocol.messages.feed_fetch import (
@@ -32,7 +33,6 @@ from sublet_protocol.messages.feed_fetch import (
     encode_session_epoch_reply,
     encode_session_epoch_request,
 )
-from sublet_protocol.messages.messages import PROTOCOL_VERSION
 from sublet_protocol.v1 import sublet_pb2 as pb
 
 IDS = st.integers(1, MAX_OFFSET)

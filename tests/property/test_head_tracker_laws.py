@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sublet_borrower.new_data.head_tracker import (
     HeadPushed,
     HeadsRead,
-    HeadSubscription,
+    HeadSubscriptionId,
     HeadTracker,
     HeadTrackerSettings,
     StreamsCaughtUp,
@@ -28,7 +28,7 @@ class Reader:
         self.heads = dict.fromkeys(STREAMS, 0)
         self.read = dict.fromkeys(STREAMS, 0)
         self.grown_at = dict.fromkeys(STREAMS, 0.0)
-        self.follows: dict[int, HeadSubscription] = {}
+        self.follows: dict[int, HeadSubscriptionId] = {}
         self.looks = 0
         self.notify(StreamsCaughtUp(self.ends()))
 

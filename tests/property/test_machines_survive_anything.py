@@ -34,7 +34,7 @@ from sublet_leader.node.events import (
     ShutdownRequested,
 )
 from sublet_leader.node.events import Tick as NodeTick
-from sublet_protocol.messages.messages import (
+from sublet_protocol.messages.borrower_leader import (
     Disconnect,
     Grant,
     HeldGrant,

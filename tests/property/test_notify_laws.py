@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sublet_storage.notify.catch_up_scheduler import CatchUpCause
-from sublet_storage.notify.change_cache import ChangeCache
 from sublet_storage.notify.changes import (
     Change,
     Envelope,
@@ -32,6 +31,7 @@ from sublet_storage.notify.subscriber_machine_events import (
     SubscriberStarted,
     Tick,
 )
+from sublet_storage.notify.version_cache import VersionCache
 from tests.property.notify_world import CHANNELS, READ_S, SETTINGS, UNDER_WAY_S, World
 
 QUIET_S = SETTINGS.hello_interval_s + UNDER_WAY_S + 2 * SETTINGS.gap_window_s + SETTINGS.catch_up_jitter_s + 2 * READ_S
@@ -254,7 +254,7 @@ def test_any_order_of_the_same_changes_ends_in_the_same_state(
     changes = [Change("space", "a", version, deleted) for version, deleted in reported]
     newest = max(changes, key=lambda change: change.order_key)
     chance.shuffle(changes)
-    cache = ChangeCache(1e9)
+    cache = VersionCache(1e9)
     for change in [*changes, *changes]:
         cache.apply(change, 0.0)
     assert cache.objects("space") == ({} if newest.is_deleted else {"a": newest})

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sublet_protocol.pubsub.mailbox import MailboxLimits
-from sublet_protocol.pubsub.model import ChannelKind, Gap, Send, Subscribe
+from sublet_protocol.pubsub.model import ChannelDelivery, MailboxOverflow, Send, Subscribe
 from sublet_protocol.pubsub.publisher_machine import PublisherSettings, PubSubPublisherMachine
 from sublet_protocol.pubsub.publisher_replies import CommandsAccepted, HoldPoll, PollDeliveries, UnknownSubscriber
 from sublet_protocol.pubsub.subscriber_machine import PubSubSubscriberMachine, SubscriberSettings
@@ -35,7 +35,7 @@ from sublet_protocol.pubsub.subscriber_machine_events import (
     Tick,
 )
 
-CHANNELS = {"log": ChannelKind.LOG, "state": ChannelKind.STATE}
+CHANNELS = {"log": ChannelDelivery.LOG, "state": ChannelDelivery.STATE}
 LIMITS = MailboxLimits(messages=8, reply_messages=3)
 
 
@@ -93,7 +93,7 @@ class World:
                     self.take(delivery.channel, delivery.body)
 
     def take(self, channel: str, body: object) -> None:
-        if isinstance(body, Gap):
+        if isinstance(body, MailboxOverflow):
             self.doubts += 1
             self.gaps += 1
             self.seen.clear()

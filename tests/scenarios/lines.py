@@ -12,7 +12,7 @@ from typing import assert_never
 
 from sublet_borrower.machine.agent import HandleUpdate, SubscriptionClosed
 from sublet_borrower.machine.events import FrontierAdvanced, RevokeStarted, SavedProgress, StreamGranted, StreamRemoved
-from sublet_protocol.messages.messages import (
+from sublet_protocol.messages.borrower_leader import (
     Disconnect,
     Grant,
     HeldGrant,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from sublet_borrower.machine.agent import NodeLost, NodeMessageReceived, NodesDiscovered
 from sublet_leader.node.events import MessageReceived, NodeStarted, Request, RevokeRequested, ShutdownRequested
 from sublet_leader.settings import LeaderSettings
-from sublet_protocol.messages.messages import ToBorrower, ToLeader
+from sublet_protocol.messages.borrower_leader import ToBorrower, ToLeader
 from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import LendingStatus
 from tests.scenarios.lines import PINGS, BadLine, Lines, Message

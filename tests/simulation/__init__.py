@@ -3,7 +3,7 @@
 **One seed is one run.** Three nodes, some processes with subscriptions, one to three groups and the in-memory twin of
 the group tables live in virtual time, some hundred times faster than the real one. Everything random comes from one
 generator, so a seed that fails fails again, line by line. All machines (`sublet_leader.node.machine.Node`,
-`sublet_borrower.machine.agent.Agent`) and all rules of the rows (`sublet_storage.groups.model.grants`) are the
+`sublet_borrower.machine.agent.Agent`) and all rules of the rows (`sublet_storage.groups.model.lending_rules`) are the
 product's own; what is simulated is what lies between them and under them. gRPC, Postgres and Spark are not here:
 `tests/integration` has them.
 

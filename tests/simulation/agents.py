@@ -21,7 +21,13 @@ from sublet_borrower.machine.agent import (
 from sublet_borrower.machine.events import SessionProgress
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_protocol.messages.messages import InvalidateReason, PingResponse, ProgressSaved, RevokeFinished, ToBorrower
+from sublet_protocol.messages.borrower_leader import (
+    InvalidateReason,
+    PingResponse,
+    ProgressSaved,
+    RevokeFinished,
+    ToBorrower,
+)
 from tests.simulation.process import Process
 from tests.simulation.queries import Checkpoint, Query
 from tests.simulation.sessions import CountedWork, Session

@@ -12,7 +12,7 @@ import pyarrow as pa
 from sublet_borrower.streams.epoch_stream import EpochGrantedStream, StepRows
 from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier
 from sublet_protocol.domain.topics import TopicFilter
-from sublet_protocol.messages.messages import Grant
+from sublet_protocol.messages.borrower_leader import Grant
 from sublet_storage.log.fetch import LogPage
 from sublet_storage.readers.epoch_steps import EpochStepPlanner
 from tests.simulation.work import Work

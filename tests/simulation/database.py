@@ -11,9 +11,9 @@ from sublet_leader.node.events import NodeEvent, Request
 from sublet_leader.node.request_executor import execute, failure_answer
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
-from sublet_storage.groups.admin.progress_transfer import GroupProgress, StreamPosition
-from sublet_storage.groups.model.grants import apply_change
+from sublet_storage.groups.admin.progress_transfer import ExportedPosition, GroupProgress
 from sublet_storage.groups.model.lending_row import LendingRow
+from sublet_storage.groups.model.lending_rules import apply_change
 from sublet_storage.groups.model.options import DEFAULTS
 from sublet_storage.groups.model.records import (
     ForceRelease,
@@ -145,7 +145,7 @@ class WatchedGroups(MemoryGroupStore):
     def reset(self, group_id: int, moves: Mapping[int, int], target: str, force: bool) -> bool:
         """Set these streams to these positions, take back what follows on one that is unfinished again, and end the
         term of whoever leads; False where some of these are lent. As
-        `sublet_storage.groups.admin.reset_plan.execute_reset`, whose rule for a row it asks."""
+        `sublet_storage.groups.admin.reset_transaction.execute_reset`, whose rule for a row it asks."""
         life, now = self._lives[group_id], self._clock()
         leader = self._leaderships.get(group_id)
         nothing = ConsumedFrontier(0, None) if life.group.options.atomic else None
@@ -181,7 +181,7 @@ class WatchedGroups(MemoryGroupStore):
     def export(self, group_id: int) -> GroupProgress:
         """Where the group is, as `sublet_storage.groups.admin.progress_transfer.take` says it."""
         life = self._lives[group_id]
-        places = [StreamPosition(r.stream_id, r.position, r.status, r.consumed) for r in life.rows.values()]
+        places = [ExportedPosition(r.stream_id, r.position, r.status, r.consumed) for r in life.rows.values()]
         frontiers = tuple(life.frontiers.items())
         return GroupProgress(life.after_generation, tuple(sorted(places, key=lambda place: place.stream_id)), frontiers)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-from sublet_storage.readers.epoch_steps import BlockSummary
+from sublet_storage.readers.epoch_steps import BlockEpochSummary
 from sublet_storage.spaces.small_block_compaction import BlockRow, pieces, runs
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Housekeeping:
             starts, times = pieces([(m.end - m.first, *self._appended(stream.blocks, m)) for m in old])
             ends = [*(begin + start for start in starts[1:]), end]
             place = stream.block_summaries.index(old[0])
-            entire = BlockSummary(begin, end, sum(mark.size for mark in old), old[0].lower, old[0].epochs)
+            entire = BlockEpochSummary(begin, end, sum(mark.size for mark in old), old[0].lower, old[0].epochs)
             stream.block_summaries[place : place + len(old)] = [entire]
             outside = [[b for b in stream.blocks if b[0] <= begin], [b for b in stream.blocks if b[0] > end]]
             stream.blocks = [*outside[0], *zip(ends, times, strict=True), *outside[1]]
@@ -105,7 +105,7 @@ class Housekeeping:
         self._simulation.checkers.compacted(stream_id)
 
     @staticmethod
-    def _appended(blocks: list[tuple[int, int]], mark: BlockSummary) -> tuple[int, list[int], list[int]]:
+    def _appended(blocks: list[tuple[int, int]], mark: BlockEpochSummary) -> tuple[int, list[int], list[int]]:
         """When it was, and of a merged one where its pieces begin and when they were."""
         own = [(end, at_us) for end, at_us in blocks if mark.first < end <= mark.end]
         starts = [0, *(end - mark.first for end, _ in own[:-1])]

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sublet_protocol.messages.messages import ToBorrower, ToLeader
+from sublet_protocol.messages.borrower_leader import ToBorrower, ToLeader
 from tests.simulation.world import World
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from sublet_leader.node.events import (
 )
 from sublet_leader.node.machine import Node
 from sublet_leader.settings import LeaderSettings
-from sublet_protocol.messages.messages import ToLeader
+from sublet_protocol.messages.borrower_leader import ToLeader
 from sublet_storage.node_directory import NodeRef
 from tests.simulation.database import Way
 from tests.simulation.process import Process

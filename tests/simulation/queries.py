@@ -22,9 +22,15 @@ from sublet_borrower.machine.events import (
     StreamGranted,
     StreamRemoved,
 )
-from sublet_borrower.planner.micro_batch import PlannedRange, PlannedStream, RangeOutcome, StartedRange, resolve_outcome
 from sublet_borrower.planner.plan_ledger import PlanLedger
-from sublet_protocol.messages.messages import RevokedReason
+from sublet_borrower.planner.planned_ranges import (
+    PlannedRange,
+    PlannedStream,
+    RangeOutcome,
+    StartedRange,
+    resolve_outcome,
+)
+from sublet_protocol.messages.borrower_leader import RevokedReason
 from sublet_storage.groups.consumer_statements import LastPlannedRange
 from sublet_storage.groups.model.records import LendingStatus
 from tests.simulation.sessions import Session

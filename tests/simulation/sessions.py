@@ -18,7 +18,7 @@ from sublet_borrower.machine.events import (
     StreamGranted,
     StreamRemoved,
 )
-from sublet_protocol.messages.messages import Grant, RevokedReason
+from sublet_protocol.messages.borrower_leader import Grant, RevokedReason
 from tests.simulation.atomic import AtomicReading, AtomicWork
 from tests.simulation.work import Work
 

@@ -119,7 +119,7 @@ class Simulation:
 
     # --- the run ----------------------------------------------------------------------------------------------------
 
-    @mock.patch("sublet_storage.groups.model.grants.MAX_LOSSES", LOSSES_HERE)
+    @mock.patch("sublet_storage.groups.model.lending_rules.MAX_LOSSES", LOSSES_HERE)
     def run(self) -> None:
         """Safety phase, then liveness phase, then the final checks."""
         with self.users.in_place():

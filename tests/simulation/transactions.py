@@ -28,7 +28,7 @@ from sublet_borrower.streams.batch import Batch
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.errors import DatabaseUnreachable, GrantLost, UnknownOutcome, UsageError
 from sublet_protocol.domain.topics import TopicFilter
-from sublet_protocol.messages.messages import Grant, RevokedReason
+from sublet_protocol.messages.borrower_leader import Grant, RevokedReason
 from sublet_storage.groups.model.records import LendingStatus
 from tests.simulation.sessions import Session
 from tests.simulation.work import Work

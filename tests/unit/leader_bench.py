@@ -18,7 +18,7 @@ from sublet_leader.group.machine import GroupLeader
 from sublet_leader.group.stream_table import Assignment
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_protocol.messages.messages import (
+from sublet_protocol.messages.borrower_leader import (
     Disconnect,
     HeldGrant,
     LeaderWanted,

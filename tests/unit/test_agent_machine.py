@@ -22,7 +22,7 @@ from sublet_borrower.machine.agent import (
 from sublet_borrower.machine.events import RevokeStarted, SessionProgress, StreamGranted, StreamRemoved
 from sublet_borrower.machine.transitions import BorrowerStatus
 from sublet_borrower.settings import BorrowerSettings
-from sublet_protocol.messages.messages import (
+from sublet_protocol.messages.borrower_leader import (
     Disconnect,
     Grant,
     HeldGrant,

@@ -12,7 +12,7 @@ from sublet_borrower.streams.assignment import SessionAssignment
 from sublet_borrower.streams.batch import Batch
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.errors import PoisonBlock
-from sublet_protocol.messages.messages import Grant, RevokedReason
+from sublet_protocol.messages.borrower_leader import Grant, RevokedReason
 
 FROM = 10
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from sublet_borrower.planner.epoch_plans import meet_completed, plan_steps
-from sublet_borrower.planner.micro_batch import BatchLimits
+from sublet_borrower.planner.planned_ranges import BatchLimits
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
 from sublet_storage.log.block import EpochBounds
-from sublet_storage.readers.epoch_steps import BlockSummaries, BlockSummary, EpochStepPlanner
+from sublet_storage.readers.epoch_steps import BlockEpochSummaries, BlockEpochSummary, EpochStepPlanner
 
 
 def lower(epoch: int) -> LowerFrontier:
@@ -18,12 +18,12 @@ def lower(epoch: int) -> LowerFrontier:
 def stream(completed: int | None, *epochs: int) -> EpochStepPlanner:
     """A block of ten messages of each epoch, written when all before it was completed."""
     blocks = tuple(
-        BlockSummary(10 * number, 10 * number + 10, 100, lower(epoch), EpochBounds(((epoch,),), ((epoch,),)))
+        BlockEpochSummary(10 * number, 10 * number + 10, 100, lower(epoch), EpochBounds(((epoch,),), ((epoch,),)))
         for number, epoch in enumerate(epochs)
     )
     entire = EpochStepPlanner(0, ConsumedFrontier(0))
     entire.add_summaries(
-        BlockSummaries(blocks, 10 * len(blocks), False, None if completed is None else lower(completed))
+        BlockEpochSummaries(blocks, 10 * len(blocks), False, None if completed is None else lower(completed))
     )
     return entire
 
@@ -36,7 +36,7 @@ def test_of_streams_that_were_looked_at_one_after_the_other_the_least_counts() -
 
 def test_without_epochs_all_is_given() -> None:
     entire = EpochStepPlanner(0, ConsumedFrontier(0))
-    entire.add_summaries(BlockSummaries((BlockSummary(0, 10, 100, None, None),), 10, False, None))
+    entire.add_summaries(BlockEpochSummaries((BlockEpochSummary(0, 10, 100, None, None),), 10, False, None))
     assert meet_completed({1: entire}) is None
     assert {s: step.max_messages for s, step in plan_steps({1: entire}, BatchLimits()).items()} == {1: 10}
     assert plan_steps({}, BatchLimits()) == {}
@@ -67,10 +67,10 @@ def test_of_a_block_within_which_it_has_ended_a_batch_has_the_rest() -> None:
     """As compaction leaves it: messages without epochs, of which those before offset 15 are consumed."""
     entire = EpochStepPlanner(0, ConsumedFrontier(15, lower(2)))
     blocks = (
-        BlockSummary(0, 10, 100, lower(1), EpochBounds(((7,),), ((7,),))),
-        BlockSummary(10, 20, 100, lower(2), None),
+        BlockEpochSummary(0, 10, 100, lower(1), EpochBounds(((7,),), ((7,),))),
+        BlockEpochSummary(10, 20, 100, lower(2), None),
     )
-    entire.add_summaries(BlockSummaries(blocks, 20, False, lower(3)))
+    entire.add_summaries(BlockEpochSummaries(blocks, 20, False, lower(3)))
     (step,) = plan_steps({1: entire}, BatchLimits(max_messages=1)).values()
     assert step.consumed == ConsumedFrontier(20, lower(3))
 

@@ -10,11 +10,11 @@ from sublet_borrower.machine.events import RevokeStarted, SessionProgress, Strea
 from sublet_borrower.streams.assignment import SessionAssignment
 from sublet_borrower.streams.epoch_stream import EpochGrantedStream, StepEnd, StepRows
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
-from sublet_protocol.messages.messages import Grant, RevokedReason
+from sublet_protocol.messages.borrower_leader import Grant, RevokedReason
 from sublet_storage.log.block import EpochBounds, add_position_columns
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 from sublet_storage.log.fetch import LogPage
-from sublet_storage.readers.epoch_steps import BlockSummaries, BlockSummary
+from sublet_storage.readers.epoch_steps import BlockEpochSummaries, BlockEpochSummary
 
 BLOCK = 10
 
@@ -47,10 +47,12 @@ class Play:
     def look(self, completed: int) -> None:
         granted = self.granted
         blocks = [
-            BlockSummary(BLOCK * place, BLOCK * (place + 1), 1, before(epoch), EpochBounds(((epoch,),), ((epoch,),)))
+            BlockEpochSummary(
+                BLOCK * place, BLOCK * (place + 1), 1, before(epoch), EpochBounds(((epoch,),), ((epoch,),))
+            )
             for place, epoch in enumerate(self.epochs)
         ]
-        granted.add_summaries(BlockSummaries(tuple(blocks), BLOCK * len(blocks), False, before(completed)))
+        granted.add_summaries(BlockEpochSummaries(tuple(blocks), BLOCK * len(blocks), False, before(completed)))
         granted.begin_step(limit_bytes=1)
 
     def skip(self) -> None:

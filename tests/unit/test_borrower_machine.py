@@ -33,7 +33,7 @@ from sublet_borrower.machine.transitions import (
 )
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.in_doubt import InDoubt
-from sublet_protocol.messages.messages import (
+from sublet_protocol.messages.borrower_leader import (
     Disconnect,
     Grant,
     HeldGrant,

@@ -11,8 +11,8 @@ import pytest
 from sublet_leader.node.database_worker import DatabaseWorker
 from sublet_leader.node.events import (
     ClaimLeadership,
-    LeadershipClaimed,
-    LeadershipsRenewed,
+    LeadershipClaimCompleted,
+    LeadershipRenewalCompleted,
     NodeEvent,
     RenewLeaderships,
 )
@@ -57,8 +57,8 @@ def test_a_database_that_is_away_is_told_once_in_a_while_for_each_kind_of_reques
 ) -> None:
     caplog.set_level(logging.WARNING, "sublet_leader.node.database_worker")
     answers = away.ask(*[RENEW] * 30, *[CLAIM] * 20)
-    assert answers.count(LeadershipsRenewed(RENEW, None)) == 30
-    assert sum(isinstance(answer, LeadershipClaimed) and answer.leadership is None for answer in answers) == 20
+    assert answers.count(LeadershipRenewalCompleted(RENEW, None)) == 30
+    assert sum(isinstance(answer, LeadershipClaimCompleted) and answer.leadership is None for answer in answers) == 20
     reported = [record.getMessage() for record in caplog.records]
     assert [text.split(":")[0] for text in reported] == ["RenewLeaderships failed", "ClaimLeadership failed"]
     assert all("cannot connect to postgresql://me@127.0.0.1:1/x" in text for text in reported)
@@ -76,7 +76,7 @@ def test_what_nobody_foresaw_is_told_with_its_traceback_and_the_worker_goes_on(
         raise LookupError("a surprise")
 
     monkeypatch.setattr(away.store, "renew", surprise)
-    assert away.ask(*[RENEW] * 5) == [LeadershipsRenewed(RENEW, None)] * 5
+    assert away.ask(*[RENEW] * 5) == [LeadershipRenewalCompleted(RENEW, None)] * 5
     (record,) = caplog.records
     assert (record.levelno, record.getMessage()) == (logging.ERROR, "RenewLeaderships failed: a surprise")
     assert record.exc_info

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sublet_storage.groups.status.diagnosis import QUIET_S, RULES, diagnose
-from sublet_storage.groups.status.diagnosis_model import (
+from sublet_storage.groups.status.diagnosis_facts import (
     GroupState,
     ParentStream,
     PendingFrontier,

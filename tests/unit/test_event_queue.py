@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from sublet_borrower.agent.event_queue import EventQueue
 from sublet_borrower.machine.events import SavedProgress
-from sublet_borrower.new_data.head_tracker import HeadPushed, HeadSubscription
+from sublet_borrower.new_data.head_tracker import HeadPushed, HeadSubscriptionId
 
 
 def test_of_what_is_pushed_about_a_stream_the_newest_is_kept_and_of_the_rest_all() -> None:
     inbox = EventQueue()
     for head in range(1_000):
-        inbox.put(HeadPushed(HeadSubscription(7, 50, 1), head))
-        inbox.put(HeadPushed(HeadSubscription(8, 50, 2), head))
+        inbox.put(HeadPushed(HeadSubscriptionId(7, 50, 1), head))
+        inbox.put(HeadPushed(HeadSubscriptionId(8, 50, 2), head))
     inbox.put(SavedProgress(7, 50, 1))
     inbox.put(SavedProgress(7, 50, 2))
     assert inbox.take() == (
         SavedProgress(7, 50, 1),
         SavedProgress(7, 50, 2),
-        HeadPushed(HeadSubscription(7, 50, 1), 999),
-        HeadPushed(HeadSubscription(8, 50, 2), 999),
+        HeadPushed(HeadSubscriptionId(7, 50, 1), 999),
+        HeadPushed(HeadSubscriptionId(8, 50, 2), 999),
     )
     assert inbox.take() == ()
 
@@ -26,15 +26,15 @@ def test_of_what_is_pushed_about_a_stream_the_newest_is_kept_and_of_the_rest_all
 def test_news_that_came_the_longer_way_does_not_take_the_place_of_what_is_newer() -> None:
     inbox = EventQueue()
     for follow, head in (
-        (HeadSubscription(7, 50, 1), 9),
-        (HeadSubscription(7, 50, 2), 5),
-        (HeadSubscription(7, 50, 2), 4),
+        (HeadSubscriptionId(7, 50, 1), 9),
+        (HeadSubscriptionId(7, 50, 2), 5),
+        (HeadSubscriptionId(7, 50, 2), 4),
     ):
         inbox.put(HeadPushed(follow, head))
-    assert inbox.take() == (HeadPushed(HeadSubscription(7, 50, 2), 5),)
+    assert inbox.take() == (HeadPushed(HeadSubscriptionId(7, 50, 2), 5),)
 
 
 def test_what_is_pushed_wakes_whoever_waits() -> None:
     inbox = EventQueue()
-    inbox.put(HeadPushed(HeadSubscription(7, 50, 1), 3))
-    assert inbox.take(60.0) == (HeadPushed(HeadSubscription(7, 50, 1), 3),)
+    inbox.put(HeadPushed(HeadSubscriptionId(7, 50, 1), 3))
+    assert inbox.take(60.0) == (HeadPushed(HeadSubscriptionId(7, 50, 1), 3),)

@@ -12,6 +12,7 @@ from sublet_leader.feed.admission import AdmissionLimiter, NodeBusy
 from sublet_leader.feed.batch_decoder import decode_batch
 from sublet_protocol.domain.errors import InvalidTopic, ProtocolMismatch, SubletError, UsageError, ValueTooLarge
 from sublet_protocol.domain.subscriptions import Bookmark
+from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.messages.codec import MalformedMessage
 from sublet_protocol.messages.feed import (
     MAX_BATCH_BYTES,
@@ -24,7 +25,6 @@ from sublet_protocol.messages.feed import (
     decode_read,
     encode_publish,
 )
-from sublet_protocol.messages.messages import PROTOCOL_VERSION
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 

@@ -6,7 +6,7 @@ import pytest
 
 from sublet_leader.group.events import StreamsChanged
 from sublet_protocol.domain.errors import UsageError
-from sublet_protocol.messages.messages import Revoke
+from sublet_protocol.messages.borrower_leader import Revoke
 from sublet_storage.groups.model.desired_state import (
     NO_DESIRED_STATE,
     GroupCommand,

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from sublet_protocol.domain.in_doubt import InDoubt
-from sublet_protocol.messages.messages import Grant, Invalidate, ProgressSaved, Revoke, StreamProgress, UpdateProgress
+from sublet_protocol.messages.borrower_leader import (
+    Grant,
+    Invalidate,
+    ProgressSaved,
+    Revoke,
+    StreamProgress,
+    UpdateProgress,
+)
 from sublet_storage.groups.model.records import AdvancePosition, LendingStatus
 from tests.unit.leader_bench import Bench
 

@@ -8,7 +8,7 @@ import pytest
 
 from sublet_leader.group.events import CommitFailed, StreamsChanged
 from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier, LowerFrontier
-from sublet_protocol.messages.messages import (
+from sublet_protocol.messages.borrower_leader import (
     Disconnect,
     Grant,
     HeldGrant,

@@ -11,7 +11,7 @@ import pytest
 from sublet_borrower.machine.borrower import Borrower, SubscriptionRequest
 from sublet_borrower.machine.events import LeaderMessageReceived, Outcome, Tick
 from sublet_borrower.settings import BorrowerSettings
-from sublet_protocol.messages.messages import (
+from sublet_protocol.messages.borrower_leader import (
     Disconnect,
     Grant,
     Invalidate,

@@ -9,7 +9,7 @@ import pytest
 from sublet_leader.group.assignments import Assignments
 from sublet_leader.group.stream_table import Assignment
 from sublet_leader.group.transitions import TRANSITIONS, Action, AssignmentStatus, EventKind
-from sublet_protocol.messages.messages import (
+from sublet_protocol.messages.borrower_leader import (
     Grant,
     LeaderConnectResponse,
     ProgressSaved,

@@ -8,7 +8,7 @@ import pytest
 
 from sublet_leader.allocation import StreamLoad
 from sublet_leader.group.throughput import HALF_LIFE_S, ThroughputMeter
-from sublet_protocol.messages.messages import (
+from sublet_protocol.messages.borrower_leader import (
     Grant,
     Invalidate,
     InvalidateReason,

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from sublet_leader.group.history_events import GroupHistoryEvent, transient_record
 from sublet_leader.group.members import Member
+from sublet_leader.group.transient_events import GroupHistoryEvent, transient_record
 from sublet_leader.node.events import (
     CommitFailed,
     CommitWrites,
-    LeaderLookedUp,
+    LeaderLookupCompleted,
     LeaderQueried,
     LookUpLeader,
     ShutdownRequested,
@@ -28,7 +28,7 @@ from sublet_leader.node.group_event_publisher import (
 )
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_protocol.messages.events import GroupEvent
+from sublet_protocol.messages.channel_messages import GroupEvent
 from sublet_protocol.pubsub.model import Channel
 from sublet_storage.groups.model.records import GroupOptions, HistoryRecord, StartingPosition
 from tests.unit.leader_bench import Bench
@@ -142,7 +142,7 @@ def test_a_question_that_the_database_did_not_answer_is_forgotten_and_may_be_ask
     play.do(LeaderQueried("w.1", WANTED))
     request = play.requests.pop()
     assert isinstance(request, LookUpLeader)
-    assert play.do(LeaderLookedUp(request, is_answered=False)).leader_locations == ()
+    assert play.do(LeaderLookupCompleted(request, is_answered=False)).leader_locations == ()
     play.do(LeaderQueried("w.1", WANTED))
     assert play.requests == [LookUpLeader(WANTED)]
 

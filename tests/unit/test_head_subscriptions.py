@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sublet_borrower.new_data.head_subscriptions import HeadSubscriptions
-from sublet_borrower.new_data.head_tracker import HeadPushed, HeadSubscription
-from sublet_protocol.messages.events import StreamHead
+from sublet_borrower.new_data.head_tracker import HeadPushed, HeadSubscriptionId
+from sublet_protocol.messages.channel_messages import StreamHead
 
 
 class Desk:
@@ -24,7 +24,7 @@ class Desk:
         return asked
 
 
-A, B = HeadSubscription(7, 50, 1), HeadSubscription(7, 50, 2)
+A, B = HeadSubscriptionId(7, 50, 1), HeadSubscriptionId(7, 50, 2)
 
 
 def test_a_session_hears_from_its_leaders_node_once_it_has_one() -> None:
@@ -68,7 +68,7 @@ def test_two_sessions_of_one_agent_share_a_subscription() -> None:
     desk = Desk()
     for handle in (1, 2):
         desk.room.set_leader_node(handle, "n1:1")
-        desk.room.add(handle, HeadSubscription(7, handle, handle))
+        desk.room.add(handle, HeadSubscriptionId(7, handle, handle))
     assert desk.take() == [("+", "n1:1", 7)]
     assert len(desk.room.route_head("n1:1", StreamHead(7, 12))) == 2
     desk.room.remove_session(1)

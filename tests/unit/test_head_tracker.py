@@ -9,7 +9,7 @@ import pytest
 from sublet_borrower.new_data.head_tracker import (
     HeadPushed,
     HeadsRead,
-    HeadSubscription,
+    HeadSubscriptionId,
     HeadTracker,
     HeadTrackerEvent,
     HeadTrackerOutcome,
@@ -19,7 +19,7 @@ from sublet_borrower.new_data.head_tracker import (
 )
 
 S = HeadTrackerSettings()
-FIRST = HeadSubscription(7, 50, 1)
+FIRST = HeadSubscriptionId(7, 50, 1)
 
 
 class Play:
@@ -121,7 +121,7 @@ def test_a_stream_that_grows_more_quickly_than_it_is_told_of_is_looked_at_soon_u
 def test_an_answer_to_the_subscription_shows_that_somebody_listens_for_all_streams() -> None:
     play = Play()
     play.do(StreamsCaughtUp({7: (50, 10), 8: (60, 3)}))
-    play.do(HeadPushed(HeadSubscription(8, 60, 2), 3), 0.001)
+    play.do(HeadPushed(HeadSubscriptionId(8, 60, 2), 3), 0.001)
     assert play.last.new_heads == {}
     assert play.silence(30)[-1] == pytest.approx(S.poll_max_with_push_s)
 
@@ -133,7 +133,7 @@ def test_a_stream_whose_news_were_missed_is_doubted_until_one_is_pushed() -> Non
     play.do(HeadsRead({7: 15}), 0.01)
     play.do(StreamsCaughtUp({7: (50, 15)}))
     play.do(Tick(), 0.01 + S.push_late_s)
-    again = HeadSubscription(7, 50, 2)
+    again = HeadSubscriptionId(7, 50, 2)
     play.do(HeadPushed(again, 15))
     assert play.silence(30)[-1] == pytest.approx(S.poll_max_s), "that was but the answer to the new subscription"
     play.do(HeadPushed(again, 16))
@@ -158,7 +158,7 @@ def test_after_a_miss_it_follows_under_a_new_id_and_refuses_the_old() -> None:
     assert play.last.new_heads == {7: 15}
     assert play.last.unsubscribe == (), "it may be on its way"
     outcome = play.do(Tick(), 0.01 + S.push_late_s)
-    again = HeadSubscription(7, 50, 2)
+    again = HeadSubscriptionId(7, 50, 2)
     assert (outcome.unsubscribe, outcome.subscribe) == ((FIRST,), (again,))
     assert play.do(HeadPushed(FIRST, 99)).new_heads == {}
     assert play.do(HeadPushed(again, 16)).new_heads == {} or play.last.new_heads == {7: 16}
@@ -195,9 +195,9 @@ def test_news_under_a_grant_that_is_over_is_refused() -> None:
     play = followed()
     outcome = play.do(StreamsCaughtUp({7: (51, 10)}))
     assert outcome.unsubscribe == (FIRST,)
-    assert outcome.subscribe == (HeadSubscription(7, 51, 2),)
+    assert outcome.subscribe == (HeadSubscriptionId(7, 51, 2),)
     assert play.do(HeadPushed(FIRST, 99)).new_heads == {}
-    assert play.do(HeadPushed(HeadSubscription(7, 51, 2), 99)).new_heads == {7: 99}
+    assert play.do(HeadPushed(HeadSubscriptionId(7, 51, 2), 99)).new_heads == {7: 99}
 
 
 @pytest.mark.conforms("P4")
@@ -205,7 +205,7 @@ def test_a_stream_that_is_never_at_its_end_is_followed_no_more_and_again_when_it
     play = followed()
     assert play.do(StreamsCaughtUp({}), 0.1).unsubscribe == ()
     assert play.do(StreamsCaughtUp({}), 0.1 + S.busy_after_s).unsubscribe == (FIRST,)
-    assert play.do(StreamsCaughtUp({7: (50, 90)})).subscribe == (HeadSubscription(7, 50, 2),)
+    assert play.do(StreamsCaughtUp({7: (50, 90)})).subscribe == (HeadSubscriptionId(7, 50, 2),)
 
 
 @pytest.mark.conforms("P1", "P4")

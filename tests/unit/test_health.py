@@ -5,7 +5,13 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from sublet_leader.node.events import ClaimLeadership, LeadershipClaimed, LeadershipsRenewed, RenewLeaderships, Request
+from sublet_leader.node.events import (
+    ClaimLeadership,
+    LeadershipClaimCompleted,
+    LeadershipRenewalCompleted,
+    RenewLeaderships,
+    Request,
+)
 from sublet_leader.observe.health import STUCK_S, HealthCheck, HealthState, evaluate_health
 from sublet_leader.observe.health_signals import HealthSignals
 from sublet_leader.settings import LeaderSettings
@@ -46,18 +52,18 @@ def renew(
     vitals: HealthSignals, terms: dict[int, int], renewed: set[int] | None, problem: Exception | None = None
 ) -> None:
     request = RenewLeaderships(terms, 0.0)
-    ask(vitals, request, LeadershipsRenewed(request, None if renewed is None else frozenset(renewed)), problem)
+    ask(vitals, request, LeadershipRenewalCompleted(request, None if renewed is None else frozenset(renewed)), problem)
 
 
 def claim(vitals: HealthSignals, leadership_id: int, node: NodeRef) -> None:
     request = ClaimLeadership(leadership_id, 0.0)
-    ask(vitals, request, LeadershipClaimed(request, Leadership(leadership_id, node, 2, 10.0)))
+    ask(vitals, request, LeadershipClaimCompleted(request, Leadership(leadership_id, node, 2, 10.0)))
 
 
 def ask(
     vitals: HealthSignals,
     request: Request,
-    answer: LeadershipsRenewed | LeadershipClaimed,
+    answer: LeadershipRenewalCompleted | LeadershipClaimCompleted,
     problem: Exception | None = None,
 ) -> None:
     vitals.on_request(request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sublet_leader.node.events import ClaimLeadership, DesiredStateRead, LookUpLeader, NodeStarted, ReleaseLeaderships
-from sublet_protocol.messages.messages import Invalidate, InvalidateReason, LeaderConnectResponse
+from sublet_protocol.messages.borrower_leader import Invalidate, InvalidateReason, LeaderConnectResponse
 from sublet_storage.groups.model.records import MAINTENANCE
 from tests.unit.test_node_machine import SETTINGS, Play
 

@@ -7,13 +7,13 @@ from typing import TypeVar
 
 import pytest
 
-from sublet_leader.group.history_events import GroupHistoryEvent
+from sublet_leader.group.transient_events import GroupHistoryEvent
 from sublet_leader.node.events import (
     ClaimLeadership,
     CommitFailed,
     CommitWrites,
-    GroupLoaded,
-    GroupOpened,
+    GroupLoadCompleted,
+    GroupOpenCompleted,
     LoadGroup,
     MessageReceived,
     NodeEvent,
@@ -30,7 +30,7 @@ from sublet_leader.node.machine import Node
 from sublet_leader.node.request_executor import execute
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_protocol.messages.messages import (
+from sublet_protocol.messages.borrower_leader import (
     Disconnect,
     Grant,
     Invalidate,
@@ -211,7 +211,7 @@ def test_a_database_that_does_not_answer_leaves_them_waiting_until_they_ask_agai
     play.want()
     [request] = play.waiting(OpenGroup)
     play.requests.clear()
-    play.do(GroupOpened(request, None, "the database did not answer"))
+    play.do(GroupOpenCompleted(request, None, "the database did not answer"))
     assert play.sent == []
     play.want()
     play.settle()
@@ -225,7 +225,7 @@ def test_rows_that_could_not_be_loaded_give_the_claim_back() -> None:
     play.answer()
     [request] = play.waiting(LoadGroup)
     play.requests.clear()
-    play.do(GroupLoaded(request, None))
+    play.do(GroupLoadCompleted(request, None))
     assert len(play.waiting(ReleaseLeaderships)) == 1
     play.settle()
     play.want()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sublet_storage.notify.change_cache import ChangeCache, ChangeNovelty
 from sublet_storage.notify.changes import Change, ObjectSnapshot
+from sublet_storage.notify.version_cache import ChangeNovelty, VersionCache
 
 NOW = 0.0
 
@@ -14,14 +14,14 @@ def space(key: str, version: int, deleted: bool = False) -> Change:
     return Change("space", key, version, deleted)
 
 
-def holding(*changes: Change, most_tombstones: int = 100) -> ChangeCache:
-    cache = ChangeCache(tombstone_s=100.0, most_tombstones=most_tombstones)
+def holding(*changes: Change, most_tombstones: int = 100) -> VersionCache:
+    cache = VersionCache(tombstone_s=100.0, most_tombstones=most_tombstones)
     for change in changes:
         assert cache.apply(change, NOW) is ChangeNovelty.NEWER
     return cache
 
 
-def merge(cache: ChangeCache, *changes: Change, keys: frozenset[str] | None = None, now: float = NOW) -> list[Change]:
+def merge(cache: VersionCache, *changes: Change, keys: frozenset[str] | None = None, now: float = NOW) -> list[Change]:
     return cache.merge("space", ObjectSnapshot(changes, keys), cache.begin_snapshot(), now)
 
 

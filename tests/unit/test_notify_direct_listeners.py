@@ -6,7 +6,7 @@ import pytest
 
 from sublet_storage.notify.changes import Change, Envelope, Hello, group_change, stream_change
 from sublet_storage.notify.codec import encode
-from sublet_storage.notify.drivers.direct_listeners import decode_heads
+from sublet_storage.notify.drivers.listener_slots import decode_heads
 from sublet_storage.notify.drivers.postgres import encode_payload
 
 

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 import pytest
 
 from sublet_borrower.machine.events import RevokeStarted, SavedProgress, SessionProgress, StreamGranted, StreamRemoved
-from sublet_borrower.planner.micro_batch import PlannedRange, PlannedStream
 from sublet_borrower.planner.micro_batch_planner import split_evenly
 from sublet_borrower.planner.plan_ledger import PlanLedger
+from sublet_borrower.planner.planned_ranges import PlannedRange, PlannedStream
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.in_doubt import InDoubt
-from sublet_protocol.messages.messages import Grant, RevokedReason
+from sublet_protocol.messages.borrower_leader import Grant, RevokedReason
 
 HOLD_S = 60.0
 

@@ -10,8 +10,7 @@ from sublet_borrower.machine.events import SessionProgress, StreamGranted, Tick,
 from sublet_borrower.machine.read_failure import MAX_REPORT_BYTES, PERSISTENT_AFTER_S, RETRY_INTERVAL_S, ReadFailure
 from sublet_borrower.streams.assignment import SessionAssignment
 from sublet_protocol.domain.errors import PayloadUnavailable, PayloadUnreadable
-from sublet_protocol.messages.codec import MalformedMessage, decode_to_leader, encode_to_leader
-from sublet_protocol.messages.messages import (
+from sublet_protocol.messages.borrower_leader import (
     MAX_READ_ERROR_CHARS,
     Disconnect,
     Grant,
@@ -20,6 +19,7 @@ from sublet_protocol.messages.messages import (
     StreamProgress,
     UpdateProgress,
 )
+from sublet_protocol.messages.codec import MalformedMessage, decode_to_leader, encode_to_leader
 from sublet_storage.groups.model.records import READABLE, UNREADABLE, GroupOptions, OnPoison, StartingPosition
 from tests.unit.leader_bench import AGENT, BORROWER, Bench
 from tests.unit.test_borrower_machine import GRANT, Play, connected

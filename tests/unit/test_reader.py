@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from psycopg.pq import TransactionStatus
 
-from sublet_borrower.fetch import log_reader as module
-from sublet_borrower.fetch.log_reader import LogReader
+from sublet_borrower.fetch import database_reader as module
+from sublet_borrower.fetch.database_reader import DatabaseReader
 from sublet_borrower.machine.events import SessionProgress, StreamGranted, StreamRemoved
 from sublet_borrower.streams.assignment import SessionAssignment
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.errors import DatabaseUnreachable, PositionGone
 from sublet_protocol.domain.topics import TopicFilter
-from sublet_protocol.messages.messages import Grant, RevokedReason
+from sublet_protocol.messages.borrower_leader import Grant, RevokedReason
 from sublet_storage.db.reconnecting_connection import BACKOFF_MAX_S
 from sublet_storage.log.fetch import HeadState, LogPage
 
@@ -133,7 +133,7 @@ def test_shuffled_repeats_of_a_whole_log_bring_each_part_at_most_once_and_in_ord
 def test_a_page_that_comes_when_the_stream_is_not_ours_any_more_is_discarded(
     log: Log, connections: list[Connection]
 ) -> None:
-    reader, stream = LogReader("url", 100, 30.0), granted(5)
+    reader, stream = DatabaseReader("url", 100, 30.0), granted(5)
     log.script = [page(5, 8), page(5, 8)]
     assert reader.fetch(stream, lambda _: log.asked == []) is None, "it is asked when the page is there"
     assert stream.next_read_offset == 5
@@ -145,7 +145,7 @@ def test_a_page_that_comes_when_the_stream_is_not_ours_any_more_is_discarded(
 def test_a_repeat_and_a_page_of_the_future_are_discarded_and_the_same_place_is_read_again(
     log: Log, connections: list[Connection], answer: LogPage
 ) -> None:
-    reader, stream = LogReader("url", 100, 30.0), granted(5)
+    reader, stream = DatabaseReader("url", 100, 30.0), granted(5)
     log.script = [answer, page(5, 8), page(8, 10)]
     assert reader.fetch(stream, always) is None
     assert (stream.next_read_offset, stream.head, stream.acknowledged_offset, stream.outstanding) == (5, None, 5, {})
@@ -178,14 +178,14 @@ def test_what_comes_under_a_grant_that_is_over_is_discarded() -> None:
 def test_a_page_is_asked_for_by_what_was_lent(log: Log, connections: list[Connection]) -> None:
     log.script = [page(5, 5, head=5)]
     stream = granted(5)
-    assert LogReader("url", 1234, 30.0).fetch(stream, always) == page(5, 5, head=5)
+    assert DatabaseReader("url", 1234, 30.0).fetch(stream, always) == page(5, 5, head=5)
     assert log.asked == [(7, 5, {"filter": TopicFilter("a/#"), "generation_id": 3, "limit_bytes": 1234})]
     assert not stream.may_have_more
 
 
 def test_heads_are_those_of_the_streams_asked_for(log: Log, connections: list[Connection]) -> None:
     log.script = [{7: HeadState(9, is_closed=False, is_gone=False), 8: HeadState(4, is_closed=True, is_gone=False)}]
-    assert LogReader("url", 1, 30.0).fetch_heads([7, 8]) == [(7, 9), (8, 4)]
+    assert DatabaseReader("url", 1, 30.0).fetch_heads([7, 8]) == [(7, 9), (8, 4)]
     assert log.asked == [(7, 8)]
 
 
@@ -201,7 +201,7 @@ def test_a_database_that_is_away_is_said_once_tried_with_pauses_and_read_on_when
     caplog.set_level("INFO")
     now = 0.0
     monkeypatch.setattr("sublet_storage.util.retry.time.monotonic", lambda: now)
-    reader, stream = LogReader("url", 1, 30.0), granted(5)
+    reader, stream = DatabaseReader("url", 1, 30.0), granted(5)
     log.script = [error, error, error, page(5, 6), error]
     for _ in range(3):
         assert [reader.fetch(stream, always) for _ in range(100)] == [None] * 100
@@ -224,7 +224,7 @@ def test_what_is_not_the_databases_absence_passes_through(
 ) -> None:
     log.script = [error]
     with pytest.raises(type(error)):
-        LogReader("url", 1, 30.0).fetch(granted(5), always)
+        DatabaseReader("url", 1, 30.0).fetch(granted(5), always)
 
 
 def test_a_connection_that_cannot_be_made_is_a_database_away(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,15 +232,15 @@ def test_a_connection_that_cannot_be_made_is_a_database_away(log: Log, monkeypat
         raise DatabaseUnreachable("nobody listens")
 
     monkeypatch.setattr(module, "connect", refuse)
-    assert LogReader("url", 1, 30.0).fetch_heads([7]) == []
+    assert DatabaseReader("url", 1, 30.0).fetch_heads([7]) == []
 
 
 @pytest.mark.parametrize("use", [lambda reader: reader.fetch_heads([7]), lambda reader: None])
 def test_closing_closes_what_was_opened(
-    log: Log, connections: list[Connection], use: Callable[[LogReader], object]
+    log: Log, connections: list[Connection], use: Callable[[DatabaseReader], object]
 ) -> None:
     log.script = [{}]
-    reader = LogReader("url", 1, 30.0)
+    reader = DatabaseReader("url", 1, 30.0)
     use(reader)
     reader.close()
     reader.close()

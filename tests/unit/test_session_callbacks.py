@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sublet_protocol.pubsub.callback_registry import CallbackRegistry
-from sublet_protocol.pubsub.model import DeliveredMessage, Gap
+from sublet_protocol.pubsub.model import DeliveredMessage, MailboxOverflow
 from sublet_protocol.pubsub.subscriber_machine_events import ConnectionLost, ConnectionLostReason
 
 ALL, KEY = ("news", None), ("news", "k")
@@ -65,7 +65,7 @@ def test_a_gap_is_told_to_all_who_read_its_channels_each_callback_once() -> None
 
     for number in range(5):
         calls.callbacks.register(("news", str(number)), shared, None)
-    calls.callbacks.deliver([DeliveredMessage(1, "", "", Gap(3, ("news", "chat")))])
+    calls.callbacks.deliver([DeliveredMessage(1, "", "", MailboxOverflow(3, ("news", "chat")))])
     assert calls.said() == ["own", "all", "key", "shared"]
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from sublet_protocol.pubsub.counters import PublisherCounters, SubscriberCounters
 from sublet_protocol.pubsub.mailbox import MailboxLimits
 from sublet_protocol.pubsub.model import (
-    ChannelKind,
+    ChannelDelivery,
     CommandError,
     DeliveredMessage,
-    Gap,
+    MailboxOverflow,
     ReceivedCommand,
     Send,
     Subscribe,
@@ -26,7 +26,7 @@ from sublet_protocol.pubsub.subscriber_machine_events import (
     Tick,
 )
 
-CHANNELS = {"news": ChannelKind.LOG}
+CHANNELS = {"news": ChannelDelivery.LOG}
 
 
 def test_the_nodes_side() -> None:
@@ -76,7 +76,7 @@ def test_the_agents_side() -> None:
     outcome = agent.decide(Tick(), 1)
     assert [one.number for one in outcome.sends if isinstance(one, SendCommands)] == [2]
     agent.decide(PollReplied(1, "n1"), 1)
-    one, gap = DeliveredMessage(1, "news", "1", "m"), DeliveredMessage(2, "", "", Gap(7, ("news",)))
+    one, gap = DeliveredMessage(1, "news", "1", "m"), DeliveredMessage(2, "", "", MailboxOverflow(7, ("news",)))
     agent.decide(PollReplied(1, "n1", deliveries=(one,)), 1)
     agent.decide(PollReplied(1, "n1", deliveries=(one, gap)), 1)
     outcome = agent.decide(PollReplied(1, "n2", unknown=True), 1)

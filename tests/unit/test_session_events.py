@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sublet_protocol.messages.events import StreamHead
+from sublet_protocol.messages.channel_messages import StreamHead
 from sublet_protocol.pubsub import wire
 from sublet_protocol.pubsub.model import Channel, DeliveredMessage
 from sublet_protocol.v1 import sublet_pb2 as pb

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from sublet_protocol.pubsub.model import ChannelKind, Subscribe, Unsubscribe
+from sublet_protocol.pubsub.model import ChannelDelivery, Subscribe, Unsubscribe
 from sublet_protocol.pubsub.publisher_machine import PublisherSettings, PubSubPublisherMachine
 from sublet_protocol.pubsub.publisher_replies import SubscribedKeys
 
-CHANNELS = {"news": ChannelKind.LOG, "price": ChannelKind.STATE}
+CHANNELS = {"news": ChannelDelivery.LOG, "price": ChannelDelivery.STATE}
 
 
 class Owner:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from sublet_protocol.pubsub.model import ChannelKind, Send, Subscribe, Unsubscribe
+from sublet_protocol.pubsub.model import ChannelDelivery, Send, Subscribe, Unsubscribe
 from sublet_protocol.pubsub.publisher_machine import PubSubPublisherMachine
 from sublet_protocol.pubsub.subscriber_machine import PubSubSubscriberMachine
 from sublet_protocol.pubsub.subscriber_machine_events import CommandsReplied, ConnectionRejected
 
-CHANNELS = {"news": ChannelKind.LOG, "price": ChannelKind.STATE}
+CHANNELS = {"news": ChannelDelivery.LOG, "price": ChannelDelivery.STATE}
 
 
 def publisher() -> PubSubPublisherMachine:

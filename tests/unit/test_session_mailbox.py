@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sublet_protocol.pubsub.mailbox import Mailbox, MailboxLimits, QueuedMessage
-from sublet_protocol.pubsub.model import DeliveredMessage, Gap
+from sublet_protocol.pubsub.model import DeliveredMessage, MailboxOverflow
 
 
 def mailbox(**limits: int) -> Mailbox:
@@ -44,7 +44,7 @@ def test_only_the_fullest_channel_gives_way_and_the_others_lose_nothing() -> Non
         box.put(log("chat", f"c{number}"))
     box.put(log("news", "n2"))
     deliveries = box.take()
-    assert bodies(deliveries) == [Gap(10, ("chat",)), "n1", "n2"]
+    assert bodies(deliveries) == [MailboxOverflow(10, ("chat",)), "n1", "n2"]
     assert [one.predecessor for one in deliveries] == [0, 0, 2]  # nothing is missing on the other channel
     box.put(log("chat", "c10"))
     assert box.take()[-1].predecessor == deliveries[0].sequence
@@ -56,7 +56,7 @@ def test_the_fullest_by_bytes_need_not_be_the_fullest_by_number() -> None:
     for number in range(9):
         box.put(log("chat", f"c{number}"))
     box.put(log("news", "x" * 90))
-    assert emptied(box) == [Gap(1, ("news",)), *(f"c{number}" for number in range(9))]
+    assert emptied(box) == [MailboxOverflow(1, ("news",)), *(f"c{number}" for number in range(9))]
 
 
 @pytest.mark.conforms("R10")
@@ -66,7 +66,7 @@ def test_overflows_of_several_channels_before_a_poll_are_one_gap_that_names_them
         for _ in range(11):
             box.put(log(channel, "x"))
     box.put(log("news", "last"))
-    assert emptied(box) == [Gap(22, ("news", "chat")), "last"]
+    assert emptied(box) == [MailboxOverflow(22, ("news", "chat")), "last"]
 
 
 @pytest.mark.conforms("R10")
@@ -87,7 +87,7 @@ def test_too_many_states_for_the_mailbox_are_a_gap_too(limits: dict[str, int]) -
     box = mailbox(**limits)
     for number in range(15):
         box.put(state(str(number), "x"))
-    assert emptied(box) == [Gap(11, ("price",)), "x", "x", "x", "x"]
+    assert emptied(box) == [MailboxOverflow(11, ("price",)), "x", "x", "x", "x"]
 
 
 @pytest.mark.conforms("R10", "X4")
@@ -95,7 +95,7 @@ def test_one_message_above_the_bound_is_a_gap_and_what_follows_is_not() -> None:
     box = mailbox(bytes=100)
     box.put(log("news", "x" * 101))
     box.put(log("news", "small"))
-    assert emptied(box) == [Gap(1, ("news",)), "small"]
+    assert emptied(box) == [MailboxOverflow(1, ("news",)), "small"]
 
 
 def test_the_leak_check_sees_what_was_left_behind() -> None:

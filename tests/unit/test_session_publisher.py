@@ -6,9 +6,9 @@ import pytest
 
 from sublet_protocol.pubsub.mailbox import MailboxLimits
 from sublet_protocol.pubsub.model import (
-    ChannelKind,
+    ChannelDelivery,
     DeliveredMessage,
-    Gap,
+    MailboxOverflow,
     ReceivedCommand,
     Send,
     Subscribe,
@@ -24,7 +24,7 @@ from sublet_protocol.pubsub.publisher_replies import (
     UnknownSubscriber,
 )
 
-CHANNELS = {"news": ChannelKind.LOG, "chat": ChannelKind.LOG, "price": ChannelKind.STATE}
+CHANNELS = {"news": ChannelDelivery.LOG, "chat": ChannelDelivery.LOG, "price": ChannelDelivery.STATE}
 INCARNATION = "node-1"
 
 
@@ -142,11 +142,11 @@ def test_overflow_turns_into_one_gap_at_its_place() -> None:
     assert seen == ["first", *range(100)]
 
     deliveries = taken(node, "slow", acknowledged=handed_out[-1].sequence)
-    gaps = [one for one in deliveries if isinstance(one.body, Gap)]
+    gaps = [one for one in deliveries if isinstance(one.body, MailboxOverflow)]
     assert deliveries[0] is gaps[0]
     assert len(gaps) == 1
     rest = bodies(deliveries[1:])
-    assert gaps[0].body == Gap(100 - len(rest), ("news",))
+    assert gaps[0].body == MailboxOverflow(100 - len(rest), ("news",))
     assert rest == list(range(100 - len(rest), 100))
     assert deliveries[1].predecessor == gaps[0].sequence  # nobody can overlook it
 
@@ -158,7 +158,7 @@ def test_a_mailbox_is_bounded_by_bytes_too() -> None:
     node.publish("news", "k", "x" * 60)
     node.publish("news", "k", "y" * 60)
     node.publish("news", "k", "z" * 60)
-    assert bodies(taken(node, "a")) == [Gap(2, ("news",)), "z" * 60]
+    assert bodies(taken(node, "a")) == [MailboxOverflow(2, ("news",)), "z" * 60]
 
 
 @pytest.mark.conforms("R10", "X4")
@@ -195,7 +195,7 @@ def test_a_directed_message_lost_in_a_gap_can_be_sent_again() -> None:
     node.send("a", "news", "k", "one")
     node.send("a", "news", "k", "two")
     node.send("a", "news", "k", "one")
-    assert bodies(taken(node, "a")) == [Gap(2, ("news",)), "one"]
+    assert bodies(taken(node, "a")) == [MailboxOverflow(2, ("news",)), "one"]
 
 
 @pytest.mark.conforms("R2")

@@ -26,7 +26,7 @@ from sublet_protocol.domain.errors import (
     PositionBeyondHead,
     PositionGone,
 )
-from sublet_protocol.messages.messages import Grant, InvalidateReason
+from sublet_protocol.messages.borrower_leader import Grant, InvalidateReason
 from sublet_storage.log.fetch import LogPage
 
 STREAM, OTHER, HEAD = 7, 8, 1_000
@@ -95,8 +95,8 @@ class Reader:
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
     monkeypatch.setattr(transport, "open_database", lambda *_: contextlib.nullcontext(SimpleNamespace(url="")))
-    monkeypatch.setattr(member, "NetworkAgent", Agent)
-    monkeypatch.setattr(transport, "LogReader", Reader)
+    monkeypatch.setattr(member, "AgentLoop", Agent)
+    monkeypatch.setattr(transport, "DatabaseReader", Reader)
     with Session("$share/g/none/#") as session:
         yield session
 

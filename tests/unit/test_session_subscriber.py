@@ -6,7 +6,15 @@ from typing import TypeVar
 
 import pytest
 
-from sublet_protocol.pubsub.model import ChannelKind, CommandError, DeliveredMessage, Gap, Send, Subscribe, Unsubscribe
+from sublet_protocol.pubsub.model import (
+    ChannelDelivery,
+    CommandError,
+    DeliveredMessage,
+    MailboxOverflow,
+    Send,
+    Subscribe,
+    Unsubscribe,
+)
 from sublet_protocol.pubsub.subscriber_machine import PubSubSubscriberMachine, SubscriberSettings
 from sublet_protocol.pubsub.subscriber_machine_events import (
     CancelCommands,
@@ -32,7 +40,7 @@ from sublet_protocol.pubsub.subscriber_machine_events import (
 
 I = TypeVar("I", bound=Instruction)  # noqa: E741
 
-CHANNELS = {"news": ChannelKind.LOG, "price": ChannelKind.STATE}
+CHANNELS = {"news": ChannelDelivery.LOG, "price": ChannelDelivery.STATE}
 SETTINGS = SubscriberSettings(hold_s=5, retry_s=1, max_retry_s=4, batch_commands=3, batch_bytes=100, queued_commands=20)
 
 
@@ -269,7 +277,7 @@ def test_answers_of_a_former_life_do_nothing() -> None:
 @pytest.mark.conforms("R10")
 def test_a_gap_is_delivered_and_followed() -> None:
     harness = connected()
-    gap = DeliveredMessage(2, "", "", Gap(5, ("news",)))
+    gap = DeliveredMessage(2, "", "", MailboxOverflow(5, ("news",)))
     assert harness.poll_ok(news(1, 0), gap, news(3, 2))[0] == Deliver((news(1, 0), gap, news(3, 2)))
 
 

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import pytest
 
-from sublet_leader.observe.settings import ObserveSettings
+from sublet_leader.observe.settings import MetricsSettings
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.domain.settings_base import parse_number
 
 
 def test_an_integer_setting_may_be_none() -> None:
-    assert ObserveSettings.from_env({"SUBLET_HTTP_LAG_HISTORY_MINUTES": "0"}) == ObserveSettings(lag_history_minutes=0)
+    assert MetricsSettings.from_env({"SUBLET_HTTP_LAG_HISTORY_MINUTES": "0"}) == MetricsSettings(lag_history_minutes=0)
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1.5", "many", "1000000000", "9" * 5000])
 def test_a_setting_that_is_no_integer_is_rejected_by_its_variables_name(text: str) -> None:
     with pytest.raises(InvalidSetting, match=r"^SUBLET_HTTP_MAX_GROUP_SERIES is .*: it must be a whole number from 0 "):
-        ObserveSettings.from_env({"SUBLET_HTTP_MAX_GROUP_SERIES": text})
+        MetricsSettings.from_env({"SUBLET_HTTP_MAX_GROUP_SERIES": text})
     with pytest.raises(InvalidSetting, match=r"Leave it out for 2000\.$"):
-        ObserveSettings.from_env({"SUBLET_HTTP_MAX_GROUP_SERIES": text})
+        MetricsSettings.from_env({"SUBLET_HTTP_MAX_GROUP_SERIES": text})
 
 
 def test_one_that_was_given_in_python_is_checked_as_well() -> None:
     with pytest.raises(InvalidSetting, match=r"^max_group_series is -1: it must be a whole number from 0"):
-        ObserveSettings(max_group_series=-1).check()
+        MetricsSettings(max_group_series=-1).check()
 
 
 def test_a_bound_of_its_own() -> None:

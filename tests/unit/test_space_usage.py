@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from sublet_storage.spaces.usage import MAX_LOSSES, GroupUsage, SpaceUsage
+from sublet_storage.spaces.drop_check import MAX_LOSSES, GroupUsingSpace, SpaceUsers
 
 
 def test_of_very_many_groups_that_would_lose_something_the_first_are_named_and_the_others_counted() -> None:
     groups = [
-        GroupUsage("$share/done/#", 1, 0, 0),
-        *(GroupUsage(f"$share/g{n}/#", 0, 2, n) for n in range(1, MAX_LOSSES + 6)),
+        GroupUsingSpace("$share/done/#", 1, 0, 0),
+        *(GroupUsingSpace(f"$share/g{n}/#", 0, 2, n) for n in range(1, MAX_LOSSES + 6)),
     ]
-    lines = SpaceUsage(100, tuple(groups), ()).describe_losses()
+    lines = SpaceUsers(100, tuple(groups), ()).describe_losses()
     assert lines[0] == "$share/g1/# loses 1 unread messages, in 2 streams"
     assert len(lines) == MAX_LOSSES + 1
     assert lines[-1] == "and 5 more groups lose some"
-    assert SpaceUsage(100, tuple(groups[: MAX_LOSSES + 1]), ()).describe_losses() == lines[:-1]
+    assert SpaceUsers(100, tuple(groups[: MAX_LOSSES + 1]), ()).describe_losses() == lines[:-1]

@@ -18,8 +18,8 @@ from sublet_borrower.node_client.group_event_watcher import (
 )
 from sublet_protocol.domain.errors import NotFound, Unavailable
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_protocol.messages.events import GroupEvent
-from sublet_protocol.pubsub.model import Channel, DeliveredMessage, Gap
+from sublet_protocol.messages.channel_messages import GroupEvent
+from sublet_protocol.pubsub.model import Channel, DeliveredMessage, MailboxOverflow
 
 GROUP = "$share/g/#"
 
@@ -42,7 +42,7 @@ def taken(watch: GroupEventWatcher) -> list[Any]:
 
 def test_events_are_taken_in_their_order_with_the_gaps_between_them() -> None:
     watch = GroupEventWatcher(GROUP)
-    for body in (event(1), Gap(7, (Channel.GROUP,)), event(2)):
+    for body in (event(1), MailboxOverflow(7, (Channel.GROUP,)), event(2)):
         delivered(watch, body)
     assert taken(watch) == [1, EventsDropped(7), 2]
 
@@ -51,7 +51,7 @@ def test_a_watcher_that_takes_nothing_loses_what_is_too_much_and_is_told_how_muc
     watch = GroupEventWatcher(GROUP, waiting=3)
     for number in range(8):
         delivered(watch, event(number))
-    delivered(watch, Gap(10, (Channel.GROUP,)))
+    delivered(watch, MailboxOverflow(10, (Channel.GROUP,)))
     assert taken(watch) == [0, 1, 2, EventsDropped(15)]
     delivered(watch, event(9))
     assert taken(watch) == [9]

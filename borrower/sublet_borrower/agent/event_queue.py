@@ -9,7 +9,7 @@ from collections.abc import Callable
 from sublet_borrower.machine.agent import SubscriptionClosed
 from sublet_borrower.machine.events import AssignmentUpdate, SavedProgress
 from sublet_borrower.new_data.head_tracker import HeadPushed
-from sublet_borrower.util.locks import let_go
+from sublet_borrower.util.abandoned_lock import let_go
 
 SessionEvent = AssignmentUpdate | SubscriptionClosed | HeadPushed
 

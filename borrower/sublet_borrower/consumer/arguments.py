@@ -8,7 +8,7 @@ from numbers import Real
 from sublet_protocol.domain.address import split_address
 from sublet_protocol.domain.errors import InvalidSetting, InvalidSubscription, UsageError
 from sublet_protocol.domain.subscriptions import StartingPosition
-from sublet_protocol.messages.messages import MAX_ID, MAX_WEIGHT
+from sublet_protocol.messages.borrower_leader import MAX_ID, MAX_WEIGHT
 
 MAX_BATCH_BYTES = 1 << 40
 MAX_SHOWN_CHARS = 60

@@ -12,18 +12,18 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
+from sublet_borrower.agent.agent_loop import AgentLoop
 from sublet_borrower.agent.event_queue import EventQueue
-from sublet_borrower.agent.network_agent import NetworkAgent
 from sublet_borrower.consumer.transport import MemberTransport
-from sublet_borrower.fetch.stream_fetcher import PageReader
+from sublet_borrower.fetch.stream_fetcher import GrantedStreamReader
 from sublet_borrower.machine.events import AssignmentUpdate, SessionProgress
-from sublet_borrower.new_data.head_tracker import HeadPushed, HeadSubscription
+from sublet_borrower.new_data.head_tracker import HeadPushed, HeadSubscriptionId
 from sublet_borrower.new_data.monitor import MonitoredStreams, NewDataMonitor
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.util.owner_process import OwnerProcess
 from sublet_protocol.domain.errors import SubscriptionEnded
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_protocol.messages.messages import InvalidateReason
+from sublet_protocol.messages.borrower_leader import InvalidateReason
 
 ReportProgress = Callable[[SessionProgress], None]
 
@@ -37,7 +37,7 @@ class Assignment(MonitoredStreams, Protocol):
 A = TypeVar("A", bound=Assignment)
 
 
-def _fetch_heads(reader: PageReader, assignment: object, stream_ids: Iterable[int]) -> list[tuple[int, int]]:
+def _fetch_heads(reader: GrantedStreamReader, assignment: object, stream_ids: Iterable[int]) -> list[tuple[int, int]]:
     return reader.fetch_heads(stream_ids)
 
 
@@ -62,7 +62,7 @@ class Member(Generic[A]):
         is_name_stable: bool = True,
         weight: float,
         starting_position: str,
-        fetch_heads: Callable[[PageReader, A, Iterable[int]], list[tuple[int, int]]] = _fetch_heads,
+        fetch_heads: Callable[[GrantedStreamReader, A, Iterable[int]], list[tuple[int, int]]] = _fetch_heads,
     ) -> None:
         self.subscription = str(Subscription.parse(subscription))
         self.settings = settings
@@ -72,11 +72,11 @@ class Member(Generic[A]):
         self.group_id: int | None = None
         self.handle = 0
         self.is_leaving = self.is_closed = self.is_given_up = False
-        self._head_subscriptions: dict[int, HeadSubscription] = {}
+        self._head_subscriptions: dict[int, HeadSubscriptionId] = {}
         with contextlib.ExitStack() as opened:
             transport = open_transport(opened)
             self.reader, self.url = transport.reader, transport.url
-            self.agent = NetworkAgent(transport.discover_nodes, settings)
+            self.agent = AgentLoop(transport.discover_nodes, settings)
             opened.callback(self.agent.close)
             session_epoch = transport.next_session_epoch() if name is not None and is_name_stable else 0
             if transport.subscribe_heads is not None:
@@ -166,11 +166,11 @@ class Member(Generic[A]):
         self.check_owner()
         self.agent.report_progress(self.handle, progress)
 
-    def _subscribe_head(self, subscription: HeadSubscription) -> None:
+    def _subscribe_head(self, subscription: HeadSubscriptionId) -> None:
         self._head_subscriptions[subscription.stream_id] = subscription
         self.agent.subscribe_head(self.handle, subscription)
 
-    def _unsubscribe_head(self, subscription: HeadSubscription) -> None:
+    def _unsubscribe_head(self, subscription: HeadSubscriptionId) -> None:
         if self._head_subscriptions.get(subscription.stream_id) == subscription:
             del self._head_subscriptions[subscription.stream_id]
         self.agent.unsubscribe_head(self.handle, subscription)

@@ -26,12 +26,12 @@ from sublet_storage.db.connect import connect
 from sublet_storage.db.reconnecting_connection import ReconnectingConnection
 from sublet_storage.db.user_transaction import user_transaction
 from sublet_storage.groups import consumer_statements
-from sublet_storage.groups.consumer_statements import TransactionAttempt
+from sublet_storage.groups.consumer_statements import TransactionIdentity
 
 Connection = psycopg.Connection[Any]
 
 
-class TransactionalBatch(Protocol):
+class CommittableBatch(Protocol):
     """What a transaction needs to know of a batch."""
 
     @property
@@ -57,9 +57,9 @@ class _Doubt:
     """A transaction whose commit was begun, until its batches know what became of it. `was_committed`: whether it was
     committed, once that is known."""
 
-    batches: Sequence[TransactionalBatch]
-    furthest: Sequence[TransactionalBatch]
-    attempt: TransactionAttempt
+    batches: Sequence[CommittableBatch]
+    furthest: Sequence[CommittableBatch]
+    attempt: TransactionIdentity
     was_committed: bool | None = None
 
 
@@ -111,7 +111,7 @@ class ProgressTransactions:
             yield connection
 
     @contextlib.contextmanager
-    def begin(self, batches: Sequence[TransactionalBatch]) -> Iterator[Connection]:
+    def begin(self, batches: Sequence[CommittableBatch]) -> Iterator[Connection]:
         """A transaction that ends with the progress of these batches, which are settled then; an exception inside rolls
         it back. Nothing may be in doubt.
 
@@ -247,14 +247,14 @@ class ProgressTransactions:
                 f" it: {error}. Try the batch again in the same session, which finds out, or look at the tables."
             ) from error
 
-    def _are_durable(self, connection: Connection, furthest: Sequence[TransactionalBatch]) -> bool:
+    def _are_durable(self, connection: Connection, furthest: Sequence[CommittableBatch]) -> bool:
         try:
             return all(self._is_durable(connection, batch) for batch in furthest)
         except UnknownOutcome:
             self._doubt = None  # for good; to do it again is refused, as the grant is over
             raise
 
-    def _is_durable(self, connection: Connection, batch: TransactionalBatch) -> bool:
+    def _is_durable(self, connection: Connection, batch: CommittableBatch) -> bool:
         group_id, wanted = self._group_id(), batch.consumed_frontier
         if wanted is not None:
             consumed = consumer_statements.read_consumed_frontier(connection, group_id, batch.stream_id, batch.grant_id)
@@ -277,7 +277,7 @@ def _check_all_committed(committed: Sequence[Batch], batches: Sequence[Batch]) -
         )
 
 
-def _furthest(batches: Sequence[TransactionalBatch]) -> list[TransactionalBatch]:
+def _furthest(batches: Sequence[CommittableBatch]) -> list[CommittableBatch]:
     """Return the last batch of each stream, in the order of streams, in which their rows are locked."""
     ends = {batch.stream_id: batch for batch in sorted(batches, key=lambda one: (one.ticket, one.next_offset))}
     return [ends[stream_id] for stream_id in sorted(ends)]

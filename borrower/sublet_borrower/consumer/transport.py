@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from sublet_borrower.fetch.log_reader import LogReader
-from sublet_borrower.fetch.stream_fetcher import PageReader
+from sublet_borrower.fetch.database_reader import DatabaseReader
+from sublet_borrower.fetch.stream_fetcher import GrantedStreamReader
 from sublet_borrower.new_data.direct_listener import OnHeads, subscribe_heads
 from sublet_storage.bootstrap.database import open_database
 from sublet_storage.db.connect import connect
@@ -22,7 +22,7 @@ class MemberTransport:
     """What a member needs of others. `url`: of the database; None where nodes stand for it. `subscribe_heads` begins to
     call a function with where streams end, and returns what ends that; None where nodes alone push."""
 
-    reader: PageReader
+    reader: GrantedStreamReader
     discover_nodes: Callable[[], Sequence[str]]
     next_session_epoch: Callable[[], int]
     url: str | None = None
@@ -42,7 +42,7 @@ def database_transport(
     """Return messages from Postgres, and nodes as registered there, if none are given. `opened` closes what is opened
     here. `listens`: the member takes part in the process's direct listener."""
     database = opened.enter_context(open_database(url, data_dir))
-    reader = LogReader(database.url, max_batch_bytes, timeout_s)
+    reader = DatabaseReader(database.url, max_batch_bytes, timeout_s)
     opened.callback(reader.close)
     reader.warm_up()
     return MemberTransport(

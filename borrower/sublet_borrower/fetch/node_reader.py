@@ -30,7 +30,7 @@ from sublet_protocol.messages.feed_fetch import (
     encode_session_epoch_request,
 )
 from sublet_storage.log.fetch import LogPage
-from sublet_storage.readers.epoch_steps import BlockSummaries
+from sublet_storage.readers.epoch_steps import BlockEpochSummaries
 from sublet_storage.util.retry import Backoff, call_with_retry
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ _T = TypeVar("_T")
 
 
 class NodeReader:
-    """What `LogReader` is, through nodes: one is used at a time, the others stand in for it. Not thread-safe.
+    """What `DatabaseReader` is, through nodes: one is used at a time, the others stand in for it. Not thread-safe.
 
     A read is over after `timeout_s`, also where nodes are frozen. It belongs to the process that made it.
     """
@@ -85,14 +85,14 @@ class NodeReader:
         found = self._attempt("Heads", encode_heads_request(stream_ids), decode_heads_reply)
         return [(stream_id, head) for stream_id, (head, _) in (found or {}).items()]
 
-    def fetch_block_summaries(self, granted: EpochGrantedStream) -> BlockSummaries | None:
+    def fetch_block_summaries(self, granted: EpochGrantedStream) -> BlockEpochSummaries | None:
         """Raises `UsageError`: nodes do not serve epochs."""
         raise UsageError(
             f"stream {granted.stream_id} is of an atomic group, and what is read through nodes says nothing of epochs."
             " Make the session with access to the database, transport='database'."
         )
 
-    def fetch_frontiers(self, stream_ids: Iterable[int]) -> Mapping[int, BlockSummaries]:
+    def fetch_frontiers(self, stream_ids: Iterable[int]) -> Mapping[int, BlockEpochSummaries]:
         """Nothing is known of epochs."""
         return {}
 

@@ -18,7 +18,7 @@ from sublet_protocol.domain.errors import (
     PositionGone,
 )
 from sublet_storage.log.fetch import LogPage
-from sublet_storage.readers.epoch_steps import BlockRun, BlockSummaries, EpochStep
+from sublet_storage.readers.epoch_steps import BlockEpochSummaries, BlockRun, EpochStep
 
 log = logging.getLogger(__name__)
 
@@ -34,16 +34,16 @@ MayRead = Callable[[GrantedStream], bool]
 T = TypeVar("T")
 
 
-class PageReader(Protocol):
-    """Reads granted streams. `LogReader` and `NodeReader` do, and `tests/contract/test_readers.py` is their suite."""
+class GrantedStreamReader(Protocol):
+    """Reads granted streams: `DatabaseReader` or `NodeReader` (`tests/contract/test_readers.py` tests both)."""
 
     def warm_up(self) -> None: ...
 
     def fetch(self, granted: GrantedStream, allowed: MayRead) -> LogPage | None: ...
 
-    def fetch_block_summaries(self, granted: EpochGrantedStream) -> BlockSummaries | None: ...
+    def fetch_block_summaries(self, granted: EpochGrantedStream) -> BlockEpochSummaries | None: ...
 
-    def fetch_frontiers(self, stream_ids: Iterable[int]) -> Mapping[int, BlockSummaries]: ...
+    def fetch_frontiers(self, stream_ids: Iterable[int]) -> Mapping[int, BlockEpochSummaries]: ...
 
     def fetch_heads(self, stream_ids: Iterable[int]) -> list[tuple[int, int]]: ...
 
@@ -57,7 +57,7 @@ class StreamFetcher:
     def __init__(
         self,
         subscription: str,
-        reader: PageReader,
+        reader: GrantedStreamReader,
         assignment: SessionAssignment,
         max_batch_bytes: int,
         *,
@@ -133,7 +133,7 @@ class StreamFetcher:
 
 
 def fetch_heads_and_frontiers(
-    reader: PageReader, assignment: SessionAssignment, stream_ids: Iterable[int]
+    reader: GrantedStreamReader, assignment: SessionAssignment, stream_ids: Iterable[int]
 ) -> list[tuple[int, int]]:
     """Return (stream, head) of each, after reading what is completed by now where a stream waits for epochs."""
     if waiting := assignment.streams_waiting_for_epochs():

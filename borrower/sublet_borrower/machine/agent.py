@@ -15,7 +15,7 @@ from sublet_borrower.machine.borrower import Borrower, PredecessorState, Subscri
 from sublet_borrower.machine.events import AssignmentUpdate, BorrowerEnded, SessionProgress
 from sublet_borrower.machine.transitions import BorrowerStatus
 from sublet_borrower.settings import BorrowerSettings
-from sublet_protocol.messages.messages import InvalidateReason, Ping, ToBorrower, ToLeader
+from sublet_protocol.messages.borrower_leader import InvalidateReason, Ping, ToBorrower, ToLeader
 
 SUSPECT_S = 10.0
 """How long a node that failed to answer is tried only after the others."""

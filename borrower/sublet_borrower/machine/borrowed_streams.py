@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from sublet_borrower.machine.transitions import StreamStatus
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.in_doubt import InDoubt
-from sublet_protocol.messages.messages import Grant, HeldGrant, StreamProgress
+from sublet_protocol.messages.borrower_leader import Grant, HeldGrant, StreamProgress
 
 
 @dataclass(slots=True)

@@ -26,7 +26,7 @@ from sublet_borrower.machine.events import (
 from sublet_borrower.machine.read_failure import split_progress
 from sublet_borrower.machine.transitions import ACTIONS, ALLOWED_TRANSITIONS, BorrowerStatus, EventKind, StreamStatus
 from sublet_borrower.settings import BorrowerSettings
-from sublet_protocol.messages.messages import (
+from sublet_protocol.messages.borrower_leader import (
     Disconnect,
     Grant,
     Invalidate,

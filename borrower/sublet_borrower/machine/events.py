@@ -6,7 +6,14 @@ from dataclasses import dataclass
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier
 from sublet_protocol.domain.in_doubt import InDoubt
-from sublet_protocol.messages.messages import Grant, HeldGrant, InvalidateReason, RevokedReason, ToBorrower, ToLeader
+from sublet_protocol.messages.borrower_leader import (
+    Grant,
+    HeldGrant,
+    InvalidateReason,
+    RevokedReason,
+    ToBorrower,
+    ToLeader,
+)
 
 # --- in -------------------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from sublet_protocol.domain.errors import PayloadUnavailable
-from sublet_protocol.messages.messages import MAX_READ_ERROR_CHARS, StreamProgress
+from sublet_protocol.messages.borrower_leader import MAX_READ_ERROR_CHARS, StreamProgress
 
 PERSISTENT_AFTER_S = 10.0
 """A place that is away for less than this is not worth a line in the group's history for each stream that waits."""

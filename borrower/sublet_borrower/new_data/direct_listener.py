@@ -1,7 +1,7 @@
 """Receives heads from publishers at the database itself, without a node between, for the sessions of this process.
 
 A few processes listen to what publishers send to nodes by LISTEN and NOTIFY: see
-`sublet_storage.notify.drivers.direct_listeners`. One thread and one connection serve all sessions of a process, while
+`sublet_storage.notify.drivers.listener_slots`. One thread and one connection serve all sessions of a process, while
 it has a listener slot.
 """
 
@@ -16,7 +16,7 @@ import psycopg
 
 from sublet_protocol.domain.errors import SubletError
 from sublet_storage.db.connect import connect, schema_name
-from sublet_storage.notify.drivers.direct_listeners import acquire_listener_slot, decode_heads, direct_listener_slots
+from sublet_storage.notify.drivers.listener_slots import acquire_listener_slot, decode_heads, direct_listener_slots
 from sublet_storage.notify.drivers.postgres import RECEIVE_TIMEOUT_S, receive_payloads
 from sublet_storage.util.retry import Backoff
 from sublet_storage.util.threads import DriverThread

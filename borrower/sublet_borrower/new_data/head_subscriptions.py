@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sublet_borrower.new_data.head_tracker import HeadPushed, HeadSubscription
-from sublet_protocol.messages.events import StreamHead
+from sublet_borrower.new_data.head_tracker import HeadPushed, HeadSubscriptionId
+from sublet_protocol.messages.channel_messages import StreamHead
 
 NodeStreamCall = Callable[[str, int], None]
 """(node address, stream id)."""
@@ -20,15 +20,15 @@ class HeadSubscriptions:
     def __init__(self, subscribe: NodeStreamCall, unsubscribe: NodeStreamCall) -> None:
         self._subscribe, self._unsubscribe = subscribe, unsubscribe
         self._nodes: dict[int, str] = {}
-        self._follows: dict[int, dict[int, HeadSubscription]] = {}
+        self._follows: dict[int, dict[int, HeadSubscriptionId]] = {}
         self._readers: dict[tuple[str, int], set[int]] = {}
 
-    def add(self, handle: int, follow: HeadSubscription) -> None:
+    def add(self, handle: int, follow: HeadSubscriptionId) -> None:
         """Subscribe the session to the stream's head from now on, under this id."""
         self._follows.setdefault(handle, {})[follow.stream_id] = follow
         self._join(handle, follow.stream_id)
 
-    def remove(self, handle: int, follow: HeadSubscription) -> None:
+    def remove(self, handle: int, follow: HeadSubscriptionId) -> None:
         """No more under this id."""
         if self._follows.get(handle, {}).get(follow.stream_id) == follow:
             self._part(handle, follow.stream_id)

@@ -39,7 +39,7 @@ class HeadTrackerSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class HeadSubscription:
+class HeadSubscriptionId:
     """The id under which heads of a stream are pushed."""
 
     stream_id: int
@@ -58,7 +58,7 @@ class StreamsCaughtUp:
 class HeadPushed:
     """A pushed head: the stream ends at `head` by now, unverified."""
 
-    subscription: HeadSubscription
+    subscription: HeadSubscriptionId
     head: int
 
 
@@ -83,8 +83,8 @@ class HeadTrackerOutcome:
     """`new_heads`: {stream: head} that are worth reading now. `poll`: where these end is to be read from the log, and
     given back as `HeadsRead`."""
 
-    subscribe: tuple[HeadSubscription, ...] = ()
-    unsubscribe: tuple[HeadSubscription, ...] = ()
+    subscribe: tuple[HeadSubscriptionId, ...] = ()
+    unsubscribe: tuple[HeadSubscriptionId, ...] = ()
     new_heads: Mapping[int, int] = field(default_factory=dict)
     poll: tuple[int, ...] = ()
     wake_at: float | None = None
@@ -95,7 +95,7 @@ class _Followed:
     """`doubted`: a head was missed, and none was pushed since. `awaited_until`: until then what we found by ourselves,
     up to `polled_head`, may still be pushed. `unread`: pushed while the stream was not read to its end yet."""
 
-    id: HeadSubscription
+    id: HeadSubscriptionId
     head: int
     silence_s: float
     look_at: float
@@ -126,8 +126,8 @@ class HeadTracker:
         self._streams: dict[int, _Followed] = {}
         self._push_works = False
         self._look_s = 0.0
-        self._follow: list[HeadSubscription] = []
-        self._unfollow: list[HeadSubscription] = []
+        self._follow: list[HeadSubscriptionId] = []
+        self._unfollow: list[HeadSubscriptionId] = []
         self._numbers = 0
         self.counters = HeadTrackerCounters()
 
@@ -183,9 +183,9 @@ class HeadTracker:
         follow = self._new_id(stream_id, grant_id)
         self._streams[stream_id] = _Followed(follow, head, self._first_s, now + self._first_s)
 
-    def _new_id(self, stream_id: int, grant_id: int) -> HeadSubscription:
+    def _new_id(self, stream_id: int, grant_id: int) -> HeadSubscriptionId:
         self._numbers += 1
-        follow = HeadSubscription(stream_id, grant_id, self._numbers)
+        follow = HeadSubscriptionId(stream_id, grant_id, self._numbers)
         self._follow.append(follow)
         return follow
 

@@ -8,7 +8,7 @@ from typing import Protocol
 from sublet_borrower.new_data.head_tracker import (
     HeadPushed,
     HeadsRead,
-    HeadSubscription,
+    HeadSubscriptionId,
     HeadTracker,
     HeadTrackerCounters,
     HeadTrackerEvent,
@@ -38,8 +38,8 @@ class NewDataMonitor:
         self,
         streams: MonitoredStreams,
         read_heads: ReadHeads,
-        subscribe: Callable[[HeadSubscription], None],
-        unsubscribe: Callable[[HeadSubscription], None],
+        subscribe: Callable[[HeadSubscriptionId], None],
+        unsubscribe: Callable[[HeadSubscriptionId], None],
     ) -> None:
         self._machine = HeadTracker()
         self._streams, self._read_heads = streams, read_heads

@@ -44,7 +44,7 @@ _ENVELOPE_BYTES = 64 * 1024
 """Left for what Arrow adds to the columns."""
 
 
-class NodeRoutes(RoutingTable):
+class SingleRoute(RoutingTable):
     """Where a node will put it is the node's to know: here all goes one way, in order."""
 
     def __init__(self) -> None:

@@ -23,8 +23,8 @@ from typing import Any, Self
 
 from sublet_borrower.util.network_loop import network_loop
 from sublet_borrower.util.owner_process import new_agent_id
-from sublet_protocol.messages.events import LEADER, GroupEvent
-from sublet_protocol.pubsub.model import Channel, DeliveredMessage, Gap
+from sublet_protocol.messages.channel_messages import LEADER, GroupEvent
+from sublet_protocol.pubsub.model import Channel, DeliveredMessage, MailboxOverflow
 from sublet_protocol.pubsub.node_connection import NodeConnection, truncate
 from sublet_protocol.pubsub.subscriber_machine_events import ConnectionStatus
 
@@ -171,7 +171,7 @@ class GroupEventWatcher:
 
     def _delivered(self, address: str, delivery: DeliveredMessage) -> None:
         match delivery.body:
-            case Gap(dropped=dropped):
+            case MailboxOverflow(dropped=dropped):
                 self._put(EventsDropped(dropped))
             case GroupEvent(payload):
                 reported = json.loads(payload)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from sublet_borrower.fetch.log_reader import LogReader
+from sublet_borrower.fetch.database_reader import DatabaseReader
 from sublet_borrower.planner.epoch_plans import meet_completed, plan_steps
-from sublet_borrower.planner.micro_batch import BatchLimits, PlannedStream
 from sublet_borrower.planner.plan_ledger import PlanLedger
+from sublet_borrower.planner.planned_ranges import BatchLimits, PlannedStream
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
-from sublet_protocol.messages.messages import Grant
+from sublet_protocol.messages.borrower_leader import Grant
 from sublet_storage.readers import epoch_steps
 from sublet_storage.readers.epoch_steps import EpochStep, EpochStepPlanner
 
@@ -26,7 +26,7 @@ class EpochPlanner:
     """Looks at the streams of a `PlanLedger` through a reader. `spaces`: {stream: the name of its space} of these."""
 
     def __init__(
-        self, planning: PlanLedger, reader: LogReader, spaces: Callable[[Iterable[int]], Mapping[int, str]]
+        self, planning: PlanLedger, reader: DatabaseReader, spaces: Callable[[Iterable[int]], Mapping[int, str]]
     ) -> None:
         self._planning, self._reader, self._spaces = planning, reader, spaces
         self._look_at = float("-inf")

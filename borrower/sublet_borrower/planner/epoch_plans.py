@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import reduce
 
-from sublet_borrower.planner.micro_batch import BatchLimits
+from sublet_borrower.planner.planned_ranges import BatchLimits
 from sublet_protocol.domain.epochs import LowerFrontier
 from sublet_storage.readers.epoch_steps import EpochStep, EpochStepPlanner
 

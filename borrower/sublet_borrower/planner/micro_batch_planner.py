@@ -14,9 +14,10 @@ from pathlib import Path
 
 from sublet_borrower.consumer.member import Member
 from sublet_borrower.consumer.transport import database_transport
-from sublet_borrower.fetch.log_reader import LogReader
+from sublet_borrower.fetch.database_reader import DatabaseReader
 from sublet_borrower.planner.epoch_planner import EpochPlanner
-from sublet_borrower.planner.micro_batch import (
+from sublet_borrower.planner.plan_ledger import PlanLedger
+from sublet_borrower.planner.planned_ranges import (
     BatchLimits,
     PlannedRange,
     PlannedStream,
@@ -24,7 +25,6 @@ from sublet_borrower.planner.micro_batch import (
     StartedRange,
     resolve_outcome,
 )
-from sublet_borrower.planner.plan_ledger import PlanLedger
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.errors import InvalidSetting, PoisonBlock, Unavailable
 from sublet_protocol.domain.subscriptions import Subscription
@@ -84,7 +84,7 @@ class MicroBatchPlanner:
             weight=weight,
             starting_position=starting_position,
         )
-        assert isinstance(self._member.reader, LogReader)
+        assert isinstance(self._member.reader, DatabaseReader)
         assert self._member.url is not None
         self._reader, self.url = self._member.reader, self._member.url
         self.subscription, self._ledger = self._member.subscription, self._member.assignment

@@ -27,11 +27,11 @@ from sublet_borrower.machine.events import (
     StreamRemoved,
 )
 from sublet_borrower.machine.read_failure import plain
-from sublet_borrower.planner.micro_batch import PlannedRange, PlannedStream, StartedRange
+from sublet_borrower.planner.planned_ranges import PlannedRange, PlannedStream, StartedRange
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.errors import PoisonBlock
 from sublet_protocol.domain.in_doubt import InDoubt
-from sublet_protocol.messages.messages import RevokedReason
+from sublet_protocol.messages.borrower_leader import RevokedReason
 from sublet_storage.readers.epoch_steps import EpochStep, EpochStepPlanner
 
 

@@ -27,12 +27,12 @@ from sublet_borrower.machine.events import (
 )
 from sublet_borrower.streams.epoch_stream import EpochGrantedStream
 from sublet_borrower.streams.granted_stream import GrantedStream
-from sublet_borrower.util.locks import let_go
+from sublet_borrower.util.abandoned_lock import let_go
 from sublet_protocol.domain.epochs import GroupFrontier
 from sublet_protocol.domain.errors import PoisonBlock
 from sublet_protocol.domain.topics import TopicFilter
-from sublet_protocol.messages.messages import Grant, RevokedReason
-from sublet_storage.readers.epoch_steps import BlockSummaries, EpochStepPlanner
+from sublet_protocol.messages.borrower_leader import Grant, RevokedReason
+from sublet_storage.readers.epoch_steps import BlockEpochSummaries, EpochStepPlanner
 
 
 class SessionAssignment:
@@ -159,7 +159,7 @@ class SessionAssignment:
                 if isinstance(granted, EpochGrantedStream) and granted.is_waiting
             ]
 
-    def update_frontiers(self, summaries: Mapping[int, BlockSummaries]) -> None:
+    def update_frontiers(self, summaries: Mapping[int, BlockEpochSummaries]) -> None:
         """Where streams end and what is completed in their spaces."""
         with self._lock:
             for granted in self.streams_waiting_for_epochs():

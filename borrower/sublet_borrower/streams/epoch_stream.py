@@ -18,7 +18,7 @@ from sublet_borrower.machine.events import SessionProgress
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_storage.log.fetch import LogPage
-from sublet_storage.readers.epoch_steps import BlockRun, BlockSummaries, EpochStep, EpochStepPlanner
+from sublet_storage.readers.epoch_steps import BlockEpochSummaries, BlockRun, EpochStep, EpochStepPlanner
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class EpochGrantedStream(GrantedStream):
             self.outstanding or self.is_reading or (self.step is not None and not self.is_aborted)
         )
 
-    def add_summaries(self, marks: BlockSummaries) -> None:
+    def add_summaries(self, marks: BlockEpochSummaries) -> None:
         """Take notice of what follows."""
         self.step_planner.add_summaries(marks)
         self.head, self.next_read_offset, self.head_hint, self.has_new_frontier = (

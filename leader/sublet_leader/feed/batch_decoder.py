@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from sublet_protocol.messages.codec import MalformedMessage
 from sublet_protocol.messages.feed import MAX_BATCH_BYTES, MAX_BATCH_MESSAGES, MAX_MESSAGE_BYTES
-from sublet_storage.log.arrow_header import envelope
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
+from sublet_storage.log.record_batch_header import envelope
 from sublet_storage.producer.batches.input_conversion import check_sizes, to_record_batches
 
 _HINT = "Write the batch in the schema of docs/feed.md, without compression"

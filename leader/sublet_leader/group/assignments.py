@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from sublet_leader.group.members import Member, Members
 from sublet_leader.group.rebalancer import Rebalancer
-from sublet_leader.group.stream_table import Assignment, Holder, PendingRelease, StreamEntry, StreamTable
+from sublet_leader.group.stream_table import Assignment, LastHolder, PendingRelease, StreamEntry, StreamTable
 from sublet_leader.group.transitions import TRANSITIONS, AssignmentStatus, EventKind
 from sublet_leader.settings import LeaderSettings
-from sublet_protocol.messages.messages import Grant as GrantMessage
-from sublet_protocol.messages.messages import (
+from sublet_protocol.messages.borrower_leader import Grant as GrantMessage
+from sublet_protocol.messages.borrower_leader import (
     HeldGrant,
     ProgressSaved,
     Revoke,
@@ -116,7 +116,7 @@ class Assignments:
             self._streams.drop_waiting_grant(entry)
             member = self._members.get(assignment.borrower_id)
             session = member.session if member is not None else entry.lending.session
-            entry.last_holder = Holder(assignment.borrower_id, assignment.agent, session)
+            entry.last_holder = LastHolder(assignment.borrower_id, assignment.agent, session)
             self._waiting.discard(assignment.stream_id)
             if member is not None:
                 member.streams.discard(assignment.stream_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sublet_protocol.messages.messages import ToBorrower, ToLeader
+from sublet_protocol.messages.borrower_leader import ToBorrower, ToLeader
 from sublet_storage.groups.model.records import GroupWriteResult, HistoryRecord, LendingChange
 
 

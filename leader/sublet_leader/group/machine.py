@@ -18,15 +18,15 @@ from sublet_leader.group.events import (
     Tick,
     WritesCommitted,
 )
-from sublet_leader.group.history_events import EVICT, FENCE, JOIN, LEAVE, transient_record
 from sublet_leader.group.members import Member, Members
 from sublet_leader.group.schedule import Schedule
 from sublet_leader.group.session_fencing import SessionFencing
 from sublet_leader.group.stream_table import StreamEntry, StreamTable
+from sublet_leader.group.transient_events import EVICT, FENCE, JOIN, LEAVE, transient_record
 from sublet_leader.group.transitions import EventKind
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.epochs import GroupFrontier
-from sublet_protocol.messages.messages import (
+from sublet_protocol.messages.borrower_leader import (
     Disconnect,
     HeldGrant,
     Invalidate,

@@ -13,7 +13,7 @@ from sublet_leader.group.assignments import Assignments
 from sublet_leader.group.members import Members
 from sublet_leader.group.stream_table import StreamTable
 from sublet_leader.settings import LeaderSettings
-from sublet_protocol.messages.messages import LeaderWanted
+from sublet_protocol.messages.borrower_leader import LeaderWanted
 from sublet_storage.groups.model.records import Group, LendingStatus
 
 MAX_REMEMBERED = 10_000

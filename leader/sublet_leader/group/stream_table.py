@@ -10,7 +10,7 @@ from sublet_leader.group.transitions import AssignmentStatus
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.in_doubt import InDoubt
-from sublet_protocol.messages.messages import RevokedReason
+from sublet_protocol.messages.borrower_leader import RevokedReason
 from sublet_storage.groups.model.lending_row import is_of_former_timeline
 from sublet_storage.groups.model.records import (
     AdvancePosition,
@@ -55,7 +55,7 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class LastHolder:
     """Who had a stream."""
 
     borrower_id: str
@@ -83,7 +83,7 @@ class StreamEntry:
 
     lending: Lending
     reserved_until: float = 0.0
-    last_holder: Holder | None = None
+    last_holder: LastHolder | None = None
     meter: ThroughputMeter = field(default_factory=ThroughputMeter)
     assignment: Assignment | None = None
     in_flight: LendingChange | None = None

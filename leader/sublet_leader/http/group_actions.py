@@ -18,10 +18,10 @@ from sublet_leader.http.responses import json_response
 from sublet_protocol.domain.errors import Conflict, UsageError
 from sublet_protocol.domain.subscriptions import StartingPosition
 from sublet_storage.db.connect import connect
-from sublet_storage.groups.admin import admin, reset_plan
-from sublet_storage.groups.admin import reset as live_reset
+from sublet_storage.groups.admin import admin, reset_transaction
+from sublet_storage.groups.admin import live_reset as live_reset
 from sublet_storage.groups.admin.node_desired_state import LedGroup, request_step_down
-from sublet_storage.groups.coordinator import lifecycle
+from sublet_storage.groups.coordinator import group_lifecycle
 from sublet_storage.groups.model.desired_state import GroupCommand, PauseGroup, ResumeGroup, SetSessionWeight
 from sublet_storage.groups.model.options import GroupOptions, OnDataLoss, OnPoison
 from sublet_storage.groups.status.json_views import options_to_json
@@ -107,8 +107,8 @@ class GroupActionsApi:
         )
         force, dry_run = of.read_bool(reported, "force"), of.read_bool(reported, "dry_run")
         with connect(self._url, application_name="sublet http") as connection:
-            group = lifecycle.get_live(connection, wanted)
-            moves = reset_plan.plan_reset(connection, group, target, streams)
+            group = group_lifecycle.get_live(connection, wanted)
+            moves = reset_transaction.plan_reset(connection, group, target, streams)
             if not dry_run:
                 moves = live_reset.reset_live_group(
                     self._url, connection, group, target, streams, force=force, drain_timeout_s=MAX_WAIT_S

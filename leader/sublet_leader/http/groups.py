@@ -11,7 +11,7 @@ from sublet_leader.observe.http_connections import HttpConnections
 from sublet_leader.observe.lag_history import LagHistory
 from sublet_leader.observe.node_view import NodeView
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.groups.coordinator import lifecycle
+from sublet_storage.groups.coordinator import group_lifecycle
 from sublet_storage.groups.model.history import read_behind
 from sublet_storage.groups.status.group_pages import GroupSort, list_group_page
 from sublet_storage.groups.status.json_views import details_to_json, history_to_json, summary_to_json
@@ -64,7 +64,7 @@ class GroupsApi:
         wanted = Subscription.parse(of.read_text(request, "subscription"))
         after, limit = of.read_text(request, "after", ""), of.read_integer(request, "limit", 100, MOST_LINES)
         with self._reading.connection() as connection:
-            group = lifecycle.get_live(connection, wanted)
+            group = group_lifecycle.get_live(connection, wanted)
             found = read_behind(connection, group.group_id, after or None, limit)
         reported = [{"number": number, **history_to_json(line)} for number, line in found.lines]
         return json_response(

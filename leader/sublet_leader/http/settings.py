@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sublet_leader.listen_address import ListenAddress
-from sublet_leader.observe.settings import ObserveSettings
+from sublet_leader.observe.settings import MetricsSettings
 
 MAX_CONNECTIONS = 256
 """At a time; whoever comes then is turned away."""
@@ -25,5 +25,5 @@ class HttpOptions:
     """A port: where it listens, its bounds, and what it takes to act there (None: nobody may)."""
 
     listen: ListenAddress
-    settings: ObserveSettings = field(default_factory=ObserveSettings)
+    settings: MetricsSettings = field(default_factory=MetricsSettings)
     admin_token: str | None = field(default=None, repr=False)

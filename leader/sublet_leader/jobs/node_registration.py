@@ -16,7 +16,7 @@ import psycopg
 
 from sublet_leader.observe.health_signals import HealthSignals
 from sublet_protocol.domain.errors import NodeNameTaken, SubletError
-from sublet_protocol.messages.messages import PROTOCOL_VERSION
+from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_storage import node_directory
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.connect import connect

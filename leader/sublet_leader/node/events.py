@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sublet_leader import election as el
-from sublet_leader.group.history_events import GroupHistoryEvent
+from sublet_leader.group.transient_events import GroupHistoryEvent
 from sublet_leader.node.group_event_publisher import LeaderLocation
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_protocol.messages.messages import ToBorrower, ToLeader
+from sublet_protocol.messages.borrower_leader import ToBorrower, ToLeader
 from sublet_protocol.pubsub.counters import PublisherCounters
 from sublet_storage.groups.model.records import (
     Group,
@@ -100,7 +100,7 @@ class MessageReceived:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupOpened:
+class GroupOpenCompleted:
     """Answer to `OpenGroup`: the group; or None with the reason, `is_final` if a retry cannot help."""
 
     request: OpenGroup
@@ -110,7 +110,7 @@ class GroupOpened:
 
 
 @dataclass(frozen=True, slots=True)
-class LeadershipClaimed:
+class LeadershipClaimCompleted:
     """Answer to `ClaimLeadership`: the row as it is; None if the database did not answer.
 
     `jitter_s`: a small random delay before the next attempt, so that the losers of a race do not race again.
@@ -127,7 +127,7 @@ class LeadershipClaimed:
 
 
 @dataclass(frozen=True, slots=True)
-class LeadershipsRenewed:
+class LeadershipRenewalCompleted:
     """Answer to `RenewLeaderships`: the ids that are still ours; None if the database did not answer."""
 
     request: RenewLeaderships
@@ -139,7 +139,7 @@ class LeadershipsRenewed:
 
 
 @dataclass(frozen=True, slots=True)
-class LeadershipsReleased:
+class LeadershipReleaseCompleted:
     """Answer to `ReleaseLeaderships`; None if the database did not answer."""
 
     request: ReleaseLeaderships
@@ -151,7 +151,7 @@ class LeadershipsReleased:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupLoaded:
+class GroupLoadCompleted:
     """Answer to `Load`: None if the term is over, the group is `is_deleted`, or the database did not answer. `group` is
     as it is now, with its desired state."""
 
@@ -178,7 +178,7 @@ class CommitFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaderLookedUp:
+class LeaderLookupCompleted:
     """Answer to `LookUpLeader`: the group and its leadership, as far as there are any; not `is_answered`: unknown."""
 
     request: LookUpLeader
@@ -234,14 +234,14 @@ class Tick:
 
 
 DatabaseAnswer = (
-    GroupOpened
-    | LeadershipClaimed
-    | LeadershipsRenewed
-    | LeadershipsReleased
-    | GroupLoaded
+    GroupOpenCompleted
+    | LeadershipClaimCompleted
+    | LeadershipRenewalCompleted
+    | LeadershipReleaseCompleted
+    | GroupLoadCompleted
     | WritesCommitted
     | CommitFailed
-    | LeaderLookedUp
+    | LeaderLookupCompleted
 )
 
 

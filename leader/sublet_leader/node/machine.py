@@ -14,21 +14,21 @@ from typing import assert_never
 
 from sublet_leader import election as el
 from sublet_leader.group import events as group_events
-from sublet_leader.group.history_events import STEP_DOWN, GroupHistoryEvent, transient_record
 from sublet_leader.group.machine import GroupLeader
+from sublet_leader.group.transient_events import STEP_DOWN, GroupHistoryEvent, transient_record
 from sublet_leader.node.events import (
     ClaimLeadership,
     CommitFailed,
     CommitWrites,
     DatabaseAnswer,
     DesiredStateRead,
-    GroupLoaded,
-    GroupOpened,
-    LeaderLookedUp,
+    GroupLoadCompleted,
+    GroupOpenCompleted,
+    LeaderLookupCompleted,
     LeaderQueried,
-    LeadershipClaimed,
-    LeadershipsReleased,
-    LeadershipsRenewed,
+    LeadershipClaimCompleted,
+    LeadershipReleaseCompleted,
+    LeadershipRenewalCompleted,
     LoadGroup,
     LookUpLeader,
     MessageReceived,
@@ -51,7 +51,7 @@ from sublet_leader.node.leadership_restrictions import LeadershipRestrictions
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_protocol.messages.messages import (
+from sublet_protocol.messages.borrower_leader import (
     Disconnect,
     Invalidate,
     InvalidateReason,
@@ -155,15 +155,15 @@ class Node:
 
     def _database_answered(self, event: DatabaseAnswer, now: float) -> None:
         match event:
-            case GroupOpened():
+            case GroupOpenCompleted():
                 self._opened(event, now)
-            case LeadershipClaimed() | LeadershipsRenewed() | LeadershipsReleased():
+            case LeadershipClaimCompleted() | LeadershipRenewalCompleted() | LeadershipReleaseCompleted():
                 self._elect(event.to_election_event(), now)
-            case GroupLoaded():
+            case GroupLoadCompleted():
                 self._loaded(event, now)
             case WritesCommitted() | CommitFailed():
                 self._commit_answered(event, now)
-            case LeaderLookedUp():
+            case LeaderLookupCompleted():
                 self._looked(event)
             case _:
                 assert_never(event)
@@ -187,7 +187,7 @@ class Node:
         if self._inquiries.add(asked.subscription, asked.subscriber_id):
             self._out.requests.append(LookUpLeader(asked.subscription))
 
-    def _looked(self, answer: LeaderLookedUp) -> None:
+    def _looked(self, answer: LeaderLookupCompleted) -> None:
         wanted = answer.request.subscription
         if not answer.is_answered:
             self._inquiries.cancel(wanted)
@@ -255,7 +255,7 @@ class Node:
         else:
             self._elect(el.Campaign(group.group_id), now)
 
-    def _opened(self, answer: GroupOpened, now: float) -> None:
+    def _opened(self, answer: GroupOpenCompleted, now: float) -> None:
         request, group = answer.request, answer.group
         stranger = group is not None and group.subscription != request.subscription
         found = None if stranger else group
@@ -354,7 +354,7 @@ class Node:
         elif before:
             self._elect(el.Campaign(MAINTENANCE), now)
 
-    def _loaded(self, answer: GroupLoaded, now: float) -> None:
+    def _loaded(self, answer: GroupLoadCompleted, now: float) -> None:
         group, term = answer.request.group, answer.request.term
         if self.election.trusted_term(group.group_id, now) != term:
             return

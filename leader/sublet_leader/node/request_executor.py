@@ -13,12 +13,12 @@ from sublet_leader.node.events import (
     CommitFailed,
     CommitWrites,
     DatabaseAnswer,
-    GroupLoaded,
-    GroupOpened,
-    LeaderLookedUp,
-    LeadershipClaimed,
-    LeadershipsReleased,
-    LeadershipsRenewed,
+    GroupLoadCompleted,
+    GroupOpenCompleted,
+    LeaderLookupCompleted,
+    LeadershipClaimCompleted,
+    LeadershipReleaseCompleted,
+    LeadershipRenewalCompleted,
     LoadGroup,
     LookUpLeader,
     OpenGroup,
@@ -42,11 +42,11 @@ def execute(request: Request, store: GroupStore, ref: NodeRef, lease_s: float, j
         case OpenGroup():
             return _open(request, store)
         case ClaimLeadership():
-            return LeadershipClaimed(request, store.claim(request.leadership_id, ref, lease_s), jitter_s)
+            return LeadershipClaimCompleted(request, store.claim(request.leadership_id, ref, lease_s), jitter_s)
         case RenewLeaderships():
-            return LeadershipsRenewed(request, store.renew(ref, request.terms, lease_s))
+            return LeadershipRenewalCompleted(request, store.renew(ref, request.terms, lease_s))
         case ReleaseLeaderships():
-            return LeadershipsReleased(request, store.release(ref, request.terms))
+            return LeadershipReleaseCompleted(request, store.release(ref, request.terms))
         case LoadGroup():
             return _load(request, store)
         case CommitWrites():
@@ -62,44 +62,44 @@ def failure_answer(request: Request, *, unknown: bool, jitter_s: float = 0.0) ->
     same."""
     match request:
         case OpenGroup():
-            return GroupOpened(request, None, "the database did not answer")
+            return GroupOpenCompleted(request, None, "the database did not answer")
         case ClaimLeadership():
-            return LeadershipClaimed(request, None, jitter_s)
+            return LeadershipClaimCompleted(request, None, jitter_s)
         case RenewLeaderships():
-            return LeadershipsRenewed(request, None)
+            return LeadershipRenewalCompleted(request, None)
         case ReleaseLeaderships():
-            return LeadershipsReleased(request, None)
+            return LeadershipReleaseCompleted(request, None)
         case LoadGroup():
-            return GroupLoaded(request, None)
+            return GroupLoadCompleted(request, None)
         case CommitWrites():
             return CommitFailed(request, unknown)
         case LookUpLeader():
-            return LeaderLookedUp(request, is_answered=False)
+            return LeaderLookupCompleted(request, is_answered=False)
         case _:
             assert_never(request)
 
 
-def _open(request: OpenGroup, store: GroupStore) -> GroupOpened:
+def _open(request: OpenGroup, store: GroupStore) -> GroupOpenCompleted:
     if request.group_id is not None:
         group = store.find_group(request.group_id)
-        return GroupOpened(request, group, f"group {request.group_id} is deleted", is_final=group is None)
+        return GroupOpenCompleted(request, group, f"group {request.group_id} is deleted", is_final=group is None)
     try:
-        return GroupOpened(request, store.open_group(request.subscription, request.starting_position))
+        return GroupOpenCompleted(request, store.open_group(request.subscription, request.starting_position))
     except UndeclaredQueue as problem:
-        return GroupOpened(request, None, str(problem), is_final=True)
+        return GroupOpenCompleted(request, None, str(problem), is_final=True)
 
 
-def _load(request: LoadGroup, store: GroupStore) -> GroupLoaded:
+def _load(request: LoadGroup, store: GroupStore) -> GroupLoadCompleted:
     group = store.find_group(request.group.group_id)
     if group is None or group.subscription != request.group.subscription:  # lost by a failover, and its id given again
-        return GroupLoaded(request, None, is_deleted=True)
+        return GroupLoadCompleted(request, None, is_deleted=True)
     try:
-        return GroupLoaded(request, store.load(request.group.group_id, request.term), group=group)
+        return GroupLoadCompleted(request, store.load(request.group.group_id, request.term), group=group)
     except StaleTerm:
-        return GroupLoaded(request, None)
+        return GroupLoadCompleted(request, None)
 
 
-def _look(request: LookUpLeader, store: GroupStore) -> LeaderLookedUp:
+def _look(request: LookUpLeader, store: GroupStore) -> LeaderLookupCompleted:
     group = store.find_live_group(request.subscription)
     claim = None if group is None else store.read_leaderships((group.group_id,)).get(group.group_id)
-    return LeaderLookedUp(request, group, claim)
+    return LeaderLookupCompleted(request, group, claim)

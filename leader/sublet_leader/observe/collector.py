@@ -22,7 +22,7 @@ from sublet_leader.observe.health import HealthState
 from sublet_leader.observe.http_connections import HttpConnections
 from sublet_leader.observe.metric_definitions import MetricDefinition, MetricType
 from sublet_leader.observe.node_view import NodeView
-from sublet_leader.observe.settings import ObserveSettings
+from sublet_leader.observe.settings import MetricsSettings
 from sublet_protocol.domain.errors import SubletError
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.status.lag_queries import StatusLag, StreamLag, status_lags, stream_lags, sum_by_status
@@ -62,7 +62,7 @@ class _Families:
 class NodeCollector(Collector):
     """Called by `prometheus_client` for each scrape; the caller makes sure that one call runs at a time."""
 
-    def __init__(self, facts: NodeView, reading: HttpConnections, settings: ObserveSettings) -> None:
+    def __init__(self, facts: NodeView, reading: HttpConnections, settings: MetricsSettings) -> None:
         self._facts, self._reading, self._settings = facts, reading, settings
 
     def describe(self) -> Iterator[Metric]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 
-from sublet_leader.group.history_events import EVICT, FENCE, JOIN, LEAVE, STEP_DOWN, GroupHistoryEvent
+from sublet_leader.group.transient_events import EVICT, FENCE, JOIN, LEAVE, STEP_DOWN, GroupHistoryEvent
 from sublet_leader.node.events import CommitFailed, CommitWrites, NodeEvent, Request, WritesCommitted
 from sublet_leader.observe import metric_definitions
 from sublet_leader.observe.metric_definitions import MetricDefinition

@@ -12,8 +12,8 @@ import psycopg
 
 from sublet_leader.node.events import (
     ClaimLeadership,
-    LeadershipClaimed,
-    LeadershipsRenewed,
+    LeadershipClaimCompleted,
+    LeadershipRenewalCompleted,
     NodeEvent,
     RenewLeaderships,
     Request,
@@ -24,7 +24,7 @@ from sublet_storage.groups.model.records import MAINTENANCE, Leadership
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseDenial:
+class LeadershipLeaseFailure:
     """Leases that the database does not grant, and since when."""
 
     reason: str
@@ -67,8 +67,8 @@ class HealthSignals:
     worker: DatabaseHealth = field(default_factory=DatabaseHealth)
     directory: DatabaseHealth = field(default_factory=DatabaseHealth)
     name_conflict: str | None = None
-    lost_leases: dict[int, LeaseDenial] = field(default_factory=dict)
-    lease_failure: LeaseDenial | None = None
+    lost_leases: dict[int, LeadershipLeaseFailure] = field(default_factory=dict)
+    lease_failure: LeadershipLeaseFailure | None = None
     leaderless_group_count: int | None = None
     _lost: set[int] = field(default_factory=set)
 
@@ -87,9 +87,9 @@ class HealthSignals:
         if isinstance(request, ClaimLeadership | RenewLeaderships) and not (problem and is_unreachable(problem)):
             self._failed(problem, now)
         match answer:
-            case LeadershipsRenewed(RenewLeaderships(terms=terms), renewed) if renewed is not None:
+            case LeadershipRenewalCompleted(RenewLeaderships(terms=terms), renewed) if renewed is not None:
                 self._lost = (self._lost | set(terms)) - renewed
-            case LeadershipClaimed(ClaimLeadership(leadership_id), claim) if claim is not None:
+            case LeadershipClaimCompleted(ClaimLeadership(leadership_id), claim) if claim is not None:
                 self._claimed(leadership_id, claim, now)
             case _:
                 pass
@@ -99,7 +99,7 @@ class HealthSignals:
             self.lease_failure = None
         else:
             since = now if self.lease_failure is None else self.lease_failure.since
-            self.lease_failure = LeaseDenial(" ".join(str(problem).split()), since)
+            self.lease_failure = LeadershipLeaseFailure(" ".join(str(problem).split()), since)
 
     def _claimed(self, leadership_id: int, claim: Leadership, now: float) -> None:
         """A lease that ended under the node was not taken by another, unless another node has it now: a reset or a
@@ -108,10 +108,10 @@ class HealthSignals:
             self.lost_leases.pop(leadership_id, None)
         elif leadership_id in self._lost:
             what = "the housekeeping" if leadership_id == MAINTENANCE else f"the leadership of group {leadership_id}"
-            self.lost_leases[leadership_id] = LeaseDenial(f"node {claim.node.name} has taken {what}", now)
+            self.lost_leases[leadership_id] = LeadershipLeaseFailure(f"node {claim.node.name} has taken {what}", now)
         self._lost -= {leadership_id}
 
-    def leases_lost_since(self, then: float) -> list[LeaseDenial]:
+    def leases_lost_since(self, then: float) -> list[LeadershipLeaseFailure]:
         """Return the leases that other nodes took after that, and that are not back; older ones are forgotten."""
         for leadership_id in [each for each, denied in tuple(self.lost_leases.items()) if denied.since < then]:
             self.lost_leases.pop(leadership_id, None)

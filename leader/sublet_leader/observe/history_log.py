@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from sublet_leader.group.history_events import GroupHistoryEvent
+from sublet_leader.group.transient_events import GroupHistoryEvent
 
 LOGGER = "sublet.events"
 log = logging.getLogger(LOGGER)

@@ -8,7 +8,7 @@ from sublet_protocol.domain.settings_base import SettingsBase
 
 
 @dataclass(frozen=True, slots=True)
-class ObserveSettings(SettingsBase):
+class MetricsSettings(SettingsBase):
     """Whole numbers, every one."""
 
     PREFIX = "SUBLET_HTTP_"

@@ -197,7 +197,7 @@ class PayloadDamaged(PoisonBlock):
     """A block lies outside of Postgres, and what is found there is not what was put there, or nothing is."""
 
 
-class DataDirectoryUnusable(UsageError):
+class EmbeddedDirectoryUnusable(UsageError):
     """The embedded server cannot live there."""
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, assert_never
 from sublet_protocol.domain.epochs import MAX_DIMENSIONS, ConsumedFrontier, GroupFrontier, LowerFrontier
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.in_doubt import InDoubt
-from sublet_protocol.messages.messages import (
+from sublet_protocol.messages.borrower_leader import (
     MAX_ID,
     MAX_READ_ERROR_CHARS,
     MAX_WEIGHT,

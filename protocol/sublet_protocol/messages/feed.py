@@ -13,8 +13,8 @@ from typing import Any
 from sublet_protocol.domain.errors import ProtocolMismatch
 from sublet_protocol.domain.subscriptions import MAX_OFFSET, Bookmark, StartingPosition
 from sublet_protocol.domain.topics import TopicFilter
+from sublet_protocol.messages.borrower_leader import MAX_ID, PROTOCOL_VERSION
 from sublet_protocol.messages.codec import MalformedMessage
-from sublet_protocol.messages.messages import MAX_ID, PROTOCOL_VERSION
 from sublet_protocol.v1 import sublet_pb2 as pb
 
 MAX_BATCH_BYTES = 4 << 20

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from sublet_protocol.domain.topics import TopicFilter
+from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.messages.codec import MalformedMessage
 from sublet_protocol.messages.feed import MAX_STREAMS, check_number, check_version
-from sublet_protocol.messages.messages import PROTOCOL_VERSION
 from sublet_protocol.v1 import sublet_pb2 as pb
 
 

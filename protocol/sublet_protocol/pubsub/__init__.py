@@ -6,7 +6,7 @@ one node there is at most one held poll, however many keys are subscribed, and a
 Up go **commands** (subscribe, unsubscribe, a message), first in, first out, in numbered batches: a batch repeated under
 its number is answered again and not executed again. Down come **deliveries**, numbered, out of a bounded **mailbox**:
 they stay there until the next poll acknowledges them, so a lost reply is simply given again, and the subscriber sees
-each once. A mailbox that overflows drops what waits on its fullest channel and reports it in one `Gap`.
+each once. A mailbox that overflows drops what waits on its fullest channel and reports it in one `MailboxOverflow`.
 
 There are two kinds of channels. On a **log** channel every message matters: each names its predecessor, the message
 before it on this channel to this subscriber. On a **state** channel only the newest value per key matters: it bears a

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from sublet_protocol.pubsub.model import DeliveredMessage, Gap, Subject
+from sublet_protocol.pubsub.model import DeliveredMessage, MailboxOverflow, Subject
 from sublet_protocol.pubsub.subscriber_machine_events import ConnectionLost, ConnectionLostReason
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class CallbackRegistry:
                 call_safely(callback, delivery)
 
     def _readers(self, delivery: DeliveredMessage) -> Iterator[OnDelivery]:
-        if isinstance(delivery.body, Gap):
+        if isinstance(delivery.body, MailboxOverflow):
             yield self._on_message
             yield from self._readers_of(delivery.body.channels)
             return

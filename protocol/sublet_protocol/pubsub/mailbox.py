@@ -3,8 +3,8 @@
 A message first *waits*, then is *handed out* under a sequence number, then is acknowledged and removed. Only what waits
 can be dropped: what was handed out is bounded by one reply, and a reply that got lost must be repeated.
 
-When too much waits, the channel that takes the most room is emptied: all its messages are dropped and a `Gap` takes
-their place. The other channels lose nothing.
+When too much waits, the channel that takes the most room is emptied: all its messages are dropped and a
+`MailboxOverflow` takes their place. The other channels lose nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
-from sublet_protocol.pubsub.model import DeliveredMessage, Gap
+from sublet_protocol.pubsub.model import DeliveredMessage, MailboxOverflow
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +176,6 @@ class Mailbox:
         self._sequence += 1
         channels = tuple(self._dropped_channels)
         self._last_on.update((channel, self._sequence) for channel in channels)
-        self._out.append((DeliveredMessage(self._sequence, "", "", Gap(self._dropped, channels)), None))
+        self._out.append((DeliveredMessage(self._sequence, "", "", MailboxOverflow(self._dropped, channels)), None))
         self._dropped = 0
         self._dropped_channels.clear()

@@ -15,7 +15,7 @@ class Channel(StrEnum):
     GROUP = "group"  # key: subscription; events of a group, for those who watch it
 
 
-class ChannelKind(Enum):
+class ChannelDelivery(Enum):
     """What a subscriber of a channel may rely on."""
 
     LOG = "log"  # every message, in order; each names its predecessor
@@ -26,15 +26,15 @@ Subject = tuple[str, str | None]
 """What is subscribed to: a channel, and a key or None for all."""
 
 
-class Channels(Mapping[str, ChannelKind]):
+class Channels(Mapping[str, ChannelDelivery]):
     """The channels that two parties talk on: a name, its number on the wire (from 1 on), and its kind."""
 
-    def __init__(self, *channels: tuple[str, int, ChannelKind]) -> None:
+    def __init__(self, *channels: tuple[str, int, ChannelDelivery]) -> None:
         self._kinds = {name: kind for name, _, kind in channels}
         self._numbers = {name: number for name, number, _ in channels}
         self._names = {number: name for name, number, _ in channels}
 
-    def __getitem__(self, name: str) -> ChannelKind:
+    def __getitem__(self, name: str) -> ChannelDelivery:
         return self._kinds[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -53,9 +53,9 @@ class Channels(Mapping[str, ChannelKind]):
 
 
 CHANNELS = Channels(
-    (Channel.BORROWER, 1, ChannelKind.LOG),
-    (Channel.STREAM, 2, ChannelKind.STATE),
-    (Channel.GROUP, 3, ChannelKind.LOG),
+    (Channel.BORROWER, 1, ChannelDelivery.LOG),
+    (Channel.STREAM, 2, ChannelDelivery.STATE),
+    (Channel.GROUP, 3, ChannelDelivery.LOG),
 )
 
 
@@ -103,7 +103,7 @@ class CommandError:
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class MailboxOverflow:
     """The mailbox overflowed here, and `dropped` messages of these channels were lost: read the state anew."""
 
     dropped: int
@@ -115,7 +115,7 @@ class DeliveredMessage:
     """One numbered message to one subscriber.
 
     `predecessor` (log channels): the sequence of the delivery before it on this channel, 0 for the first. `version`
-    (state channels): higher is newer. A `Gap` has neither channel nor key.
+    (state channels): higher is newer. A `MailboxOverflow` has neither channel nor key.
     """
 
     sequence: int

@@ -85,10 +85,10 @@ class NodeConnection:
     """One agent's session with one node. Made and used on one event loop.
 
     `on_message(delivery)` is called once per delivery that no subscription's own callback takes, in order (a body may
-    be a `Gap`); `on_lost(lost)` once per lost connection, after which subscriptions are declared again by themselves;
-    `on_refused(command, text)` for what the node rejected, which is also logged, at a falling rate. `metadata` goes
-    with every call (a token, say). `credentials` makes the channel a TLS channel. `channels` are those that the node
-    serves.
+    be a `MailboxOverflow`); `on_lost(lost)` once per lost connection, after which subscriptions are declared again by
+    themselves; `on_refused(command, text)` for what the node rejected, which is also logged, at a falling rate.
+    `metadata` goes with every call (a token, say). `credentials` makes the channel a TLS channel. `channels` are those
+    that the node serves.
     """
 
     def __init__(

@@ -16,10 +16,10 @@ from sublet_protocol.pubsub.counters import PublisherCounters
 from sublet_protocol.pubsub.mailbox import Mailbox, MailboxLimits, QueuedMessage
 from sublet_protocol.pubsub.model import (
     CHANNELS,
-    ChannelKind,
+    ChannelDelivery,
     CommandError,
     DeliveredMessage,
-    Gap,
+    MailboxOverflow,
     ReceivedCommand,
     Send,
     Subscribe,
@@ -78,7 +78,7 @@ class PubSubPublisherMachine:
         incarnation: str,
         settings: PublisherSettings | None = None,
         *,
-        channels: Mapping[str, ChannelKind] = CHANNELS,
+        channels: Mapping[str, ChannelDelivery] = CHANNELS,
         size_of: Callable[[object], int] = lambda body: 256,
     ) -> None:
         self.incarnation = incarnation
@@ -155,7 +155,7 @@ class PubSubPublisherMachine:
 
         On a state channel a version that is not above the key's current one is dropped.
         """
-        is_state = self._channels[channel] is ChannelKind.STATE
+        is_state = self._channels[channel] is ChannelDelivery.STATE
         if is_state and not self._states.put(channel, key, body, version):
             return 0
         size = self._size_of(body) + len(key)
@@ -171,7 +171,7 @@ class PubSubPublisherMachine:
         """
         if subscriber_id not in self._subscribers:
             return False
-        is_state = self._channels[channel] is ChannelKind.STATE
+        is_state = self._channels[channel] is ChannelDelivery.STATE
         size = self._size_of(body) + len(key)
         self._put(subscriber_id, QueuedMessage(channel, key, body, size, is_state, is_deduplicated=not is_state))
         return True
@@ -298,7 +298,7 @@ class PubSubPublisherMachine:
             return f"a subscriber has at most {limit} subscriptions; unsubscribe from some, or subscribe to all keys"
         keys[key] = None
         is_first = self._index.add(subscriber_id, channel, key)
-        if kind is ChannelKind.STATE:
+        if kind is ChannelDelivery.STATE:
             for state_key, body, version in self._states.current(channel, key):
                 size = self._size_of(body) + len(state_key)
                 self._put(subscriber_id, QueuedMessage(channel, state_key, body, size, is_state=True, version=version))
@@ -321,7 +321,7 @@ class PubSubPublisherMachine:
     def _take(self, mailbox: Mailbox) -> tuple[DeliveredMessage, ...]:
         before = mailbox.sequence
         deliveries = mailbox.take()
-        gaps = [one.body for one in deliveries if one.sequence > before and isinstance(one.body, Gap)]
+        gaps = [one.body for one in deliveries if one.sequence > before and isinstance(one.body, MailboxOverflow)]
         fresh = mailbox.sequence - before
         self._counts.update(deliveries=fresh, redeliveries=len(deliveries) - fresh)
         self._counts.update(gaps=len(gaps), dropped=sum(gap.dropped for gap in gaps))

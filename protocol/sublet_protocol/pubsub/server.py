@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 import grpc
 
 from sublet_protocol.domain.errors import SubletError
+from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.messages.codec import MalformedMessage
-from sublet_protocol.messages.messages import PROTOCOL_VERSION
 from sublet_protocol.pubsub import wire
 from sublet_protocol.pubsub.counters import PublisherCounters
 from sublet_protocol.pubsub.model import CHANNELS, Channels, CommandError

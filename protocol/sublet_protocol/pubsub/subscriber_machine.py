@@ -20,10 +20,10 @@ from typing import assert_never
 from sublet_protocol.pubsub.counters import SubscriberCounters
 from sublet_protocol.pubsub.model import (
     CHANNELS,
-    ChannelKind,
+    ChannelDelivery,
     Command,
     DeliveredMessage,
-    Gap,
+    MailboxOverflow,
     Send,
     Subject,
     Subscribe,
@@ -106,7 +106,7 @@ class PubSubSubscriberMachine:
         agent: str,
         settings: SubscriberSettings | None = None,
         *,
-        channels: Mapping[str, ChannelKind] = CHANNELS,
+        channels: Mapping[str, ChannelDelivery] = CHANNELS,
         size_of: Callable[[Command], int] = lambda command: 256,
     ) -> None:
         self.status = ConnectionStatus.IDLE
@@ -256,7 +256,7 @@ class PubSubSubscriberMachine:
             self._lose(ConnectionLostReason.INCONSISTENT, "the node left out a message and did not say so", now)
         elif fresh:
             self._life.acknowledged = fresh[-1].sequence
-            self._counts.update(deliveries=len(fresh), gaps=sum(isinstance(one.body, Gap) for one in fresh))
+            self._counts.update(deliveries=len(fresh), gaps=sum(isinstance(one.body, MailboxOverflow) for one in fresh))
             self._out.append(Deliver(fresh))
 
     def _trusts(self, event: CommandsReplied | PollReplied, call: _Call, now: float) -> bool:
@@ -277,10 +277,10 @@ class PubSubSubscriberMachine:
 
     def _follows(self, delivery: DeliveredMessage) -> bool:
         """Whether this is the direct successor on its channel of the last one seen."""
-        if isinstance(delivery.body, Gap):
+        if isinstance(delivery.body, MailboxOverflow):
             self._life.last_on.update((channel, delivery.sequence) for channel in delivery.body.channels)
             return True
-        if self._channels.get(delivery.channel) is not ChannelKind.LOG:
+        if self._channels.get(delivery.channel) is not ChannelDelivery.LOG:
             return True
         predecessor = self._life.last_on.get(delivery.channel, 0)
         self._life.last_on[delivery.channel] = delivery.sequence

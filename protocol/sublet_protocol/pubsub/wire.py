@@ -10,9 +10,7 @@ from typing import Any, assert_never
 
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.messages import codec
-from sublet_protocol.messages.codec import MAX_TEXT, MalformedMessage
-from sublet_protocol.messages.events import GroupEvent, StreamHead
-from sublet_protocol.messages.messages import (
+from sublet_protocol.messages.borrower_leader import (
     MAX_ID,
     PROTOCOL_VERSION,
     Disconnect,
@@ -21,13 +19,15 @@ from sublet_protocol.messages.messages import (
     RevokeFinished,
     UpdateProgress,
 )
+from sublet_protocol.messages.channel_messages import GroupEvent, StreamHead
+from sublet_protocol.messages.codec import MAX_TEXT, MalformedMessage
 from sublet_protocol.pubsub.model import (
     CHANNELS,
     Channels,
     Command,
     CommandError,
     DeliveredMessage,
-    Gap,
+    MailboxOverflow,
     ReceivedCommand,
     Send,
     Subscribe,
@@ -220,7 +220,7 @@ def _body(body: Any, channels: Channels) -> dict[str, Any]:
             return {"stream_head": pb.StreamHead(stream_id=stream_id, head=head, closed=closed)}
         case GroupEvent(payload):
             return {"group_event": payload}
-        case Gap(dropped, names):
+        case MailboxOverflow(dropped, names):
             numbers: list[Any] = [channels.number(name) for name in names]
             return {"gap": pb.Gap(dropped=dropped, channels=numbers)}
         case _:
@@ -230,7 +230,7 @@ def _body(body: Any, channels: Channels) -> dict[str, Any]:
 def decode_delivery(wire: Any, channels: Channels = CHANNELS) -> DeliveredMessage:
     """One message of a poll's reply; raises `MalformedMessage`."""
     body = _read_body(wire, channels)
-    channel = "" if isinstance(body, Gap) else _channel(wire.channel, channels)
+    channel = "" if isinstance(body, MailboxOverflow) else _channel(wire.channel, channels)
     return DeliveredMessage(wire.sequence, channel, wire.key, body, wire.predecessor, wire.version)
 
 
@@ -243,7 +243,7 @@ def _read_body(wire: Any, channels: Channels) -> object:
         case "group_event":
             return GroupEvent(wire.group_event)
         case "gap":
-            return Gap(wire.gap.dropped, tuple(_channel(one, channels) for one in wire.gap.channels))
+            return MailboxOverflow(wire.gap.dropped, tuple(_channel(one, channels) for one in wire.gap.channels))
         case _:
             raise MalformedMessage("a delivery: it is empty, or of a kind this version does not know")
 

@@ -41,7 +41,7 @@ def open_database(
     """The database of `url`, else of `data_dir`, else of SUBLET_DATABASE_URL, else the default data directory's.
 
     The embedded server runs at least as long as the context. Raises `SchemaMismatch`, `DatabaseUnreachable`,
-    `DataDirectoryUnusable`, and `InvalidSetting` for two databases at once.
+    `EmbeddedDirectoryUnusable`, and `InvalidSetting` for two databases at once.
     """
     if url and data_dir:
         raise InvalidSetting(

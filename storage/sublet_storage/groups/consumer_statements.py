@@ -63,7 +63,7 @@ class LastPlannedRange:
 
 
 @dataclass(frozen=True, slots=True)
-class TransactionAttempt:
+class TransactionIdentity:
     """A transaction that is about to commit, as the server knows it: its number, on one timeline of the server's. After
     a failover the numbers of lost transactions are used again."""
 
@@ -112,7 +112,7 @@ def advance(
     consumed: ConsumedFrontier | None = None,
     in_doubt: InDoubt | None = None,
     schema: str | None = None,
-) -> TransactionAttempt:
+) -> TransactionIdentity:
     """Move the group's progress in the transaction that is open, so that it commits with it or not at all. Of a group
     that is atomic, `consumed` is part of the progress. `in_doubt`: only if that is still what was planned last.
 
@@ -135,11 +135,11 @@ def advance(
             raise UsageError(f"{error.diag.message_primary}. {error.diag.message_hint}") from error
         raise
     assert row is not None
-    return TransactionAttempt(row[0], row[1])
+    return TransactionIdentity(row[0], row[1])
 
 
 def was_committed(
-    conn: psycopg.Connection[Any], attempt: TransactionAttempt, timeout_s: float = OUTCOME_TIMEOUT_S
+    conn: psycopg.Connection[Any], attempt: TransactionIdentity, timeout_s: float = OUTCOME_TIMEOUT_S
 ) -> bool | None:
     """Whether that transaction was committed; None if this server cannot know: it is another one since.
 

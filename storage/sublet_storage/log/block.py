@@ -22,8 +22,8 @@ from sublet_protocol.domain.epochs import Epoch, LowerFrontier, UpperFrontier
 from sublet_protocol.domain.errors import InvalidSetting, PoisonBlock, SchemaMismatch
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.log import column_encoding
-from sublet_storage.log.arrow_header import envelope
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
+from sublet_storage.log.record_batch_header import envelope
 
 DELIVERED_SCHEMA = BLOCK_SCHEMA.append(pa.field("stream", pa.int64(), nullable=False)).append(
     pa.field("offset", pa.int64(), nullable=False)

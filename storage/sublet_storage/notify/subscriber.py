@@ -1,4 +1,4 @@
-"""Receives notifications on a node: the threads and the connection around `SubscriberMachine` and `ChangeCache`.
+"""Receives notifications on a node: the threads and the connection around `SubscriberMachine` and `VersionCache`.
 
 The driver's threads only queue what arrives. One thread decides, updates the cache and calls `on_change`, so that
 changes are handed on one at a time, each newer than the last of its object. Another reads snapshots, over a connection
@@ -24,7 +24,6 @@ from sublet_storage.db.connect import connect
 from sublet_storage.db.reconnecting_connection import ReconnectingConnection
 from sublet_storage.notify.catch_up_reads import ReadSnapshot
 from sublet_storage.notify.catch_up_scheduler import CatchUp
-from sublet_storage.notify.change_cache import ChangeCache, ChangeNovelty
 from sublet_storage.notify.changes import KINDS, Change, MalformedNotification, NotifySettings, ObjectSnapshot
 from sublet_storage.notify.codec import decode
 from sublet_storage.notify.drivers.base import NotificationDriver
@@ -41,6 +40,7 @@ from sublet_storage.notify.subscriber_machine_events import (
     Tick,
     VersionAmbiguous,
 )
+from sublet_storage.notify.version_cache import ChangeNovelty, VersionCache
 from sublet_storage.util.log_throttle import LogThrottle
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class NotificationSubscriber:
         self._channels = tuple(channels)
         self._on_change, self._process = on_change, os.getpid()
         self._lock = threading.Lock()
-        self._cache = ChangeCache(self._settings.tombstone_retention_s)
+        self._cache = VersionCache(self._settings.tombstone_retention_s)
         self._listener = SubscriberMachine(self._settings, pushes=driver.capabilities.is_push, channels=self._channels)
         self._queue: deque[bytes | Event | _Read] = deque([SubscriberStarted()])
         self._rung = threading.Event()

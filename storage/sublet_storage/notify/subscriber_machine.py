@@ -54,7 +54,8 @@ class _Publisher:
 
 
 class SubscriberMachine:
-    """The notifications that one node receives. Pass it every event, `Started` first, and a `Tick` at `wake_at`.
+    """The notifications that one node receives. Pass it every event, `SubscriberStarted` first, and a `Tick` at
+    `wake_at`.
 
     `pushes`: whether the driver can push at all. `jitter` is a number in [0, 1), drawn anew for every event.
     """

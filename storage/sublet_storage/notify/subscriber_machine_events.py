@@ -20,7 +20,7 @@ class ListeningStarted:
 
 @dataclass(frozen=True, slots=True)
 class ListeningStopped:
-    """Listening has ended, until `Connected`."""
+    """Listening has ended, until `ListeningStarted`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from sublet_protocol.domain.epochs import Epoch
 from sublet_protocol.domain.errors import PublisherClosed
 from sublet_storage.producer.batches.input_conversion import Columns, Headers
 from sublet_storage.producer.delivery import BatchDelivery, Delivery, ring
-from sublet_storage.producer.publisher import EpochPublisher, Publisher
+from sublet_storage.producer.publisher import Publisher, SingleEpochPublisher
 from sublet_storage.util.fork_guard import check_not_forked
 
 
@@ -56,10 +56,10 @@ class AsyncPublisher:
         publisher = await self._opened()
         return await asyncio.to_thread(publisher.publish_batch, data)
 
-    async def in_epoch(self, epoch: int | Sequence[int]) -> AsyncEpochPublisher:
+    async def in_epoch(self, epoch: int | Sequence[int]) -> AsyncSingleEpochPublisher:
         """Publish in an epoch: `await (await publisher.at(7)).publish(...)`. See `Publisher.in_epoch`."""
         publisher = await self._opened()
-        return AsyncEpochPublisher(self, await asyncio.to_thread(publisher.in_epoch, epoch))
+        return AsyncSingleEpochPublisher(self, await asyncio.to_thread(publisher.in_epoch, epoch))
 
     async def advance(self, *epochs: int | Sequence[int], wait: bool = True) -> None:
         """See `Publisher.advance`. It goes on when the waiting is cancelled."""
@@ -132,10 +132,10 @@ class AsyncPublisher:
         await room.wait()
 
 
-class AsyncEpochPublisher:
+class AsyncSingleEpochPublisher:
     """An asynchronous publisher, in one epoch."""
 
-    def __init__(self, publisher: AsyncPublisher, at: EpochPublisher) -> None:
+    def __init__(self, publisher: AsyncPublisher, at: SingleEpochPublisher) -> None:
         self._publisher, self._at = publisher, at
 
     async def publish(

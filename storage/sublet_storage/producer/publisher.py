@@ -158,7 +158,7 @@ class Publisher:
                     check_epoch(greatest)
         return self._buffer.add_batches(batches)
 
-    def in_epoch(self, epoch: int | Sequence[int]) -> EpochPublisher:
+    def in_epoch(self, epoch: int | Sequence[int]) -> SingleEpochPublisher:
         """Publish in an epoch: `publisher.at(7).publish(...)`.
 
         An epoch is an integer, or a tuple of integers in product order; all epochs of a space have as many numbers. The
@@ -169,7 +169,7 @@ class Publisher:
         check_not_forked(self._process, "this publisher")
         wanted = check_epoch(epoch)
         self._epochs().check([wanted])
-        return EpochPublisher(self, wanted)
+        return SingleEpochPublisher(self, wanted)
 
     def advance(self, *epochs: int | Sequence[int], wait: bool = True) -> None:
         """Publish only at or after this epoch (or any of these) from now on. It is done, and durable, once all that was
@@ -286,7 +286,7 @@ class Publisher:
         self._database.close()
 
 
-class EpochPublisher:
+class SingleEpochPublisher:
     """A publisher, in one epoch."""
 
     def __init__(self, publisher: Publisher, epoch: Epoch) -> None:

@@ -55,7 +55,7 @@ select s.stream_id, s.head, s.state = 'closed', space.lower_frontier::text from 
 
 
 @dataclass(frozen=True, slots=True)
-class BlockSummary:
+class BlockEpochSummary:
     """A block of [first, end): `size` in bytes, what its writer saw completed, and the epochs in it."""
 
     first: int
@@ -64,16 +64,16 @@ class BlockSummary:
     lower: LowerFrontier | None
     epochs: EpochBounds | None
 
-    def has_same_epochs(self, behind: BlockSummary) -> bool:
+    def has_same_epochs(self, behind: BlockEpochSummary) -> bool:
         """Whether a mark that follows at once is equal."""
         return (self.end, self.lower, self.epochs) == (behind.first, behind.lower, behind.epochs)
 
 
 @dataclass(frozen=True, slots=True)
-class BlockSummaries:
+class BlockEpochSummaries:
     """Blocks that follow on one another, and the stream at that instant. `lower` is what was completed in its space."""
 
-    blocks: tuple[BlockSummary, ...]
+    blocks: tuple[BlockEpochSummary, ...]
     head: int
     is_closed: bool
     lower: LowerFrontier | None
@@ -81,7 +81,7 @@ class BlockSummaries:
 
 def read_block_summaries(
     conn: psycopg.Connection[Any], stream_id: int, generation_id: int, offset: int
-) -> BlockSummaries:
+) -> BlockEpochSummaries:
     """The marks of the blocks behind an offset, of `PAGE_MARKS` at most. Raises what `message_log.since` raises."""
     rows = conn.execute(
         _MARKS,
@@ -99,14 +99,14 @@ def read_block_summaries(
     found = [] if rows[0][4] is None else [_mark(*row[4:]) for row in rows]
     message_log.check_retained(stream_id, offset, head, gone, found[0].first if found else None)
     behind = found[: message_log.count_contiguous([(mark.first, mark.end) for mark in found])]
-    return BlockSummaries(tuple(behind), head, closed, lower_frontier_from_text(lower))
+    return BlockEpochSummaries(tuple(behind), head, closed, lower_frontier_from_text(lower))
 
 
-def read_stream_frontiers(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int, BlockSummaries]:
+def read_stream_frontiers(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int, BlockEpochSummaries]:
     """Return where these streams end and what is completed in their spaces, without the marks of their blocks."""
     rows = conn.execute(_LOWERS, (list(stream_ids),), prepare=True)
     return {
-        stream_id: BlockSummaries((), head, closed, lower_frontier_from_text(lower))
+        stream_id: BlockEpochSummaries((), head, closed, lower_frontier_from_text(lower))
         for stream_id, head, closed, lower in rows
     }
 
@@ -178,7 +178,7 @@ class EpochStepPlanner:
         self.position, self.consumed = position, consumed
         self.scanned = position
         self.lower: LowerFrontier | None = None
-        self._waiting: list[BlockSummary] = []
+        self._waiting: list[BlockEpochSummary] = []
         self._draft, self._drafted = _Draft(consumed), 0
 
     def copy(self) -> EpochStepPlanner:
@@ -192,7 +192,7 @@ class EpochStepPlanner:
         """There are messages whose epochs are not completed, or that no step was made of yet."""
         return self.position < self.scanned
 
-    def add_summaries(self, marks: BlockSummaries) -> None:
+    def add_summaries(self, marks: BlockEpochSummaries) -> None:
         """Marks behind those that are known. What was completed counts only if they reach the head."""
         for mark in marks.blocks:
             if mark.first <= self.scanned < mark.end:
@@ -247,7 +247,7 @@ class EpochStepPlanner:
         self._begin_draft()
         self.scanned = max(self.scanned, position)
 
-    def _append(self, mark: BlockSummary) -> None:
+    def _append(self, mark: BlockEpochSummary) -> None:
         """Merge marks of blocks that are equal: one is enough, however long an epoch is."""
         last = self._waiting[-1] if self._waiting else None
         if (
@@ -278,13 +278,13 @@ class EpochStepPlanner:
         """Return how many of the waiting blocks end there or before, without looking at the others."""
         return bisect_right(self._waiting, offset, key=_END)
 
-    def _step(self, wanted: Iterable[BlockSummary], reached: ConsumedFrontier) -> EpochStep:
+    def _step(self, wanted: Iterable[BlockEpochSummary], reached: ConsumedFrontier) -> EpochStep:
         left = (mark.first for mark in self._waiting[: self._before(reached.upto) + 1] if _stays(mark, reached))
         position = max(self.position, next(left, reached.upto))
         runs = self._runs(sorted(wanted, key=_FIRST), reached)
         return EpochStep(tuple(runs), self.consumed, position, reached)
 
-    def _runs(self, wanted: Iterable[BlockSummary], reached: ConsumedFrontier) -> Iterator[BlockRun]:
+    def _runs(self, wanted: Iterable[BlockEpochSummary], reached: ConsumedFrontier) -> Iterator[BlockRun]:
         start, end, size, clean = -1, -1, 0, False
         for mark in wanted:
             is_clean = _is_clean(mark, self.consumed, reached)
@@ -303,8 +303,8 @@ class _Draft:
 
     def __init__(self, begun: ConsumedFrontier) -> None:
         self._begun = self.reached = begun
-        self._unwanted: list[BlockSummary] = []
-        self.wanted: list[BlockSummary] = []
+        self._unwanted: list[BlockEpochSummary] = []
+        self.wanted: list[BlockEpochSummary] = []
         self.size = self.looks = 0
         self._skips = False
 
@@ -320,7 +320,7 @@ class _Draft:
         return other
 
     def go_on(
-        self, blocks: tuple[BlockSummary, ...], upto: int, lower: LowerFrontier | None, *, is_last: bool = False
+        self, blocks: tuple[BlockEpochSummary, ...], upto: int, lower: LowerFrontier | None, *, is_last: bool = False
     ) -> None:
         before, self.reached = self.reached, self.reached.advanced_to(upto, lower)
         looked = blocks
@@ -339,7 +339,7 @@ class _Draft:
                 self._unwanted.append(mark)
 
 
-def _touches(mark: BlockSummary, begun: ConsumedFrontier, reached: ConsumedFrontier) -> bool:
+def _touches(mark: BlockEpochSummary, begun: ConsumedFrontier, reached: ConsumedFrontier) -> bool:
     """Whether a step from there to there has to read the block."""
     epochs, is_new = mark.epochs, mark.end > begun.upto
     if epochs is None:
@@ -351,14 +351,14 @@ def _touches(mark: BlockSummary, begun: ConsumedFrontier, reached: ConsumedFront
     return any(map(begun.needs, epochs.greatest)) and not all(map(reached.needs, epochs.least))
 
 
-def _stays(mark: BlockSummary, reached: ConsumedFrontier) -> bool:
+def _stays(mark: BlockEpochSummary, reached: ConsumedFrontier) -> bool:
     """Whether something in the block is left to be read after a step up to there."""
     if mark.end > reached.upto:
         return True
     return mark.epochs is not None and any(map(reached.needs, mark.epochs.greatest))
 
 
-def _is_clean(mark: BlockSummary, begun: ConsumedFrontier, reached: ConsumedFrontier) -> bool:
+def _is_clean(mark: BlockEpochSummary, begun: ConsumedFrontier, reached: ConsumedFrontier) -> bool:
     epochs = mark.epochs
     if mark.first < begun.upto and (epochs is None or epochs.has_unset):
         return False  # of messages without an epoch only new ones match
@@ -376,8 +376,8 @@ def _may_come(epochs: pa.Array, lower: LowerFrontier | None) -> pa.Array:
     return found
 
 
-def _mark(end: int, count: int, size: int | None, lower: str | None, epochs: str | None) -> BlockSummary:
-    return BlockSummary(
+def _mark(end: int, count: int, size: int | None, lower: str | None, epochs: str | None) -> BlockEpochSummary:
+    return BlockEpochSummary(
         end - count, end, size or 0, lower_frontier_from_text(lower), None if epochs is None else _epochs(epochs)
     )
 

@@ -76,13 +76,13 @@ def import_(
     """
     from sublet_storage.db.clock import database_user
     from sublet_storage.groups.admin import progress_transfer
-    from sublet_storage.groups.coordinator import lifecycle
+    from sublet_storage.groups.coordinator import group_lifecycle
     from sublet_storage.groups.model.group_errors import check_same_options
     from sublet_storage.groups.model.history_records import reason_with_user
 
     wanted, options, progress, exported_at = _read(file)
     with _written(cli, wanted, dry_run) as connection:
-        found = lifecycle.find_live(connection, wanted)
+        found = group_lifecycle.find_live(connection, wanted)
         if found is None:
             reason = reason_with_user(f"imported, as it was at {exported_at}", database_user(connection))
             group = progress_transfer.create_from_progress(connection, wanted, options, progress, reason)
@@ -96,14 +96,14 @@ def import_(
 def _written(cli: Cli, wanted: Subscription, dry_run: bool) -> Iterator[psycopg.Connection[Any]]:
     """Open a transaction, which is rolled back after a dry run; nodes are notified of what it has made."""
     from sublet_storage.db.connect import connect
-    from sublet_storage.groups.coordinator import lifecycle
+    from sublet_storage.groups.coordinator import group_lifecycle
     from sublet_storage.notify.changes import group_change
     from sublet_storage.notify.publisher import publish_once
 
     with cli.open_database() as database, connect(database.url, application_name="sublet cli") as connection:
         with connection.transaction(force_rollback=dry_run):
             yield connection
-        if not dry_run and (made := lifecycle.find_live(connection, wanted)) is not None:
+        if not dry_run and (made := group_lifecycle.find_live(connection, wanted)) is not None:
             publish_once(database.url, [group_change(str(wanted), made.group_id)])
 
 
@@ -174,13 +174,13 @@ def export(cli: Cli, subscription: GroupName) -> None:
       sublet groups reset '$share/billing/orders/#' --from-file before.json
     """
     from sublet_storage.groups.admin import progress_transfer
-    from sublet_storage.groups.coordinator import lifecycle
+    from sublet_storage.groups.coordinator import group_lifecycle
     from sublet_storage.groups.status import overview
     from sublet_storage.groups.status.json_views import options_to_json
 
     wanted = resolve_subscription(cli, subscription)
     with cli.open_connection() as connection, overview.snapshot_transaction(connection):
-        group = lifecycle.get_live(connection, wanted)
+        group = group_lifecycle.get_live(connection, wanted)
         reported, streams = (
             progress_transfer.progress_to_json(progress_transfer.read_progress(connection, group)),
             overview.read_overview(connection, wanted).streams,

@@ -42,7 +42,7 @@ def history(
       sublet groups history '$share/billing/orders/#' --stream 3 --limit 10 --json
       sublet groups history '$share/billing/orders/#' --stream 3 --at 2026-01-31T12:00:00Z
     """
-    from sublet_storage.groups.coordinator import lifecycle
+    from sublet_storage.groups.coordinator import group_lifecycle
     from sublet_storage.groups.model.history import read_group_at, read_history
     from sublet_storage.groups.status.json_views import history_to_json
 
@@ -51,7 +51,7 @@ def history(
     most = values.parse_int("--limit", limit, least=1)
     then_us = None if at is None else round(values.parse_time("--at", at).timestamp() * 1_000_000)
     with cli.open_connection() as connection:
-        group = lifecycle.get_live(connection, wanted)
+        group = group_lifecycle.get_live(connection, wanted)
         if stream_id is not None and not read_history(connection, group.group_id, stream_id, 1).total:
             _check_there(connection, wanted, stream_id)
         if then_us is not None:

@@ -22,14 +22,14 @@ def resolve_subscription(cli: Cli, text: str, *, or_new: bool = False) -> Subscr
     """Return the subscription that is meant. Of two groups, one with a backslash in its name and one with what that may
     stand for, the first is; where neither is there, what that stands for, but for a group that is `or_new`. Raises as
     `Subscription.parse` does."""
-    from sublet_storage.groups.coordinator import lifecycle
+    from sublet_storage.groups.coordinator import group_lifecycle
 
     literal, *stored = candidate_subscriptions(text)
     if not stored:
         return literal
     with cli.open_connection() as connection:
-        is_there = lifecycle.find_live(connection, literal) is not None
-        is_new = or_new and lifecycle.find_live(connection, stored[0]) is None
+        is_there = group_lifecycle.find_live(connection, literal) is not None
+        is_new = or_new and group_lifecycle.find_live(connection, stored[0]) is None
     return literal if is_there or is_new else stored[0]
 
 

@@ -17,7 +17,7 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.admin.reset_targets import ResetTarget
 
 if TYPE_CHECKING:
-    from sublet_storage.groups.admin.reset_plan import PositionChange
+    from sublet_storage.groups.admin.reset_transaction import PositionChange
 
 
 def reset(
@@ -86,9 +86,9 @@ def reset(
     """
     from sublet_storage.db.bounded_connection import timeline_of
     from sublet_storage.db.connect import connect
-    from sublet_storage.groups.admin import reset as live_reset
-    from sublet_storage.groups.admin import reset_plan
-    from sublet_storage.groups.coordinator import lifecycle
+    from sublet_storage.groups.admin import live_reset as live_reset
+    from sublet_storage.groups.admin import reset_transaction
+    from sublet_storage.groups.coordinator import group_lifecycle
 
     wanted = resolve_subscription(cli, subscription)
     target = _target(
@@ -96,8 +96,8 @@ def reset(
     )
     streams, drain_timeout_s = frozenset(stream or ()), values.parse_seconds(timeout)
     with cli.open_database() as database, connect(database.url, application_name="sublet cli") as connection:
-        group, timeline = lifecycle.get_live(connection, wanted), timeline_of(connection)
-        moves = reset_plan.plan_reset(connection, group, target, streams)
+        group, timeline = group_lifecycle.get_live(connection, wanted), timeline_of(connection)
+        moves = reset_transaction.plan_reset(connection, group, target, streams)
         if not cli.json:
             _show(cli, moves)
         if not dry_run:

@@ -172,11 +172,11 @@ class _Listed:
     def check(self, wanted: Subscription) -> None:
         """Raise `NotFound` where there is no such group, `Unavailable` where there is no node."""
         from sublet_storage.db.connect import connect
-        from sublet_storage.groups.coordinator import lifecycle
+        from sublet_storage.groups.coordinator import group_lifecycle
         from sublet_storage.node_directory import live_nodes
 
         with connect(self._url, application_name="sublet cli") as connection:
-            if lifecycle.find_live(connection, wanted) is None:
+            if group_lifecycle.find_live(connection, wanted) is None:
                 raise group_not_found_error(wanted, was_there=False)
             if not live_nodes(connection):
                 raise Unavailable("No leader node is listed in the database: start one with `sublet leader`.")

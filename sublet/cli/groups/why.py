@@ -34,7 +34,7 @@ def why(
       sublet groups why '$share/billing/orders/#' --stream 12
     """
     from sublet_storage.groups.status import diagnosis_queries
-    from sublet_storage.groups.status.diagnosis_model import StallReason
+    from sublet_storage.groups.status.diagnosis_facts import StallReason
 
     wanted = resolve_subscription(cli, subscription)
     stream_id = None if stream is None else values.parse_int("--stream", stream)
@@ -67,7 +67,7 @@ def _in_all(wanted: str, answers: Sequence[StreamDiagnosis], at_work: int) -> st
 
 def _alike(answers: Iterable[StreamDiagnosis]) -> Iterator[Sequence[StreamDiagnosis]]:
     """Yield those with one and the same answer together, in the order of their reasons."""
-    from sublet_storage.groups.status.diagnosis_model import StallReason
+    from sublet_storage.groups.status.diagnosis_facts import StallReason
 
     order = list(StallReason)
 

@@ -18,7 +18,7 @@ from sublet.cli.groups.names import parse_typed, resolve_subscription
 from sublet.cli.messages.message_printer import MessagePrinter
 from sublet_protocol.domain.errors import ProtocolMismatch, Unavailable
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
-from sublet_protocol.messages.messages import PROTOCOL_VERSION
+from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 
 if TYPE_CHECKING:
     from sublet_borrower.consumer.session import Session
@@ -153,12 +153,12 @@ def _open_transport(cli: Cli, subscription: Subscription, nodes: list[str] | Non
 def _lacking(url: str, subscription: Subscription) -> str | None:
     """Return the reason, from the database, why nothing is granted."""
     from sublet_storage.db.connect import connect
-    from sublet_storage.groups.coordinator import lifecycle
+    from sublet_storage.groups.coordinator import group_lifecycle
 
     if not _live(url):
         return "No leader node is listed in the database: start one with `sublet leader`."
     with connect(url, application_name="sublet consume") as connection:
-        group = lifecycle.find_live(connection, subscription)
+        group = group_lifecycle.find_live(connection, subscription)
     if group is None or group.desired_state.pause_reason is None:
         return None
     reason = f" ({group.desired_state.pause_reason})" if group.desired_state.pause_reason else ""
@@ -182,11 +182,11 @@ def _silence(nodes: list[str]) -> str | None:
 def _check(url: str, subscription: Subscription) -> None:
     """Raise at once what can never work: `UndeclaredQueue`, `ProtocolMismatch`."""
     from sublet_storage.db.connect import connect
-    from sublet_storage.groups.coordinator import lifecycle
+    from sublet_storage.groups.coordinator import group_lifecycle
     from sublet_storage.groups.model.group_errors import undeclared_queue_error
 
     with connect(url, application_name="sublet consume") as connection:
-        if subscription.kind == "queue" and lifecycle.find_live(connection, subscription) is None:
+        if subscription.kind == "queue" and group_lifecycle.find_live(connection, subscription) is None:
             raise undeclared_queue_error(subscription)
     versions = {entry.protocol_version for entry in _live(url)}
     if versions and PROTOCOL_VERSION not in versions:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sublet.cli.base.command import Cli, command
 from sublet_protocol.domain.errors import SubletError
-from sublet_protocol.messages.messages import PROTOCOL_VERSION
+from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 
 if TYPE_CHECKING:
     import psycopg

@@ -74,7 +74,7 @@ def leader(
     """
     from sublet_leader.http.settings import HttpOptions
     from sublet_leader.listen_address import ListenAddress
-    from sublet_leader.observe.settings import ObserveSettings
+    from sublet_leader.observe.settings import MetricsSettings
     from sublet_leader.server import NodeServer
     from sublet_leader.settings import LeaderSettings
 
@@ -86,7 +86,7 @@ def leader(
     _check_name(called)
     where = ListenAddress.parse(listen, insecure=insecure)
     at = None if http is None else ListenAddress.parse(http, insecure=insecure)
-    settings, bounds = LeaderSettings.from_env(), ObserveSettings.from_env()
+    settings, bounds = LeaderSettings.from_env(), MetricsSettings.from_env()
     port = None if at is None else HttpOptions(at, bounds, os.environ.get("SUBLET_ADMIN_TOKEN"))
     logging.getLogger("sublet_leader").setLevel(logging.INFO)
     if migrate_first:

@@ -12,8 +12,8 @@ from sublet.cli.spaces.change import Name
 from sublet_protocol.domain.errors import Conflict, UsageError
 
 if TYPE_CHECKING:
+    from sublet_storage.spaces.drop_check import SpaceUsers
     from sublet_storage.spaces.routing import Space
-    from sublet_storage.spaces.usage import SpaceUsage
 
 
 def drop(
@@ -54,9 +54,9 @@ def drop(
     from sublet_storage.db.connect import connect
     from sublet_storage.notify import catch_up_reads
     from sublet_storage.notify.publisher import publish_once
+    from sublet_storage.spaces.drop_check import check_unused, read_usage
     from sublet_storage.spaces.space_changes import check_droppable, drop_space, find_fallback_spaces
     from sublet_storage.spaces.space_queries import find_space_in, list_spaces
-    from sublet_storage.spaces.usage import check_unused, read_usage
 
     with cli.open_database() as database, connect(database.url, application_name="sublet cli") as connection:
         check_droppable(name)
@@ -93,7 +93,7 @@ def _check_keep(space: Space, force: bool) -> None:
 
 
 def _answer(
-    cli: Cli, space: Space, usage: SpaceUsage, others: list[Space], dry_run: bool, force: bool, keep: bool
+    cli: Cli, space: Space, usage: SpaceUsers, others: list[Space], dry_run: bool, force: bool, keep: bool
 ) -> None:
     names = [other.name for other in others]
     if cli.json:

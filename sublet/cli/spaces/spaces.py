@@ -23,7 +23,7 @@ from sublet.cli.spaces.change import (
 from sublet.cli.spaces.payloads import PayloadLocation, TierAfter, warn_missing_directory
 
 if TYPE_CHECKING:
-    from sublet_storage.spaces.usage import DroppedSpace
+    from sublet_storage.spaces.drop_check import DroppedSpace
 
 Filter = Annotated[str, typer.Argument(metavar="FILTER", help="Which topics: + is one level, # the rest. Quote it.")]
 Shards = Annotated[
@@ -93,8 +93,8 @@ def list_(cli: Cli) -> None:
       sublet spaces list
     """
     from sublet_storage.producer.outbox import read_backlog
+    from sublet_storage.spaces.drop_check import list_dropped_spaces
     from sublet_storage.spaces.space_queries import list_spaces
-    from sublet_storage.spaces.usage import list_dropped_spaces
 
     with cli.open_connection() as connection:
         spaces, outbox, dropped = list_spaces(connection), read_backlog(connection), list_dropped_spaces(connection)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sublet_borrower.machine.agent import SubscriptionClosed
 from sublet_borrower.machine.events import SessionProgress
-from sublet_borrower.planner.micro_batch import StartedRange
+from sublet_borrower.planner.planned_ranges import StartedRange
 from sublet_leader.node.events import NodeOutcome
 from sublet_protocol.domain.epochs import GroupFrontier
 from sublet_protocol.domain.subscriptions import StartingPosition

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sublet_borrower.planner.micro_batch import StartedRange
+from sublet_borrower.planner.planned_ranges import StartedRange
 from sublet_storage.groups.model.records import LendingStatus
 from tests.simulation.checkers.epochs import Epochs
 from tests.simulation.checkers.lives import Key, Lives, Violation

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sublet_borrower.machine.agent import SubscriptionClosed
-from sublet_protocol.messages.messages import InvalidateReason
+from sublet_protocol.messages.borrower_leader import InvalidateReason
 from sublet_storage.groups.model.records import (
     ChangeOutcome,
     ChangeResult,

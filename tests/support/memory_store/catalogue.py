@@ -15,7 +15,7 @@ from sublet_protocol.domain.subscriptions import StartingPosition
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.groups.model.lending_row import StreamFacts
 from sublet_storage.log.block import EpochBounds
-from sublet_storage.readers.epoch_steps import BlockSummaries, BlockSummary
+from sublet_storage.readers.epoch_steps import BlockEpochSummaries, BlockEpochSummary
 from sublet_storage.spaces.routing import GenerationTopicFilters, Space, moves_topics, ranges_overlap, split_ring
 
 
@@ -47,7 +47,7 @@ class MemoryStream:
     head: int = 0
     closed: bool = False
     blocks: list[tuple[int, int]] = field(default_factory=list)
-    block_summaries: list[BlockSummary] = field(default_factory=list)
+    block_summaries: list[BlockEpochSummary] = field(default_factory=list)
 
     def facts(self, lower: LowerFrontier | None) -> StreamFacts:
         """The stream as it is now."""
@@ -122,7 +122,7 @@ class MemoryCatalogue:
         if stream.closed:
             raise ValueError(f"stream {stream_id} is closed at {stream.head}: append to its children")
         lower = self.lowers.get(stream.generation.space_id)
-        stream.block_summaries.append(BlockSummary(stream.head, stream.head + count, count, lower, epochs))
+        stream.block_summaries.append(BlockEpochSummary(stream.head, stream.head + count, count, lower, epochs))
         stream.head += count
         stream.blocks.append((stream.head, at_us))
         return stream.head
@@ -139,11 +139,11 @@ class MemoryCatalogue:
         stream = self.streams.get(stream_id)
         return stream.facts(self.lowers.get(stream.generation.space_id)) if stream else None
 
-    def block_summaries(self, stream_id: int, offset: int) -> BlockSummaries:
+    def block_summaries(self, stream_id: int, offset: int) -> BlockEpochSummaries:
         """What the blocks behind an offset have of epochs, all of them, as the log would say it now."""
         stream = self.streams[stream_id]
         found = tuple(mark for mark in stream.block_summaries if mark.end > offset)
-        return BlockSummaries(found, stream.head, stream.closed, self.lowers.get(stream.generation.space_id))
+        return BlockEpochSummaries(found, stream.head, stream.closed, self.lowers.get(stream.generation.space_id))
 
     def open_streams(self, space_id: int) -> tuple[int, ...]:
         """The appendable streams of a space, in the order of their ids."""

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from sublet_protocol.domain.epochs import ConsumedFrontier, Epoch, GroupFrontier, LowerFrontier, UpperFrontier
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.model.desired_state import GroupCommand
-from sublet_storage.groups.model.grants import apply_change
 from sublet_storage.groups.model.group_errors import (
     check_batch,
     check_same_options,
@@ -36,6 +35,7 @@ from sublet_storage.groups.model.lending_row import (
     next_id,
     to_lending,
 )
+from sublet_storage.groups.model.lending_rules import apply_change
 from sublet_storage.groups.model.options import DEFAULTS
 from sublet_storage.groups.model.progress import initial_frontier, merge_consumed_frontier
 from sublet_storage.groups.model.records import (

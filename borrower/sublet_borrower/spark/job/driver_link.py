@@ -16,7 +16,7 @@ from typing import Self
 
 from sublet_borrower.spark.job.task_reports import TaskReport
 from sublet_borrower.util.network_loop import network_loop
-from sublet_protocol.messages.events import GroupEvent
+from sublet_protocol.messages.channel_messages import GroupEvent
 from sublet_protocol.pubsub.model import DeliveredMessage
 from sublet_protocol.pubsub.node_connection import NodeConnection
 from sublet_protocol.pubsub.subscriber_machine import SubscriberSettings

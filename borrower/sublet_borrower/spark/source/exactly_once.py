@@ -26,9 +26,9 @@ from typing import Any
 
 import psycopg
 
-from sublet_borrower.planner.micro_batch import PlannedRange
+from sublet_borrower.planner.planned_ranges import PlannedRange
 from sublet_borrower.settings import BorrowerSettings
-from sublet_borrower.spark.source import checkpoint
+from sublet_borrower.spark.source import checkpoint_reader
 from sublet_borrower.spark.source.offsets import EMPTY_OFFSET, check_offset_version, decode_ranges, is_sublet_offset
 from sublet_protocol.domain.errors import BatchLost, DatabaseUnreachable, GrantLost, UnknownOutcome, UsageError
 from sublet_storage.bootstrap.database import open_database
@@ -37,7 +37,7 @@ from sublet_storage.db.connect import connect
 from sublet_storage.db.reconnecting_connection import ReconnectingConnection
 from sublet_storage.db.user_transaction import user_transaction
 from sublet_storage.groups import consumer_statements
-from sublet_storage.groups.consumer_statements import LastPlannedRange, TransactionAttempt
+from sublet_storage.groups.consumer_statements import LastPlannedRange, TransactionIdentity
 
 Connection = psycopg.Connection[Any]
 
@@ -49,8 +49,10 @@ class Guard:
     """Of one query: `checkpoint` is its `checkpointLocation`, `url` or `data_dir` the database that its source reads
     from. For the driver; not thread-safe."""
 
-    def __init__(self, checkpoint: Path | str, url: str | None = None, *, data_dir: Path | str | None = None) -> None:
-        self._checkpoint, self._url, self._data_dir = str(checkpoint).rstrip("/"), url, data_dir
+    def __init__(
+        self, checkpoint_reader: Path | str, url: str | None = None, *, data_dir: Path | str | None = None
+    ) -> None:
+        self._checkpoint, self._url, self._data_dir = str(checkpoint_reader).rstrip("/"), url, data_dir
         self._opened = contextlib.ExitStack()
         self._reconnecting = ReconnectingConnection(self._connect)
 
@@ -71,7 +73,7 @@ class Guard:
         """
         ranges = self._ranges(batch_id)
         connection, committing = self._reconnecting.ready(), False
-        attempt: TransactionAttempt | None = None
+        attempt: TransactionIdentity | None = None
 
         def settle() -> None:
             nonlocal committing, attempt
@@ -97,8 +99,8 @@ class Guard:
 
     def _ranges(self, batch_id: int) -> list[SourceRead]:
         """Return what the batch has of each source of this kind that the query has."""
-        checkpoint.check_checkpoint(self._checkpoint)
-        offsets = checkpoint.read_offsets(self._checkpoint, int(batch_id))
+        checkpoint_reader.check_checkpoint(self._checkpoint)
+        offsets = checkpoint_reader.read_offsets(self._checkpoint, int(batch_id))
         for offset in offsets:
             check_offset_version(offset)
         known = [offset for offset in offsets if offset == EMPTY_OFFSET or is_sublet_offset(offset)]
@@ -108,7 +110,7 @@ class Guard:
                 "guard the checkpointLocation of the query, and the number that foreachBatch was called with."
             )
         # A source without new messages has the same there as for the batch before.
-        before = checkpoint.read_offsets(self._checkpoint, batch_id - 1) if batch_id else []
+        before = checkpoint_reader.read_offsets(self._checkpoint, batch_id - 1) if batch_id else []
         fresh = [new for new, old in zip_longest(offsets, before[: len(offsets)]) if new != old]
         return [SourceRead(new["group"], new["session"], decode_ranges(new)) for new in fresh if is_sublet_offset(new)]
 
@@ -124,9 +126,9 @@ class Guard:
             silence_s=RECEIVE_TIMEOUT_S,
         )
 
-    def _settle(self, connection: Connection, batch_id: int, reads: Sequence[SourceRead]) -> TransactionAttempt | None:
+    def _settle(self, connection: Connection, batch_id: int, reads: Sequence[SourceRead]) -> TransactionIdentity | None:
         """Move the groups' progress behind all of it, in the transaction; None where there was nothing to move."""
-        attempt: TransactionAttempt | None = None
+        attempt: TransactionIdentity | None = None
         lost: list[str] = []
         for read in reads:
             plans = read.last_planned(connection)
@@ -153,7 +155,9 @@ class Guard:
             )
         return attempt
 
-    def _was_committed(self, reads: Sequence[SourceRead], attempt: TransactionAttempt | None, cause: Exception) -> bool:
+    def _was_committed(
+        self, reads: Sequence[SourceRead], attempt: TransactionIdentity | None, cause: Exception
+    ) -> bool:
         """Query on a new connection whether the transaction whose commit got no answer was committed: the server knows
         it by its number, once it has ended. Where that is not known, progress shows it."""
         lost = "the connection to Postgres was lost during the commit"
@@ -191,7 +195,7 @@ class SourceRead:
 
     def advance_range(
         self, connection: Connection, one: PlannedRange, plan: LastPlannedRange, batch_id: int
-    ) -> TransactionAttempt:
+    ) -> TransactionIdentity:
         """Move the group's progress behind one range. Raises `BatchLost` if that has changed meanwhile."""
         assert plan.grant_id is not None
         try:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sublet_borrower.planner.micro_batch import PlannedRange
+from sublet_borrower.planner.planned_ranges import PlannedRange
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.errors import InvalidSetting
 

@@ -29,7 +29,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from sublet_borrower.planner.micro_batch import BatchLimits, PlannedRange, StartedRange
+from sublet_borrower.planner.planned_ranges import BatchLimits, PlannedRange, StartedRange
 from sublet_borrower.spark.common.columns import to_arrow_schema
 from sublet_borrower.spark.common.database import check_database_exists
 from sublet_borrower.spark.common.options import StreamOptions

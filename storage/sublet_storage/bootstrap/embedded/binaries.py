@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from sublet_protocol.domain.errors import DatabaseUnreachable, DataDirectoryUnusable
+from sublet_protocol.domain.errors import DatabaseUnreachable, EmbeddedDirectoryUnusable
 from sublet_storage.bootstrap.embedded.location import ServerUser, find_inaccessible
 
 OLDEST_MAJOR = 15
@@ -35,7 +35,7 @@ def find_binaries(data_dir: Path, user: ServerUser | None) -> Path:
                 directory if user is None or find_inaccessible(user, directory) is None else _copy(directory, data_dir)
             )
     if major is not None and seen:
-        raise DataDirectoryUnusable(
+        raise EmbeddedDirectoryUnusable(
             f"data directory {data_dir} was made by Postgres {major}, found only {', '.join(seen)}. Install Postgres "
             f"{major}, or dump and restore into a new data directory."
         )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sublet_protocol.domain.errors import DataDirectoryUnusable
+from sublet_protocol.domain.errors import EmbeddedDirectoryUnusable
 
 DEFAULT_DATA_DIR = Path(".sublet")
 SYSTEM_DATA_DIR = Path("/var/lib/sublet")
@@ -55,7 +55,7 @@ def usable_data_dir() -> Path:
         return wanted
     try:
         server_user(wanted)
-    except DataDirectoryUnusable as error:
+    except EmbeddedDirectoryUnusable as error:
         other = SYSTEM_DATA_DIR / hashlib.sha256(os.fsencode(wanted)).hexdigest()[:12]
         _log.warning("%s Using %s instead.", error, other)
         return other
@@ -70,13 +70,13 @@ def has_cluster(data_dir: Path) -> bool:
 def server_user(data_dir: Path) -> ServerUser | None:
     """As whom to run the server of this directory; None means as ourselves.
 
-    Raises `DataDirectoryUnusable`, naming the directory, or the file, that bars the way.
+    Raises `EmbeddedDirectoryUnusable`, naming the directory, or the file, that bars the way.
     """
     _check_no_file(data_dir)
     owner = _cluster_owner(data_dir)
     if os.geteuid() != 0:
         if owner is not None and owner != os.geteuid():
-            raise DataDirectoryUnusable(
+            raise EmbeddedDirectoryUnusable(
                 f"data directory {data_dir} belongs to user {_user_name(owner)}. Run as that user, or choose another "
                 "directory (--data-dir, SUBLET_DATA_DIR)."
             )
@@ -91,7 +91,7 @@ def server_user(data_dir: Path) -> ServerUser | None:
 def _check_no_file(data_dir: Path) -> None:
     for path in (data_dir, *data_dir.parents):
         if os.path.exists(path) and not os.path.isdir(path):  # False where one may not look
-            raise DataDirectoryUnusable(
+            raise EmbeddedDirectoryUnusable(
                 f"data directory {data_dir}: {path} is a file. Choose a directory (--data-dir, SUBLET_DATA_DIR)."
             )
 
@@ -187,15 +187,15 @@ def _user_name(uid: int) -> str:
     return str(uid) if entry is None else entry.pw_name
 
 
-def _unusable(data_dir: Path, users: list[ServerUser]) -> DataDirectoryUnusable:
+def _unusable(data_dir: Path, users: list[ServerUser]) -> EmbeddedDirectoryUnusable:
     if not users:
-        return DataDirectoryUnusable(
+        return EmbeddedDirectoryUnusable(
             f"data directory {data_dir}: Postgres does not run as root, and neither a user `postgres` nor `nobody` "
             "exists to run it as. Create one, run as another user, or give a database URL (SUBLET_DATABASE_URL)."
         )
     closed = find_inaccessible(users[-1], data_dir)
     names = " or ".join(user.name for user in users)
-    return DataDirectoryUnusable(
+    return EmbeddedDirectoryUnusable(
         f"data directory {data_dir}: Postgres does not run as root, and user {names} cannot enter {closed}. Choose "
         f"a directory it can enter (--data-dir, SUBLET_DATA_DIR), run `chmod o+x {closed}`, or run as another user."
     )

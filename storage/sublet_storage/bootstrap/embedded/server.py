@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
-from sublet_protocol.domain.errors import DatabaseUnreachable, DataDirectoryUnusable
+from sublet_protocol.domain.errors import DatabaseUnreachable, EmbeddedDirectoryUnusable
 from sublet_storage.bootstrap.embedded.binaries import find_binaries
 from sublet_storage.bootstrap.embedded.location import (
     PORT,
@@ -74,7 +74,7 @@ class EmbeddedPostgres:
     def start(self) -> str:
         """Join the server, starting it (and making its cluster) if it does not run; its URL. Again is harmless.
 
-        Raises `DataDirectoryUnusable`, or `DatabaseUnreachable` with the end of the server's log.
+        Raises `EmbeddedDirectoryUnusable`, or `DatabaseUnreachable` with the end of the server's log.
         """
         self._user = server_user(self.data_dir)
         _make(self.data_dir)
@@ -148,7 +148,7 @@ class EmbeddedPostgres:
         code, output = self._command([self._binaries / "initdb", "-D", making, *options])
         if code != 0:
             shutil.rmtree(making, ignore_errors=True)
-            raise DataDirectoryUnusable(f"initdb failed for data directory {self.data_dir}: {output.strip()}")
+            raise EmbeddedDirectoryUnusable(f"initdb failed for data directory {self.data_dir}: {output.strip()}")
         with (making / "postgresql.conf").open("a") as settings:
             settings.write(SETTINGS)
             settings.flush()
@@ -285,7 +285,7 @@ def _make(data_dir: Path) -> None:
         if not os.access(data_dir, os.R_OK | os.W_OK | os.X_OK):
             raise PermissionError(f"no right to write in {data_dir}")
     except OSError as error:
-        raise DataDirectoryUnusable(
+        raise EmbeddedDirectoryUnusable(
             f"data directory {data_dir}: {error}. Choose one that can be written (--data-dir, SUBLET_DATA_DIR)."
         ) from None
 
@@ -304,7 +304,7 @@ def _lock_within(lock: int, data_dir: Path, timeout_s: float) -> None:
                 ) from None
             time.sleep(0.01)
         except OSError as error:
-            raise DataDirectoryUnusable(
+            raise EmbeddedDirectoryUnusable(
                 f"data directory {data_dir} is on a filesystem without file locks ({error}). Choose a local one."
             ) from None
 

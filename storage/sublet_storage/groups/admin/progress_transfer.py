@@ -20,7 +20,7 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.bounded_connection import check_timeline, timeline_of
 from sublet_storage.db.clock import NOW, in_microseconds
 from sublet_storage.db.store_connection import Connection
-from sublet_storage.groups.coordinator import lending_rows, lifecycle
+from sublet_storage.groups.coordinator import group_lifecycle, lending_rows
 from sublet_storage.groups.model.group_errors import group_not_found_error
 from sublet_storage.groups.model.history_records import reason_with_user
 from sublet_storage.groups.model.options import GroupOptions, OnDataLoss
@@ -65,7 +65,7 @@ _NOW = f"select {in_microseconds(NOW)}"
 
 
 @dataclass(frozen=True, slots=True)
-class StreamPosition:
+class ExportedPosition:
     """Where a group is in a stream; `consumed` where it is atomic."""
 
     stream_id: int
@@ -74,7 +74,7 @@ class StreamPosition:
     consumed: ConsumedFrontier | None = None
 
     @property
-    def to_initial(self) -> StreamPosition:
+    def to_initial(self) -> ExportedPosition:
         """As a new group begins with it."""
         is_over = self.status is LendingStatus.FINISHED
         return self if is_over else replace(self, status=LendingStatus.FREE)
@@ -89,7 +89,7 @@ class GroupProgress:
     """
 
     after_generation: int
-    positions: tuple[StreamPosition, ...]
+    positions: tuple[ExportedPosition, ...]
     frontiers: tuple[tuple[int, LowerFrontier | None], ...] = ()
     timeline: str | None = field(default=None, compare=False)
 
@@ -122,8 +122,8 @@ def clone(
 ) -> tuple[Group, GroupProgress]:
     """Return a new group that goes on from where another is, in the transaction that is open. Raises `NotFound`, and
     what `begin` does."""
-    lifecycle.keep_generations(connection)  # what is taken must be there still when the new group is
-    found = lifecycle.get_live(connection, source)
+    group_lifecycle.keep_generations(connection)  # what is taken must be there still when the new group is
+    found = group_lifecycle.get_live(connection, source)
     progress = read_progress(connection, found)
     reason = reason_with_user(f"a clone of {source}, group {found.group_id}", who)
     return create_from_progress(connection, subscription, found.options, progress, reason), progress
@@ -136,7 +136,7 @@ def create_from_progress(
     by that name, `UsageError` where the progress is none of this database's, and `PositionBeyondHead` where it is of
     another timeline."""
     check_timeline(connection, progress.timeline, "the file")
-    group_id = lifecycle.insert(connection, subscription, options, None, progress.after_generation)
+    group_id = group_lifecycle.insert(connection, subscription, options, None, progress.after_generation)
     if group_id is None:
         raise Conflict(
             f"{subscription} exists already, and has its own progress. To move it, `sublet groups reset`; to lose it, "
@@ -145,7 +145,7 @@ def create_from_progress(
     there = _there(connection, subscription, options, progress)
     _check(connection, subscription, options, there)
     _lend(connection, group_id, there.positions)
-    lifecycle.heed_former(connection, [group_id], None)
+    group_lifecycle.heed_former(connection, [group_id], None)
     spaces, least = [space_id for space_id, _ in progress.frontiers], [_json(each) for _, each in progress.frontiers]
     connection.execute(_FRONTIERS, {"now_us": None, "group": group_id, "spaces": spaces, "least": least})
     ((now_us,),) = connection.execute(_NOW, {"now_us": None}).fetchall()
@@ -177,7 +177,7 @@ def _gone(what: str, subscription: Subscription) -> Conflict:
     )
 
 
-def _lend(connection: Connection, group_id: int, rows: Sequence[StreamPosition]) -> None:
+def _lend(connection: Connection, group_id: int, rows: Sequence[ExportedPosition]) -> None:
     parameters = {
         "group": group_id,
         "streams": [row.stream_id for row in rows],
@@ -209,7 +209,9 @@ def _check(connection: Connection, subscription: Subscription, options: GroupOpt
         raise UsageError(f"{subscription}: its progress is of another database than this one. Export it from this one.")
 
 
-def _check_position(subscription: Subscription, row: StreamPosition, stream: _Stream | None, wanted: set[str]) -> None:
+def _check_position(
+    subscription: Subscription, row: ExportedPosition, stream: _Stream | None, wanted: set[str]
+) -> None:
     if stream is None or stream.filter not in wanted:
         raise UsageError(
             f"stream {row.stream_id}: it is none of {subscription} in this database. Export it from this one."
@@ -251,14 +253,14 @@ def progress_to_json(progress: GroupProgress) -> dict[str, Any]:
     }
 
 
-def _shown(row: StreamPosition) -> dict[str, Any]:
+def _shown(row: ExportedPosition) -> dict[str, Any]:
     shown = {"stream_id": row.stream_id, "position": row.position, "status": row.status.value}
     return shown if row.consumed is None else {**shown, "consumed": row.consumed.to_json()}
 
 
-def _position_from_json(stored: Any) -> StreamPosition:
+def _position_from_json(stored: Any) -> ExportedPosition:
     consumed = stored.get("consumed")
-    return StreamPosition(
+    return ExportedPosition(
         _integer(stored["stream_id"]),
         _integer(stored["position"]),
         LendingStatus(stored["status"]),

@@ -15,8 +15,8 @@ from sublet_storage.groups.coordinator import leadership, lending_rows
 from sublet_storage.groups.coordinator.lending_rows import Key
 from sublet_storage.groups.coordinator.stream_sync import NOTHING, SyncResult, sync_streams
 from sublet_storage.groups.coordinator.write_buffer import WriteBuffer
-from sublet_storage.groups.model.grants import apply_change
 from sublet_storage.groups.model.lending_row import LendingRow, StreamFacts, to_lending
+from sublet_storage.groups.model.lending_rules import apply_change
 from sublet_storage.groups.model.records import (
     HOLDING,
     MAINTENANCE,

@@ -14,7 +14,7 @@ from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.clock import NOW, Clock, database_user, in_microseconds
 from sublet_storage.db.connect import connect
 from sublet_storage.db.store_connection import Connection, StoreConnection, TransactionRolledBack
-from sublet_storage.groups.coordinator import leadership, lending_rows, lifecycle
+from sublet_storage.groups.coordinator import group_lifecycle, leadership, lending_rows
 from sublet_storage.groups.coordinator.commits import busy_result, commit_batch, elect
 from sublet_storage.groups.coordinator.lending_rows import FACTS, ROW
 from sublet_storage.groups.model.desired_state import GroupCommand
@@ -111,11 +111,11 @@ class PostgresGroupStore:
 
     def find_group(self, group_id: int) -> Group | None:
         """See `GroupStore`."""
-        return self._channel.read(lambda connection: lifecycle.find_by_id(connection, group_id))
+        return self._channel.read(lambda connection: group_lifecycle.find_by_id(connection, group_id))
 
     def find_live_group(self, subscription: Subscription) -> Group | None:
         """See `GroupStore`."""
-        return self._channel.read(lambda connection: lifecycle.find_live(connection, subscription))
+        return self._channel.read(lambda connection: group_lifecycle.find_live(connection, subscription))
 
     def delete_group(self, subscription: Subscription, who: str = "") -> int | None:
         """See `GroupStore`."""
@@ -123,7 +123,9 @@ class PostgresGroupStore:
         if found is None:
             return None
         try:
-            deleted = self._channel.write(lambda connection: lifecycle.delete(connection, found.group_id, now_us, who))
+            deleted = self._channel.write(
+                lambda connection: group_lifecycle.delete(connection, found.group_id, now_us, who)
+            )
         except TransactionRolledBack as error:
             if not isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
                 raise
@@ -136,7 +138,9 @@ class PostgresGroupStore:
         found, now_us = self.find_live_group(subscription), self._now_us()
         if found is None:
             return None
-        return self._channel.write(lambda connection: lifecycle.apply_command(connection, found, command, now_us, who))
+        return self._channel.write(
+            lambda connection: group_lifecycle.apply_command(connection, found, command, now_us, who)
+        )
 
     def user(self) -> str:
         """Return the user of the commands that this store executes, for history."""
@@ -262,7 +266,7 @@ class PostgresGroupStore:
         now_us = self._now_us()
         while True:
             created = self._channel.write(
-                lambda connection: lifecycle.create(connection, subscription, options, now_us)
+                lambda connection: group_lifecycle.create(connection, subscription, options, now_us)
             )
             group = created or self.find_live_group(subscription)
             if group is not None:

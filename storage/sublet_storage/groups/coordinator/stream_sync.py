@@ -17,7 +17,7 @@ from sublet_protocol.domain.epochs import GroupFrontier
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.clock import NOW
 from sublet_storage.db.store_connection import Connection
-from sublet_storage.groups.coordinator import consumed_frontiers, lending_rows, lifecycle
+from sublet_storage.groups.coordinator import consumed_frontiers, group_lifecycle, lending_rows
 from sublet_storage.groups.coordinator.lending_rows import FACTS, ROW, Key
 from sublet_storage.groups.coordinator.write_buffer import WriteBuffer
 from sublet_storage.groups.model.lending_row import to_lending
@@ -143,7 +143,7 @@ def _add_streams(connection: Connection, groups: list[_Renewing], now_us: int) -
     added = connection.execute(_ADD, parameters).fetchall()
     connection.execute(_ADDED, {"groups": [one.group_id for one in groups], "newest": generations.newest_generation_id})
     if added:
-        lifecycle.heed_former(connection, [one.group_id for one in groups], now_us)
+        group_lifecycle.heed_former(connection, [one.group_id for one in groups], now_us)
     atomic = {one.group_id for one in groups if one.atomic}
     if keys := [(group, stream) for group, stream, _ in added if group in atomic]:
         consumed_frontiers.add_spaces(connection, keys, now_us)

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sublet_storage.groups.status.diagnosis_model import GroupState, StallReason, StreamState
+from sublet_storage.groups.status.diagnosis_facts import GroupState, StallReason, StreamState
 
 QUIET_S = 10.0
 """A stream whose messages have waited for so long, and whose holder has reported nothing meanwhile, does not move."""

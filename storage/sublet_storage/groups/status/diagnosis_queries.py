@@ -14,9 +14,9 @@ from sublet_storage.groups.coordinator import lending_rows
 from sublet_storage.groups.model.group_errors import stream_not_found_error
 from sublet_storage.groups.model.options import OnDataLoss
 from sublet_storage.groups.status.diagnosis import Diagnosis, diagnose
-from sublet_storage.groups.status.diagnosis_model import GroupState, ParentStream, PendingFrontier, StreamState
+from sublet_storage.groups.status.diagnosis_facts import GroupState, ParentStream, PendingFrontier, StreamState
 from sublet_storage.groups.status.overview import read_overview, snapshot_transaction
-from sublet_storage.groups.status.overview_model import GroupOverview, GroupRow, StreamView
+from sublet_storage.groups.status.overview_model import GroupOverview, StoredGroup, StreamView
 from sublet_storage.node_directory import list_nodes
 
 # A revoke is in force as long as the grant is that it is about.
@@ -78,7 +78,7 @@ class _Space:
 
 def diagnose_group(
     connection: Connection, subscription: Subscription, stream_id: int | None = None
-) -> tuple[GroupRow, tuple[StreamDiagnosis, ...]]:
+) -> tuple[StoredGroup, tuple[StreamDiagnosis, ...]]:
     """Return the group, and a reason for each of its streams, or for this one. Raises `NotFound`."""
     with snapshot_transaction(connection):
         overview = read_overview(connection, subscription)

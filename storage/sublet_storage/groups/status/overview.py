@@ -30,9 +30,9 @@ from sublet_storage.groups.model.records import LendingStatus
 from sublet_storage.groups.status.overview_model import (
     NO_STREAMS,
     GroupOverview,
-    GroupRow,
     LeaderRow,
     SpaceFrontierRow,
+    StoredGroup,
     StreamCounts,
     StreamView,
 )
@@ -62,14 +62,14 @@ NEW = "new"
 """Status of a stream that the group has no row for yet; its next leader will add it."""
 
 
-_OF_GROUP = len(fields(GroupRow))
+_OF_GROUP = len(fields(StoredGroup))
 
 COLUMNS = """g.group_id, g.kind, g.name, g.filter, g.starting_position, g.options::text, g.desired_state::text,
        g.created_at, g.after_generation,
        led.leadership_id, led.node, led.address, led.term,
        extract(epoch from led.expires_at - clock_timestamp())::float8"""
 TABLES = "consumer_group g left join leadership led on led.leadership_id = g.group_id"
-"""A group, and who leads it: a `GroupRow` and a `LeaderRow`, for `overviews`."""
+"""A group, and who leads it: a `StoredGroup` and a `LeaderRow`, for `overviews`."""
 
 _GROUPS = f"select {COLUMNS} from {TABLES} where g.deleted_at is null order by g.name, g.filter, g.kind"
 
@@ -225,7 +225,7 @@ def build_overviews(
 
     Planned anew each time: a plan for any number of groups is a bad one for thousands.
     """
-    groups = [GroupRow(*row[:_OF_GROUP]) for row in rows]
+    groups = [StoredGroup(*row[:_OF_GROUP]) for row in rows]
     leaders = (None if row[_OF_GROUP] is None else LeaderRow(*row[_OF_GROUP:]) for row in rows)
     parameters = _parameters(connection, groups) | {"finished": finished}
     if are_all:
@@ -242,7 +242,7 @@ def build_overviews(
     )
 
 
-def _parameters(connection: psycopg.Connection[Any], groups: Sequence[GroupRow]) -> dict[str, Any]:
+def _parameters(connection: psycopg.Connection[Any], groups: Sequence[StoredGroup]) -> dict[str, Any]:
     """Return the groups' ids, and beside each the filters of the generations that its unnoticed streams may be in. A
     group that no generation has come after has none."""
     generations = read_generation_filters(connection)

@@ -99,7 +99,7 @@ NO_STREAMS = StreamCounts({}, 0, None, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class GroupRow:
+class StoredGroup:
     """A group that is not deleted. Its options and desired state stay JSON until read: lists of groups are long.
 
     `after_generation`: up to this generation it has the rows that it is to have.
@@ -149,7 +149,7 @@ class GroupOverview:
     `streams` (and so `members` and `reserved_sessions`), `epochs` and `forced` are there only where they were asked
     for. `forced`: the moves of late after which messages in [position, redelivery_end) may have been seen twice."""
 
-    group: GroupRow
+    group: StoredGroup
     leader: LeaderRow | None
     counts: StreamCounts
     streams: tuple[StreamView, ...] = ()

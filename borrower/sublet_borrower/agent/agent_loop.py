@@ -28,15 +28,15 @@ from sublet_borrower.machine.agent import (
 )
 from sublet_borrower.machine.events import SessionProgress
 from sublet_borrower.new_data.head_subscriptions import HeadSubscriptions
-from sublet_borrower.new_data.head_tracker import HeadSubscription
+from sublet_borrower.new_data.head_tracker import HeadSubscriptionId
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.util.clock import boottime_clock
 from sublet_borrower.util.network_loop import network_loop
 from sublet_borrower.util.owner_process import new_agent_id
-from sublet_protocol.messages.events import StreamHead
-from sublet_protocol.messages.messages import Invalidate, InvalidateReason, LeaderWanted, ToLeader
+from sublet_protocol.messages.borrower_leader import Invalidate, InvalidateReason, LeaderWanted, ToLeader
+from sublet_protocol.messages.channel_messages import StreamHead
 from sublet_protocol.pubsub.counters import SubscriberCounters
-from sublet_protocol.pubsub.model import Channel, Command, DeliveredMessage, Gap, Send
+from sublet_protocol.pubsub.model import Channel, Command, DeliveredMessage, MailboxOverflow, Send
 from sublet_protocol.pubsub.node_connection import NodeConnection, truncate
 from sublet_protocol.pubsub.subscriber_machine_events import ConnectionLost, ConnectionLostReason, ConnectionStatus
 
@@ -49,7 +49,7 @@ REFUSAL_S = 10.0
 """How long a refusal is believed where no other node is left: by then another release may serve at that address."""
 
 
-class NetworkAgent:
+class AgentLoop:
     """One per session, or shared. `find_nodes` answers the addresses of live nodes; it may block and raise."""
 
     def __init__(self, find_nodes: Callable[[], Sequence[str]], settings: BorrowerSettings | None = None) -> None:
@@ -100,11 +100,11 @@ class NetworkAgent:
         """Report how far a stream is consumed."""
         self._post(ProgressReported(handle, progress))
 
-    def subscribe_head(self, handle: int, subscription: HeadSubscription) -> None:
+    def subscribe_head(self, handle: int, subscription: HeadSubscriptionId) -> None:
         """Subscribe to the stream's head: what is pushed arrives as `HeadPushed` in the queue."""
         self._loop.call_soon_threadsafe(self._head_subscriptions.add, handle, subscription)
 
-    def unsubscribe_head(self, handle: int, subscription: HeadSubscription) -> None:
+    def unsubscribe_head(self, handle: int, subscription: HeadSubscriptionId) -> None:
         """End that."""
         self._loop.call_soon_threadsafe(self._head_subscriptions.remove, handle, subscription)
 
@@ -206,7 +206,7 @@ class NetworkAgent:
             case StreamHead() as head:
                 for handle, pushed in self._head_subscriptions.route_head(address, head):
                     self._queues[handle].put(pushed)
-            case Gap(channels=channels):
+            case MailboxOverflow(channels=channels):
                 # Something for one of our borrowers is missing: they all begin again, and reclaim what they hold. Of
                 # lost heads of streams nothing is missing: a session that follows one polls.
                 if Channel.BORROWER in channels:
@@ -300,4 +300,4 @@ class NetworkAgent:
         await asyncio.gather(*(c.close(timeout_s) for c in connections), return_exceptions=True)
 
 
-__all__ = ["HandleUpdate", "NetworkAgent"]
+__all__ = ["AgentLoop", "HandleUpdate"]

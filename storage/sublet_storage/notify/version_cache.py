@@ -34,7 +34,7 @@ class _Entry:
     at: float
 
 
-class ChangeCache:
+class VersionCache:
     """Objects of all kinds. Not thread-safe."""
 
     def __init__(self, tombstone_s: float, most_tombstones: int = MAX_TOMBSTONES) -> None:

@@ -20,11 +20,11 @@ from sublet_protocol.domain.subscriptions import StartingPosition
 from sublet_storage.db.clock import database_user
 from sublet_storage.db.connect import connect, schema_name
 from sublet_storage.db.store_connection import Connection
-from sublet_storage.groups.admin import reset_plan
+from sublet_storage.groups.admin import reset_transaction
 from sublet_storage.groups.admin.admin import send_command
-from sublet_storage.groups.admin.reset_plan import PositionChange
 from sublet_storage.groups.admin.reset_targets import ResetTarget
-from sublet_storage.groups.coordinator import lifecycle
+from sublet_storage.groups.admin.reset_transaction import PositionChange
+from sublet_storage.groups.coordinator import group_lifecycle
 from sublet_storage.groups.model.desired_state import FOR_A_RESET, PauseGroup, ResumeGroup
 from sublet_storage.groups.model.history_records import reason_with_user
 from sublet_storage.groups.model.records import Group
@@ -111,7 +111,7 @@ def reset_live_group(
         try:
             with connection.transaction():
                 reason = reason_with_user(f"reset to {target}", database_user(connection))
-                return reset_plan.execute_reset(connection, group, target, streams, reason=reason, force=force)
+                return reset_transaction.execute_reset(connection, group, target, streams, reason=reason, force=force)
         except Conflict as error:
             if force or drain_timeout_s > LEADER_SYNC_INTERVAL_S:
                 raise
@@ -139,8 +139,8 @@ def _wait(connection: Connection, group: Group, drain_timeout_s: float, waiting:
     """Wait until no stream is held, or the time is over: then the next step reports what is still granted. Raises
     `Conflict` where the group was resumed, whose members then hand nothing over."""
     deadline, reported = time.monotonic() + drain_timeout_s, -1
-    while (held := reset_plan.count_held(connection, group)) and time.monotonic() < deadline:
-        found = lifecycle.find_by_id(connection, group.group_id)
+    while (held := reset_transaction.count_held(connection, group)) and time.monotonic() < deadline:
+        found = group_lifecycle.find_by_id(connection, group.group_id)
         if found is not None and found.desired_state.pause_reason is None:
             raise _resumed(group)
         if held != reported:

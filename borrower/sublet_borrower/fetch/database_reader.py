@@ -21,14 +21,14 @@ from sublet_storage.db.connect import connect
 from sublet_storage.db.reconnecting_connection import ReconnectingConnection
 from sublet_storage.log import fetch as message_log
 from sublet_storage.readers import epoch_steps
-from sublet_storage.readers.epoch_steps import BlockSummaries
+from sublet_storage.readers.epoch_steps import BlockEpochSummaries
 
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
 
-class LogReader:
+class DatabaseReader:
     """One connection in autocommit: no snapshot is held while a user processes. Not thread-safe.
 
     A server that is silent for `timeout_s` in the middle of a read counts as away.
@@ -64,7 +64,7 @@ class LogReader:
         taken = page is not None and allowed(granted) and granted.advance_read(page.start, page.position, page.head)
         return page if taken else None
 
-    def fetch_block_summaries(self, granted: EpochGrantedStream) -> BlockSummaries | None:
+    def fetch_block_summaries(self, granted: EpochGrantedStream) -> BlockEpochSummaries | None:
         """Return what follows on the marks that are known; None while the database is away. Raises `PositionGone`."""
         return self.query(
             lambda connection: epoch_steps.read_block_summaries(
@@ -72,7 +72,7 @@ class LogReader:
             )
         )
 
-    def fetch_frontiers(self, stream_ids: Iterable[int]) -> Mapping[int, BlockSummaries]:
+    def fetch_frontiers(self, stream_ids: Iterable[int]) -> Mapping[int, BlockEpochSummaries]:
         """Return where streams end and what is completed in their spaces; empty while the database is away."""
         return self.query(lambda connection: epoch_steps.read_stream_frontiers(connection, stream_ids)) or {}
 

@@ -23,7 +23,7 @@ from sublet_storage.db.bounded_connection import check_timeline
 from sublet_storage.db.clock import NOW, in_microseconds
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.admin.reset_targets import ResetTarget
-from sublet_storage.groups.coordinator import consumed_frontiers, leadership, lending_rows, lifecycle
+from sublet_storage.groups.coordinator import consumed_frontiers, group_lifecycle, leadership, lending_rows
 from sublet_storage.groups.coordinator.stream_sync import add_streams
 from sublet_storage.groups.coordinator.write_buffer import WriteBuffer
 from sublet_storage.groups.model.group_errors import group_not_found_error, row_locked, stream_not_found_error
@@ -153,7 +153,7 @@ def plan_reset(
         **target.to_parameters(),
         "epoch": json.dumps(target.epoch),
         "group": group.group_id,
-        **lifecycle.filters_at_start(connection, group.subscription.filter, StartingPosition.EARLIEST),
+        **group_lifecycle.filters_at_start(connection, group.subscription.filter, StartingPosition.EARLIEST),
     }
     with connection.cursor(row_factory=class_row(_Planned)) as cursor:
         found = cursor.execute(_PLAN, parameters).fetchall()
@@ -211,7 +211,7 @@ def execute_reset(
     reserved because something in them is in doubt, unless by `force`: then these grants end without final progress."""
     connection.execute(_NO_LEADER, {"group": group.group_id, "now_us": None})
     leader = leadership.fetch_locked(leadership.lock(connection, (group.group_id,), None))[group.group_id]
-    lifecycle.keep_generations(connection)
+    group_lifecycle.keep_generations(connection)
     if connection.execute(_LIVES, {"group": group.group_id}).fetchone() is None:
         raise group_not_found_error(group.subscription)
     moves = plan_reset(connection, group, target, streams)
@@ -219,7 +219,7 @@ def execute_reset(
     consumed = json.dumps({"upto": 0, "least": None}) if group.options.atomic else None
     connection.execute(_ADD, {"group": group.group_id, "streams": new, "consumed": consumed, "now_us": None})
     add_streams(connection, [group.group_id], leader.now_us)  # those that others descend from, too
-    lifecycle.heed_former(connection, [group.group_id], None)
+    group_lifecycle.heed_former(connection, [group.group_id], None)
     buffer = WriteBuffer(leader.now_us)
     known = _at_rest(connection, group, [move.stream_id for move in moves], force)
     facts = lending_rows.read_facts(lending_rows.query_facts(connection, known))

@@ -8,7 +8,7 @@ from enum import Enum
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.errors import PoisonBlock
 from sublet_protocol.domain.in_doubt import InDoubt
-from sublet_protocol.messages.messages import Grant
+from sublet_protocol.messages.borrower_leader import Grant
 from sublet_storage.groups.consumer_statements import LastPlannedRange
 from sublet_storage.readers.epoch_steps import EpochStep, EpochStepPlanner
 
