@@ -109,7 +109,7 @@ class Fleet:
         return self.nodes[name]
 
     def state(self, name: str) -> dict[str, Any]:
-        """What a node says of itself, a moment ago: a `NodeState`. An AssertionError before it serves."""
+        """What a node says of itself, a moment ago: a `NodeSnapshot`. An AssertionError before it serves."""
         try:
             return dict(json.loads(self._state(name).read_text()))
         except FileNotFoundError:

@@ -16,7 +16,7 @@ from pyarrow import fs
 
 from sublet_storage.log.append import BlockAppend, append
 from sublet_storage.log.block import pack
-from sublet_storage.objects import registry
+from sublet_storage.objects import unreferenced_objects
 from sublet_storage.objects.object_stores import MARKER, WRITABLE
 from sublet_storage.spaces.routing import Space
 from sublet_storage.spaces.space_changes import create_space, rollover
@@ -189,7 +189,7 @@ def move(conn: psycopg.Connection[Any], space: Space) -> int:
 
 def swept(conn: psycopg.Connection[Any], grace_s: float = 0.0) -> int:
     """Delete what is orphaned; how many. Without a grace: who tests does not wait for days."""
-    return registry.delete_expired_objects(conn, grace_s=grace_s)
+    return unreferenced_objects.delete_expired_objects(conn, grace_s=grace_s)
 
 
 def a_closed_stream(conn: psycopg.Connection[Any], blocks: int) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sublet_protocol.domain.settings_base import SettingsBase, SettingsRule
+from sublet_protocol.domain.settings_base import CrossSettingRule, SettingsBase
 
 _RULES = (
-    SettingsRule(
+    CrossSettingRule(
         ("ping_timeout_s", "ping_interval_s", "resend_interval_s"),
         "ping_timeout_s must be more than ping_interval_s + resend_interval_s",
         lambda s: s.ping_timeout_s > s.ping_interval_s + s.resend_interval_s,

@@ -29,8 +29,8 @@ from sublet_leader.node.events import (
     LeaderQueried,
     MessageReceived,
     NodeEvent,
+    NodeSnapshot,
     NodeStarted,
-    NodeState,
     ShutdownRequested,
     StreamsChanged,
     Tick,
@@ -49,7 +49,7 @@ from sublet_protocol.domain.errors import InvalidSetting, NodeBroken
 from sublet_protocol.messages.borrower_leader import ToBorrower, ToLeader
 from sublet_protocol.messages.channel_messages import GroupEvent
 from sublet_protocol.pubsub.model import Channel
-from sublet_protocol.pubsub.publisher_machine import PublisherSettings
+from sublet_protocol.pubsub.node_side_machine import NodeSideSettings
 from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, new_publisher
 from sublet_storage.groups.admin.node_desired_state import NodeDesiredState
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
@@ -109,7 +109,7 @@ class NodeServer:
         """Serve until SIGTERM, SIGINT or `stop`. Raises what hinders it from starting."""
         loop = asyncio.get_running_loop()
         server = grpc.aio.server(options=SERVER_OPTIONS)
-        self._publisher = new_publisher(self._incarnation, PublisherSettings(hold_s=self.settings.poll_hold_s))
+        self._publisher = new_publisher(self._incarnation, NodeSideSettings(hold_s=self.settings.poll_hold_s))
         self._sessions = PubSubServer(
             self._publisher, self._received, on_expired=self._expired, on_interest=self._interest, clock=clock
         )
@@ -206,11 +206,11 @@ class NodeServer:
         self._vitals.is_stopping = True
         self._handle(ShutdownRequested(clock() + SHUTDOWN_S))
 
-    def state(self) -> NodeState:
+    def state(self) -> NodeSnapshot:
         """Return what there is and what has happened so far; on the node's loop, while it serves."""
         agents, sessions = len(self._publisher.subscriber_ids), self._sessions
         news, heads = ({}, {}) if self._hub is None else (self._hub.subscriber.counters(), self._hub.known_heads())
-        return NodeState(agents, sessions.held_polls, sessions.counters, sessions.find_leaks(), news, heads)
+        return NodeSnapshot(agents, sessions.held_polls, sessions.counters, sessions.find_leaks(), news, heads)
 
     def _signalled(self, number: signal.Signals) -> None:
         self.stopped_by = number

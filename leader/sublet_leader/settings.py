@@ -4,104 +4,104 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sublet_protocol.domain.settings_base import SettingsBase, SettingsRule
+from sublet_protocol.domain.settings_base import CrossSettingRule, SettingsBase
 
 _SLACK = 1 + 1e-9
 """Scaling may move an exact equality by the last bit."""
 
 _RULES = (
-    SettingsRule(
+    CrossSettingRule(
         ("history_retention_s", "lease_duration_s"),
         "history_retention_s must be at least 60 times lease_duration_s",
         lambda s: s.history_retention_s * _SLACK >= 60 * s.lease_duration_s,
         "a consumer that lost the answer to its commit looks there how far it came",
         "Raise history_retention_s",
     ),
-    SettingsRule(
+    CrossSettingRule(
         ("statement_timeout_s", "lease_margin_s"),
         "statement_timeout_s must be less than lease_margin_s",
         lambda s: s.statement_timeout_s < s.lease_margin_s,
         "a write that began inside the trust window has to be over when the lease is",
         "Lower statement_timeout_s or raise lease_margin_s",
     ),
-    SettingsRule(
+    CrossSettingRule(
         ("tcp_timeout_s", "lease_margin_s"),
         "tcp_timeout_s must be less than lease_margin_s",
         lambda s: s.tcp_timeout_s < s.lease_margin_s,
         "a write on a dead connection has to be given up before the lease ends",
         "Lower tcp_timeout_s or raise lease_margin_s",
     ),
-    SettingsRule(
+    CrossSettingRule(
         ("lock_timeout_s", "statement_timeout_s"),
         "lock_timeout_s must be less than statement_timeout_s",
         lambda s: s.lock_timeout_s < s.statement_timeout_s,
         "a locked row should be reported as such and not as a slow statement",
         "Lower lock_timeout_s",
     ),
-    SettingsRule(
+    CrossSettingRule(
         ("lease_margin_s", "lease_duration_s", "lease_renew_interval_s"),
         "lease_margin_s must be less than lease_duration_s - lease_renew_interval_s",
         lambda s: s.lease_margin_s < s.lease_duration_s - s.lease_renew_interval_s,
         "trust would run out before the renewal is even tried",
         "Lower lease_margin_s or lease_renew_interval_s, or raise lease_duration_s",
     ),
-    SettingsRule(
+    CrossSettingRule(
         ("lease_renew_interval_s", "lease_duration_s"),
         "lease_renew_interval_s must be at most a third of lease_duration_s",
         lambda s: s.lease_renew_interval_s <= s.lease_duration_s / 3 * _SLACK,
         "one failed renewal must not cost the leadership",
         "Lower lease_renew_interval_s or raise lease_duration_s",
     ),
-    SettingsRule(
+    CrossSettingRule(
         ("eviction_timeout_s", "ping_timeout_s", "resend_interval_s"),
         "eviction_timeout_s must be more than ping_timeout_s + resend_interval_s",
         lambda s: s.eviction_timeout_s > s.ping_timeout_s + s.resend_interval_s,
         "a borrower has to have stopped by itself before its streams are granted to others",
         "Raise eviction_timeout_s or lower ping_timeout_s",
     ),
-    SettingsRule(
+    CrossSettingRule(
         ("reclaim_grace_s", "ping_timeout_s", "resend_interval_s"),
         "reclaim_grace_s must be more than ping_timeout_s + resend_interval_s",
         lambda s: s.reclaim_grace_s > s.ping_timeout_s + s.resend_interval_s,
         "a borrower may need that long to notice that its leader has changed",
         "Raise reclaim_grace_s or lower ping_timeout_s",
     ),
-    SettingsRule(
+    CrossSettingRule(
         ("ping_interval_s", "ping_timeout_s"),
         "ping_interval_s must be at most half of ping_timeout_s",
         lambda s: s.ping_interval_s <= s.ping_timeout_s / 2 * _SLACK,
         "one lost ping must not cost the borrower its leader",
         "Lower ping_interval_s or raise ping_timeout_s",
     ),
-    SettingsRule(
+    CrossSettingRule(
         ("poll_hold_s", "lease_duration_s"),
         "poll_hold_s must be at most half of lease_duration_s",
         lambda s: s.poll_hold_s <= s.lease_duration_s / 2 * _SLACK,
         "an agent has to notice a dead node before another one leads",
         "Lower poll_hold_s or raise lease_duration_s",
     ),
-    SettingsRule(
+    CrossSettingRule(
         ("revoke_deadline_s", "ping_timeout_s", "resend_interval_s"),
         "revoke_deadline_s must be more than ping_timeout_s + resend_interval_s",
         lambda s: s.revoke_deadline_s > s.ping_timeout_s + s.resend_interval_s,
         "a holder that does not receive it has to have stopped by itself before its streams are granted to others",
         "Raise revoke_deadline_s or lower ping_timeout_s",
     ),
-    SettingsRule(
+    CrossSettingRule(
         ("unsubscribe_timeout_s", "resend_interval_s"),
         "unsubscribe_timeout_s must be more than resend_interval_s",
         lambda s: s.unsubscribe_timeout_s > s.resend_interval_s,
         "one lost message must not cut a leave short",
         "Raise unsubscribe_timeout_s",
     ),
-    SettingsRule(
+    CrossSettingRule(
         ("rebalance_debounce_s", "rebalance_debounce_max_s"),
         "rebalance_debounce_s must be at most rebalance_debounce_max_s",
         lambda s: s.rebalance_debounce_s <= s.rebalance_debounce_max_s * _SLACK,
         "the cap is the longest that a chain of quiet times may grow",
         "Lower rebalance_debounce_s or raise rebalance_debounce_max_s",
     ),
-    SettingsRule(
+    CrossSettingRule(
         ("leader_idle_timeout_s", "reclaim_grace_s"),
         "leader_idle_timeout_s must be more than reclaim_grace_s",
         lambda s: s.leader_idle_timeout_s > s.reclaim_grace_s,

@@ -9,9 +9,9 @@ import psycopg
 import pytest
 
 from sublet_protocol.domain.errors import GrantLost, UnknownOutcome
-from sublet_protocol.domain.in_doubt import InDoubt
+from sublet_protocol.domain.in_doubt import InDoubtRange
 from sublet_storage.db.connect import connect
-from sublet_storage.groups import consumer_statements
+from sublet_storage.groups import consumer_progress
 from sublet_storage.groups.admin import reset_transaction
 from sublet_storage.groups.admin.reset_targets import ResetTarget
 from sublet_storage.groups.model.history import HistoryPage, delete_old_history, read_history
@@ -33,25 +33,25 @@ def test_progress_commits_with_the_users_work_or_not_at_all(postgres: PostgresWo
     postgres.connection.execute("create table output (n integer)")
     with psycopg.connect(postgres.url) as user:  # the user's own, without our search_path
         user.execute("insert into sublet.output values (1)")
-        consumer_statements.advance(user, *ours, 4)
+        consumer_progress.advance(user, *ours, 4)
         user.commit()
-        assert consumer_statements.read_position(user, *ours) == 4
+        assert consumer_progress.read_position(user, *ours) == 4
         user.execute("insert into sublet.output values (2)")
-        consumer_statements.advance(user, *ours, 7)
+        consumer_progress.advance(user, *ours, 7)
         user.rollback()
-        assert consumer_statements.read_position(user, *ours) == 4
+        assert consumer_progress.read_position(user, *ours) == 4
         user.commit()
         for position in (3, 4, 11):
             user.execute("insert into sublet.output values (3)")
             with pytest.raises(GrantLost, match=f"stream {stream} of group .* grant {held.grant_id} .* Roll"):
-                consumer_statements.advance(user, *ours, position)
+                consumer_progress.advance(user, *ours, position)
             user.rollback()
         postgres.apply(group, term, ForceRelease(stream, held.grant_id, "silent"))
         with pytest.raises(GrantLost):
-            consumer_statements.advance(user, *ours, 8)
+            consumer_progress.advance(user, *ours, 8)
         user.rollback()
-        assert consumer_statements.read_position(user, *ours) == 4, "history knows how far it came"
-        assert consumer_statements.read_position(user, group.group_id, stream, held.grant_id - 1) is None
+        assert consumer_progress.read_position(user, *ours) == 4, "history knows how far it came"
+        assert consumer_progress.read_position(user, group.group_id, stream, held.grant_id - 1) is None
     assert postgres.connection.execute("select n from output").fetchall() == [(1,)]
     assert postgres.row(group, term, stream).position == 4
 
@@ -80,12 +80,12 @@ def test_progress_behind_a_plan_counts_only_while_that_is_the_last_plan(postgres
     term = postgres.lead(group)
     held = granted(postgres, group, term, stream)
     postgres.append(stream, 10)
-    older, newer = InDoubt(held.grant_id, 0, 4, 60.0), InDoubt(held.grant_id, 0, 6, 60.0)
+    older, newer = InDoubtRange(held.grant_id, 0, 4, 60.0), InDoubtRange(held.grant_id, 0, 6, 60.0)
     postgres.apply(group, term, AdvancePosition(stream, held.grant_id, 0, None, newer))
     with psycopg.connect(postgres.url, autocommit=True) as user:
         with pytest.raises(GrantLost):
-            consumer_statements.advance(user, group.group_id, stream, held.grant_id, 4, in_doubt=older)
-        consumer_statements.advance(user, group.group_id, stream, held.grant_id, 6, in_doubt=newer)
+            consumer_progress.advance(user, group.group_id, stream, held.grant_id, 4, in_doubt=older)
+        consumer_progress.advance(user, group.group_id, stream, held.grant_id, 6, in_doubt=newer)
     assert postgres.row(group, term, stream).position == 6
 
 
@@ -98,7 +98,7 @@ def test_a_callers_temporary_tables_do_not_shadow_ours(postgres: PostgresWorld) 
     with psycopg.connect(postgres.url) as user:
         for table in ("lending", "lending_history", "stream", "session_epoch"):
             user.execute(f"create temporary table {table} as select * from sublet.{table}")
-        consumer_statements.advance(user, group.group_id, stream, held.grant_id, 4)
+        consumer_progress.advance(user, group.group_id, stream, held.grant_id, 4)
         user.commit()
     assert postgres.connection.execute("select position from sublet.lending").fetchone() == (4,)
 
@@ -112,8 +112,8 @@ def test_who_asks_how_far_it_is_waits_for_the_transaction_that_moves_it(postgres
     ours = (group.group_id, stream, held.grant_id)
     with connect(postgres.url) as asking, connect(postgres.url) as moving, ThreadPoolExecutor(1) as pool:
         with moving.transaction():
-            consumer_statements.advance(moving, *ours, 3)
-            answer = pool.submit(consumer_statements.read_position, asking, *ours)
+            consumer_progress.advance(moving, *ours, 3)
+            answer = pool.submit(consumer_progress.read_position, asking, *ours)
             eventually(waiting_for_locks(postgres))
         assert answer.result(30) == 3
 
@@ -127,11 +127,11 @@ def test_how_far_a_grant_came_is_known_when_its_group_is_deleted(postgres: Postg
     ours = (group.group_id, stream, held.grant_id)
     with connect(postgres.url) as user, ThreadPoolExecutor(1) as pool:
         with user.transaction():
-            consumer_statements.advance(user, *ours, 3)
+            consumer_progress.advance(user, *ours, 3)
             deleted = pool.submit(postgres.store.delete_group, SHARE)
             eventually(waiting_for_locks(postgres))
         assert deleted.result(30) == group.group_id
-        assert consumer_statements.read_position(user, *ours) == 3
+        assert consumer_progress.read_position(user, *ours) == 3
 
 
 @pytest.mark.conforms("E35", "A4")
@@ -141,7 +141,7 @@ def test_how_far_a_grant_came_is_known_when_a_reset_has_ended_it(postgres: Postg
     group = postgres.group()
     held = granted(postgres, group, postgres.lead(group), stream)
     postgres.append(stream, 5)
-    consumer_statements.advance(postgres.connection, group.group_id, stream, held.grant_id, 3)
+    consumer_progress.advance(postgres.connection, group.group_id, stream, held.grant_id, 3)
     with postgres.connection.transaction():
         reset_transaction.execute_reset(
             postgres.connection,
@@ -150,7 +150,7 @@ def test_how_far_a_grant_came_is_known_when_a_reset_has_ended_it(postgres: Postg
             reason=reason_with_user(f"reset to {target}", "me; was at 4"),
             force=True,
         )
-    assert consumer_statements.read_position(postgres.connection, group.group_id, stream, held.grant_id) == 3
+    assert consumer_progress.read_position(postgres.connection, group.group_id, stream, held.grant_id) == 3
 
 
 @pytest.mark.conforms("E35")
@@ -162,20 +162,20 @@ def test_a_server_knows_what_became_of_a_commit_until_another_takes_over(postgre
     ours = (group.group_id, stream, held.grant_id)
     with connect(postgres.url) as user:
         with user.transaction():
-            attempt = consumer_statements.advance(user, *ours, 3)
+            attempt = consumer_progress.advance(user, *ours, 3)
             with pytest.raises(UnknownOutcome, match="still in progress"):
-                consumer_statements.was_committed(postgres.connection, attempt, 0.0)
-        assert consumer_statements.was_committed(postgres.connection, attempt)
+                consumer_progress.was_committed(postgres.connection, attempt, 0.0)
+        assert consumer_progress.was_committed(postgres.connection, attempt)
         with user.transaction(force_rollback=True):
-            attempt = consumer_statements.advance(user, *ours, 4)
-        assert consumer_statements.was_committed(postgres.connection, attempt) is False
-        assert consumer_statements.was_committed(postgres.connection, replace(attempt, timeline="0000FFFF")) is None
+            attempt = consumer_progress.advance(user, *ours, 4)
+        assert consumer_progress.was_committed(postgres.connection, attempt) is False
+        assert consumer_progress.was_committed(postgres.connection, replace(attempt, timeline="0000FFFF")) is None
 
 
 def test_session_epochs_grow_over_all_callers_and_with_the_clock(postgres: PostgresWorld) -> None:
     def draw(_: int) -> list[int]:
         with connect(postgres.url) as connection:
-            return [consumer_statements.next_session_epoch(connection) for _ in range(50)]
+            return [consumer_progress.next_session_epoch(connection) for _ in range(50)]
 
     with ThreadPoolExecutor(8) as pool:
         drawn = list(pool.map(draw, range(8)))
@@ -184,10 +184,10 @@ def test_session_epochs_grow_over_all_callers_and_with_the_clock(postgres: Postg
     clock = "select (extract(epoch from clock_timestamp()) * 1000000)::bigint"
     row = postgres.connection.execute(clock).fetchone()
     assert row is not None
-    assert consumer_statements.next_session_epoch(postgres.connection) >= row[0]
+    assert consumer_progress.next_session_epoch(postgres.connection) >= row[0]
     postgres.connection.execute("update session_epoch set last = last + 1000000000000")
     (ahead,) = postgres.connection.execute("select last from session_epoch").fetchone() or (0,)
-    assert consumer_statements.next_session_epoch(postgres.connection) == ahead + 1
+    assert consumer_progress.next_session_epoch(postgres.connection) == ahead + 1
 
 
 def test_a_consumers_role_needs_no_right_on_the_tables(postgres: PostgresWorld) -> None:
@@ -203,9 +203,9 @@ def test_a_consumers_role_needs_no_right_on_the_tables(postgres: PostgresWorld) 
         try:
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 user.execute("select * from lending")
-            consumer_statements.advance(user, group.group_id, stream, held.grant_id, 2)
-            assert consumer_statements.read_position(user, group.group_id, stream, held.grant_id) == 2
-            assert consumer_statements.next_session_epoch(user) > 0
+            consumer_progress.advance(user, group.group_id, stream, held.grant_id, 2)
+            assert consumer_progress.read_position(user, group.group_id, stream, held.grant_id) == 2
+            assert consumer_progress.next_session_epoch(user) > 0
         finally:
             user.execute("reset role")
             user.execute("drop owned by a_consumer")

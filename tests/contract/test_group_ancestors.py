@@ -9,7 +9,7 @@ from contextlib import nullcontext
 import pytest
 
 from sublet_protocol.domain.errors import Conflict
-from sublet_protocol.domain.in_doubt import InDoubt
+from sublet_protocol.domain.in_doubt import InDoubtRange
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.admin import progress_transfer, reset_transaction
 from sublet_storage.groups.admin.reset_targets import ResetTarget
@@ -263,7 +263,7 @@ def test_what_is_in_doubt_behind_a_stream_that_is_reset_is_given_up_by_force_alo
     world.connection.execute(
         "update lending set session_epoch = 1 where (group_id, stream_id) = (%s, %s)", (group.group_id, last)
     )
-    world.apply(group, term, AdvancePosition(last, row.grant_id, 1, in_doubt=InDoubt(row.grant_id, 1, 3, 60.0)))
+    world.apply(group, term, AdvancePosition(last, row.grant_id, 1, in_doubt=InDoubtRange(row.grant_id, 1, 3, 60.0)))
     world.apply(group, term, ForceRelease(last, row.grant_id, "lost"))
     assert world.row(group, term, last).status is LendingStatus.RESERVED
     for force in (False, True):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
-from sublet_protocol.domain.in_doubt import InDoubt
+from sublet_protocol.domain.in_doubt import InDoubtRange
 from sublet_storage.groups.model.records import (
     MAX_LOSSES,
     AdvancePosition,
@@ -42,7 +42,7 @@ class Etl:
         self.term = world.lead(self.group)
         world.append(self.stream, 10)
         self.grant_id = self.apply(grant_to(self.stream, session, epoch)).grant_id
-        self.doubt = InDoubt(self.grant_id, 2, 5, hold_s)
+        self.doubt = InDoubtRange(self.grant_id, 2, 5, hold_s)
         self.planned = self.apply(AdvancePosition(self.stream, self.grant_id, 2, in_doubt=self.doubt))
 
     def apply(self, entry: object) -> Lending:
@@ -85,7 +85,7 @@ def test_what_is_planned_is_in_the_row_and_stays_there(world: World) -> None:
     assert etl.apply(AdvancePosition(etl.stream, etl.grant_id, 3)).pending_in_doubt == etl.doubt
     done = etl.apply(AdvancePosition(etl.stream, etl.grant_id, 5))
     assert (done.in_doubt, done.pending_in_doubt) == (etl.doubt, None)
-    planned = InDoubt(etl.grant_id, 5, 10, HOLD_S)
+    planned = InDoubtRange(etl.grant_id, 5, 10, HOLD_S)
     assert etl.apply(AdvancePosition(etl.stream, etl.grant_id, 5, in_doubt=planned)).pending_in_doubt == planned
     assert etl.row().in_doubt == planned
 
@@ -112,7 +112,7 @@ def test_it_is_reserved_for_its_session_when_the_grant_ends(world: World, word: 
 @pytest.mark.conforms("E10", "E27")
 def test_a_plan_from_before_the_one_that_is_known_changes_nothing(world: World) -> None:
     etl = Etl(world)
-    later = InDoubt(etl.grant_id, 5, 8, HOLD_S)
+    later = InDoubtRange(etl.grant_id, 5, 8, HOLD_S)
     assert etl.apply(AdvancePosition(etl.stream, etl.grant_id, 5, in_doubt=later)).in_doubt == later
     assert etl.apply(AdvancePosition(etl.stream, etl.grant_id, 2, in_doubt=etl.doubt)).in_doubt == later
 
@@ -169,20 +169,20 @@ def test_what_is_done_is_remembered_until_somebody_plans_anew(world: World) -> N
     assert (freed.status, freed.in_doubt, freed.pending_in_doubt) == (FREE, etl.doubt, None)
     other = etl.apply(grant_to(etl.stream, "other"))
     assert other.in_doubt == etl.doubt
-    planned = InDoubt(other.grant_id, 5, 6, HOLD_S)
+    planned = InDoubtRange(other.grant_id, 5, 6, HOLD_S)
     assert etl.apply(AdvancePosition(etl.stream, other.grant_id, 5, in_doubt=planned)).in_doubt == planned
 
 
 def test_what_was_never_begun_is_taken_back(world: World) -> None:
     etl = Etl(world)
-    nothing = InDoubt(etl.grant_id, 2, 2, HOLD_S)
+    nothing = InDoubtRange(etl.grant_id, 2, 2, HOLD_S)
     assert etl.apply(AdvancePosition(etl.stream, etl.grant_id, 2, in_doubt=nothing)).pending_in_doubt is None
     assert etl.end().status is FREE
 
 
 def test_a_plan_beyond_the_head_blocks_the_row_as_a_position_there_does(world: World) -> None:
     etl = Etl(world)
-    lie = InDoubt(etl.grant_id, 2, 11, HOLD_S)
+    lie = InDoubtRange(etl.grant_id, 2, 11, HOLD_S)
     assert etl.refused(AdvancePosition(etl.stream, etl.grant_id, 2, in_doubt=lie)).status is BLOCKED
 
 
@@ -201,7 +201,7 @@ def test_of_whole_epochs_it_is_in_doubt_until_they_are_consumed(world: World) ->
     world.append(stream, 4, 1, 9)
     grant_id = world.apply(group, term, grant_to(stream)).lending.grant_id  # type: ignore[union-attr]
     done = ConsumedFrontier(4, LowerFrontier(((2,),)))
-    doubt = InDoubt(grant_id, 0, 0, HOLD_S, done)
+    doubt = InDoubtRange(grant_id, 0, 0, HOLD_S, done)
     planned = world.apply(group, term, AdvancePosition(stream, grant_id, 0, ConsumedFrontier(0), doubt)).lending
     assert planned is not None
     assert planned.pending_in_doubt == doubt

@@ -15,7 +15,7 @@ from sublet_protocol.domain.errors import Conflict, DatabaseUnreachable, StaleTe
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect
 from sublet_storage.db.store_connection import TransactionRolledBack
-from sublet_storage.groups import consumer_statements
+from sublet_storage.groups import consumer_progress
 from sublet_storage.groups.coordinator import leadership
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import AdvancePosition, ChangeOutcome, GrantStream, GroupWrites, ReleaseStream
@@ -464,7 +464,7 @@ def test_who_deletes_a_group_beside_somebodys_open_transaction_is_told_whose_it_
     held = granted(postgres, group, postgres.lead(group), stream)
     postgres.append(stream, 5)
     with psycopg.connect(postgres.url, application_name="somebody's") as user:
-        consumer_statements.advance(user, group.group_id, stream, held.grant_id, 3)
+        consumer_progress.advance(user, group.group_id, stream, held.grant_id, 3)
         locker = rf"process {user.info.backend_pid} of the server \(database user {user.info.user}, application .some"
         with pytest.raises(Conflict, match=rf"has a row that an open transaction keeps locked: {locker}.*Nothing is"):
             postgres.store.delete_group(group.subscription)

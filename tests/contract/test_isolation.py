@@ -16,7 +16,7 @@ from sublet_protocol.domain.errors import UsageError
 from sublet_storage.db.connect import connect
 from sublet_storage.db.user_transaction import user_transaction
 from sublet_storage.doctor.checks import Severity, run_checks
-from sublet_storage.groups import consumer_statements
+from sublet_storage.groups import consumer_progress
 from sublet_storage.spaces.space_changes import reshard
 from tests.contract.group_world import PostgresWorld, granted
 from tests.contract.test_fencing import test_who_asks_how_far_it_is_waits_for_the_transaction_that_moves_it
@@ -100,11 +100,11 @@ def test_progress_in_a_users_transaction_of_another_level_is_refused_by_name(
         user.execute("select 1")
         postgres.append(stream, 10)
         with pytest.raises(UsageError, match=f"at isolation level {level}.* read committed"):
-            consumer_statements.advance(user, group.group_id, stream, held.grant_id, 4)
+            consumer_progress.advance(user, group.group_id, stream, held.grant_id, 4)
         user.rollback()
         fence_at = "begin isolation level read committed"
         user.execute(fence_at)
-        consumer_statements.advance(user, group.group_id, stream, held.grant_id, 4)
+        consumer_progress.advance(user, group.group_id, stream, held.grant_id, 4)
         user.execute("commit")
     assert postgres.connection.execute("select position from lending").fetchone() == (4,)
 

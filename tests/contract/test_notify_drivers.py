@@ -147,7 +147,7 @@ def others(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.mark.conforms("D2")
 def test_somebody_elses_driver_is_found_by_its_entry_point(others: Callable[..., None], database: str) -> None:
-    others(entry("pigeon", "sublet_storage.notify.drivers.poll:PollDriver", "carrier"))
+    others(entry("pigeon", "sublet_storage.notify.drivers.poll:NoPushDriver", "carrier"))
     assert list_drivers() == ["pigeon", "poll", "postgres", "zmq"]
     assert load_driver("pigeon")(database).capabilities.is_push is False
 
@@ -199,7 +199,7 @@ def coopless(url: str, *, host: str) -> Any:
 
 
 def test_two_that_bring_one_name_are_refused_and_ours_is_never_replaced(others: Callable[..., None]) -> None:
-    both = [entry("x", "sublet_storage.notify.drivers.poll:PollDriver", package) for package in ("a", "b")]
+    both = [entry("x", "sublet_storage.notify.drivers.poll:NoPushDriver", package) for package in ("a", "b")]
     others(*both)
     with pytest.raises(InvalidSetting, match=r"'x' is brought by several packages \(a, b\)"):
         load_driver("x")

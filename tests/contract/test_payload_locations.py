@@ -19,7 +19,7 @@ from sublet_storage.db.connect import connect
 from sublet_storage.doctor import location_checks
 from sublet_storage.doctor.checks import Severity
 from sublet_storage.log.fetch import fetch, limit_ranges_by_size
-from sublet_storage.objects import registry
+from sublet_storage.objects import unreferenced_objects
 from sublet_storage.objects.location import parse_location
 from sublet_storage.objects.object_stores import ObjectStore
 from sublet_storage.objects.parallel_calls import run_parallel
@@ -298,8 +298,8 @@ def test_killed_while_it_moves_nothing_is_lost_and_orphans_are_collected(
     assert read(conn, stream) == before
     named = len(outside(conn))
     assert (named, len(world.names())) == {"intended": (0, 0), "written": (0, 1), "named": (BLOCKS, BLOCKS)}[point]
-    assert registry.delete_expired_objects(conn) == 0, "somebody may be at it still"
-    assert registry.delete_expired_objects(conn, abandoned_s=0) == (0 if point == "named" else BLOCKS)
+    assert unreferenced_objects.delete_expired_objects(conn) == 0, "somebody may be at it still"
+    assert unreferenced_objects.delete_expired_objects(conn, abandoned_s=0) == (0 if point == "named" else BLOCKS)
     assert len(world.names()) == named
     assert move(conn, space) == BLOCKS - named
     assert read(conn, stream) == before
@@ -350,7 +350,7 @@ def test_a_block_that_is_not_what_was_read_any_more_keeps_its_payload(
     tiering.tier_space(conn, space)
     assert outside(conn) == set()
     assert read(conn, stream) == before
-    assert registry.delete_expired_objects(conn) == 6, "nobody names these"
+    assert unreferenced_objects.delete_expired_objects(conn) == 6, "nobody names these"
     assert move(conn, space) == len(world.names()) == 1
     assert read(conn, stream) == before
 
@@ -359,12 +359,12 @@ def test_who_was_taken_for_dead_moves_nothing(
     conn: psycopg.Connection[Any], world: PlaceWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = read(conn, stream)
-    _meanwhile(monkeypatch, lambda: registry.delete_expired_objects(conn, abandoned_s=0))
+    _meanwhile(monkeypatch, lambda: unreferenced_objects.delete_expired_objects(conn, abandoned_s=0))
     assert tiering.tier_space(conn, space).blocks == 0
     assert (outside(conn), read(conn, stream)) == (set(), before)
     monkeypatch.undo()
     assert move(conn, space) == BLOCKS
-    registry.delete_expired_objects(conn)
+    unreferenced_objects.delete_expired_objects(conn)
     assert len(world.names()) == BLOCKS
     assert read(conn, stream) == before
 
@@ -374,9 +374,9 @@ def test_what_a_block_names_is_not_deleted_whatever_the_table_says(
 ) -> None:
     move(conn, space)
     uri = f"{world.uri.partition('?')[0]}/{name_at(conn, world, 2)}"
-    owner = registry.BlockOwner(space.space_id, generation_of(conn, stream), stream)
-    registry.mark_for_deletion(conn, owner, [(uri, 2)], was_named=False)
-    assert registry.delete_expired_objects(conn) == 0
+    owner = unreferenced_objects.BlockStream(space.space_id, generation_of(conn, stream), stream)
+    unreferenced_objects.mark_for_deletion(conn, owner, [(uri, 2)], was_named=False)
+    assert unreferenced_objects.delete_expired_objects(conn) == 0
     assert len(world.names()) == BLOCKS
 
 
@@ -493,7 +493,7 @@ def test_a_mover_that_has_not_heard_that_the_place_was_taken_away_moves_nothing(
     _meanwhile(monkeypatch, lambda: alter_space(conn, "eu", payload_location=None))
     assert tiering.tier_space(conn, space).blocks == 0
     assert len(outside(conn)) == BLOCKS
-    assert registry.delete_expired_objects(conn) == 3, "nobody names these"
+    assert unreferenced_objects.delete_expired_objects(conn) == 3, "nobody names these"
 
 
 def test_another_way_to_the_same_place_is_the_way_to_what_is_there(conn: psycopg.Connection[Any], s3: S3Server) -> None:

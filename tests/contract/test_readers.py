@@ -19,7 +19,7 @@ from sublet_leader.feed import fetch
 from sublet_protocol.domain.errors import PositionBeyondHead, PositionGone, ValueTooLarge
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
-from sublet_storage.groups.consumer_statements import next_session_epoch
+from sublet_storage.groups.consumer_progress import next_session_epoch
 from sublet_storage.log.block import DELIVERED_SCHEMA
 from sublet_storage.log.fetch import LogPage
 from sublet_storage.spaces.retention import apply_retention

@@ -13,7 +13,14 @@ import psycopg
 from sublet_storage.db.connect import connect
 from sublet_storage.node_directory import NodeRef, deregister, register
 from sublet_storage.notify.catch_up_reads import ReadSnapshot, make_snapshot_reader
-from sublet_storage.notify.changes import Change, Envelope, Hello, NotifySettings, ObjectSnapshot, stream_change
+from sublet_storage.notify.changes import (
+    Change,
+    Envelope,
+    NotifySettings,
+    ObjectSnapshot,
+    PublisherHeartbeat,
+    stream_change,
+)
 from sublet_storage.notify.codec import encode
 from sublet_storage.notify.drivers import registry
 from sublet_storage.notify.drivers.base import DriverCapabilities, OnConnected, OnLost, OnMessage
@@ -124,7 +131,7 @@ class Bench:
         eventually(lambda: self.subscriber.counters().get("catch_ups_new_publisher"))
 
     def receive_hello(self) -> None:
-        self.driver.deliver(encode(Hello("p", "i", {})))
+        self.driver.deliver(encode(PublisherHeartbeat("p", "i", {})))
 
     def receive(self, number: int) -> None:
         change = stream_change(self.stream, number, False)

@@ -16,16 +16,16 @@ import grpc.aio
 from sublet_protocol.domain.errors import UndeclaredQueue
 from sublet_protocol.messages.borrower_leader import LeaderWanted, Ping, PingResponse
 from sublet_protocol.messages.channel_messages import GroupEvent
+from sublet_protocol.pubsub.agent_side_events import ConnectionLost
+from sublet_protocol.pubsub.agent_side_machine import AgentSideSettings
 from sublet_protocol.pubsub.mailbox import MailboxLimits
 from sublet_protocol.pubsub.model import CHANNELS, Channel, Channels, Command, DeliveredMessage
 from sublet_protocol.pubsub.node_connection import NodeConnection
-from sublet_protocol.pubsub.publisher_machine import PublisherSettings
-from sublet_protocol.pubsub.publisher_replies import SubscribedKeys
+from sublet_protocol.pubsub.node_side_machine import NodeSideSettings
+from sublet_protocol.pubsub.node_side_replies import SubscribedKeys
 from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, new_publisher
-from sublet_protocol.pubsub.subscriber_machine import SubscriberSettings
-from sublet_protocol.pubsub.subscriber_machine_events import ConnectionLost
 
-FAST = SubscriberSettings(hold_s=0.3, retry_s=0.02, max_retry_s=0.1)
+FAST = AgentSideSettings(hold_s=0.3, retry_s=0.02, max_retry_s=0.1)
 
 
 async def until(fact: Callable[[], Any], timeout_s: float = 10.0) -> None:
@@ -48,7 +48,7 @@ class Node:
     def __init__(
         self, incarnation: str, hold_s: float, mailbox: MailboxLimits, port: int, channels: Channels = CHANNELS
     ) -> None:
-        publisher = new_publisher(incarnation, PublisherSettings(hold_s=hold_s, mailbox=mailbox), channels)
+        publisher = new_publisher(incarnation, NodeSideSettings(hold_s=hold_s, mailbox=mailbox), channels)
         self.received: list[tuple[str, object]] = []
         self.expired: list[str] = []
         self.gate: Awaitable[object] | None = None
@@ -150,7 +150,7 @@ class Agent:
         self,
         address: str,
         name: str = "agent",
-        settings: SubscriberSettings | None = None,
+        settings: AgentSideSettings | None = None,
         answer_within_s: float = 5.0,
         channels: Channels = CHANNELS,
     ) -> None:
@@ -174,7 +174,7 @@ class Agent:
 
 @asynccontextmanager
 async def an_agent(
-    address: str, name: str = "agent", settings: SubscriberSettings | None = None, channels: Channels = CHANNELS
+    address: str, name: str = "agent", settings: AgentSideSettings | None = None, channels: Channels = CHANNELS
 ) -> AsyncIterator[Agent]:
     agent = Agent(address, name, settings, channels=channels)
     try:

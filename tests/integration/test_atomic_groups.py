@@ -15,7 +15,7 @@ from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier, Lower
 from sublet_protocol.domain.errors import GrantLost, InvalidSetting, UnknownOutcome, UsageError
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.db.connect import connect
-from sublet_storage.groups import consumer_statements
+from sublet_storage.groups import consumer_progress
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions
 from sublet_storage.node_directory import live_nodes
@@ -204,12 +204,12 @@ def test_output_and_whole_epochs_are_committed_together(database: str, fleet: Fl
     with pytest.raises(UsageError, match="committed already"), batch.transaction():
         pass
     with connect(database) as connection, pytest.raises(GrantLost):
-        consumer_statements.advance(
+        consumer_progress.advance(
             connection, 1, batch.stream_id, batch.grant_id, batch.next_offset, consumed=batch.consumed_frontier
         )
     earlier = ConsumedFrontier(5, LowerFrontier(((9,),)))
     with connect(database) as connection, pytest.raises(GrantLost):
-        consumer_statements.advance(connection, 1, batch.stream_id, batch.grant_id, batch.next_offset, consumed=earlier)
+        consumer_progress.advance(connection, 1, batch.stream_id, batch.grant_id, batch.next_offset, consumed=earlier)
     reader.session.close()
 
 

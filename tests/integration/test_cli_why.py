@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from sublet_protocol.domain.in_doubt import InDoubt
+from sublet_protocol.domain.in_doubt import InDoubtRange
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.desired_state import PauseGroup, ResumeGroup
@@ -80,7 +80,7 @@ def test_what_is_kept_reserved_blocked_and_behind_its_parents(
     world.lend(second)
     assert world.why() == {first: StallReason.RESERVED_FOR_SESSION, second: StallReason.CONSUMING}
     held = world.lend(first, epoch=5)
-    world.write(AdvancePosition(first, held.grant_id, 0, in_doubt=InDoubt(held.grant_id, 0, 1, 60.0)))
+    world.write(AdvancePosition(first, held.grant_id, 0, in_doubt=InDoubtRange(held.grant_id, 0, 1, 60.0)))
     world.write(ReleaseStream(first, held.grant_id, 0, "left"))
     assert world.why()[first] is StallReason.RESERVED
     assert "it waits for session etl, " in world.because(first)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sublet_borrower.agent.agent_loop import AgentLoop
-from sublet_borrower.agent.event_queue import EventQueue
+from sublet_borrower.agent.session_event_queue import SessionEventQueue
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.machine.agent import Agent, SubscriptionClosed
 from sublet_borrower.settings import BorrowerSettings
@@ -69,7 +69,7 @@ def test_a_session_whose_agent_breaks_a_rule_of_its_own_raises(database: str, mo
 @pytest.mark.conforms("E36", "E30")
 def test_an_agent_that_all_nodes_refuse_has_nothing_any_more() -> None:
     agent = AgentLoop(lambda: ["127.0.0.1:1"], BorrowerSettings())
-    inbox = EventQueue()
+    inbox = SessionEventQueue()
     agent.subscribe("$share/g/#", inbox)
     asyncio.run_coroutine_threadsafe(_denied(agent), network_loop()).result(WAIT_S)
     assert [type(news) for news in inbox.take(WAIT_S)] == [SubscriptionClosed]

@@ -34,10 +34,10 @@ from sublet_storage.bootstrap.embedded.binaries import find_binaries
 from sublet_storage.bootstrap.embedded.location import chown_to, server_user
 from sublet_storage.bootstrap.migrate import migrate
 from sublet_storage.db.connect import connect
-from sublet_storage.groups import consumer_statements
+from sublet_storage.groups import consumer_progress
 from sublet_storage.groups.admin import progress_transfer, reset_transaction
 from sublet_storage.groups.admin.reset_targets import ResetTarget
-from sublet_storage.groups.consumer_statements import next_session_epoch
+from sublet_storage.groups.consumer_progress import next_session_epoch
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.lending_row import is_of_former_timeline
 from sublet_storage.groups.model.records import AdvancePosition, GroupWrites, LendingChange
@@ -198,14 +198,14 @@ def test_terms_grants_positions_and_producers_of_the_former_timeline_are_fenced(
         with pytest.raises(PositionBeyondHead, match="another timeline since the reading began"):
             tail.read(conn, tail.readable_cursors()[0])
         with pytest.raises(GrantLost), conn.transaction():
-            consumer_statements.advance(conn, *ours, 18)
+            consumer_progress.advance(conn, *ours, 18)
         with pytest.raises(DatabaseUnreachable):
             groups.renew(ONE, {group.group_id: term}, LEASE_S)  # over the connection to the one that is dead
         assert groups.renew(ONE, {group.group_id: term}, LEASE_S) == frozenset(), "its lease has not run out"
         claim = groups.claim(group.group_id, TWO, LEASE_S)
         assert claim.node == TWO
         with pytest.raises(GrantLost), conn.transaction():
-            consumer_statements.advance(conn, *ours, 18)
+            consumer_progress.advance(conn, *ours, 18)
         (row,) = groups.load(group.group_id, claim.term)
         assert (row.status, row.position) == ("free", 6)
         last = groups.history(group.group_id)[-1]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sublet_borrower.agent.agent_loop import AgentLoop
-from sublet_borrower.agent.event_queue import EventQueue
+from sublet_borrower.agent.session_event_queue import SessionEventQueue
 from sublet_borrower.machine.events import StreamGranted
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
@@ -85,7 +85,7 @@ def test_an_idle_leader_frees_its_claim_and_whoever_comes_in_that_moment_is_serv
     assert stage.fleet.nodes["n1"].alive
 
 
-class Wish(EventQueue):
+class Wish(SessionEventQueue):
     """For a group's streams."""
 
     served = False

@@ -16,8 +16,8 @@ from sublet_borrower.planner.plan_ledger import PlanLedger
 from sublet_borrower.spark.source.exactly_once import Guard
 from sublet_protocol.domain.errors import BatchLost, DatabaseUnreachable, InvalidSetting, UnknownOutcome, UsageError
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
-from sublet_storage.groups import consumer_statements
-from sublet_storage.groups.consumer_statements import TransactionIdentity
+from sublet_storage.groups import consumer_progress
+from sublet_storage.groups.consumer_progress import TransactionIdentity
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions
 from sublet_storage.producer import Publisher
@@ -284,7 +284,7 @@ def test_a_driver_that_is_frozen_in_the_transaction_gives_its_streams_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The server gives it half a second before its commit, and in the block as long as a batch may take besides."""
-    monkeypatch.setattr(consumer_statements, "BEFORE_COMMIT_S", 0.5)
+    monkeypatch.setattr(consumer_progress, "BEFORE_COMMIT_S", 0.5)
     monkeypatch.setenv("SUBLET_MAX_POLL_INTERVAL_S", "1" if where == "in the block" else "600")
     checkpoint, settle = Checkpoint(), Guard._settle
 

@@ -11,8 +11,8 @@ import pytest
 from sublet_leader.node.notification_hub import NotificationHub
 from sublet_protocol.messages.channel_messages import StreamHead
 from sublet_protocol.pubsub.model import Channel, Subscribe
-from sublet_protocol.pubsub.publisher_machine import PubSubPublisherMachine
-from sublet_protocol.pubsub.publisher_replies import PollDeliveries
+from sublet_protocol.pubsub.node_side_machine import NodeSideMachine
+from sublet_protocol.pubsub.node_side_replies import PollDeliveries
 from sublet_protocol.pubsub.server import new_publisher
 from sublet_storage.db.connect import connect
 from sublet_storage.notify.changes import Change, NotifySettings, group_change, stream_change
@@ -38,7 +38,7 @@ async def until(fact: object) -> None:
             await asyncio.sleep(0.01)
 
 
-def heads(publisher: PubSubPublisherMachine, name: str) -> list[object]:
+def heads(publisher: NodeSideMachine, name: str) -> list[object]:
     found = publisher.poll(name, 0, "", 0.0, 0.0)
     return [delivery.body for delivery in found.deliveries] if isinstance(found, PollDeliveries) else []
 

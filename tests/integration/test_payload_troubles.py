@@ -31,7 +31,7 @@ from sublet_storage.log import epoch_capabilities
 from sublet_storage.log.append import BlockAppend, ProducerIdentity, ProducerStamp, register_producer
 from sublet_storage.log.fetch import fetch
 from sublet_storage.node_directory import NodeRef
-from sublet_storage.objects import registry
+from sublet_storage.objects import unreferenced_objects
 from sublet_storage.objects.location import parse_location
 from sublet_storage.objects.object_stores import MARKER, WRITABLE, LocalBackend, ObjectStore
 from sublet_storage.objects.parallel_calls import run_parallel
@@ -195,7 +195,7 @@ def test_a_database_that_is_restored_finds_what_was_recalled_since(
             with connect(database) as original:
                 alter_space(original, "eu", payload_location=None)
                 restore.restore_payloads(original, space.space_id)
-                assert registry.delete_expired_objects(original) == 0, "the grace is days"
+                assert unreferenced_objects.delete_expired_objects(original) == 0, "the grace is days"
                 with connect(urlunsplit(parts._replace(path=f"/{backup}"))) as restored:
                     assert read(restored, stream) == before
                 assert swept(original) == BLOCKS
@@ -207,7 +207,7 @@ def test_a_database_that_is_restored_finds_what_was_recalled_since(
 def test_tables_are_not_dropped_for_who_asks_while_payloads_are_moved(
     database: str, conn: psycopg.Connection[Any], space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, claim = read(conn, stream), registry.claim_objects
+    before, claim = read(conn, stream), unreferenced_objects.claim_objects
     said: list[str] = []
 
     def down() -> None:
@@ -224,7 +224,7 @@ def test_tables_are_not_dropped_for_who_asks_while_payloads_are_moved(
         eventually(lambda: waiting(database), WAIT_S)
         return found
 
-    monkeypatch.setattr(registry, "claim_objects", slow)
+    monkeypatch.setattr(unreferenced_objects, "claim_objects", slow)
     tiering.tier_space(conn, space)
     other.join()
     assert said
@@ -319,7 +319,7 @@ def test_who_was_deposed_and_comes_late_leaves_no_object_that_is_forgotten(
     def frozen(*args: Any) -> Any:
         """An hour goes by before it writes."""
         with connect(database) as other:
-            assert registry.delete_expired_objects(other, abandoned_s=0) == BLOCKS
+            assert unreferenced_objects.delete_expired_objects(other, abandoned_s=0) == BLOCKS
         over.append(True)
         return run_parallel(*args)
 
@@ -327,7 +327,7 @@ def test_who_was_deposed_and_comes_late_leaves_no_object_that_is_forgotten(
     with pytest.raises(StaleTerm):
         tiering.tier_space(conn, space, guard)
     assert (len(world.names()), named(conn)) == (BLOCKS, set())
-    assert registry.delete_expired_objects(conn) == BLOCKS
+    assert unreferenced_objects.delete_expired_objects(conn) == BLOCKS
     assert world.names() == set()
 
 
@@ -475,7 +475,7 @@ def test_of_what_could_not_be_named_in_time_nothing_is_left_behind(
         with pytest.raises(psycopg.errors.LockNotAvailable):
             tiering.tier_space(conn, space)
     assert (len(world.names()), named(conn)) == (BLOCKS, set())
-    assert registry.delete_expired_objects(conn) == BLOCKS
+    assert unreferenced_objects.delete_expired_objects(conn) == BLOCKS
     assert world.names() == set()
     assert move(conn, space) == BLOCKS
 
@@ -533,7 +533,7 @@ def test_objects_that_cannot_be_deleted_are_tried_after_all_others(
         delete(self, name)
 
     monkeypatch.setattr(LocalBackend, "delete", refused)
-    monkeypatch.setattr(registry, "MAX_OBJECTS", 1)
+    monkeypatch.setattr(unreferenced_objects, "MAX_OBJECTS", 1)
     for _ in range(BLOCKS):
         with contextlib.suppress(PayloadUnavailable):
             swept(conn)
@@ -551,14 +551,16 @@ def test_a_sweep_looks_at_no_more_than_it_deletes(conn: psycopg.Connection[Any],
     conn.execute("analyze payload_object")
     asked = {
         "space": space.space_id,
-        "grace": registry.GRACE_S - 7200,
+        "grace": unreferenced_objects.GRACE_S - 7200,
         "prefix": "file:///x/",
         "name": ".*",
         "most": 10,
     }
     asking: list[tuple[str, Any]] = [
-        (registry._ABANDON, (3600.0,)), (registry._LOCATIONS, asked), (registry._PICKED, asked)
-    ]  # fmt: skip
+        (unreferenced_objects._ABANDON, (3600.0,)),
+        (unreferenced_objects._LOCATIONS, asked),
+        (unreferenced_objects._PICKED, asked),
+    ]
     for statement, parameters in asking:
         plan = "\n".join(row[0] for row in conn.execute(f"explain {statement}".encode(), parameters))
         assert "Seq Scan on payload_object" not in plan, plan
@@ -569,7 +571,7 @@ def test_where_nothing_waits_a_sweep_asks_once_and_does_nothing(conn: psycopg.Co
     def guard(_: psycopg.Connection[Any]) -> None:
         raise AssertionError("a transaction")
 
-    assert registry.delete_expired_objects(conn, guard) == 0
+    assert unreferenced_objects.delete_expired_objects(conn, guard) == 0
 
 
 def test_retention_reads_no_row_of_a_space_that_never_had_a_place(
@@ -789,8 +791,8 @@ def test_a_sweep_has_an_end(
     move(conn, space)
     alter_space(conn, "eu", payload_location=None)
     restore.restore_payloads(conn, space.space_id)
-    monkeypatch.setattr(registry, "CHUNK", 1)
-    assert registry.delete_expired_objects(conn, grace_s=0.0, most_s=0.0) == 0
+    monkeypatch.setattr(unreferenced_objects, "CHUNK", 1)
+    assert unreferenced_objects.delete_expired_objects(conn, grace_s=0.0, most_s=0.0) == 0
     assert swept(conn) == BLOCKS
 
 

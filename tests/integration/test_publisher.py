@@ -35,7 +35,7 @@ from sublet_storage.bootstrap.migrate import migrate
 from sublet_storage.db.connect import connect
 from sublet_storage.log.append import AppendOutcome, AppendResult, BlockAppend, append
 from sublet_storage.producer import AsyncPublisher, Publisher
-from sublet_storage.producer.batches.unsent_messages import PendingBlock
+from sublet_storage.producer.batches.message_accumulator import PendingBlock
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover
 from sublet_storage.spaces.space_queries import find_space, open_streams
 from tests.broken_off import broken_off

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from sublet_borrower.agent.agent_loop import AgentLoop
-from sublet_borrower.agent.event_queue import EventQueue, SessionEvent
+from sublet_borrower.agent.session_event_queue import SessionEvent, SessionEventQueue
 from sublet_borrower.machine.agent import SubscriptionClosed
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.messages.borrower_leader import InvalidateReason, LeaderWanted
@@ -19,9 +19,9 @@ GROUP = "$queue/g/a"
 SETTINGS = BorrowerSettings().scaled(20)
 
 
-async def the_end(agent: AgentLoop, subscribe: Callable[[EventQueue], int]) -> list[SessionEvent]:
+async def the_end(agent: AgentLoop, subscribe: Callable[[SessionEventQueue], int]) -> list[SessionEvent]:
     """All news of a subscription, up to its end."""
-    inbox, news = EventQueue(), list[SessionEvent]()
+    inbox, news = SessionEventQueue(), list[SessionEvent]()
 
     def ended() -> bool:
         news.extend(inbox.take())

@@ -152,7 +152,7 @@ def test_group_messages_stream_heads_and_watches_are_served_alike() -> None:
 @pytest.mark.conforms("R12")
 def test_the_machines_import_nothing_of_leaders_and_borrowers() -> None:
     code = (
-        "import sys, sublet_protocol.pubsub.publisher_machine, sublet_protocol.pubsub.subscriber_machine\n"
+        "import sys, sublet_protocol.pubsub.node_side_machine, sublet_protocol.pubsub.agent_side_machine\n"
         "ours = ('grpc', 'google', 'sublet_leader', 'sublet_borrower', 'sublet_storage', 'sublet_protocol.messages')\n"
         "print([name for name in sys.modules if f'{name}.'.startswith(tuple(f'{each}.' for each in ours))])"
     )

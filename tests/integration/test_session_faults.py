@@ -14,11 +14,11 @@ import grpc.aio
 import pytest
 
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION, LeaderWanted, Ping, PingResponse
+from sublet_protocol.pubsub.agent_side_events import ConnectionLostReason, ConnectionStatus
+from sublet_protocol.pubsub.agent_side_machine import AgentSideSettings
 from sublet_protocol.pubsub.mailbox import MailboxLimits
 from sublet_protocol.pubsub.model import Channel, MailboxOverflow
 from sublet_protocol.pubsub.server import new_publisher
-from sublet_protocol.pubsub.subscriber_machine import SubscriberSettings
-from sublet_protocol.pubsub.subscriber_machine_events import ConnectionLostReason, ConnectionStatus
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_protocol.v1 import sublet_pb2_grpc
 from tests.integration.session_kit import FAST, Agent, a_node, an_agent, event, free_port, run, until
@@ -149,7 +149,7 @@ def test_the_forgotten_are_told_so() -> None:
 KILLED_AGENT = """
     import asyncio
     from sublet_protocol.pubsub.node_connection import NodeConnection
-    from sublet_protocol.pubsub.subscriber_machine import SubscriberSettings
+    from sublet_protocol.pubsub.agent_side_machine import SubscriberSettings
 
     async def main():
         node = NodeConnection("{address}", "victim", print, settings=SubscriberSettings(hold_s=0.4))
@@ -165,7 +165,7 @@ KILLED_AGENT = """
 def test_a_killed_agent_is_gone_within_three_holds_and_a_quiet_one_stays() -> None:
     async def test() -> None:
         hold_s = 0.4
-        quiet = SubscriberSettings(hold_s=hold_s)
+        quiet = AgentSideSettings(hold_s=hold_s)
         async with a_node(hold_s=hold_s) as node, an_agent(node.address, "quiet", quiet) as agent:
             agent.node.subscribe(Channel.GROUP, "k")
             code = textwrap.dedent(KILLED_AGENT).format(address=node.address)
@@ -211,7 +211,7 @@ def test_a_killed_node_fails_every_subscription_once() -> None:
         victim = subprocess.Popen([sys.executable, "-c", textwrap.dedent(KILLED_NODE).format(port=port)], cwd=ROOT)
         failures: list[str] = []
         try:
-            patient = SubscriberSettings(retry_s=0.5, max_retry_s=1.0)
+            patient = AgentSideSettings(retry_s=0.5, max_retry_s=1.0)
             async with an_agent(f"127.0.0.1:{port}", settings=patient) as agent:
                 agent.node.set_listening(True)
                 await until(lambda: agent.node.status is ConnectionStatus.CONNECTED, 30)

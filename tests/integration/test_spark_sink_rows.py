@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import ArrayType, StructType
 
-from sublet_borrower.spark.sink.target import SinkTarget
+from sublet_borrower.spark.sink.target import SinkDatabase
 from sublet_borrower.spark.sink.writer import batch_writer, stage_rows, stream_writer
 from sublet_protocol.domain.errors import DatabaseUnreachable, InvalidSetting, SchemaMismatch, SubletError
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres
@@ -136,7 +136,7 @@ def test_an_embedded_server_is_written_to_where_it_is(server_home: Path) -> None
         writer.commit([done])
         with writer._target.open_connection() as (_, conn):
             assert sum(map(len, everything(conn).values())) == 10
-        elsewhere = SinkTarget(None, directory, None, "another-machine")
+        elsewhere = SinkDatabase(None, directory, None, "another-machine")
         with pytest.raises(InvalidSetting, match="was given a database that only another-machine can reach"):
             stage_rows(elsewhere, writer._options, writer._write, 0, iter([numbered(0, 10)]))
 

@@ -10,7 +10,7 @@ import pytest
 
 from sublet_protocol.domain.errors import Conflict, GrantLost
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.groups import consumer_statements
+from sublet_storage.groups import consumer_progress
 from sublet_storage.groups.admin import reset_transaction
 from sublet_storage.groups.admin.reset_targets import ResetTarget
 from sublet_storage.groups.coordinator import group_lifecycle
@@ -73,7 +73,7 @@ class Stage:
         """In the consumer's own transaction, when another message has come."""
         append(conn, [BlockAppend(self.stream, block(b"y"))])
         with conn.transaction():
-            consumer_statements.advance(conn, self.plain.group_id, self.stream, self.grant, 1)
+            consumer_progress.advance(conn, self.plain.group_id, self.stream, self.grant, 1)
 
     def publish(self, conn: Connection) -> Any:
         """In epoch 2, and finish with that: all up to 4 is completed."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from sublet_borrower.consumer.transaction import ProgressTransactions
 from sublet_protocol.domain.errors import DatabaseUnreachable
-from sublet_storage.groups import consumer_statements
+from sublet_storage.groups import consumer_progress
 
 
 @dataclass
@@ -33,16 +33,16 @@ class Work:
 
 def main(url: str, group: str, stream: str, grant: str, number: str) -> int:
     """Do it."""
-    consumer_statements.BEFORE_COMMIT_S, advance = 0.5, consumer_statements.advance
+    consumer_progress.BEFORE_COMMIT_S, advance = 0.5, consumer_progress.advance
 
-    def advance_and_stop(*arguments: Any, **named: Any) -> consumer_statements.TransactionIdentity:
+    def advance_and_stop(*arguments: Any, **named: Any) -> consumer_progress.TransactionIdentity:
         attempt = advance(*arguments, **named)
         sys.stdout.write("advanced\n")
         sys.stdout.flush()
         os.kill(os.getpid(), signal.Signals[number])
         return attempt
 
-    consumer_statements.advance = advance_and_stop
+    consumer_progress.advance = advance_and_stop
     try:
         with ProgressTransactions(url, lambda: int(group), 60.0).begin([Work(int(stream), int(grant))]) as connection:
             connection.execute("insert into output values (1)")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from sublet_borrower.agent.agent_loop import AgentLoop
-from sublet_borrower.agent.event_queue import EventQueue
+from sublet_borrower.agent.session_event_queue import SessionEventQueue
 from sublet_borrower.machine.agent import SubscriptionClosed
 from sublet_borrower.machine.events import StreamGranted, StreamRemoved
 from sublet_borrower.settings import BorrowerSettings
@@ -34,7 +34,7 @@ def main(url: str, file: str, pattern: str, count: str) -> None:
             return [node.address for node in live_nodes(connection)]
 
     agent = AgentLoop(find, BorrowerSettings.from_env())
-    inboxes = [EventQueue() for _ in range(int(count))]
+    inboxes = [SessionEventQueue() for _ in range(int(count))]
     for number, inbox in enumerate(inboxes):
         agent.subscribe(pattern.replace("{}", str(number)), inbox)
     with Path(file).open("a") as record:
@@ -44,7 +44,7 @@ def main(url: str, file: str, pattern: str, count: str) -> None:
             record.flush()
 
 
-def _write(record: TextIO, number: int, inbox: EventQueue) -> None:
+def _write(record: TextIO, number: int, inbox: SessionEventQueue) -> None:
     line: dict[str, Any]
     for news in inbox.take():
         match news:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sublet_storage.db.connect import connect
-from sublet_storage.objects import registry
+from sublet_storage.objects import unreferenced_objects
 from sublet_storage.spaces import tiering
 from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.space_queries import find_space
@@ -27,7 +27,7 @@ def main(url: str, space: str, point: str) -> None:
     if point == "written":
         tiering.run_parallel = _dying(lambda _there, _what, work, blocks: work(blocks[0]))  # type: ignore[attr-defined]
     if point == "deleted":
-        registry.run_parallel = _dying(registry.run_parallel)  # type: ignore[attr-defined]
+        unreferenced_objects.run_parallel = _dying(unreferenced_objects.run_parallel)  # type: ignore[attr-defined]
     with connect(url) as connection:
         found = find_space(connection, space)
         tiering.tier_space(connection, found)
@@ -36,7 +36,7 @@ def main(url: str, space: str, point: str) -> None:
         apply_retention(connection)
         if point == "dropped":
             _die()
-        registry.delete_expired_objects(connection, grace_s=0.0)
+        unreferenced_objects.delete_expired_objects(connection, grace_s=0.0)
 
 
 def _dying(work: Callable[..., Any]) -> Callable[..., Any]:

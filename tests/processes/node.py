@@ -1,7 +1,7 @@
 """A leader node: `python -m tests.processes.node URL NAME [FILE]`. Prints its address once it serves.
 
-FILE is written anew about every `EVERY_S`: what the node says of itself (`NodeState`), as JSON. With SUBLET_HTTP it has
-an HTTP port, whatever the value.
+FILE is written anew about every `EVERY_S`: what the node says of itself (`NodeSnapshot`), as JSON. With SUBLET_HTTP it
+has an HTTP port, whatever the value.
 """
 
 from __future__ import annotations

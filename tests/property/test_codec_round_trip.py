@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier, LowerFrontier
-from sublet_protocol.domain.in_doubt import InDoubt
+from sublet_protocol.domain.in_doubt import InDoubtRange
 from sublet_protocol.messages import codec
 from sublet_protocol.messages.borrower_leader import (
     Disconnect,
@@ -39,7 +39,7 @@ from sublet_protocol.pubsub.model import (
     Channel,
     DeliveredMessage,
     MailboxOverflow,
-    Send,
+    MessageToNode,
     Subscribe,
     UndecodedCommand,
     Unsubscribe,
@@ -55,7 +55,7 @@ FRONTIER = st.lists(EPOCH, max_size=4).map(LowerFrontier.from_epochs)
 CONSUMED = st.none() | st.builds(ConsumedFrontier, NATURAL, st.none() | FRONTIER)
 ENDS = st.tuples(NATURAL, NATURAL).map(sorted)
 IN_DOUBT = st.none() | st.tuples(NATURAL, ENDS, TIME, CONSUMED).map(
-    lambda parts: InDoubt(parts[0], parts[1][0], parts[1][1], *parts[2:])
+    lambda parts: InDoubtRange(parts[0], parts[1][0], parts[1][1], *parts[2:])
 )
 HELD = st.builds(HeldGrant, NATURAL, NATURAL, NATURAL, CONSUMED)
 ONE_PROGRESS = st.builds(
@@ -122,8 +122,8 @@ DELIVERY = st.one_of(
 COMMAND = st.one_of(
     st.builds(Subscribe, CHANNEL, st.none() | ID),
     st.builds(Unsubscribe, CHANNEL, st.none() | ID),
-    TO_LEADER.map(Send),
-    st.builds(Send, st.builds(GroupEvent, st.binary())),
+    TO_LEADER.map(MessageToNode),
+    st.builds(MessageToNode, st.builds(GroupEvent, st.binary())),
 )
 
 
@@ -144,7 +144,7 @@ def test_messages_to_the_borrower_survive_the_wire(message: ToBorrower) -> None:
 
 
 @given(COMMAND)
-def test_commands_survive_the_wire(command: Subscribe | Unsubscribe | Send) -> None:
+def test_commands_survive_the_wire(command: Subscribe | Unsubscribe | MessageToNode) -> None:
     assert wire.decode_command(pb.Command.FromString(wire.encode_command(command).SerializeToString())) == command
 
 
@@ -189,7 +189,7 @@ def test_any_bytes_are_a_command_or_an_error(payload: bytes) -> None:
         parsed = pb.Command.FromString(payload)
     except DecodeError:
         return
-    assert isinstance(wire.decode_command(parsed), Subscribe | Unsubscribe | Send | UndecodedCommand)
+    assert isinstance(wire.decode_command(parsed), Subscribe | Unsubscribe | MessageToNode | UndecodedCommand)
 
 
 MINIMAL = {"borrower_id": "b", "agent": "a", "subscription": "$share/g/a", "weight": 1.0, "starting_position": "latest"}

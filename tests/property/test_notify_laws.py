@@ -14,10 +14,10 @@ from sublet_storage.notify.catch_up_scheduler import CatchUpCause
 from sublet_storage.notify.changes import (
     Change,
     Envelope,
-    Hello,
     MalformedNotification,
     Message,
     NotifySettings,
+    PublisherHeartbeat,
     stream_change,
 )
 from sublet_storage.notify.codec import decode, encode
@@ -179,7 +179,7 @@ ENVELOPE = NAME.flatmap(
         changes_of(kind),
     )
 )
-HELLO = st.builds(Hello, NAME, NAME, st.dictionaries(NAME, NUMBER, max_size=5), st.booleans())
+HELLO = st.builds(PublisherHeartbeat, NAME, NAME, st.dictionaries(NAME, NUMBER, max_size=5), st.booleans())
 
 
 @given(ENVELOPE | HELLO)

@@ -12,12 +12,8 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sublet_protocol.pubsub.mailbox import MailboxLimits
-from sublet_protocol.pubsub.model import ChannelDelivery, MailboxOverflow, Send, Subscribe
-from sublet_protocol.pubsub.publisher_machine import PublisherSettings, PubSubPublisherMachine
-from sublet_protocol.pubsub.publisher_replies import CommandsAccepted, HoldPoll, PollDeliveries, UnknownSubscriber
-from sublet_protocol.pubsub.subscriber_machine import PubSubSubscriberMachine, SubscriberSettings
-from sublet_protocol.pubsub.subscriber_machine_events import (
+from sublet_protocol.pubsub.agent_side_events import (
+    CallPoll,
     CancelCommands,
     CancelPoll,
     CommandsReplied,
@@ -31,9 +27,13 @@ from sublet_protocol.pubsub.subscriber_machine_events import (
     PollUnanswered,
     SendCommands,
     SetListening,
-    StartPoll,
     Tick,
 )
+from sublet_protocol.pubsub.agent_side_machine import AgentSideMachine, AgentSideSettings
+from sublet_protocol.pubsub.mailbox import MailboxLimits
+from sublet_protocol.pubsub.model import ChannelDelivery, MailboxOverflow, MessageToNode, Subscribe
+from sublet_protocol.pubsub.node_side_machine import NodeSideMachine, NodeSideSettings
+from sublet_protocol.pubsub.node_side_replies import CommandsAccepted, HoldPoll, PollDeliveries, UnknownSubscriber
 
 CHANNELS = {"log": ChannelDelivery.LOG, "state": ChannelDelivery.STATE}
 LIMITS = MailboxLimits(messages=8, reply_messages=3)
@@ -48,9 +48,9 @@ class World:
         self.now = 0.0
         self.node_number = 0
         self.node = self.new_node()
-        settings = SubscriberSettings(hold_s=5, retry_s=0.5, batch_commands=3)
-        self.agent = PubSubSubscriberMachine("agent", settings, channels=CHANNELS)
-        self.calls: dict[str, SendCommands | StartPoll] = {}
+        settings = AgentSideSettings(hold_s=5, retry_s=0.5, batch_commands=3)
+        self.agent = AgentSideMachine("agent", settings, channels=CHANNELS)
+        self.calls: dict[str, SendCommands | CallPoll] = {}
         self.wake_at: float | None = None
         self.executed: list[tuple[str, object]] = []
         self.seen: list[object] = []  # since the last doubt
@@ -59,11 +59,9 @@ class World:
         self.newest: dict[str, int] = {}
         self.sent = self.delivered = self.gaps = self.losses = 0
 
-    def new_node(self) -> PubSubPublisherMachine:
+    def new_node(self) -> NodeSideMachine:
         self.node_number += 1
-        return PubSubPublisherMachine(
-            f"n{self.node_number}", PublisherSettings(hold_s=5, mailbox=LIMITS), channels=CHANNELS
-        )
+        return NodeSideMachine(f"n{self.node_number}", NodeSideSettings(hold_s=5, mailbox=LIMITS), channels=CHANNELS)
 
     def decide(self, event: Event) -> None:
         outcome = self.agent.decide(event, self.now)
@@ -76,7 +74,7 @@ class World:
             case SendCommands():
                 assert "batch" not in self.calls, "two batches in flight"
                 self.calls["batch"] = instruction
-            case StartPoll():
+            case CallPoll():
                 assert "poll" not in self.calls, "two polls held"
                 self.calls["poll"] = instruction
             case CancelCommands():
@@ -128,7 +126,7 @@ class World:
             call.subscriber_incarnation, call.number, self.node.incarnation, isinstance(answer, UnknownSubscriber)
         )
 
-    def poll(self, call: StartPoll) -> Event:
+    def poll(self, call: CallPoll) -> Event:
         answer = self.node.poll(call.subscriber_id, call.acknowledged, call.node_incarnation, self.now, call.hold_s)
         if isinstance(answer, HoldPoll):
             answer = self.node.end_poll(call.subscriber_id, self.now)
@@ -147,7 +145,7 @@ class World:
             self.publish()
         elif chance < 0.5:
             self.sent += 1
-            self.decide(Send(self.sent))
+            self.decide(MessageToNode(self.sent))
         elif self.calls:
             self.answer(self.random.choice(sorted(self.calls)))
         if self.wake_at is not None and self.now >= self.wake_at:

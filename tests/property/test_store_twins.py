@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 )
 
 from sublet_protocol.domain.errors import StaleTerm, SubletError
-from sublet_protocol.domain.in_doubt import InDoubt
+from sublet_protocol.domain.in_doubt import InDoubtRange
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.coordinator.store import GroupStore
 from sublet_storage.groups.model.desired_state import GroupCommand, PauseGroup, ResumeGroup, SetSessionWeight
@@ -278,7 +278,7 @@ class Twins(RuleBasedStateMachine):
             case "advance":
                 return AdvancePosition(stream, grant_id, position)
             case "plan":
-                doubt = InDoubt(grant_id, position, position + which % 3, (0.0, 4.5, 4.5)[which % 3])
+                doubt = InDoubtRange(grant_id, position, position + which % 3, (0.0, 4.5, 4.5)[which % 3])
                 return AdvancePosition(stream, grant_id, position, in_doubt=doubt)
             case "unreserve":
                 return UnreserveStream(stream, grant_id, "not back", is_forced=which % 2 == 0)

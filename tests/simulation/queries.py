@@ -31,7 +31,7 @@ from sublet_borrower.planner.planned_ranges import (
     resolve_outcome,
 )
 from sublet_protocol.messages.borrower_leader import RevokedReason
-from sublet_storage.groups.consumer_statements import LastPlannedRange
+from sublet_storage.groups.consumer_progress import LastPlannedRange
 from sublet_storage.groups.model.records import LendingStatus
 from tests.simulation.sessions import Session
 from tests.simulation.work import Work

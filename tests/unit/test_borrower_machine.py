@@ -32,7 +32,7 @@ from sublet_borrower.machine.transitions import (
     StreamStatus,
 )
 from sublet_borrower.settings import BorrowerSettings
-from sublet_protocol.domain.in_doubt import InDoubt
+from sublet_protocol.domain.in_doubt import InDoubtRange
 from sublet_protocol.messages.borrower_leader import (
     Disconnect,
     Grant,
@@ -541,7 +541,7 @@ def test_progress_is_reported_again_until_it_is_saved_and_then_not() -> None:
 def test_a_plan_is_reported_at_once_and_again_until_it_is_saved() -> None:
     play = connected(GRANT)
     play.receive(ProgressSaved(ME, TERM, 5, 50, 10), 0.0)
-    doubt = InDoubt(50, 10, 20, 60.0)
+    doubt = InDoubtRange(50, 10, 20, 60.0)
     planned = UpdateProgress(ME, TERM, (StreamProgress(5, 50, 10, in_doubt=doubt),))
     assert play.do(SessionProgress(5, 50, 10, in_doubt=doubt), 0.001).sends == (Send(NODE, planned),)
     assert play.receive(ProgressSaved(ME, TERM, 5, 50, 10), 0.01).updates == (), "that was of before"
@@ -558,7 +558,7 @@ def test_a_plan_is_reported_at_once_and_again_until_it_is_saved() -> None:
 @pytest.mark.conforms("E27")
 def test_a_plan_stays_in_force_with_later_reports_and_is_told_to_the_next_leader() -> None:
     play = connected(GRANT)
-    doubt = InDoubt(50, 10, 20, 60.0)
+    doubt = InDoubtRange(50, 10, 20, 60.0)
     play.do(SessionProgress(5, 50, 10, in_doubt=doubt), 0.001)
     play.receive(ProgressSaved(ME, TERM, 5, 50, 10, in_doubt=doubt), 0.01)
     [stream] = play.machine.successor_state().streams

@@ -10,14 +10,14 @@ import pytest
 
 from sublet_storage.groups.status.diagnosis import QUIET_S, RULES, diagnose
 from sublet_storage.groups.status.diagnosis_facts import (
-    GroupState,
+    GroupDiagnosisFacts,
     ParentStream,
     PendingFrontier,
     StallReason,
-    StreamState,
+    StreamDiagnosisFacts,
 )
 
-LED = GroupState(
+LED = GroupDiagnosisFacts(
     subscription="$share/billing/orders/#",
     paused=None,
     leader="n1",
@@ -29,7 +29,7 @@ LED = GroupState(
     atomic=False,
 )
 UNLED = replace(LED, leader=None, nodes=2)
-FREE = StreamState(
+FREE = StreamDiagnosisFacts(
     group_id=1, stream_id=12, space="orders", generation_id=1, status="free", position=4, head=10, head_state="open",
     lag=6, age_s=60.0, borrower_id=None, agent=None, session=None, held_s=None, reserved_s=None, grant_id=1,
     lost_message_count=0, blocked_reason=None, unreadable_reason=None, unreadable_s=None, idle_s=60.0,
@@ -152,7 +152,7 @@ PARENTS = (ParentStream(3, "held", 5, 9), ParentStream(4, "free", 0, 2))
     ],
 )  # fmt: skip
 def test_each_reason_has_its_words_and_says_what_helps(
-    reason: StallReason, group: GroupState, stream: StreamState, because: str, remedy: str | None
+    reason: StallReason, group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts, because: str, remedy: str | None
 ) -> None:
     ruling = diagnose(group, stream)
     assert ruling.reason is reason

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from sublet_borrower.agent.event_queue import EventQueue
+from sublet_borrower.agent.session_event_queue import SessionEventQueue
 from sublet_borrower.machine.events import SavedProgress
 from sublet_borrower.new_data.head_tracker import HeadPushed, HeadSubscriptionId
 
 
 def test_of_what_is_pushed_about_a_stream_the_newest_is_kept_and_of_the_rest_all() -> None:
-    inbox = EventQueue()
+    inbox = SessionEventQueue()
     for head in range(1_000):
         inbox.put(HeadPushed(HeadSubscriptionId(7, 50, 1), head))
         inbox.put(HeadPushed(HeadSubscriptionId(8, 50, 2), head))
@@ -24,7 +24,7 @@ def test_of_what_is_pushed_about_a_stream_the_newest_is_kept_and_of_the_rest_all
 
 
 def test_news_that_came_the_longer_way_does_not_take_the_place_of_what_is_newer() -> None:
-    inbox = EventQueue()
+    inbox = SessionEventQueue()
     for follow, head in (
         (HeadSubscriptionId(7, 50, 1), 9),
         (HeadSubscriptionId(7, 50, 2), 5),
@@ -35,6 +35,6 @@ def test_news_that_came_the_longer_way_does_not_take_the_place_of_what_is_newer(
 
 
 def test_what_is_pushed_wakes_whoever_waits() -> None:
-    inbox = EventQueue()
+    inbox = SessionEventQueue()
     inbox.put(HeadPushed(HeadSubscriptionId(7, 50, 1), 3))
     assert inbox.take(60.0) == (HeadPushed(HeadSubscriptionId(7, 50, 1), 3),)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sublet_protocol.domain.in_doubt import InDoubt
+from sublet_protocol.domain.in_doubt import InDoubtRange
 from sublet_protocol.messages.borrower_leader import (
     Grant,
     Invalidate,
@@ -26,15 +26,15 @@ def named(bench: Bench, borrower_id: str, name: str = "etl", epoch: int = 1) -> 
     bench.confirm()
 
 
-def plan(bench: Bench, start: int = 2, end: int = 5, borrower_id: str = "a/1", stream_id: int = 1) -> InDoubt:
+def plan(bench: Bench, start: int = 2, end: int = 5, borrower_id: str = "a/1", stream_id: int = 1) -> InDoubtRange:
     """It plans a part of its stream."""
-    doubt = InDoubt(bench.grant_id(stream_id), start, end, HOLD_S)
+    doubt = InDoubtRange(bench.grant_id(stream_id), start, end, HOLD_S)
     said = StreamProgress(stream_id, bench.grant_id(stream_id), start, in_doubt=doubt)
     bench.receive(UpdateProgress(borrower_id, bench.term, (said,)), borrower_id.partition("/")[0])
     return doubt
 
 
-def planned() -> tuple[Bench, InDoubt]:
+def planned() -> tuple[Bench, InDoubtRange]:
     """A session has planned, and that is written."""
     bench = Bench()
     named(bench, "a/1")

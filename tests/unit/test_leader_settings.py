@@ -11,7 +11,7 @@ import pytest
 
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import InvalidSetting
-from sublet_protocol.domain.settings_base import SettingsRule
+from sublet_protocol.domain.settings_base import CrossSettingRule
 
 BREAKS: dict[str, dict[str, float]] = {
     "history_retention_s must be at least 60 times lease_duration_s": {"history_retention_s": 599.0},
@@ -40,7 +40,7 @@ def test_every_rule_has_a_counterexample_here() -> None:
 
 
 @pytest.mark.parametrize("rule", LeaderSettings.RULES, ids=lambda rule: rule.names[0])
-def test_breaking_a_rule_names_values_rule_and_remedy(rule: SettingsRule) -> None:
+def test_breaking_a_rule_names_values_rule_and_remedy(rule: CrossSettingRule) -> None:
     broken = replace(LeaderSettings(), **BREAKS[rule.text])
     with pytest.raises(InvalidSetting) as caught:
         broken.check()

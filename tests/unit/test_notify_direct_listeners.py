@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sublet_storage.notify.changes import Change, Envelope, Hello, group_change, stream_change
+from sublet_storage.notify.changes import Change, Envelope, PublisherHeartbeat, group_change, stream_change
 from sublet_storage.notify.codec import encode
 from sublet_storage.notify.drivers.listener_slots import decode_heads
 from sublet_storage.notify.drivers.postgres import encode_payload
@@ -18,7 +18,7 @@ def test_of_all_that_is_said_the_heads_of_streams_are_heard() -> None:
     news = [stream_change(7, 12, closed=False), stream_change(9, 2**62, closed=True)]
     assert decode_heads(said("stream", *news)) == {7: 12, 9: 2**62}
     assert decode_heads(said("group", group_change("$share/g/#", 3))) == {}
-    assert decode_heads(encode_payload(encode(Hello("p", "i", {"stream": 7})), 0).encode()) == {}
+    assert decode_heads(encode_payload(encode(PublisherHeartbeat("p", "i", {"stream": 7})), 0).encode()) == {}
 
 
 @pytest.mark.parametrize(

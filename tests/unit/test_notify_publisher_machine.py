@@ -9,9 +9,9 @@ import pytest
 from sublet_storage.notify.changes import (
     Change,
     Envelope,
-    Hello,
     Message,
     NotifySettings,
+    PublisherHeartbeat,
     group_change,
     space_change,
     stream_change,
@@ -59,7 +59,7 @@ def head(stream_id: int, head: int) -> Change:
 @pytest.mark.conforms("D3")
 def test_it_begins_with_a_hello_and_numbers_each_channel_by_itself() -> None:
     harness = Harness()
-    assert harness.do(EndpointsOpened(None), 0.0) == [Hello("p", "i", {})]
+    assert harness.do(EndpointsOpened(None), 0.0) == [PublisherHeartbeat("p", "i", {})]
     assert harness.notify(1.0, head(1, 1)) == [Envelope("p", "i", "stream", 1, 0, (head(1, 1),))]
     assert harness.notify(2.0, head(1, 2), space_change("eu", 4)) == [
         Envelope("p", "i", "stream", 2, 1, (head(1, 2),)),
@@ -76,15 +76,15 @@ def test_it_says_hello_after_every_max_idle_of_silence_with_its_last_numbers() -
     harness.notify(1.0, head(1, 1))
     assert harness.wake_at == 1.0 + SETTINGS.hello_interval_s
     assert harness.do(Tick(), 5.9) == []
-    assert harness.do(Tick(), 6.0) == [Hello("p", "i", {"stream": 1})]
+    assert harness.do(Tick(), 6.0) == [PublisherHeartbeat("p", "i", {"stream": 1})]
     assert harness.wake_at == 11.0
-    assert harness.do(Tick(), 11.0) == [Hello("p", "i", {"stream": 1})]
+    assert harness.do(Tick(), 11.0) == [PublisherHeartbeat("p", "i", {"stream": 1})]
 
 
 def test_it_greets_again_when_others_can_be_reached() -> None:
     harness = opened()
     harness.notify(1.0, head(1, 1))
-    assert harness.do(EndpointsOpened(None), 1.5) == [Hello("p", "i", {"stream": 1})]
+    assert harness.do(EndpointsOpened(None), 1.5) == [PublisherHeartbeat("p", "i", {"stream": 1})]
 
 
 def test_what_is_told_before_anybody_can_be_reached_waits() -> None:
@@ -94,7 +94,7 @@ def test_what_is_told_before_anybody_can_be_reached_waits() -> None:
     assert harness.machine.has_pending
     harness.notify(0.1, head(1, 2))
     assert harness.do(EndpointsOpened(None), 0.2) == [
-        Hello("p", "i", {}),
+        PublisherHeartbeat("p", "i", {}),
         Envelope("p", "i", "stream", 1, 0, (head(1, 2),)),
     ]
 
@@ -177,7 +177,7 @@ def test_of_too_many_the_oldest_is_left_out_and_the_numbers_show_it() -> None:
     harness = Harness(most_waiting=2)
     harness.notify(0.0, head(1, 1), head(2, 1), head(3, 1))
     hello, envelope = harness.do(EndpointsOpened(None), 0.0)
-    assert hello == Hello("p", "i", {"stream": 1})
+    assert hello == PublisherHeartbeat("p", "i", {"stream": 1})
     assert envelope == Envelope("p", "i", "stream", 2, 1, (head(2, 1), head(3, 1)))
     assert harness.machine.dropped_change_count == 1
 
@@ -188,7 +188,7 @@ def test_leaving_sends_what_waits_and_says_so() -> None:
     harness.notify(1.001, head(1, 2))
     assert harness.do(CloseRequested(), 1.002) == [
         Envelope("p", "i", "stream", 2, 1, (head(1, 2),)),
-        Hello("p", "i", {"stream": 2}, is_leaving=True),
+        PublisherHeartbeat("p", "i", {"stream": 2}, is_leaving=True),
     ]
     assert harness.machine.status is PublisherStatus.CLOSED
     assert harness.notify(2.0, head(1, 3)) == []

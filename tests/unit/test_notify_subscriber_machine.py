@@ -9,7 +9,7 @@ import pytest
 
 from sublet_storage.notify import subscriber_machine as listener_module
 from sublet_storage.notify.catch_up_scheduler import CatchUp, CatchUpCause
-from sublet_storage.notify.changes import Change, Envelope, Hello, NotifySettings, stream_change
+from sublet_storage.notify.changes import Change, Envelope, NotifySettings, PublisherHeartbeat, stream_change
 from sublet_storage.notify.subscriber_machine import MAX_GAPS, SubscriberMachine
 from sublet_storage.notify.subscriber_machine_events import (
     CatchUpCompleted,
@@ -70,7 +70,11 @@ class Harness:
     def hello(
         self, last: int | None = None, publisher: str = "p", incarnation: str = "i", leaving: bool = False
     ) -> None:
-        self.do(MessageReceived(Hello(publisher, incarnation, {} if last is None else {"stream": last}, leaving)))
+        self.do(
+            MessageReceived(
+                PublisherHeartbeat(publisher, incarnation, {} if last is None else {"stream": last}, leaving)
+            )
+        )
 
     @property
     def received(self) -> list[int]:
@@ -361,7 +365,7 @@ def test_what_it_does_not_listen_to_is_only_a_sign_of_life() -> None:
     harness = steady()
     harness.until(14.0)
     harness.do(MessageReceived(Envelope("p", "i", "weather", 9, 3, (Change("weather", "a", 1),))))
-    harness.do(MessageReceived(Hello("p", "i", {"weather": 20, "stream": 1})))
+    harness.do(MessageReceived(PublisherHeartbeat("p", "i", {"weather": 20, "stream": 1})))
     assert harness.received == [1]
     assert harness.until(18.0) == []
 

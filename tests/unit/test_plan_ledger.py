@@ -11,7 +11,7 @@ from sublet_borrower.planner.micro_batch_planner import split_evenly
 from sublet_borrower.planner.plan_ledger import PlanLedger
 from sublet_borrower.planner.planned_ranges import PlannedRange, PlannedStream
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
-from sublet_protocol.domain.in_doubt import InDoubt
+from sublet_protocol.domain.in_doubt import InDoubtRange
 from sublet_protocol.messages.borrower_leader import Grant, RevokedReason
 
 HOLD_S = 60.0
@@ -26,7 +26,9 @@ class Desk:
         if recalled:
             self.planning.restore((), ())
 
-    def grant(self, stream_id: int = 1, grant_id: int = 50, position: int = 10, left: InDoubt | None = None) -> None:
+    def grant(
+        self, stream_id: int = 1, grant_id: int = 50, position: int = 10, left: InDoubtRange | None = None
+    ) -> None:
         grant = Grant("a/1", 1, stream_id, grant_id, position, 1, 0, 99, "#", in_doubt=left)
         self.planning.apply_update(StreamGranted(grant))
 
@@ -68,7 +70,7 @@ def desk() -> Desk:
 def test_nothing_is_begun_before_it_is_written(desk: Desk) -> None:
     assert desk.idle() == [1]
     desk.planning.plan({1: 20})
-    assert desk.last() == SessionProgress(1, 50, 10, lag=20, in_doubt=InDoubt(50, 10, 20, HOLD_S))
+    assert desk.last() == SessionProgress(1, 50, 10, lag=20, in_doubt=InDoubtRange(50, 10, 20, HOLD_S))
     assert desk.planning.has_unsaved_plan()
     assert desk.begun() == []
     desk.write()
@@ -80,8 +82,8 @@ def test_nothing_is_begun_before_it_is_written(desk: Desk) -> None:
 def test_what_is_written_of_an_earlier_plan_is_not_taken_for_this_one(desk: Desk) -> None:
     desk.planning.plan({1: 20})
     desk.planning.apply_update(SavedProgress(1, 50, 10))
-    desk.planning.apply_update(SavedProgress(1, 50, 10, InDoubt(50, 5, 10, HOLD_S)))
-    desk.planning.apply_update(SavedProgress(1, 49, 10, InDoubt(50, 10, 20, HOLD_S)))
+    desk.planning.apply_update(SavedProgress(1, 50, 10, InDoubtRange(50, 5, 10, HOLD_S)))
+    desk.planning.apply_update(SavedProgress(1, 49, 10, InDoubtRange(50, 10, 20, HOLD_S)))
     assert desk.begun() == []
 
 
@@ -108,7 +110,7 @@ def test_what_is_done_and_what_is_planned_next_are_one_report(desk: Desk) -> Non
     desk.planning.acknowledge([first])
     desk.planning.plan({1: 30})
     desk.planning.report_progress()
-    assert desk.said[said:] == [SessionProgress(1, 50, 20, lag=10, in_doubt=InDoubt(50, 20, 30, HOLD_S))]
+    assert desk.said[said:] == [SessionProgress(1, 50, 20, lag=10, in_doubt=InDoubtRange(50, 20, 30, HOLD_S))]
 
 
 def test_an_acknowledgement_of_something_else_changes_nothing(desk: Desk) -> None:
@@ -187,7 +189,7 @@ def test_the_stream_that_has_waited_longest_is_first() -> None:
 
 # --- what is left of before -------------------------------------------------------------------------------------------
 
-LEFT = InDoubt(40, 10, 20, HOLD_S)
+LEFT = InDoubtRange(40, 10, 20, HOLD_S)
 BEGUN = PlannedRange(1, 40, 10, 20)
 
 
@@ -218,7 +220,7 @@ def test_what_was_done_is_acknowledged_and_not_done_again() -> None:
     desk = Desk(recalled=False)
     desk.planning.restore([BEGUN], ())
     desk.grant(left=LEFT)
-    assert desk.last() == SessionProgress(1, 50, 20, in_doubt=InDoubt(50, 20, 20, 0.0))
+    assert desk.last() == SessionProgress(1, 50, 20, in_doubt=InDoubtRange(50, 20, 20, 0.0))
     desk.heads(s1=30)
     assert desk.plan(s1=30) == [PlannedRange(1, 50, 20, 30)]
 
@@ -229,7 +231,7 @@ def test_what_was_planned_and_never_begun_is_planned_anew(known: Iterable[Planne
     desk = Desk(recalled=False)
     desk.planning.restore(known, ())
     desk.grant(left=LEFT)
-    assert desk.last() == SessionProgress(1, 50, 10, in_doubt=InDoubt(50, 10, 10, 0.0))
+    assert desk.last() == SessionProgress(1, 50, 10, in_doubt=InDoubtRange(50, 10, 10, 0.0))
     desk.heads(s1=30)
     assert desk.plan(s1=15) == [PlannedRange(1, 50, 10, 15)]
 

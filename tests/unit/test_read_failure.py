@@ -7,7 +7,12 @@ from dataclasses import replace
 import pytest
 
 from sublet_borrower.machine.events import SessionProgress, StreamGranted, Tick, Unsubscribe
-from sublet_borrower.machine.read_failure import MAX_REPORT_BYTES, PERSISTENT_AFTER_S, RETRY_INTERVAL_S, ReadFailure
+from sublet_borrower.machine.read_failure_report import (
+    MAX_REPORT_BYTES,
+    PERSISTENT_AFTER_S,
+    RETRY_INTERVAL_S,
+    ReadFailure,
+)
 from sublet_borrower.streams.assignment import SessionAssignment
 from sublet_protocol.domain.errors import PayloadUnavailable, PayloadUnreadable
 from sublet_protocol.messages.borrower_leader import (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from sublet_protocol.pubsub.agent_side_events import ConnectionLost, ConnectionLostReason
 from sublet_protocol.pubsub.callback_registry import CallbackRegistry
 from sublet_protocol.pubsub.model import DeliveredMessage, MailboxOverflow
-from sublet_protocol.pubsub.subscriber_machine_events import ConnectionLost, ConnectionLostReason
 
 ALL, KEY = ("news", None), ("news", "k")
 

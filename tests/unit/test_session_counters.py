@@ -2,37 +2,41 @@
 
 from __future__ import annotations
 
-from sublet_protocol.pubsub.counters import PublisherCounters, SubscriberCounters
+from sublet_protocol.pubsub.agent_side_events import (
+    CallPoll,
+    CommandsReplied,
+    CommandsUnanswered,
+    ConnectionLostReason,
+    PollReplied,
+    SendCommands,
+    Tick,
+)
+from sublet_protocol.pubsub.agent_side_machine import AgentSideMachine, AgentSideSettings
+from sublet_protocol.pubsub.counters import AgentSideCounters, NodeSideCounters
 from sublet_protocol.pubsub.mailbox import MailboxLimits
 from sublet_protocol.pubsub.model import (
     ChannelDelivery,
     CommandError,
     DeliveredMessage,
     MailboxOverflow,
+    MessageToNode,
     ReceivedCommand,
-    Send,
     Subscribe,
     UndecodedCommand,
 )
-from sublet_protocol.pubsub.publisher_machine import PublisherSettings, PubSubPublisherMachine
-from sublet_protocol.pubsub.subscriber_machine import PubSubSubscriberMachine, SubscriberSettings
-from sublet_protocol.pubsub.subscriber_machine_events import (
-    CommandsReplied,
-    CommandsUnanswered,
-    ConnectionLostReason,
-    PollReplied,
-    SendCommands,
-    StartPoll,
-    Tick,
-)
+from sublet_protocol.pubsub.node_side_machine import NodeSideMachine, NodeSideSettings
 
 CHANNELS = {"news": ChannelDelivery.LOG}
 
 
 def test_the_nodes_side() -> None:
-    settings = PublisherSettings(hold_s=5, mailbox=MailboxLimits(messages=2))
-    node = PubSubPublisherMachine("n1", settings, channels=CHANNELS)
-    batch: list[ReceivedCommand] = [Subscribe("news", None), UndecodedCommand("broken"), Send("owner refuses it")]
+    settings = NodeSideSettings(hold_s=5, mailbox=MailboxLimits(messages=2))
+    node = NodeSideMachine("n1", settings, channels=CHANNELS)
+    batch: list[ReceivedCommand] = [
+        Subscribe("news", None),
+        UndecodedCommand("broken"),
+        MessageToNode("owner refuses it"),
+    ]
     node.receive("a", 1, batch, 0)
     node.add_errors("a", 1, [CommandError(2, "no")])
     node.receive("a", 1, batch, 0)
@@ -48,7 +52,7 @@ def test_the_nodes_side() -> None:
     node.poll("c", 7, "n1", 5, 5)  # never known
     node.poll("a", 2, "n0", 5, 5)  # meant for another life
     node.expire(100)
-    assert node.counters == PublisherCounters(
+    assert node.counters == NodeSideCounters(
         batches=1,
         duplicate_batches=1,
         commands=3,
@@ -67,8 +71,8 @@ def test_the_nodes_side() -> None:
 
 
 def test_the_agents_side() -> None:
-    agent = PubSubSubscriberMachine("agent", SubscriberSettings(batch_commands=2), channels=CHANNELS)
-    assert agent.counters == SubscriberCounters(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {})
+    agent = AgentSideMachine("agent", AgentSideSettings(batch_commands=2), channels=CHANNELS)
+    assert agent.counters == AgentSideCounters(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {})
     for number in range(3):
         agent.decide(Subscribe("news", str(number)), 0)
     agent.decide(CommandsReplied(1, 1, "n1", errors=(CommandError(0, "no"),)), 0)
@@ -80,9 +84,9 @@ def test_the_agents_side() -> None:
     agent.decide(PollReplied(1, "n1", deliveries=(one,)), 1)
     agent.decide(PollReplied(1, "n1", deliveries=(one, gap)), 1)
     outcome = agent.decide(PollReplied(1, "n2", unknown=True), 1)
-    assert [one.subscriber_incarnation for one in outcome.sends if isinstance(one, StartPoll)] == [2]
+    assert [one.subscriber_incarnation for one in outcome.sends if isinstance(one, CallPoll)] == [2]
     agent.decide(PollReplied(2, "n2", unknown=True), 1)
-    assert agent.counters == SubscriberCounters(
+    assert agent.counters == AgentSideCounters(
         batches=3,
         duplicate_batches=1,
         commands=5,

@@ -8,18 +8,18 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from sublet_protocol.pubsub.model import Subscribe
-from sublet_protocol.pubsub.subscriber_machine import PubSubSubscriberMachine, SubscriberSettings
-from sublet_protocol.pubsub.subscriber_machine_events import (
+from sublet_protocol.pubsub.agent_side_events import (
+    CallPoll,
     CommandsReplied,
     CommandsUnanswered,
     Event,
     PollReplied,
     PollUnanswered,
     SendCommands,
-    StartPoll,
     Tick,
 )
+from sublet_protocol.pubsub.agent_side_machine import AgentSideMachine, AgentSideSettings
+from sublet_protocol.pubsub.model import Subscribe
 
 AGENTS = 1_000
 SLICE_S = 0.05
@@ -33,9 +33,9 @@ class Herd:
         self.random = random.Random(7)
         self.spread = spread
         self.now = 0.0
-        self.agents = [PubSubSubscriberMachine(f"agent-{number}", SubscriberSettings()) for number in range(AGENTS)]
-        self.calls: list[tuple[float, StartPoll | SendCommands]] = []
-        self.polls: dict[int, StartPoll] = {}
+        self.agents = [AgentSideMachine(f"agent-{number}", AgentSideSettings()) for number in range(AGENTS)]
+        self.calls: list[tuple[float, CallPoll | SendCommands]] = []
+        self.polls: dict[int, CallPoll] = {}
         self.batches: dict[int, SendCommands] = {}
         self.wakes: list[tuple[float, int, int]] = []
         self._numbers = itertools.count()
@@ -43,7 +43,7 @@ class Herd:
     def decide(self, number: int, event: Event) -> None:
         outcome = self.agents[number].decide(event, self.now)
         for one in outcome.sends:
-            if isinstance(one, StartPoll):
+            if isinstance(one, CallPoll):
                 self.polls[number] = one
             elif isinstance(one, SendCommands):
                 self.batches[number] = one
@@ -63,7 +63,7 @@ class Herd:
                 number, CommandsReplied(batch.subscriber_incarnation, batch.number, incarnation, jitter=self.jitter())
             )
 
-    def end_polls(self, answer: Callable[[StartPoll, float], Event]) -> None:
+    def end_polls(self, answer: Callable[[CallPoll, float], Event]) -> None:
         """At one instant."""
         for number, poll in tuple(self.polls.items()):
             del self.polls[number]
@@ -126,7 +126,7 @@ def test_agents_that_one_message_woke_do_not_poll_in_step_for_ever() -> None:
     for spread in (True, False):
         herd = Herd(spread).connected()
         herd.end_polls(lambda poll, jitter: PollReplied(poll.subscriber_incarnation, "n1", jitter=jitter))
-        polls = [(at, call) for at, call in herd.calls if isinstance(call, StartPoll)]
+        polls = [(at, call) for at, call in herd.calls if isinstance(call, CallPoll)]
         assert [at for at, _ in polls] == [0.0] * AGENTS  # nobody waits with the next poll: more may be there
         most[spread] = most_at_once(at + call.hold_s for at, call in polls)
     assert most[True] < AGENTS / 4 < most[False] == AGENTS

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sublet_protocol.pubsub.model import ChannelDelivery, Subscribe, Unsubscribe
-from sublet_protocol.pubsub.publisher_machine import PublisherSettings, PubSubPublisherMachine
-from sublet_protocol.pubsub.publisher_replies import SubscribedKeys
+from sublet_protocol.pubsub.node_side_machine import NodeSideMachine, NodeSideSettings
+from sublet_protocol.pubsub.node_side_replies import SubscribedKeys
 
 CHANNELS = {"news": ChannelDelivery.LOG, "price": ChannelDelivery.STATE}
 
@@ -15,7 +15,7 @@ class Owner:
     """A publisher whose owner keeps book of the interest that it is told of."""
 
     def __init__(self) -> None:
-        self.node = PubSubPublisherMachine("n1", PublisherSettings(hold_s=5), channels=CHANNELS)
+        self.node = NodeSideMachine("n1", NodeSideSettings(hold_s=5), channels=CHANNELS)
         self.node.on_interest = self.receive
         self.received: list[tuple[str, str | None, bool]] = []
         self._batches: dict[str, int] = {}

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from sublet_protocol.pubsub.model import ChannelDelivery, Send, Subscribe, Unsubscribe
-from sublet_protocol.pubsub.publisher_machine import PubSubPublisherMachine
-from sublet_protocol.pubsub.subscriber_machine import PubSubSubscriberMachine
-from sublet_protocol.pubsub.subscriber_machine_events import CommandsReplied, ConnectionRejected
+from sublet_protocol.pubsub.agent_side_events import CommandsReplied, ConnectionRejected
+from sublet_protocol.pubsub.agent_side_machine import AgentSideMachine
+from sublet_protocol.pubsub.model import ChannelDelivery, MessageToNode, Subscribe, Unsubscribe
+from sublet_protocol.pubsub.node_side_machine import NodeSideMachine
 
 CHANNELS = {"news": ChannelDelivery.LOG, "price": ChannelDelivery.STATE}
 
 
-def publisher() -> PubSubPublisherMachine:
-    node = PubSubPublisherMachine("n1", channels=CHANNELS)
+def publisher() -> NodeSideMachine:
+    node = NodeSideMachine("n1", channels=CHANNELS)
     for name in ("a", "b"):
         node.receive(name, 1, [Subscribe("news", "k"), Subscribe("news", None), Subscribe("price", "gold")], 0.0)
     node.publish("news", "k", "m")
@@ -51,15 +51,15 @@ def test_a_publisher_tells_what_is_left_behind() -> None:
 
 
 def test_a_subscriber_that_rests_or_is_refused_keeps_nothing() -> None:
-    agent = PubSubSubscriberMachine("agent", channels=CHANNELS)
+    agent = AgentSideMachine("agent", channels=CHANNELS)
     agent.decide(Subscribe("news", "k"), 0)
-    agent.decide(Send("m"), 0)
+    agent.decide(MessageToNode("m"), 0)
     assert agent.find_leaks() == ()
     agent.decide(Unsubscribe("news", "k"), 0)
     agent.decide(CommandsReplied(1, 1, "n1"), 0)
     agent.decide(CommandsReplied(1, 2, "n1"), 0)
     assert agent.find_leaks() == ()
-    agent._queue.append(Send("forgotten"))
+    agent._queue.append(MessageToNode("forgotten"))
     assert agent.find_leaks() == ("commands: kept while idle",)
     agent._queue.clear()
     agent.decide(Subscribe("news", "k"), 0)

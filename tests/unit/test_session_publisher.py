@@ -9,14 +9,14 @@ from sublet_protocol.pubsub.model import (
     ChannelDelivery,
     DeliveredMessage,
     MailboxOverflow,
+    MessageToNode,
     ReceivedCommand,
-    Send,
     Subscribe,
     UndecodedCommand,
     Unsubscribe,
 )
-from sublet_protocol.pubsub.publisher_machine import PublisherSettings, PubSubPublisherMachine
-from sublet_protocol.pubsub.publisher_replies import (
+from sublet_protocol.pubsub.node_side_machine import NodeSideMachine, NodeSideSettings
+from sublet_protocol.pubsub.node_side_replies import (
     CommandsAccepted,
     DuplicateCommands,
     HoldPoll,
@@ -28,19 +28,17 @@ CHANNELS = {"news": ChannelDelivery.LOG, "chat": ChannelDelivery.LOG, "price": C
 INCARNATION = "node-1"
 
 
-def publisher(**limits: int) -> PubSubPublisherMachine:
-    settings = PublisherSettings(hold_s=5, mailbox=MailboxLimits(**limits), subscribers=3, subscriptions_each=5)
-    return PubSubPublisherMachine(INCARNATION, settings, channels=CHANNELS, size_of=lambda body: len(str(body)))
+def publisher(**limits: int) -> NodeSideMachine:
+    settings = NodeSideSettings(hold_s=5, mailbox=MailboxLimits(**limits), subscribers=3, subscriptions_each=5)
+    return NodeSideMachine(INCARNATION, settings, channels=CHANNELS, size_of=lambda body: len(str(body)))
 
 
-def subscribed(node: PubSubPublisherMachine, name: str, *subjects: tuple[str, str | None]) -> None:
+def subscribed(node: NodeSideMachine, name: str, *subjects: tuple[str, str | None]) -> None:
     received = node.receive(name, 1, [Subscribe(*subject) for subject in subjects], now=0)
     assert received == CommandsAccepted((), ())
 
 
-def taken(
-    node: PubSubPublisherMachine, name: str, acknowledged: int = 0, now: float = 0
-) -> tuple[DeliveredMessage, ...]:
+def taken(node: NodeSideMachine, name: str, acknowledged: int = 0, now: float = 0) -> tuple[DeliveredMessage, ...]:
     answer = node.poll(name, acknowledged, "", now, 5) if acknowledged == 0 else None
     answer = answer or node.poll(name, acknowledged, INCARNATION, now, 5)
     return answer.deliveries if isinstance(answer, PollDeliveries) else ()
@@ -201,7 +199,7 @@ def test_a_directed_message_lost_in_a_gap_can_be_sent_again() -> None:
 @pytest.mark.conforms("R2")
 def test_a_repeated_batch_is_answered_again_and_not_executed_again() -> None:
     node = publisher()
-    batch: list[ReceivedCommand] = [Send("hello"), Subscribe("news", "k"), UndecodedCommand("it is broken")]
+    batch: list[ReceivedCommand] = [MessageToNode("hello"), Subscribe("news", "k"), UndecodedCommand("it is broken")]
     first = node.receive("a", 1, batch, now=0)
     assert isinstance(first, CommandsAccepted)
     assert first.messages == ((0, "hello"),)
@@ -239,7 +237,7 @@ def test_a_bad_command_gets_an_error_for_itself() -> None:
         Subscribe("nonsense", "k"),
         UndecodedCommand("broken"),
         Subscribe("news", "k"),
-        Send("m"),
+        MessageToNode("m"),
     ]
     answer = node.receive("a", 1, batch, now=0)
     assert isinstance(answer, CommandsAccepted)

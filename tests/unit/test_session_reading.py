@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sublet_borrower.agent.event_queue import EventQueue
+from sublet_borrower.agent.session_event_queue import SessionEventQueue
 from sublet_borrower.consumer import member, transport
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.fetch import stream_fetcher
@@ -37,10 +37,10 @@ class Agent:
 
     def __init__(self, find_nodes: Callable[[], object], settings: object) -> None:
         self.reports: list[SessionProgress] = []
-        self.inbox = EventQueue()
+        self.inbox = SessionEventQueue()
         self.trusts: Callable[[], bool] = lambda: True
 
-    def subscribe(self, subscription: str, inbox: EventQueue, **wanted: object) -> int:
+    def subscribe(self, subscription: str, inbox: SessionEventQueue, **wanted: object) -> int:
         self.inbox = inbox
         for stream_id in (STREAM, OTHER):
             inbox.put(StreamGranted(Grant("b", 1, stream_id, 1, 0, 3, 0, 1 << 64, "none/#")))

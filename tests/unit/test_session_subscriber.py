@@ -6,17 +6,8 @@ from typing import TypeVar
 
 import pytest
 
-from sublet_protocol.pubsub.model import (
-    ChannelDelivery,
-    CommandError,
-    DeliveredMessage,
-    MailboxOverflow,
-    Send,
-    Subscribe,
-    Unsubscribe,
-)
-from sublet_protocol.pubsub.subscriber_machine import PubSubSubscriberMachine, SubscriberSettings
-from sublet_protocol.pubsub.subscriber_machine_events import (
+from sublet_protocol.pubsub.agent_side_events import (
+    CallPoll,
     CancelCommands,
     CancelPoll,
     CommandsRejected,
@@ -34,21 +25,30 @@ from sublet_protocol.pubsub.subscriber_machine_events import (
     PollUnanswered,
     SendCommands,
     SetListening,
-    StartPoll,
     Tick,
+)
+from sublet_protocol.pubsub.agent_side_machine import AgentSideMachine, AgentSideSettings
+from sublet_protocol.pubsub.model import (
+    ChannelDelivery,
+    CommandError,
+    DeliveredMessage,
+    MailboxOverflow,
+    MessageToNode,
+    Subscribe,
+    Unsubscribe,
 )
 
 I = TypeVar("I", bound=Instruction)  # noqa: E741
 
 CHANNELS = {"news": ChannelDelivery.LOG, "price": ChannelDelivery.STATE}
-SETTINGS = SubscriberSettings(hold_s=5, retry_s=1, max_retry_s=4, batch_commands=3, batch_bytes=100, queued_commands=20)
+SETTINGS = AgentSideSettings(hold_s=5, retry_s=1, max_retry_s=4, batch_commands=3, batch_bytes=100, queued_commands=20)
 
 
 class Harness:
     """A machine with its clock, and all it ever said."""
 
     def __init__(self) -> None:
-        self.machine = PubSubSubscriberMachine("agent", SETTINGS, channels=CHANNELS, size_of=lambda command: 10)
+        self.machine = AgentSideMachine("agent", SETTINGS, channels=CHANNELS, size_of=lambda command: 10)
         self.now = 0.0
         self.wake_at: float | None = None
         self.said: list[Instruction] = []
@@ -80,10 +80,10 @@ class Harness:
     def poll_ok(
         self, *deliveries: DeliveredMessage, incarnation: str = "n1", unknown: bool = False
     ) -> list[Instruction]:
-        return self.do(PollReplied(self.last(StartPoll).subscriber_incarnation, incarnation, unknown, deliveries))
+        return self.do(PollReplied(self.last(CallPoll).subscriber_incarnation, incarnation, unknown, deliveries))
 
     def poll_fails(self) -> list[Instruction]:
-        return self.do(PollUnanswered(self.last(StartPoll).subscriber_incarnation, "refused"))
+        return self.do(PollUnanswered(self.last(CallPoll).subscriber_incarnation, "refused"))
 
     def batch_fails(self) -> list[Instruction]:
         return self.do(CommandsUnanswered(self.last(SendCommands).subscriber_incarnation, "refused"))
@@ -107,7 +107,7 @@ def test_ten_thousand_subscriptions_hold_one_poll() -> None:
     harness = Harness()
     for number in range(10_000):
         harness.do(Subscribe("news", str(number)))
-    assert len(harness.all(StartPoll)) == 1
+    assert len(harness.all(CallPoll)) == 1
 
 
 @pytest.mark.conforms("R2")
@@ -117,9 +117,9 @@ def test_one_batch_in_flight_and_commands_in_order() -> None:
         Subscribe("news", "a"),
         Unsubscribe("news", "a"),
         Subscribe("news", "a"),
-        Send(1),
-        Send(2),
-        Send(3),
+        MessageToNode(1),
+        MessageToNode(2),
+        MessageToNode(3),
     ]
     harness.do(*commands)
     assert [batch.commands for batch in harness.all(SendCommands)] == [(commands[0],)]
@@ -137,7 +137,7 @@ def test_a_failed_batch_is_repeated_under_its_number_with_the_same_content() -> 
     harness = Harness()
     harness.do(Subscribe("news", "a"))
     first = harness.last(SendCommands)
-    harness.do(Send("later"))
+    harness.do(MessageToNode("later"))
     assert not harness.batch_fails()
     assert harness.wake_at == 1
     assert harness.wait() == [first]
@@ -145,10 +145,10 @@ def test_a_failed_batch_is_repeated_under_its_number_with_the_same_content() -> 
 
 def test_a_poll_is_held_only_while_something_is_wanted() -> None:
     harness = Harness()
-    assert [type(one) for one in harness.do(Send("m"))] == [SendCommands]
+    assert [type(one) for one in harness.do(MessageToNode("m"))] == [SendCommands]
     harness.batch_ok()
     assert harness.machine.status is ConnectionStatus.IDLE
-    assert [type(one) for one in harness.do(SetListening(True))] == [StartPoll]
+    assert [type(one) for one in harness.do(SetListening(True))] == [CallPoll]
     assert harness.do(SetListening(False)) == [CancelPoll()]
     assert harness.machine.status is ConnectionStatus.IDLE
 
@@ -171,11 +171,11 @@ def test_deliveries_are_seen_once_and_acknowledged() -> None:
     one, two = news(1, 0), news(2, 1)
     sends = harness.poll_ok(one)
     assert sends[0] == Deliver((one,))
-    assert isinstance(sends[1], StartPoll)
+    assert isinstance(sends[1], CallPoll)
     assert (sends[1].acknowledged, sends[1].node_incarnation) == (1, "n1")
     assert harness.poll_ok(one, two)[0] == Deliver((two,))
-    assert [type(one) for one in harness.poll_ok(one, two)] == [StartPoll]
-    assert harness.last(StartPoll).acknowledged == 2
+    assert [type(one) for one in harness.poll_ok(one, two)] == [CallPoll]
+    assert harness.last(CallPoll).acknowledged == 2
 
 
 @pytest.mark.conforms("R6")
@@ -190,7 +190,7 @@ def test_another_incarnation_ends_the_life_at_once_and_subscriptions_are_declare
     assert isinstance(batch, SendCommands)
     assert batch.subscriber_id != old
     assert batch.commands == (Subscribe("news", "k"), Subscribe("price", None))
-    assert isinstance(poll, StartPoll)
+    assert isinstance(poll, CallPoll)
     assert (poll.acknowledged, poll.node_incarnation) == (0, "")
     harness.batch_ok(incarnation="n2")
     assert harness.machine.status is ConnectionStatus.CONNECTED
@@ -225,7 +225,7 @@ def test_a_killed_node_is_reported_once() -> None:
     harness = connected(("news", "k"), ("news", None))
     assert harness.poll_fails() == []
     harness.wait()
-    assert harness.last(StartPoll).hold_s == 0  # in doubt: ask, do not wait
+    assert harness.last(CallPoll).hold_s == 0  # in doubt: ask, do not wait
     lost = harness.poll_fails()[0]
     assert isinstance(lost, ConnectionLost)
     assert (lost.reason, lost.subscriptions) == (ConnectionLostReason.UNREACHABLE, (("news", "k"), ("news", None)))
@@ -252,7 +252,7 @@ def test_one_failed_poll_is_no_loss() -> None:
 
 def test_a_lost_connection_drops_messages_and_gives_up_calls() -> None:
     harness = connected()
-    harness.do(Send("in flight"), Send("queued"))
+    harness.do(MessageToNode("in flight"), MessageToNode("queued"))
     sends = harness.poll_ok(unknown=True)
     assert sends[0] == CancelCommands()
     assert harness.machine.unacknowledged_count == 0
@@ -261,8 +261,8 @@ def test_a_lost_connection_drops_messages_and_gives_up_calls() -> None:
 
 def test_answers_of_a_former_life_do_nothing() -> None:
     harness = connected()
-    harness.do(Send("x"))
-    poll, batch = harness.last(StartPoll), harness.last(SendCommands)
+    harness.do(MessageToNode("x"))
+    poll, batch = harness.last(CallPoll), harness.last(SendCommands)
     harness.poll_ok(unknown=True)
     for late in (
         PollReplied(poll.subscriber_incarnation, "n1", False, (news(1, 0),)),
@@ -308,35 +308,35 @@ def test_refusals_name_their_commands_and_a_refused_subscription_is_not_declared
 
 def test_a_peer_that_refuses_us_is_not_asked_again() -> None:
     harness = connected()
-    sends = harness.do(ConnectionRejected(harness.last(StartPoll).subscriber_incarnation, "version 2"))
+    sends = harness.do(ConnectionRejected(harness.last(CallPoll).subscriber_incarnation, "version 2"))
     lost = sends[-1]
     assert isinstance(lost, ConnectionLost)
     assert lost.is_final
-    assert harness.do(Subscribe("news", "x"), Send("y"), Tick()) == []
+    assert harness.do(Subscribe("news", "x"), MessageToNode("y"), Tick()) == []
     assert harness.wake_at is None
 
 
 @pytest.mark.conforms("X4")
 def test_the_queue_is_bounded() -> None:
     harness = connected()
-    harness.do(*(Send(number) for number in range(40)))
+    harness.do(*(MessageToNode(number) for number in range(40)))
     lost = harness.all(ConnectionLost)
     assert [one.reason for one in lost] == [ConnectionLostReason.OVERFLOW]
 
 
 def test_a_batch_is_bounded_by_bytes() -> None:
-    settings = SubscriberSettings(batch_bytes=100)
-    machine = PubSubSubscriberMachine("agent", settings, size_of=lambda command: 40)
-    machine.decide(Send(0), 0)
+    settings = AgentSideSettings(batch_bytes=100)
+    machine = AgentSideMachine("agent", settings, size_of=lambda command: 40)
+    machine.decide(MessageToNode(0), 0)
     for number in range(1, 6):
-        machine.decide(Send(number), 0)
+        machine.decide(MessageToNode(number), 0)
     outcome = machine.decide(CommandsReplied(1, 1, "n1"), 0)
-    assert outcome.sends == (SendCommands("agent.1", 1, 2, (Send(1), Send(2))),)
+    assert outcome.sends == (SendCommands("agent.1", 1, 2, (MessageToNode(1), MessageToNode(2))),)
 
 
 def test_jitter_spreads_the_retries() -> None:
     harness = connected()
-    harness.do(PollUnanswered(harness.last(StartPoll).subscriber_incarnation, "x", jitter=0.5))
+    harness.do(PollUnanswered(harness.last(CallPoll).subscriber_incarnation, "x", jitter=0.5))
     assert harness.wake_at == 1.5
 
 
@@ -372,7 +372,7 @@ def test_that_a_lost_node_will_never_serve_us_is_said_though_the_loss_was() -> N
     harness.wait()
     harness.poll_fails()
     harness.wait()
-    harness.do(ConnectionRejected(harness.last(StartPoll).subscriber_incarnation, "version 2"))
+    harness.do(ConnectionRejected(harness.last(CallPoll).subscriber_incarnation, "version 2"))
     assert [(one.reason, one.is_final) for one in harness.all(ConnectionLost)] == [
         (ConnectionLostReason.UNREACHABLE, False),
         (ConnectionLostReason.REJECTED, True),
@@ -385,7 +385,7 @@ def test_that_a_lost_node_will_never_serve_us_is_said_though_the_loss_was() -> N
 @pytest.mark.conforms("R2")
 def test_a_refused_subscription_that_was_asked_for_again_is_still_wanted() -> None:
     harness = connected(("news", "k"))
-    harness.do(Send("busy"), Subscribe("news", "x"), Unsubscribe("news", "y"), Subscribe("news", "z"))
+    harness.do(MessageToNode("busy"), Subscribe("news", "x"), Unsubscribe("news", "y"), Subscribe("news", "z"))
     harness.batch_ok()
     harness.do(Unsubscribe("news", "x"), Subscribe("news", "x"))
     harness.batch_ok(errors=(CommandError(0, "too many"), CommandError(2, "too many")))
@@ -398,17 +398,17 @@ def test_a_refused_subscription_that_was_asked_for_again_is_still_wanted() -> No
 
 def test_jitter_spreads_the_return_to_a_node_that_has_begun_anew() -> None:
     harness = connected()
-    answer = PollReplied(harness.last(StartPoll).subscriber_incarnation, "n2", unknown=True, jitter=0.5)
+    answer = PollReplied(harness.last(CallPoll).subscriber_incarnation, "n2", unknown=True, jitter=0.5)
     assert [type(one) for one in harness.do(answer)] == [ConnectionLost]
     assert harness.wake_at == SETTINGS.spread_s / 2
-    assert [type(one) for one in harness.wait()] == [SendCommands, StartPoll]
+    assert [type(one) for one in harness.wait()] == [SendCommands, CallPoll]
 
 
 def test_jitter_spreads_the_ends_of_holds_but_never_the_next_poll() -> None:
     harness = connected()
-    sends = harness.do(PollReplied(harness.last(StartPoll).subscriber_incarnation, "n1", jitter=0.5))
-    assert [one.hold_s for one in sends if isinstance(one, StartPoll)] == [4.5]
+    sends = harness.do(PollReplied(harness.last(CallPoll).subscriber_incarnation, "n1", jitter=0.5))
+    assert [one.hold_s for one in sends if isinstance(one, CallPoll)] == [4.5]
     sends = harness.do(
-        PollReplied(harness.last(StartPoll).subscriber_incarnation, "n1", deliveries=(news(1, 0),), jitter=0.25)
+        PollReplied(harness.last(CallPoll).subscriber_incarnation, "n1", deliveries=(news(1, 0),), jitter=0.25)
     )
-    assert [one.hold_s for one in sends if isinstance(one, StartPoll)] == [4.75]
+    assert [one.hold_s for one in sends if isinstance(one, CallPoll)] == [4.75]

@@ -1,6 +1,6 @@
 """The agent on the network: the process's event loop around the pure `Agent`, one connection per node.
 
-Members call it from their own threads; what it has for them arrives in their `EventQueue`. It goes on pinging
+Members call it from their own threads; what it has for them arrives in their `SessionEventQueue`. It goes on pinging
 while a session's user function runs, as long as that lets go of the interpreter now and then."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 
-from sublet_borrower.agent.event_queue import EventQueue
+from sublet_borrower.agent.session_event_queue import SessionEventQueue
 from sublet_borrower.machine.agent import (
     Agent,
     AgentEvent,
@@ -35,10 +35,10 @@ from sublet_borrower.util.network_loop import network_loop
 from sublet_borrower.util.owner_process import new_agent_id
 from sublet_protocol.messages.borrower_leader import Invalidate, InvalidateReason, LeaderWanted, ToLeader
 from sublet_protocol.messages.channel_messages import StreamHead
-from sublet_protocol.pubsub.counters import SubscriberCounters
-from sublet_protocol.pubsub.model import Channel, Command, DeliveredMessage, MailboxOverflow, Send
+from sublet_protocol.pubsub.agent_side_events import ConnectionLost, ConnectionLostReason, ConnectionStatus
+from sublet_protocol.pubsub.counters import AgentSideCounters
+from sublet_protocol.pubsub.model import Channel, Command, DeliveredMessage, MailboxOverflow, MessageToNode
 from sublet_protocol.pubsub.node_connection import NodeConnection, truncate
-from sublet_protocol.pubsub.subscriber_machine_events import ConnectionLost, ConnectionLostReason, ConnectionStatus
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class AgentLoop:
         self._connections: dict[str, NodeConnection] = {}
         self._refusals: dict[str, tuple[float, str]] = {}
         self._listed: tuple[str, ...] = ()
-        self._queues: dict[int, EventQueue] = {}
+        self._queues: dict[int, SessionEventQueue] = {}
         self._head_subscriptions = HeadSubscriptions(self._subscribe_to, self._unsubscribe_from)
         self._timer: asyncio.TimerHandle | None = None
         self._handles = 0
@@ -73,7 +73,7 @@ class AgentLoop:
     def subscribe(
         self,
         subscription: str,
-        events: EventQueue,
+        events: SessionEventQueue,
         *,
         weight: float = 1.0,
         session: str | None = None,
@@ -120,7 +120,7 @@ class AgentLoop:
         """Return the group of this subscription; None before a leader has answered."""
         return self._machine.group_id(handle)
 
-    def connection_counters(self) -> dict[str, SubscriberCounters]:
+    def connection_counters(self) -> dict[str, AgentSideCounters]:
         """Return {node address: what has happened between it and this agent}."""
         return {address: connection.counters for address, connection in self._connections.copy().items()}
 
@@ -216,7 +216,7 @@ class AgentLoop:
 
     def _refused(self, address: str, command: Command, text: str) -> None:
         """End the subscription: the same request for a leader would be rejected again."""
-        wanted = command.body if isinstance(command, Send) else None
+        wanted = command.body if isinstance(command, MessageToNode) else None
         if isinstance(wanted, LeaderWanted):
             reason = f"node {address} refuses: {truncate(text)}"
             self._handle(

@@ -39,7 +39,7 @@ _TAKERS = frozenset({"next", "anext", "send", "asend", "list", "tuple", "set", "
 _GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 
-class IterableSession(Protocol):
+class IteratorSource(Protocol):
     """A session, as its iterators see it. `left`: a loop is over with that batch; whether well."""
 
     @property
@@ -176,7 +176,7 @@ class _Deleted:
 class SessionIterator(_Deleted, Iterator[Batch]):
     """Over a session."""
 
-    def __init__(self, session: IterableSession) -> None:
+    def __init__(self, session: IteratorSource) -> None:
         self._ask = session.poll
         self._loop = _Loop(session.loops, lambda batch, well: session.left(batch, well=well))
         self._over = False

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from sublet_borrower.agent.agent_loop import AgentLoop
-from sublet_borrower.agent.event_queue import EventQueue
+from sublet_borrower.agent.session_event_queue import SessionEventQueue
 from sublet_borrower.consumer.transport import MemberTransport
 from sublet_borrower.fetch.stream_fetcher import GrantedStreamReader
 from sublet_borrower.machine.events import AssignmentUpdate, SessionProgress
@@ -68,7 +68,7 @@ class Member(Generic[A]):
         self.settings = settings
         self.owner = OwnerProcess()
         self.assignment = make_assignment(self._report_progress)
-        self.events = EventQueue(self.assignment.apply_update)
+        self.events = SessionEventQueue(self.assignment.apply_update)
         self.group_id: int | None = None
         self.handle = 0
         self.is_leaving = self.is_closed = self.is_given_up = False

@@ -47,7 +47,7 @@ from sublet_borrower.streams.epoch_stream import EpochGrantedStream
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.epochs import GroupFrontier
 from sublet_protocol.domain.errors import GrantLost, UnknownOutcome, UsageError
-from sublet_protocol.pubsub.counters import SubscriberCounters
+from sublet_protocol.pubsub.counters import AgentSideCounters
 
 log = logging.getLogger(__name__)
 
@@ -311,7 +311,7 @@ class Session:
         return self._member.monitor.counters
 
     @property
-    def connections(self) -> dict[str, SubscriberCounters]:
+    def connections(self) -> dict[str, AgentSideCounters]:
         """Return {node address: what has happened between it and this session's agent}, of the nodes it talks to."""
         return self._member.agent.connection_counters()
 

@@ -25,8 +25,8 @@ from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.connect import connect
 from sublet_storage.db.reconnecting_connection import ReconnectingConnection
 from sublet_storage.db.user_transaction import user_transaction
-from sublet_storage.groups import consumer_statements
-from sublet_storage.groups.consumer_statements import TransactionIdentity
+from sublet_storage.groups import consumer_progress
+from sublet_storage.groups.consumer_progress import TransactionIdentity
 
 Connection = psycopg.Connection[Any]
 
@@ -80,7 +80,7 @@ class ProgressTransactions:
 
     def __init__(self, url: str | None, group_id: Callable[[], int], batch_s: float) -> None:
         self._url, self._group_id = url, group_id
-        self._idle_s = consumer_statements.idle_limit_s(batch_s)
+        self._idle_s = consumer_progress.idle_limit_s(batch_s)
         self._reconnecting = ReconnectingConnection(self._connect)
         self._open = False
         self._doubt: _Doubt | None = None
@@ -124,7 +124,7 @@ class ProgressTransactions:
         def advance() -> None:
             for batch in furthest:
                 facts = (batch.stream_id, batch.grant_id, batch.next_offset)
-                attempt = consumer_statements.advance(
+                attempt = consumer_progress.advance(
                     connection, self._group_id(), *facts, consumed=batch.consumed_frontier
                 )
             self._doubt = _Doubt(batches, furthest, attempt)
@@ -183,7 +183,7 @@ class ProgressTransactions:
                 "not committed. Do the batch again; to pass its messages over, acknowledge it once more."
             )
 
-    def find_out(self, timeout_s: float = consumer_statements.OUTCOME_TIMEOUT_S) -> bool:
+    def find_out(self, timeout_s: float = consumer_progress.OUTCOME_TIMEOUT_S) -> bool:
         """Whether the transaction that is in doubt was committed; its batches know from now on. False if none is.
 
         Raises `UnknownOutcome` where it cannot be known yet.
@@ -226,7 +226,7 @@ class ProgressTransactions:
         """Query, on a new connection, whether the transaction whose commit got no answer was committed."""
         assert self._doubt is not None
         try:
-            self._doubt.was_committed = self._ask(self._doubt, consumer_statements.OUTCOME_TIMEOUT_S)
+            self._doubt.was_committed = self._ask(self._doubt, consumer_progress.OUTCOME_TIMEOUT_S)
         except UnknownOutcome as unknown:
             raise unknown from cause
         if not self._doubt.was_committed:
@@ -236,7 +236,7 @@ class ProgressTransactions:
     def _ask(self, doubt: _Doubt, timeout_s: float) -> bool:
         try:
             connection = self._reconnecting.ready()
-            was_committed = consumer_statements.was_committed(connection, doubt.attempt, timeout_s)
+            was_committed = consumer_progress.was_committed(connection, doubt.attempt, timeout_s)
             if was_committed is None:  # another server has taken over: what it has of progress counts
                 return self._are_durable(connection, doubt.furthest)
             return was_committed
@@ -257,14 +257,14 @@ class ProgressTransactions:
     def _is_durable(self, connection: Connection, batch: CommittableBatch) -> bool:
         group_id, wanted = self._group_id(), batch.consumed_frontier
         if wanted is not None:
-            consumed = consumer_statements.read_consumed_frontier(connection, group_id, batch.stream_id, batch.grant_id)
+            consumed = consumer_progress.read_consumed_frontier(connection, group_id, batch.stream_id, batch.grant_id)
             if consumed is None:
                 raise UnknownOutcome(
                     "the connection to Postgres was lost during the commit, and the stream was granted anew since, so "
                     "that its outcome is unknown. Look at the tables; what was not committed is its new holder's."
                 )
             return consumed.max_of(wanted) == consumed
-        position = consumer_statements.read_position(connection, group_id, batch.stream_id, batch.grant_id)
+        position = consumer_progress.read_position(connection, group_id, batch.stream_id, batch.grant_id)
         return position is not None and position >= batch.next_offset
 
 

@@ -13,7 +13,7 @@ from sublet_borrower.fetch.stream_fetcher import GrantedStreamReader
 from sublet_borrower.new_data.direct_listener import OnHeads, subscribe_heads
 from sublet_storage.bootstrap.database import open_database
 from sublet_storage.db.connect import connect
-from sublet_storage.groups import consumer_statements
+from sublet_storage.groups import consumer_progress
 from sublet_storage.node_directory import live_nodes
 
 
@@ -69,7 +69,7 @@ def node_transport(
 
 def _next_session_epoch(url: str) -> int:
     with connect(url, application_name="sublet session") as connection:
-        return consumer_statements.next_session_epoch(connection)
+        return consumer_progress.next_session_epoch(connection)
 
 
 def _read_live_nodes(url: str, silence_s: float) -> list[str]:

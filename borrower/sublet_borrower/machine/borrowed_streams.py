@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from sublet_borrower.machine.transitions import StreamStatus
 from sublet_protocol.domain.epochs import ConsumedFrontier
-from sublet_protocol.domain.in_doubt import InDoubt
+from sublet_protocol.domain.in_doubt import InDoubtRange
 from sublet_protocol.messages.borrower_leader import Grant, HeldGrant, StreamProgress
 
 
@@ -32,8 +32,8 @@ class BorrowedStream:
     delivered_end: int = 0
     consumed: ConsumedFrontier | None = None
     saved_consumed: ConsumedFrontier | None = None
-    in_doubt: InDoubt | None = None
-    saved_in_doubt: InDoubt | None = None
+    in_doubt: InDoubtRange | None = None
+    saved_in_doubt: InDoubtRange | None = None
     read_error: str = ""
     sent_read_error: str = ""
     poison: int = 0
@@ -48,7 +48,7 @@ class BorrowedStream:
             and self._is_saved(self.consumed)
         )
 
-    def mark_saved(self, position: int, consumed: ConsumedFrontier | None, in_doubt: InDoubt | None) -> bool:
+    def mark_saved(self, position: int, consumed: ConsumedFrontier | None, in_doubt: InDoubtRange | None) -> bool:
         """Record a durable position; False if it was known."""
         if position <= self.saved_position and in_doubt in (None, self.saved_in_doubt) and self._is_saved(consumed):
             return False

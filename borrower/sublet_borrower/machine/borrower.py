@@ -23,7 +23,7 @@ from sublet_borrower.machine.events import (
     Tick,
     Unsubscribe,
 )
-from sublet_borrower.machine.read_failure import split_progress
+from sublet_borrower.machine.read_failure_report import split_progress
 from sublet_borrower.machine.transitions import ACTIONS, ALLOWED_TRANSITIONS, BorrowerStatus, EventKind, StreamStatus
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.messages.borrower_leader import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier
-from sublet_protocol.domain.in_doubt import InDoubt
+from sublet_protocol.domain.in_doubt import InDoubtRange
 from sublet_protocol.messages.borrower_leader import (
     Grant,
     HeldGrant,
@@ -51,7 +51,7 @@ class SessionProgress:
     lag: int | None = None
     delivered_end: int = 0
     consumed: ConsumedFrontier | None = None
-    in_doubt: InDoubt | None = None
+    in_doubt: InDoubtRange | None = None
     read_error: str = ""
     poison: int = 0
 
@@ -114,7 +114,7 @@ class SavedProgress:
     stream_id: int
     grant_id: int
     position: int
-    in_doubt: InDoubt | None = None
+    in_doubt: InDoubtRange | None = None
     consumed: ConsumedFrontier | None = None
 
 

@@ -27,9 +27,9 @@ from sublet_protocol.messages.feed import (
     decode_published,
     encode_publish,
 )
+from sublet_storage.producer.batches.message_accumulator import PendingBlock, PendingRows
 from sublet_storage.producer.batches.routing_table import RoutedRows as Routed
 from sublet_storage.producer.batches.routing_table import RoutingTable
-from sublet_storage.producer.batches.unsent_messages import PendingBlock, PendingRows
 from sublet_storage.producer.delivery import Rows, Span
 from sublet_storage.producer.send_buffer import SendBuffer
 from sublet_storage.util.retry import Backoff, call_with_retry

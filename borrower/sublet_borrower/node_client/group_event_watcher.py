@@ -24,9 +24,9 @@ from typing import Any, Self
 from sublet_borrower.util.network_loop import network_loop
 from sublet_borrower.util.owner_process import new_agent_id
 from sublet_protocol.messages.channel_messages import LEADER, GroupEvent
+from sublet_protocol.pubsub.agent_side_events import ConnectionStatus
 from sublet_protocol.pubsub.model import Channel, DeliveredMessage, MailboxOverflow
 from sublet_protocol.pubsub.node_connection import NodeConnection, truncate
-from sublet_protocol.pubsub.subscriber_machine_events import ConnectionStatus
 
 WAITING = 10_000
 """Events that may wait to be taken."""

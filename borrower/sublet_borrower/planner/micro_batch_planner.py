@@ -28,7 +28,7 @@ from sublet_borrower.planner.planned_ranges import (
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.errors import InvalidSetting, PoisonBlock, Unavailable
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.groups import consumer_statements
+from sublet_storage.groups import consumer_progress
 from sublet_storage.log import fetch as message_log
 
 log = logging.getLogger(__name__)
@@ -153,7 +153,7 @@ class MicroBatchPlanner:
             return dict.fromkeys(begun, RangeOutcome.OPEN)
         streams = [planned.stream_id for planned in begun]
         plans = self._reader.query(
-            lambda connection: consumer_statements.read_last_planned_ranges(connection, group_id, streams)
+            lambda connection: consumer_progress.read_last_planned_ranges(connection, group_id, streams)
         )
         if plans is None:
             return dict.fromkeys(begun, RangeOutcome.OPEN)
@@ -242,14 +242,14 @@ class MicroBatchPlanner:
         """Return whether all that was there for the group is done, or blocked."""
         return self._unfinished_elsewhere() == [] and self._ledger.is_caught_up()
 
-    def _unfinished_elsewhere(self) -> list[consumer_statements.UnconsumedStream] | None:
+    def _unfinished_elsewhere(self) -> list[consumer_progress.UnconsumedStream] | None:
         """Return the streams with something that was there for the group at first, without those that the ledger has.
         None where the rows cannot be read."""
         group_id = self._member.group_id
         rows = (
             None
             if group_id is None
-            else self._reader.query(lambda conn: consumer_statements.ahead(conn, group_id, self._filter))
+            else self._reader.query(lambda conn: consumer_progress.ahead(conn, group_id, self._filter))
         )
         if rows is None:
             return None

@@ -26,11 +26,11 @@ from sublet_borrower.machine.events import (
     StreamGranted,
     StreamRemoved,
 )
-from sublet_borrower.machine.read_failure import plain
+from sublet_borrower.machine.read_failure_report import plain
 from sublet_borrower.planner.planned_ranges import PlannedRange, PlannedStream, StartedRange
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.errors import PoisonBlock
-from sublet_protocol.domain.in_doubt import InDoubt
+from sublet_protocol.domain.in_doubt import InDoubtRange
 from sublet_protocol.messages.borrower_leader import RevokedReason
 from sublet_storage.readers.epoch_steps import EpochStep, EpochStepPlanner
 
@@ -218,7 +218,7 @@ class PlanLedger:
             return
         if done is not None:
             granted.advance(left.end, left.consumed)
-        nothing = InDoubt(granted.grant.grant_id, granted.position, granted.position, 0.0)
+        nothing = InDoubtRange(granted.grant.grant_id, granted.position, granted.position, 0.0)
         self._notify(granted, nothing)
 
     # --- planning ---------------------------------------------------------------------------------------------------
@@ -284,7 +284,7 @@ class PlanLedger:
                 granted = self._granted.get(stream_id)
                 if granted is None or not granted.may_be_planned:
                     continue  # it was taken away meanwhile
-                self._plan(granted, InDoubt(granted.grant.grant_id, granted.position, end, self._hold_s))
+                self._plan(granted, InDoubtRange(granted.grant.grant_id, granted.position, end, self._hold_s))
 
     def plan_steps(self, steps: Mapping[int, EpochStep]) -> None:
         """The same of groups that are atomic. A step without messages is done at once."""
@@ -302,9 +302,9 @@ class PlanLedger:
                     continue
                 granted.step = step
                 grant_id, hold_s = granted.grant.grant_id, self._hold_s
-                self._plan(granted, InDoubt(grant_id, granted.position, step.position, hold_s, step.consumed))
+                self._plan(granted, InDoubtRange(grant_id, granted.position, step.position, hold_s, step.consumed))
 
-    def _plan(self, granted: PlannedStream, doubt: InDoubt) -> None:
+    def _plan(self, granted: PlannedStream, doubt: InDoubtRange) -> None:
         granted.in_doubt, granted.is_plan_saved, granted.last_planned_turn = doubt, False, self._turn
         self._notify(granted)
 
@@ -363,7 +363,7 @@ class PlanLedger:
                 if granted.is_stopping:
                     self._notify(granted)
 
-    def _notify(self, granted: PlannedStream, in_doubt: InDoubt | None = None) -> None:
+    def _notify(self, granted: PlannedStream, in_doubt: InDoubtRange | None = None) -> None:
         """Report how far it is: finally once nothing more will be planned and nothing is in doubt, or will be
         decided."""
         self._unreported.pop(granted.grant.stream_id, None)

@@ -7,9 +7,9 @@ from enum import Enum
 
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.errors import PoisonBlock
-from sublet_protocol.domain.in_doubt import InDoubt
+from sublet_protocol.domain.in_doubt import InDoubtRange
 from sublet_protocol.messages.borrower_leader import Grant
-from sublet_storage.groups.consumer_statements import LastPlannedRange
+from sublet_storage.groups.consumer_progress import LastPlannedRange
 from sublet_storage.readers.epoch_steps import EpochStep, EpochStepPlanner
 
 
@@ -27,26 +27,26 @@ class PlannedRange:
     consumed_frontier: ConsumedFrontier | None = None
 
     @classmethod
-    def from_in_doubt(cls, stream_id: int, doubt: InDoubt) -> PlannedRange:
+    def from_in_doubt(cls, stream_id: int, doubt: InDoubtRange) -> PlannedRange:
         """What is in doubt."""
         return cls(stream_id, doubt.grant_id, doubt.start, doubt.end, doubt.consumed)
 
-    def matches(self, doubt: InDoubt) -> bool:
+    def matches(self, doubt: InDoubtRange) -> bool:
         """Whether it is what is in doubt."""
         return PlannedRange.from_in_doubt(self.stream_id, doubt) == self
 
     @property
-    def cut(self) -> InDoubt:
+    def cut(self) -> InDoubtRange:
         """What the row says instead once nothing of it is to be done: none of it is in doubt, nor is it done."""
-        return InDoubt(self.grant_id, self.start, self.start, 0.0)
+        return InDoubtRange(self.grant_id, self.start, self.start, 0.0)
 
-    def is_put_off(self, doubt: InDoubt) -> bool:
+    def is_put_off(self, doubt: InDoubtRange) -> bool:
         """Whether that says so."""
         return doubt == self.cut
 
     def is_passed(self, position: int, consumed: ConsumedFrontier | None) -> bool:
         """Whether progress has come behind it."""
-        return not InDoubt(self.grant_id, self.start, self.end, 0.0, self.consumed_frontier).is_pending(
+        return not InDoubtRange(self.grant_id, self.start, self.end, 0.0, self.consumed_frontier).is_pending(
             position, consumed
         )
 
@@ -113,9 +113,9 @@ class PlannedStream:
     has_head_hint: bool = False
     initial_head: int | None = None
     plannable_end: int = 0
-    in_doubt: InDoubt | None = None
+    in_doubt: InDoubtRange | None = None
     is_plan_saved: bool = False
-    released_in_doubt: InDoubt | None = None
+    released_in_doubt: InDoubtRange | None = None
     is_stopping: bool = False
     last_planned_turn: int = 0
     step_planner: EpochStepPlanner | None = None

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sublet_borrower.machine.events import SessionProgress
-from sublet_borrower.machine.read_failure import ReadFailure, plain
+from sublet_borrower.machine.read_failure_report import ReadFailure, plain
 from sublet_protocol.domain.errors import PoisonBlock
 from sublet_protocol.domain.topics import TopicFilter
 

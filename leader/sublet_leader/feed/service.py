@@ -22,14 +22,14 @@ from sublet_leader.feed.admission import AdmissionLimiter, NodeBusy
 from sublet_leader.feed.database_threads import DatabaseThreads
 from sublet_leader.feed.fetch import fetch_page, read_heads
 from sublet_leader.feed.head_poller import HeadPoller
-from sublet_leader.feed.publish import FeedBatchWriter, to_publish_result
+from sublet_leader.feed.publish import PublishedBatchStore, to_publish_result
 from sublet_leader.feed.read import ClientStalled, FeedReadCall
 from sublet_leader.shutdown import run_with_timeout
 from sublet_protocol.domain.errors import Conflict, NotFound, PayloadUnavailable, SubletError, Unavailable, UsageError
 from sublet_protocol.messages import feed, feed_fetch
 from sublet_protocol.v1 import sublet_pb2_grpc
 from sublet_storage.db.bounded_connection import timeline_of
-from sublet_storage.groups import consumer_statements
+from sublet_storage.groups import consumer_progress
 from sublet_storage.log import fetch as message_log
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         self._reading = DatabaseThreads(url, limits.reading_connections, "feed reading")
         self._watching = DatabaseThreads(url, 1, "feed watching")
         self._on_stored = on_stored
-        self._writer = FeedBatchWriter()
+        self._writer = PublishedBatchStore()
         self._batches = AdmissionLimiter("batches", limits.max_batches, limits.max_batch_bytes, limits.retry_after_ms)
         self._readers = AdmissionLimiter("readers", limits.max_readers, 0, limits.reader_retry_after_ms)
         self._reads = AdmissionLimiter("reads", limits.max_reads, 0, limits.retry_after_ms)
@@ -144,7 +144,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         """Return a number above all that were given before."""
 
         def draw(conn: psycopg.Connection[Any], _: None) -> int:
-            return consumer_statements.next_session_epoch(conn)
+            return consumer_progress.next_session_epoch(conn)
 
         return await self._answer(
             request, context, feed_fetch.decode_session_epoch_request, draw, feed_fetch.encode_session_epoch_reply

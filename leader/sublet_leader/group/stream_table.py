@@ -9,7 +9,7 @@ from sublet_leader.group.throughput import ThroughputMeter
 from sublet_leader.group.transitions import AssignmentStatus
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.epochs import ConsumedFrontier
-from sublet_protocol.domain.in_doubt import InDoubt
+from sublet_protocol.domain.in_doubt import InDoubtRange
 from sublet_protocol.messages.borrower_leader import RevokedReason
 from sublet_storage.groups.model.lending_row import is_of_former_timeline
 from sublet_storage.groups.model.records import (
@@ -47,7 +47,7 @@ class Assignment:
     is_final_queued: bool = False
     delivered_end: int = 0
     consumed: ConsumedFrontier | None = None
-    in_doubt: InDoubt | None = None
+    in_doubt: InDoubtRange | None = None
     read_error: str = ""
     poison: int = 0
     is_aborted: bool = False

@@ -20,7 +20,7 @@ from sublet_storage.log import epoch_capabilities
 from sublet_storage.notify import catch_up_reads
 from sublet_storage.notify.changes import Change
 from sublet_storage.notify.publisher import shared_publisher
-from sublet_storage.objects import registry
+from sublet_storage.objects import unreferenced_objects
 from sublet_storage.producer import staging
 from sublet_storage.spaces import (
     past_generations,
@@ -67,7 +67,7 @@ class MaintenanceRunner:
         term: Callable[[], int | None],
         history_s: float,
         every_s: float = PASS_INTERVAL_S,
-        grace_s: float = registry.GRACE_S,
+        grace_s: float = unreferenced_objects.GRACE_S,
     ) -> None:
         house = partial(
             _steps,
@@ -239,7 +239,7 @@ def _tier(connection: psycopg.Connection[Any], guard: Guard, space: Space) -> No
 
 
 def _sweep(connection: psycopg.Connection[Any], guard: Guard, grace_s: float) -> None:
-    if deleted := registry.delete_expired_objects(connection, guard, grace_s=grace_s):
+    if deleted := unreferenced_objects.delete_expired_objects(connection, guard, grace_s=grace_s):
         log.info("%d objects that no block names are deleted", deleted)
 
 

@@ -10,7 +10,7 @@ from sublet_leader.group.transient_events import GroupHistoryEvent
 from sublet_leader.node.group_event_publisher import LeaderLocation
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import ToBorrower, ToLeader
-from sublet_protocol.pubsub.counters import PublisherCounters
+from sublet_protocol.pubsub.counters import NodeSideCounters
 from sublet_storage.groups.model.records import (
     Group,
     GroupWriteResult,
@@ -279,14 +279,14 @@ class NodeOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeState:
+class NodeSnapshot:
     """`agents` are connected, and `held_polls` of them wait at this instant. `notifications`: what was pushed, missed,
     healed and read again (`NotificationSubscriber.counters`), `heads`: {stream: head} as far as pushes and catch-ups
     have shown; both empty where nothing is pushed. `leaks`: what connections still store in vain."""
 
     agents: int
     held_polls: int
-    pubsub: PublisherCounters
+    pubsub: NodeSideCounters
     leaks: tuple[str, ...]
     notifications: Mapping[str, int] = field(default_factory=dict)
     heads: Mapping[int, int] = field(default_factory=dict)

@@ -46,8 +46,8 @@ from sublet_leader.node.events import (
     WritesCommitted,
 )
 from sublet_leader.node.group_event_publisher import LeaderLocation, LeaderLookups
-from sublet_leader.node.known_groups import KnownGroups
 from sublet_leader.node.leadership_restrictions import LeadershipRestrictions
+from sublet_leader.node.requested_groups import RequestedGroups
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.subscriptions import Subscription
@@ -103,7 +103,7 @@ class Node:
         self.ref, self.settings = ref, settings
         self.election = el.Election(settings, ref.incarnation)
         self.leaders: dict[int, GroupLeader] = {}
-        self.registry = KnownGroups()
+        self.registry = RequestedGroups()
         self._wake: dict[int, float] = {}
         self._election_wake = _NEVER
         self._unwritten: dict[int, _Unwritten] = {}

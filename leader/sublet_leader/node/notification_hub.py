@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from sublet_protocol.messages.channel_messages import StreamHead
 from sublet_protocol.pubsub.model import Channel
-from sublet_protocol.pubsub.publisher_machine import PubSubPublisherMachine
+from sublet_protocol.pubsub.node_side_machine import NodeSideMachine
 from sublet_storage.notify import catch_up_reads
 from sublet_storage.notify.changes import EPOCHS, GROUP, SPACE, STREAM, Change, NotifySettings
 from sublet_storage.notify.drivers.base import NotificationDriver
@@ -35,7 +35,7 @@ class NotificationHub:
         self,
         url: str,
         driver: NotificationDriver,
-        publisher: PubSubPublisherMachine,
+        publisher: NodeSideMachine,
         on_streams_changed: Callable[[bool], None],
         on_command: Callable[[int], None],
         on_growth: Callable[[int], None],

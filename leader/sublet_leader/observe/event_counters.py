@@ -42,7 +42,7 @@ class NodeCounters:
         self._groups, self._reasons = _Few(most_groups), _Few(MAX_REASONS)
 
     def record_history(self, events: Iterable[GroupHistoryEvent], violations: int = 0) -> None:
-        """Count events that are true by now. `stories`: how many leaders broke an invariant."""
+        """Count events that are true by now. `violations`: how many leaders broke an invariant."""
         self._broken.inc(violations)
         for each in events:
             line = each.record

@@ -118,7 +118,7 @@ LATENCY = MetricDefinition(
 )
 FAILURES = _counter("database_request_failures", "Requests of leaders that the database did not carry out.", "request")
 SESSIONS = _counter(
-    "pubsub_events", "What happened between the node and its agents, as in `NodeState.pubsub`.", "event"
+    "pubsub_events", "What happened between the node and its agents, as in `NodeSnapshot.pubsub`.", "event"
 )
 NEWS = _counter("notification_events", "Notifications of this node: what was received, missed and read again.", "event")
 SCRAPE = _gauge("scrape_duration_seconds", "How long the database took for the groups' metrics, when last asked.")

@@ -15,7 +15,7 @@ from sublet_protocol.domain.epochs import ConsumedFrontier
 
 
 @dataclass(frozen=True, slots=True)
-class InDoubt:
+class InDoubtRange:
     """Messages [start, end) of a stream, planned under `grant_id`; open until progress has passed them.
 
     `hold_s`: how long after the end of the grant they are reserved for the session of their holder. `consumed`: in an
@@ -45,12 +45,14 @@ class InDoubt:
         }
 
     @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> InDoubt:
+    def from_json(cls, stored: Mapping[str, Any]) -> InDoubtRange:
         """As it was stored."""
         consumed = None if stored["consumed"] is None else ConsumedFrontier.from_json(stored["consumed"])
         return cls(stored["grant_id"], stored["start"], stored["end"], stored["hold_s"], consumed)
 
 
-def pending_in_doubt(doubt: InDoubt | None, position: int, consumed: ConsumedFrontier | None) -> InDoubt | None:
+def pending_in_doubt(
+    doubt: InDoubtRange | None, position: int, consumed: ConsumedFrontier | None
+) -> InDoubtRange | None:
     """Return what was planned, unless progress has passed it."""
     return doubt if doubt is not None and doubt.is_pending(position, consumed) else None

@@ -14,7 +14,7 @@ MAX_INT = 999_999_999
 """Of a whole number that has no bound of its own."""
 
 
-class SettingsRule(NamedTuple):
+class CrossSettingRule(NamedTuple):
     """A bound between settings. `names` are those the message shows; `text`, `reason` and `hint` are for people."""
 
     names: tuple[str, ...]
@@ -31,7 +31,7 @@ class SettingsBase:
 
     PREFIX: ClassVar[str] = "SUBLET_"
     """Of the variables; the rest of a variable's name is its field's name in capitals."""
-    RULES: ClassVar[tuple[SettingsRule, ...]] = ()
+    RULES: ClassVar[tuple[CrossSettingRule, ...]] = ()
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Self:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier
-from sublet_protocol.domain.in_doubt import InDoubt
+from sublet_protocol.domain.in_doubt import InDoubtRange
 
 PROTOCOL_VERSION = 4
 """Carried by every poll and command batch; a peer of another version is refused with both numbers."""
@@ -73,7 +73,7 @@ class StreamProgress:
     lag: int | None = None
     delivered_end: int = 0
     consumed: ConsumedFrontier | None = None
-    in_doubt: InDoubt | None = None
+    in_doubt: InDoubtRange | None = None
     read_error: str = ""
     poison: int = 0
 
@@ -205,7 +205,7 @@ class Grant:
     filter: str
     end_offset: int | None = None
     consumed: ConsumedFrontier | None = None
-    in_doubt: InDoubt | None = None
+    in_doubt: InDoubtRange | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +239,7 @@ class ProgressSaved:
     grant_id: int
     position: int
     consumed: ConsumedFrontier | None = None
-    in_doubt: InDoubt | None = None
+    in_doubt: InDoubtRange | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, assert_never
 
 from sublet_protocol.domain.epochs import MAX_DIMENSIONS, ConsumedFrontier, GroupFrontier, LowerFrontier
 from sublet_protocol.domain.errors import UsageError
-from sublet_protocol.domain.in_doubt import InDoubt
+from sublet_protocol.domain.in_doubt import InDoubtRange
 from sublet_protocol.messages.borrower_leader import (
     MAX_ID,
     MAX_READ_ERROR_CHARS,
@@ -399,7 +399,7 @@ def _read_consumed(wire: Any) -> ConsumedFrontier | None:
     return ConsumedFrontier(_natural("upto", consumed.upto), lower)
 
 
-def _in_doubt(doubt: InDoubt | None) -> Any:
+def _in_doubt(doubt: InDoubtRange | None) -> Any:
     if doubt is None:
         return None
     return pb.InDoubt(
@@ -411,14 +411,14 @@ def _in_doubt(doubt: InDoubt | None) -> Any:
     )
 
 
-def _read_in_doubt(wire: Any) -> InDoubt | None:
+def _read_in_doubt(wire: Any) -> InDoubtRange | None:
     if not wire.HasField("in_doubt"):
         return None
     doubt = wire.in_doubt
     if doubt.end < doubt.start:
         raise MalformedMessage(f"in doubt is [{doubt.start}, {doubt.end}): it ends before it begins")
     numbers = _naturals(doubt, "grant_id", "start", "end")
-    return InDoubt(**numbers, hold_s=_time("hold_s", doubt.hold_s), consumed=_read_consumed(doubt))
+    return InDoubtRange(**numbers, hold_s=_time("hold_s", doubt.hold_s), consumed=_read_consumed(doubt))
 
 
 def _read_frontier(wire: Any) -> LowerFrontier:

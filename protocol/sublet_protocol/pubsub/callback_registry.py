@@ -10,8 +10,8 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from sublet_protocol.pubsub.agent_side_events import ConnectionLost, ConnectionLostReason
 from sublet_protocol.pubsub.model import DeliveredMessage, MailboxOverflow, Subject
-from sublet_protocol.pubsub.subscriber_machine_events import ConnectionLost, ConnectionLostReason
 
 log = logging.getLogger(__name__)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sublet_protocol.pubsub.subscriber_machine_events import ConnectionLostReason
+from sublet_protocol.pubsub.agent_side_events import ConnectionLostReason
 
 
 @dataclass(frozen=True, slots=True)
-class PublisherCounters:
+class NodeSideCounters:
     """The node's side, over all its subscribers since its life began."""
 
     batches: int = 0  # executed
@@ -29,7 +29,7 @@ class PublisherCounters:
 
 
 @dataclass(frozen=True, slots=True)
-class SubscriberCounters:
+class AgentSideCounters:
     """The agent's side, over all its lives with one node."""
 
     batches: int  # sent for the first time

@@ -76,7 +76,7 @@ class Unsubscribe:
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class MessageToNode:
     """A message to the node."""
 
     body: object
@@ -90,7 +90,7 @@ class UndecodedCommand:
     text: str
 
 
-Command = Subscribe | Unsubscribe | Send
+Command = Subscribe | Unsubscribe | MessageToNode
 ReceivedCommand = Command | UndecodedCommand
 
 

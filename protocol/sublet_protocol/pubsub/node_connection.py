@@ -1,6 +1,6 @@
 """The agent's side of a connection on the network: one `NodeConnection` per node, on an asyncio loop.
 
-It drives a `PubSubSubscriberMachine`: carries out the actions that the machine decides, in order, and returns their
+It drives a `AgentSideMachine`: carries out the actions that the machine decides, in order, and returns their
 results as events. Callbacks run on the loop, one after the other; they may call `send`, `subscribe` and `unsubscribe`,
 and must not block.
 """
@@ -20,11 +20,8 @@ import grpc.aio
 
 from sublet_protocol.messages.codec import MalformedMessage
 from sublet_protocol.pubsub import wire
-from sublet_protocol.pubsub.callback_registry import CallbackRegistry, OnDelivery, OnLost, call_safely
-from sublet_protocol.pubsub.counters import SubscriberCounters
-from sublet_protocol.pubsub.model import CHANNELS, Channels, Command, Send, Subscribe, Unsubscribe
-from sublet_protocol.pubsub.subscriber_machine import PubSubSubscriberMachine, SubscriberSettings
-from sublet_protocol.pubsub.subscriber_machine_events import (
+from sublet_protocol.pubsub.agent_side_events import (
+    CallPoll,
     CancelCommands,
     CancelPoll,
     CommandsRejected,
@@ -39,9 +36,12 @@ from sublet_protocol.pubsub.subscriber_machine_events import (
     PollUnanswered,
     SendCommands,
     SetListening,
-    StartPoll,
     Tick,
 )
+from sublet_protocol.pubsub.agent_side_machine import AgentSideMachine, AgentSideSettings
+from sublet_protocol.pubsub.callback_registry import CallbackRegistry, OnDelivery, OnLost, call_safely
+from sublet_protocol.pubsub.counters import AgentSideCounters
+from sublet_protocol.pubsub.model import CHANNELS, Channels, Command, MessageToNode, Subscribe, Unsubscribe
 from sublet_protocol.v1 import sublet_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class NodeConnection:
         on_lost: OnLost = lambda lost: None,
         *,
         on_refused: OnRefused = lambda command, text: None,
-        settings: SubscriberSettings | None = None,
+        settings: AgentSideSettings | None = None,
         answer_within_s: float = CALL_TIMEOUT_S,
         credentials: Any = None,
         metadata: Sequence[tuple[str, str]] = (),
@@ -108,7 +108,7 @@ class NodeConnection:
     ) -> None:
         self.address = address
         self._channels = channels
-        self._machine = PubSubSubscriberMachine(agent, settings, channels=channels, size_of=self._size_of)
+        self._machine = AgentSideMachine(agent, settings, channels=channels, size_of=self._size_of)
         self._callbacks = CallbackRegistry(on_message, on_lost)
         self._on_refused = on_refused
         self._answer_within_s = answer_within_s
@@ -140,7 +140,7 @@ class NodeConnection:
         return self._machine.subscriber_id
 
     @property
-    def counters(self) -> SubscriberCounters:
+    def counters(self) -> AgentSideCounters:
         """What happened so far."""
         return self._machine.counters
 
@@ -155,7 +155,7 @@ class NodeConnection:
 
     def send(self, message: object) -> None:
         """Queue a message to the node, and hold a poll for its answers from now on (`set_listening`)."""
-        command = Send(message)
+        command = MessageToNode(message)
         wire.encode_command(command, self._channels)
         self._decide(SetListening(True))
         self._decide(command)
@@ -240,7 +240,7 @@ class NodeConnection:
         match instruction:
             case SendCommands():
                 self._batch = self._replace(self._batch, self._call_commands(instruction))
-            case StartPoll():
+            case CallPoll():
                 self._poll = self._replace(self._poll, self._call_poll(instruction))
             case CancelCommands():
                 _cancel(self._batch)
@@ -269,7 +269,7 @@ class NodeConnection:
         """The first, the second, the fourth, the eighth ... of this connection."""
         self._refusals += 1
         if self._refusals & (self._refusals - 1) == 0:
-            kind = type(command.body if isinstance(command, Send) else command).__name__
+            kind = type(command.body if isinstance(command, MessageToNode) else command).__name__
             log.warning("node %s refused a %s (no. %d): %s", self.address, kind, self._refusals, truncate(text))
 
     def _size_of(self, command: Command) -> int:
@@ -304,7 +304,7 @@ class NodeConnection:
             )
         )
 
-    async def _call_poll(self, poll: StartPoll) -> None:
+    async def _call_poll(self, poll: CallPoll) -> None:
         def read(reply: Any) -> Event:
             return wire.decode_poll_reply(poll, reply, random.random(), self._channels)
 

@@ -1,4 +1,4 @@
-"""The node's side of a connection on the network: the gRPC service `Session` around a `PubSubPublisherMachine`.
+"""The node's side of a connection on the network: the gRPC service `Session` around a `NodeSideMachine`.
 
 It does the waiting: polls are held here, silent subscribers are removed when they are due. All of it runs on one event
 loop, and so do the callers of `publish` and `send`.
@@ -20,10 +20,10 @@ from sublet_protocol.domain.errors import SubletError
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.messages.codec import MalformedMessage
 from sublet_protocol.pubsub import wire
-from sublet_protocol.pubsub.counters import PublisherCounters
+from sublet_protocol.pubsub.counters import NodeSideCounters
 from sublet_protocol.pubsub.model import CHANNELS, Channels, CommandError
-from sublet_protocol.pubsub.publisher_machine import PublisherSettings, PubSubPublisherMachine
-from sublet_protocol.pubsub.publisher_replies import (
+from sublet_protocol.pubsub.node_side_machine import NodeSideMachine, NodeSideSettings
+from sublet_protocol.pubsub.node_side_replies import (
     CommandsAccepted,
     DuplicateCommands,
     HoldPoll,
@@ -48,10 +48,10 @@ OnInterest = Callable[[str, str | None, bool], None]
 
 
 def new_publisher(
-    incarnation: str, settings: PublisherSettings | None = None, channels: Channels = CHANNELS
-) -> PubSubPublisherMachine:
+    incarnation: str, settings: NodeSideSettings | None = None, channels: Channels = CHANNELS
+) -> NodeSideMachine:
     """Return a publisher of this project's bodies, whose mailboxes are bounded by their size on the wire."""
-    return PubSubPublisherMachine(incarnation, settings, channels=channels, size_of=wire.body_size)
+    return NodeSideMachine(incarnation, settings, channels=channels, size_of=wire.body_size)
 
 
 class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
@@ -65,7 +65,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
 
     def __init__(
         self,
-        publisher: PubSubPublisherMachine,
+        publisher: NodeSideMachine,
         on_message: OnMessage,
         *,
         on_expired: OnExpired = lambda subscriber_ids: None,
@@ -99,11 +99,11 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
             self._end_hold(subscriber_id)
 
     def publish(self, channel: str, key: str, body: object, version: int = 0) -> int:
-        """See `PubSubPublisherMachine.publish`."""
+        """See `NodeSideMachine.publish`."""
         return self.publisher.publish(channel, key, body, version)
 
     def send(self, subscriber_id: str, channel: str, key: str, body: object) -> bool:
-        """See `PubSubPublisherMachine.send`."""
+        """See `NodeSideMachine.send`."""
         return self.publisher.send(subscriber_id, channel, key, body)
 
     @property
@@ -112,7 +112,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         return len(self._held)
 
     @property
-    def counters(self) -> PublisherCounters:
+    def counters(self) -> NodeSideCounters:
         """What happened so far."""
         return self.publisher.counters
 

@@ -21,6 +21,7 @@ from sublet_protocol.messages.borrower_leader import (
 )
 from sublet_protocol.messages.channel_messages import GroupEvent, StreamHead
 from sublet_protocol.messages.codec import MAX_TEXT, MalformedMessage
+from sublet_protocol.pubsub.agent_side_events import CallPoll, CommandsReplied, PollReplied, SendCommands
 from sublet_protocol.pubsub.model import (
     CHANNELS,
     Channels,
@@ -28,13 +29,12 @@ from sublet_protocol.pubsub.model import (
     CommandError,
     DeliveredMessage,
     MailboxOverflow,
+    MessageToNode,
     ReceivedCommand,
-    Send,
     Subscribe,
     UndecodedCommand,
     Unsubscribe,
 )
-from sublet_protocol.pubsub.subscriber_machine_events import CommandsReplied, PollReplied, SendCommands, StartPoll
 from sublet_protocol.v1 import sublet_pb2 as pb
 
 MAX_COMMANDS = 10_000
@@ -69,7 +69,7 @@ def encode_batch_request(batch: SendCommands, channels: Channels = CHANNELS) -> 
     )
 
 
-def encode_poll_request(poll: StartPoll) -> Any:
+def encode_poll_request(poll: CallPoll) -> Any:
     """Return a `PollRequest`."""
     return pb.PollRequest(
         protocol_version=PROTOCOL_VERSION,
@@ -97,11 +97,11 @@ def encode_command(command: Command, channels: Channels = CHANNELS) -> Any:
             return pb.Command(subscribe=_subject(channel, key, channels))
         case Unsubscribe(channel, key):
             return pb.Command(unsubscribe=_subject(channel, key, channels))
-        case Send(LeaderWanted() | Ping() | UpdateProgress() | RevokeFinished() | Disconnect() as message):
+        case MessageToNode(LeaderWanted() | Ping() | UpdateProgress() | RevokeFinished() | Disconnect() as message):
             return pb.Command(message=codec.encode_to_leader(message))
-        case Send(GroupEvent(payload)):
+        case MessageToNode(GroupEvent(payload)):
             return pb.Command(group_event=payload)
-        case Send(body):
+        case MessageToNode(body):
             raise TypeError(f"{type(body).__name__} is not a message to a leader")
         case _:
             assert_never(command)
@@ -116,9 +116,9 @@ def decode_command(wire: Any, channels: Channels = CHANNELS) -> ReceivedCommand:
             case "unsubscribe":
                 return Unsubscribe(*_read_subject(wire.unsubscribe, channels))
             case "message":
-                return Send(codec.decode_to_leader(wire.message))
+                return MessageToNode(codec.decode_to_leader(wire.message))
             case "group_event":
-                return Send(_read_event(wire.group_event))
+                return MessageToNode(_read_event(wire.group_event))
             case _:
                 return UndecodedCommand("a command: it is empty, or of a kind this version does not know")
     except MalformedMessage as error:
@@ -192,7 +192,7 @@ def decode_batch_reply(batch: SendCommands, wire: Any, jitter: float = 0.0) -> C
     )
 
 
-def decode_poll_reply(poll: StartPoll, wire: Any, jitter: float = 0.0, channels: Channels = CHANNELS) -> PollReplied:
+def decode_poll_reply(poll: CallPoll, wire: Any, jitter: float = 0.0, channels: Channels = CHANNELS) -> PollReplied:
     """Return what the poll brought, as an event for the subscriber's machine; raises `MalformedMessage`."""
     deliveries = tuple(decode_delivery(message, channels) for message in wire.messages)
     return PollReplied(poll.subscriber_incarnation, wire.incarnation, wire.unknown_subscriber, deliveries, jitter)

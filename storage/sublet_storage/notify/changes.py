@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sublet_protocol.domain.errors import SubletError
-from sublet_protocol.domain.settings_base import SettingsBase, SettingsRule
+from sublet_protocol.domain.settings_base import CrossSettingRule, SettingsBase
 
 STREAM, SPACE, GROUP, NODE, EPOCHS = "stream", "space", "group", "node", "epochs"
 KINDS = (STREAM, SPACE, GROUP, NODE, EPOCHS)
@@ -55,7 +55,7 @@ class Envelope:
 
 
 @dataclass(frozen=True, slots=True)
-class Hello:
+class PublisherHeartbeat:
     """A publisher is alive, and these are its last numbers of all channels it has used. `is_leaving`: its last
     message."""
 
@@ -65,7 +65,7 @@ class Hello:
     is_leaving: bool = False
 
 
-Message = Envelope | Hello
+Message = Envelope | PublisherHeartbeat
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +106,8 @@ def epochs_change(space: str, moves: int) -> Change:
     return Change(EPOCHS, space, moves)
 
 
-def _at_least(name: str, *least: str, reason: str) -> SettingsRule:
-    return SettingsRule(
+def _at_least(name: str, *least: str, reason: str) -> CrossSettingRule:
+    return CrossSettingRule(
         (name, *least),
         f"{name} must be at least {' + '.join(least)}",
         lambda s: getattr(s, name) >= sum(getattr(s, each) for each in least),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sublet_storage.notify.changes import Change, Envelope, Hello, MalformedNotification, Message
+from sublet_storage.notify.changes import Change, Envelope, MalformedNotification, Message, PublisherHeartbeat
 
 MAX_MESSAGE = 1 << 20
 """Maximum length in bytes; longer messages are rejected."""
@@ -23,7 +23,7 @@ _compact = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 def encode(message: Message) -> bytes:
     """Return the message as bytes that `decode` reads."""
-    if isinstance(message, Hello):
+    if isinstance(message, PublisherHeartbeat):
         return _compact(
             {
                 "p": message.publisher,
@@ -68,12 +68,12 @@ def _envelope(fields: dict[str, Any]) -> Envelope:
     return Envelope(_text(publisher, MAX_NAME), _text(incarnation, MAX_NAME), name, sequence, predecessor, changes)
 
 
-def _hello(fields: dict[str, Any]) -> Hello:
+def _hello(fields: dict[str, Any]) -> PublisherHeartbeat:
     sequences = {_text(channel, MAX_NAME): _integer(number) for channel, number in fields["h"].items()}
     if len(sequences) > MAX_CHANNELS:
         raise ValueError("too many channels")
     publisher, incarnation = _text(fields["p"], MAX_NAME), _text(fields["i"], MAX_NAME)
-    return Hello(publisher, incarnation, sequences, bool(fields["l"]))
+    return PublisherHeartbeat(publisher, incarnation, sequences, bool(fields["l"]))
 
 
 def _change(kind: str, key: object, version: object, deleted: object, data: object) -> Change:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import assert_never
 
-from sublet_storage.notify.changes import Change, Envelope, Hello, NotifySettings
+from sublet_storage.notify.changes import Change, Envelope, NotifySettings, PublisherHeartbeat
 from sublet_storage.notify.codec import encode, encode_change, encode_parts
 
 MAX_WAITING = 10_000
@@ -188,7 +188,7 @@ class PublisherMachine:
         return min(hello_at, self.ready_at) if self._waiting else hello_at
 
     def _hello(self, leaving: bool = False) -> bytes:
-        return encode(Hello(self._publisher, self._incarnation, self._sequences, leaving))
+        return encode(PublisherHeartbeat(self._publisher, self._incarnation, self._sequences, leaving))
 
     def _messages(self) -> Iterator[bytes]:
         """Yield all that waits, by channel, in as few messages as the limit allows."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from sublet_storage.notify.catch_up_scheduler import CatchUpCause, CatchUpScheduler
-from sublet_storage.notify.changes import KINDS, Change, Envelope, Hello, Message, NotifySettings
+from sublet_storage.notify.changes import KINDS, Change, Envelope, Message, NotifySettings, PublisherHeartbeat
 from sublet_storage.notify.subscriber_machine_events import (
     CatchUpCompleted,
     CatchUpRequested,
@@ -135,7 +135,7 @@ class SubscriberMachine:
 
     def _receive(self, message: Message, now: float, jitter: float) -> None:
         publisher, is_met = self._publisher(message, now, jitter)
-        if isinstance(message, Hello):
+        if isinstance(message, PublisherHeartbeat):
             for channel, sequence in message.sequences.items():
                 if channel in self.catch_ups.channels:
                     self._greeted(message, publisher, channel, sequence, now)
@@ -170,7 +170,9 @@ class SubscriberMachine:
         if not publisher.is_complete and not is_met:
             self.catch_ups.request(envelope.channel, CatchUpCause.NEW_PUBLISHER, at)
 
-    def _greeted(self, hello: Hello, publisher: _Publisher, channel: str, sequence: int, now: float) -> None:
+    def _greeted(
+        self, hello: PublisherHeartbeat, publisher: _Publisher, channel: str, sequence: int, now: float
+    ) -> None:
         last = publisher.last.setdefault(channel, 0 if publisher.is_complete else sequence)
         if sequence > last:
             self._open_gap(publisher, channel, last, sequence, now)

@@ -59,7 +59,7 @@ class PayloadLocation:
 
 
 @dataclass(frozen=True, slots=True)
-class ObjectName:
+class PayloadObjectName:
     """Which block an object belongs to, and the digest of its bytes. `text`: relative to its place."""
 
     generation_id: int
@@ -143,11 +143,13 @@ def parse_stored_location(text: str) -> PayloadLocation:
     return replace(parse_location(location), marker=marker)
 
 
-def new_object_name(generation_id: int, stream_id: int, end_offset: int, payload: bytes | memoryview) -> ObjectName:
+def new_object_name(
+    generation_id: int, stream_id: int, end_offset: int, payload: bytes | memoryview
+) -> PayloadObjectName:
     """Return a new name for the object of this block."""
     of_bytes = digest(payload)
     text = f"{generation_id}/{stream_id}-{end_offset}-{of_bytes}-{secrets.token_hex(8)}"
-    return ObjectName(generation_id, stream_id, end_offset, of_bytes, text)
+    return PayloadObjectName(generation_id, stream_id, end_offset, of_bytes, text)
 
 
 def digest(payload: bytes | memoryview) -> str:
@@ -160,7 +162,7 @@ def format_location(text: str) -> str:
     return text.partition("#")[0]
 
 
-def locate_object(uri: str, locations: Iterable[str]) -> tuple[PayloadLocation, ObjectName] | None:
+def locate_object(uri: str, locations: Iterable[str]) -> tuple[PayloadLocation, PayloadObjectName] | None:
     """Return where an object is, and what it is; None if it is not the name of one, or is in none of these places,
     which may lie within one another."""
     for location in map(parse_stored_location, locations):
@@ -170,5 +172,5 @@ def locate_object(uri: str, locations: Iterable[str]) -> tuple[PayloadLocation, 
         matched = _NAME.fullmatch(text)
         if matched is not None:
             generation_id, stream_id, end_offset = map(int, matched.groups()[:3])
-            return location, ObjectName(generation_id, stream_id, end_offset, matched[4], text)
+            return location, PayloadObjectName(generation_id, stream_id, end_offset, matched[4], text)
     return None

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from sublet_protocol.domain.errors import PayloadDamaged, PayloadUnavailable, PayloadUnreadable
-from sublet_storage.objects.location import ObjectName, PayloadLocation, digest, format_location, locate_object
+from sublet_storage.objects.location import PayloadLocation, PayloadObjectName, digest, format_location, locate_object
 from sublet_storage.objects.object_stores import ObjectNotFound, ObjectUnusable, Payload, get_store
 from sublet_storage.objects.parallel_calls import TO_READ, run_parallel
 
@@ -46,7 +46,7 @@ def attach_payloads(generation_id: int, stream_id: int, rows: list[Row]) -> list
 def read_payloads(generation_id: int, stream_id: int, rows: list[Row]) -> list[Payload | Exception | None]:
     """Return the payload of each row, or what hinders it; null where a row is without one."""
     found: list[Payload | Exception | None] = [row[4] for row in rows]
-    by_location: dict[PayloadLocation, list[tuple[int, ObjectName]]] = {}
+    by_location: dict[PayloadLocation, list[tuple[int, PayloadObjectName]]] = {}
     for index, row in enumerate(rows):
         if row[5] is None:
             continue
@@ -65,7 +65,7 @@ def read_payloads(generation_id: int, stream_id: int, rows: list[Row]) -> list[P
 
 
 def _fetch(
-    generation_id: int, stream_id: int, location: PayloadLocation, named: list[tuple[Row, ObjectName]]
+    generation_id: int, stream_id: int, location: PayloadLocation, named: list[tuple[Row, PayloadObjectName]]
 ) -> Sequence[Payload | Exception]:
     """Payloads, or what hinders, of what lies in the one place."""
     try:
@@ -76,7 +76,9 @@ def _fetch(
         return [silent] * len(named)
 
 
-def _fetch_one(generation_id: int, stream_id: int, location: PayloadLocation, named: tuple[Row, ObjectName]) -> Payload:
+def _fetch_one(
+    generation_id: int, stream_id: int, location: PayloadLocation, named: tuple[Row, PayloadObjectName]
+) -> Payload:
     """Return the payload of one block. Raises as `attach_payloads` does."""
     row, name = named
     size = int(row[5][1])

@@ -21,8 +21,8 @@ from sublet_storage.producer.batches.input_conversion import (
     check_sizes,
     to_record_batches,
 )
+from sublet_storage.producer.batches.message_accumulator import PendingRows, split_into_blocks
 from sublet_storage.producer.batches.routing_table import RoutingTable
-from sublet_storage.producer.batches.unsent_messages import PendingRows, split_into_blocks
 from sublet_storage.producer.delivery import DeliveryState
 from sublet_storage.producer.publisher import MAX_MESSAGE_BYTES
 

@@ -24,8 +24,7 @@ from sublet_protocol.domain.epochs import Epoch
 from sublet_protocol.domain.errors import PublisherClosed, SubletError
 from sublet_storage.log.block import pack
 from sublet_storage.producer.batches.input_conversion import size_of
-from sublet_storage.producer.batches.routing_table import RoutingTable
-from sublet_storage.producer.batches.unsent_messages import (
+from sublet_storage.producer.batches.message_accumulator import (
     Header,
     Message,
     PendingBlock,
@@ -34,6 +33,7 @@ from sublet_storage.producer.batches.unsent_messages import (
     count_fitting,
     split_into_blocks,
 )
+from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.producer.delivery import BatchDelivery, Delivery, DeliveryState
 
 COMMIT_BYTES = 4 * 1024 * 1024

@@ -38,8 +38,8 @@ from sublet_storage.log.append import (
     register_again,
 )
 from sublet_storage.notify.publisher import shared_publisher
+from sublet_storage.producer.batches.message_accumulator import PendingBlock
 from sublet_storage.producer.batches.routing_table import RoutingTable
-from sublet_storage.producer.batches.unsent_messages import PendingBlock
 from sublet_storage.producer.send_buffer import SendBuffer
 from sublet_storage.util.retry import Backoff, call_with_retry
 

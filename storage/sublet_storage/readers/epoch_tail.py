@@ -72,7 +72,7 @@ class EpochTailReader:
 
     `begin`: `latest`, the epochs that begin after the snapshot; `active`, those too that are not completed, from
     history; `earliest`, all of which retention has taken nothing. Messages without an epoch are always returned: from
-    the snapshot on, or from history. `whole=False`: all messages, epochs in part too. `on_data_loss` is called with
+    the snapshot on, or from history. `entire=False`: all messages, epochs in part too. `on_data_loss` is called with
     messages that retention has taken; where entire epochs were among them `read_available` raises `PositionGone`.
 
     Raises `InvalidEpoch` where the spaces' epochs cannot be compared.

@@ -11,9 +11,9 @@ from typing import Any, Final
 import psycopg
 
 from sublet_protocol.domain.errors import PoisonBlock, SubletError
-from sublet_storage.objects import registry
-from sublet_storage.objects.registry import BlockOwner
+from sublet_storage.objects import unreferenced_objects
 from sublet_storage.objects.remote_reads import read_payloads
+from sublet_storage.objects.unreferenced_objects import BlockStream
 
 BATCH_BLOCKS: Final = 32
 
@@ -54,7 +54,7 @@ def restore_payloads(conn: Connection, space_id: int) -> int:
     """
     brought, left = 0, _Left()
     for generation_id, stream_id in conn.execute(_OUTSIDE, (space_id,)).fetchall():
-        owner, after, before = BlockOwner(space_id, generation_id, stream_id), -1, left.count
+        owner, after, before = BlockStream(space_id, generation_id, stream_id), -1, left.count
         while rows := _next(conn, owner, after):
             after = rows[-1][0]
             brought += _bring(conn, owner, rows, left)
@@ -65,12 +65,12 @@ def restore_payloads(conn: Connection, space_id: int) -> int:
     return brought
 
 
-def _next(conn: Connection, owner: BlockOwner, after: int) -> list[tuple[Any, ...]]:
+def _next(conn: Connection, owner: BlockStream, after: int) -> list[tuple[Any, ...]]:
     asked = (owner.space_id, owner.generation_id, owner.stream_id, after, BATCH_BLOCKS)
     return conn.execute(_BLOCKS, asked, binary=True).fetchall()
 
 
-def _bring(conn: Connection, owner: BlockOwner, rows: list[tuple[Any, ...]], left: _Left) -> int:
+def _bring(conn: Connection, owner: BlockStream, rows: list[tuple[Any, ...]], left: _Left) -> int:
     found = read_payloads(owner.generation_id, owner.stream_id, rows)
     with conn.transaction():
         back = []
@@ -82,7 +82,7 @@ def _bring(conn: Connection, owner: BlockOwner, rows: list[tuple[Any, ...]], lef
             where = (owner.generation_id, owner.stream_id, row[0], row[5][0])
             if conn.execute(_BACK, (memoryview(payload), *where)).rowcount:
                 back.append((row[5][0], row[0]))
-        registry.mark_for_deletion(conn, owner, back, was_named=True)
+        unreferenced_objects.mark_for_deletion(conn, owner, back, was_named=True)
     return len(back)
 
 

@@ -25,11 +25,11 @@ from psycopg import sql
 from sublet_protocol.domain.errors import PayloadUnavailable, PoisonBlock, StaleTerm
 from sublet_storage.db.store_connection import Guard
 from sublet_storage.log.fetch import count_contiguous
-from sublet_storage.objects import registry
+from sublet_storage.objects import unreferenced_objects
 from sublet_storage.objects.location import new_object_name, parse_location
 from sublet_storage.objects.object_stores import get_store
 from sublet_storage.objects.parallel_calls import TO_CHANGE, run_parallel, run_with_timeout
-from sublet_storage.objects.registry import BlockOwner
+from sublet_storage.objects.unreferenced_objects import BlockStream
 from sublet_storage.spaces import small_block_compaction
 from sublet_storage.spaces.rollover import partition_table
 from sublet_storage.spaces.routing import Space
@@ -265,7 +265,7 @@ class _Mover:
         while: it may still be written."""
         with self._conn.transaction():
             self._guard(self._conn)
-            registry.register_objects(
+            unreferenced_objects.register_objects(
                 self._conn, self._owner(stream), [(block.uri, block.end_offset) for block in blocks]
             )
         put = self._store.put
@@ -289,7 +289,7 @@ class _Mover:
                 target = (self._space.space_id, self._space.payload_location)
                 self.is_over = not self._conn.execute(_STILL, target).rowcount
                 wanted = [] if self.is_over else written
-                claimed = registry.claim_objects(self._conn, [block.uri for block in wanted])
+                claimed = unreferenced_objects.claim_objects(self._conn, [block.uri for block in wanted])
                 named = self._name(stream, [block for block in wanted if block.uri in claimed])
                 left = [block for block in blocks if block.uri not in named]
                 self._mark_orphans(stream, left)
@@ -326,9 +326,9 @@ class _Mover:
         return {row[0] for row in self._conn.execute(_NAME, parameters)}
 
     def _mark_orphans(self, stream: _Stream, blocks: list[_Block]) -> None:
-        registry.mark_for_deletion(
+        unreferenced_objects.mark_for_deletion(
             self._conn, self._owner(stream), [(block.uri, block.end_offset) for block in blocks], was_named=False
         )
 
-    def _owner(self, stream: _Stream) -> BlockOwner:
-        return BlockOwner(self._space.space_id, stream.generation_id, stream.stream_id)
+    def _owner(self, stream: _Stream) -> BlockStream:
+        return BlockStream(self._space.space_id, stream.generation_id, stream.stream_id)

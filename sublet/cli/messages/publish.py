@@ -137,7 +137,7 @@ class PublishProgress:
         cli.print_info(f"{asked}{self.durable} messages are durable ({elapsed:.1f} s{rate}).{lost}")
 
 
-class SignalHandler:
+class InputSignalHandler:
     """Ctrl-C and SIGTERM: at once while waiting for input, else when the next read begins; a second one breaks off."""
 
     def __init__(self) -> None:
@@ -181,8 +181,8 @@ def _open_publisher(cli: Cli, nodes: list[str] | None) -> Iterator[Callable[[], 
 
 
 @contextmanager
-def _interruption() -> Iterator[SignalHandler]:
-    interruption = SignalHandler()
+def _interruption() -> Iterator[InputSignalHandler]:
+    interruption = InputSignalHandler()
     before = {number: signal.signal(number, interruption) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield interruption
@@ -211,7 +211,7 @@ def _pump(
     columns: Iterator[dict[str, Any]],
     publisher: Publisher | Feed,
     tally: PublishProgress,
-    interruption: SignalHandler,
+    interruption: InputSignalHandler,
     size: int | None,
 ) -> Exception | None:
     """Publish until the input ends; what stopped it before that."""

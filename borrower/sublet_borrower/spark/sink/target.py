@@ -22,7 +22,7 @@ RECEIVE_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True)
-class SinkTarget:
+class SinkDatabase:
     """A URL, or the directory of an embedded server on the machine `driver_host`."""
 
     url: str | None = field(repr=False)
@@ -31,7 +31,7 @@ class SinkTarget:
     driver_host: str
 
     @classmethod
-    def of(cls, options: WriteOptions) -> SinkTarget:
+    def of(cls, options: WriteOptions) -> SinkDatabase:
         """Read it from the options and the driver's environment. Raises `InvalidSetting` where there is no database
         yet."""
         from sublet_storage.bootstrap.embedded import usable_data_dir

@@ -27,7 +27,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from sublet_borrower.spark.common.retry import retry_while_unavailable
 from sublet_borrower.spark.sink.columns import check_columns, to_message_batches
 from sublet_borrower.spark.sink.options import WriteOptions, stream_write_options, write_options
-from sublet_borrower.spark.sink.target import SinkTarget
+from sublet_borrower.spark.sink.target import SinkDatabase
 from sublet_protocol.domain.errors import InvalidSetting, SubletError
 from sublet_storage.producer.staging import SinkBatch, SinkCommitResult, StagedTask, commit, discard, stage
 
@@ -54,15 +54,15 @@ def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) 
     options = write_options(given)
     _check(options, schema, overwrite, 'a write in the mode "overwrite"', 'mode("append")')
     if options.sink_name is None or options.batch_id is None:
-        return BatchWriter(SinkTarget.of(options), options, SinkBatch(f"write {uuid.uuid4().hex}", 0, is_single=True))
-    return BatchWriter(SinkTarget.of(options), options, SinkBatch(f"sink {options.sink_name}", options.batch_id))
+        return BatchWriter(SinkDatabase.of(options), options, SinkBatch(f"write {uuid.uuid4().hex}", 0, is_single=True))
+    return BatchWriter(SinkDatabase.of(options), options, SinkBatch(f"sink {options.sink_name}", options.batch_id))
 
 
 def stream_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
     """Return the writer of a streaming query. Raises `InvalidSetting`, `InvalidTopic`."""
     options = stream_write_options(given)
     _check(options, schema, overwrite, 'the output mode "complete"', 'outputMode("append"), or "update"')
-    return StreamWriter(SinkTarget.of(options), options)
+    return StreamWriter(SinkDatabase.of(options), options)
 
 
 def _check(options: WriteOptions, schema: StructType, overwrite: bool, refused: str, hint: str) -> None:
@@ -72,7 +72,7 @@ def _check(options: WriteOptions, schema: StructType, overwrite: bool, refused: 
 
 
 def stage_rows(
-    target: SinkTarget, options: WriteOptions, write: SinkBatch, task: int, batches: Iterator[pa.RecordBatch]
+    target: SinkDatabase, options: WriteOptions, write: SinkBatch, task: int, batches: Iterator[pa.RecordBatch]
 ) -> StagedTaskMessage:
     """Stage what a task has. Raises what a publisher raises for a bad topic or message, and the database's errors."""
     with target.open_connection() as (_, conn):
@@ -83,7 +83,7 @@ def stage_rows(
 class BatchWriter(DataSourceArrowWriter):
     """See the module's page. Pickled on its way to the tasks, and to the commit."""
 
-    def __init__(self, target: SinkTarget, options: WriteOptions, write: SinkBatch) -> None:
+    def __init__(self, target: SinkDatabase, options: WriteOptions, write: SinkBatch) -> None:
         self._target, self._options, self._write = target, options, write
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedTaskMessage:
@@ -102,7 +102,7 @@ class BatchWriter(DataSourceArrowWriter):
 class StreamWriter(DataSourceStreamArrowWriter):
     """See the module's page."""
 
-    def __init__(self, target: SinkTarget, options: WriteOptions) -> None:
+    def __init__(self, target: SinkDatabase, options: WriteOptions) -> None:
         self._target, self._options = target, options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedTaskMessage:
@@ -139,7 +139,7 @@ def _done(messages: Sequence[WriterCommitMessage | None]) -> list[StagedTaskMess
     return [each for each in messages if isinstance(each, StagedTaskMessage)]
 
 
-def _commit(target: SinkTarget, write: SinkBatch, done: Sequence[StagedTaskMessage]) -> None:
+def _commit(target: SinkDatabase, write: SinkBatch, done: Sequence[StagedTaskMessage]) -> None:
     def attempt() -> tuple[SinkCommitResult, str]:
         with target.open_connection() as (url, conn):
             return commit(conn, write, [each.staged for each in done]), url
@@ -164,7 +164,7 @@ def _notify(url: str, committed: SinkCommitResult) -> None:
         publish_once(url, [stream_change(stream, head, closed=False) for stream, head in committed.heads.items()])
 
 
-def _abort(target: SinkTarget, writes: Sequence[SinkBatch] | set[SinkBatch]) -> None:
+def _abort(target: SinkDatabase, writes: Sequence[SinkBatch] | set[SinkBatch]) -> None:
     """Remove them; what is left, the next commit or maintenance removes: the error under way matters more."""
     try:
         with target.open_connection() as (_, conn):

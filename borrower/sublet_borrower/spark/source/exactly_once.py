@@ -36,8 +36,8 @@ from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.connect import connect
 from sublet_storage.db.reconnecting_connection import ReconnectingConnection
 from sublet_storage.db.user_transaction import user_transaction
-from sublet_storage.groups import consumer_statements
-from sublet_storage.groups.consumer_statements import LastPlannedRange, TransactionIdentity
+from sublet_storage.groups import consumer_progress
+from sublet_storage.groups.consumer_progress import LastPlannedRange, TransactionIdentity
 
 Connection = psycopg.Connection[Any]
 
@@ -119,7 +119,7 @@ class Guard:
         return connect(
             self._opened.enter_context(open_database(self._url, self._data_dir)).url,
             application_name="sublet guard",
-            idle_in_transaction_timeout_s=consumer_statements.idle_limit_s(
+            idle_in_transaction_timeout_s=consumer_progress.idle_limit_s(
                 BorrowerSettings.from_env().max_poll_interval_s
             ),
             own_search_path=False,
@@ -166,7 +166,7 @@ class Guard:
             raise UnknownOutcome(f"{lost}, and nobody can say what became of it: {detail}.") from cause
         try:
             connection = self._reconnecting.ready()
-            was_committed = None if attempt is None else consumer_statements.was_committed(connection, attempt)
+            was_committed = None if attempt is None else consumer_progress.was_committed(connection, attempt)
             return all(read.is_done(connection) for read in reads) if was_committed is None else was_committed
         except (psycopg.OperationalError, DatabaseUnreachable) as error:
             raise UnknownOutcome(
@@ -185,7 +185,7 @@ class SourceRead:
 
     def last_planned(self, connection: Connection) -> dict[int, LastPlannedRange]:
         """Return what was planned last of its streams."""
-        return consumer_statements.read_last_planned_ranges(
+        return consumer_progress.read_last_planned_ranges(
             connection, self.group_id, [one.stream_id for one in self.ranges]
         )
 
@@ -199,7 +199,7 @@ class SourceRead:
         """Move the group's progress behind one range. Raises `BatchLost` if that has changed meanwhile."""
         assert plan.grant_id is not None
         try:
-            return consumer_statements.advance(
+            return consumer_progress.advance(
                 connection, self.group_id, one.stream_id, plan.grant_id, one.end,
                 consumed=one.consumed_frontier, in_doubt=plan.in_doubt,
             )  # fmt: skip

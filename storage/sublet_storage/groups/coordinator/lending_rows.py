@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, lower_frontier_from_text
-from sublet_protocol.domain.in_doubt import InDoubt
+from sublet_protocol.domain.in_doubt import InDoubtRange
 from sublet_storage.db.clock import NOW, in_microseconds
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.model.group_errors import LockHolder
@@ -250,7 +250,7 @@ def _both(record: Sequence[Any]) -> tuple[LendingRow, StreamFacts]:
 
 def _row(record: Sequence[Any]) -> LendingRow:
     consumed = None if record[-2] is None else ConsumedFrontier.from_json(record[-2])
-    in_doubt = None if record[-1] is None else InDoubt.from_json(record[-1])
+    in_doubt = None if record[-1] is None else InDoubtRange.from_json(record[-1])
     return LendingRow(record[0], record[1], LendingStatus(record[2]), *(*record[3:-2], consumed, in_doubt))
 
 

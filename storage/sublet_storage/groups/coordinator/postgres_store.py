@@ -15,7 +15,7 @@ from sublet_storage.db.clock import NOW, Clock, database_user, in_microseconds
 from sublet_storage.db.connect import connect
 from sublet_storage.db.store_connection import Connection, StoreConnection, TransactionRolledBack
 from sublet_storage.groups.coordinator import group_lifecycle, leadership, lending_rows
-from sublet_storage.groups.coordinator.commits import busy_result, commit_batch, elect
+from sublet_storage.groups.coordinator.leader_transaction import busy_result, commit_batch, elect
 from sublet_storage.groups.coordinator.lending_rows import FACTS, ROW
 from sublet_storage.groups.model.desired_state import GroupCommand
 from sublet_storage.groups.model.group_errors import (

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
-from sublet_protocol.domain.in_doubt import InDoubt, pending_in_doubt
+from sublet_protocol.domain.in_doubt import InDoubtRange, pending_in_doubt
 from sublet_storage.groups.model.records import ChangeOutcome, Lending, LendingStatus, OnDataLoss
 
 MICROSECONDS = 1_000_000
@@ -46,10 +46,10 @@ class LendingRow:
     held_until_us: int | None = None
     lost_message_count: int = 0
     consumed: ConsumedFrontier | None = None
-    in_doubt: InDoubt | None = None
+    in_doubt: InDoubtRange | None = None
 
     @property
-    def pending_in_doubt(self) -> InDoubt | None:
+    def pending_in_doubt(self) -> InDoubtRange | None:
         """What of it is not done."""
         return pending_in_doubt(self.in_doubt, self.position, self.consumed)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from sublet_protocol.domain.epochs import SMALLEST, ConsumedFrontier, LowerFrontier, UpperFrontier, have_same_dimensions
-from sublet_protocol.domain.in_doubt import InDoubt
+from sublet_protocol.domain.in_doubt import InDoubtRange
 from sublet_storage.groups.model.lending_row import (
     LendingRow,
     StreamFacts,
@@ -75,7 +75,7 @@ def advance(change: AdvancePosition, row: LendingRow, stream: StreamFacts, now_u
     return Transition(ChangeOutcome.APPLIED, row if position == row.position else _moved(row, position))
 
 
-def _is_earlier(plan: InDoubt | None, known: InDoubt | None) -> bool:
+def _is_earlier(plan: InDoubtRange | None, known: InDoubtRange | None) -> bool:
     """Return whether the plan was made before the one that is known: plans of one grant only move on."""
     return plan is not None and known is not None and plan.grant_id == known.grant_id and plan.start < known.start
 

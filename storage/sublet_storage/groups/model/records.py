@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier
-from sublet_protocol.domain.in_doubt import InDoubt, pending_in_doubt
+from sublet_protocol.domain.in_doubt import InDoubtRange, pending_in_doubt
 from sublet_protocol.domain.subscriptions import StartingPosition as StartingPosition
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.model.desired_state import NO_DESIRED_STATE
@@ -115,10 +115,10 @@ class Lending:
     session_epoch: int | None = None
     reserved_s: float = 0.0
     consumed: ConsumedFrontier | None = None
-    in_doubt: InDoubt | None = None
+    in_doubt: InDoubtRange | None = None
 
     @property
-    def pending_in_doubt(self) -> InDoubt | None:
+    def pending_in_doubt(self) -> InDoubtRange | None:
         """What of it is not done."""
         return pending_in_doubt(self.in_doubt, self.position, self.consumed)
 
@@ -167,7 +167,7 @@ class AdvancePosition:
     grant_id: int
     position: int
     consumed: ConsumedFrontier | None = None
-    in_doubt: InDoubt | None = None
+    in_doubt: InDoubtRange | None = None
 
 
 @dataclass(frozen=True, slots=True)

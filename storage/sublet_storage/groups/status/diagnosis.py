@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sublet_storage.groups.status.diagnosis_facts import GroupState, StallReason, StreamState
+from sublet_storage.groups.status.diagnosis_facts import GroupDiagnosisFacts, StallReason, StreamDiagnosisFacts
 
 QUIET_S = 10.0
 """A stream whose messages have waited for so long, and whose holder has reported nothing meanwhile, does not move."""
@@ -38,39 +38,39 @@ class DiagnosisRule:
     """A line of the table."""
 
     reason: StallReason
-    matches: Callable[[GroupState, StreamState], bool]
-    detail: Callable[[GroupState, StreamState], str]
-    hint: Callable[[GroupState, StreamState], str | None] = lambda group, stream: None
+    matches: Callable[[GroupDiagnosisFacts, StreamDiagnosisFacts], bool]
+    detail: Callable[[GroupDiagnosisFacts, StreamDiagnosisFacts], str]
+    hint: Callable[[GroupDiagnosisFacts, StreamDiagnosisFacts], str | None] = lambda group, stream: None
 
 
-def diagnose(group: GroupState, stream: StreamState) -> Diagnosis:
+def diagnose(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> Diagnosis:
     """Why this stream stands still, or that it does not."""
     rule = next(rule for rule in RULES if rule.matches(group, stream))
     return Diagnosis(rule.reason, rule.detail(group, stream), rule.hint(group, stream))
 
 
-def _quoted(group: GroupState) -> str:
+def _quoted(group: GroupDiagnosisFacts) -> str:
     return shlex.quote(group.subscription)
 
 
-def _reset(group: GroupState, stream: StreamState, how: str) -> str:
+def _reset(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts, how: str) -> str:
     return f"sublet groups reset {_quoted(group)} --stream {stream.stream_id} {how}"
 
 
-def _reset_group(group: GroupState) -> str:
+def _reset_group(group: GroupDiagnosisFacts) -> str:
     return f"sublet groups reset {_quoted(group)}"
 
 
-def _blocked(group: GroupState, stream: StreamState) -> str:
+def _blocked(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
     reason = stream.blocked_reason or "no reason is recorded"
     return f"it is blocked: {_dropped(stream) if _went_with_its_space(stream) else reason}"
 
 
-def _went_with_its_space(stream: StreamState) -> bool:
+def _went_with_its_space(stream: StreamDiagnosisFacts) -> bool:
     return stream.dropped_space is not None and stream.is_gone and stream.position < stream.head
 
 
-def _dropped(stream: StreamState) -> str:
+def _dropped(stream: StreamDiagnosisFacts) -> str:
     """Without offsets: it is the same of all streams of that space."""
     return (
         f"messages that the group had not consumed are gone, with the space {stream.dropped_space}, which was "
@@ -79,14 +79,14 @@ def _dropped(stream: StreamState) -> str:
     )
 
 
-def _go_on_without_space(group: GroupState) -> str:
+def _go_on_without_space(group: GroupDiagnosisFacts) -> str:
     reset = f"sublet groups reset {_quoted(group)}"
     if group.atomic:
         return f"Go on without them; what is left of all spaces is given again: {reset} --to-earliest"
     return f"Go on without them, in all blocked streams (in one: with --stream N): {reset} --to-current"
 
 
-def _unblock(group: GroupState, stream: StreamState) -> str:
+def _unblock(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
     if _went_with_its_space(stream):
         return _go_on_without_space(group)
     if end := _END_OF_BLOCK.search(stream.blocked_reason or ""):
@@ -100,7 +100,7 @@ def _unblock(group: GroupState, stream: StreamState) -> str:
     return f"Remove the cause. Then try once more: {again}, or leave the message there out, with --shift-by 1."
 
 
-def _gone_next(group: GroupState, stream: StreamState) -> str:
+def _gone_next(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
     lost = (
         _dropped(stream)
         if _went_with_its_space(stream)
@@ -111,7 +111,7 @@ def _gone_next(group: GroupState, stream: StreamState) -> str:
     )
 
 
-def _go_on(group: GroupState, stream: StreamState) -> str | None:
+def _go_on(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str | None:
     entire = f"sublet groups reset {_quoted(group)} --to-earliest"
     if group.skips_lost_data:
         return None
@@ -120,61 +120,61 @@ def _go_on(group: GroupState, stream: StreamState) -> str | None:
     return f"Go on without them: {entire if group.atomic else _reset(group, stream, '--to-earliest')}"
 
 
-def _paused(group: GroupState, stream: StreamState) -> str:
+def _paused(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
     reason = f": {group.paused}" if group.paused else ", and no reason is recorded"
     still = f"; {stream.owner} has not handed it over yet" if stream.status == "held" else ""
     return f"the group is paused{reason}{still}"
 
 
-def _no_node(group: GroupState, stream: StreamState) -> str:
+def _no_node(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
     if group.draining:
         return f"nobody leads the group, and all nodes that are there drain: {', '.join(group.draining)}"
     return "nobody leads the group, and no node is there"
 
 
-def _start_node(group: GroupState, stream: StreamState) -> str:
+def _start_node(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
     if group.draining:
         undo = f"sublet nodes drain {shlex.quote(group.draining[0])} --undo"
         return f"Start another node, sublet leader --name ANOTHER, or let one lead again: {undo}"
     return "Start one: sublet leader"
 
 
-def _epochs(group: GroupState, stream: StreamState) -> str:
+def _epochs(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
     front = stream.waits_for
     assert front is not None, "the rule has looked"
     held = f"producer {', '.join(front.producers)} may still publish there" if front.producers else "nobody holds it"
     return f"the epochs of space {front.space} from {front.least} on are not completed: {held}"
 
 
-def _complete(group: GroupState, stream: StreamState) -> str | None:
+def _complete(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str | None:
     if stream.waits_for is None or not stream.waits_for.producers:
         return "A node completes it within seconds, if one is there."
     return "The publisher completes them by publisher.advance(...), by ending, or when its lease runs out."
 
 
-def _stalled(group: GroupState, stream: StreamState) -> str:
+def _stalled(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
     where = f"stands at offset {stream.position}, {stream.lag} behind"
     return f"{stream.owner} has it and has reported nothing for {stream.stalled_s:.0f} s: it {where}"
 
 
-def _unreadable(group: GroupState, stream: StreamState) -> str:
+def _unreadable(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
     because = (stream.unreadable_reason or "").rstrip(" .")
     return f"{stream.owner} has it and cannot read on, for {stream.unreadable_s or 0.0:.0f} s now: {because}"
 
 
-def _make_readable(group: GroupState, stream: StreamState) -> str:
+def _make_readable(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
     again = "It is tried again, and goes on when that is put right; sublet doctor looks at the places of payloads."
     end = _END_OF_BLOCK.search(stream.unreadable_reason or "")
     return again if end is None else f"{again} {_past(group, stream, end[1])}"
 
 
-def _past(group: GroupState, stream: StreamState, end: str) -> str:
+def _past(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts, end: str) -> str:
     """Return the remedy for a block that ends before that offset."""
     how = f"{_reset_group(group)} --to-epoch EPOCH" if group.atomic else _reset(group, stream, f"--to-offset {end}")
     return f"To go past what is lost for good: {how}"
 
 
-def _reserved(group: GroupState, stream: StreamState) -> str:
+def _reserved(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
     if stream.reserved_s is not None and stream.reserved_s > 0:
         return f"something in it is in doubt: it waits for session {stream.owner}, {stream.reserved_s:.0f} s more"
     return (
@@ -182,19 +182,19 @@ def _reserved(group: GroupState, stream: StreamState) -> str:
     )
 
 
-def _release(group: GroupState, stream: StreamState) -> str:
+def _release(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
     entire = f"sublet groups reset {_quoted(group)} --to-earliest --force"
     how = entire if group.atomic else _reset(group, stream, "--to-current --force")
     return f"Start {stream.owner} again. To give it up, and see messages twice: {how}"
 
 
-def _parents(group: GroupState, stream: StreamState) -> str:
+def _parents(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
     reported = ", ".join(f"{p.stream_id} ({p.status}, at {p.position} of {p.head})" for p in stream.parents[:3])
     more = f" and {len(stream.parents) - 3} more" if len(stream.parents) > 3 else ""
     return f"it came from streams that are to be consumed first: {reported}{more}"
 
 
-def _ask_parent(group: GroupState, stream: StreamState) -> str:
+def _ask_parent(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
     return f"See why they are not: sublet groups why {_quoted(group)} --stream {stream.parents[0].stream_id}"
 
 

@@ -53,7 +53,7 @@ class ParentStream:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupState:
+class GroupDiagnosisFacts:
     """`held`: how many of its streams are granted; `nodes`: how many nodes could lead it; `draining`: the others."""
 
     subscription: str
@@ -68,7 +68,7 @@ class GroupState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamState(StreamView):
+class StreamDiagnosisFacts(StreamView):
     """A stream with what else its diagnosis needs. `idle_s`: since when nothing was written of it. `taken_s`: since
     when it is taken from a holder who may not know. `parents`: the nearest ancestors that are not finished.
     `dropped_space`: the name of its space, if that was dropped."""

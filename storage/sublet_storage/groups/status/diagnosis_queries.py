@@ -14,7 +14,12 @@ from sublet_storage.groups.coordinator import lending_rows
 from sublet_storage.groups.model.group_errors import stream_not_found_error
 from sublet_storage.groups.model.options import OnDataLoss
 from sublet_storage.groups.status.diagnosis import Diagnosis, diagnose
-from sublet_storage.groups.status.diagnosis_facts import GroupState, ParentStream, PendingFrontier, StreamState
+from sublet_storage.groups.status.diagnosis_facts import (
+    GroupDiagnosisFacts,
+    ParentStream,
+    PendingFrontier,
+    StreamDiagnosisFacts,
+)
 from sublet_storage.groups.status.overview import read_overview, snapshot_transaction
 from sublet_storage.groups.status.overview_model import GroupOverview, StoredGroup, StreamView
 from sublet_storage.node_directory import list_nodes
@@ -91,10 +96,10 @@ def diagnose_group(
     return overview.group, tuple(answers)
 
 
-def _group_state(connection: Connection, overview: GroupOverview) -> GroupState:
+def _group_state(connection: Connection, overview: GroupOverview) -> GroupDiagnosisFacts:
     leader, live = overview.leader, [each for each in list_nodes(connection) if each.remaining_s > 0]
     draining = tuple(each.node.name for each in live if each.is_draining)
-    return GroupState(
+    return GroupDiagnosisFacts(
         subscription=overview.group.subscription,
         paused=overview.group.desired_state.pause_reason,
         leader=leader.node if leader and overview.has_leader else None,
@@ -107,7 +112,9 @@ def _group_state(connection: Connection, overview: GroupOverview) -> GroupState:
     )
 
 
-def _stream_states(connection: Connection, overview: GroupOverview, lines: Sequence[StreamView]) -> list[StreamState]:
+def _stream_states(
+    connection: Connection, overview: GroupOverview, lines: Sequence[StreamView]
+) -> list[StreamDiagnosisFacts]:
     parameters = {"group": overview.group.group_id, "streams": [line.stream_id for line in lines]}
     with connection.cursor(row_factory=class_row(_More)) as cursor:
         more = {each.stream_id: each for each in cursor.execute(_MORE, parameters)}
@@ -130,9 +137,9 @@ def _frontier(space: _Space) -> PendingFrontier:
 
 def _state(
     line: StreamView, more: _More, frontiers: Mapping[int, PendingFrontier], parents: tuple[ParentStream, ...]
-) -> StreamState:
+) -> StreamDiagnosisFacts:
     reserved_s = line.reserved_s if more.reserved_s is None else more.reserved_s
-    return StreamState(
+    return StreamDiagnosisFacts(
         **asdict(line) | {"reserved_s": reserved_s},
         idle_s=more.rested_s,
         taken_s=more.taken_s,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sublet_storage.notify.drivers.base import DriverCapabilities, OnConnected, OnLost, OnMessage
 
 
-class PollSender:
+class NoPushSender:
     """Nobody listens, so nothing is sent, and nothing counts as dropped."""
 
     dropped = 0
@@ -19,7 +19,7 @@ class PollSender:
         """Nothing to let go of."""
 
 
-class PollReceiver:
+class NoPushReceiver:
     """Nothing arrives."""
 
     endpoint = "poll:"
@@ -28,7 +28,7 @@ class PollReceiver:
         """Nothing to let go of."""
 
 
-class PollDriver:
+class NoPushDriver:
     """Without threads, sockets or connections."""
 
     name = "poll"
@@ -37,11 +37,11 @@ class PollDriver:
     def __init__(self, url: str, *, host: str = "127.0.0.1") -> None:
         pass
 
-    def open_sender(self, endpoints: Sequence[str]) -> PollSender:
+    def open_sender(self, endpoints: Sequence[str]) -> NoPushSender:
         """The sending end, which sends nothing."""
-        return PollSender()
+        return NoPushSender()
 
-    def open_receiver(self, on_message: OnMessage, on_connected: OnConnected, on_lost: OnLost) -> PollReceiver:
+    def open_receiver(self, on_message: OnMessage, on_connected: OnConnected, on_lost: OnLost) -> NoPushReceiver:
         """The listening end; `on_connected` is called once, before this returns."""
         on_connected()
-        return PollReceiver()
+        return NoPushReceiver()

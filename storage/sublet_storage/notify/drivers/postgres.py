@@ -23,7 +23,7 @@ from psycopg import sql
 from sublet_protocol.domain.errors import SubletError
 from sublet_storage.db.connect import connect, schema_name
 from sublet_storage.notify.drivers.base import DriverCapabilities, OnConnected, OnLost, OnMessage
-from sublet_storage.notify.drivers.poll import PollSender
+from sublet_storage.notify.drivers.poll import NoPushSender
 from sublet_storage.util.retry import Backoff
 from sublet_storage.util.threads import DriverThread
 
@@ -253,9 +253,9 @@ class PostgresDriver:
     def __init__(self, url: str, *, host: str = "127.0.0.1") -> None:
         self._url, self._channel = url, channel_name(schema_name())
 
-    def open_sender(self, endpoints: Sequence[str]) -> PostgresSender | PollSender:
+    def open_sender(self, endpoints: Sequence[str]) -> PostgresSender | NoPushSender:
         """The sending end: one connection, however many listen; none, if nobody does."""
-        return PostgresSender(self._url, self._channel) if ENDPOINT in endpoints else PollSender()
+        return PostgresSender(self._url, self._channel) if ENDPOINT in endpoints else NoPushSender()
 
     def open_receiver(self, on_message: OnMessage, on_connected: OnConnected, on_lost: OnLost) -> PostgresReceiver:
         """The listening end: one connection."""

@@ -20,7 +20,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_storage.notify.drivers.base import DriverCapabilities, OnConnected, OnLost, OnMessage
-from sublet_storage.notify.drivers.poll import PollSender
+from sublet_storage.notify.drivers.poll import NoPushSender
 from sublet_storage.util.threads import DriverThread
 
 log = logging.getLogger(__name__)
@@ -185,9 +185,9 @@ class ZmqDriver:
             )
         self._host = host
 
-    def open_sender(self, endpoints: Sequence[str]) -> ZmqSender | PollSender:
+    def open_sender(self, endpoints: Sequence[str]) -> ZmqSender | NoPushSender:
         """The sending end of this process, towards those endpoints."""
-        return ZmqSender(endpoints) if endpoints else PollSender()
+        return ZmqSender(endpoints) if endpoints else NoPushSender()
 
     def open_receiver(self, on_message: OnMessage, on_connected: OnConnected, on_lost: OnLost) -> ZmqReceiver:
         """The listening end, on a free port."""

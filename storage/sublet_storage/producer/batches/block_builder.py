@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from sublet_storage.log.append import BlockAppend
 from sublet_storage.log.block import pack
+from sublet_storage.producer.batches.message_accumulator import PendingBlock, PendingRows, split_into_blocks
 from sublet_storage.producer.batches.routing_table import RoutingTable
-from sublet_storage.producer.batches.unsent_messages import PendingBlock, PendingRows, split_into_blocks
 from sublet_storage.producer.delivery import DeliveryState
 
 BLOCK_MESSAGES: Final = 1000

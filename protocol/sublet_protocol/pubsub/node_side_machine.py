@@ -12,7 +12,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sublet_protocol.pubsub.counters import PublisherCounters
+from sublet_protocol.pubsub.counters import NodeSideCounters
 from sublet_protocol.pubsub.mailbox import Mailbox, MailboxLimits, QueuedMessage
 from sublet_protocol.pubsub.model import (
     CHANNELS,
@@ -20,13 +20,13 @@ from sublet_protocol.pubsub.model import (
     CommandError,
     DeliveredMessage,
     MailboxOverflow,
+    MessageToNode,
     ReceivedCommand,
-    Send,
     Subscribe,
     UndecodedCommand,
     Unsubscribe,
 )
-from sublet_protocol.pubsub.publisher_replies import (
+from sublet_protocol.pubsub.node_side_replies import (
     CommandsAccepted,
     DuplicateCommands,
     HoldPoll,
@@ -44,7 +44,7 @@ REMEMBERED_PAST = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class PublisherSettings:
+class NodeSideSettings:
     """Bounds of what subscribers may cost; `hold_s` is the longest that a poll is held."""
 
     hold_s: float = 5.0
@@ -67,7 +67,7 @@ class _Subscriber:
         return ((channel, key) for channel, keys in self.subjects.items() for key in keys)
 
 
-class PubSubPublisherMachine:
+class NodeSideMachine:
     """All subscribers of one life of a node. Not thread-safe: one thread (or event loop) calls it.
 
     `incarnation` is that of the node. `channels` are those that are served. `size_of` returns a body's size in bytes.
@@ -76,13 +76,13 @@ class PubSubPublisherMachine:
     def __init__(
         self,
         incarnation: str,
-        settings: PublisherSettings | None = None,
+        settings: NodeSideSettings | None = None,
         *,
         channels: Mapping[str, ChannelDelivery] = CHANNELS,
         size_of: Callable[[object], int] = lambda body: 256,
     ) -> None:
         self.incarnation = incarnation
-        self.settings = settings or PublisherSettings()
+        self.settings = settings or NodeSideSettings()
         self.on_ready: Callable[[str], None] = lambda subscriber_id: None
         self.on_interest: Callable[[str, str | None, bool], None] = lambda channel, key, wanted: None
         self._channels = channels
@@ -215,9 +215,9 @@ class PubSubPublisherMachine:
         return subscriber_id in self._subscribers
 
     @property
-    def counters(self) -> PublisherCounters:
+    def counters(self) -> NodeSideCounters:
         """What happened so far."""
-        return PublisherCounters(**self._counts)
+        return NodeSideCounters(**self._counts)
 
     def find_leaks(self) -> tuple[str, ...]:
         """Return what is still stored of ended subscriptions and messages; empty unless there is a leak.
@@ -274,7 +274,7 @@ class PubSubPublisherMachine:
         messages: list[tuple[int, object]] = []
         for index, command in enumerate(commands):
             match command:
-                case Send(body):
+                case MessageToNode(body):
                     messages.append((index, body))
                     refusal = None
                 case UndecodedCommand(text):

@@ -24,7 +24,7 @@ class _Known:
     waiting: dict[BorrowerKey, tuple[MessageReceived, float]] = field(default_factory=dict)
 
 
-class KnownGroups:
+class RequestedGroups:
     """Memory only: everything in it can be requested again, so it may be forgotten at any time."""
 
     def __init__(self) -> None:

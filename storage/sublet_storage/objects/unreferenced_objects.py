@@ -81,7 +81,7 @@ Connection = psycopg.Connection[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class BlockOwner:
+class BlockStream:
     """Whose block an object is for."""
 
     space_id: int
@@ -89,12 +89,14 @@ class BlockOwner:
     stream_id: int
 
 
-def register_objects(conn: Connection, owner: BlockOwner, planned: Sequence[tuple[str, int]]) -> None:
+def register_objects(conn: Connection, owner: BlockStream, planned: Sequence[tuple[str, int]]) -> None:
     """Write down (uri, end offset) of objects that are about to be written."""
     _note(conn, _INTEND, owner, planned)
 
 
-def mark_for_deletion(conn: Connection, owner: BlockOwner, lost: Sequence[tuple[str, int]], *, was_named: bool) -> None:
+def mark_for_deletion(
+    conn: Connection, owner: BlockStream, lost: Sequence[tuple[str, int]], *, was_named: bool
+) -> None:
     """Have these deleted: no block names them, from this transaction on. `was_named`: one did before, and may still do
     so in a backup."""
     _note(conn, _ORPHAN_NAMED if was_named else _ORPHAN_UNNAMED, owner, lost)
@@ -149,7 +151,7 @@ def _picked(conn: Connection, asked: dict[str, object]) -> list[str]:
     return [uri for uri, is_named in rows if not is_named]
 
 
-def _note(conn: Connection, statement: str, owner: BlockOwner, uris: Sequence[tuple[str, int]]) -> None:
+def _note(conn: Connection, statement: str, owner: BlockStream, uris: Sequence[tuple[str, int]]) -> None:
     if uris:
         parameters = {
             "space": owner.space_id,

@@ -16,7 +16,7 @@ from psycopg import sql
 
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.errors import GrantLost, UnknownOutcome, UsageError
-from sublet_protocol.domain.in_doubt import InDoubt, pending_in_doubt
+from sublet_protocol.domain.in_doubt import InDoubtRange, pending_in_doubt
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import schema_name
 from sublet_storage.spaces.space_queries import read_generation_filters
@@ -56,7 +56,7 @@ class LastPlannedRange:
     """The last plan of a stream; `session`: its holder, or the one it is reserved for; `is_pending`: it is not done.
     `grant_id`: under which it is held now; None if it is not."""
 
-    in_doubt: InDoubt
+    in_doubt: InDoubtRange
     is_pending: bool
     session: str | None
     grant_id: int | None
@@ -110,14 +110,14 @@ def advance(
     position: int,
     *,
     consumed: ConsumedFrontier | None = None,
-    in_doubt: InDoubt | None = None,
+    in_doubt: InDoubtRange | None = None,
     schema: str | None = None,
 ) -> TransactionIdentity:
     """Move the group's progress in the transaction that is open, so that it commits with it or not at all. Of a group
     that is atomic, `consumed` is part of the progress. `in_doubt`: only if that is still what was planned last.
 
-    The result shows later whether it was committed: `happened`. From now on the server ends the transaction when the
-    client idles for `BEFORE_COMMIT_S`. Raises `GrantLost` unless the stream is held under that grant, on the timeline
+    The result shows later whether it was committed: `was_committed`. From now on the server ends the transaction when
+    the client idles for `BEFORE_COMMIT_S`. Raises `GrantLost` unless the stream is held under that grant, on the timeline
     on which it was granted, its progress is below this one, and its head not. The transaction is then broken, and can
     only be rolled back. `UsageError` where it is not at read committed.
     """
@@ -198,7 +198,7 @@ def read_last_planned_ranges(
     rows = conn.execute(call, (group_id, list(stream_ids))).fetchall()
     for stream_id, session, grant_id, reached, frontier, doubt in rows:
         if doubt is not None:
-            in_doubt = InDoubt.from_json(doubt)
+            in_doubt = InDoubtRange.from_json(doubt)
             done_before = None if frontier is None else ConsumedFrontier.from_json(frontier)
             is_open = pending_in_doubt(in_doubt, reached, done_before) is not None
             found[stream_id] = LastPlannedRange(in_doubt, is_open, session, grant_id)

@@ -17,19 +17,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import assert_never
 
-from sublet_protocol.pubsub.counters import SubscriberCounters
-from sublet_protocol.pubsub.model import (
-    CHANNELS,
-    ChannelDelivery,
-    Command,
-    DeliveredMessage,
-    MailboxOverflow,
-    Send,
-    Subject,
-    Subscribe,
-    Unsubscribe,
-)
-from sublet_protocol.pubsub.subscriber_machine_events import (
+from sublet_protocol.pubsub.agent_side_events import (
+    CallPoll,
     CancelCommands,
     CancelPoll,
     CommandsRejected,
@@ -48,8 +37,19 @@ from sublet_protocol.pubsub.subscriber_machine_events import (
     PollUnanswered,
     SendCommands,
     SetListening,
-    StartPoll,
     Tick,
+)
+from sublet_protocol.pubsub.counters import AgentSideCounters
+from sublet_protocol.pubsub.model import (
+    CHANNELS,
+    ChannelDelivery,
+    Command,
+    DeliveredMessage,
+    MailboxOverflow,
+    MessageToNode,
+    Subject,
+    Subscribe,
+    Unsubscribe,
 )
 
 FAILURES_TO_LOSE = 2
@@ -60,7 +60,7 @@ HOLD_SPREAD = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class SubscriberSettings:
+class AgentSideSettings:
     """Times in seconds; bounds of one batch and of the queue. With jitter a retry takes up to twice as long.
 
     `spread_s`: over this time the agents of a node that has begun anew, or forgotten them, come back.
@@ -98,20 +98,20 @@ class _Life:
     poll: _Call = field(default_factory=_Call)
 
 
-class PubSubSubscriberMachine:
+class AgentSideMachine:
     """The state between one agent and one node. `agent` names this life of the agent's process."""
 
     def __init__(
         self,
         agent: str,
-        settings: SubscriberSettings | None = None,
+        settings: AgentSideSettings | None = None,
         *,
         channels: Mapping[str, ChannelDelivery] = CHANNELS,
         size_of: Callable[[Command], int] = lambda command: 256,
     ) -> None:
         self.status = ConnectionStatus.IDLE
         self._agent = agent
-        self._settings = settings or SubscriberSettings()
+        self._settings = settings or AgentSideSettings()
         self._channels = channels
         self._size_of = size_of
         self._wanted: dict[Subject, None] = {}
@@ -148,17 +148,17 @@ class PubSubSubscriberMachine:
     @property
     def unacknowledged_count(self) -> int:
         """Messages without the node's receipt."""
-        return sum(isinstance(command, Send) for command in (*self._queue, *self._life.flight))
+        return sum(isinstance(command, MessageToNode) for command in (*self._queue, *self._life.flight))
 
     def is_subscribed(self, channel: str, key: str | None) -> bool:
         """Whether this is subscribed to, now or as soon as the node is there."""
         return (channel, key) in self._wanted
 
     @property
-    def counters(self) -> SubscriberCounters:
+    def counters(self) -> AgentSideCounters:
         """What happened so far."""
-        names = (field.name for field in fields(SubscriberCounters) if field.name != "connections_lost")
-        return SubscriberCounters(**{name: self._counts[name] for name in names}, connections_lost=dict(self._lost))
+        names = (field.name for field in fields(AgentSideCounters) if field.name != "connections_lost")
+        return AgentSideCounters(**{name: self._counts[name] for name in names}, connections_lost=dict(self._lost))
 
     def find_leaks(self) -> tuple[str, ...]:
         """Return what is still stored though nothing is subscribed; empty unless there is a leak."""
@@ -181,7 +181,7 @@ class PubSubSubscriberMachine:
             case Unsubscribe(channel, key):
                 self._remove_wanted((channel, key))
                 self._enqueue(event, now)
-            case Send():
+            case MessageToNode():
                 self._enqueue(event, now)
             case SetListening(wanted):
                 self._listening = wanted
@@ -407,7 +407,7 @@ class PubSubSubscriberMachine:
         in_doubt = self._life.poll.failures > 0 or self.status is ConnectionStatus.DISCONNECTED
         hold_s = 0.0 if in_doubt else self._settings.hold_s * (1 - HOLD_SPREAD * self._jitter)
         self._counts["polls"] += 1
-        poll = StartPoll(self.subscriber_id, self._life.id, self._life.acknowledged, self._life.incarnation, hold_s)
+        poll = CallPoll(self.subscriber_id, self._life.id, self._life.acknowledged, self._life.incarnation, hold_s)
         self._out.append(poll)
 
     def _wake_at(self, now: float) -> float | None:

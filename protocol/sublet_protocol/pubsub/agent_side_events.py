@@ -119,7 +119,7 @@ class SendCommands:
 
 
 @dataclass(frozen=True, slots=True)
-class StartPoll:
+class CallPoll:
     """Call `Poll`; answer with `PollReplied` or `PollUnanswered`."""
 
     subscriber_id: str
@@ -179,7 +179,7 @@ class ConnectionStillLost:
 
 Instruction = (
     SendCommands
-    | StartPoll
+    | CallPoll
     | CancelCommands
     | CancelPoll
     | Deliver

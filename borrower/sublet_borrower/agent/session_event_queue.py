@@ -14,7 +14,7 @@ from sublet_borrower.util.abandoned_lock import let_go
 SessionEvent = AssignmentUpdate | SubscriptionClosed | HeadPushed
 
 
-class EventQueue:
+class SessionEventQueue:
     """A queue whose reader can wait, and can be woken without an event.
 
     Of the heads pushed for one stream it holds the highest, so that it stays small however long its reader is busy.
