@@ -116,10 +116,10 @@ def advance(
     """Move the group's progress in the transaction that is open, so that it commits with it or not at all. Of a group
     that is atomic, `consumed` is part of the progress. `in_doubt`: only if that is still what was planned last.
 
-    The result shows later whether it was committed: `was_committed`. From now on the server ends the transaction when
-    the client idles for `BEFORE_COMMIT_S`. Raises `GrantLost` unless the stream is held under that grant, on the timeline
-    on which it was granted, its progress is below this one, and its head not. The transaction is then broken, and can
-    only be rolled back. `UsageError` where it is not at read committed.
+    The result shows later whether it was committed: `was_committed`. From now on the server ends the transaction
+    when the client idles for `BEFORE_COMMIT_S`. Raises `GrantLost` unless the stream is held under that grant, on
+    the timeline on which it was granted, its progress is below this one, and its head not. The transaction is then
+    broken, and can only be rolled back. `UsageError` where it is not at read committed.
     """
     stored = [None if part is None else json.dumps(part.to_json()) for part in (consumed, in_doubt)]
     idle = f"{BEFORE_COMMIT_S:g}s"
