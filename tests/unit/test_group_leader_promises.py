@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from sublet_borrower.machine.borrower import Borrower, SubscriptionRequest
-from sublet_borrower.machine.events import LeaderMessageReceived, Outcome, Tick
+from sublet_borrower.machine.events import LeaderMessageReceived, Outcome, SessionProgress, Tick
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.messages.borrower_leader import (
     Disconnect,
@@ -210,8 +210,26 @@ def test_who_was_fenced_says_that_it_begins_no_more() -> None:
     talk.receives = ()
     end = Invalidate(BORROWER, talk.bench.term, InvalidateReason.FENCED)
     outcome = talk.holder.decide(LeaderMessageReceived(NODE, end), talk.bench.now)
-    assert [send.message for send in outcome.sends] == [Disconnect(BORROWER, talk.bench.term, ())]
+    held = StreamProgress(1, talk.grant_id, 0)
+    assert [send.message for send in outcome.sends] == [Disconnect(BORROWER, talk.bench.term, (held,))]
     assert not talk.may_begin()
+
+
+@pytest.mark.conforms("E11", "E30")
+@pytest.mark.parametrize("is_final", [False, True])
+def test_whom_another_node_fences_repeats_only_what_its_own_leader_announces(is_final: bool) -> None:
+    talk = Talk()
+    bench, elsewhere = talk.bench, Invalidate(BORROWER, 0, InvalidateReason.FENCED, "a newer process goes by the name")
+    progress = SessionProgress(1, talk.grant_id, 7, is_final=is_final)
+    talk.holder.decide(progress, bench.now)
+    for send in talk.holder.decide(LeaderMessageReceived("m:1", elsewhere), bench.now).sends:
+        assert send.node == NODE
+        bench.receive(send.message, AGENT)
+    bench.settle()
+    assert (bench.row().position, 1 in bench.holders()) == (7, False)
+    end = bench.store.history(bench.group.group_id)[-1]
+    assert (end.position, end.is_forced, end.redelivery_end) == (7, not is_final, None if is_final else HEAD)
+    assert end.reason == elsewhere.detail
 
 
 @pytest.mark.conforms("E34")

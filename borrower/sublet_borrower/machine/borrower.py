@@ -315,10 +315,10 @@ class Borrower:
 
     def _end(self, message: object, now: float) -> None:
         assert isinstance(message, Invalidate)
-        if (
-            message.reason is InvalidateReason.FENCED
-        ):  # the receiver need not wait until our right to begin calls is over
-            self._send(Disconnect(self.borrower_id, message.term, ()))
+        if message.reason is InvalidateReason.FENCED:
+            # The receiver need not wait until our right to begin calls is over. Who sent this may be another node than
+            # our leader, to which we are a member with calls under way.
+            self._send_final_progress(message.detail)
         self._destroy(message.reason, message.detail)
 
     # --- streams ----------------------------------------------------------------------------------------------------
@@ -475,10 +475,13 @@ class Borrower:
         complete = all(s.is_final for s in self.streams)
         if not complete and self._final_by is not None and now < self._final_by:
             return
-        final = tuple(stream.to_final_progress() for stream in self.streams)
-        self._send(Disconnect(self.borrower_id, self.term, final, self._leave_reason))
+        self._send_final_progress(self._leave_reason)
         self._final_by, self._disconnect_at = None, now + self.settings.resend_interval_s
         self._is_disconnect_sent = True
+
+    def _send_final_progress(self, reason: str) -> None:
+        final = tuple(stream.to_final_progress() for stream in self.streams)
+        self._send(Disconnect(self.borrower_id, self.term, final, reason))
 
     def _send_disconnect(self, _: object, now: float) -> None:
         if self._leave_by is not None and now >= self._leave_by:
