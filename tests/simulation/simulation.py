@@ -150,7 +150,7 @@ class Simulation:
         self._stay_at_rest()
 
     def _end_faults(self) -> None:
-        """Whatever is broken by now is mended, but for a node that may stay dead."""
+        """Whatever is broken by now is mended, but for a node that may stay dead; of the others not all still leave."""
         self.world.weather = Weather.calm()
         self.network.heal()
         self.store.locked.clear()

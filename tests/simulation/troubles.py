@@ -101,7 +101,7 @@ class Troubles:
         kind = self._random.random()
         living = self._simulation.living()
         if kind < 0.38:
-            self._befall_node(self._random.choice(self._simulation.nodes), self._random.choice(self._node))
+            self.befall_node(self._random.choice(self._simulation.nodes), self._random.choice(self._node))
         elif kind < 0.45 and self._all:
             self._befall_all(self._random.choice(self._all))
         elif kind < 0.65 or not living:
@@ -114,7 +114,8 @@ class Troubles:
 
     # --- nodes and their database -----------------------------------------------------------------------------------
 
-    def _befall_node(self, node: SimulatedNode, kind: str) -> None:
+    def befall_node(self, node: SimulatedNode, kind: str) -> None:
+        """Let this befall a node, now or a little later."""
         rnd = self._random
         match kind:
             case "crash":
@@ -128,16 +129,30 @@ class Troubles:
                 node.pause(self._pause_s())
             case "flutter":
                 node.start()
-                self._world.after(rnd.uniform(0.0, 0.01), node.shut_down)
+                self._shut_down_later(node, rnd.uniform(0.0, 0.01))
             case "trouble":
                 self._world.say(node.name, "has a bad way to the database")
                 node.way.trouble(rnd.uniform(1.0, 8.0))
-                self._world.after(rnd.uniform(0.0, 6.0), node.shut_down if self._world.chance(0.5) else node.start)
+                later_s = rnd.uniform(0.0, 6.0)
+                if self._world.chance(0.5):
+                    self._shut_down_later(node, later_s)
+                else:
+                    self._world.after(later_s, node.start)
             case "cut" | "silence":
                 self._world.say(
                     node.name, "is cut off from the database" if kind == "cut" else "hears no answers of it"
                 )
                 node.way.cut(Fate.LOST if kind == "cut" else Fate.SILENT, rnd.uniform(1.0, 15.0))
+
+    def _shut_down_later(self, node: SimulatedNode, later_s: float) -> None:
+        """Once the faults are over the last node stays: without any, nothing is promised to be consumed."""
+
+        def unless_last() -> None:
+            others = (other for other in self._simulation.nodes if other is not node)
+            if not self._world.calm or any(other.alive and not other.stopping for other in others):
+                node.shut_down()
+
+        self._world.after(later_s, unless_last)
 
     def _befall_all(self, kind: str) -> None:
         rnd = self._random
@@ -165,7 +180,7 @@ class Troubles:
         """The first claims are answered when their leases are all but over, and nobody waited for that."""
         self._hang_database(self._random.uniform(9.5, 13.0))
         for node in self._simulation.nodes:
-            self._world.after(self._random.uniform(1.0, 9.0), node.shut_down)
+            self._shut_down_later(node, self._random.uniform(1.0, 9.0))
 
     def _pause_s(self) -> float:
         return self._random.choice((0.5, 3.0, 8.0, 11.0, 14.0))

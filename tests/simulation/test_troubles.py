@@ -1,0 +1,23 @@
+"""What befalls a run leaves what its liveness phase asks for: a node."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.simulation import Simulation
+from tests.simulation.world import Weather
+
+
+@pytest.mark.parametrize("kind", ["trouble", "flutter"])
+def test_the_last_node_stays_once_the_faults_are_over(kind: str) -> None:
+    for seed in range(40):
+        simulation = Simulation(seed)
+        simulation.troubles.begin(until=0.0)
+        for node in simulation.nodes:
+            for _ in range(8):
+                simulation.troubles.befall_node(node, kind)
+        simulation.world.weather = Weather.calm()
+        for node in simulation.nodes:
+            node.start()
+        simulation.world.run_until(20.0)
+        assert any(node.alive for node in simulation.nodes), f"none in seed {seed}"
