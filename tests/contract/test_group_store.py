@@ -528,6 +528,6 @@ def test_a_locked_row_is_busy_and_harms_no_other(world: World) -> None:
 def test_a_batch_names_each_group_and_stream_once(world: World) -> None:
     with pytest.raises(ValueError, match="twice"):
         world.store.commit([GroupWrites(1, 1), GroupWrites(1, 1)])
-    with pytest.raises(ValueError, match="two entries"):
+    with pytest.raises(ValueError, match="two changes"):
         world.store.commit([GroupWrites(1, 1, (grant(1), ForceRelease(1, 1, "x")))])
     assert world.store.commit([]) == ()
