@@ -5,6 +5,7 @@ All temporary files of a run lie in one folder, to which TMPDIR leads its proces
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -41,7 +42,8 @@ class Leftovers:
             time.sleep(0.1)
         self._found = [_describe(process) for process in living]
         for process in living:
-            _kill(process)
+            with contextlib.suppress(psutil.Error):
+                process.kill()
         psutil.wait_procs(living, END_TIMEOUT_S)
         shutil.rmtree(self._folder, ignore_errors=True)
         if self._found and exitstatus == pytest.ExitCode.OK:
@@ -72,10 +74,3 @@ def _describe(process: psutil.Process) -> str:
         return f"process {process.pid}: {' '.join(process.cmdline())[:200]}"
     except psutil.Error:
         return f"process {process.pid}"
-
-
-def _kill(process: psutil.Process) -> None:
-    try:
-        process.kill()
-    except psutil.Error:
-        return

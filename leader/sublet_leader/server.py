@@ -94,9 +94,7 @@ class NodeServer:
         self._vitals = HealthSignals(clock, self._incarnation)
         self._http = None
         if http is not None:
-            from sublet_leader.http.app import (
-                HttpPort,
-            )  # with Starlette and uvicorn, which a node without a port needs not
+            from sublet_leader.http.app import HttpPort  # brings Starlette and uvicorn
 
             self._http = HttpPort(http, database_url)
         self._subscribers: dict[str, str] = {}

@@ -222,7 +222,9 @@ def test_what_retention_has_taken_is_gone_by_name(database: str, reader: Granted
         assert values(pages(reader, granted_of(conn, other, 1))) == [b"2"]
 
 
-def test_a_position_beyond_the_head_is_told_as_such(reader: GrantedStreamReader, conn: psycopg.Connection[Any]) -> None:
+def test_a_position_beyond_the_head_raises_its_own_error(
+    reader: GrantedStreamReader, conn: psycopg.Connection[Any]
+) -> None:
     stream = stream_of(conn, "default")
     put(conn, stream, b"1")
     with pytest.raises(PositionBeyondHead, match=f"stream {stream}: offset 5 is beyond the head 1"):

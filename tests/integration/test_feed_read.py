@@ -333,7 +333,7 @@ def test_many_waiters_do_not_ask_the_database_each_for_itself(server: Serving, c
     assert looks
 
 
-def test_news_by_another_way_wakes_waiters_before_the_next_look(
+def test_heads_from_elsewhere_wake_waiters_before_the_next_poll(
     database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watching, "BACKOFF_INITIAL_S", 3600.0)

@@ -85,7 +85,7 @@ def test_an_idle_leader_frees_its_claim_and_whoever_comes_in_that_moment_is_serv
     assert stage.fleet.nodes["n1"].alive
 
 
-class Wish(SessionEventQueue):
+class GrantWatcher(SessionEventQueue):
     """For a group's streams."""
 
     served = False
@@ -96,9 +96,9 @@ class Wish(SessionEventQueue):
         return self.served
 
 
-def subscribed(agent: AgentLoop) -> tuple[list[int], list[Wish]]:
+def subscribed(agent: AgentLoop) -> tuple[list[int], list[GrantWatcher]]:
     """Subscribe to every group."""
-    wishes = [Wish() for _ in range(GROUPS)]
+    wishes = [GrantWatcher() for _ in range(GROUPS)]
     return [agent.subscribe(f"$share/group{n}/#", wish) for n, wish in enumerate(wishes)], wishes
 
 

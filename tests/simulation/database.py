@@ -179,15 +179,15 @@ class WatchedGroups(MemoryGroupStore):
         rows[stream_id] = replace(rows[stream_id], position=position, lost_position=None)
 
     def export(self, group_id: int) -> GroupProgress:
-        """Where the group is, as `sublet_storage.groups.admin.progress_transfer.take` says it."""
+        """Where the group is, as `sublet_storage.groups.admin.progress_transfer.read_progress` says it."""
         life = self._lives[group_id]
         places = [ExportedPosition(r.stream_id, r.position, r.status, r.consumed) for r in life.rows.values()]
         frontiers = tuple(life.frontiers.items())
         return GroupProgress(life.after_generation, tuple(sorted(places, key=lambda place: place.stream_id)), frontiers)
 
     def begin_with(self, before: Group, progress: GroupProgress) -> Group:
-        """A new group that goes on from where that one was, as `sublet_storage.groups.admin.progress_transfer.begin`
-        makes it."""
+        """A new group that goes on from where that one was, as
+        `sublet_storage.groups.admin.progress_transfer.create_from_progress` makes it."""
         group = Group(len(self._lives) + 1, before.subscription, before.options)
         life = _Life(group, progress.after_generation)
         for place in progress.to_initial.positions:

@@ -1,10 +1,10 @@
 """Users who write their output and their progress in one transaction, on a database that does not always answer.
 
 What decides is the product's own: `sublet_borrower.consumer.session.Session.transaction`,
-`sublet_borrower.consumer.transaction.Transactions`, `sublet_borrower.streams.batch.Batch` and
-`sublet_borrower.streams.granted_stream.Lent`. The connection is told here: it does what the database's functions do to
-the rows of the twin, and a commit may be refused, lost, or done without an answer. Then the user tries again, with the
-same batches, with more, with fewer or with others, as he likes.
+`sublet_borrower.consumer.transaction.ProgressTransactions`, `sublet_borrower.streams.batch.Batch` and
+`sublet_borrower.streams.granted_stream.GrantedStream`. The connection is told here: it does what the database's
+functions do to the rows of the twin, and a commit may be refused, lost, or done without an answer. Then the user tries
+again, with the same batches, with more, with fewer or with others, as he likes.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class _Answer:
 @dataclass(slots=True)
 class _Transaction:
     number: int
-    mark: str = ""
+    mark: str = field(default="", repr=False)  # drawn by the product: not the same each time
     advances: list[tuple[int, int, int, int]] = field(default_factory=list)
     stored: list[tuple[int, int, range]] = field(default_factory=list)
 

@@ -60,7 +60,7 @@ def test_boundaries_are_moved_in_sql() -> None:
     ]
 
 
-def test_early_ways_out_are_deleted_in_sql() -> None:
+def test_guards_are_deleted_in_sql() -> None:
     text = "\n  if not found then\n    a := 'b';\n    return;\n  end if;\n  if c then\n    d := 1;\n  end if;\n"
     assert in_sql(text) == [("guard", "if c then\n    d := 1;\n  end if;")]
 

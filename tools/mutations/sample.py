@@ -38,7 +38,7 @@ MOST_FILES = 15
 NEAREST = 2
 """So many of each stage come first."""
 SEEDS = "100"
-"""Of the simulator, instead of a thousand."""
+"""Of the simulator, fewer than in `make test`."""
 TOLERATED = 0.1
 """Such a share of a sample may survive: some faults change nothing that anybody could see."""
 
