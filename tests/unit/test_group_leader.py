@@ -295,6 +295,26 @@ def test_a_stream_that_a_renewal_blocks_is_taken_off_its_holder() -> None:
     assert [(r.stream_id, r.reason) for r in bench.received(Revoked)] == [(1, RevokedReason.LOST)]
 
 
+@pytest.mark.conforms("E10")
+def test_a_loss_is_sent_again_until_its_borrower_confirms() -> None:
+    bench = Bench()
+    bench.joined()
+    bench.confirm()
+    lost = bench.grant_id()
+    bench.streams.rollover(1)
+    bench.streams.expire_generation(1)
+    bench.pass_time(bench.settings.stream_sync_interval_s + 0.01, BORROWER)
+    for _ in range(3):
+        bench.sent.clear()
+        bench.tick(bench.settings.resend_interval_s)
+        assert [(r.grant_id, r.reason) for r in bench.received(Revoked)] == [(lost, RevokedReason.LOST)]
+    bench.finished(grant_id=lost)
+    bench.sent.clear()
+    bench.tick(bench.settings.resend_interval_s)
+    assert bench.received(Revoked) == []
+    assert bench.leader.members.unconfirmed == {}
+
+
 @pytest.mark.conforms("W4")
 def test_a_stream_whose_messages_are_gone_and_skipped_is_taken_from_its_holder_and_its_children_are_lent() -> None:
     bench = Bench(options=GroupOptions(StartingPosition.EARLIEST, on_data_loss=OnDataLoss.SKIP))
@@ -963,7 +983,7 @@ def test_what_it_remembers_of_those_that_left_is_forgotten() -> None:
     bench.pass_time(bench.settings.eviction_timeout_s + 1)
     assert not bench.leader.knows_borrower("a/1")
     assert not bench.leader.knows_borrower("a/49")
-    assert bench.leader.members.pending_disconnects == {}
+    assert bench.leader.members.unconfirmed == {}
 
 
 # --- atomic groups --------------------------------------------------------------------------------------------------

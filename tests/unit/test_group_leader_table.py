@@ -219,7 +219,7 @@ def wait_too_long(bench: Bench) -> None:
 
 def old_grant(bench: Bench) -> int:
     """The grant id that is over."""
-    return next((g for _, g in bench.leader.members.pending_disconnects), 77)
+    return next((g for _, g in bench.leader.members.unconfirmed), 77)
 
 
 @story(AssignmentStatus.REVOKED, EventKind.PROGRESS, revoked, Revoked)

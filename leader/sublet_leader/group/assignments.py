@@ -72,7 +72,7 @@ class Assignments:
         entry = self._streams.get(stream_id)
         for found in (
             entry.assignment if entry else None,
-            self._members.pending_disconnects.get((stream_id, grant_id)),
+            self._members.unconfirmed.get((stream_id, grant_id)),
         ):
             # Id 0 is no grant, but a grant that is not written yet: no borrower can know of it.
             if found is not None and grant_id and (found.grant_id, found.borrower_id) == (grant_id, borrower_id):
@@ -287,9 +287,9 @@ class Assignments:
                 self.apply_event(assignment, EventKind.DEADLINE, now)
             elif now >= assignment.resend_at:
                 self.apply_event(assignment, EventKind.RESEND, now)
-        for disconnect in self._members.pending_disconnects.values():
-            if now >= disconnect.resend_at:
-                self.apply_event(disconnect, EventKind.RESEND, now)
+        for assignment in self._members.unconfirmed.values():
+            if now >= assignment.resend_at:
+                self.apply_event(assignment, EventKind.RESEND, now)
 
     def rebalance(self, now: float) -> float:
         """Grant and revoke by the strategy's plan; return when to try again what could not move yet."""
@@ -378,27 +378,33 @@ class Assignments:
             ended = RevokedReason.LOST if assignment.is_aborted else RevokedReason.SAVED
             assignment.revoked_reason = RevokedReason.FINISHED if finished else ended
             self.detach(entry)
-            member = self._members.get(assignment.borrower_id)
-            if member is not None and not member.is_disconnecting:
-                self._members.pending_disconnects[assignment.stream_id, assignment.grant_id] = assignment
-                if assignment.is_aborted:
-                    member.taken.add((assignment.stream_id, assignment.grant_id))
+            self._await_confirmation(assignment, is_taken=assignment.is_aborted)
         self._send_revoked_message(assignment, now)
+
+    def _await_confirmation(self, assignment: Assignment, is_taken: bool) -> None:
+        """Keep the assignment until its borrower confirms; one that leaves anyway is asked nothing more."""
+        member, key = self._members.get(assignment.borrower_id), (assignment.stream_id, assignment.grant_id)
+        if member is not None and is_taken:
+            member.taken.add(key)
+        if member is not None and not member.is_disconnecting:
+            self._members.unconfirmed[key] = assignment
 
     def _send_revoked_message(self, assignment: Assignment, now: float) -> None:
         a = assignment
         a.resend_at = now + self._settings.resend_interval_s
-        self._send(a.agent, Revoked(a.borrower_id, self._term, a.stream_id, a.grant_id, a.revoked_reason))
+        if not self._is_ending(a):
+            self._send(a.agent, Revoked(a.borrower_id, self._term, a.stream_id, a.grant_id, a.revoked_reason))
 
     def _send_lost(self, assignment: Assignment, now: float, position: int) -> None:
-        entry, member = self._streams.get(assignment.stream_id), self._members.get(assignment.borrower_id)
-        if entry is not None and entry.assignment is assignment and not assignment.is_final_queued:
-            entry.promised_until = self._promised_until(entry)
-            if member is not None:
-                member.taken.add((assignment.stream_id, assignment.grant_id))
-        self._forget(assignment, now, position)
-        if not self._is_ending(assignment):
-            self._send_revoked_message(assignment, now)
+        """The row is not its own any more; one that is not ours to begin with is answered, and not kept."""
+        entry = self._streams.get(assignment.stream_id)
+        if entry is not None and entry.assignment is assignment:
+            is_taken = not assignment.is_final_queued
+            if is_taken:
+                entry.promised_until = self._promised_until(entry)
+            self.detach(entry)
+            self._await_confirmation(assignment, is_taken)
+        self._send_revoked_message(assignment, now)
 
     def _is_ending(self, assignment: Assignment) -> bool:
         """Whether the grant's end is being written. Until it is, its borrower may not be notified: it would drop the
@@ -413,7 +419,7 @@ class Assignments:
         self._send(a.agent, saved)
 
     def _forget(self, assignment: Assignment, now: float, position: int) -> None:
-        self._members.pending_disconnects.pop((assignment.stream_id, assignment.grant_id), None)
+        self._members.unconfirmed.pop((assignment.stream_id, assignment.grant_id), None)
         entry = self._streams.get(assignment.stream_id)
         if entry is not None and entry.assignment is assignment:
             self.detach(entry)

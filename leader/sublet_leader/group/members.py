@@ -53,7 +53,7 @@ class Members:
         self._replaced: dict[str, float] = {}
         self._named: dict[str, str] = {}
         self._weights: dict[str, float] = {}
-        self.pending_disconnects: dict[tuple[int, int], Assignment] = {}
+        self.unconfirmed: dict[tuple[int, int], Assignment] = {}
         """Assignments in status `revoked`, by (stream, grant id)."""
 
     def __iter__(self) -> Iterator[Member]:
@@ -85,8 +85,8 @@ class Members:
         member = self._members.pop(borrower_id, None)
         if member is not None and member.session is not None and self._named.get(member.session) == borrower_id:
             del self._named[member.session]
-        for key in [k for k, f in self.pending_disconnects.items() if f.borrower_id == borrower_id]:
-            del self.pending_disconnects[key]
+        for key in [k for k, f in self.unconfirmed.items() if f.borrower_id == borrower_id]:
+            del self.unconfirmed[key]
 
     def mark_left(self, borrower_id: str, now: float) -> None:
         """Forget it, but remember that it left in peace."""

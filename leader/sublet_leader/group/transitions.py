@@ -3,8 +3,8 @@
     absent -> granting -> granted -> revoking -> revoked -> absent
 
 `granting` begins when the grant is decided; it is sent to the borrower when the row is written. `revoked` outlives the
-grant: the row is free again and may be granted under the next grant id while `revoked` is still sent to the last
-borrower.
+grant, and its loss: the row is free again and may be granted under the next grant id while `revoked` is still sent to
+the last borrower, until it confirms.
 
 The table has what may happen, with every message that a borrower may send. A pair that is missing is one that only the
 leader itself could cause: it would be a broken invariant, and raises.
@@ -76,7 +76,7 @@ TRANSITIONS: dict[AssignmentStatus, dict[EventKind, Transition]] = {
         ABORTED=(AssignmentStatus.REVOKING, Action.WRITE_ABORTED),
         SAVED=(AssignmentStatus.GRANTING, Action.IGNORE),
         ENDED=(AssignmentStatus.REVOKED, Action.SEND_REVOKED),
-        LOST=(AssignmentStatus.ABSENT, Action.SEND_LOST),
+        LOST=(AssignmentStatus.REVOKED, Action.SEND_LOST),
         REVOKE=(AssignmentStatus.REVOKING, Action.SEND_REVOKE),
         REVOKE_FINISHED=(AssignmentStatus.REVOKING, Action.WRITE_NOT_HELD),
         RESEND=(AssignmentStatus.GRANTING, Action.SEND_GRANT),
@@ -91,7 +91,7 @@ TRANSITIONS: dict[AssignmentStatus, dict[EventKind, Transition]] = {
         ABORTED=(AssignmentStatus.REVOKING, Action.WRITE_ABORTED),
         SAVED=(AssignmentStatus.GRANTED, Action.SEND_PROGRESS_SAVED),
         ENDED=(AssignmentStatus.REVOKED, Action.SEND_REVOKED),
-        LOST=(AssignmentStatus.ABSENT, Action.SEND_LOST),
+        LOST=(AssignmentStatus.REVOKED, Action.SEND_LOST),
         REVOKE=(AssignmentStatus.REVOKING, Action.SEND_REVOKE),
         REVOKE_FINISHED=(AssignmentStatus.REVOKING, Action.WRITE_NOT_HELD),
     ),
@@ -103,7 +103,7 @@ TRANSITIONS: dict[AssignmentStatus, dict[EventKind, Transition]] = {
         ABORTED=(AssignmentStatus.REVOKING, Action.WRITE_ABORTED),
         SAVED=(AssignmentStatus.REVOKING, Action.SEND_PROGRESS_SAVED),
         ENDED=(AssignmentStatus.REVOKED, Action.SEND_REVOKED),
-        LOST=(AssignmentStatus.ABSENT, Action.SEND_LOST),
+        LOST=(AssignmentStatus.REVOKED, Action.SEND_LOST),
         REVOKE=(AssignmentStatus.REVOKING, Action.IGNORE),
         REVOKE_FINISHED=(AssignmentStatus.REVOKING, Action.WRITE_NOT_HELD),
         RESEND=(AssignmentStatus.REVOKING, Action.SEND_REVOKE),
