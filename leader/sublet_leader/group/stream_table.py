@@ -9,7 +9,7 @@ from sublet_leader.group.throughput import ThroughputMeter
 from sublet_leader.group.transitions import AssignmentStatus
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.epochs import ConsumedFrontier
-from sublet_protocol.domain.in_doubt import InDoubtRange
+from sublet_protocol.domain.in_doubt import InDoubtRange, latest_in_doubt
 from sublet_protocol.messages.borrower_leader import RevokedReason
 from sublet_storage.groups.model.lending_row import is_of_former_timeline
 from sublet_storage.groups.model.records import (
@@ -164,8 +164,8 @@ class StreamTable:
             entry.queue.pop()
             consumed = last.consumed.max_of(change.consumed) if last.consumed is not None else change.consumed
             change = replace(change, position=max(last.position, change.position), consumed=consumed)
-            if isinstance(change, AdvancePosition) and change.in_doubt is None:
-                change = replace(change, in_doubt=last.in_doubt)
+            if isinstance(change, AdvancePosition):
+                change = replace(change, in_doubt=latest_in_doubt(change.in_doubt, last.in_doubt, change.grant_id))
         entry.queue.append(change)
         self._ready.add(change.stream_id)
 

@@ -34,6 +34,19 @@ class InDoubtRange:
             return True
         return self.consumed is not None and consumed is not None and consumed.max_of(self.consumed) != consumed
 
+    def is_earlier(self, known: InDoubtRange, grant_id: int) -> bool:
+        """Return whether this report was made before that of `known`, however late it comes; `grant_id` is the grant in
+        force. Plans of one grant only move on. What an earlier grant left may also be cut, once, by the next one."""
+        if self.grant_id != known.grant_id:
+            return self.grant_id < known.grant_id
+        if self.grant_id != grant_id:
+            return self.start < known.start
+        if (self.start, self.end) != (known.start, known.end):
+            return (self.start, self.end) < (known.start, known.end)
+        if known.consumed is None or self.consumed == known.consumed:
+            return False
+        return self.consumed is None or known.consumed.max_of(self.consumed) == known.consumed
+
     def to_json(self) -> dict[str, Any]:
         """As it is stored."""
         return {
@@ -56,3 +69,10 @@ def pending_in_doubt(
 ) -> InDoubtRange | None:
     """Return what was planned, unless progress has passed it."""
     return doubt if doubt is not None and doubt.is_pending(position, consumed) else None
+
+
+def latest_in_doubt(reported: InDoubtRange | None, known: InDoubtRange | None, grant_id: int) -> InDoubtRange | None:
+    """Return what was planned last, of what is reported under that grant and what was reported before."""
+    if reported is None or (known is not None and reported.is_earlier(known, grant_id)):
+        return known
+    return reported

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from sublet_protocol.domain.epochs import SMALLEST, ConsumedFrontier, LowerFrontier, UpperFrontier, have_same_dimensions
-from sublet_protocol.domain.in_doubt import InDoubtRange
+from sublet_protocol.domain.in_doubt import latest_in_doubt
 from sublet_storage.groups.model.lending_row import (
     LendingRow,
     StreamFacts,
@@ -70,14 +70,10 @@ def advance(change: AdvancePosition, row: LendingRow, stream: StreamFacts, now_u
     row = with_consumed(row, change.consumed)
     if is_consumed(position, stream):
         return finish(row, position, "consumed to its head", now_us)
-    if change.in_doubt not in (None, row.in_doubt) and not _is_earlier(change.in_doubt, row.in_doubt):
-        return Transition(ChangeOutcome.APPLIED, replace(row, position=position, in_doubt=change.in_doubt))
+    doubt = latest_in_doubt(change.in_doubt, row.in_doubt, row.grant_id)
+    if doubt != row.in_doubt:
+        return Transition(ChangeOutcome.APPLIED, replace(row, position=position, in_doubt=doubt))
     return Transition(ChangeOutcome.APPLIED, row if position == row.position else _moved(row, position))
-
-
-def _is_earlier(plan: InDoubtRange | None, known: InDoubtRange | None) -> bool:
-    """Return whether the plan was made before the one that is known: plans of one grant only move on."""
-    return plan is not None and known is not None and plan.grant_id == known.grant_id and plan.start < known.start
 
 
 def _moved(row: LendingRow, position: int) -> LendingRow:
