@@ -8,7 +8,7 @@ from starlette.requests import Request
 from sublet_leader.http.probes import FRESH_S, MetricsPage
 
 
-def test_what_is_made_is_kept_for_a_second_and_not_for_every_version_that_was_ever_asked_for() -> None:
+def test_a_page_is_kept_for_a_second() -> None:
     now = 0.0
     registry = CollectorRegistry()
     gauge = Gauge("one", "One.", registry=registry)

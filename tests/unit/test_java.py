@@ -57,7 +57,7 @@ def test_without_any_the_error_names_the_remedy(tmp_path: Path, monkeypatch: pyt
         java_home(tmp_path / "cache", install=False)
 
 
-def test_the_wrapper_leaves_out_one_option_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wrapper_leaves_out_one_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheel = tmp_path / "the wheel's"
     program = wheel / "bin" / "java"
     program.parent.mkdir(parents=True)

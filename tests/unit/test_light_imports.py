@@ -62,7 +62,7 @@ REMOTE = (
 )
 
 
-def test_a_session_on_the_database_loads_no_remote_transport_and_no_driver_that_is_not_named() -> None:
+def test_a_session_loads_no_remote_transport() -> None:
     story = (
         "import sys, sublet_borrower.consumer.session; "
         f"loaded = [module for module in {REMOTE!r} if module in sys.modules]; assert not loaded, loaded"
@@ -85,7 +85,7 @@ LISTING = (
 )
 
 
-def test_a_node_without_an_http_port_loads_no_web_server() -> None:
+def test_without_http_port_no_web_server_is_loaded() -> None:
     story = (
         "import sys\nfrom sublet_leader.listen_address import ListenAddress\n"
         "from sublet_leader.server import NodeServer\n"

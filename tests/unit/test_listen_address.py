@@ -97,9 +97,7 @@ def test_loopback_needs_no_leave(text: str, expected: ListenAddress) -> None:
 
 @pytest.mark.conforms("X2")
 @pytest.mark.parametrize(("text", "expected"), BEYOND, ids=[text for text, _ in BEYOND])
-def test_whatever_other_machines_reach_is_refused_unless_told_that_it_is_insecure(
-    text: str, expected: ListenAddress
-) -> None:
+def test_beyond_loopback_needs_insecure(text: str, expected: ListenAddress) -> None:
     with pytest.raises(InvalidSetting) as refused:
         ListenAddress.parse(text, insecure=False)
     assert f"address {text!r} can be reached from other machines" in str(refused.value)
@@ -112,7 +110,7 @@ def test_whatever_other_machines_reach_is_refused_unless_told_that_it_is_insecur
 @pytest.mark.conforms("X2")
 @pytest.mark.parametrize("insecure", [False, True])
 @pytest.mark.parametrize("text", NO_ADDRESS)
-def test_what_is_no_address_is_refused_in_words_whatever_the_leave(text: str, insecure: bool) -> None:
+def test_what_is_no_address_is_refused(text: str, insecure: bool) -> None:
     with pytest.raises(InvalidSetting, match="give HOST:PORT, such as") as refused:
         ListenAddress.parse(text, insecure=insecure)
     assert repr(text) in str(refused.value)
@@ -120,7 +118,7 @@ def test_what_is_no_address_is_refused_in_words_whatever_the_leave(text: str, in
 
 @pytest.mark.conforms("X2")
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "*", "a" * 70, "a\0b", "..", "::1::2", "127.0.0.1%lo"])
-def test_a_host_that_cannot_be_looked_up_is_not_taken_for_loopback(host: str) -> None:
+def test_an_unknown_host_is_not_loopback(host: str) -> None:
     text = f"[{host}]:1" if ":" in host else f"{host}:1"
     with pytest.raises(InvalidSetting, match="cannot be resolved") as refused:
         ListenAddress.parse(text, insecure=False)
@@ -136,7 +134,7 @@ def test_an_address_is_shown_as_it_is_given(text: str) -> None:
     ("host", "expected"),
     [("0.0.0.0", True), ("::", True), ("0", True), ("127.0.0.1", False), ("::1", False), ("localhost", False)],
 )
-def test_all_addresses_of_a_machine_are_none_to_be_sent_to(host: str, expected: bool) -> None:
+def test_a_wildcard_is_no_address_to_send_to(host: str, expected: bool) -> None:
     assert is_wildcard(host) is expected
 
 

@@ -108,7 +108,7 @@ def test_no_name_of_the_product_is_vague() -> None:
     assert found == FIXED
 
 
-def test_no_docstring_comment_or_message_of_the_product_makes_code_a_person() -> None:
+def test_no_text_makes_code_a_person() -> None:
     found = {
         str(file.relative_to(ROOT)): sentences
         for folder in FOLDERS[:5]
@@ -119,7 +119,7 @@ def test_no_docstring_comment_or_message_of_the_product_makes_code_a_person() ->
     assert found == {}
 
 
-def test_no_comment_or_message_of_the_sql_scripts_has_an_old_word() -> None:
+def test_no_text_of_sql_has_an_old_word() -> None:
     found = {
         f"{file.name}: {line.strip()}"
         for file in (ROOT / "migrations/sql").glob("*.sql")

@@ -164,7 +164,7 @@ def test_a_first_subscriber_makes_a_leader_appear() -> None:
     assert {g.stream_id for g in play.received(Grant)} == {1, 2}
 
 
-def test_whoever_asks_meanwhile_waits_and_is_admitted_once() -> None:
+def test_who_asks_meanwhile_is_admitted_once() -> None:
     play = Play()
     for borrower_id in ("a/1", "b/1", "a/1"):
         play.want(borrower_id)
@@ -195,7 +195,7 @@ def test_one_that_has_fallen_silent_before_a_leader_was_found_is_not_admitted() 
 
 
 @pytest.mark.conforms("E12")
-def test_where_another_node_leads_the_answer_is_its_address() -> None:
+def test_another_leader_is_named_by_its_address() -> None:
     first = Play()
     first.want("a/1")
     first.settle()
@@ -206,7 +206,7 @@ def test_where_another_node_leads_the_answer_is_its_address() -> None:
     assert second.machine.leaders == {}
 
 
-def test_a_database_that_does_not_answer_leaves_them_waiting_until_they_ask_again() -> None:
+def test_without_a_database_who_asks_again_is_served() -> None:
     play = Play()
     play.want()
     [request] = play.waiting(OpenGroup)
@@ -218,7 +218,7 @@ def test_a_database_that_does_not_answer_leaves_them_waiting_until_they_ask_agai
     assert len(play.received(LeaderConnectResponse)) == 1
 
 
-def test_rows_that_could_not_be_loaded_give_the_claim_back() -> None:
+def test_rows_not_loaded_give_the_claim_back() -> None:
     play = Play()
     play.want()
     play.answer()
@@ -235,7 +235,7 @@ def test_rows_that_could_not_be_loaded_give_the_claim_back() -> None:
 
 
 @pytest.mark.conforms("E2")
-def test_an_undeclared_queue_is_refused_by_name_and_a_declared_one_is_not() -> None:
+def test_an_undeclared_queue_is_refused() -> None:
     play = Play()
     play.want(subscription="$queue/g/#")
     play.settle()
@@ -252,7 +252,7 @@ def test_an_undeclared_queue_is_refused_by_name_and_a_declared_one_is_not() -> N
 @pytest.mark.parametrize(
     "subscription", ["", "x", "$share/g", "$share//#", "$share/g+/#", "$share/g/a#", "$share/g/\0"]
 )
-def test_a_malformed_subscription_is_denied_with_the_reason(subscription: str) -> None:
+def test_a_malformed_subscription_is_denied(subscription: str) -> None:
     play = Play()
     play.want(subscription=subscription)
     [reported] = play.received(Invalidate)
@@ -268,7 +268,7 @@ def test_an_unknown_start_is_denied() -> None:
 
 
 @pytest.mark.conforms("E10")
-def test_a_borrower_that_no_leader_here_knows_is_told_so() -> None:
+def test_an_unknown_borrower_is_invalidated() -> None:
     play = Play()
     play.receive(Ping(("a/1", "a/2"), 1.0))
     play.receive(UpdateProgress("a/3", 5, (StreamProgress(1, 1, 1),)))
@@ -280,7 +280,7 @@ def test_a_borrower_that_no_leader_here_knows_is_told_so() -> None:
 
 
 @pytest.mark.conforms("E10", "X4")
-def test_agents_that_use_each_others_borrower_ids_do_not_meet() -> None:
+def test_agents_do_not_meet_over_borrower_ids() -> None:
     play = Play()
     play.granted()
     evil = LeaderWanted("a/1", "evil", "$share/other/#")
@@ -297,7 +297,7 @@ def test_agents_that_use_each_others_borrower_ids_do_not_meet() -> None:
 
 
 @pytest.mark.conforms("E23")
-def test_a_member_of_a_deleted_group_does_not_create_it_again() -> None:
+def test_a_deleted_group_is_not_made_again() -> None:
     play = Play()
     play.want(group_id=9)
     assert play.requests == [OpenGroup(Subscription.parse(SUBSCRIPTION), StartingPosition.EARLIEST, 9)]
@@ -310,7 +310,8 @@ def test_a_member_of_a_deleted_group_does_not_create_it_again() -> None:
 
 
 @pytest.mark.conforms("E23")
-def test_members_of_a_deleted_group_and_new_subscribers_are_told_apart() -> None:
+def test_members_of_a_deleted_group_are_told() -> None:
+    """Those who come anew get a new group."""
     play = Play()
     play.granted()
     play.store.delete_group(Subscription.parse(SUBSCRIPTION))
@@ -328,7 +329,7 @@ def test_members_of_a_deleted_group_and_new_subscribers_are_told_apart() -> None
 
 
 @pytest.mark.conforms("E23")
-def test_one_that_knows_a_newer_life_of_the_group_is_not_told_deleted() -> None:
+def test_who_knows_a_newer_group_is_admitted() -> None:
     play = Play()
     play.granted()
     play.store.delete_group(Subscription.parse(SUBSCRIPTION))
@@ -340,7 +341,7 @@ def test_one_that_knows_a_newer_life_of_the_group_is_not_told_deleted() -> None:
 
 
 @pytest.mark.conforms("X4")
-def test_a_group_id_of_another_subscription_leads_nowhere() -> None:
+def test_another_groups_id_leads_nowhere() -> None:
     play = Play()
     play.store.open_group(Subscription.parse("$share/secret/#"))
     play.want(group_id=1)
@@ -367,7 +368,8 @@ def admissions(play: Play) -> list[tuple[str, object]]:
 
 
 @pytest.mark.conforms("E23")
-def test_a_group_that_a_failover_has_lost_is_over_though_another_has_its_id() -> None:
+def test_a_lost_group_is_over_for_its_members() -> None:
+    """A failover lost it, and another group has its id now."""
     play = Play()
     play.granted()
     failed_over(play)
@@ -378,7 +380,8 @@ def test_a_group_that_a_failover_has_lost_is_over_though_another_has_its_id() ->
 
 
 @pytest.mark.conforms("E23")
-def test_a_lost_group_is_over_though_its_id_is_above_that_of_the_one_that_has_its_name_now() -> None:
+def test_a_lost_group_is_over_though_its_id_is_higher() -> None:
+    """Higher than that of the group that has its name now."""
     play = Play()
     play.store.open_group(Subscription.parse("$share/other/#"))
     play.want()
@@ -403,7 +406,8 @@ def test_a_lost_group_is_over_though_its_id_is_above_that_of_the_one_that_has_it
 
 
 @pytest.mark.conforms("E23")
-def test_a_leader_admits_nobody_who_wants_a_lost_group_that_had_its_groups_id() -> None:
+def test_a_leader_admits_nobody_of_a_lost_group() -> None:
+    """That group had the id that its own group has."""
     play = Play()
     group = play.store.open_group(Subscription.parse(SUBSCRIPTION), StartingPosition.EARLIEST)
     play.store.claim(group.group_id, NodeRef("n2", "n2#1", "n2:1"), 60.0)
@@ -420,7 +424,8 @@ def test_a_leader_admits_nobody_who_wants_a_lost_group_that_had_its_groups_id() 
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def test_writes_leave_one_commit_at_a_time_and_what_comes_meanwhile_is_the_next() -> None:
+def test_one_commit_at_a_time() -> None:
+    """What comes meanwhile is the next."""
     play = Play()
     play.granted()
     play.progress(1, 5)
@@ -448,7 +453,7 @@ def test_writes_of_all_groups_leave_in_one_commit() -> None:
     assert set(play.machine.leaders) == {1, 2}
 
 
-def test_a_commit_that_certainly_failed_is_written_again() -> None:
+def test_a_failed_commit_is_written_again() -> None:
     play = Play()
     play.granted()
     play.progress(1, 5)
@@ -461,7 +466,7 @@ def test_a_commit_that_certainly_failed_is_written_again() -> None:
 
 
 @pytest.mark.conforms("E13")
-def test_after_a_commit_whose_outcome_is_unknown_it_steps_down() -> None:
+def test_after_an_unknown_outcome_it_steps_down() -> None:
     play = Play()
     play.granted()
     play.progress(1, 5)
@@ -478,7 +483,7 @@ def test_after_a_commit_whose_outcome_is_unknown_it_steps_down() -> None:
 
 
 @pytest.mark.conforms("E13")
-def test_an_answer_to_a_leader_of_the_past_is_not_given_to_its_successor() -> None:
+def test_an_answer_to_a_former_leader_is_dropped() -> None:
     play = Play()
     play.granted()
     play.progress(1, 5)
@@ -510,7 +515,7 @@ def test_a_deposed_leader_steps_down_and_says_so() -> None:
 
 
 @pytest.mark.conforms("E13")
-def test_a_leader_outside_its_trust_window_answers_nothing() -> None:
+def test_outside_its_trust_a_leader_is_silent() -> None:
     play = Play()
     play.granted()
     play.now = SETTINGS.lease_duration_s
@@ -519,7 +524,7 @@ def test_a_leader_outside_its_trust_window_answers_nothing() -> None:
 
 
 @pytest.mark.conforms("E13")
-def test_an_answer_that_comes_when_the_trust_is_over_is_not_lost_on_a_leader_that_goes_on() -> None:
+def test_no_answer_is_lost_when_the_trust_is_over() -> None:
     """The process slept; the commit's answer is handled first, then a renewal that would have kept the trust."""
     play = Play()
     play.granted()
@@ -537,7 +542,7 @@ def test_an_answer_that_comes_when_the_trust_is_over_is_not_lost_on_a_leader_tha
     assert leader is None or not leader.pending_changes()
 
 
-def test_a_rule_of_its_own_that_a_leader_breaks_costs_only_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_leader_costs_only_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
     play = Play()
     play.granted()
     play.want("b/1", subscription="$share/other/#")
@@ -553,7 +558,7 @@ def test_a_rule_of_its_own_that_a_leader_breaks_costs_only_its_group(monkeypatch
     assert [m.borrower_id for m in play.received(Invalidate)] == ["a/1"]
 
 
-def test_a_revoke_is_given_to_the_leader_and_elsewhere_ignored() -> None:
+def test_a_revoke_is_given_to_its_leader() -> None:
     play = Play()
     play.granted()
     play.do(RevokeRequested(1, (1,), "operator"))
@@ -565,7 +570,8 @@ def test_a_revoke_is_given_to_the_leader_and_elsewhere_ignored() -> None:
 
 
 @pytest.mark.conforms("E15")
-def test_a_shutdown_writes_what_is_under_way_then_releases_then_lets_the_borrowers_go() -> None:
+def test_a_shutdown_writes_then_releases() -> None:
+    """Only then the borrowers are let go."""
     play = Play()
     play.granted()
     play.progress(1, 5, final=True)
@@ -584,7 +590,7 @@ def test_a_shutdown_writes_what_is_under_way_then_releases_then_lets_the_borrowe
 
 
 @pytest.mark.conforms("E15")
-def test_a_shutdown_under_steady_progress_does_not_wait_until_its_last_moment() -> None:
+def test_steady_progress_does_not_delay_a_shutdown() -> None:
     play = Play()
     play.granted()
     play.do(ShutdownRequested(play.now + 5.0))
@@ -601,7 +607,7 @@ def test_a_shutdown_under_steady_progress_does_not_wait_until_its_last_moment() 
 
 
 @pytest.mark.conforms("E8", "E15")
-def test_last_words_are_still_written_during_a_shutdown() -> None:
+def test_a_shutdown_writes_final_progress() -> None:
     play = Play()
     play.granted()
     play.progress(1, 3)
@@ -626,7 +632,7 @@ def test_a_stopping_node_begins_nothing_new() -> None:
 
 
 @pytest.mark.conforms("E15")
-def test_a_shutdown_does_not_wait_for_a_database_that_is_not_there() -> None:
+def test_a_shutdown_waits_for_no_database() -> None:
     play = Play()
     play.granted()
     play.progress(1, 5)
@@ -641,7 +647,8 @@ def test_a_shutdown_does_not_wait_for_a_database_that_is_not_there() -> None:
 
 
 @pytest.mark.conforms("E22")
-def test_an_idle_groups_leader_frees_its_claim_and_one_that_comes_in_that_moment_is_served() -> None:
+def test_an_idle_leader_frees_its_claim() -> None:
+    """Who comes in that moment is served."""
     play = Play()
     play.granted()
     play.receive(Disconnect("a/1", play.machine.leaders[1].term, ()))

@@ -107,9 +107,7 @@ def heads(head: int) -> Any:
 
 
 @pytest.mark.conforms("P6")
-def test_a_node_that_is_lost_is_left_for_the_next_in_the_same_call(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_lost_node_is_left_for_the_next(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     reader, calls = reader_of(monkeypatch, "a", "b")
     calls.script = {"a": [heads(9), lost("a")], "b": [found(5, 8), heads(10)]}
     stream = granted()
@@ -121,9 +119,8 @@ def test_a_node_that_is_lost_is_left_for_the_next_in_the_same_call(
 
 
 @pytest.mark.parametrize("refusal", [ProtocolMismatch("versions"), SubletError("the node failed")])
-def test_a_node_that_refuses_is_left_for_the_next_and_where_all_do_it_is_said(
-    monkeypatch: pytest.MonkeyPatch, refusal: SubletError
-) -> None:
+def test_a_refusing_node_is_left_for_the_next(monkeypatch: pytest.MonkeyPatch, refusal: SubletError) -> None:
+    """Where all refuse, that is raised."""
     reader, calls = reader_of(monkeypatch, "a", "b")
     calls.script = {"a": [refusal, refusal], "b": [heads(9), refusal]}
     assert reader.fetch_heads([7]) == [(7, 9)]
@@ -131,9 +128,8 @@ def test_a_node_that_refuses_is_left_for_the_next_and_where_all_do_it_is_said(
         reader.fetch_heads([7])
 
 
-def test_where_one_refuses_and_the_other_is_away_it_waits_for_that(
-    monkeypatch: pytest.MonkeyPatch, clock: Clock
-) -> None:
+def test_it_waits_for_a_node_that_is_away(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    """Though another has refused."""
     reader, calls = reader_of(monkeypatch, "a", "b")
     calls.script = {"a": [ProtocolMismatch("versions")] * 2, "b": [lost("b"), heads(9)]}
     assert reader.fetch_heads([7]) == []
@@ -142,9 +138,7 @@ def test_where_one_refuses_and_the_other_is_away_it_waits_for_that(
 
 
 @pytest.mark.parametrize("error", [PositionBeyondHead("beyond"), UsageError("no such filter")])
-def test_what_is_wrong_with_the_request_is_asked_of_nobody_else(
-    monkeypatch: pytest.MonkeyPatch, error: SubletError
-) -> None:
+def test_a_wrong_request_is_asked_of_one_node(monkeypatch: pytest.MonkeyPatch, error: SubletError) -> None:
     reader, calls = reader_of(monkeypatch, "a", "b")
     calls.script["a"] = [error]
     with pytest.raises(type(error)):
@@ -172,9 +166,7 @@ def test_an_answer_that_cannot_be_is_a_node_lost(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.conforms("P2")
 @pytest.mark.parametrize("answer", [(0, 5), (3, 7), (6, 9), (40, 50)])
-def test_a_repeat_and_a_page_of_the_future_are_discarded(
-    monkeypatch: pytest.MonkeyPatch, answer: tuple[int, int]
-) -> None:
+def test_only_the_next_page_is_taken(monkeypatch: pytest.MonkeyPatch, answer: tuple[int, int]) -> None:
     reader, calls = reader_of(monkeypatch, "a")
     calls.script["a"] = [found(*answer), found(5, 8)]
     stream = granted()
@@ -207,9 +199,7 @@ def test_waiting_is_said_once_and_so_is_going_on(
 
 
 @pytest.mark.conforms("X4")
-def test_nodes_are_not_asked_again_before_the_time_that_they_have_said(
-    monkeypatch: pytest.MonkeyPatch, clock: Clock
-) -> None:
+def test_no_node_is_asked_before_its_time(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     reader, calls = reader_of(monkeypatch, "a")
     calls.script["a"] = [lost("a", after_s=2.0), heads(9)]
     assert reader.fetch_heads([7]) == []
@@ -221,9 +211,7 @@ def test_nodes_are_not_asked_again_before_the_time_that_they_have_said(
     assert calls.turned == 0, "over the same connection"
 
 
-def test_the_pauses_grow_and_begin_again_when_a_node_has_answered(
-    monkeypatch: pytest.MonkeyPatch, clock: Clock
-) -> None:
+def test_pauses_grow_until_a_node_answers(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     reader, calls = reader_of(monkeypatch, "a")
     calls.script["a"] = [lost("a")] * 7 + [heads(9), lost("a"), heads(9)]
     waited: list[float] = []
@@ -237,9 +225,8 @@ def test_the_pauses_grow_and_begin_again_when_a_node_has_answered(
 
 
 @pytest.mark.conforms("P6")
-def test_a_round_takes_no_longer_than_a_read_may_and_the_next_begins_with_the_next_node(
-    monkeypatch: pytest.MonkeyPatch, clock: Clock
-) -> None:
+def test_a_round_ends_with_the_read_timeout(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    """The next one begins with the next node."""
     reader, calls = reader_of(monkeypatch, "frozen", "good")
     calls.script = {"frozen": [lost("frozen")], "good": [heads(9)]}
     ask = calls.call
@@ -260,9 +247,8 @@ def test_a_round_takes_no_longer_than_a_read_may_and_the_next_begins_with_the_ne
 # --- the beginning ----------------------------------------------------------------------------------------------------
 
 
-def test_a_session_that_begins_waits_for_a_node_and_then_says_whom_it_asked(
-    monkeypatch: pytest.MonkeyPatch, clock: Clock
-) -> None:
+def test_the_first_node_is_waited_for(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    """Then it says whom it asked."""
     reader, calls = reader_of(monkeypatch, "a:1", "b:2")
     calls.script = {"a:1": [lost("a:1")] * 100, "b:2": [lost("b:2")] * 2 + [heads(1), *[lost("b:2")] * 100]}
     reader.warm_up()
@@ -290,7 +276,7 @@ def test_an_epoch_is_drawn_from_whoever_answers(monkeypatch: pytest.MonkeyPatch)
 # --- processes --------------------------------------------------------------------------------------------------------
 
 
-def test_in_another_process_it_asks_nobody_and_closes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_asks_nobody_and_closes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, calls = reader_of(monkeypatch, "a")
     monkeypatch.setattr(os, "getpid", lambda: -1)
     for use in (

@@ -14,7 +14,7 @@ def said(channel: str, *changes: Change) -> bytes:
     return encode_payload(encode(Envelope("p", "i", channel, 7, 6, changes)), 0).encode()
 
 
-def test_of_all_that_is_said_the_heads_of_streams_are_heard() -> None:
+def test_only_heads_of_streams_are_taken() -> None:
     news = [stream_change(7, 12, closed=False), stream_change(9, 2**62, closed=True)]
     assert decode_heads(said("stream", *news)) == {7: 12, 9: 2**62}
     assert decode_heads(said("group", group_change("$share/g/#", 3))) == {}

@@ -63,7 +63,8 @@ def test_they_can_be_scaled() -> None:
     assert (scaled.hello_interval_s, scaled.max_sends_per_s) == (0.5, 2000)
 
 
-def test_versions_only_grow_also_when_something_is_deleted_and_made_again() -> None:
+def test_versions_only_grow() -> None:
+    """Also where something is deleted and made again."""
     lives = [
         [stream_change(1, 4, False), stream_change(1, 4, True)],
         [stream_change(1, 4, False), stream_change(1, 5, False)],

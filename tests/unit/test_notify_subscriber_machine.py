@@ -95,7 +95,7 @@ def steady() -> Harness:
 
 
 @pytest.mark.conforms("D6")
-def test_it_reads_when_listening_has_begun_and_not_before() -> None:
+def test_it_reads_once_it_listens() -> None:
     harness = Harness(channels=("stream", "space"))
     harness.do(SubscriberStarted())
     assert harness.reads == []
@@ -133,7 +133,7 @@ def test_with_a_driver_that_moves_nothing_it_polls() -> None:
     assert harness.reads[0] == (0.0, frozenset({CatchUpCause.CONNECTED}))
 
 
-def test_with_a_driver_that_pushes_it_looks_now_and_then_all_the_same() -> None:
+def test_with_push_it_reads_now_and_then() -> None:
     harness = Harness()
     harness.do(SubscriberStarted(), ListeningStarted())
     assert harness.until(65.0) == [
@@ -152,7 +152,7 @@ def test_successors_are_handed_on_and_nothing_is_read() -> None:
 
 
 @pytest.mark.conforms("D4")
-def test_what_is_missing_is_read_once_when_the_window_has_passed() -> None:
+def test_a_gap_is_read_once_after_the_window() -> None:
     harness = steady()
     harness.receive(3)
     assert harness.received == [1, 3], "what came is not held back"
@@ -163,7 +163,7 @@ def test_what_is_missing_is_read_once_when_the_window_has_passed() -> None:
 
 
 @pytest.mark.conforms("D4")
-def test_what_comes_within_the_window_is_taken_in_and_nothing_is_read() -> None:
+def test_a_gap_filled_in_the_window_is_not_read() -> None:
     harness = steady()
     harness.receive(5)
     harness.until(10.1)
@@ -176,7 +176,7 @@ def test_what_comes_within_the_window_is_taken_in_and_nothing_is_read() -> None:
 
 
 @pytest.mark.conforms("D4")
-def test_of_a_gap_that_is_healed_in_part_the_rest_is_read() -> None:
+def test_a_gap_filled_in_part_is_read() -> None:
     harness = steady()
     harness.receive(4)
     harness.receive(2)
@@ -184,7 +184,7 @@ def test_of_a_gap_that_is_healed_in_part_the_rest_is_read() -> None:
 
 
 @pytest.mark.conforms("D4")
-def test_numbers_may_be_left_out_as_long_as_the_predecessor_is_known() -> None:
+def test_the_predecessor_counts_not_the_number() -> None:
     harness = steady()
     harness.receive(7, predecessor=1)
     harness.receive(9, predecessor=8)
@@ -193,7 +193,7 @@ def test_numbers_may_be_left_out_as_long_as_the_predecessor_is_known() -> None:
 
 
 @pytest.mark.conforms("D7")
-def test_what_comes_twice_or_after_it_was_given_up_is_not_handed_on() -> None:
+def test_twice_or_too_late_is_not_handed_on() -> None:
     harness = steady()
     harness.receive(1)
     harness.receive(3)
@@ -204,7 +204,7 @@ def test_what_comes_twice_or_after_it_was_given_up_is_not_handed_on() -> None:
 
 
 @pytest.mark.conforms("D5")
-def test_the_last_before_a_silence_is_missed_by_the_hello_after_it() -> None:
+def test_a_hello_shows_what_was_lost_before_it() -> None:
     harness = steady()
     harness.until(10.0 + SETTINGS.hello_interval_s)
     harness.hello(2)
@@ -212,7 +212,7 @@ def test_the_last_before_a_silence_is_missed_by_the_hello_after_it() -> None:
 
 
 @pytest.mark.conforms("D5")
-def test_a_hello_that_comes_before_what_it_speaks_of_is_no_loss() -> None:
+def test_an_early_hello_is_no_loss() -> None:
     harness = steady()
     harness.hello(2)
     harness.receive(2)
@@ -221,7 +221,7 @@ def test_a_hello_that_comes_before_what_it_speaks_of_is_no_loss() -> None:
 
 
 @pytest.mark.conforms("D5")
-def test_a_publisher_that_is_silent_for_too_long_is_read_for_once() -> None:
+def test_a_silent_publisher_is_read_for_once() -> None:
     harness = steady()
     assert harness.until(29.0) == [(10.0 + SETTINGS.publisher_timeout_s, frozenset({CatchUpCause.PUBLISHER_TIMEOUT}))]
     assert harness.machine.publishers == 1
@@ -238,14 +238,14 @@ def test_a_publisher_that_took_its_leave_is_not_missed() -> None:
     assert harness.machine.publishers == 0
 
 
-def test_what_a_leaving_publisher_said_last_is_missed_all_the_same() -> None:
+def test_what_a_leaving_publisher_sent_is_missed() -> None:
     harness = steady()
     harness.hello(2, leaving=True)
     assert harness.until(29.0) == [(10.0 + WINDOW, frozenset({CatchUpCause.GAP}))]
 
 
 @pytest.mark.conforms("D6")
-def test_another_incarnation_is_read_for_on_every_channel() -> None:
+def test_a_restart_is_read_for_on_every_channel() -> None:
     harness = Harness(channels=("stream", "space"))
     harness.do(SubscriberStarted(), ListeningStarted())
     harness.hello(5)
@@ -268,7 +268,7 @@ def test_a_publisher_that_was_not_known_is_read_for() -> None:
 
 
 @pytest.mark.conforms("D6")
-def test_a_channel_on_which_a_publisher_may_have_spoken_before_is_read() -> None:
+def test_a_channel_with_an_unknown_past_is_read() -> None:
     harness = Harness(channels=("stream", "space"))
     harness.do(SubscriberStarted(), ListeningStarted())
     harness.do(MessageReceived(Envelope("p", "i", "space", 1, 0, ())))
@@ -278,7 +278,7 @@ def test_a_channel_on_which_a_publisher_may_have_spoken_before_is_read() -> None
     assert harness.until(5.0) == [(3.2, frozenset({CatchUpCause.NEW_PUBLISHER}))]
 
 
-def test_after_a_hello_the_first_message_of_a_channel_must_be_number_one() -> None:
+def test_after_a_hello_a_channel_begins_at_one() -> None:
     harness = steady()
     harness.hello(publisher="q")
     harness.until(11.0)
@@ -288,7 +288,7 @@ def test_after_a_hello_the_first_message_of_a_channel_must_be_number_one() -> No
 
 
 @pytest.mark.conforms("D9")
-def test_reads_are_limited_in_rate_and_put_off_not_dropped() -> None:
+def test_reads_are_put_off_and_not_dropped() -> None:
     harness = steady()
     for step in range(10):
         harness.until(10.0 + 0.1 * step)
@@ -301,7 +301,7 @@ def test_reads_are_limited_in_rate_and_put_off_not_dropped() -> None:
 
 
 @pytest.mark.conforms("D9")
-def test_what_is_missed_while_a_read_is_under_way_is_read_after_it() -> None:
+def test_a_gap_during_a_read_is_read_after_it() -> None:
     harness = steady()
     harness.answers = False
     harness.receive(3)
@@ -313,7 +313,7 @@ def test_what_is_missed_while_a_read_is_under_way_is_read_after_it() -> None:
 
 
 @pytest.mark.conforms("D9")
-def test_a_read_that_failed_is_tried_again_at_the_same_pace() -> None:
+def test_a_failed_read_is_tried_again() -> None:
     harness = steady()
     harness.answers = False
     harness.receive(3)
@@ -324,7 +324,7 @@ def test_a_read_that_failed_is_tried_again_at_the_same_pace() -> None:
 
 @pytest.mark.conforms("D9")
 @pytest.mark.parametrize("loses", ["the publisher", "the connection"])
-def test_a_thousand_that_lose_the_same_node_do_not_all_read_at_once(loses: str) -> None:
+def test_a_thousand_spread_their_reads(loses: str) -> None:
     chance, reads = random.Random(1), []
     for _ in range(1000):
         harness = steady()
@@ -352,7 +352,7 @@ def test_doubts_and_wishes_are_read_for() -> None:
     assert harness.until(14.0) == [(10.5, frozenset({CatchUpCause.AMBIGUOUS_VERSION}))]
 
 
-def test_a_need_whose_time_is_later_is_not_served_by_an_earlier_read() -> None:
+def test_a_later_gap_needs_a_later_read() -> None:
     harness = steady()
     harness.receive(1, publisher="q")
     harness.until(10.1)
@@ -361,7 +361,7 @@ def test_a_need_whose_time_is_later_is_not_served_by_an_earlier_read() -> None:
     assert at == pytest.approx([10.2, 10.7]), "the second was seen at 10.1, and is owed a read from 10.3 on"
 
 
-def test_what_it_does_not_listen_to_is_only_a_sign_of_life() -> None:
+def test_another_channel_is_a_sign_of_life() -> None:
     harness = steady()
     harness.until(14.0)
     harness.do(MessageReceived(Envelope("p", "i", "weather", 9, 3, (Change("weather", "a", 1),))))

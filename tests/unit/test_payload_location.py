@@ -52,7 +52,7 @@ def test_a_place_is_a_directory_or_a_part_of_a_bucket(text: str, prefix: str, op
         "s3://[::1/a",
     ],
 )
-def test_what_is_no_place_is_refused_with_the_shapes_there_are(text: str) -> None:
+def test_what_is_no_place_is_refused(text: str) -> None:
     with pytest.raises(InvalidSetting, match=r"Give file:///DIRECTORY, or s3://BUCKET/PREFIX"):
         parse_location(text)
 
@@ -105,7 +105,7 @@ def test_places_may_lie_within_one_another() -> None:
         assert (outer[0].prefix, inner[0].prefix) == ("file:///a", "file:///a/3")
 
 
-def test_what_the_database_knows_of_a_place_has_the_id_in_its_marker() -> None:
+def test_a_place_of_the_database_has_a_marker() -> None:
     name = new_object_name(3, 7, 100, b"payload")
     found = locate_object(f"s3://bucket/a/{name.text}", ["s3://bucket/a?region=x#0123"])
     assert found is not None

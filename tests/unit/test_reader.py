@@ -100,9 +100,7 @@ PAGES = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 6)), max_size=60)
 
 @pytest.mark.conforms("P2")
 @given(PAGES, st.integers(0, 12), st.booleans())
-def test_of_any_pages_in_any_order_those_are_taken_that_follow_directly(
-    arriving: list[tuple[int, int]], first: int, over: bool
-) -> None:
+def test_of_any_pages_only_successors_are_taken(arriving: list[tuple[int, int]], first: int, over: bool) -> None:
     stream = granted(first)
     stream.is_ended = over
     taken: list[tuple[int, int]] = []
@@ -130,9 +128,7 @@ def test_shuffled_repeats_of_a_whole_log_bring_each_part_at_most_once_and_in_ord
 
 
 @pytest.mark.conforms("E29")
-def test_a_page_that_comes_when_the_stream_is_not_ours_any_more_is_discarded(
-    log: Log, connections: list[Connection]
-) -> None:
+def test_a_page_of_a_lost_stream_is_discarded(log: Log, connections: list[Connection]) -> None:
     reader, stream = DatabaseReader("url", 100, 30.0), granted(5)
     log.script = [page(5, 8), page(5, 8)]
     assert reader.fetch(stream, lambda _: log.asked == []) is None, "it is asked when the page is there"
@@ -142,9 +138,7 @@ def test_a_page_that_comes_when_the_stream_is_not_ours_any_more_is_discarded(
 
 @pytest.mark.conforms("P2")
 @pytest.mark.parametrize("answer", [page(0, 5), page(3, 7), page(6, 9), page(5, 4), page(5, 101), page(40, 50)])
-def test_a_repeat_and_a_page_of_the_future_are_discarded_and_the_same_place_is_read_again(
-    log: Log, connections: list[Connection], answer: LogPage
-) -> None:
+def test_another_page_is_discarded_and_read_again(log: Log, connections: list[Connection], answer: LogPage) -> None:
     reader, stream = DatabaseReader("url", 100, 30.0), granted(5)
     log.script = [answer, page(5, 8), page(8, 10)]
     assert reader.fetch(stream, always) is None
@@ -156,7 +150,7 @@ def test_a_repeat_and_a_page_of_the_future_are_discarded_and_the_same_place_is_r
 
 
 @pytest.mark.conforms("P2", "E10")
-def test_what_comes_under_a_grant_that_is_over_is_discarded() -> None:
+def test_a_page_of_an_old_grant_is_discarded() -> None:
     reports: list[SessionProgress] = []
     handler = SessionAssignment(reports.append)
     handler.apply_update(StreamGranted(Grant("b", 1, 7, 1, 0, 3, 0, 1 << 64, "#")))
@@ -191,7 +185,7 @@ def test_heads_are_those_of_the_streams_asked_for(log: Log, connections: list[Co
 
 @pytest.mark.conforms("E13")
 @pytest.mark.parametrize("error", [psycopg.OperationalError("gone away"), DatabaseUnreachable("not there")])
-def test_a_database_that_is_away_is_said_once_tried_with_pauses_and_read_on_when_it_is_back(
+def test_a_database_away_is_tried_with_pauses(
     log: Log,
     connections: list[Connection],
     caplog: pytest.LogCaptureFixture,
@@ -219,15 +213,13 @@ def test_a_database_that_is_away_is_said_once_tried_with_pauses_and_read_on_when
 
 
 @pytest.mark.parametrize("error", [PositionGone(7, 5, 9), psycopg.DataError("our own mistake")])
-def test_what_is_not_the_databases_absence_passes_through(
-    log: Log, connections: list[Connection], error: Exception
-) -> None:
+def test_other_errors_pass_through(log: Log, connections: list[Connection], error: Exception) -> None:
     log.script = [error]
     with pytest.raises(type(error)):
         DatabaseReader("url", 1, 30.0).fetch(granted(5), always)
 
 
-def test_a_connection_that_cannot_be_made_is_a_database_away(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_connection_is_a_database_away(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(url: str, **settings: Any) -> Connection:
         raise DatabaseUnreachable("nobody listens")
 

@@ -29,7 +29,7 @@ class Owner:
 
 
 @pytest.mark.conforms("R3")
-def test_the_first_and_the_last_subscriber_of_a_key_are_told_and_nobody_between() -> None:
+def test_only_first_and_last_subscriber_are_told() -> None:
     owner = Owner()
     for name in ("a", "b", "c"):
         owner.do(name, Subscribe("price", "gold"))
@@ -63,7 +63,7 @@ def test_the_interest_of_the_silent_ends_with_them() -> None:
     assert owner.node.subscribed_keys("price") == SubscribedKeys(frozenset({"tin"}), False)
 
 
-def test_what_is_published_on_being_told_is_in_the_answer_to_the_subscribe() -> None:
+def test_what_interest_publishes_is_delivered() -> None:
     owner = Owner()
 
     def publish(channel: str, key: str | None, wanted: bool) -> None:

@@ -23,7 +23,7 @@ def publisher() -> NodeSideMachine:
 
 
 @pytest.mark.conforms("R8")
-def test_a_publisher_whose_subscribers_come_and_go_keeps_nothing_of_them() -> None:
+def test_a_node_keeps_nothing_of_who_is_gone() -> None:
     node = publisher()
     assert node.find_leaks() == ()
     node.receive("a", 2, [Unsubscribe("news", "k"), Unsubscribe("news", "never")], 0.0)
@@ -50,7 +50,7 @@ def test_a_publisher_tells_what_is_left_behind() -> None:
     assert len(node.find_leaks()) == 2
 
 
-def test_a_subscriber_that_rests_or_is_refused_keeps_nothing() -> None:
+def test_an_agent_that_rests_keeps_nothing() -> None:
     agent = AgentSideMachine("agent", channels=CHANNELS)
     agent.decide(Subscribe("news", "k"), 0)
     agent.decide(MessageToNode("m"), 0)

@@ -37,7 +37,7 @@ def emptied(box: Mailbox) -> list[object]:
 
 
 @pytest.mark.conforms("R10")
-def test_only_the_fullest_channel_gives_way_and_the_others_lose_nothing() -> None:
+def test_only_the_fullest_channel_gives_way() -> None:
     box = mailbox(messages=10)
     box.put(log("news", "n1"))
     for number in range(10):
@@ -51,7 +51,7 @@ def test_only_the_fullest_channel_gives_way_and_the_others_lose_nothing() -> Non
 
 
 @pytest.mark.conforms("R10")
-def test_the_fullest_by_bytes_need_not_be_the_fullest_by_number() -> None:
+def test_fullest_by_bytes_is_not_by_number() -> None:
     box = mailbox(bytes=100)
     for number in range(9):
         box.put(log("chat", f"c{number}"))
@@ -60,7 +60,7 @@ def test_the_fullest_by_bytes_need_not_be_the_fullest_by_number() -> None:
 
 
 @pytest.mark.conforms("R10")
-def test_overflows_of_several_channels_before_a_poll_are_one_gap_that_names_them() -> None:
+def test_overflows_of_several_channels_are_one_gap() -> None:
     box = mailbox(messages=10)
     for channel in ("news", "chat"):
         for _ in range(11):
@@ -91,7 +91,7 @@ def test_too_many_states_for_the_mailbox_are_a_gap_too(limits: dict[str, int]) -
 
 
 @pytest.mark.conforms("R10", "X4")
-def test_one_message_above_the_bound_is_a_gap_and_what_follows_is_not() -> None:
+def test_one_message_above_the_bound_is_a_gap() -> None:
     box = mailbox(bytes=100)
     box.put(log("news", "x" * 101))
     box.put(log("news", "small"))

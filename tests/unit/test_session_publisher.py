@@ -49,7 +49,8 @@ def bodies(deliveries: tuple[DeliveredMessage, ...]) -> list[object]:
 
 
 @pytest.mark.conforms("R3")
-def test_one_key_all_keys_and_both_get_each_message_once_and_in_order() -> None:
+def test_each_message_comes_once_and_in_order() -> None:
+    """To who reads one key, all keys, or both."""
     node = publisher()
     subscribed(node, "key", ("news", "eu"))
     subscribed(node, "all", ("news", None))
@@ -65,7 +66,7 @@ def test_one_key_all_keys_and_both_get_each_message_once_and_in_order() -> None:
 
 
 @pytest.mark.conforms("R5")
-def test_what_is_not_acknowledged_is_given_again_and_then_forgotten() -> None:
+def test_messages_are_given_until_acknowledged() -> None:
     node = publisher()
     subscribed(node, "a", ("news", None))
     node.publish("news", "k", "one")
@@ -79,7 +80,7 @@ def test_what_is_not_acknowledged_is_given_again_and_then_forgotten() -> None:
 
 
 @pytest.mark.conforms("R3")
-def test_log_messages_name_the_one_before_on_their_channel() -> None:
+def test_log_messages_name_their_predecessor() -> None:
     node = publisher()
     subscribed(node, "a", ("news", "k"), ("chat", None))
     node.publish("news", "k", 1)
@@ -103,7 +104,7 @@ def test_a_state_channel_keeps_the_newest_value_only() -> None:
     assert [(one.body, one.version) for one in taken(node, "a")] == [("g4", 4), ("t9", 9)]
 
 
-def test_subscribing_to_a_state_is_answered_with_its_current_value() -> None:
+def test_a_subscription_is_answered_by_the_state() -> None:
     node = publisher()
     node.publish("price", "gold", "g1", 1)
     node.publish("price", "tin", "t1", 1)
@@ -117,7 +118,7 @@ def test_subscribing_to_a_state_is_answered_with_its_current_value() -> None:
     assert taken(node, "none") == ()
 
 
-def test_a_state_that_was_handed_out_is_not_changed_afterwards() -> None:
+def test_a_state_handed_out_is_not_changed() -> None:
     node = publisher()
     subscribed(node, "a", ("price", "gold"))
     node.publish("price", "gold", "g1", 1)
@@ -171,7 +172,7 @@ def test_a_reply_is_bounded_and_the_next_one_goes_on() -> None:
     assert bodies(taken(node, "a", acknowledged=5)) == ["x" * 500]
 
 
-def test_a_directed_message_needs_no_subscription_and_is_queued_once() -> None:
+def test_a_directed_message_is_queued_once() -> None:
     node = publisher()
     node.poll("a", 0, "", now=0, hold_s=5)
     assert node.send("a", "news", "k", "grant")
@@ -187,7 +188,7 @@ def test_a_directed_message_needs_no_subscription_and_is_queued_once() -> None:
     assert bodies(taken(node, "a", acknowledged=2)) == ["grant"]
 
 
-def test_a_directed_message_lost_in_a_gap_can_be_sent_again() -> None:
+def test_a_directed_message_can_be_sent_again() -> None:
     node = publisher(messages=1)
     node.poll("a", 0, "", now=0, hold_s=5)
     node.send("a", "news", "k", "one")
@@ -197,7 +198,7 @@ def test_a_directed_message_lost_in_a_gap_can_be_sent_again() -> None:
 
 
 @pytest.mark.conforms("R2")
-def test_a_repeated_batch_is_answered_again_and_not_executed_again() -> None:
+def test_a_repeated_batch_is_not_executed_again() -> None:
     node = publisher()
     batch: list[ReceivedCommand] = [MessageToNode("hello"), Subscribe("news", "k"), UndecodedCommand("it is broken")]
     first = node.receive("a", 1, batch, now=0)
@@ -299,7 +300,7 @@ def test_the_forgotten_are_told_so_and_never_revived() -> None:
 
 
 @pytest.mark.conforms("R8")
-def test_the_silent_leave_nothing_behind_and_the_quiet_stay() -> None:
+def test_the_silent_go_and_the_quiet_stay() -> None:
     node = publisher()
     subscribed(node, "dead", ("news", None), ("price", "gold"))
     subscribed(node, "quiet", ("news", "k"))
@@ -312,7 +313,7 @@ def test_the_silent_leave_nothing_behind_and_the_quiet_stay() -> None:
     assert node.publish("news", "k", "x") == 1
 
 
-def test_acknowledging_what_was_never_sent_ends_the_life() -> None:
+def test_acknowledging_the_unsent_ends_the_life() -> None:
     node = publisher()
     subscribed(node, "a", ("news", None))
     assert isinstance(node.poll("a", 5, INCARNATION, now=0, hold_s=5), UnknownSubscriber)

@@ -109,7 +109,7 @@ def agent_of(session: Session) -> Any:
     return session._member.agent
 
 
-def test_a_drain_ends_the_skipping_after_the_page_under_way(session: Session) -> None:
+def test_a_drain_ends_the_skipping(session: Session) -> None:
     reader = reader_of(session)
     reader.before_page = lambda number: session.drain() if number == 5 else None
     assert session.poll() is None
@@ -118,7 +118,8 @@ def test_a_drain_ends_the_skipping_after_the_page_under_way(session: Session) ->
 
 
 @pytest.mark.conforms("E8")
-def test_a_stream_that_is_to_be_handed_over_is_read_no_more_and_its_last_word_is_given(session: Session) -> None:
+def test_a_revoked_stream_is_read_no_more(session: Session) -> None:
+    """Its final progress is reported."""
     reader, agent = reader_of(session), agent_of(session)
 
     def notify(number: int) -> None:
@@ -135,9 +136,8 @@ def test_a_stream_that_is_to_be_handed_over_is_read_no_more_and_its_last_word_is
 
 
 @pytest.mark.conforms("E34")
-def test_a_batch_that_came_when_the_right_to_begin_was_over_is_not_given_out_and_the_position_stays(
-    session: Session,
-) -> None:
+def test_without_trust_no_batch_is_given_out(session: Session) -> None:
+    """The position stays."""
     reader, agent = reader_of(session), agent_of(session)
     reader.messages = (pa.record_batch({"value": [b"x"]}),)
     agent.trusts = lambda: False
@@ -151,9 +151,10 @@ def test_a_batch_that_came_when_the_right_to_begin_was_over_is_not_given_out_and
     assert (batch.stream_id, batch.first) == (STREAM, 0)
 
 
-def test_a_stream_whose_payload_is_damaged_is_left_and_tried_again_and_all_others_go_on(
+def test_an_unreadable_payload_is_tried_again(
     session: Session, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """All other streams go on."""
     reader, now = reader_of(session), [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     reader.gone = {STREAM: PayloadUnreadable("its payload is damaged.")}
@@ -176,9 +177,10 @@ def test_a_stream_whose_payload_is_damaged_is_left_and_tried_again_and_all_other
 
 @pytest.mark.conforms("W10")
 @pytest.mark.parametrize("kind", [PoisonBlock, PayloadDamaged])
-def test_a_stream_with_a_block_that_cannot_be_decoded_is_handed_back_once_and_all_others_go_on(
+def test_a_stream_with_a_poison_block_is_handed_back(
     session: Session, caplog: pytest.LogCaptureFixture, kind: type[PoisonBlock]
 ) -> None:
+    """All other streams go on."""
     reader, agent = reader_of(session), agent_of(session)
     poison = kind(STREAM, (3, 5), "cannot be decoded: garbage.")
 
@@ -195,7 +197,7 @@ def test_a_stream_with_a_block_that_cannot_be_decoded_is_handed_back_once_and_al
     assert [record.getMessage().count(str(poison)) for record in caplog.records] == [1]
 
 
-def test_each_outage_of_a_place_is_said_once_however_many_streams_wait_and_so_is_its_end(
+def test_an_outage_of_a_place_is_logged_once(
     session: Session, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -228,7 +230,7 @@ def test_the_time_is_looked_at_between_two_pages(session: Session, monkeypatch: 
     assert len(reader.read) == 11, "each call gets on, however short"
 
 
-def test_an_interruption_ends_the_skipping_and_the_next_call_goes_on(session: Session) -> None:
+def test_a_wakeup_ends_the_skipping(session: Session) -> None:
     reader = reader_of(session)
     reader.before_page = lambda number: session.wakeup() if number in (3, 7) else None
     assert session.poll() is None
@@ -241,9 +243,10 @@ def test_an_interruption_ends_the_skipping_and_the_next_call_goes_on(session: Se
 @pytest.mark.parametrize(
     "problem", [PositionGone(STREAM, 0, 5), PositionBeyondHead("stream 7: offset 9 is beyond the head 5.")]
 )
-def test_a_stream_that_cannot_be_read_on_is_named_once_and_all_others_go_on(
+def test_a_stream_without_position_is_named_once(
     session: Session, caplog: pytest.LogCaptureFixture, problem: Exception
 ) -> None:
+    """All other streams go on."""
     reader, agent = reader_of(session), agent_of(session)
     reader.gone = {STREAM: problem}
     reader.before_page = lambda number: session.drain() if number == 20 else None

@@ -133,7 +133,7 @@ def test_one_batch_in_flight_and_commands_in_order() -> None:
 
 
 @pytest.mark.conforms("R2")
-def test_a_failed_batch_is_repeated_under_its_number_with_the_same_content() -> None:
+def test_a_failed_batch_is_repeated_unchanged() -> None:
     harness = Harness()
     harness.do(Subscribe("news", "a"))
     first = harness.last(SendCommands)
@@ -179,7 +179,8 @@ def test_deliveries_are_seen_once_and_acknowledged() -> None:
 
 
 @pytest.mark.conforms("R6")
-def test_another_incarnation_ends_the_life_at_once_and_subscriptions_are_declared_again() -> None:
+def test_another_incarnation_ends_the_life() -> None:
+    """Subscriptions are declared again."""
     harness = connected(("news", "k"), ("price", None))
     harness.poll_ok(news(1, 0))
     old = harness.machine.subscriber_id
@@ -206,7 +207,7 @@ def test_unknown_subscriber_ends_the_life() -> None:
 
 
 @pytest.mark.conforms("R7")
-def test_unknown_again_and_again_is_said_once_and_slowed_down() -> None:
+def test_unknown_again_and_again_is_slowed_down() -> None:
     harness = connected()
     harness.poll_ok(unknown=True)
     harness.poll_ok(unknown=True)
@@ -250,7 +251,7 @@ def test_one_failed_poll_is_no_loss() -> None:
     assert not harness.all(ConnectionLost)
 
 
-def test_a_lost_connection_drops_messages_and_gives_up_calls() -> None:
+def test_a_lost_connection_drops_messages() -> None:
     harness = connected()
     harness.do(MessageToNode("in flight"), MessageToNode("queued"))
     sends = harness.poll_ok(unknown=True)
@@ -297,7 +298,7 @@ def test_states_need_no_predecessor() -> None:
 
 
 @pytest.mark.conforms("R11")
-def test_refusals_name_their_commands_and_a_refused_subscription_is_not_declared_again() -> None:
+def test_a_refused_subscription_is_not_declared_again() -> None:
     harness = connected()
     bad = Subscribe("news", "bad")
     harness.do(bad)
@@ -341,7 +342,7 @@ def test_jitter_spreads_the_retries() -> None:
 
 
 @pytest.mark.conforms("R9")
-def test_what_is_subscribed_while_the_node_is_down_hears_of_it_once_too() -> None:
+def test_who_subscribes_to_a_lost_node_is_told_once() -> None:
     harness = connected(("news", "k"))
     harness.poll_fails()
     harness.wait()
@@ -366,7 +367,7 @@ def test_what_is_subscribed_while_the_node_is_down_hears_of_it_once_too() -> Non
 
 
 @pytest.mark.conforms("R9")
-def test_that_a_lost_node_will_never_serve_us_is_said_though_the_loss_was() -> None:
+def test_a_final_loss_is_told_after_a_loss() -> None:
     harness = connected(("news", "k"))
     harness.poll_fails()
     harness.wait()
@@ -383,7 +384,8 @@ def test_that_a_lost_node_will_never_serve_us_is_said_though_the_loss_was() -> N
 
 
 @pytest.mark.conforms("R2")
-def test_a_refused_subscription_that_was_asked_for_again_is_still_wanted() -> None:
+def test_a_subscription_asked_for_again_is_wanted() -> None:
+    """Though it was refused before."""
     harness = connected(("news", "k"))
     harness.do(MessageToNode("busy"), Subscribe("news", "x"), Unsubscribe("news", "y"), Subscribe("news", "z"))
     harness.batch_ok()

@@ -14,14 +14,14 @@ def test_an_integer_setting_may_be_none() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1.5", "many", "1000000000", "9" * 5000])
-def test_a_setting_that_is_no_integer_is_rejected_by_its_variables_name(text: str) -> None:
+def test_a_setting_that_is_no_integer_is_refused(text: str) -> None:
     with pytest.raises(InvalidSetting, match=r"^SUBLET_HTTP_MAX_GROUP_SERIES is .*: it must be a whole number from 0 "):
         MetricsSettings.from_env({"SUBLET_HTTP_MAX_GROUP_SERIES": text})
     with pytest.raises(InvalidSetting, match=r"Leave it out for 2000\.$"):
         MetricsSettings.from_env({"SUBLET_HTTP_MAX_GROUP_SERIES": text})
 
 
-def test_one_that_was_given_in_python_is_checked_as_well() -> None:
+def test_an_integer_given_in_python_is_checked() -> None:
     with pytest.raises(InvalidSetting, match=r"^max_group_series is -1: it must be a whole number from 0"):
         MetricsSettings(max_group_series=-1).check()
 

@@ -41,7 +41,7 @@ def the_process_ends(number: signal.Signals) -> Iterator[None]:
 
 @pytest.mark.conforms("E25")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_lets_the_running_call_finish_and_then_ends_the_process(number: signal.Signals) -> None:
+def test_a_signal_lets_the_running_call_finish(number: signal.Signals) -> None:
     left, finished = threading.Event(), []
     with the_process_ends(number), ShutdownSignals(left.set, LONG_S) as ending:
         with ending.user_call():
@@ -67,7 +67,7 @@ def test_it_leaves_once_and_on_the_network_thread() -> None:
 
 
 @pytest.mark.conforms("E25")
-def test_a_call_that_takes_too_long_is_cut_off_also_in_its_sleep() -> None:
+def test_a_call_that_takes_too_long_is_cut_off() -> None:
     began = time.monotonic()
     with the_process_ends(signal.SIGHUP), ShutdownSignals(lambda: None, 0.05) as ending, ending.user_call():
         signal.raise_signal(signal.SIGHUP)
@@ -76,7 +76,7 @@ def test_a_call_that_takes_too_long_is_cut_off_also_in_its_sleep() -> None:
     assert ending.cut
 
 
-def test_the_hand_over_is_not_disturbed_when_the_time_is_over() -> None:
+def test_the_hand_over_is_not_cut_off() -> None:
     handed_over = False
     with the_process_ends(signal.SIGTERM), ShutdownSignals(lambda: None, 0.01) as ending:
         signal.raise_signal(signal.SIGTERM)
@@ -87,7 +87,7 @@ def test_the_hand_over_is_not_disturbed_when_the_time_is_over() -> None:
     assert not ending.cut
 
 
-def test_without_a_signal_nothing_happens_and_outside_the_main_thread_nothing_is_heeded() -> None:
+def test_only_the_main_thread_heeds_signals() -> None:
     with ShutdownSignals(lambda: None, 0.0) as ending, ending.user_call():
         pass
     assert (ending.received_signal, ending.cut) == (None, False)
@@ -131,7 +131,7 @@ def some_work(name: str) -> task.TaskSpec:
     return task.TaskSpec(*facts, RetryPolicy(), BorrowerSettings(), None, None)
 
 
-def test_a_task_that_leaves_while_the_database_is_away_ends_without_a_session(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_task_that_leaves_needs_no_database(caplog: pytest.LogCaptureFixture) -> None:
     work = replace(some_work("t"), url="postgresql:///x?host=/nonexistent")
     waiting = task._Task(work, task.Attempt(0, 0, "t"))
     with ThreadPoolExecutor(1) as threads:
@@ -142,7 +142,7 @@ def test_a_task_that_leaves_while_the_database_is_away_ends_without_a_session(ca
 
 
 @pytest.mark.conforms("E25")
-def test_no_two_attempts_of_any_task_or_job_are_the_same_session(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_attempt_is_another_session(monkeypatch: pytest.MonkeyPatch) -> None:
     import pyspark
 
     reported: list[Any] = []

@@ -65,13 +65,13 @@ def said(spark: Spark, tasks: int = 1) -> list[str]:
 
 
 @pytest.mark.parametrize("master", ["local", "local[2]", "local[*]", "local[2,4]", "local[*, 99]"])
-def test_a_local_spark_that_does_not_try_again_is_warned_of(master: str) -> None:
+def test_a_local_spark_without_retries_is_warned_of(master: str) -> None:
     [warning] = said(Spark(master))
     assert "ends the whole job" in warning
     assert ",1000]" in warning
 
 
-def test_a_cluster_that_does_not_try_again_is_warned_of() -> None:
+def test_a_cluster_without_retries_is_warned_of() -> None:
     [warning] = said(Spark("spark://h:1", 8))
     assert "4 times" in warning
     assert "set spark.task.maxFailures=1000" in warning
@@ -138,9 +138,7 @@ def test_a_setting_that_no_node_would_take_is_refused_before_anything_begins(set
         ("$share/g/a#", InvalidFilter, "filter 'a#': # stands alone"),
     ],
 )
-def test_a_malformed_group_or_filter_is_refused_before_anything_begins(
-    subscription: str, error: type[SubletError], reported: str
-) -> None:
+def test_a_malformed_subscription_is_refused(subscription: str, error: type[SubletError], reported: str) -> None:
     with pytest.raises(error, match=reported):
         consume(Spark("local[2,1000]"), subscription, work, tasks=1)
     with pytest.raises(error, match=reported):
@@ -169,7 +167,7 @@ def test_arguments_that_no_node_would_take_are_refused_at_once(wrong: dict[str, 
         consume(Spark("local[2,1000]"), "$share/g/#", work, tasks=1, **wrong)
 
 
-def test_records_are_not_kept_where_they_would_be_consumed_again() -> None:
+def test_dead_letters_are_not_consumed_again() -> None:
     spark = Spark("local[2,1000]")
     with pytest.raises(InvalidSetting, match=r"kept in topic 'orders/bad', which \$share/g/orders/# matches"):
         consume(spark, "$share/g/orders/#", work, tasks=1, retry_policy=RetryPolicy(dead_letter_topic="orders/bad"))
@@ -177,7 +175,7 @@ def test_records_are_not_kept_where_they_would_be_consumed_again() -> None:
         RetryPolicy(dead_letter_topic="failed/#")
 
 
-def test_what_is_not_installed_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(Unavailable, match=r"pandas is not installed.*pip install 'sublet\[spark\]'"):
         cluster_checks.check_cluster(Spark("local[2,1000]"), work, 1)

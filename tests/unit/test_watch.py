@@ -40,14 +40,14 @@ def taken(watch: GroupEventWatcher) -> list[Any]:
     return [sight.event["stream_id"] if isinstance(sight, EventReceived) else sight for sight in sights]
 
 
-def test_events_are_taken_in_their_order_with_the_gaps_between_them() -> None:
+def test_events_come_in_order_with_their_gaps() -> None:
     watch = GroupEventWatcher(GROUP)
     for body in (event(1), MailboxOverflow(7, (Channel.GROUP,)), event(2)):
         delivered(watch, body)
     assert taken(watch) == [1, EventsDropped(7), 2]
 
 
-def test_a_watcher_that_takes_nothing_loses_what_is_too_much_and_is_told_how_much() -> None:
+def test_what_is_too_much_is_lost_and_counted() -> None:
     watch = GroupEventWatcher(GROUP, waiting=3)
     for number in range(8):
         delivered(watch, event(number))
@@ -57,7 +57,7 @@ def test_a_watcher_that_takes_nothing_loses_what_is_too_much_and_is_told_how_muc
     assert taken(watch) == [9]
 
 
-def test_what_comes_while_the_rest_is_taken_is_part_of_the_gap_so_that_the_order_holds() -> None:
+def test_what_comes_after_a_loss_is_part_of_the_gap() -> None:
     watch = GroupEventWatcher(GROUP, waiting=2)
     for number in range(3):
         delivered(watch, event(number))
@@ -91,7 +91,8 @@ class Followed(GroupEventWatcher):
         return list(self._connections)
 
 
-def test_a_leader_that_is_not_known_is_followed_once_all_that_are_have_said_who_they_are() -> None:
+def test_an_unknown_leader_is_followed() -> None:
+    """Once all nodes that are known have said who they are."""
     watch = Followed("localhost:1", "localhost:2", "localhost:3")
     assert watch.receives("localhost:2", "n2", "n1", "127.0.0.1:1") == ["localhost:1", "localhost:2", "localhost:3"]
     watch._lost("localhost:3", "silent")
@@ -108,7 +109,7 @@ def test_a_leader_is_not_followed_over_two_addresses() -> None:
     assert watch.receives("localhost:1", "n1", "n1", "127.0.0.1:1") == ["localhost:1", "localhost:2"]
 
 
-def test_who_leads_is_told_with_whether_it_is_that_node_itself() -> None:
+def test_who_leads_is_told() -> None:
     watch = Followed("a:1")
     for leader in ("n1", "n2", None):
         watch.receives("a:1", "n1", leader, "b:1")
@@ -122,7 +123,7 @@ def test_who_leads_is_told_with_whether_it_is_that_node_itself() -> None:
 # --- what is shown ----------------------------------------------------------------------------------------------------
 
 
-def test_a_line_for_people_says_what_may_be_seen_again_and_moves_no_cursor() -> None:
+def test_a_line_moves_no_cursor() -> None:
     of_stream = {"stream_id": 3, "position": 5, "redelivery_end": 8}
     seized = {"at": "T", "event": "force_release", "agent": "a", "reason": "x\x1b[2J", **of_stream}
     assert _line(seized) == "T  force_release  stream 3 at 5  [5, 8) may be seen again  a  x\\x1b[2J"
@@ -131,7 +132,7 @@ def test_a_line_for_people_says_what_may_be_seen_again_and_moves_no_cursor() -> 
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_a_gap_says_how_much_was_lost_and_where_to_look(as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_gap_says_how_much_was_lost(as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
     cli = Cli(None, None, json=as_json, debug=False)
     with GroupEventWatcher(GROUP) as watch:
         _Show(cli, Subscription.parse(GROUP), watch, list)._miss(7)
@@ -140,7 +141,7 @@ def test_a_gap_says_how_much_was_lost_and_where_to_look(as_json: bool, capsys: p
     assert said.out == ('{"event":"gap","subscription":"$share/g/#","lost":7}\n' if as_json else "")
 
 
-def test_a_watch_gives_up_where_no_node_answers_and_not_where_one_does_that_does_not_lead() -> None:
+def test_a_watch_gives_up_where_no_node_answers() -> None:
     cli = Cli(None, None, json=False, debug=False)
     with GroupEventWatcher(GROUP) as watch:
         show = _Show(cli, Subscription.parse(GROUP), watch, list)
