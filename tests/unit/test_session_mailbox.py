@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from sublet_protocol.messages.channel_messages import StreamHead
+from sublet_protocol.pubsub import wire
 from sublet_protocol.pubsub.mailbox import Mailbox, MailboxLimits, QueuedMessage
-from sublet_protocol.pubsub.model import DeliveredMessage, MailboxOverflow
+from sublet_protocol.pubsub.model import Channel, DeliveredMessage, MailboxOverflow
+from sublet_protocol.v1 import sublet_pb2 as pb
 
 
 def mailbox(**limits: int) -> Mailbox:
@@ -98,12 +101,20 @@ def test_one_message_above_the_bound_is_a_gap() -> None:
     assert emptied(box) == [MailboxOverflow(1, ("news",)), "small"]
 
 
-def test_the_leak_check_sees_what_was_left_behind() -> None:
+def test_the_leak_check_sees_what_is_left_behind() -> None:
     box = mailbox()
     letter = QueuedMessage("news", "k", "once", 4, is_deduplicated=True)
     box.put(letter)
     assert not list(box.find_leaks())
-    box._waiting.clear()
+    letter.size, letter.body = 5, "another"
     assert len(list(box.find_leaks())) == 2
-    box._out_bytes = 7
+    box.take()
+    letter.size = 6
     assert len(list(box.find_leaks())) == 3
+
+
+def test_a_head_takes_no_more_than_is_counted() -> None:
+    delivery = DeliveredMessage(1, Channel.STREAM, "7", StreamHead(2**63 - 1, 2**63 - 1, True), version=2**64 - 1)
+    encoded = wire.encode_delivery(delivery)
+    assert wire.decode_delivery(pb.Delivery.FromString(encoded.SerializeToString())) == delivery
+    assert len(encoded.SerializeToString()) <= wire.body_size(delivery.body)

@@ -21,8 +21,10 @@ from sublet_protocol.pubsub.node_side_replies import (
     DuplicateCommands,
     HoldPoll,
     PollDeliveries,
+    SubscribedKeys,
     UnknownSubscriber,
 )
+from sublet_protocol.pubsub.subscription_index import SubscriptionIndex
 
 CHANNELS = {"news": ChannelDelivery.LOG, "chat": ChannelDelivery.LOG, "price": ChannelDelivery.STATE}
 INCARNATION = "node-1"
@@ -118,15 +120,6 @@ def test_a_subscription_is_answered_by_the_state() -> None:
     assert taken(node, "none") == ()
 
 
-def test_a_state_handed_out_is_not_changed() -> None:
-    node = publisher()
-    subscribed(node, "a", ("price", "gold"))
-    node.publish("price", "gold", "g1", 1)
-    first = taken(node, "a")
-    node.publish("price", "gold", "g2", 2)
-    assert taken(node, "a") == (*first, DeliveredMessage(2, "price", "gold", "g2", version=2))
-
-
 @pytest.mark.conforms("R10")
 def test_overflow_turns_into_one_gap_at_its_place() -> None:
     node = publisher(messages=10)
@@ -148,16 +141,6 @@ def test_overflow_turns_into_one_gap_at_its_place() -> None:
     assert gaps[0].body == MailboxOverflow(100 - len(rest), ("news",))
     assert rest == list(range(100 - len(rest), 100))
     assert deliveries[1].predecessor == gaps[0].sequence  # nobody can overlook it
-
-
-@pytest.mark.conforms("R10", "X4")
-def test_a_mailbox_is_bounded_by_bytes_too() -> None:
-    node = publisher(bytes=100)
-    subscribed(node, "a", ("news", None))
-    node.publish("news", "k", "x" * 60)
-    node.publish("news", "k", "y" * 60)
-    node.publish("news", "k", "z" * 60)
-    assert bodies(taken(node, "a")) == [MailboxOverflow(2, ("news",)), "z" * 60]
 
 
 @pytest.mark.conforms("R10", "X4")
@@ -309,7 +292,8 @@ def test_the_silent_go_and_the_quiet_stay() -> None:
         node.end_poll("quiet", now + 5)
         node.expire(now + 5)
     assert node.subscriber_ids == ("quiet",)
-    assert len(node._index) == 1
+    assert node.subscribed_keys("news") == SubscribedKeys(frozenset({"k"}), has_all=False)
+    assert node.subscribed_keys("price") == SubscribedKeys(frozenset(), has_all=False)
     assert node.publish("news", "k", "x") == 1
 
 
@@ -318,3 +302,99 @@ def test_acknowledging_the_unsent_ends_the_life() -> None:
     subscribed(node, "a", ("news", None))
     assert isinstance(node.poll("a", 5, INCARNATION, now=0, hold_s=5), UnknownSubscriber)
     assert node.subscriber_ids == ()
+
+
+@pytest.mark.conforms("R8")
+def test_nothing_is_kept_of_who_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = publisher()
+    for name in ("a", "b"):
+        subscribed(node, name, ("news", "k"), ("news", None), ("price", "gold"))
+    node.publish("news", "k", "m")
+    node.publish("price", "gold", "g", 1)
+    node.send("a", "news", "k", "once")
+    assert node.find_leaks() == ()
+    node.receive("a", 2, [Unsubscribe("news", "k"), Unsubscribe("news", "never")], 0.0)
+    node.poll("a", 0, INCARNATION, 0.0, 5.0)
+    assert node.find_leaks() == ()
+    node.poll("a", 99, INCARNATION, 0.0, 5.0)  # breaks a rule
+    assert node.find_leaks() == ()
+    monkeypatch.setattr(SubscriptionIndex, "remove", lambda *_: False)
+    assert node.expire(1e9) == ("b", "a"), "whoever keeps names of them hears of both"
+    assert len(node.find_leaks()) == 3, "had nobody removed what b subscribed to"
+    monkeypatch.undo()
+    assert node.expire(1e9) == ()
+
+
+# --- who learns what is subscribed to ---------------------------------------------------------------------------------
+
+
+class Owner:
+    """A publisher whose owner keeps book of the interest that it is told of."""
+
+    def __init__(self) -> None:
+        self.node = NodeSideMachine(INCARNATION, NodeSideSettings(hold_s=5), channels=CHANNELS)
+        self.node.on_interest = self.receive
+        self.received: list[tuple[str, str | None, bool]] = []
+        self._batches: dict[str, int] = {}
+
+    def receive(self, channel: str, key: str | None, wanted: bool) -> None:
+        self.received.append((channel, key, wanted))
+
+    def do(self, name: str, *commands: Subscribe | Unsubscribe, now: float = 0.0) -> None:
+        self._batches[name] = number = self._batches.get(name, 0) + 1
+        self.node.receive(name, number, commands, now)
+
+
+@pytest.mark.conforms("R3")
+def test_only_first_and_last_subscriber_are_told() -> None:
+    owner = Owner()
+    for name in ("a", "b", "c"):
+        owner.do(name, Subscribe("price", "gold"))
+        owner.do(name, Subscribe("price", "gold"))
+    assert owner.received == [("price", "gold", True)]
+    for name in ("b", "a", "c"):
+        assert owner.node.subscribed_keys("price") == SubscribedKeys(frozenset({"gold"}), False)
+        owner.do(name, Unsubscribe("price", "gold"))
+        owner.do(name, Unsubscribe("price", "gold"))
+    assert owner.received == [("price", "gold", True), ("price", "gold", False)]
+    assert owner.node.subscribed_keys("price") == SubscribedKeys(frozenset(), False)
+
+
+def test_all_keys_and_other_channels_are_kept_apart() -> None:
+    owner = Owner()
+    owner.do("a", Subscribe("price", None), Subscribe("news", "gold"), Subscribe("price", "tin"))
+    assert owner.node.subscribed_keys("price") == SubscribedKeys(frozenset({"tin"}), True)
+    assert owner.node.subscribed_keys("news") == SubscribedKeys(frozenset({"gold"}), False)
+    owner.do("a", Unsubscribe("price", None))
+    assert owner.node.subscribed_keys("price") == SubscribedKeys(frozenset({"tin"}), False)
+    assert owner.received[-1] == ("price", None, False)
+
+
+@pytest.mark.conforms("R8")
+def test_the_interest_of_the_silent_ends_with_them() -> None:
+    owner = Owner()
+    owner.do("dead", Subscribe("price", "gold"), Subscribe("price", "tin"))
+    owner.do("alive", Subscribe("price", "tin"), now=10.0)
+    assert owner.node.expire(16.0) == ("dead",)
+    assert owner.received[-1] == ("price", "gold", False)
+    assert owner.node.subscribed_keys("price") == SubscribedKeys(frozenset({"tin"}), False)
+
+
+def test_what_interest_publishes_is_delivered() -> None:
+    owner = Owner()
+
+    def publish(channel: str, key: str | None, wanted: bool) -> None:
+        assert key is not None
+        if wanted:
+            owner.node.publish(channel, key, "fetched", 1)
+        else:
+            owner.node.clear_state(channel, key)
+
+    owner.node.on_interest = publish
+    owner.do("a", Subscribe("price", "gold"))
+    answer = owner.node.end_poll("a", 0.0)
+    assert [one.body for one in getattr(answer, "deliveries", ())] == ["fetched"]
+    owner.do("a", Unsubscribe("price", "gold"))
+    owner.node.on_interest = owner.receive
+    owner.do("b", Subscribe("price", "gold"))
+    assert getattr(owner.node.end_poll("b", 0.0), "deliveries", None) == ()

@@ -92,8 +92,10 @@ class Harness:
 def connected(*subjects: tuple[str, str | None]) -> Harness:
     harness = Harness()
     harness.do(*(Subscribe(*subject) for subject in subjects or (("news", "k"),)))
-    while harness.machine._life.flight:
+    answered = 0
+    while len(harness.all(SendCommands)) > answered:
         harness.batch_ok()
+        answered += 1
     assert harness.machine.status is ConnectionStatus.CONNECTED
     return harness
 
@@ -335,12 +337,6 @@ def test_a_batch_is_bounded_by_bytes() -> None:
     assert outcome.sends == (SendCommands("agent.1", 1, 2, (MessageToNode(1), MessageToNode(2))),)
 
 
-def test_jitter_spreads_the_retries() -> None:
-    harness = connected()
-    harness.do(PollUnanswered(harness.last(CallPoll).subscriber_incarnation, "x", jitter=0.5))
-    assert harness.wake_at == 1.5
-
-
 @pytest.mark.conforms("R9")
 def test_who_subscribes_to_a_lost_node_is_told_once() -> None:
     harness = connected(("news", "k"))
@@ -398,19 +394,34 @@ def test_a_subscription_asked_for_again_is_wanted() -> None:
     assert harness.last(SendCommands).commands == (Subscribe("news", "k"), Subscribe("news", "x"))
 
 
-def test_jitter_spreads_the_return_to_a_node_that_has_begun_anew() -> None:
+def test_an_agent_that_rests_or_is_refused_keeps_nothing() -> None:
+    harness = Harness()
+    harness.do(Subscribe("news", "k"), MessageToNode("m"))
+    assert harness.machine.find_leaks() == ()
+    harness.machine.status = ConnectionStatus.IDLE
+    assert len(harness.machine.find_leaks()) == 3, "had it come to rest with all that"
+    harness.machine.status = ConnectionStatus.CONNECTING
+    harness.do(Unsubscribe("news", "k"))
+    harness.batch_ok()
+    harness.batch_ok()
+    assert harness.machine.status is ConnectionStatus.IDLE
+    assert harness.machine.find_leaks() == ()
+    harness.do(Subscribe("news", "k"), ConnectionRejected(2, "version"))
+    assert harness.machine.status is ConnectionStatus.REJECTED
+    assert harness.machine.find_leaks() == ()
+
+
+def test_jitter_spreads_retries_returns_and_holds() -> None:
+    """But never the next poll."""
     harness = connected()
-    answer = PollReplied(harness.last(CallPoll).subscriber_incarnation, "n2", unknown=True, jitter=0.5)
-    assert [type(one) for one in harness.do(answer)] == [ConnectionLost]
-    assert harness.wake_at == SETTINGS.spread_s / 2
+    life = harness.last(CallPoll).subscriber_incarnation
+    for delivered, jitter, hold_s in (((), 0.5, 4.5), ((news(1, 0),), 0.25, 4.75)):
+        sends = harness.do(PollReplied(life, "n1", deliveries=delivered, jitter=jitter))
+        assert [one.hold_s for one in sends if isinstance(one, CallPoll)] == [hold_s]
+    harness.do(PollUnanswered(life, "x", jitter=0.5))
+    assert harness.wake_at == 1.5
+    harness.wait()
+    sends = harness.do(PollReplied(life, "n2", unknown=True, jitter=0.5))
+    assert [type(one) for one in sends] == [ConnectionLost]
+    assert harness.wake_at == harness.now + SETTINGS.spread_s / 2
     assert [type(one) for one in harness.wait()] == [SendCommands, CallPoll]
-
-
-def test_jitter_spreads_the_ends_of_holds_but_never_the_next_poll() -> None:
-    harness = connected()
-    sends = harness.do(PollReplied(harness.last(CallPoll).subscriber_incarnation, "n1", jitter=0.5))
-    assert [one.hold_s for one in sends if isinstance(one, CallPoll)] == [4.5]
-    sends = harness.do(
-        PollReplied(harness.last(CallPoll).subscriber_incarnation, "n1", deliveries=(news(1, 0),), jitter=0.25)
-    )
-    assert [one.hold_s for one in sends if isinstance(one, CallPoll)] == [4.75]
