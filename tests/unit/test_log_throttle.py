@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from sublet_storage.util import log_throttle
-from sublet_storage.util.log_throttle import CAUSES, LONGEST, LogThrottle, error_signature
+from sublet_storage.util.log_throttle import CAUSES, LONGEST, MAX_REMEMBERED, LogThrottle, error_signature
 
 
 class Clock:
@@ -41,11 +40,9 @@ def test_subjects_are_told_apart() -> None:
 
 def test_only_so_many_subjects_are_remembered() -> None:
     asked = LogThrottle(10.0, Clock())
-    for number in range(log_throttle.MAX_REMEMBERED + 5):
+    for number in range(MAX_REMEMBERED + 5):
         assert asked.acquire(number) == 0
-    assert len(asked._reported) == log_throttle.MAX_REMEMBERED
-    assert asked.acquire(log_throttle.MAX_REMEMBERED) is None
-    assert asked.acquire(0) == 0, "forgotten"
+    assert [asked.acquire(5), asked.acquire(4)] == [None, 0], "the first five are forgotten"
 
 
 def test_another_cause_is_logged_at_once() -> None:
@@ -64,10 +61,10 @@ def test_a_subject_has_only_so_many_causes() -> None:
     asked = LogThrottle(10.0, clock)
     reported = [asked.acquire("a", f"cause {number}") for number in range(CAUSES + 100)]
     assert reported == [0] * (CAUSES + 1) + [None] * 99, "the others are one more"
-    assert len(asked._reported["a"]) == CAUSES + 1
+    assert asked.acquire("a", "cause 0") is None
     clock.now += 10.0
     assert asked.acquire("a", "one that is new") == 0
-    assert len(asked._reported["a"]) == 1, "what may be told again is forgotten where there is no room"
+    assert asked.acquire("a", "cause 0") == 0, "what may be told again is forgotten where there is no room"
 
 
 def test_a_cause_is_the_same_whatever_ids_it_names() -> None:

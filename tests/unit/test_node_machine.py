@@ -175,23 +175,18 @@ def test_who_asks_meanwhile_is_admitted_once() -> None:
     assert [m.borrower_id for m in play.received(LeaderConnectResponse)] == ["c/1"], "at once: the leader is here"
 
 
-def test_one_that_left_before_a_leader_was_found_is_not_admitted() -> None:
+@pytest.mark.parametrize("how", ["left", "fell silent"])
+def test_who_is_gone_by_then_is_not_admitted(how: str) -> None:
     play = Play()
     play.want("a/1")
+    if how == "left":
+        play.receive(Disconnect("a/1", 0, ()))
+    else:
+        play.do(Tick(), SETTINGS.ping_timeout_s + 0.1)
     play.want("b/1")
-    play.receive(Disconnect("a/1", 0, ()))
     play.sent.clear()
     play.settle()
     assert [m.borrower_id for m in play.received(LeaderConnectResponse)] == ["b/1"]
-
-
-def test_one_that_has_fallen_silent_before_a_leader_was_found_is_not_admitted() -> None:
-    play = Play()
-    play.want("a/1")
-    play.do(Tick(), SETTINGS.ping_timeout_s + 0.1)
-    play.want("b/1")
-    play.settle()
-    assert [m.borrower_id for m in play.received(LeaderConnectResponse)] == ["b/1"], "the other is dead, or asks again"
 
 
 @pytest.mark.conforms("E12")
@@ -206,27 +201,20 @@ def test_another_leader_is_named_by_its_address() -> None:
     assert second.machine.leaders == {}
 
 
-def test_without_a_database_who_asks_again_is_served() -> None:
+def test_who_asks_again_is_served_once_the_database_answers() -> None:
     play = Play()
     play.want()
-    [request] = play.waiting(OpenGroup)
+    [opening] = play.waiting(OpenGroup)
     play.requests.clear()
-    play.do(GroupOpenCompleted(request, None, "the database did not answer"))
+    play.do(GroupOpenCompleted(opening, None, "the database did not answer"))
     assert play.sent == []
     play.want()
-    play.settle()
-    assert len(play.received(LeaderConnectResponse)) == 1
-
-
-def test_rows_not_loaded_give_the_claim_back() -> None:
-    play = Play()
-    play.want()
     play.answer()
     play.answer()
-    [request] = play.waiting(LoadGroup)
+    [loading] = play.waiting(LoadGroup)
     play.requests.clear()
-    play.do(GroupLoadCompleted(request, None))
-    assert len(play.waiting(ReleaseLeaderships)) == 1
+    play.do(GroupLoadCompleted(loading, None))
+    assert len(play.waiting(ReleaseLeaderships)) == 1, "the claim is given back"
     play.settle()
     play.want()
     play.now = 1.0
@@ -250,21 +238,21 @@ def test_an_undeclared_queue_is_refused() -> None:
 
 @pytest.mark.conforms("E24", "R11")
 @pytest.mark.parametrize(
-    "subscription", ["", "x", "$share/g", "$share//#", "$share/g+/#", "$share/g/a#", "$share/g/\0"]
+    "wanted",
+    [
+        *({"subscription": text} for text in ("", "x", "$share/g", "$share//#", "$share/g+/#", "$share/g/a#")),
+        {"subscription": "$share/g/\0"},
+        {"starting_position": "yesterday"},
+    ],
+    ids=str,
 )
-def test_a_malformed_subscription_is_denied(subscription: str) -> None:
+def test_a_malformed_request_is_denied(wanted: dict[str, object]) -> None:
     play = Play()
-    play.want(subscription=subscription)
+    play.want(**wanted)  # type: ignore[arg-type]
     [reported] = play.received(Invalidate)
     assert reported.reason is InvalidateReason.DENIED
     assert reported.detail
     assert play.requests == []
-
-
-def test_an_unknown_start_is_denied() -> None:
-    play = Play()
-    play.want(starting_position="yesterday")
-    assert [m.reason for m in play.received(Invalidate)] == [InvalidateReason.DENIED]
 
 
 @pytest.mark.conforms("E10")
@@ -437,20 +425,6 @@ def test_one_commit_at_a_time() -> None:
     play.answer()
     [second] = play.waiting(CommitWrites)
     assert sorted((e.stream_id, e.position) for w in second.batch for e in w.changes) == [(1, 7), (2, 9)]  # type: ignore[union-attr]
-
-
-def test_writes_of_all_groups_leave_in_one_commit() -> None:
-    play = Play()
-    play.granted()
-    play.want("b/1", subscription="$share/other/#")
-    play.settle()
-    play.progress(1, 5)
-    play.do(Tick(), play.now + SETTINGS.rebalance_debounce_s)
-    play.answer()
-    [commit] = play.waiting(CommitWrites)
-    assert {w.group_id for w in commit.batch} <= {1, 2}
-    play.settle()
-    assert set(play.machine.leaders) == {1, 2}
 
 
 def test_a_failed_commit_is_written_again() -> None:
@@ -678,5 +652,7 @@ def test_what_nobody_asks_for_any_more_is_forgotten() -> None:
     second.settle()
     second.do(Tick(), second.now + 1.0)
     registry = second.machine.registry
-    assert (registry._known, registry._by_id, registry._home) == ({}, {}, {})
+    assert registry.wake_at() == float("inf"), "no subscription is left to look at"
+    assert {registry.group_by_id(group_id) for group_id in range(100)} == {None}
+    assert {registry.group_of_borrower("b", f"b/{number}") for number in range(50)} == {None}
     assert not second.machine.election.is_busy()

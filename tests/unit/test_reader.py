@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -118,26 +117,7 @@ def test_of_any_pages_only_successors_are_taken(arriving: list[tuple[int, int]],
 
 
 @pytest.mark.conforms("P2")
-@given(st.permutations([(start, start + 3) for start in range(0, 30, 3)] * 3))
-def test_shuffled_repeats_of_a_whole_log_bring_each_part_at_most_once_and_in_order(
-    pages: list[tuple[int, int]],
-) -> None:
-    stream = granted()
-    taken = [each for each in pages if stream.advance_read(*each, 30)]
-    assert taken == [(start, start + 3) for start in range(0, stream.next_read_offset, 3)]
-
-
-@pytest.mark.conforms("E29")
-def test_a_page_of_a_lost_stream_is_discarded(log: Log, connections: list[Connection]) -> None:
-    reader, stream = DatabaseReader("url", 100, 30.0), granted(5)
-    log.script = [page(5, 8), page(5, 8)]
-    assert reader.fetch(stream, lambda _: log.asked == []) is None, "it is asked when the page is there"
-    assert stream.next_read_offset == 5
-    assert reader.fetch(stream, always) == page(5, 8)
-
-
-@pytest.mark.conforms("P2")
-@pytest.mark.parametrize("answer", [page(0, 5), page(3, 7), page(6, 9), page(5, 4), page(5, 101), page(40, 50)])
+@pytest.mark.parametrize("answer", [page(3, 7), page(6, 9), page(5, 4), page(5, 101)])
 def test_another_page_is_discarded_and_read_again(log: Log, connections: list[Connection], answer: LogPage) -> None:
     reader, stream = DatabaseReader("url", 100, 30.0), granted(5)
     log.script = [answer, page(5, 8), page(8, 10)]
@@ -192,6 +172,7 @@ def test_a_database_away_is_tried_with_pauses(
     monkeypatch: pytest.MonkeyPatch,
     error: Exception,
 ) -> None:
+    """And read on when it is back, in the same place."""
     caplog.set_level("INFO")
     now = 0.0
     monkeypatch.setattr("sublet_storage.util.retry.time.monotonic", lambda: now)
@@ -204,12 +185,12 @@ def test_a_database_away_is_tried_with_pauses(
     assert stream.next_read_offset == 5
     assert reader.fetch(stream, always) == page(5, 6)
     assert [connection.closed for connection in connections] == [True, True, True, False]
-    said = [record.message for record in caplog.records]
-    assert len(said) == 2
-    assert "the database is away" in said[0]
-    assert "is back" in said[1]
     reader.fetch(stream, always)
-    assert len(caplog.records) == 3, "away again"
+    said = [record.message.partition(",")[0] for record in caplog.records]
+    assert said == ["the database is away", "the database is back", "the database is away"]
+    reader.close()
+    reader.close()
+    assert all(connection.closed for connection in connections)
 
 
 @pytest.mark.parametrize("error", [PositionGone(7, 5, 9), psycopg.DataError("our own mistake")])
@@ -217,23 +198,3 @@ def test_other_errors_pass_through(log: Log, connections: list[Connection], erro
     log.script = [error]
     with pytest.raises(type(error)):
         DatabaseReader("url", 1, 30.0).fetch(granted(5), always)
-
-
-def test_a_refused_connection_is_a_database_away(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(url: str, **settings: Any) -> Connection:
-        raise DatabaseUnreachable("nobody listens")
-
-    monkeypatch.setattr(module, "connect", refuse)
-    assert DatabaseReader("url", 1, 30.0).fetch_heads([7]) == []
-
-
-@pytest.mark.parametrize("use", [lambda reader: reader.fetch_heads([7]), lambda reader: None])
-def test_closing_closes_what_was_opened(
-    log: Log, connections: list[Connection], use: Callable[[DatabaseReader], object]
-) -> None:
-    log.script = [{}]
-    reader = DatabaseReader("url", 1, 30.0)
-    use(reader)
-    reader.close()
-    reader.close()
-    assert all(connection.closed for connection in connections)
