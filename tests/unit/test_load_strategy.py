@@ -16,13 +16,11 @@ def plan(
     free: list[int],
     rates: dict[int, float],
     weights: dict[str, float] | None = None,
-    movable: list[int] | None = None,
-    moving: tuple[int, ...] = (),
     last: dict[int, str] | None = None,
 ) -> AllocationPlan:
     """The plan where streams have these bytes per second, and are not behind."""
     load = {stream: StreamLoad(rate, 0) for stream, rate in rates.items()}
-    return LoadStrategy().plan(AllocationInput(held, free, weights or PAIR, movable, moving, last or {}, load))
+    return LoadStrategy().plan(AllocationInput(held, free, weights or PAIR, last_holders=last or {}, loads=load))
 
 
 def test_the_heaviest_streams_are_dealt_first() -> None:
@@ -52,19 +50,6 @@ def test_within_a_quarter_of_the_mean_nothing_moves() -> None:
 def test_one_heavy_stream_and_its_neighbour_stay() -> None:
     held = {0: "a", 1: "a", 2: "b", 3: "b"}
     assert not plan(held, [], {0: 1000.0, 1: 1.0, 2: 10.0, 3: 10.0})
-
-
-def test_at_most_a_tenth_of_the_streams_moves() -> None:
-    held = dict.fromkeys(range(40), "a")
-    rates = dict.fromkeys(range(40), 100.0)
-    assert plan(held, [], rates).revokes == (36, 37, 38, 39)
-    assert plan(held, [], rates, moving=(37, 38, 39)).revokes == (36,)
-    assert not plan(held, [], rates, moving=(36, 37, 38, 39))
-
-
-def test_what_may_not_move_stays() -> None:
-    held = dict.fromkeys(range(40), "a")
-    assert plan(held, [], dict.fromkeys(range(40), 100.0), movable=[3, 5]).revokes == (3, 5)
 
 
 def test_a_stream_taken_is_not_given_back() -> None:
@@ -109,19 +94,7 @@ def test_a_figure_that_cannot_be_counts_as_not_known(rate: float) -> None:
     assert plan({}, [0, 1, 2], {0: 100.0, 1: 300.0, 2: rate}) == plan({}, [0, 1, 2], {0: 100.0, 1: 300.0})
 
 
-def test_a_huge_load_does_not_burden_one_other() -> None:
-    """Whoever claims to carry the world cannot push all else on one other member."""
-    held = {0: "a"}
-    grants = plan(held, list(range(1, 100)), {0: 1e300} | dict.fromkeys(range(1, 100), 1.0), {**PAIR, "c": 1.0}).grants
-    counts = {name: sum(who == name for _, who in grants) for name in "abc"}
-    assert max(counts.values()) <= 2 * 34 + 1
-
-
 def test_extreme_weights_are_only_weights() -> None:
     grants = plan({}, list(range(10)), {}, {"a": 5e-324, "b": 1.7e308, "c": 1.7e308}).grants
     counts = {name: sum(who == name for _, who in grants) for name in "abc"}
     assert counts == {"a": 1, "b": 5, "c": 4}
-
-
-def test_nobody_to_lend_to_is_an_empty_plan() -> None:
-    assert not LoadStrategy().plan(AllocationInput({1: "gone"}, [2], {}))
