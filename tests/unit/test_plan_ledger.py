@@ -126,18 +126,16 @@ def test_another_acknowledgement_changes_nothing(desk: Desk) -> None:
 
 
 def test_a_revoke_waits_for_what_is_planned(desk: Desk) -> None:
+    desk.grant(2)
     (first,) = desk.plan(s1=20)
     said = len(desk.said)
     desk.planning.apply_update(RevokeStarted(1, 50))
     assert len(desk.said) == said
+    desk.planning.apply_update(RevokeStarted(2, 50))
+    assert (desk.last().stream_id, desk.last().position, desk.last().is_final) == (2, 10, True), "an idle one goes"
     desk.done([first])
-    assert (desk.last().position, desk.last().is_final) == (20, True)
+    assert (desk.last().stream_id, desk.last().position, desk.last().is_final) == (1, 20, True)
     assert desk.idle() == []
-
-
-def test_an_idle_stream_goes_at_once(desk: Desk) -> None:
-    desk.planning.apply_update(RevokeStarted(1, 50))
-    assert (desk.last().position, desk.last().is_final) == (10, True)
 
 
 def test_who_leaves_reports_its_position(desk: Desk) -> None:
@@ -216,43 +214,32 @@ def test_what_was_begun_is_done_again_first(first: str) -> None:
 
 
 @pytest.mark.conforms("E27")
-def test_what_was_done_is_not_done_again() -> None:
+@pytest.mark.parametrize(
+    ("done", "position"),
+    [((BEGUN,), 20), ((), 10), ((PlannedRange(1, 40, 5, 10),), 10), ((PlannedRange(2, 40, 10, 20),), 10)],
+    ids=["done", "never begun", "another range", "another stream"],
+)
+def test_only_what_was_done_is_not_planned_anew(done: Iterable[PlannedRange], position: int) -> None:
     desk = Desk(recalled=False)
-    desk.planning.restore([BEGUN], ())
+    desk.planning.restore(done, ())
     desk.grant(left=LEFT)
-    assert desk.last() == SessionProgress(1, 50, 20, in_doubt=InDoubtRange(50, 20, 20, 0.0))
+    assert desk.last() == SessionProgress(1, 50, position, in_doubt=InDoubtRange(50, position, position, 0.0))
     desk.heads(s1=30)
-    assert desk.plan(s1=30) == [PlannedRange(1, 50, 20, 30)]
+    assert desk.plan(s1=25) == [PlannedRange(1, 50, position, 25)]
 
 
-@pytest.mark.conforms("E27")
-@pytest.mark.parametrize("known", [(), (PlannedRange(1, 40, 5, 10),), (PlannedRange(2, 40, 10, 20),)])
-def test_what_was_never_begun_is_planned_anew(known: Iterable[PlannedRange]) -> None:
-    desk = Desk(recalled=False)
-    desk.planning.restore(known, ())
-    desk.grant(left=LEFT)
-    assert desk.last() == SessionProgress(1, 50, 10, in_doubt=InDoubtRange(50, 10, 10, 0.0))
-    desk.heads(s1=30)
-    assert desk.plan(s1=15) == [PlannedRange(1, 50, 10, 15)]
-
-
-def test_what_was_begun_goes_on_under_the_next_grant(desk: Desk) -> None:
+@pytest.mark.parametrize("acknowledged", ["between", "after"])
+def test_what_was_begun_goes_on_under_the_next_grant(desk: Desk, acknowledged: str) -> None:
     (begun,) = desk.plan(s1=20)
-    left = desk.said[-1].in_doubt
+    left = desk.last().in_doubt
     desk.planning.apply_update(StreamRemoved(1, 50, RevokedReason.LOST))
     assert desk.begun() == []
+    if acknowledged == "between":
+        desk.done([begun])
     desk.grant(grant_id=60, left=left)
-    assert desk.begun() == [begun]
-    desk.done([begun])
-    assert (desk.last().grant_id, desk.last().position) == (60, 20)
-
-
-def test_an_acknowledgement_outlives_its_grant(desk: Desk) -> None:
-    (begun,) = desk.plan(s1=20)
-    left = desk.said[-1].in_doubt
-    desk.planning.apply_update(StreamRemoved(1, 50, RevokedReason.LOST))
-    desk.done([begun])
-    desk.grant(grant_id=60, left=left)
+    if acknowledged == "after":
+        assert desk.begun() == [begun]
+        desk.done([begun])
     assert (desk.last().grant_id, desk.last().position) == (60, 20)
     assert desk.begun() == []
 

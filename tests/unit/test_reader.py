@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import psycopg
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from psycopg.pq import TransactionStatus
 
 from sublet_borrower.fetch import database_reader as module
 from sublet_borrower.fetch.database_reader import DatabaseReader
@@ -21,16 +19,7 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.borrower_leader import Grant, RevokedReason
 from sublet_storage.db.reconnecting_connection import BACKOFF_MAX_S
 from sublet_storage.log.fetch import HeadState, LogPage
-
-
-class Connection:
-    """Open until it is closed; nothing is asked of it here."""
-
-    closed = False
-    info = SimpleNamespace(transaction_status=TransactionStatus.IDLE)
-
-    def close(self) -> None:
-        self.closed = True
+from tests.unit.test_reconnecting_connection import Connection
 
 
 class Log:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from sublet.demo.local_spark import local_session
-from sublet_borrower.consumer.arguments import check_arguments
 from sublet_borrower.consumer.runner import RetryPolicy
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.spark.job import cluster_checks
@@ -111,21 +110,30 @@ def test_what_cannot_be_is_refused(spark: Any, fn: Any, tasks: Any, reported: st
 
 
 @pytest.mark.parametrize(
-    ("setting", "reported"),
+    ("wrong", "reported"),
     [
         ({"name": ""}, "name is '': a session's name is not empty"),
         ({"name": 5}, "name is 5: a session's name is a text"),
         ({"name": "a\0"}, "NUL"),
         ({"name": "n" * 401}, "it has 401 characters, and at most 400"),
-        ({"weight": "1"}, "weight is '1': it is a number"),
-        ({"max_batch_bytes": 1.5}, "max_batch_bytes is 1.5: it is a whole number"),
         ({"nodes": [5]}, "node 5: a leader node's address is HOST:PORT"),
+        ({"weight": "1"}, "weight is '1': it is a number"),
+        ({"weight": 0.0}, "weight is 0.0: it must be above 0 and at most 1e"),
+        ({"weight": float("nan")}, "weight is nan"),
+        ({"weight": float("inf")}, "weight is inf"),
+        ({"starting_position": "yesterday"}, "'yesterday': a group starts at latest, earliest, offset:N, or a time"),
+        ({"max_batch_bytes": 0}, "max_batch_bytes is 0: it must be positive"),
+        ({"max_batch_bytes": 1.5}, "max_batch_bytes is 1.5: it is a whole number"),
     ],
     ids=str,
 )
-def test_a_setting_that_no_node_would_take_is_refused_before_anything_begins(setting: Any, reported: str) -> None:
+def test_arguments_that_no_node_would_take_are_refused(wrong: dict[str, Any], reported: str) -> None:
+    """Before anything begins."""
     with pytest.raises(InvalidSetting, match=reported):
-        consume(Spark("local[2,1000]"), "$share/g/#", work, tasks=1, **setting)
+        consume(Spark("local[2,1000]"), "$share/g/#", work, tasks=1, **wrong)
+    if not {"name", "nodes"} & wrong.keys():
+        with pytest.raises(InvalidSetting, match=reported):
+            Session("$share/g/#", **wrong)
 
 
 @pytest.mark.conforms("E24")
@@ -143,28 +151,6 @@ def test_a_malformed_subscription_is_refused(subscription: str, error: type[Subl
         consume(Spark("local[2,1000]"), subscription, work, tasks=1)
     with pytest.raises(error, match=reported):
         Session(subscription)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "reported"),
-    [
-        ({"weight": 0.0}, "weight is 0.0: it must be above 0 and at most 1e"),
-        ({"weight": float("nan")}, "weight is nan"),
-        ({"weight": float("inf")}, "weight is inf"),
-        (
-            {"starting_position": "yesterday"},
-            "starting_position 'yesterday': a group starts at latest, earliest, offset:N, or a time",
-        ),
-        ({"max_batch_bytes": 0}, "max_batch_bytes is 0: it must be positive"),
-    ],
-)
-def test_arguments_that_no_node_would_take_are_refused_at_once(wrong: dict[str, Any], reported: str) -> None:
-    with pytest.raises(InvalidSetting, match=reported):
-        check_arguments(**{"weight": 1.0, "starting_position": "latest", "max_batch_bytes": 1, **wrong})
-    with pytest.raises(InvalidSetting, match=reported):
-        Session("$share/g/#", **wrong)
-    with pytest.raises(InvalidSetting, match=reported):
-        consume(Spark("local[2,1000]"), "$share/g/#", work, tasks=1, **wrong)
 
 
 def test_dead_letters_are_not_consumed_again() -> None:
