@@ -144,6 +144,22 @@ class Play:
         return [r for r in self.requests if isinstance(r, kind)]
 
 
+def leading() -> Play:
+    """A node that leads the group 1, whose first subscriber has its streams."""
+    play = Play()
+    play.granted()
+    return play
+
+
+def writing() -> tuple[Play, CommitWrites]:
+    """Progress has come, and its commit is under way."""
+    play = leading()
+    play.progress(1, 5)
+    [commit] = play.waiting(CommitWrites)
+    play.requests.clear()
+    return play, commit
+
+
 # --- finding and making leaders ---------------------------------------------------------------------------------------
 
 
@@ -269,8 +285,7 @@ def test_an_unknown_borrower_is_invalidated() -> None:
 
 @pytest.mark.conforms("E10", "X4")
 def test_agents_do_not_meet_over_borrower_ids() -> None:
-    play = Play()
-    play.granted()
+    play = leading()
     evil = LeaderWanted("a/1", "evil", "$share/other/#")
     play.receive(evil, "evil")
     play.settle()
@@ -300,8 +315,7 @@ def test_a_deleted_group_is_not_made_again() -> None:
 @pytest.mark.conforms("E23")
 def test_members_of_a_deleted_group_are_told() -> None:
     """Those who come anew get a new group."""
-    play = Play()
-    play.granted()
+    play = leading()
     play.store.delete_group(Subscription.parse(SUBSCRIPTION))
     play.progress(1, 5, 1)
     play.pass_time(4.0)
@@ -318,8 +332,7 @@ def test_members_of_a_deleted_group_are_told() -> None:
 
 @pytest.mark.conforms("E23")
 def test_who_knows_a_newer_group_is_admitted() -> None:
-    play = Play()
-    play.granted()
+    play = leading()
     play.store.delete_group(Subscription.parse(SUBSCRIPTION))
     assert play.store.open_group(Subscription.parse(SUBSCRIPTION)).group_id == 2
     play.want("b/1", group_id=2)
@@ -338,15 +351,13 @@ def test_another_groups_id_leads_nowhere() -> None:
     assert play.machine.leaders == {}
 
 
-def failed_over(play: Play) -> str:
-    """To a server that had not got the group yet: another has its id there, of the subscription returned."""
-    secret = "$share/secret/#"
+def fail_over(play: Play, first: str) -> None:
+    """To a server that had not got the group yet: that of the subscription `first` has the id 1 there."""
     play.store = MemoryGroupStore(play.store.streams, lambda: 1_700_000_000_000_000 + round(play.now * 1_000_000))
     play.store.timeline = 1
-    assert play.store.open_group(Subscription.parse(secret)).group_id == 1
+    assert play.store.open_group(Subscription.parse(first)).group_id == 1
     play.pass_time(SETTINGS.lease_duration_s)
     play.sent.clear()
-    return secret
 
 
 def admissions(play: Play) -> list[tuple[str, object]]:
@@ -358,9 +369,8 @@ def admissions(play: Play) -> list[tuple[str, object]]:
 @pytest.mark.conforms("E23")
 def test_a_lost_group_is_over_for_its_members() -> None:
     """A failover lost it, and another group has its id now."""
-    play = Play()
-    play.granted()
-    failed_over(play)
+    play = leading()
+    fail_over(play, "$share/secret/#")
     play.want("a/2", group_id=1, predecessor="a/1")
     play.want("b/1")
     play.pass_time(1.0)
@@ -375,10 +385,7 @@ def test_a_lost_group_is_over_though_its_id_is_higher() -> None:
     play.want()
     play.settle()
     assert admissions(play) == [("a/1", 2)]
-    play.store = MemoryGroupStore(play.store.streams, lambda: 1_700_000_000_000_000 + round(play.now * 1_000_000))
-    play.store.timeline = 1
-    assert play.store.open_group(Subscription.parse(SUBSCRIPTION)).group_id == 1
-    play.pass_time(SETTINGS.lease_duration_s)
+    fail_over(play, SUBSCRIPTION)
     play.want("b/1")
     play.pass_time(1.0)
     play.sent.clear()
@@ -401,8 +408,8 @@ def test_a_leader_admits_nobody_of_a_lost_group() -> None:
     play.store.claim(group.group_id, NodeRef("n2", "n2#1", "n2:1"), 60.0)
     play.want()
     play.settle()
-    secret = failed_over(play)
-    play.want("b/1", subscription=secret)
+    fail_over(play, "$share/secret/#")
+    play.want("b/1", subscription="$share/secret/#")
     play.pass_time(1.0)
     play.want("a/2", group_id=1, predecessor="a/1")
     play.pass_time(1.0)
@@ -414,8 +421,7 @@ def test_a_leader_admits_nobody_of_a_lost_group() -> None:
 
 def test_one_commit_at_a_time() -> None:
     """What comes meanwhile is the next."""
-    play = Play()
-    play.granted()
+    play = leading()
     play.progress(1, 5)
     for position in (6, 7):
         play.progress(1, position)
@@ -428,11 +434,7 @@ def test_one_commit_at_a_time() -> None:
 
 
 def test_a_failed_commit_is_written_again() -> None:
-    play = Play()
-    play.granted()
-    play.progress(1, 5)
-    [commit] = play.waiting(CommitWrites)
-    play.requests.clear()
+    play, commit = writing()
     play.do(CommitFailed(commit, is_outcome_unknown=False))
     play.pass_time(SETTINGS.resend_interval_s + 0.1)
     assert play.store.rows(1)[1].position == 5
@@ -441,11 +443,7 @@ def test_a_failed_commit_is_written_again() -> None:
 
 @pytest.mark.conforms("E13")
 def test_after_an_unknown_outcome_it_steps_down() -> None:
-    play = Play()
-    play.granted()
-    play.progress(1, 5)
-    [commit] = play.waiting(CommitWrites)
-    play.requests.clear()
+    play, commit = writing()
     play.do(CommitFailed(commit, is_outcome_unknown=True))
     assert play.machine.leaders == {}
     assert [m.reason for m in play.received(Invalidate)] == [InvalidateReason.RETRY]
@@ -458,11 +456,7 @@ def test_after_an_unknown_outcome_it_steps_down() -> None:
 
 @pytest.mark.conforms("E13")
 def test_an_answer_to_a_former_leader_is_dropped() -> None:
-    play = Play()
-    play.granted()
-    play.progress(1, 5)
-    [commit] = play.waiting(CommitWrites)
-    play.requests.clear()
+    play, commit = writing()
     answer = play.execute(commit)
     play.do(Tick(), SETTINGS.lease_duration_s + 1)
     play.settle()
@@ -476,8 +470,7 @@ def test_an_answer_to_a_former_leader_is_dropped() -> None:
 
 @pytest.mark.conforms("E13")
 def test_a_deposed_leader_steps_down_and_says_so() -> None:
-    play = Play()
-    play.granted()
+    play = leading()
     first = play.machine.leaders[1].term
     play.store.release(play.ref, {1: first})
     play.store.claim(1, NodeRef("n2", "n2#1", "n2:1"), 10.0)
@@ -490,8 +483,7 @@ def test_a_deposed_leader_steps_down_and_says_so() -> None:
 
 @pytest.mark.conforms("E13")
 def test_outside_its_trust_a_leader_is_silent() -> None:
-    play = Play()
-    play.granted()
+    play = leading()
     play.now = SETTINGS.lease_duration_s
     play.receive(Ping(("a/1",), play.now))
     assert play.received(PingResponse) == []
@@ -500,8 +492,7 @@ def test_outside_its_trust_a_leader_is_silent() -> None:
 @pytest.mark.conforms("E13")
 def test_no_answer_is_lost_when_the_trust_is_over() -> None:
     """The process slept; the commit's answer is handled first, then a renewal that would have kept the trust."""
-    play = Play()
-    play.granted()
+    play = leading()
     play.do(Tick(), 3.0)
     [renewal] = play.waiting(RenewLeaderships)
     renewed = play.execute(renewal)
@@ -517,8 +508,7 @@ def test_no_answer_is_lost_when_the_trust_is_over() -> None:
 
 
 def test_a_broken_leader_costs_only_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    play = Play()
-    play.granted()
+    play = leading()
     play.want("b/1", subscription="$share/other/#")
     play.settle()
 
@@ -533,8 +523,7 @@ def test_a_broken_leader_costs_only_its_group(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_revoke_is_given_to_its_leader() -> None:
-    play = Play()
-    play.granted()
+    play = leading()
     play.do(RevokeRequested(1, (1,), "operator"))
     play.do(RevokeRequested(9, (1,), "operator"))
     assert [m.stream_id for m in play.received(Revoke)] == [1]
@@ -546,8 +535,7 @@ def test_a_revoke_is_given_to_its_leader() -> None:
 @pytest.mark.conforms("E15")
 def test_a_shutdown_writes_then_releases() -> None:
     """Only then the borrowers are let go."""
-    play = Play()
-    play.granted()
+    play = leading()
     play.progress(1, 5, final=True)
     play.do(ShutdownRequested(play.now + 5.0))
     assert play.waiting(ReleaseLeaderships) == []
@@ -565,8 +553,7 @@ def test_a_shutdown_writes_then_releases() -> None:
 
 @pytest.mark.conforms("E15")
 def test_steady_progress_does_not_delay_a_shutdown() -> None:
-    play = Play()
-    play.granted()
+    play = leading()
     play.do(ShutdownRequested(play.now + 5.0))
     position, began = 0, play.now
     while not play.last.is_stopped:
@@ -582,8 +569,7 @@ def test_steady_progress_does_not_delay_a_shutdown() -> None:
 
 @pytest.mark.conforms("E8", "E15")
 def test_a_shutdown_writes_final_progress() -> None:
-    play = Play()
-    play.granted()
+    play = leading()
     play.progress(1, 3)
     play.do(ShutdownRequested(play.now + 5.0))
     play.progress(2, 7, final=True)
@@ -607,8 +593,7 @@ def test_a_stopping_node_begins_nothing_new() -> None:
 
 @pytest.mark.conforms("E15")
 def test_a_shutdown_waits_for_no_database() -> None:
-    play = Play()
-    play.granted()
+    play = leading()
     play.progress(1, 5)
     play.do(ShutdownRequested(play.now + 5.0))
     play.requests.clear()
@@ -623,8 +608,7 @@ def test_a_shutdown_waits_for_no_database() -> None:
 @pytest.mark.conforms("E22")
 def test_an_idle_leader_frees_its_claim() -> None:
     """Who comes in that moment is served."""
-    play = Play()
-    play.granted()
+    play = leading()
     play.receive(Disconnect("a/1", play.machine.leaders[1].term, ()))
     play.settle()
     while 1 in play.machine.leaders:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from sublet_protocol.pubsub.counters import NodeSideCounters
 from sublet_protocol.pubsub.mailbox import MailboxLimits
 from sublet_protocol.pubsub.model import (
     ChannelDelivery,
+    CommandError,
     DeliveredMessage,
     MailboxOverflow,
     MessageToNode,
@@ -97,27 +99,19 @@ def test_log_messages_name_their_predecessor() -> None:
     ]
 
 
-def test_a_state_channel_keeps_the_newest_value_only() -> None:
+def test_a_subscription_is_answered_by_the_newest_state() -> None:
     node = publisher()
-    subscribed(node, "a", ("price", None))
+    subscribed(node, "early", ("price", None))
     for version in (1, 3, 2, 3, 4):
         node.publish("price", "gold", f"g{version}", version)
     node.publish("price", "tin", "t9", 9)
-    assert [(one.body, one.version) for one in taken(node, "a")] == [("g4", 4), ("t9", 9)]
-
-
-def test_a_subscription_is_answered_by_the_state() -> None:
-    node = publisher()
-    node.publish("price", "gold", "g1", 1)
-    node.publish("price", "tin", "t1", 1)
     node.publish("price", "lead", "l1", 1)
+    assert [(one.body, one.version) for one in taken(node, "early")] == [("g4", 4), ("t9", 9), ("l1", 1)]
     node.clear_state("price", "lead")
     subscribed(node, "one", ("price", "gold"))
-    subscribed(node, "all", ("price", None))
-    subscribed(node, "none", ("price", "lead"))
-    assert bodies(taken(node, "one")) == ["g1"]
-    assert bodies(taken(node, "all")) == ["g1", "t1"]
-    assert taken(node, "none") == ()
+    assert bodies(taken(node, "one")) == ["g4"]
+    subscribed(node, "all", ("price", None), ("price", "lead"))
+    assert bodies(taken(node, "all")) == ["g4", "t9"]
 
 
 @pytest.mark.conforms("R10")
@@ -398,3 +392,43 @@ def test_what_interest_publishes_is_delivered() -> None:
     owner.node.on_interest = owner.receive
     owner.do("b", Subscribe("price", "gold"))
     assert getattr(owner.node.end_poll("b", 0.0), "deliveries", None) == ()
+
+
+def test_a_node_counts_what_happens() -> None:
+    node = publisher(messages=2)
+    batch: list[ReceivedCommand] = [
+        Subscribe("news", None),
+        UndecodedCommand("broken"),
+        MessageToNode("owner refuses it"),
+    ]
+    node.receive("a", 1, batch, 0)
+    node.add_errors("a", 1, [CommandError(2, "no")])
+    node.receive("a", 1, batch, 0)
+    node.poll("a", 0, INCARNATION, 0, 5)
+    node.end_poll("a", 5)  # the hold is over, and nothing came
+    for _ in range(4):
+        node.publish("news", "k", "m")
+    node.poll("a", 0, INCARNATION, 5, 5)  # a gap of 3 and a message
+    node.poll("a", 0, INCARNATION, 5, 5)  # the reply was lost: both again
+    node.poll("a", 1, INCARNATION, 5, 5)
+    node.poll("b", 0, "", 5, 5)
+    node.poll("b", 9, INCARNATION, 5, 5)  # breaks a rule
+    node.poll("c", 7, INCARNATION, 5, 5)  # never known
+    node.poll("a", 2, "node-0", 5, 5)  # meant for another life
+    node.expire(100)
+    assert node.counters == NodeSideCounters(
+        batches=1,
+        duplicate_batches=1,
+        commands=3,
+        rejected_commands=2,
+        polls=8,
+        empty_polls=1,
+        deliveries=2,
+        redeliveries=3,
+        gaps=1,
+        dropped=3,
+        incarnations=2,
+        expired=1,
+        expelled=1,
+        unknown_subscriber_replies=3,
+    )

@@ -28,6 +28,7 @@ from sublet_protocol.pubsub.agent_side_events import (
     Tick,
 )
 from sublet_protocol.pubsub.agent_side_machine import AgentSideMachine, AgentSideSettings
+from sublet_protocol.pubsub.counters import AgentSideCounters
 from sublet_protocol.pubsub.model import (
     ChannelDelivery,
     CommandError,
@@ -201,11 +202,16 @@ def test_another_incarnation_ends_the_life() -> None:
 
 @pytest.mark.conforms("R7")
 def test_unknown_subscriber_ends_the_life() -> None:
+    """Messages are dropped, and subscriptions declared again."""
     harness = connected()
-    assert harness.poll_ok(unknown=True)[0] == ConnectionLost(
-        ConnectionLostReason.EXPIRED, "the node does not know agent.1", (("news", "k"),)
-    )
+    harness.do(MessageToNode("in flight"), MessageToNode("queued"))
+    cancelled, lost = harness.poll_ok(unknown=True)[:2]
+    assert cancelled == CancelCommands()
+    detail = "the node does not know agent.1"
+    assert lost == ConnectionLost(ConnectionLostReason.EXPIRED, detail, (("news", "k"),))
+    assert harness.machine.unacknowledged_count == 0
     assert harness.last(SendCommands).subscriber_id == "agent.2"
+    assert harness.last(SendCommands).commands == (Subscribe("news", "k"),)
 
 
 @pytest.mark.conforms("R7")
@@ -253,15 +259,6 @@ def test_one_failed_poll_is_no_loss() -> None:
     assert not harness.all(ConnectionLost)
 
 
-def test_a_lost_connection_drops_messages() -> None:
-    harness = connected()
-    harness.do(MessageToNode("in flight"), MessageToNode("queued"))
-    sends = harness.poll_ok(unknown=True)
-    assert sends[0] == CancelCommands()
-    assert harness.machine.unacknowledged_count == 0
-    assert harness.last(SendCommands).commands == (Subscribe("news", "k"),)
-
-
 def test_answers_of_a_former_life_do_nothing() -> None:
     harness = connected()
     harness.do(MessageToNode("x"))
@@ -277,26 +274,24 @@ def test_answers_of_a_former_life_do_nothing() -> None:
         assert harness.do(late) == []
 
 
-@pytest.mark.conforms("R10")
-def test_a_gap_is_delivered_and_followed() -> None:
-    harness = connected()
-    gap = DeliveredMessage(2, "", "", MailboxOverflow(5, ("news",)))
-    assert harness.poll_ok(news(1, 0), gap, news(3, 2))[0] == Deliver((news(1, 0), gap, news(3, 2)))
-
-
-@pytest.mark.conforms("P2")
-def test_a_message_missing_without_a_gap_ends_the_life() -> None:
-    harness = connected()
-    lost = harness.poll_ok(news(3, 2))[0]
-    assert isinstance(lost, ConnectionLost)
-    assert lost.reason is ConnectionLostReason.INCONSISTENT
-    assert not harness.all(Deliver)
-
-
-def test_states_need_no_predecessor() -> None:
-    harness = connected(("price", "gold"))
-    state = DeliveredMessage(7, "price", "gold", "g", version=3)
-    assert harness.poll_ok(state)[0] == Deliver((state,))
+@pytest.mark.conforms("P2", "R10")
+@pytest.mark.parametrize(
+    ("deliveries", "lost"),
+    [
+        ((news(1, 0), DeliveredMessage(2, "", "", MailboxOverflow(5, ("news",))), news(3, 2)), []),
+        ((DeliveredMessage(7, "price", "gold", "g", version=3),), []),
+        ((news(3, 2),), [ConnectionLostReason.INCONSISTENT]),
+    ],
+    ids=["a gap", "a state, which needs no predecessor", "a missing message"],
+)
+def test_only_a_gap_stands_for_what_is_missing(
+    deliveries: tuple[DeliveredMessage, ...], lost: list[ConnectionLostReason]
+) -> None:
+    """A message that is missing without one ends the life."""
+    harness = connected(("news", "k"), ("price", "gold"))
+    harness.poll_ok(*deliveries)
+    assert [one.reason for one in harness.all(ConnectionLost)] == lost
+    assert harness.all(Deliver) == ([] if lost else [Deliver(deliveries)])
 
 
 @pytest.mark.conforms("R11")
@@ -425,3 +420,34 @@ def test_jitter_spreads_retries_returns_and_holds() -> None:
     assert [type(one) for one in sends] == [ConnectionLost]
     assert harness.wake_at == harness.now + SETTINGS.spread_s / 2
     assert [type(one) for one in harness.wait()] == [SendCommands, CallPoll]
+
+
+def test_an_agent_counts_what_happens() -> None:
+    agent = AgentSideMachine("agent", AgentSideSettings(batch_commands=2), channels=CHANNELS)
+    assert agent.counters == AgentSideCounters(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {})
+    for number in range(3):
+        agent.decide(Subscribe("news", str(number)), 0)
+    agent.decide(CommandsReplied(1, 1, "n1", errors=(CommandError(0, "no"),)), 0)
+    agent.decide(CommandsUnanswered(1, "lost"), 0)
+    outcome = agent.decide(Tick(), 1)
+    assert [one.number for one in outcome.sends if isinstance(one, SendCommands)] == [2]
+    agent.decide(PollReplied(1, "n1"), 1)
+    one, gap = DeliveredMessage(1, "news", "1", "m"), DeliveredMessage(2, "", "", MailboxOverflow(7, ("news",)))
+    agent.decide(PollReplied(1, "n1", deliveries=(one,)), 1)
+    agent.decide(PollReplied(1, "n1", deliveries=(one, gap)), 1)
+    outcome = agent.decide(PollReplied(1, "n2", unknown=True), 1)
+    assert [one.subscriber_incarnation for one in outcome.sends if isinstance(one, CallPoll)] == [2]
+    agent.decide(PollReplied(2, "n2", unknown=True), 1)
+    assert agent.counters == AgentSideCounters(
+        batches=3,
+        duplicate_batches=1,
+        commands=5,
+        rejected_commands=1,
+        polls=5,
+        empty_polls=1,
+        deliveries=2,
+        redeliveries=1,
+        gaps=1,
+        incarnations=3,
+        connections_lost={ConnectionLostReason.RESTARTED: 1, ConnectionLostReason.EXPIRED: 1},
+    )
