@@ -194,8 +194,7 @@ def test_one_message_is_no_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("unit", "given", "micros"),
-    [("s", 7, 7_000_000), ("ms", 7, 7_000), ("us", 7, 7), ("ns", 7_999, 7)],
+    ("unit", "given", "micros"), [("s", 7, 7_000_000), ("ms", 7, 7_000), ("us", 7, 7), ("ns", 7_999, 7)]
 )
 def test_times_of_every_unit_are_taken(unit: str, given: int, micros: int) -> None:
     times = pa.array([given, None], pa.timestamp(unit, "Europe/Berlin"))

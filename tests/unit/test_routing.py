@@ -54,8 +54,7 @@ def test_ranges_that_only_touch_do_not_overlap() -> None:
 
 
 @pytest.mark.parametrize(
-    ("topic", "expected"),
-    [("a", "a"), ("a/b", "a/b"), ("a/c", "a/+"), ("a/c/d", "a/#"), ("b/b", "+/b"), ("x", "#")],
+    ("topic", "expected"), [("a", "a"), ("a/b", "a/b"), ("a/c", "a/+"), ("a/c/d", "a/#"), ("b/b", "+/b"), ("x", "#")]
 )
 def test_the_most_specific_space_wins(topic: str, expected: str) -> None:
     found = find_space_for(topic, spaces("#", "+/b", "a/#", "a/+", "a/b", "a"))
@@ -69,12 +68,7 @@ def test_without_a_catch_all_a_topic_may_have_no_space() -> None:
 
 @pytest.mark.parametrize(
     ("wanted", "expected"),
-    [
-        ("#", {"#", "a/#", "a/b/#", "c"}),
-        ("a/#", {"a/#", "a/b/#"}),
-        ("a/b", {"a/b/#"}),
-        ("+/b", {"#", "a/b/#", "a/#"}),
-    ],
+    [("#", {"#", "a/#", "a/b/#", "c"}), ("a/#", {"a/#", "a/b/#"}), ("a/b", {"a/b/#"}), ("+/b", {"#", "a/b/#", "a/#"})],
 )
 def test_candidates_intersect_and_are_not_covered(wanted: str, expected: set[str]) -> None:
     have = [TopicFilter(text) for text in ("#", "a/#", "a/b/#", "c")]

@@ -121,8 +121,7 @@ def ends_of_polls_after_one_message(herd: Herd) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "times_of",
-    [calls_to_a_lost_node, subscriptions_to_a_node_that_forgot_them, ends_of_polls_after_one_message],
+    "times_of", [calls_to_a_lost_node, subscriptions_to_a_node_that_forgot_them, ends_of_polls_after_one_message]
 )
 def test_agents_do_not_act_in_one_instant(times_of: Callable[[Herd], list[float]]) -> None:
     spread, together = (times_of(Herd(spread).connected()) for spread in (True, False))

@@ -54,8 +54,7 @@ def test_every_rule_has_a_counterexample_here() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "rule"),
-    [pytest.param(settings, rule, id=rule.text) for settings in TIMES for rule in settings.RULES],
+    ("settings", "rule"), [pytest.param(settings, rule, id=rule.text) for settings in TIMES for rule in settings.RULES]
 )
 def test_a_broken_rule_is_named(settings: SettingsBase, rule: CrossSettingRule) -> None:
     """With its values and the remedy."""

@@ -119,10 +119,7 @@ def test_what_must_be_there_is_asked_for(missing: str) -> None:
         ({"maxBytesPerTrigger": "-1"}, "option maxBytesPerTrigger is '-1'"),
         ({"minPartitions": "1.5"}, "option minPartitions is '1.5'"),
         ({"maxPartitions": "0"}, "option maxPartitions is '0': it is a whole number from 1 to 46"),
-        (
-            {"minPartitions": "4", "maxPartitions": "3"},
-            "minPartitions 4 and maxPartitions 3: no number",
-        ),
+        ({"minPartitions": "4", "maxPartitions": "3"}, "minPartitions 4 and maxPartitions 3: no number"),
         ({"inDoubtTimeout": "soon"}, "option inDoubtTimeout is 'soon': it is a time, such as 90"),
         ({"inDoubtTimeout": "5 fortnights"}, "option inDoubtTimeout is '5 fortnights'"),
         ({"inDoubtTimeout": "-5"}, "option inDoubtTimeout is '-5'"),
@@ -164,10 +161,7 @@ def test_a_stream_refuses_by_name(given: dict[str, str], said: str) -> None:
         ({"startingEpoch": "1.5"}, "option startingEpoch is '1.5': it is an epoch of one number"),
         ({"endingEpoch": str(2**64)}, f"option endingEpoch is '{2**64}'"),
         ({"minPartitions": "0"}, "option minPartitions is '0': it is a whole number from 1 to 46"),
-        (
-            {"minPartitions": "4", "maxPartitions": "3"},
-            "minPartitions 4 and maxPartitions 3: no number",
-        ),
+        ({"minPartitions": "4", "maxPartitions": "3"}, "minPartitions 4 and maxPartitions 3: no number"),
         ({"pushDownPredicate": "all"}, "option pushDownPredicate is 'all': it is true or false"),
         ({"space": ""}, "option space is empty"),
         ({"url": "postgresql://x/y", "dataDir": "/z"}, "options url and dataDir: they are two databases"),

@@ -22,13 +22,7 @@ PACKAGES = {
 }
 MAX_ENTRIES = 12
 MAX_LINES = 500
-MAX_FLOORS = {
-    "sublet_protocol": 3,
-    "sublet_storage": 7,
-    "sublet_leader": 6,
-    "sublet_borrower": 7,
-    "sublet.cli": 3,
-}
+MAX_FLOORS = {"sublet_protocol": 3, "sublet_storage": 7, "sublet_leader": 6, "sublet_borrower": 7, "sublet.cli": 3}
 """How many floors the entries of a folder stand on at most, where each entry is above all that it imports."""
 
 Graph = Mapping[str, set[str]]
