@@ -33,11 +33,6 @@ def test_after_a_reset_a_line_is_logged_at_once() -> None:
     assert asked.acquire("a") == 0
 
 
-def test_subjects_are_told_apart() -> None:
-    asked = LogThrottle(10.0, Clock())
-    assert [asked.acquire(subject) for subject in ("a", 1, "a", 2, 1)] == [0, 0, None, 0, None]
-
-
 def test_only_so_many_subjects_are_remembered() -> None:
     asked = LogThrottle(10.0, Clock())
     for number in range(MAX_REMEMBERED + 5):

@@ -52,13 +52,8 @@ def test_deleted_stays_deleted_until_made_again() -> None:
 
 
 @pytest.mark.conforms("D7")
-def test_a_deletion_of_the_unknown_is_remembered() -> None:
-    cache = holding(space("a", 5, deleted=True))
-    assert cache.apply(space("a", 4), NOW) is ChangeNovelty.OLD
-
-
-@pytest.mark.conforms("D7")
 def test_tombstones_end_by_time_or_number() -> None:
+    """Also those of what was not known."""
     cache = holding(space("a", 5, deleted=True))
     assert cache.apply(space("a", 4), NOW + 99) is ChangeNovelty.OLD
     assert cache.apply(space("a", 4), NOW + 100) is ChangeNovelty.NEWER

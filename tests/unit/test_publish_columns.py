@@ -143,15 +143,12 @@ GOOD: dict[str, Any] = {"topic": "a", "value": [b"x"]}
         ({"value": [5]}, UsageError, "Give a list or an Arrow array of binary."),
         ({"key": "\ud800"}, UsageError, "column key: '\\ud800' holds a lone surrogate"),
         ({"headers": [5]}, UsageError, "headers 5: headers are names"),
-        ({"headers": [{"a\ud800": b"x"}]}, UsageError, "holds a lone surrogate"),
         (
             {"headers": pa.MapArray.from_arrays([0, 1], text_of(b"\xff"), pa.array([b"x"]))},
             UsageError,
             "column headers of type list<",
         ),
         ({"timestamp": [True]}, UsageError, "column timestamp: "),
-        ({"timestamp": [2**80]}, UsageError, "column timestamp: "),
-        ({"timestamp": ["2020"]}, UsageError, "column timestamp: "),
         ({"timestamp": [None, NAIVE]}, UsageError, "column timestamp: timestamp 2020-01-01 00:00:00 has no time zone."),
         ({"timestamp": [np.datetime64("2020-01-01T00", "us")]}, UsageError, "has no time zone. Give an aware datetime"),
         (
@@ -168,7 +165,6 @@ GOOD: dict[str, Any] = {"topic": "a", "value": [b"x"]}
             UsageError,
             "column headers: message 0 of the batch has a header without a name. Name each.",
         ),
-        ({"timestamp": [datetime.max.replace(tzinfo=WEST)]}, UsageError, "outside of the years 1 to 9999"),
         ({"key": [b"x", b"y"]}, UsageError, "columns of different lengths (topic 2, value 1, key 2)"),
         ({5: [b"x"]}, UsageError, "no such columns: 5"),
     ],

@@ -117,9 +117,12 @@ def troubles(play: Play) -> list[str]:
 
 
 def test_a_failure_is_passed_on_at_once() -> None:
+    """To the next leader, too; and so is its end."""
     play = connected(GRANT)
     play.do(SessionProgress(5, 50, 10, read_error="damaged"), at=play.now)
     assert troubles(play) == ["damaged"]
+    (stream,) = play.machine.successor_state().streams
+    assert stream.read_error == stream.to_progress().read_error == "damaged"
     play.do(SessionProgress(5, 50, 10, read_error="damaged"), at=play.now)
     assert troubles(play) == []
     play.do(SessionProgress(5, 50, 10), at=play.now)
@@ -161,14 +164,6 @@ def test_who_leaves_says_nothing_more_of_troubles() -> None:
     assert ([each.stream_id for each in said.streams], {each.read_error for each in said.streams}) == (
         list(range(1, MANY + 1)), {""},
     )  # fmt: skip
-
-
-def test_the_next_leader_is_told_of_it() -> None:
-    play = connected(GRANT)
-    play.do(SessionProgress(5, 50, 10, read_error="damaged"))
-    (stream,) = play.machine.successor_state().streams
-    assert stream.read_error == "damaged"
-    assert stream.to_progress().read_error == "damaged"
 
 
 # --- what a leader writes --------------------------------------------------------------------------------------------
