@@ -18,7 +18,7 @@ from sublet_protocol.domain.errors import DatabaseUnreachable, PositionGone
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.borrower_leader import Grant, RevokedReason
 from sublet_storage.db.reconnecting_connection import BACKOFF_MAX_S
-from sublet_storage.log.fetch import HeadState, LogPage
+from sublet_storage.log.fetch import LogPage
 from tests.unit.test_reconnecting_connection import Connection
 
 
@@ -26,22 +26,11 @@ class Log:
     """In the place of `sublet_storage.log.fetch`: what is asked is remembered, and answered by a script."""
 
     def __init__(self) -> None:
-        self.script: list[LogPage | Exception | dict[int, HeadState]] = []
+        self.script: list[LogPage | Exception] = []
         self.asked: list[tuple[Any, ...]] = []
 
     def fetch(self, connection: Connection, stream_id: int, offset: int, **how: Any) -> LogPage:
         self.asked.append((stream_id, offset, how))
-        answer = self._next(connection)
-        assert isinstance(answer, LogPage)
-        return answer
-
-    def read_heads(self, connection: Connection, stream_ids: Any) -> dict[int, HeadState]:
-        self.asked.append(tuple(stream_ids))
-        answer = self._next(connection)
-        assert isinstance(answer, dict)
-        return answer
-
-    def _next(self, connection: Connection) -> object:
         assert not connection.closed
         answer = self.script.pop(0)
         if isinstance(answer, Exception):
@@ -144,12 +133,6 @@ def test_a_page_is_asked_for_by_what_was_lent(log: Log, connections: list[Connec
     assert DatabaseReader("url", 1234, 30.0).fetch(stream, always) == page(5, 5, head=5)
     assert log.asked == [(7, 5, {"filter": TopicFilter("a/#"), "generation_id": 3, "limit_bytes": 1234})]
     assert not stream.may_have_more
-
-
-def test_heads_are_those_of_the_streams_asked_for(log: Log, connections: list[Connection]) -> None:
-    log.script = [{7: HeadState(9, is_closed=False, is_gone=False), 8: HeadState(4, is_closed=True, is_gone=False)}]
-    assert DatabaseReader("url", 1, 30.0).fetch_heads([7, 8]) == [(7, 9), (8, 4)]
-    assert log.asked == [(7, 8)]
 
 
 @pytest.mark.conforms("E13")

@@ -422,6 +422,14 @@ def test_jitter_spreads_retries_returns_and_holds() -> None:
     assert [type(one) for one in harness.wait()] == [SendCommands, CallPoll]
 
 
+def test_jitter_spreads_the_way_back_to_a_lost_node() -> None:
+    harness = connected()
+    for delay_s in (1, 1, 2, 4, 4):
+        harness.do(PollUnanswered(harness.last(CallPoll).subscriber_incarnation, "x", jitter=0.5))
+        assert harness.wake_at == harness.now + 1.5 * delay_s
+        harness.wait()
+
+
 def test_an_agent_counts_what_happens() -> None:
     agent = AgentSideMachine("agent", AgentSideSettings(batch_commands=2), channels=CHANNELS)
     assert agent.counters == AgentSideCounters(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {})

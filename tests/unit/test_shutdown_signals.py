@@ -42,28 +42,23 @@ def the_process_ends(number: signal.Signals) -> Iterator[None]:
 @pytest.mark.conforms("E25")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_lets_the_running_call_finish(number: signal.Signals) -> None:
-    left, finished = threading.Event(), []
-    with the_process_ends(number), ShutdownSignals(left.set, LONG_S) as ending:
+    """It leaves once, on the network thread, and ends the process after the hand-over."""
+    threads: list[str] = []
+    finished: list[str] = []
+
+    def leave() -> None:
+        threads.append(threading.current_thread().name)
+
+    with the_process_ends(number), ShutdownSignals(leave, LONG_S) as ending:
         with ending.user_call():
             signal.raise_signal(number)
             signal.raise_signal(signal.SIGTERM)
-            eventually(left.is_set)
+            eventually(lambda: threads)
             finished.append("the call")
         finished.append("the hand-over")
     assert finished == ["the call", "the hand-over"]
-    assert not ending.cut
-
-
-def test_it_leaves_once_and_on_the_network_thread() -> None:
-    threads: list[str] = []
-    with (
-        the_process_ends(signal.SIGTERM),
-        ShutdownSignals(lambda: threads.append(threading.current_thread().name), LONG_S),
-    ):
-        for _ in range(3):
-            signal.raise_signal(signal.SIGTERM)
-        eventually(lambda: threads)
     assert threads == ["sublet-network"]
+    assert not ending.cut
 
 
 @pytest.mark.conforms("E25")
