@@ -319,6 +319,46 @@ def test_nothing_is_kept_of_who_is_gone(monkeypatch: pytest.MonkeyPatch) -> None
     assert node.expire(1e9) == ()
 
 
+def test_a_node_counts_what_happens() -> None:
+    node = publisher(messages=2)
+    batch: list[ReceivedCommand] = [
+        Subscribe("news", None),
+        UndecodedCommand("broken"),
+        MessageToNode("owner refuses it"),
+    ]
+    node.receive("a", 1, batch, 0)
+    node.add_errors("a", 1, [CommandError(2, "no")])
+    node.receive("a", 1, batch, 0)
+    node.poll("a", 0, INCARNATION, 0, 5)
+    node.end_poll("a", 5)  # the hold is over, and nothing came
+    for _ in range(4):
+        node.publish("news", "k", "m")
+    node.poll("a", 0, INCARNATION, 5, 5)  # a gap of 3 and a message
+    node.poll("a", 0, INCARNATION, 5, 5)  # the reply was lost: both again
+    node.poll("a", 1, INCARNATION, 5, 5)
+    node.poll("b", 0, "", 5, 5)
+    node.poll("b", 9, INCARNATION, 5, 5)  # breaks a rule
+    node.poll("c", 7, INCARNATION, 5, 5)  # never known
+    node.poll("a", 2, "node-0", 5, 5)  # meant for another life
+    node.expire(100)
+    assert node.counters == NodeSideCounters(
+        batches=1,
+        duplicate_batches=1,
+        commands=3,
+        rejected_commands=2,
+        polls=8,
+        empty_polls=1,
+        deliveries=2,
+        redeliveries=3,
+        gaps=1,
+        dropped=3,
+        incarnations=2,
+        expired=1,
+        expelled=1,
+        unknown_subscriber_replies=3,
+    )
+
+
 # --- who learns what is subscribed to ---------------------------------------------------------------------------------
 
 
@@ -392,43 +432,3 @@ def test_what_interest_publishes_is_delivered() -> None:
     owner.node.on_interest = owner.receive
     owner.do("b", Subscribe("price", "gold"))
     assert getattr(owner.node.end_poll("b", 0.0), "deliveries", None) == ()
-
-
-def test_a_node_counts_what_happens() -> None:
-    node = publisher(messages=2)
-    batch: list[ReceivedCommand] = [
-        Subscribe("news", None),
-        UndecodedCommand("broken"),
-        MessageToNode("owner refuses it"),
-    ]
-    node.receive("a", 1, batch, 0)
-    node.add_errors("a", 1, [CommandError(2, "no")])
-    node.receive("a", 1, batch, 0)
-    node.poll("a", 0, INCARNATION, 0, 5)
-    node.end_poll("a", 5)  # the hold is over, and nothing came
-    for _ in range(4):
-        node.publish("news", "k", "m")
-    node.poll("a", 0, INCARNATION, 5, 5)  # a gap of 3 and a message
-    node.poll("a", 0, INCARNATION, 5, 5)  # the reply was lost: both again
-    node.poll("a", 1, INCARNATION, 5, 5)
-    node.poll("b", 0, "", 5, 5)
-    node.poll("b", 9, INCARNATION, 5, 5)  # breaks a rule
-    node.poll("c", 7, INCARNATION, 5, 5)  # never known
-    node.poll("a", 2, "node-0", 5, 5)  # meant for another life
-    node.expire(100)
-    assert node.counters == NodeSideCounters(
-        batches=1,
-        duplicate_batches=1,
-        commands=3,
-        rejected_commands=2,
-        polls=8,
-        empty_polls=1,
-        deliveries=2,
-        redeliveries=3,
-        gaps=1,
-        dropped=3,
-        incarnations=2,
-        expired=1,
-        expelled=1,
-        unknown_subscriber_replies=3,
-    )
