@@ -59,12 +59,8 @@ def test_what_comes_and_goes_is_told_now_and_then() -> None:
 
 def test_a_place_is_told_of_when_it_stays_away() -> None:
     trouble = ReadFailure()
-    assert [trouble.record(AWAY, now) for now in (5.0, 6.0, 5.0 + PERSISTENT_AFTER_S, 16.0)] == [
-        False,
-        False,
-        True,
-        False,
-    ]
+    times = (5.0, 6.0, 5.0 + PERSISTENT_AFTER_S, 16.0)
+    assert [trouble.record(AWAY, now) for now in times] == [False, False, True, False]
     assert trouble.clear()
     assert not trouble.record(AWAY, 17.0), "it was back meanwhile"
     assert not trouble.clear(), "of what was not told the end is not either"
@@ -169,6 +165,14 @@ def test_who_leaves_says_nothing_more_of_troubles() -> None:
 # --- what a leader writes --------------------------------------------------------------------------------------------
 
 
+def leading(on_poison: OnPoison = OnPoison.BLOCK) -> Bench:
+    """A leader whose member has confirmed its stream."""
+    bench = Bench(options=GroupOptions(StartingPosition.EARLIEST, on_poison=on_poison))
+    bench.joined()
+    bench.confirm()
+    return bench
+
+
 def say(bench: Bench, trouble: str, *, final: bool = False) -> None:
     reported = StreamProgress(1, bench.grant_id(), 0, final, read_error=trouble)
     bench.receive(UpdateProgress(BORROWER, bench.term, (reported,)), AGENT)
@@ -181,9 +185,7 @@ def written(bench: Bench) -> list[tuple[str, str]]:
 
 
 def test_history_has_a_failures_begin_and_end() -> None:
-    bench = Bench()
-    bench.joined()
-    bench.confirm()
+    bench = leading()
     for trouble in ("", "damaged", "damaged", "", ""):
         say(bench, trouble)
     assert written(bench) == [(UNREADABLE, "damaged"), (READABLE, "it can be read again")]
@@ -191,9 +193,7 @@ def test_history_has_a_failures_begin_and_end() -> None:
 
 
 def test_the_last_word_is_of_no_trouble() -> None:
-    bench = Bench()
-    bench.joined()
-    bench.confirm()
+    bench = leading()
     say(bench, "damaged", final=True)
     assert written(bench) == []
 
@@ -204,9 +204,7 @@ def test_the_last_word_is_of_no_trouble() -> None:
     [(OnPoison.BLOCK, ("blocked", 3, 0), "block"), (OnPoison.SKIP, ("held", 6, 3), "skip")],
 )
 def test_a_leader_blocks_at_or_skips_a_bad_block(on_poison: OnPoison, row: tuple[str, int, int], event: str) -> None:
-    bench = Bench(options=GroupOptions(StartingPosition.EARLIEST, on_poison=on_poison))
-    bench.joined()
-    bench.confirm()
+    bench = leading(on_poison)
     reported = StreamProgress(1, bench.grant_id(), 3, True, read_error="garbage.", poison=6)
     bench.receive(UpdateProgress(BORROWER, bench.term, (reported,)), AGENT)
     bench.settle()
@@ -219,9 +217,7 @@ def test_a_leader_blocks_at_or_skips_a_bad_block(on_poison: OnPoison, row: tuple
 
 
 def test_a_new_grant_begins_without_failure() -> None:
-    bench = Bench()
-    bench.joined()
-    bench.confirm()
+    bench = leading()
     say(bench, "damaged")
     bench.revoke(1)
     say(bench, "damaged", final=True)
@@ -232,9 +228,7 @@ def test_a_new_grant_begins_without_failure() -> None:
 
 
 def test_the_next_leader_hears_of_it_again() -> None:
-    bench = Bench()
-    bench.joined()
-    bench.confirm()
+    bench = leading()
     say(bench, "damaged")
     held = bench.held()
     bench.lead()
