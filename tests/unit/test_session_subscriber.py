@@ -402,7 +402,7 @@ def test_an_agent_that_rests_or_is_refused_keeps_nothing() -> None:
     assert harness.machine.status is ConnectionStatus.IDLE
     assert harness.machine.find_leaks() == ()
     harness.do(Subscribe("news", "k"), ConnectionRejected(2, "version"))
-    assert harness.machine.status is ConnectionStatus.REJECTED
+    assert harness.all(ConnectionLost)[-1].is_final
     assert harness.machine.find_leaks() == ()
 
 

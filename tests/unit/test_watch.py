@@ -173,10 +173,10 @@ class Script(GroupEventWatcher):
 def test_a_line_moves_no_cursor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """And says what may be seen again."""
     of_stream = {"stream_id": 3, "position": 5, "redelivery_end": 8}
-    seized = {"at": "T", "event": "force_release", "agent": "a", "reason": "x\x1b[2J", **of_stream}
-    stepped_down = {"at": "T", "event": "step_down", "node": "n1", "reason": "idle"}
+    seized: dict[str, Any] = {"at": "T", "event": "force_release", "agent": "a", "reason": "x\x1b[2J", **of_stream}
+    stepped_down: dict[str, Any] = {"at": "T", "event": "step_down", "node": "n1", "reason": "idle"}
     events = (seized, seized | {"redelivery_end": 5}, stepped_down)
-    assert Script(monkeypatch, *map(EventReceived, events)).show() == 0
+    assert Script(monkeypatch, *(EventReceived(each) for each in events)).show() == 0
     assert capsys.readouterr().out.splitlines() == [
         "T  force_release  stream 3 at 5  [5, 8) may be seen again  a  x\\x1b[2J",
         "T  force_release  stream 3 at 5  a  x\\x1b[2J",
