@@ -217,7 +217,7 @@ def test_another_leader_is_named_by_its_address() -> None:
     assert second.machine.leaders == {}
 
 
-def test_who_asks_again_is_served_once_the_database_answers() -> None:
+def test_who_asks_again_is_served() -> None:
     play = Play()
     play.want()
     [opening] = play.waiting(OpenGroup)

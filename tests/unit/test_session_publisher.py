@@ -99,7 +99,7 @@ def test_log_messages_name_their_predecessor() -> None:
     ]
 
 
-def test_a_subscription_is_answered_by_the_newest_state() -> None:
+def test_a_subscription_gets_the_newest_state() -> None:
     node = publisher()
     subscribed(node, "early", ("price", None))
     for version in (1, 3, 2, 3, 4):

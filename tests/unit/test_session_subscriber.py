@@ -389,7 +389,7 @@ def test_a_subscription_asked_for_again_is_wanted() -> None:
     assert harness.last(SendCommands).commands == (Subscribe("news", "k"), Subscribe("news", "x"))
 
 
-def test_an_agent_that_rests_or_is_refused_keeps_nothing() -> None:
+def test_an_agent_at_rest_keeps_nothing() -> None:
     harness = Harness()
     harness.do(Subscribe("news", "k"), MessageToNode("m"))
     assert harness.machine.find_leaks() == ()
