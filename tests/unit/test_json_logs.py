@@ -8,7 +8,7 @@ import logging
 from sublet.cli.base.json_logging import JsonFormatter
 
 
-def test_a_line_for_machines_moves_no_cursor_and_turns_nothing_around() -> None:
+def test_a_line_for_machines_moves_no_cursor() -> None:
     said = "group a\u202eb\u2028\x9b2J \u00e9"
     line = JsonFormatter("n1").format(logging.makeLogRecord({"msg": "%s", "args": (said,)}))
     assert line.isprintable()

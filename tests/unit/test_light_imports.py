@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 REPOSITORY = Path(__file__).parents[2]
 HEAVY = (
     "sqlalchemy",
@@ -39,15 +37,20 @@ BORROWERS = (
 )
 
 
-@pytest.mark.parametrize(
-    "name", ["sublet", "sublet_borrower.consumer.session", *(f"sublet_storage.{name}" for name in BORROWERS)]
-)
-def test_what_a_borrower_loads_is_light(name: str) -> None:
-    story = (
-        f"import sys, importlib; importlib.import_module({name!r}); "
-        f"loaded = [module for module in {HEAVY!r} if module in sys.modules]; assert not loaded, loaded"
-    )
-    subprocess.run([sys.executable, "-c", story], cwd=REPOSITORY, check=True)
+def run_alone(program: str) -> None:
+    """In a process of its own, which has loaded nothing yet."""
+    subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, check=True)
+
+
+def loads_none(of: tuple[str, ...]) -> str:
+    """The line of a program that fails where one of them is loaded."""
+    return f"loaded = [module for module in {of!r} if module in sys.modules]; assert not loaded, loaded\n"
+
+
+def test_what_a_borrower_loads_is_light() -> None:
+    names = ["sublet", *(f"sublet_storage.{name}" for name in BORROWERS), "sublet_borrower.consumer.session"]
+    imports = "".join(f"import {name}\n{loads_none(HEAVY)}" for name in names)
+    run_alone(f"import sys\n{imports}")
 
 
 REMOTE = (
@@ -62,12 +65,9 @@ REMOTE = (
 )
 
 
-def test_a_session_on_the_database_loads_no_remote_transport_and_no_driver_that_is_not_named() -> None:
-    story = (
-        "import sys, sublet_borrower.consumer.session; "
-        f"loaded = [module for module in {REMOTE!r} if module in sys.modules]; assert not loaded, loaded"
-    )
-    subprocess.run([sys.executable, "-c", story], cwd=REPOSITORY, check=True)
+def test_a_session_loads_no_remote_transport() -> None:
+    """And no driver that is not named."""
+    run_alone(f"import sys, sublet_borrower.consumer.session\n{loads_none(REMOTE)}")
 
 
 LISTING = (
@@ -85,23 +85,20 @@ LISTING = (
 )
 
 
-def test_a_node_without_an_http_port_loads_no_web_server() -> None:
-    story = (
+def test_without_http_port_no_web_server_is_loaded() -> None:
+    run_alone(
         "import sys\nfrom sublet_leader.listen_address import ListenAddress\n"
         "from sublet_leader.server import NodeServer\n"
         "NodeServer('postgresql://127.0.0.1:1/none', 'n', ListenAddress('127.0.0.1', 0))\n"
-        "loaded = [each for each in ('starlette', 'uvicorn') if each in sys.modules]; assert not loaded, loaded"
+        + loads_none(("starlette", "uvicorn"))
     )
-    subprocess.run([sys.executable, "-c", story], cwd=REPOSITORY, check=True)
 
 
 def test_a_command_loads_what_it_runs() -> None:
     """Up to the database, which is not there."""
-    story = (
+    run_alone(
         "import sys; sys.argv[1:] = ['groups', 'list', '--database-url', 'postgresql://127.0.0.1:1/none']\n"
         "from sublet.cli import main\n"
         "try: main()\n"
-        "except SystemExit as end: assert end.code == 5, end.code\n"
-        f"loaded = [module for module in {LISTING!r} if module in sys.modules]; assert not loaded, loaded"
+        "except SystemExit as end: assert end.code == 5, end.code\n" + loads_none(LISTING)
     )
-    subprocess.run([sys.executable, "-c", story], cwd=REPOSITORY, check=True)

@@ -16,13 +16,11 @@ def plan(
     free: list[int],
     rates: dict[int, float],
     weights: dict[str, float] | None = None,
-    movable: list[int] | None = None,
-    moving: tuple[int, ...] = (),
     last: dict[int, str] | None = None,
 ) -> AllocationPlan:
     """The plan where streams have these bytes per second, and are not behind."""
     load = {stream: StreamLoad(rate, 0) for stream, rate in rates.items()}
-    return LoadStrategy().plan(AllocationInput(held, free, weights or PAIR, movable, moving, last or {}, load))
+    return LoadStrategy().plan(AllocationInput(held, free, weights or PAIR, last_holders=last or {}, loads=load))
 
 
 def test_the_heaviest_streams_are_dealt_first() -> None:
@@ -36,7 +34,7 @@ def test_a_heavier_member_gets_more() -> None:
 
 
 @pytest.mark.conforms("E18")
-def test_the_full_give_to_the_roomy_until_all_are_about_even() -> None:
+def test_the_full_give_until_all_are_about_even() -> None:
     held = dict.fromkeys(range(4), "a") | {4: "b"}
     rates = {0: 100.0, 1: 100.0, 2: 100.0, 3: 300.0, 4: 20.0}
     assert plan(held, [], rates) == AllocationPlan(revokes=(3,))
@@ -49,25 +47,12 @@ def test_within_a_quarter_of_the_mean_nothing_moves() -> None:
     assert plan(held | {6: "a"}, [], dict.fromkeys(range(10), 100.0)).revokes
 
 
-def test_one_heavy_stream_stays_and_its_light_neighbour_as_well() -> None:
+def test_one_heavy_stream_and_its_neighbour_stay() -> None:
     held = {0: "a", 1: "a", 2: "b", 3: "b"}
     assert not plan(held, [], {0: 1000.0, 1: 1.0, 2: 10.0, 3: 10.0})
 
 
-def test_no_more_than_a_tenth_of_the_streams_moves_at_once() -> None:
-    held = dict.fromkeys(range(40), "a")
-    rates = dict.fromkeys(range(40), 100.0)
-    assert plan(held, [], rates).revokes == (36, 37, 38, 39)
-    assert plan(held, [], rates, moving=(37, 38, 39)).revokes == (36,)
-    assert not plan(held, [], rates, moving=(36, 37, 38, 39))
-
-
-def test_what_may_not_move_stays() -> None:
-    held = dict.fromkeys(range(40), "a")
-    assert plan(held, [], dict.fromkeys(range(40), 100.0), movable=[3, 5]).revokes == (3, 5)
-
-
-def test_a_stream_taken_from_the_full_is_not_given_back_to_it() -> None:
+def test_a_stream_taken_is_not_given_back() -> None:
     held = {0: "a", 1: "a", 2: "b"}
     rates = {0: 100.0, 1: 100.0, 2: 110.0, 3: 100.0}
     # It would fit either nearly as well: "b" has a tenth more than half of "a".
@@ -76,7 +61,7 @@ def test_a_stream_taken_from_the_full_is_not_given_back_to_it() -> None:
     assert plan(held, [3], rates, last={3: "a"}).grants == ((3, "b"),)
 
 
-def test_the_last_holder_gets_it_back_while_it_has_little() -> None:
+def test_the_last_holder_gets_it_back_if_it_fits() -> None:
     held = dict.fromkeys(range(6), "a") | dict.fromkeys(range(6, 12), "b") | {12: "c", 13: "d"}
     rates, members = dict.fromkeys(range(16), 100.0), {**PAIR, "c": 1.0, "d": 1.0}
     assert plan(held, [14], rates, members).grants == ((14, "c"),)
@@ -109,18 +94,7 @@ def test_a_figure_that_cannot_be_counts_as_not_known(rate: float) -> None:
     assert plan({}, [0, 1, 2], {0: 100.0, 1: 300.0, 2: rate}) == plan({}, [0, 1, 2], {0: 100.0, 1: 300.0})
 
 
-def test_a_member_that_claims_to_carry_the_world_cannot_push_all_else_on_one_other() -> None:
-    held = {0: "a"}
-    grants = plan(held, list(range(1, 100)), {0: 1e300} | dict.fromkeys(range(1, 100), 1.0), {**PAIR, "c": 1.0}).grants
-    counts = {name: sum(who == name for _, who in grants) for name in "abc"}
-    assert max(counts.values()) <= 2 * 34 + 1
-
-
 def test_extreme_weights_are_only_weights() -> None:
     grants = plan({}, list(range(10)), {}, {"a": 5e-324, "b": 1.7e308, "c": 1.7e308}).grants
     counts = {name: sum(who == name for _, who in grants) for name in "abc"}
     assert counts == {"a": 1, "b": 5, "c": 4}
-
-
-def test_nobody_to_lend_to_is_an_empty_plan() -> None:
-    assert not LoadStrategy().plan(AllocationInput({1: "gone"}, [2], {}))

@@ -23,7 +23,7 @@ def order(play: Play, *, draining: bool = False, step_down: dict[int, int] | Non
     play.do(DesiredStateRead(draining, step_down or {}))
 
 
-def test_a_node_that_drains_lets_everything_go_and_claims_nothing_more() -> None:
+def test_a_draining_node_lets_everything_go() -> None:
     play = leading()
     order(play, draining=True)
     assert [m.reason for m in play.received(Invalidate)] == [InvalidateReason.RETRY]
@@ -38,7 +38,7 @@ def test_a_node_that_drains_lets_everything_go_and_claims_nothing_more() -> None
     assert play.received(LeaderConnectResponse) == [], "it does not lead, nor does anybody else"
 
 
-def test_whoever_asks_a_node_that_drains_is_sent_to_the_leader() -> None:
+def test_a_draining_node_names_the_leader() -> None:
     first = leading()
     order(first, draining=True)
     first.settle()
@@ -54,7 +54,7 @@ def test_whoever_asks_a_node_that_drains_is_sent_to_the_leader() -> None:
     assert [(m.borrower_id, m.address) for m in reported] == [("a/3", "n2:1"), ("b/3", "n2:1")]
 
 
-def test_a_group_that_it_has_never_heard_of_is_not_opened_by_a_node_that_drains() -> None:
+def test_a_draining_node_opens_no_group() -> None:
     play = Play()
     order(play, draining=True)
     play.want()
@@ -74,7 +74,8 @@ def test_a_drained_node_that_may_lead_again_does() -> None:
     assert [m.borrower_id for m in play.received(LeaderConnectResponse)] == ["a/2"]
 
 
-def test_who_steps_down_leaves_the_group_to_others_for_a_lease_and_keeps_the_rest() -> None:
+def test_stepping_down_leaves_a_group_for_a_lease() -> None:
+    """All else that the node leads it keeps."""
     play = leading()
     order(play, step_down={1: play.machine.leaders[1].term})
     play.settle()
@@ -89,7 +90,7 @@ def test_who_steps_down_leaves_the_group_to_others_for_a_lease_and_keeps_the_res
     assert set(play.machine.election.leaderships()) == {MAINTENANCE, 1}, "nobody else has taken it"
 
 
-def test_an_order_to_step_down_from_another_term_is_not_for_this_leader() -> None:
+def test_an_order_for_another_term_is_ignored() -> None:
     play = leading()
     order(play, step_down={1: play.machine.leaders[1].term - 1})
     assert set(play.machine.election.leaderships()) == {MAINTENANCE, 1}

@@ -144,6 +144,22 @@ class Play:
         return [r for r in self.requests if isinstance(r, kind)]
 
 
+def leading() -> Play:
+    """A node that leads the group 1, whose first subscriber has its streams."""
+    play = Play()
+    play.granted()
+    return play
+
+
+def writing() -> tuple[Play, CommitWrites]:
+    """Progress has come, and its commit is under way."""
+    play = leading()
+    play.progress(1, 5)
+    [commit] = play.waiting(CommitWrites)
+    play.requests.clear()
+    return play, commit
+
+
 # --- finding and making leaders ---------------------------------------------------------------------------------------
 
 
@@ -164,7 +180,7 @@ def test_a_first_subscriber_makes_a_leader_appear() -> None:
     assert {g.stream_id for g in play.received(Grant)} == {1, 2}
 
 
-def test_whoever_asks_meanwhile_waits_and_is_admitted_once() -> None:
+def test_who_asks_meanwhile_is_admitted_once() -> None:
     play = Play()
     for borrower_id in ("a/1", "b/1", "a/1"):
         play.want(borrower_id)
@@ -175,27 +191,22 @@ def test_whoever_asks_meanwhile_waits_and_is_admitted_once() -> None:
     assert [m.borrower_id for m in play.received(LeaderConnectResponse)] == ["c/1"], "at once: the leader is here"
 
 
-def test_one_that_left_before_a_leader_was_found_is_not_admitted() -> None:
+@pytest.mark.parametrize("how", ["left", "fell silent"])
+def test_who_is_gone_by_then_is_not_admitted(how: str) -> None:
     play = Play()
     play.want("a/1")
+    if how == "left":
+        play.receive(Disconnect("a/1", 0, ()))
+    else:
+        play.do(Tick(), SETTINGS.ping_timeout_s + 0.1)
     play.want("b/1")
-    play.receive(Disconnect("a/1", 0, ()))
     play.sent.clear()
     play.settle()
     assert [m.borrower_id for m in play.received(LeaderConnectResponse)] == ["b/1"]
 
 
-def test_one_that_has_fallen_silent_before_a_leader_was_found_is_not_admitted() -> None:
-    play = Play()
-    play.want("a/1")
-    play.do(Tick(), SETTINGS.ping_timeout_s + 0.1)
-    play.want("b/1")
-    play.settle()
-    assert [m.borrower_id for m in play.received(LeaderConnectResponse)] == ["b/1"], "the other is dead, or asks again"
-
-
 @pytest.mark.conforms("E12")
-def test_where_another_node_leads_the_answer_is_its_address() -> None:
+def test_another_leader_is_named_by_its_address() -> None:
     first = Play()
     first.want("a/1")
     first.settle()
@@ -206,27 +217,20 @@ def test_where_another_node_leads_the_answer_is_its_address() -> None:
     assert second.machine.leaders == {}
 
 
-def test_a_database_that_does_not_answer_leaves_them_waiting_until_they_ask_again() -> None:
+def test_who_asks_again_is_served() -> None:
     play = Play()
     play.want()
-    [request] = play.waiting(OpenGroup)
+    [opening] = play.waiting(OpenGroup)
     play.requests.clear()
-    play.do(GroupOpenCompleted(request, None, "the database did not answer"))
+    play.do(GroupOpenCompleted(opening, None, "the database did not answer"))
     assert play.sent == []
     play.want()
-    play.settle()
-    assert len(play.received(LeaderConnectResponse)) == 1
-
-
-def test_rows_that_could_not_be_loaded_give_the_claim_back() -> None:
-    play = Play()
-    play.want()
     play.answer()
     play.answer()
-    [request] = play.waiting(LoadGroup)
+    [loading] = play.waiting(LoadGroup)
     play.requests.clear()
-    play.do(GroupLoadCompleted(request, None))
-    assert len(play.waiting(ReleaseLeaderships)) == 1
+    play.do(GroupLoadCompleted(loading, None))
+    assert len(play.waiting(ReleaseLeaderships)) == 1, "the claim is given back"
     play.settle()
     play.want()
     play.now = 1.0
@@ -235,7 +239,7 @@ def test_rows_that_could_not_be_loaded_give_the_claim_back() -> None:
 
 
 @pytest.mark.conforms("E2")
-def test_an_undeclared_queue_is_refused_by_name_and_a_declared_one_is_not() -> None:
+def test_an_undeclared_queue_is_refused() -> None:
     play = Play()
     play.want(subscription="$queue/g/#")
     play.settle()
@@ -250,25 +254,25 @@ def test_an_undeclared_queue_is_refused_by_name_and_a_declared_one_is_not() -> N
 
 @pytest.mark.conforms("E24", "R11")
 @pytest.mark.parametrize(
-    "subscription", ["", "x", "$share/g", "$share//#", "$share/g+/#", "$share/g/a#", "$share/g/\0"]
+    "wanted",
+    [
+        *({"subscription": text} for text in ("", "x", "$share/g", "$share//#", "$share/g+/#", "$share/g/a#")),
+        {"subscription": "$share/g/\0"},
+        {"starting_position": "yesterday"},
+    ],
+    ids=str,
 )
-def test_a_malformed_subscription_is_denied_with_the_reason(subscription: str) -> None:
+def test_a_malformed_request_is_denied(wanted: dict[str, object]) -> None:
     play = Play()
-    play.want(subscription=subscription)
+    play.want(**wanted)  # type: ignore[arg-type]
     [reported] = play.received(Invalidate)
     assert reported.reason is InvalidateReason.DENIED
     assert reported.detail
     assert play.requests == []
 
 
-def test_an_unknown_start_is_denied() -> None:
-    play = Play()
-    play.want(starting_position="yesterday")
-    assert [m.reason for m in play.received(Invalidate)] == [InvalidateReason.DENIED]
-
-
 @pytest.mark.conforms("E10")
-def test_a_borrower_that_no_leader_here_knows_is_told_so() -> None:
+def test_an_unknown_borrower_is_invalidated() -> None:
     play = Play()
     play.receive(Ping(("a/1", "a/2"), 1.0))
     play.receive(UpdateProgress("a/3", 5, (StreamProgress(1, 1, 1),)))
@@ -280,9 +284,8 @@ def test_a_borrower_that_no_leader_here_knows_is_told_so() -> None:
 
 
 @pytest.mark.conforms("E10", "X4")
-def test_agents_that_use_each_others_borrower_ids_do_not_meet() -> None:
-    play = Play()
-    play.granted()
+def test_agents_do_not_meet_over_borrower_ids() -> None:
+    play = leading()
     evil = LeaderWanted("a/1", "evil", "$share/other/#")
     play.receive(evil, "evil")
     play.settle()
@@ -297,7 +300,7 @@ def test_agents_that_use_each_others_borrower_ids_do_not_meet() -> None:
 
 
 @pytest.mark.conforms("E23")
-def test_a_member_of_a_deleted_group_does_not_create_it_again() -> None:
+def test_a_deleted_group_is_not_made_again() -> None:
     play = Play()
     play.want(group_id=9)
     assert play.requests == [OpenGroup(Subscription.parse(SUBSCRIPTION), StartingPosition.EARLIEST, 9)]
@@ -310,9 +313,9 @@ def test_a_member_of_a_deleted_group_does_not_create_it_again() -> None:
 
 
 @pytest.mark.conforms("E23")
-def test_members_of_a_deleted_group_and_new_subscribers_are_told_apart() -> None:
-    play = Play()
-    play.granted()
+def test_members_of_a_deleted_group_are_told() -> None:
+    """Those who come anew get a new group."""
+    play = leading()
     play.store.delete_group(Subscription.parse(SUBSCRIPTION))
     play.progress(1, 5, 1)
     play.pass_time(4.0)
@@ -328,9 +331,8 @@ def test_members_of_a_deleted_group_and_new_subscribers_are_told_apart() -> None
 
 
 @pytest.mark.conforms("E23")
-def test_one_that_knows_a_newer_life_of_the_group_is_not_told_deleted() -> None:
-    play = Play()
-    play.granted()
+def test_who_knows_a_newer_group_is_admitted() -> None:
+    play = leading()
     play.store.delete_group(Subscription.parse(SUBSCRIPTION))
     assert play.store.open_group(Subscription.parse(SUBSCRIPTION)).group_id == 2
     play.want("b/1", group_id=2)
@@ -340,7 +342,7 @@ def test_one_that_knows_a_newer_life_of_the_group_is_not_told_deleted() -> None:
 
 
 @pytest.mark.conforms("X4")
-def test_a_group_id_of_another_subscription_leads_nowhere() -> None:
+def test_another_groups_id_leads_nowhere() -> None:
     play = Play()
     play.store.open_group(Subscription.parse("$share/secret/#"))
     play.want(group_id=1)
@@ -349,15 +351,13 @@ def test_a_group_id_of_another_subscription_leads_nowhere() -> None:
     assert play.machine.leaders == {}
 
 
-def failed_over(play: Play) -> str:
-    """To a server that had not got the group yet: another has its id there, of the subscription returned."""
-    secret = "$share/secret/#"
+def fail_over(play: Play, first: str) -> None:
+    """To a server that had not got the group yet: that of the subscription `first` has the id 1 there."""
     play.store = MemoryGroupStore(play.store.streams, lambda: 1_700_000_000_000_000 + round(play.now * 1_000_000))
     play.store.timeline = 1
-    assert play.store.open_group(Subscription.parse(secret)).group_id == 1
+    assert play.store.open_group(Subscription.parse(first)).group_id == 1
     play.pass_time(SETTINGS.lease_duration_s)
     play.sent.clear()
-    return secret
 
 
 def admissions(play: Play) -> list[tuple[str, object]]:
@@ -367,10 +367,10 @@ def admissions(play: Play) -> list[tuple[str, object]]:
 
 
 @pytest.mark.conforms("E23")
-def test_a_group_that_a_failover_has_lost_is_over_though_another_has_its_id() -> None:
-    play = Play()
-    play.granted()
-    failed_over(play)
+def test_a_lost_group_is_over_for_its_members() -> None:
+    """A failover lost it, and another group has its id now."""
+    play = leading()
+    fail_over(play, "$share/secret/#")
     play.want("a/2", group_id=1, predecessor="a/1")
     play.want("b/1")
     play.pass_time(1.0)
@@ -378,16 +378,14 @@ def test_a_group_that_a_failover_has_lost_is_over_though_another_has_its_id() ->
 
 
 @pytest.mark.conforms("E23")
-def test_a_lost_group_is_over_though_its_id_is_above_that_of_the_one_that_has_its_name_now() -> None:
+def test_a_lost_group_is_over_though_its_id_is_higher() -> None:
+    """Higher than that of the group that has its name now."""
     play = Play()
     play.store.open_group(Subscription.parse("$share/other/#"))
     play.want()
     play.settle()
     assert admissions(play) == [("a/1", 2)]
-    play.store = MemoryGroupStore(play.store.streams, lambda: 1_700_000_000_000_000 + round(play.now * 1_000_000))
-    play.store.timeline = 1
-    assert play.store.open_group(Subscription.parse(SUBSCRIPTION)).group_id == 1
-    play.pass_time(SETTINGS.lease_duration_s)
+    fail_over(play, SUBSCRIPTION)
     play.want("b/1")
     play.pass_time(1.0)
     play.sent.clear()
@@ -403,14 +401,15 @@ def test_a_lost_group_is_over_though_its_id_is_above_that_of_the_one_that_has_it
 
 
 @pytest.mark.conforms("E23")
-def test_a_leader_admits_nobody_who_wants_a_lost_group_that_had_its_groups_id() -> None:
+def test_a_leader_admits_nobody_of_a_lost_group() -> None:
+    """That group had the id that its own group has."""
     play = Play()
     group = play.store.open_group(Subscription.parse(SUBSCRIPTION), StartingPosition.EARLIEST)
     play.store.claim(group.group_id, NodeRef("n2", "n2#1", "n2:1"), 60.0)
     play.want()
     play.settle()
-    secret = failed_over(play)
-    play.want("b/1", subscription=secret)
+    fail_over(play, "$share/secret/#")
+    play.want("b/1", subscription="$share/secret/#")
     play.pass_time(1.0)
     play.want("a/2", group_id=1, predecessor="a/1")
     play.pass_time(1.0)
@@ -420,9 +419,9 @@ def test_a_leader_admits_nobody_who_wants_a_lost_group_that_had_its_groups_id() 
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def test_writes_leave_one_commit_at_a_time_and_what_comes_meanwhile_is_the_next() -> None:
-    play = Play()
-    play.granted()
+def test_one_commit_at_a_time() -> None:
+    """What comes meanwhile is the next."""
+    play = leading()
     play.progress(1, 5)
     for position in (6, 7):
         play.progress(1, position)
@@ -434,26 +433,8 @@ def test_writes_leave_one_commit_at_a_time_and_what_comes_meanwhile_is_the_next(
     assert sorted((e.stream_id, e.position) for w in second.batch for e in w.changes) == [(1, 7), (2, 9)]  # type: ignore[union-attr]
 
 
-def test_writes_of_all_groups_leave_in_one_commit() -> None:
-    play = Play()
-    play.granted()
-    play.want("b/1", subscription="$share/other/#")
-    play.settle()
-    play.progress(1, 5)
-    play.do(Tick(), play.now + SETTINGS.rebalance_debounce_s)
-    play.answer()
-    [commit] = play.waiting(CommitWrites)
-    assert {w.group_id for w in commit.batch} <= {1, 2}
-    play.settle()
-    assert set(play.machine.leaders) == {1, 2}
-
-
-def test_a_commit_that_certainly_failed_is_written_again() -> None:
-    play = Play()
-    play.granted()
-    play.progress(1, 5)
-    [commit] = play.waiting(CommitWrites)
-    play.requests.clear()
+def test_a_failed_commit_is_written_again() -> None:
+    play, commit = writing()
     play.do(CommitFailed(commit, is_outcome_unknown=False))
     play.pass_time(SETTINGS.resend_interval_s + 0.1)
     assert play.store.rows(1)[1].position == 5
@@ -461,12 +442,8 @@ def test_a_commit_that_certainly_failed_is_written_again() -> None:
 
 
 @pytest.mark.conforms("E13")
-def test_after_a_commit_whose_outcome_is_unknown_it_steps_down() -> None:
-    play = Play()
-    play.granted()
-    play.progress(1, 5)
-    [commit] = play.waiting(CommitWrites)
-    play.requests.clear()
+def test_after_an_unknown_outcome_it_steps_down() -> None:
+    play, commit = writing()
     play.do(CommitFailed(commit, is_outcome_unknown=True))
     assert play.machine.leaders == {}
     assert [m.reason for m in play.received(Invalidate)] == [InvalidateReason.RETRY]
@@ -478,12 +455,8 @@ def test_after_a_commit_whose_outcome_is_unknown_it_steps_down() -> None:
 
 
 @pytest.mark.conforms("E13")
-def test_an_answer_to_a_leader_of_the_past_is_not_given_to_its_successor() -> None:
-    play = Play()
-    play.granted()
-    play.progress(1, 5)
-    [commit] = play.waiting(CommitWrites)
-    play.requests.clear()
+def test_an_answer_to_a_former_leader_is_dropped() -> None:
+    play, commit = writing()
     answer = play.execute(commit)
     play.do(Tick(), SETTINGS.lease_duration_s + 1)
     play.settle()
@@ -497,8 +470,7 @@ def test_an_answer_to_a_leader_of_the_past_is_not_given_to_its_successor() -> No
 
 @pytest.mark.conforms("E13")
 def test_a_deposed_leader_steps_down_and_says_so() -> None:
-    play = Play()
-    play.granted()
+    play = leading()
     first = play.machine.leaders[1].term
     play.store.release(play.ref, {1: first})
     play.store.claim(1, NodeRef("n2", "n2#1", "n2:1"), 10.0)
@@ -510,19 +482,17 @@ def test_a_deposed_leader_steps_down_and_says_so() -> None:
 
 
 @pytest.mark.conforms("E13")
-def test_a_leader_outside_its_trust_window_answers_nothing() -> None:
-    play = Play()
-    play.granted()
+def test_outside_its_trust_a_leader_is_silent() -> None:
+    play = leading()
     play.now = SETTINGS.lease_duration_s
     play.receive(Ping(("a/1",), play.now))
     assert play.received(PingResponse) == []
 
 
 @pytest.mark.conforms("E13")
-def test_an_answer_that_comes_when_the_trust_is_over_is_not_lost_on_a_leader_that_goes_on() -> None:
+def test_no_answer_is_lost_when_the_trust_is_over() -> None:
     """The process slept; the commit's answer is handled first, then a renewal that would have kept the trust."""
-    play = Play()
-    play.granted()
+    play = leading()
     play.do(Tick(), 3.0)
     [renewal] = play.waiting(RenewLeaderships)
     renewed = play.execute(renewal)
@@ -537,9 +507,8 @@ def test_an_answer_that_comes_when_the_trust_is_over_is_not_lost_on_a_leader_tha
     assert leader is None or not leader.pending_changes()
 
 
-def test_a_rule_of_its_own_that_a_leader_breaks_costs_only_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    play = Play()
-    play.granted()
+def test_a_broken_leader_costs_only_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    play = leading()
     play.want("b/1", subscription="$share/other/#")
     play.settle()
 
@@ -553,9 +522,8 @@ def test_a_rule_of_its_own_that_a_leader_breaks_costs_only_its_group(monkeypatch
     assert [m.borrower_id for m in play.received(Invalidate)] == ["a/1"]
 
 
-def test_a_revoke_is_given_to_the_leader_and_elsewhere_ignored() -> None:
-    play = Play()
-    play.granted()
+def test_a_revoke_is_given_to_its_leader() -> None:
+    play = leading()
     play.do(RevokeRequested(1, (1,), "operator"))
     play.do(RevokeRequested(9, (1,), "operator"))
     assert [m.stream_id for m in play.received(Revoke)] == [1]
@@ -565,9 +533,9 @@ def test_a_revoke_is_given_to_the_leader_and_elsewhere_ignored() -> None:
 
 
 @pytest.mark.conforms("E15")
-def test_a_shutdown_writes_what_is_under_way_then_releases_then_lets_the_borrowers_go() -> None:
-    play = Play()
-    play.granted()
+def test_a_shutdown_writes_then_releases() -> None:
+    """Only then the borrowers are let go."""
+    play = leading()
     play.progress(1, 5, final=True)
     play.do(ShutdownRequested(play.now + 5.0))
     assert play.waiting(ReleaseLeaderships) == []
@@ -584,9 +552,8 @@ def test_a_shutdown_writes_what_is_under_way_then_releases_then_lets_the_borrowe
 
 
 @pytest.mark.conforms("E15")
-def test_a_shutdown_under_steady_progress_does_not_wait_until_its_last_moment() -> None:
-    play = Play()
-    play.granted()
+def test_steady_progress_does_not_delay_a_shutdown() -> None:
+    play = leading()
     play.do(ShutdownRequested(play.now + 5.0))
     position, began = 0, play.now
     while not play.last.is_stopped:
@@ -601,9 +568,8 @@ def test_a_shutdown_under_steady_progress_does_not_wait_until_its_last_moment() 
 
 
 @pytest.mark.conforms("E8", "E15")
-def test_last_words_are_still_written_during_a_shutdown() -> None:
-    play = Play()
-    play.granted()
+def test_a_shutdown_writes_final_progress() -> None:
+    play = leading()
     play.progress(1, 3)
     play.do(ShutdownRequested(play.now + 5.0))
     play.progress(2, 7, final=True)
@@ -626,9 +592,8 @@ def test_a_stopping_node_begins_nothing_new() -> None:
 
 
 @pytest.mark.conforms("E15")
-def test_a_shutdown_does_not_wait_for_a_database_that_is_not_there() -> None:
-    play = Play()
-    play.granted()
+def test_a_shutdown_waits_for_no_database() -> None:
+    play = leading()
     play.progress(1, 5)
     play.do(ShutdownRequested(play.now + 5.0))
     play.requests.clear()
@@ -641,9 +606,9 @@ def test_a_shutdown_does_not_wait_for_a_database_that_is_not_there() -> None:
 
 
 @pytest.mark.conforms("E22")
-def test_an_idle_groups_leader_frees_its_claim_and_one_that_comes_in_that_moment_is_served() -> None:
-    play = Play()
-    play.granted()
+def test_an_idle_leader_frees_its_claim() -> None:
+    """Who comes in that moment is served."""
+    play = leading()
     play.receive(Disconnect("a/1", play.machine.leaders[1].term, ()))
     play.settle()
     while 1 in play.machine.leaders:
@@ -671,5 +636,7 @@ def test_what_nobody_asks_for_any_more_is_forgotten() -> None:
     second.settle()
     second.do(Tick(), second.now + 1.0)
     registry = second.machine.registry
-    assert (registry._known, registry._by_id, registry._home) == ({}, {}, {})
+    assert registry.wake_at() == float("inf"), "no subscription is left to look at"
+    assert {registry.group_by_id(group_id) for group_id in range(100)} == {None}
+    assert {registry.group_of_borrower("b", f"b/{number}") for number in range(50)} == {None}
     assert not second.machine.election.is_busy()

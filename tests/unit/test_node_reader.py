@@ -28,12 +28,17 @@ from sublet_storage.log.fetch import LogPage
 class Calls:
     """In the place of the nodes: each answers by a script, and what it is asked is remembered."""
 
-    def __init__(self, nodes: Sequence[str]) -> None:
-        self.nodes = list(nodes)
+    def __init__(self) -> None:
+        self.nodes: list[str] = []
         self.asked: list[tuple[str, str]] = []
         self.timeouts: list[float] = []
-        self.script: dict[str, list[Any]] = {node: [] for node in nodes}
+        self.script: dict[str, list[Any]] = {}
         self.closed = self.turned = 0
+
+    def reader(self, **script: Sequence[Any]) -> NodeReader:
+        """One that asks these nodes, which answer so."""
+        self.nodes, self.script = list(script), {node: list(answers) for node, answers in script.items()}
+        return NodeReader(self.nodes, 100, 30.0)
 
     @property
     def address(self) -> str:
@@ -76,11 +81,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def reader_of(monkeypatch: pytest.MonkeyPatch, *nodes: str) -> tuple[NodeReader, Calls]:
-    monkeypatch.setattr(module, "NodeCalls", Calls)
-    reader = NodeReader(nodes, 100, 30.0)
-    calls: Any = reader._calls
-    return reader, calls
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    calls = Calls()
+    monkeypatch.setattr(module, "NodeCalls", lambda nodes: calls)
+    return calls
 
 
 def lost(node: str, after_s: float = 0.0) -> RetryableError:
@@ -107,46 +112,38 @@ def heads(head: int) -> Any:
 
 
 @pytest.mark.conforms("P6")
-def test_a_node_that_is_lost_is_left_for_the_next_in_the_same_call(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    reader, calls = reader_of(monkeypatch, "a", "b")
-    calls.script = {"a": [heads(9), lost("a")], "b": [found(5, 8), heads(10)]}
+def test_a_lost_node_is_left_for_the_next(calls: Calls, caplog: pytest.LogCaptureFixture) -> None:
+    reader = calls.reader(a=[heads(9), lost("a")], b=[found(5, 8), heads(10)])
     stream = granted()
     assert reader.fetch_heads([7]) == [(7, 9)]
     assert reader.fetch(stream, always) == LogPage((), 5, 8, 100, False)
     assert reader.fetch_heads([7]) == [(7, 10)]
     assert calls.asked == [("a", "Heads"), ("a", "Read"), ("b", "Read"), ("b", "Heads")], "it stays with the next"
+    calls.script = {"b": [lost("b")], "a": [encode_session_epoch_reply(17)]}
+    assert reader.next_session_epoch() == 17
     assert caplog.records == []
 
 
 @pytest.mark.parametrize("refusal", [ProtocolMismatch("versions"), SubletError("the node failed")])
-def test_a_node_that_refuses_is_left_for_the_next_and_where_all_do_it_is_said(
-    monkeypatch: pytest.MonkeyPatch, refusal: SubletError
-) -> None:
-    reader, calls = reader_of(monkeypatch, "a", "b")
-    calls.script = {"a": [refusal, refusal], "b": [heads(9), refusal]}
+def test_a_refusing_node_is_left_for_the_next(calls: Calls, refusal: SubletError) -> None:
+    """Where all refuse, that is raised."""
+    reader = calls.reader(a=[refusal, refusal], b=[heads(9), refusal])
     assert reader.fetch_heads([7]) == [(7, 9)]
     with pytest.raises(type(refusal), match=str(refusal)):
         reader.fetch_heads([7])
 
 
-def test_where_one_refuses_and_the_other_is_away_it_waits_for_that(
-    monkeypatch: pytest.MonkeyPatch, clock: Clock
-) -> None:
-    reader, calls = reader_of(monkeypatch, "a", "b")
-    calls.script = {"a": [ProtocolMismatch("versions")] * 2, "b": [lost("b"), heads(9)]}
+def test_it_waits_for_a_node_that_is_away(calls: Calls, clock: Clock) -> None:
+    """Though another has refused."""
+    reader = calls.reader(a=[ProtocolMismatch("versions")] * 2, b=[lost("b"), heads(9)])
     assert reader.fetch_heads([7]) == []
     clock.sleep(1.0)
     assert reader.fetch_heads([7]) == [(7, 9)]
 
 
 @pytest.mark.parametrize("error", [PositionBeyondHead("beyond"), UsageError("no such filter")])
-def test_what_is_wrong_with_the_request_is_asked_of_nobody_else(
-    monkeypatch: pytest.MonkeyPatch, error: SubletError
-) -> None:
-    reader, calls = reader_of(monkeypatch, "a", "b")
-    calls.script["a"] = [error]
+def test_a_wrong_request_is_asked_of_one_node(calls: Calls, error: SubletError) -> None:
+    reader = calls.reader(a=[error], b=[])
     with pytest.raises(type(error)):
         reader.fetch(granted(), always)
     assert calls.asked == [("a", "Read")]
@@ -162,36 +159,29 @@ def test_what_is_wrong_with_the_request_is_asked_of_nobody_else(
     ],
 )
 @pytest.mark.conforms("X4")
-def test_an_answer_that_cannot_be_is_a_node_lost(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
-    reader, calls = reader_of(monkeypatch, "a", "b")
-    calls.script = {"a": [answer], "b": [found(5, 8)]}
+def test_an_answer_that_cannot_be_is_a_node_lost(calls: Calls, answer: Any) -> None:
+    reader = calls.reader(a=[answer], b=[found(5, 8)])
     stream = granted()
     assert reader.fetch(stream, always) is not None
     assert stream.next_read_offset == 8
 
 
 @pytest.mark.conforms("P2")
-@pytest.mark.parametrize("answer", [(0, 5), (3, 7), (6, 9), (40, 50)])
-def test_a_repeat_and_a_page_of_the_future_are_discarded(
-    monkeypatch: pytest.MonkeyPatch, answer: tuple[int, int]
-) -> None:
-    reader, calls = reader_of(monkeypatch, "a")
-    calls.script["a"] = [found(*answer), found(5, 8)]
+def test_only_the_next_page_is_taken(calls: Calls) -> None:
+    reader = calls.reader(a=[found(3, 7), found(6, 9), found(5, 8)])
     stream = granted()
-    assert reader.fetch(stream, always) is None
-    assert (stream.next_read_offset, stream.head) == (5, None)
+    for _ in ("a repeat", "of the future"):
+        assert reader.fetch(stream, always) is None
+        assert (stream.next_read_offset, stream.head) == (5, None)
     assert reader.fetch(stream, always) is not None
 
 
 # --- waiting ----------------------------------------------------------------------------------------------------------
 
 
-def test_waiting_is_said_once_and_so_is_going_on(
-    monkeypatch: pytest.MonkeyPatch, clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_waiting_is_said_once_and_so_is_going_on(calls: Calls, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    reader, calls = reader_of(monkeypatch, "a", "b")
-    calls.script = {"a": [lost("a")] * 3 + [found(5, 6), lost("a")], "b": [lost("b")] * 4}
+    reader = calls.reader(a=[lost("a")] * 3 + [found(5, 6), lost("a")], b=[lost("b")] * 4)
     stream = granted()
     for _ in range(3):
         assert reader.fetch(stream, always) is None
@@ -207,11 +197,8 @@ def test_waiting_is_said_once_and_so_is_going_on(
 
 
 @pytest.mark.conforms("X4")
-def test_nodes_are_not_asked_again_before_the_time_that_they_have_said(
-    monkeypatch: pytest.MonkeyPatch, clock: Clock
-) -> None:
-    reader, calls = reader_of(monkeypatch, "a")
-    calls.script["a"] = [lost("a", after_s=2.0), heads(9)]
+def test_no_node_is_asked_before_its_time(calls: Calls, clock: Clock) -> None:
+    reader = calls.reader(a=[lost("a", after_s=2.0), heads(9)])
     assert reader.fetch_heads([7]) == []
     clock.sleep(1.9)
     assert reader.fetch_heads([7]) == []
@@ -221,11 +208,8 @@ def test_nodes_are_not_asked_again_before_the_time_that_they_have_said(
     assert calls.turned == 0, "over the same connection"
 
 
-def test_the_pauses_grow_and_begin_again_when_a_node_has_answered(
-    monkeypatch: pytest.MonkeyPatch, clock: Clock
-) -> None:
-    reader, calls = reader_of(monkeypatch, "a")
-    calls.script["a"] = [lost("a")] * 7 + [heads(9), lost("a"), heads(9)]
+def test_pauses_grow_until_a_node_answers(calls: Calls, clock: Clock) -> None:
+    reader = calls.reader(a=[lost("a")] * 7 + [heads(9), lost("a"), heads(9)])
     waited: list[float] = []
     for _ in range(10):
         began, before = clock.now, len(calls.asked)
@@ -237,11 +221,9 @@ def test_the_pauses_grow_and_begin_again_when_a_node_has_answered(
 
 
 @pytest.mark.conforms("P6")
-def test_a_round_takes_no_longer_than_a_read_may_and_the_next_begins_with_the_next_node(
-    monkeypatch: pytest.MonkeyPatch, clock: Clock
-) -> None:
-    reader, calls = reader_of(monkeypatch, "frozen", "good")
-    calls.script = {"frozen": [lost("frozen")], "good": [heads(9)]}
+def test_a_round_ends_with_the_read_timeout(calls: Calls, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one begins with the next node."""
+    reader = calls.reader(frozen=[lost("frozen")], good=[heads(9)])
     ask = calls.call
 
     def slowly(method: str, request: Any, timeout_s: float) -> Any:
@@ -260,11 +242,10 @@ def test_a_round_takes_no_longer_than_a_read_may_and_the_next_begins_with_the_ne
 # --- the beginning ----------------------------------------------------------------------------------------------------
 
 
-def test_a_session_that_begins_waits_for_a_node_and_then_says_whom_it_asked(
-    monkeypatch: pytest.MonkeyPatch, clock: Clock
-) -> None:
-    reader, calls = reader_of(monkeypatch, "a:1", "b:2")
-    calls.script = {"a:1": [lost("a:1")] * 100, "b:2": [lost("b:2")] * 2 + [heads(1), *[lost("b:2")] * 100]}
+def test_the_first_node_is_waited_for(calls: Calls, clock: Clock) -> None:
+    """Then it says whom it asked."""
+    away, back = [lost("b:2")] * 100, [lost("b:2")] * 2
+    reader = calls.reader(**{"a:1": away, "b:2": [*back, heads(1), *away]})
     reader.warm_up()
     assert max(calls.timeouts) <= module.FIRST_NODE_TIMEOUT_S / 2, "one that is silent must not take the other's time"
     began = clock.now
@@ -273,25 +254,18 @@ def test_a_session_that_begins_waits_for_a_node_and_then_says_whom_it_asked(
     assert clock.now - began == pytest.approx(module.FIRST_NODE_TIMEOUT_S, abs=1.1)
 
 
-def test_a_cluster_of_another_release_is_told_at_once(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
-    reader, calls = reader_of(monkeypatch, "a", "b")
-    calls.script = {"a": [ProtocolMismatch("versions 1 and 2")], "b": [ProtocolMismatch("versions 1 and 2")]}
+def test_a_cluster_of_another_release_is_told_at_once(calls: Calls, clock: Clock) -> None:
+    reader = calls.reader(a=[ProtocolMismatch("versions 1 and 2")], b=[ProtocolMismatch("versions 1 and 2")])
     with pytest.raises(ProtocolMismatch, match="versions 1 and 2"):
         reader.warm_up()
     assert clock.now == 1000.0
 
 
-def test_an_epoch_is_drawn_from_whoever_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    reader, calls = reader_of(monkeypatch, "a", "b")
-    calls.script = {"a": [lost("a")], "b": [encode_session_epoch_reply(17)]}
-    assert reader.next_session_epoch() == 17
-
-
 # --- processes --------------------------------------------------------------------------------------------------------
 
 
-def test_in_another_process_it_asks_nobody_and_closes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    reader, calls = reader_of(monkeypatch, "a")
+def test_a_fork_asks_nobody_and_closes_nothing(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = calls.reader(a=[])
     monkeypatch.setattr(os, "getpid", lambda: -1)
     for use in (
         lambda: reader.fetch(granted(), always),

@@ -43,7 +43,7 @@ def test_invented_news_holds_until_the_next_reading() -> None:
 
 
 @pytest.mark.conforms("D7")
-def test_what_was_deleted_stays_deleted_until_it_is_made_again() -> None:
+def test_deleted_stays_deleted_until_made_again() -> None:
     cache = holding(space("a", 5), space("a", 5, deleted=True))
     assert cache.apply(space("a", 5), NOW) is ChangeNovelty.OLD
     assert cache.get("space", "a") is None
@@ -52,13 +52,8 @@ def test_what_was_deleted_stays_deleted_until_it_is_made_again() -> None:
 
 
 @pytest.mark.conforms("D7")
-def test_the_deletion_of_something_never_heard_of_is_remembered() -> None:
-    cache = holding(space("a", 5, deleted=True))
-    assert cache.apply(space("a", 4), NOW) is ChangeNovelty.OLD
-
-
-@pytest.mark.conforms("D7")
-def test_tombstones_end_with_time_or_when_there_are_too_many() -> None:
+def test_tombstones_end_by_time_or_number() -> None:
+    """Also those of what was not known."""
     cache = holding(space("a", 5, deleted=True))
     assert cache.apply(space("a", 4), NOW + 99) is ChangeNovelty.OLD
     assert cache.apply(space("a", 4), NOW + 100) is ChangeNovelty.NEWER
@@ -71,7 +66,7 @@ def test_tombstones_end_with_time_or_when_there_are_too_many() -> None:
 
 
 @pytest.mark.conforms("D6", "D7")
-def test_a_snapshot_brings_what_is_newer_and_takes_what_is_gone() -> None:
+def test_a_snapshot_adds_newer_and_takes_gone() -> None:
     cache = holding(space("a", 5), space("b", 5), space("c", 5))
     assert merge(cache, space("a", 6), space("b", 5), space("d", 1)) == [
         space("a", 6),
@@ -83,7 +78,7 @@ def test_a_snapshot_brings_what_is_newer_and_takes_what_is_gone() -> None:
 
 
 @pytest.mark.conforms("D6")
-def test_what_was_made_while_the_snapshot_was_read_is_not_taken() -> None:
+def test_changes_during_a_snapshot_are_kept() -> None:
     cache = holding(space("a", 5))
     begun = cache.begin_snapshot()
     cache.apply(space("b", 1), NOW)
@@ -93,7 +88,7 @@ def test_what_was_made_while_the_snapshot_was_read_is_not_taken() -> None:
 
 
 @pytest.mark.conforms("D7")
-def test_what_a_snapshot_did_not_have_is_revived_by_another_snapshot_only() -> None:
+def test_only_a_snapshot_revives() -> None:
     cache = holding(space("a", 5))
     assert merge(cache) == [space("a", 5, deleted=True)]
     assert cache.apply(space("a", 5), NOW) is ChangeNovelty.OLD
@@ -103,7 +98,7 @@ def test_what_a_snapshot_did_not_have_is_revived_by_another_snapshot_only() -> N
     assert cache.apply(space("a", 7), NOW) is ChangeNovelty.NEWER
 
 
-def test_a_snapshot_may_find_again_what_the_last_one_did_not_have() -> None:
+def test_a_snapshot_may_find_it_again() -> None:
     """A node whose lease had run out, and that goes on."""
     cache = holding(space("a", 5))
     merge(cache)
@@ -116,7 +111,7 @@ def test_a_snapshot_of_some_says_nothing_of_the_others() -> None:
     assert cache.get("space", "c") == space("c", 5)
 
 
-def test_what_nobody_asks_for_any_more_is_forgotten_in_time() -> None:
+def test_unasked_keys_are_forgotten_in_time() -> None:
     cache = holding(space("a", 5), space("c", 5))
     merge(cache, space("a", 5), keys=frozenset("a"), now=NOW + 100)
     assert merge(cache, space("a", 5), keys=frozenset("a"), now=NOW + 101) == []

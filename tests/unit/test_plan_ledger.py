@@ -79,7 +79,7 @@ def test_nothing_is_begun_before_it_is_written(desk: Desk) -> None:
     assert desk.begun() == [PlannedRange(1, 50, 10, 20)], "until it is acknowledged"
 
 
-def test_what_is_written_of_an_earlier_plan_is_not_taken_for_this_one(desk: Desk) -> None:
+def test_what_was_saved_of_another_plan_is_not_this(desk: Desk) -> None:
     desk.planning.plan({1: 20})
     desk.planning.apply_update(SavedProgress(1, 50, 10))
     desk.planning.apply_update(SavedProgress(1, 50, 10, InDoubtRange(50, 5, 10, HOLD_S)))
@@ -87,14 +87,14 @@ def test_what_is_written_of_an_earlier_plan_is_not_taken_for_this_one(desk: Desk
     assert desk.begun() == []
 
 
-def test_what_was_done_before_the_plan_was_written_is_planned_no_more(desk: Desk) -> None:
+def test_what_was_done_before_is_planned_no_more(desk: Desk) -> None:
     desk.planning.plan({1: 20})
     desk.planning.apply_update(SavedProgress(1, 50, 15, desk.last().in_doubt))
     assert desk.begun() == []
     assert desk.plan(s1=20) == [PlannedRange(1, 50, 15, 20)]
 
 
-def test_a_stream_has_one_plan_at_a_time_and_the_next_when_that_is_acknowledged(desk: Desk) -> None:
+def test_a_stream_has_one_plan_at_a_time(desk: Desk) -> None:
     (first,) = desk.plan(s1=20)
     assert desk.idle() == []
     assert desk.plan(s1=30) == [first]
@@ -104,7 +104,7 @@ def test_a_stream_has_one_plan_at_a_time_and_the_next_when_that_is_acknowledged(
     assert desk.plan(s1=30) == [PlannedRange(1, 50, 20, 30)]
 
 
-def test_what_is_done_and_what_is_planned_next_are_one_report(desk: Desk) -> None:
+def test_done_and_planned_next_are_one_report(desk: Desk) -> None:
     (first,) = desk.plan(s1=20)
     said = len(desk.said)
     desk.planning.acknowledge([first])
@@ -113,7 +113,7 @@ def test_what_is_done_and_what_is_planned_next_are_one_report(desk: Desk) -> Non
     assert desk.said[said:] == [SessionProgress(1, 50, 20, lag=10, in_doubt=InDoubtRange(50, 20, 30, HOLD_S))]
 
 
-def test_an_acknowledgement_of_something_else_changes_nothing(desk: Desk) -> None:
+def test_another_acknowledgement_changes_nothing(desk: Desk) -> None:
     (first,) = desk.plan(s1=20)
     for other in (
         PlannedRange(2, 50, 10, 20),
@@ -126,21 +126,19 @@ def test_an_acknowledgement_of_something_else_changes_nothing(desk: Desk) -> Non
 
 
 def test_a_revoke_waits_for_what_is_planned(desk: Desk) -> None:
+    desk.grant(2)
     (first,) = desk.plan(s1=20)
     said = len(desk.said)
     desk.planning.apply_update(RevokeStarted(1, 50))
     assert len(desk.said) == said
+    desk.planning.apply_update(RevokeStarted(2, 50))
+    assert (desk.last().stream_id, desk.last().position, desk.last().is_final) == (2, 10, True), "an idle one goes"
     desk.done([first])
-    assert (desk.last().position, desk.last().is_final) == (20, True)
+    assert (desk.last().stream_id, desk.last().position, desk.last().is_final) == (1, 20, True)
     assert desk.idle() == []
 
 
-def test_an_idle_stream_goes_at_once(desk: Desk) -> None:
-    desk.planning.apply_update(RevokeStarted(1, 50))
-    assert (desk.last().position, desk.last().is_final) == (10, True)
-
-
-def test_who_leaves_says_where_it_stands_though_something_is_in_doubt(desk: Desk) -> None:
+def test_who_leaves_reports_its_position(desk: Desk) -> None:
     desk.grant(2)
     desk.heads(s2=30)
     desk.plan(s1=20, s2=20)
@@ -151,7 +149,7 @@ def test_who_leaves_says_where_it_stands_though_something_is_in_doubt(desk: Desk
     assert (desk.last().stream_id, desk.last().position, desk.last().is_final) == (2, 10, True)
 
 
-def test_where_a_stream_ends_is_looked_at_once_and_followed_at_its_end(desk: Desk) -> None:
+def test_a_head_is_polled_once_then_followed(desk: Desk) -> None:
     desk.grant(2)
     assert desk.planning.streams_to_poll() == [2]
     assert desk.planning.caught_up_streams() == {}
@@ -165,7 +163,7 @@ def test_where_a_stream_ends_is_looked_at_once_and_followed_at_its_end(desk: Des
 
 
 @pytest.mark.conforms("P5", "X4")
-def test_nothing_is_planned_that_somebody_says_and_the_log_does_not_have(desk: Desk) -> None:
+def test_hints_are_polled_and_not_planned(desk: Desk) -> None:
     desk.grant(position=10)
     desk.heads(s1=10)
     assert (desk.idle(), desk.planning.streams_to_poll()) == ([], [])
@@ -195,7 +193,7 @@ BEGUN = PlannedRange(1, 40, 10, 20)
 
 @pytest.mark.conforms("E27")
 @pytest.mark.parametrize("first", ["the grant", "the checkpoint"])
-def test_what_was_begun_is_done_again_before_anything_else(first: str) -> None:
+def test_what_was_begun_is_done_again_first(first: str) -> None:
     desk = Desk(recalled=False)
     if first == "the checkpoint":
         desk.planning.restore((), [BEGUN])
@@ -216,49 +214,38 @@ def test_what_was_begun_is_done_again_before_anything_else(first: str) -> None:
 
 
 @pytest.mark.conforms("E27")
-def test_what_was_done_is_acknowledged_and_not_done_again() -> None:
+@pytest.mark.parametrize(
+    ("done", "position"),
+    [((BEGUN,), 20), ((), 10), ((PlannedRange(1, 40, 5, 10),), 10), ((PlannedRange(2, 40, 10, 20),), 10)],
+    ids=["done", "never begun", "another range", "another stream"],
+)
+def test_only_what_was_done_is_not_planned_anew(done: Iterable[PlannedRange], position: int) -> None:
     desk = Desk(recalled=False)
-    desk.planning.restore([BEGUN], ())
+    desk.planning.restore(done, ())
     desk.grant(left=LEFT)
-    assert desk.last() == SessionProgress(1, 50, 20, in_doubt=InDoubtRange(50, 20, 20, 0.0))
+    assert desk.last() == SessionProgress(1, 50, position, in_doubt=InDoubtRange(50, position, position, 0.0))
     desk.heads(s1=30)
-    assert desk.plan(s1=30) == [PlannedRange(1, 50, 20, 30)]
+    assert desk.plan(s1=25) == [PlannedRange(1, 50, position, 25)]
 
 
-@pytest.mark.conforms("E27")
-@pytest.mark.parametrize("known", [(), (PlannedRange(1, 40, 5, 10),), (PlannedRange(2, 40, 10, 20),)])
-def test_what_was_planned_and_never_begun_is_planned_anew(known: Iterable[PlannedRange]) -> None:
-    desk = Desk(recalled=False)
-    desk.planning.restore(known, ())
-    desk.grant(left=LEFT)
-    assert desk.last() == SessionProgress(1, 50, 10, in_doubt=InDoubtRange(50, 10, 10, 0.0))
-    desk.heads(s1=30)
-    assert desk.plan(s1=15) == [PlannedRange(1, 50, 10, 15)]
-
-
-def test_what_was_begun_goes_on_under_the_next_grant_of_the_same_process(desk: Desk) -> None:
+@pytest.mark.parametrize("acknowledged", ["between", "after"])
+def test_what_was_begun_goes_on_under_the_next_grant(desk: Desk, acknowledged: str) -> None:
     (begun,) = desk.plan(s1=20)
-    left = desk.said[-1].in_doubt
+    left = desk.last().in_doubt
     desk.planning.apply_update(StreamRemoved(1, 50, RevokedReason.LOST))
     assert desk.begun() == []
+    if acknowledged == "between":
+        desk.done([begun])
     desk.grant(grant_id=60, left=left)
-    assert desk.begun() == [begun]
-    desk.done([begun])
-    assert (desk.last().grant_id, desk.last().position) == (60, 20)
-
-
-def test_what_was_acknowledged_in_between_is_acknowledged_under_the_next_grant(desk: Desk) -> None:
-    (begun,) = desk.plan(s1=20)
-    left = desk.said[-1].in_doubt
-    desk.planning.apply_update(StreamRemoved(1, 50, RevokedReason.LOST))
-    desk.done([begun])
-    desk.grant(grant_id=60, left=left)
+    if acknowledged == "after":
+        assert desk.begun() == [begun]
+        desk.done([begun])
     assert (desk.last().grant_id, desk.last().position) == (60, 20)
     assert desk.begun() == []
 
 
 @pytest.mark.conforms("E27")
-def test_what_is_done_is_remembered_until_progress_has_passed_it(desk: Desk) -> None:
+def test_done_is_kept_until_progress_passes_it(desk: Desk) -> None:
     desk.grant(stream_id=2, position=0)
     desk.heads(s2=5)
     one, other = desk.plan(s1=20, s2=5)
@@ -276,7 +263,8 @@ def test_what_is_done_is_remembered_until_progress_has_passed_it(desk: Desk) -> 
     assert desk.planning.unsaved_ranges() == (), "the grant begins behind it"
 
 
-def test_what_an_earlier_process_has_done_is_remembered_until_that_is_written_down() -> None:
+def test_done_of_an_earlier_process_is_kept() -> None:
+    """Until that is written down."""
     desk = Desk(recalled=False)
     desk.planning.restore([BEGUN], ())
     assert desk.planning.unsaved_ranges() == (BEGUN,)
@@ -286,14 +274,14 @@ def test_what_an_earlier_process_has_done_is_remembered_until_that_is_written_do
     assert desk.planning.unsaved_ranges() == ()
 
 
-def test_where_the_position_stands_still_what_is_done_is_passed_by_its_epochs() -> None:
+def test_a_range_is_passed_by_its_epochs() -> None:
     before, behind = ConsumedFrontier(10, LowerFrontier(((1,),))), ConsumedFrontier(10, LowerFrontier(((3,),)))
     planned = PlannedRange(1, 50, 10, 10, behind)
     assert not planned.is_passed(10, before)
     assert planned.is_passed(10, behind)
 
 
-def test_an_acknowledgement_that_is_said_again_is_nothing_new(desk: Desk) -> None:
+def test_a_repeated_acknowledgement_is_nothing_new(desk: Desk) -> None:
     (begun,) = desk.plan(s1=20)
     desk.done([begun])
     desk.write()
@@ -301,7 +289,7 @@ def test_an_acknowledgement_that_is_said_again_is_nothing_new(desk: Desk) -> Non
     assert desk.planning.unsaved_ranges() == ()
 
 
-def test_what_is_said_to_be_done_for_good_is_forgotten_if_it_is_that() -> None:
+def test_only_the_range_that_is_dropped_is_forgotten() -> None:
     desk = Desk(recalled=False)
     desk.planning.restore([BEGUN], ())
     desk.planning.drop_done(PlannedRange(1, 40, 10, 19))
@@ -318,7 +306,7 @@ def test_what_is_not_ours_any_more_is_forgotten() -> None:
     assert desk.begun() == []
 
 
-def test_a_part_that_was_committed_elsewhere_is_not_done_again() -> None:
+def test_a_part_committed_elsewhere_is_left_out() -> None:
     desk = Desk(recalled=False)
     desk.planning.restore((), [BEGUN])
     desk.grant(position=15, left=LEFT)

@@ -49,7 +49,7 @@ def text_of(held: bytes) -> pa.Array:
     ("given", "micros"),
     [(5, 5), (np.int64(5), 5), (np.uint8(5), 5), (datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC), 1_000_000)],
 )
-def test_a_timestamp_is_any_integer_or_an_aware_datetime(given: Any, micros: int) -> None:
+def test_a_timestamp_is_a_number_or_aware_datetime(given: Any, micros: int) -> None:
     taken = as_timestamp_us(given)
     assert (taken, type(taken)) == (micros, int)
 
@@ -115,7 +115,7 @@ def test_a_topic_that_is_not_text_is_refused(topic: Any) -> None:
 
 
 @pytest.mark.parametrize("given", [5, 1.5, True, ["x"], {"x": 1}, np.zeros(2)])
-def test_a_key_or_value_that_is_neither_bytes_nor_text_is_refused(given: Any) -> None:
+def test_a_value_is_bytes_or_text(given: Any) -> None:
     with pytest.raises(UsageError, match=r"value of type .*: give bytes or text"):
         as_bytes("value", given)
 
@@ -143,15 +143,12 @@ GOOD: dict[str, Any] = {"topic": "a", "value": [b"x"]}
         ({"value": [5]}, UsageError, "Give a list or an Arrow array of binary."),
         ({"key": "\ud800"}, UsageError, "column key: '\\ud800' holds a lone surrogate"),
         ({"headers": [5]}, UsageError, "headers 5: headers are names"),
-        ({"headers": [{"a\ud800": b"x"}]}, UsageError, "holds a lone surrogate"),
         (
             {"headers": pa.MapArray.from_arrays([0, 1], text_of(b"\xff"), pa.array([b"x"]))},
             UsageError,
             "column headers of type list<",
         ),
         ({"timestamp": [True]}, UsageError, "column timestamp: "),
-        ({"timestamp": [2**80]}, UsageError, "column timestamp: "),
-        ({"timestamp": ["2020"]}, UsageError, "column timestamp: "),
         ({"timestamp": [None, NAIVE]}, UsageError, "column timestamp: timestamp 2020-01-01 00:00:00 has no time zone."),
         ({"timestamp": [np.datetime64("2020-01-01T00", "us")]}, UsageError, "has no time zone. Give an aware datetime"),
         (
@@ -168,7 +165,6 @@ GOOD: dict[str, Any] = {"topic": "a", "value": [b"x"]}
             UsageError,
             "column headers: message 0 of the batch has a header without a name. Name each.",
         ),
-        ({"timestamp": [datetime.max.replace(tzinfo=WEST)]}, UsageError, "outside of the years 1 to 9999"),
         ({"key": [b"x", b"y"]}, UsageError, "columns of different lengths (topic 2, value 1, key 2)"),
         ({5: [b"x"]}, UsageError, "no such columns: 5"),
     ],
@@ -194,8 +190,7 @@ def test_one_message_is_no_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("unit", "given", "micros"),
-    [("s", 7, 7_000_000), ("ms", 7, 7_000), ("us", 7, 7), ("ns", 7_999, 7)],
+    ("unit", "given", "micros"), [("s", 7, 7_000_000), ("ms", 7, 7_000), ("us", 7, 7), ("ns", 7_999, 7)]
 )
 def test_times_of_every_unit_are_taken(unit: str, given: int, micros: int) -> None:
     times = pa.array([given, None], pa.timestamp(unit, "Europe/Berlin"))
@@ -205,7 +200,7 @@ def test_times_of_every_unit_are_taken(unit: str, given: int, micros: int) -> No
     assert second > 1_700_000_000_000_000
 
 
-def test_headers_without_values_and_messages_without_headers_are_taken() -> None:
+def test_headers_may_be_empty() -> None:
     given = [None, [], [{"key": "a", "value": None}, {"key": "", "value": b"x"}]]
     (batch,) = to_record_batches({"topic": "a", "value": [b"x"] * 3, "headers": pa.array(given, HEADERS)})
     assert batch.column("headers").to_pylist() == given

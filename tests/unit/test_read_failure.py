@@ -59,18 +59,14 @@ def test_what_comes_and_goes_is_told_now_and_then() -> None:
 
 def test_a_place_is_told_of_when_it_stays_away() -> None:
     trouble = ReadFailure()
-    assert [trouble.record(AWAY, now) for now in (5.0, 6.0, 5.0 + PERSISTENT_AFTER_S, 16.0)] == [
-        False,
-        False,
-        True,
-        False,
-    ]
+    times = (5.0, 6.0, 5.0 + PERSISTENT_AFTER_S, 16.0)
+    assert [trouble.record(AWAY, now) for now in times] == [False, False, True, False]
     assert trouble.clear()
     assert not trouble.record(AWAY, 17.0), "it was back meanwhile"
     assert not trouble.clear(), "of what was not told the end is not either"
 
 
-def test_other_words_for_the_same_trouble_are_no_news_and_another_trouble_is() -> None:
+def test_another_failure_is_news() -> None:
     trouble = ReadFailure()
     assert trouble.record(PayloadUnreadable("request 1 failed"), 0.0)
     assert not trouble.record(PayloadUnreadable("request 2 failed"), 10.0)
@@ -88,7 +84,7 @@ def test_whatever_a_library_says_can_be_told() -> None:
     assert reported.streams[0].read_error == "   " + "x" * (MAX_READ_ERROR_CHARS - 3)
 
 
-def test_a_trouble_that_is_too_long_is_refused_and_none_is_none() -> None:
+def test_a_failure_too_long_is_refused() -> None:
     long = UpdateProgress("a/1", 3, (StreamProgress(1, 2, 3, read_error="x" * (MAX_READ_ERROR_CHARS + 1)),))
     with pytest.raises(MalformedMessage, match="read_error"):
         decode_to_leader(encode_to_leader(long))
@@ -116,10 +112,13 @@ def troubles(play: Play) -> list[str]:
     return [each.read_error for said in sent for each in said.streams]
 
 
-def test_trouble_is_passed_on_at_once_and_so_is_its_end() -> None:
+def test_a_failure_is_passed_on_at_once() -> None:
+    """To the next leader, too; and so is its end."""
     play = connected(GRANT)
     play.do(SessionProgress(5, 50, 10, read_error="damaged"), at=play.now)
     assert troubles(play) == ["damaged"]
+    (stream,) = play.machine.successor_state().streams
+    assert stream.read_error == stream.to_progress().read_error == "damaged"
     play.do(SessionProgress(5, 50, 10, read_error="damaged"), at=play.now)
     assert troubles(play) == []
     play.do(SessionProgress(5, 50, 10), at=play.now)
@@ -141,7 +140,7 @@ def all_in_trouble() -> Play:
     return play
 
 
-def test_the_troubles_of_very_many_streams_are_told_in_messages_that_a_node_reads() -> None:
+def test_many_failures_fit_into_messages() -> None:
     play = all_in_trouble()
     play.do(Tick(), at=play.now + play.machine.settings.resend_interval_s)
     sent = [said for said in play.said(UpdateProgress) if isinstance(said, UpdateProgress)]
@@ -163,15 +162,15 @@ def test_who_leaves_says_nothing_more_of_troubles() -> None:
     )  # fmt: skip
 
 
-def test_the_next_leader_is_told_of_it() -> None:
-    play = connected(GRANT)
-    play.do(SessionProgress(5, 50, 10, read_error="damaged"))
-    (stream,) = play.machine.successor_state().streams
-    assert stream.read_error == "damaged"
-    assert stream.to_progress().read_error == "damaged"
-
-
 # --- what a leader writes --------------------------------------------------------------------------------------------
+
+
+def leading(on_poison: OnPoison = OnPoison.BLOCK) -> Bench:
+    """A leader whose member has confirmed its stream."""
+    bench = Bench(options=GroupOptions(StartingPosition.EARLIEST, on_poison=on_poison))
+    bench.joined()
+    bench.confirm()
+    return bench
 
 
 def say(bench: Bench, trouble: str, *, final: bool = False) -> None:
@@ -185,10 +184,8 @@ def written(bench: Bench) -> list[tuple[str, str]]:
     return [(line.event, line.reason) for line in lines if line.event in (UNREADABLE, READABLE)]
 
 
-def test_history_has_a_line_when_trouble_begins_and_one_when_it_is_over() -> None:
-    bench = Bench()
-    bench.joined()
-    bench.confirm()
+def test_history_has_a_failures_begin_and_end() -> None:
+    bench = leading()
     for trouble in ("", "damaged", "damaged", "", ""):
         say(bench, trouble)
     assert written(bench) == [(UNREADABLE, "damaged"), (READABLE, "it can be read again")]
@@ -196,9 +193,7 @@ def test_history_has_a_line_when_trouble_begins_and_one_when_it_is_over() -> Non
 
 
 def test_the_last_word_is_of_no_trouble() -> None:
-    bench = Bench()
-    bench.joined()
-    bench.confirm()
+    bench = leading()
     say(bench, "damaged", final=True)
     assert written(bench) == []
 
@@ -208,12 +203,8 @@ def test_the_last_word_is_of_no_trouble() -> None:
     ("on_poison", "row", "event"),
     [(OnPoison.BLOCK, ("blocked", 3, 0), "block"), (OnPoison.SKIP, ("held", 6, 3), "skip")],
 )
-def test_a_leader_blocks_at_a_bad_block_or_goes_on_behind_it(
-    on_poison: OnPoison, row: tuple[str, int, int], event: str
-) -> None:
-    bench = Bench(options=GroupOptions(StartingPosition.EARLIEST, on_poison=on_poison))
-    bench.joined()
-    bench.confirm()
+def test_a_leader_blocks_at_or_skips_a_bad_block(on_poison: OnPoison, row: tuple[str, int, int], event: str) -> None:
+    bench = leading(on_poison)
     reported = StreamProgress(1, bench.grant_id(), 3, True, read_error="garbage.", poison=6)
     bench.receive(UpdateProgress(BORROWER, bench.term, (reported,)), AGENT)
     bench.settle()
@@ -225,10 +216,8 @@ def test_a_leader_blocks_at_a_bad_block_or_goes_on_behind_it(
     assert (line.position, line.reason.partition(" ")[0]) == (3, "garbage.")
 
 
-def test_a_stream_that_is_lent_anew_begins_without_trouble() -> None:
-    bench = Bench()
-    bench.joined()
-    bench.confirm()
+def test_a_new_grant_begins_without_failure() -> None:
+    bench = leading()
     say(bench, "damaged")
     bench.revoke(1)
     say(bench, "damaged", final=True)
@@ -238,10 +227,8 @@ def test_a_stream_that_is_lent_anew_begins_without_trouble() -> None:
     assert [event for event, _ in written(bench)] == [UNREADABLE] * 2
 
 
-def test_the_next_leader_hears_of_it_again_from_whoever_keeps_the_stream() -> None:
-    bench = Bench()
-    bench.joined()
-    bench.confirm()
+def test_the_next_leader_hears_of_it_again() -> None:
+    bench = leading()
     say(bench, "damaged")
     held = bench.held()
     bench.lead()

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import psycopg
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from psycopg.pq import TransactionStatus
 
 from sublet_borrower.fetch import database_reader as module
 from sublet_borrower.fetch.database_reader import DatabaseReader
@@ -21,39 +18,19 @@ from sublet_protocol.domain.errors import DatabaseUnreachable, PositionGone
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.borrower_leader import Grant, RevokedReason
 from sublet_storage.db.reconnecting_connection import BACKOFF_MAX_S
-from sublet_storage.log.fetch import HeadState, LogPage
-
-
-class Connection:
-    """Open until it is closed; nothing is asked of it here."""
-
-    closed = False
-    info = SimpleNamespace(transaction_status=TransactionStatus.IDLE)
-
-    def close(self) -> None:
-        self.closed = True
+from sublet_storage.log.fetch import LogPage
+from tests.unit.test_reconnecting_connection import Connection
 
 
 class Log:
     """In the place of `sublet_storage.log.fetch`: what is asked is remembered, and answered by a script."""
 
     def __init__(self) -> None:
-        self.script: list[LogPage | Exception | dict[int, HeadState]] = []
+        self.script: list[LogPage | Exception] = []
         self.asked: list[tuple[Any, ...]] = []
 
     def fetch(self, connection: Connection, stream_id: int, offset: int, **how: Any) -> LogPage:
         self.asked.append((stream_id, offset, how))
-        answer = self._next(connection)
-        assert isinstance(answer, LogPage)
-        return answer
-
-    def read_heads(self, connection: Connection, stream_ids: Any) -> dict[int, HeadState]:
-        self.asked.append(tuple(stream_ids))
-        answer = self._next(connection)
-        assert isinstance(answer, dict)
-        return answer
-
-    def _next(self, connection: Connection) -> object:
         assert not connection.closed
         answer = self.script.pop(0)
         if isinstance(answer, Exception):
@@ -100,9 +77,7 @@ PAGES = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 6)), max_size=60)
 
 @pytest.mark.conforms("P2")
 @given(PAGES, st.integers(0, 12), st.booleans())
-def test_of_any_pages_in_any_order_those_are_taken_that_follow_directly(
-    arriving: list[tuple[int, int]], first: int, over: bool
-) -> None:
+def test_of_any_pages_only_successors_are_taken(arriving: list[tuple[int, int]], first: int, over: bool) -> None:
     stream = granted(first)
     stream.is_ended = over
     taken: list[tuple[int, int]] = []
@@ -120,31 +95,8 @@ def test_of_any_pages_in_any_order_those_are_taken_that_follow_directly(
 
 
 @pytest.mark.conforms("P2")
-@given(st.permutations([(start, start + 3) for start in range(0, 30, 3)] * 3))
-def test_shuffled_repeats_of_a_whole_log_bring_each_part_at_most_once_and_in_order(
-    pages: list[tuple[int, int]],
-) -> None:
-    stream = granted()
-    taken = [each for each in pages if stream.advance_read(*each, 30)]
-    assert taken == [(start, start + 3) for start in range(0, stream.next_read_offset, 3)]
-
-
-@pytest.mark.conforms("E29")
-def test_a_page_that_comes_when_the_stream_is_not_ours_any_more_is_discarded(
-    log: Log, connections: list[Connection]
-) -> None:
-    reader, stream = DatabaseReader("url", 100, 30.0), granted(5)
-    log.script = [page(5, 8), page(5, 8)]
-    assert reader.fetch(stream, lambda _: log.asked == []) is None, "it is asked when the page is there"
-    assert stream.next_read_offset == 5
-    assert reader.fetch(stream, always) == page(5, 8)
-
-
-@pytest.mark.conforms("P2")
-@pytest.mark.parametrize("answer", [page(0, 5), page(3, 7), page(6, 9), page(5, 4), page(5, 101), page(40, 50)])
-def test_a_repeat_and_a_page_of_the_future_are_discarded_and_the_same_place_is_read_again(
-    log: Log, connections: list[Connection], answer: LogPage
-) -> None:
+@pytest.mark.parametrize("answer", [page(3, 7), page(6, 9), page(5, 4), page(5, 101)])
+def test_another_page_is_discarded_and_read_again(log: Log, connections: list[Connection], answer: LogPage) -> None:
     reader, stream = DatabaseReader("url", 100, 30.0), granted(5)
     log.script = [answer, page(5, 8), page(8, 10)]
     assert reader.fetch(stream, always) is None
@@ -156,7 +108,7 @@ def test_a_repeat_and_a_page_of_the_future_are_discarded_and_the_same_place_is_r
 
 
 @pytest.mark.conforms("P2", "E10")
-def test_what_comes_under_a_grant_that_is_over_is_discarded() -> None:
+def test_a_page_of_an_old_grant_is_discarded() -> None:
     reports: list[SessionProgress] = []
     handler = SessionAssignment(reports.append)
     handler.apply_update(StreamGranted(Grant("b", 1, 7, 1, 0, 3, 0, 1 << 64, "#")))
@@ -183,21 +135,16 @@ def test_a_page_is_asked_for_by_what_was_lent(log: Log, connections: list[Connec
     assert not stream.may_have_more
 
 
-def test_heads_are_those_of_the_streams_asked_for(log: Log, connections: list[Connection]) -> None:
-    log.script = [{7: HeadState(9, is_closed=False, is_gone=False), 8: HeadState(4, is_closed=True, is_gone=False)}]
-    assert DatabaseReader("url", 1, 30.0).fetch_heads([7, 8]) == [(7, 9), (8, 4)]
-    assert log.asked == [(7, 8)]
-
-
 @pytest.mark.conforms("E13")
 @pytest.mark.parametrize("error", [psycopg.OperationalError("gone away"), DatabaseUnreachable("not there")])
-def test_a_database_that_is_away_is_said_once_tried_with_pauses_and_read_on_when_it_is_back(
+def test_a_database_away_is_tried_with_pauses(
     log: Log,
     connections: list[Connection],
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
     error: Exception,
 ) -> None:
+    """And read on when it is back, in the same place."""
     caplog.set_level("INFO")
     now = 0.0
     monkeypatch.setattr("sublet_storage.util.retry.time.monotonic", lambda: now)
@@ -210,38 +157,16 @@ def test_a_database_that_is_away_is_said_once_tried_with_pauses_and_read_on_when
     assert stream.next_read_offset == 5
     assert reader.fetch(stream, always) == page(5, 6)
     assert [connection.closed for connection in connections] == [True, True, True, False]
-    said = [record.message for record in caplog.records]
-    assert len(said) == 2
-    assert "the database is away" in said[0]
-    assert "is back" in said[1]
     reader.fetch(stream, always)
-    assert len(caplog.records) == 3, "away again"
-
-
-@pytest.mark.parametrize("error", [PositionGone(7, 5, 9), psycopg.DataError("our own mistake")])
-def test_what_is_not_the_databases_absence_passes_through(
-    log: Log, connections: list[Connection], error: Exception
-) -> None:
-    log.script = [error]
-    with pytest.raises(type(error)):
-        DatabaseReader("url", 1, 30.0).fetch(granted(5), always)
-
-
-def test_a_connection_that_cannot_be_made_is_a_database_away(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(url: str, **settings: Any) -> Connection:
-        raise DatabaseUnreachable("nobody listens")
-
-    monkeypatch.setattr(module, "connect", refuse)
-    assert DatabaseReader("url", 1, 30.0).fetch_heads([7]) == []
-
-
-@pytest.mark.parametrize("use", [lambda reader: reader.fetch_heads([7]), lambda reader: None])
-def test_closing_closes_what_was_opened(
-    log: Log, connections: list[Connection], use: Callable[[DatabaseReader], object]
-) -> None:
-    log.script = [{}]
-    reader = DatabaseReader("url", 1, 30.0)
-    use(reader)
+    said = [record.message.partition(",")[0] for record in caplog.records]
+    assert said == ["the database is away", "the database is back", "the database is away"]
     reader.close()
     reader.close()
     assert all(connection.closed for connection in connections)
+
+
+@pytest.mark.parametrize("error", [PositionGone(7, 5, 9), psycopg.DataError("our own mistake")])
+def test_other_errors_pass_through(log: Log, connections: list[Connection], error: Exception) -> None:
+    log.script = [error]
+    with pytest.raises(type(error)):
+        DatabaseReader("url", 1, 30.0).fetch(granted(5), always)

@@ -38,7 +38,7 @@ class Server:
         return self.made[-1]
 
 
-def test_it_is_opened_when_it_is_first_needed_and_used_again() -> None:
+def test_it_is_opened_when_needed_and_used_again() -> None:
     server = Server()
     retained = ReconnectingConnection(server.connect)
     assert server.made == []
@@ -62,9 +62,8 @@ def test_it_is_opened_when_it_is_first_needed_and_used_again() -> None:
         (KeyboardInterrupt(), False),
     ],
 )
-def test_what_breaks_off_a_block_closes_it_but_for_what_is_wrong_with_the_request(
-    error: BaseException, is_reused: bool
-) -> None:
+def test_an_error_closes_it(error: BaseException, is_reused: bool) -> None:
+    """But for what is wrong with the request."""
     server = Server()
     retained = ReconnectingConnection(server.connect)
     with pytest.raises(type(error)), retained:
@@ -73,7 +72,7 @@ def test_what_breaks_off_a_block_closes_it_but_for_what_is_wrong_with_the_reques
     assert retained.ready() is server.made[0 if is_reused else 1]
 
 
-def test_a_block_that_never_came_to_its_end_closes_it_when_the_next_begins() -> None:
+def test_a_block_without_end_closes_it() -> None:
     server = Server()
     retained = ReconnectingConnection(server.connect)
     retained.__enter__()  # and a signal's exception before `__exit__` has done anything
@@ -83,9 +82,10 @@ def test_a_block_that_never_came_to_its_end_closes_it_when_the_next_begins() -> 
 
 
 @pytest.mark.parametrize("log", [None, logging.getLogger(__name__)])
-def test_a_database_that_refuses_is_reported_once_and_left_alone_for_a_while_by_who_wants_that(
+def test_a_database_away_is_logged_once(
     log: logging.Logger | None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And, by who wants that, left alone for a while."""
     caplog.set_level("INFO")
     now = 1000.0
     monkeypatch.setattr("time.monotonic", lambda: now)

@@ -26,7 +26,7 @@ def spaces(*filters: str) -> list[Space]:
     return [Space(index, text, TopicFilter(text), 1) for index, text in enumerate(filters)]
 
 
-def test_the_hash_is_xxh3_64_of_the_key_and_of_the_topic_without_one() -> None:
+def test_the_hash_is_xxh3_64_of_key_or_topic() -> None:
     assert hash_key(b"", "a") == 0x2D06800538D394C2  # the published value for no bytes and seed 0
     assert hash_key(None, "a") == hash_key(b"a", "other")
     assert hash_key(b"key", "a") == hash_key(b"key", "b")
@@ -43,7 +43,7 @@ def test_ranges_tile_the_ring(shards: int) -> None:
 
 
 @pytest.mark.parametrize("shards", [0, -1, 4097])
-def test_a_silly_number_of_shards_is_refused_with_the_limits(shards: int) -> None:
+def test_the_number_of_shards_is_limited(shards: int) -> None:
     with pytest.raises(InvalidSetting, match=f"shards {shards}: must be from 1 to 4096"):
         split_ring(shards)
 
@@ -54,10 +54,9 @@ def test_ranges_that_only_touch_do_not_overlap() -> None:
 
 
 @pytest.mark.parametrize(
-    ("topic", "expected"),
-    [("a", "a"), ("a/b", "a/b"), ("a/c", "a/+"), ("a/c/d", "a/#"), ("b/b", "+/b"), ("x", "#")],
+    ("topic", "expected"), [("a", "a"), ("a/b", "a/b"), ("a/c", "a/+"), ("a/c/d", "a/#"), ("b/b", "+/b"), ("x", "#")]
 )
-def test_the_most_specific_space_wins_level_by_level_from_the_left(topic: str, expected: str) -> None:
+def test_the_most_specific_space_wins(topic: str, expected: str) -> None:
     found = find_space_for(topic, spaces("#", "+/b", "a/#", "a/+", "a/b", "a"))
     assert found is not None
     assert found.name == expected
@@ -69,21 +68,14 @@ def test_without_a_catch_all_a_topic_may_have_no_space() -> None:
 
 @pytest.mark.parametrize(
     ("wanted", "expected"),
-    [
-        ("#", {"#", "a/#", "a/b/#", "c"}),
-        ("a/#", {"a/#", "a/b/#"}),
-        ("a/b", {"a/b/#"}),
-        ("+/b", {"#", "a/b/#", "a/#"}),
-    ],
+    [("#", {"#", "a/#", "a/b/#", "c"}), ("a/#", {"a/#", "a/b/#"}), ("a/b", {"a/b/#"}), ("+/b", {"#", "a/b/#", "a/#"})],
 )
-def test_candidates_are_those_that_intersect_and_are_not_in_the_shadow_of_a_covering_one(
-    wanted: str, expected: set[str]
-) -> None:
+def test_candidates_intersect_and_are_not_covered(wanted: str, expected: set[str]) -> None:
     have = [TopicFilter(text) for text in ("#", "a/#", "a/b/#", "c")]
     assert {found.text for found in candidate_filters(TopicFilter(wanted), have)} == expected
 
 
-def test_a_generation_is_judged_by_the_filter_it_was_filled_under() -> None:
+def test_a_generation_has_the_filter_it_was_filled_by() -> None:
     every = tuple(TopicFilter(text) for text in ("#", "a/#", "a/b/#", "c"))
     filled = GenerationTopicFilters(every, open=frozenset(every) - {TopicFilter("a/b/#")}, newest_generation_id=9)
     assert filled.matching(TopicFilter("a/b")) == {
@@ -95,7 +87,7 @@ def test_a_generation_is_judged_by_the_filter_it_was_filled_under() -> None:
 
 
 @pytest.mark.parametrize("shards", [1, 3, 4, 4096])
-def test_a_ring_finds_the_stream_at_the_edges_of_its_ranges(shards: int) -> None:
+def test_a_ring_finds_streams_at_their_edges(shards: int) -> None:
     cut = split_ring(shards)
     ring = HashRing([StreamInfo(index, 1, 1, low, high, 0, False) for index, (low, high) in enumerate(cut)][::-1])
     edges = {edge: index for index, (low, high) in enumerate(cut) for edge in (low, high - 1)}

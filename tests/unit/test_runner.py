@@ -80,16 +80,16 @@ class Function:
         self.done.extend(offsets)
 
 
-def test_a_batch_counts_when_the_function_has_returned_and_not_before() -> None:
-    source = Source(3, 2)
-    seen: list[int] = []
-    summary = run(source, lambda batch: seen.append(source.acknowledged))
-    assert seen == [FIRST, FIRST + 3]
+def test_a_batch_counts_when_the_function_returns() -> None:
+    source, summary = Source(3, 2), RunSummary()
+    seen: list[tuple[int, int]] = []
+    run(source, lambda batch: seen.append((source.acknowledged, summary.messages)), summary=summary)
+    assert seen == [(FIRST, 0), (FIRST + 3, 3)]
     assert source.acknowledged == FIRST + 5
     assert summary == RunSummary(batches=2, messages=5)
 
 
-def test_a_failed_batch_is_tried_again_whole_and_counts_once() -> None:
+def test_a_failed_batch_is_tried_again_whole() -> None:
     source, function = Source(4), Function(1, calls=2)
     summary = run(source, function, policy=AT_ONCE)
     assert function.done == [FIRST, FIRST + 1, FIRST + 2, FIRST + 3]
@@ -97,26 +97,20 @@ def test_a_failed_batch_is_tried_again_whole_and_counts_once() -> None:
     assert len(source.waits) == 2
 
 
-@pytest.mark.parametrize("bad", range(9))
-def test_the_one_bad_record_is_named_and_all_before_it_counts_and_nothing_else(bad: int) -> None:
-    source, function = Source(9, 5), Function(bad)
-    with pytest.raises(UserFunctionFailed, match=f"3 times in a row at stream 7, offset {FIRST + bad} ") as failed:
+@pytest.mark.parametrize("bad", [(0,), (1,), (4,), (7,), (8,), (8, 5, 6)])
+def test_the_first_bad_record_is_named(bad: tuple[int, ...]) -> None:
+    """All before it counts, and nothing else."""
+    source, function, first = Source(9, 5), Function(*bad), FIRST + min(bad)
+    with pytest.raises(UserFunctionFailed, match=f"3 times in a row at stream 7, offset {first} ") as failed:
         run(source, function, policy=AT_ONCE)
-    assert (failed.value.stream_id, failed.value.offset) == (7, FIRST + bad)
+    assert (failed.value.stream_id, failed.value.offset) == (7, first)
     assert "(topic 't', key 'k'): ValueError: cannot. Progress ends before this record" in str(failed.value)
     assert isinstance(failed.value.__cause__, ValueError)
-    assert source.acknowledged == FIRST + bad
-    assert function.done == list(range(FIRST, FIRST + bad)), "each once, in order, and none after the bad one"
+    assert source.acknowledged == first
+    assert function.done == list(range(FIRST, first)), "each once, in order, and none after the bad one"
 
 
-def test_of_several_bad_records_the_first_is_named() -> None:
-    source = Source(16)
-    with pytest.raises(UserFunctionFailed, match=f"offset {FIRST + 5} "):
-        run(source, Function(13, 5, 6), policy=AT_ONCE)
-    assert source.acknowledged == FIRST + 5
-
-
-def test_a_record_that_is_bad_only_in_company_is_nobodys_fault() -> None:
+def test_bad_only_in_company_is_nobodys_fault() -> None:
     source = Source(8)
 
     def only_small(batch: Batch) -> None:
@@ -137,7 +131,7 @@ def test_a_single_record_has_all_its_tries() -> None:
     assert source.acknowledged == FIRST + 2
 
 
-def test_a_database_that_is_away_is_nobodys_fault_and_the_very_same_part_is_tried_again() -> None:
+def test_with_the_database_away_it_tries_the_same() -> None:
     source, parts = Source(4), []
 
     def work(batch: Batch) -> None:
@@ -150,7 +144,7 @@ def test_a_database_that_is_away_is_nobodys_fault_and_the_very_same_part_is_trie
     assert summary == RunSummary(batches=1, messages=4)
 
 
-def test_what_is_taken_away_between_two_tries_is_dropped_and_the_run_goes_on() -> None:
+def test_a_stream_lost_between_tries_is_dropped() -> None:
     source, function = Source(2), Function(0)
     source.on_wait = source.take_away
     summary = run(source, function, policy=AT_ONCE)
@@ -181,8 +175,8 @@ def test_no_call_begins_without_trust() -> None:
     assert all(begun)
 
 
-@pytest.mark.timeout(10)
-def test_a_session_that_ends_between_two_tries_ends_the_run() -> None:
+@pytest.mark.timeout(60)
+def test_a_session_that_ends_ends_the_run() -> None:
     source, function = Source(2, 2), Function(0)
 
     def end() -> None:
@@ -194,7 +188,7 @@ def test_a_session_that_ends_between_two_tries_ends_the_run() -> None:
 
 
 @pytest.mark.parametrize("leaving", [SystemExit(3), KeyboardInterrupt()])
-def test_an_exit_passes_at_once_and_its_batch_does_not_count(leaving: BaseException) -> None:
+def test_an_exit_passes_and_does_not_count(leaving: BaseException) -> None:
     source = Source(1, 1)
     called = []
 
@@ -217,13 +211,13 @@ def test_an_exit_passes_at_once_and_its_batch_does_not_count(leaving: BaseExcept
         (b"x" * 200, "key '" + "x" * 60 + "'... of 200 bytes)"),
     ],
 )
-def test_a_key_is_shown_as_text_if_it_is_and_never_at_length(key: bytes | None, shown: str) -> None:
+def test_a_key_is_shown_as_text_and_cut(key: bytes | None, shown: str) -> None:
     with pytest.raises(UserFunctionFailed) as failed:
         run(Source(1, key=key), Function(0), policy=AT_ONCE)
     assert shown in str(failed.value)
 
 
-def test_pauses_double_up_to_the_longest_and_are_shortened_at_random() -> None:
+def test_pauses_double_and_vary() -> None:
     policy = RetryPolicy(backoff_s=0.2, max_backoff_s=1.0)
     backoffs = [policy.new_backoff() for _ in range(50)]
     for longest in (0.2, 0.4, 0.8, *[1.0] * 100):
@@ -242,10 +236,3 @@ def test_pauses_double_up_to_the_longest_and_are_shortened_at_random() -> None:
 def test_a_policy_that_makes_no_sense_is_refused(wrong: dict[str, float], reported: str) -> None:
     with pytest.raises(InvalidSetting, match=reported):
         RetryPolicy(**wrong)  # type: ignore[arg-type]
-
-
-def test_the_summary_can_be_read_while_the_run_goes_on() -> None:
-    summary, seen = RunSummary(), []
-    run(Source(2, 3), lambda batch: seen.append(summary.messages), summary=summary)
-    assert seen == [0, 2]
-    assert summary.messages == 5

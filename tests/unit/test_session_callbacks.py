@@ -35,7 +35,7 @@ def lost(
 
 
 @pytest.mark.conforms("R3")
-def test_each_delivery_is_one_call_of_the_nearest_callback() -> None:
+def test_the_nearest_callback_is_called() -> None:
     calls = Calls()
     news = DeliveredMessage(1, "news", "k", "m")
     for subject, name in ((None, "own"), (ALL, "all"), (KEY, "key")):
@@ -54,7 +54,7 @@ def test_each_delivery_is_one_call_of_the_nearest_callback() -> None:
 
 
 @pytest.mark.conforms("R10")
-def test_a_gap_is_told_to_all_who_read_its_channels_each_callback_once() -> None:
+def test_a_gap_is_one_call_of_each_callback() -> None:
     calls = Calls()
     calls.put(ALL, "all")
     calls.put(KEY, "key")
@@ -70,7 +70,7 @@ def test_a_gap_is_told_to_all_who_read_its_channels_each_callback_once() -> None
 
 
 @pytest.mark.conforms("R9")
-def test_a_loss_is_told_to_each_subscription_it_names_once() -> None:
+def test_a_loss_is_one_call_of_each_it_names() -> None:
     calls = Calls()
     calls.put(ALL, "all")
     calls.put(KEY, "key")
@@ -82,7 +82,7 @@ def test_a_loss_is_told_to_each_subscription_it_names_once() -> None:
 
 
 @pytest.mark.conforms("R9")
-def test_after_a_final_word_a_subscription_is_forgotten() -> None:
+def test_a_final_loss_forgets_the_subscription() -> None:
     calls = Calls()
     calls.put(KEY, "key")
     calls.put(ALL, "all")
@@ -94,7 +94,7 @@ def test_after_a_final_word_a_subscription_is_forgotten() -> None:
     assert calls.callbacks.subjects() == ()
 
 
-def test_a_callback_that_raises_or_unsubscribes_others_harms_nobody() -> None:
+def test_a_callback_that_raises_harms_nobody() -> None:
     calls = Calls()
 
     def raising(lost: ConnectionLost) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -35,7 +34,7 @@ STREAM, OTHER, HEAD = 7, 8, 1_000
 class Agent:
     """In the agent's place: lends two streams for ever, and confirms the end at once."""
 
-    def __init__(self, find_nodes: Callable[[], object], settings: object) -> None:
+    def __init__(self) -> None:
         self.reports: list[SessionProgress] = []
         self.inbox = SessionEventQueue()
         self.trusts: Callable[[], bool] = lambda: True
@@ -68,7 +67,7 @@ class Agent:
 class Reader:
     """In the reader's place: streams of `HEAD` messages of which the filter matches none, a page has one."""
 
-    def __init__(self, *_: object) -> None:
+    def __init__(self) -> None:
         self.read: list[int] = []
         self.before_page: Callable[[int], None] = lambda number: None
         self.gone: dict[int, Exception] = {}
@@ -93,24 +92,25 @@ class Reader:
 
 
 @pytest.fixture
-def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+def agent() -> Agent:
+    return Agent()
+
+
+@pytest.fixture
+def reader() -> Reader:
+    return Reader()
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch, agent: Agent, reader: Reader) -> Iterator[Session]:
     monkeypatch.setattr(transport, "open_database", lambda *_: contextlib.nullcontext(SimpleNamespace(url="")))
-    monkeypatch.setattr(member, "AgentLoop", Agent)
-    monkeypatch.setattr(transport, "DatabaseReader", Reader)
+    monkeypatch.setattr(member, "AgentLoop", lambda *_: agent)
+    monkeypatch.setattr(transport, "DatabaseReader", lambda *_: reader)
     with Session("$share/g/none/#") as session:
         yield session
 
 
-def reader_of(session: Session) -> Any:
-    return session._member.reader
-
-
-def agent_of(session: Session) -> Any:
-    return session._member.agent
-
-
-def test_a_drain_ends_the_skipping_after_the_page_under_way(session: Session) -> None:
-    reader = reader_of(session)
+def test_a_drain_ends_the_skipping(session: Session, reader: Reader) -> None:
     reader.before_page = lambda number: session.drain() if number == 5 else None
     assert session.poll() is None
     assert session.is_closed
@@ -118,8 +118,8 @@ def test_a_drain_ends_the_skipping_after_the_page_under_way(session: Session) ->
 
 
 @pytest.mark.conforms("E8")
-def test_a_stream_that_is_to_be_handed_over_is_read_no_more_and_its_last_word_is_given(session: Session) -> None:
-    reader, agent = reader_of(session), agent_of(session)
+def test_a_revoked_stream_is_read_no_more(session: Session, reader: Reader, agent: Agent) -> None:
+    """Its final progress is reported."""
 
     def notify(number: int) -> None:
         if number == 5:
@@ -135,10 +135,8 @@ def test_a_stream_that_is_to_be_handed_over_is_read_no_more_and_its_last_word_is
 
 
 @pytest.mark.conforms("E34")
-def test_a_batch_that_came_when_the_right_to_begin_was_over_is_not_given_out_and_the_position_stays(
-    session: Session,
-) -> None:
-    reader, agent = reader_of(session), agent_of(session)
+def test_without_trust_no_batch_is_given_out(session: Session, reader: Reader, agent: Agent) -> None:
+    """The position stays."""
     reader.messages = (pa.record_batch({"value": [b"x"]}),)
     agent.trusts = lambda: False
     assert session.poll(0.2) is None, "the page took longer than the leader's word is good, say"
@@ -151,10 +149,11 @@ def test_a_batch_that_came_when_the_right_to_begin_was_over_is_not_given_out_and
     assert (batch.stream_id, batch.first) == (STREAM, 0)
 
 
-def test_a_stream_whose_payload_is_damaged_is_left_and_tried_again_and_all_others_go_on(
-    session: Session, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_an_unreadable_payload_is_tried_again(
+    session: Session, reader: Reader, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reader, now = reader_of(session), [0.0]
+    """All other streams go on."""
+    now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     reader.gone = {STREAM: PayloadUnreadable("its payload is damaged.")}
 
@@ -176,10 +175,10 @@ def test_a_stream_whose_payload_is_damaged_is_left_and_tried_again_and_all_other
 
 @pytest.mark.conforms("W10")
 @pytest.mark.parametrize("kind", [PoisonBlock, PayloadDamaged])
-def test_a_stream_with_a_block_that_cannot_be_decoded_is_handed_back_once_and_all_others_go_on(
-    session: Session, caplog: pytest.LogCaptureFixture, kind: type[PoisonBlock]
+def test_a_stream_with_a_poison_block_is_handed_back(
+    session: Session, reader: Reader, agent: Agent, caplog: pytest.LogCaptureFixture, kind: type[PoisonBlock]
 ) -> None:
-    reader, agent = reader_of(session), agent_of(session)
+    """All other streams go on."""
     poison = kind(STREAM, (3, 5), "cannot be decoded: garbage.")
 
     def go_on(number: int) -> None:
@@ -195,11 +194,11 @@ def test_a_stream_with_a_block_that_cannot_be_decoded_is_handed_back_once_and_al
     assert [record.getMessage().count(str(poison)) for record in caplog.records] == [1]
 
 
-def test_each_outage_of_a_place_is_said_once_however_many_streams_wait_and_so_is_its_end(
-    session: Session, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_an_outage_of_a_place_is_logged_once(
+    session: Session, reader: Reader, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    reader, away = reader_of(session), PayloadUnavailable("the place is away.")
+    away = PayloadUnavailable("the place is away.")
     monkeypatch.setattr(stream_fetcher, "UNAVAILABLE_RETRY_S", 0.0)
 
     def come_and_go(number: int) -> None:
@@ -217,8 +216,9 @@ def test_each_outage_of_a_place_is_said_once_however_many_streams_wait_and_so_is
     )
 
 
-def test_the_time_is_looked_at_between_two_pages(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = reader_of(session)
+def test_the_time_is_looked_at_between_two_pages(
+    session: Session, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     reader.before_page = lambda number: now.__setitem__(0, float(number))
@@ -228,8 +228,7 @@ def test_the_time_is_looked_at_between_two_pages(session: Session, monkeypatch: 
     assert len(reader.read) == 11, "each call gets on, however short"
 
 
-def test_an_interruption_ends_the_skipping_and_the_next_call_goes_on(session: Session) -> None:
-    reader = reader_of(session)
+def test_a_wakeup_ends_the_skipping(session: Session, reader: Reader) -> None:
     reader.before_page = lambda number: session.wakeup() if number in (3, 7) else None
     assert session.poll() is None
     assert len(reader.read) == 3
@@ -241,10 +240,10 @@ def test_an_interruption_ends_the_skipping_and_the_next_call_goes_on(session: Se
 @pytest.mark.parametrize(
     "problem", [PositionGone(STREAM, 0, 5), PositionBeyondHead("stream 7: offset 9 is beyond the head 5.")]
 )
-def test_a_stream_that_cannot_be_read_on_is_named_once_and_all_others_go_on(
-    session: Session, caplog: pytest.LogCaptureFixture, problem: Exception
+def test_a_stream_without_position_is_named_once(
+    session: Session, reader: Reader, agent: Agent, caplog: pytest.LogCaptureFixture, problem: Exception
 ) -> None:
-    reader, agent = reader_of(session), agent_of(session)
+    """All other streams go on."""
     reader.gone = {STREAM: problem}
     reader.before_page = lambda number: session.drain() if number == 20 else None
     assert session.poll() is None
@@ -256,8 +255,7 @@ def test_a_stream_that_cannot_be_read_on_is_named_once_and_all_others_go_on(
 
 
 @pytest.mark.conforms("W4")
-def test_a_stream_that_is_lent_again_is_read_again(session: Session) -> None:
-    reader, agent = reader_of(session), agent_of(session)
+def test_a_stream_that_is_lent_again_is_read_again(session: Session, reader: Reader, agent: Agent) -> None:
     reader.gone = {STREAM: PositionGone(STREAM, 0, 5)}
 
     def lend(number: int) -> None:

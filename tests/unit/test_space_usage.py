@@ -5,7 +5,8 @@ from __future__ import annotations
 from sublet_storage.spaces.drop_check import MAX_LOSSES, GroupUsingSpace, SpaceUsers
 
 
-def test_of_very_many_groups_that_would_lose_something_the_first_are_named_and_the_others_counted() -> None:
+def test_of_many_losses_the_first_are_named() -> None:
+    """The others are counted."""
     groups = [
         GroupUsingSpace("$share/done/#", 1, 0, 0),
         *(GroupUsingSpace(f"$share/g{n}/#", 0, 2, n) for n in range(1, MAX_LOSSES + 6)),

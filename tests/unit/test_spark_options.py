@@ -1,20 +1,28 @@
-"""The options of `format("sublet")`: what is understood, and what is refused by name."""
+"""The options of `format("sublet")` for a stream, a batch and a sink: understood, or refused by name."""
 
 from __future__ import annotations
 
 import pytest
 
 from sublet_borrower.spark.common.options import StreamOptions, stream_options
-from sublet_protocol.domain.errors import InvalidSetting, InvalidSubscription
+from sublet_borrower.spark.sink.options import WriteOptions, stream_write_options, write_options
+from sublet_borrower.spark.source.batch_options import BatchOptions, batch_options
+from sublet_protocol.domain.epochs import LARGEST, SMALLEST
+from sublet_protocol.domain.errors import InvalidFilter, InvalidSetting, InvalidSubscription, InvalidTopic
+from sublet_protocol.domain.subscriptions import StartingPosition
 
 LEAST = {"subscription": "$share/g/#", "sessionName": "etl"}
+TIME = "2026-11-21T10:00:00Z"
 
 
-def test_the_least_there_is() -> None:
+def test_the_least_of_options() -> None:
     assert stream_options(LEAST) == StreamOptions("$share/g/#", "etl")
+    options = batch_options({})
+    assert options == BatchOptions()
+    assert (options.start, options.end, options.epochs) == (StartingPosition.EARLIEST, StartingPosition.LATEST, None)
 
 
-def test_everything_and_in_any_case() -> None:
+def test_everything_of_a_stream_in_any_case() -> None:
     given = {
         "SUBSCRIPTION": "$queue/q/a",
         "sessionname": "etl",
@@ -52,6 +60,41 @@ def test_everything_and_in_any_case() -> None:
     )
 
 
+def test_everything_of_a_batch_in_any_case() -> None:
+    given = {
+        "FILTER": "orders/#",
+        "url": "postgresql://here/db",
+        "space": "eu",
+        "startingposition": TIME,
+        "endingPosition": "offset:7",
+        "startingEpoch": "-3",
+        "endingEpoch": "12",
+        "minpartitions": "4",
+        "maxPartitions": "8",
+        "failOnDataLoss": "False",
+        "pushDownPredicate": "true",
+    }
+    options = batch_options(given)
+    expected = BatchOptions("orders/#", "postgresql://here/db", None, "eu", TIME, "offset:7", -3, 12, 4, 8, False, True)
+    assert options == expected
+    assert (str(options.start), options.end, options.epochs) == (TIME, StartingPosition.at_offset(7), (-3, 12))
+
+
+def test_everything_of_a_sink_in_any_case() -> None:
+    given = {"TOPIC": "a/b", "url": "postgresql://h/d", "space": "eu", "sinkname": "daily", "BatchId": "0"}
+    assert write_options(given) == WriteOptions("a/b", "postgresql://h/d", None, "eu", "daily", 0)
+
+
+def test_a_sink_passes_over_options_of_spark() -> None:
+    given = {"checkpointlocation": "/there", "queryname": "q", "dataDir": "/data"}
+    assert stream_write_options(given) == WriteOptions(data_dir="/data")
+
+
+def test_epochs_without_one_end_go_on() -> None:
+    assert batch_options({"startingEpoch": "5"}).epochs == (5, LARGEST + 1)
+    assert batch_options({"endingEpoch": "5"}).epochs == (SMALLEST, 5)
+
+
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [("90", 90.0), ("90 s", 90.0), ("1.5 minutes", 90.0), ("2m", 120.0), ("1 hour", 3600.0), ("250ms", 0.25), ("0", 0)],
@@ -76,10 +119,7 @@ def test_what_must_be_there_is_asked_for(missing: str) -> None:
         ({"maxBytesPerTrigger": "-1"}, "option maxBytesPerTrigger is '-1'"),
         ({"minPartitions": "1.5"}, "option minPartitions is '1.5'"),
         ({"maxPartitions": "0"}, "option maxPartitions is '0': it is a whole number from 1 to 46"),
-        (
-            {"minPartitions": "4", "maxPartitions": "3"},
-            "minPartitions 4 and maxPartitions 3: no number",
-        ),
+        ({"minPartitions": "4", "maxPartitions": "3"}, "minPartitions 4 and maxPartitions 3: no number"),
         ({"inDoubtTimeout": "soon"}, "option inDoubtTimeout is 'soon': it is a time, such as 90"),
         ({"inDoubtTimeout": "5 fortnights"}, "option inDoubtTimeout is '5 fortnights'"),
         ({"inDoubtTimeout": "-5"}, "option inDoubtTimeout is '-5'"),
@@ -94,12 +134,86 @@ def test_what_must_be_there_is_asked_for(missing: str) -> None:
         ({"url": "postgresql://x/y", "dataDir": "/z"}, "options url and dataDir: they are two databases"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(given: dict[str, str], said: str) -> None:
+def test_a_stream_refuses_by_name(given: dict[str, str], said: str) -> None:
     with pytest.raises(InvalidSetting) as refused:
         stream_options({**LEAST, **given})
     assert said in str(refused.value)
 
 
-def test_a_subscription_is_one() -> None:
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"path": "x"}, "option 'path': read has none of that name. It has: filter, url"),
+        (
+            {"subscription": "$share/g/#"},
+            "option subscription: it is readStream's. History is read without a group. Gi",
+        ),
+        ({"SessionName": "a"}, "option sessionName: it is readStream's. History is read without a group. Leave it out"),
+        ({"maxoffsetspertrigger": "5"}, "endingPosition says how far to read"),
+        ({"nodes": "here:1"}, "option nodes: it is readStream's"),
+        ({"startingPosition": "latest"}, "option startingPosition is 'latest': it is earliest, a time with its zone"),
+        ({"startingPosition": "2026-11-21"}, "option startingPosition is '2026-11-21'"),
+        ({"startingPosition": "offset:-1"}, "option startingPosition is 'offset:-1'"),
+        ({"endingPosition": "earliest"}, "option endingPosition is 'earliest': it is latest, a time with its zone"),
+        ({"startingPosition": "offset:5", "endingPosition": "offset:5"}, "nothing lies between them"),
+        ({"startingPosition": TIME, "endingPosition": "2026-11-21T10:30:00+01:00"}, "nothing lies between them"),
+        ({"endingEpoch": "3", "startingEpoch": "3"}, "options startingEpoch 3 and endingEpoch 3: nothing lies between"),
+        ({"startingEpoch": "1.5"}, "option startingEpoch is '1.5': it is an epoch of one number"),
+        ({"endingEpoch": str(2**64)}, f"option endingEpoch is '{2**64}'"),
+        ({"minPartitions": "0"}, "option minPartitions is '0': it is a whole number from 1 to 46"),
+        ({"minPartitions": "4", "maxPartitions": "3"}, "minPartitions 4 and maxPartitions 3: no number"),
+        ({"pushDownPredicate": "all"}, "option pushDownPredicate is 'all': it is true or false"),
+        ({"space": ""}, "option space is empty"),
+        ({"url": "postgresql://x/y", "dataDir": "/z"}, "options url and dataDir: they are two databases"),
+    ],
+)
+def test_a_batch_refuses_by_name(given: dict[str, str], said: str) -> None:
+    with pytest.raises(InvalidSetting) as refused:
+        batch_options(given)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"path": "x"},
+            "option 'path': write has none of that name. It has: topic, url, dataDir, space, sinkName, bat",
+        ),
+        ({"checkpointLocation": "x"}, "option 'checkpointLocation': write has none of that name"),
+        ({"sinkName": "a"}, "option sinkName without batchId: together they say which batch this is"),
+        ({"batchId": "1"}, "option batchId without sinkName"),
+        ({"sinkName": "a", "batchId": "-1"}, "option batchId is '-1': it is a whole number from 0 to 46"),
+        ({"sinkName": "a" * 600, "batchId": "1"}, "option sinkName: name is"),
+        ({"sinkName": "", "batchId": "1"}, "option sinkName is empty"),
+        ({"topic": ""}, "option topic is empty"),
+        ({"url": "postgresql://x/y", "dataDir": "/z"}, "options url and dataDir: they are two databases"),
+    ],
+)
+def test_a_sink_refuses_by_name(given: dict[str, str], said: str) -> None:
+    with pytest.raises(InvalidSetting) as refused:
+        write_options(given)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"sinkName": "a"}, "option sinkName: a streaming query is known by its own id"),
+        ({"batchId": "1"}, "option batchId: a streaming query is known by its own id"),
+        ({"asyncProgressTrackingEnabled": "true"}, "option 'asyncProgressTrackingEnabled': writeStream has none of"),
+    ],
+)
+def test_a_streaming_sink_refuses_by_name(given: dict[str, str], said: str) -> None:
+    with pytest.raises(InvalidSetting) as refused:
+        stream_write_options(given)
+    assert said in str(refused.value)
+
+
+def test_names_of_the_log_are_checked() -> None:
     with pytest.raises(InvalidSubscription):
         stream_options({**LEAST, "subscription": "orders"})
+    with pytest.raises(InvalidFilter, match="filter 'a#'"):
+        batch_options({"filter": "a#"})
+    with pytest.raises(InvalidTopic, match="option topic: "):
+        write_options({"topic": "a/#"})

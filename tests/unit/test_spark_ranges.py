@@ -24,24 +24,24 @@ def shape(sizes: list[int], least: int | None, most: int | None) -> list[list[tu
     ]
 
 
-def test_a_task_for_each_stream_if_nothing_is_asked_for() -> None:
+def test_one_task_for_each_stream_by_default() -> None:
     assert shape([5, 0, 7], None, None) == [[(1, 5)], [(3, 7)]], "of what has nothing there is none"
     assert shape([5, 7], None, 2) == [[(1, 5)], [(2, 7)]]
     assert shape([], 3, 3) == []
 
 
-def test_no_more_tasks_than_messages_however_many_are_asked_for() -> None:
+def test_no_more_tasks_than_messages() -> None:
     assert shape([2, 1, 0], 2**62, None) == [[(1, 1)], [(1, 1)], [(2, 1)]]
 
 
-def test_what_is_put_together_has_about_one_size_and_keeps_its_order() -> None:
+def test_tasks_have_about_one_size() -> None:
     assert shape([1, 9, 4, 6, 2], None, 2) == [[(2, 9), (5, 2)], [(1, 1), (3, 4), (4, 6)]]
     assert shape([1, 9, 4, 6, 2], None, 1) == [[(1, 1), (2, 9), (3, 4), (4, 6), (5, 2)]]
 
 
 @pytest.mark.parametrize("sizes", [[10, 1], [1, 10, 1], [3, 3, 3, 3, 3], [100], [1] * 16])
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
-def test_as_many_as_are_asked_for_and_each_message_once(sizes: list[int], count: int) -> None:
+def test_as_many_tasks_as_are_asked_for(sizes: list[int], count: int) -> None:
     tasks = shape(sizes, count, count)
     assert len(tasks) == count
     read: dict[int, int] = {}

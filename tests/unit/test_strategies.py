@@ -48,12 +48,7 @@ def block(language: str) -> str:
     return str(found)
 
 
-def test_the_built_in_ones_are_found_by_name() -> None:
-    assert isinstance(load_strategy("even"), EvenStrategy)
-    assert isinstance(load_strategy("load"), LoadStrategy)
-
-
-def test_the_one_on_the_page_is_found_once_it_is_installed_and_does_what_it_says(install: Install) -> None:
+def test_the_strategy_on_the_page_works(install: Install) -> None:
     ((name, value),) = tomllib.loads(block("toml"))["project"]["entry-points"][ENTRY_POINTS].items()
     module, _, _ = value.partition(":")
     with pytest.raises(InvalidSetting, match=name):
@@ -65,7 +60,7 @@ def test_the_one_on_the_page_is_found_once_it_is_installed_and_does_what_it_says
     assert load_strategy(name).plan(AllocationInput({1: "b"}, [2], {})) == AllocationPlan()
 
 
-def test_an_unknown_name_is_answered_with_those_there_are(install: Install) -> None:
+def test_an_unknown_name_is_refused(install: Install) -> None:
     install("acme_known", "class A: plan = print", "acme = acme_known:A")
     with pytest.raises(InvalidSetting, match=r"'eevn' is not known: there are acme, even, load\..*sublet.allocation"):
         load_strategy("eevn")
@@ -74,6 +69,7 @@ def test_an_unknown_name_is_answered_with_those_there_are(install: Install) -> N
 def test_the_built_in_names_cannot_be_taken(install: Install) -> None:
     install("acme_thief", "class A: plan = print", "even = acme_thief:A")
     assert isinstance(load_strategy("even"), EvenStrategy)
+    assert isinstance(load_strategy("load"), LoadStrategy)
 
 
 def test_two_that_claim_one_name_are_both_named(install: Install) -> None:
@@ -92,7 +88,7 @@ def test_two_that_claim_one_name_are_both_named(install: Install) -> None:
         ("class A: pass", "has no method `plan"),
     ],
 )
-def test_one_that_cannot_be_used_is_refused_with_its_origin(
+def test_a_broken_strategy_is_refused(
     install: Install, monkeypatch: pytest.MonkeyPatch, source: str, said: str
 ) -> None:
     monkeypatch.delitem(sys.modules, "acme_broken", raising=False)
@@ -131,7 +127,7 @@ def test_a_plan_that_can_be_carried_out_is_let_through(plan: AllocationPlan) -> 
         (None, "answered None: it must answer a Plan"),
     ],
 )
-def test_a_plan_that_cannot_be_carried_out_is_refused_by_name(plan: AllocationPlan, said: str) -> None:
+def test_a_plan_that_cannot_be_done_is_refused(plan: AllocationPlan, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         validate_plan(plan, SITUATION)
 

@@ -1,14 +1,18 @@
-"""What a watcher takes and what it loses: in order, and counted."""
+"""What a watcher takes and what it loses: in order, and counted; and what is shown of it."""
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 import json
-from typing import Any
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, Self
 
 import pytest
 
-from sublet.cli.base.command import Cli
-from sublet.cli.groups.watch import _line, _Show
+from sublet.cli.base.command import NODE_TIMEOUT_S, Cli
+from sublet_borrower.node_client import group_event_watcher
 from sublet_borrower.node_client.group_event_watcher import (
     EventReceived,
     EventsDropped,
@@ -16,103 +20,119 @@ from sublet_borrower.node_client.group_event_watcher import (
     LeaderInfo,
     WatchEvent,
 )
+from sublet_borrower.util.network_loop import network_loop
 from sublet_protocol.domain.errors import NotFound, Unavailable
-from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.channel_messages import GroupEvent
 from sublet_protocol.pubsub.model import Channel, DeliveredMessage, MailboxOverflow
 
 GROUP = "$share/g/#"
+watch = importlib.import_module("sublet.cli.groups.watch")
 
 
-def delivered(watch: GroupEventWatcher, body: object, address: str = "n1:1") -> None:
-    watch._delivered(address, DeliveredMessage(1, Channel.GROUP, GROUP, body))
+class Watch:
+    """A watch of nodes, and what they tell it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *addresses: str, waiting: int = 100) -> None:
+        self.followed: dict[str, SimpleNamespace] = {}
+        monkeypatch.setattr(group_event_watcher, "NodeConnection", self.connect)
+        self.watcher = GroupEventWatcher(GROUP, waiting)
+        self.watcher.set_nodes(addresses or ("n1:1",))
+
+    def connect(self, address: str, agent: str, deliver: Any, lose: Any, **more: Any) -> SimpleNamespace:
+        """In the place of a connection to a node: the test says what comes from there."""
+
+        async def close(wait_s: float) -> None:
+            self.followed.pop(address, None)
+
+        def ignore(*_: object) -> None:
+            """Nothing to send."""
+
+        self.followed[address] = SimpleNamespace(deliver=deliver, lose=lose, subscribe=ignore, send=ignore, close=close)
+        return self.followed[address]
+
+    def on_loop(self, call: Callable[[], object]) -> None:
+        """As it comes from the network, and once all that it causes is done."""
+
+        async def run() -> None:
+            call()
+            await asyncio.sleep(0)
+
+        asyncio.run_coroutine_threadsafe(run(), network_loop()).result()
+
+    def receives(self, *bodies: object, address: str = "n1:1") -> None:
+        for body in bodies:
+            message = DeliveredMessage(1, Channel.GROUP, GROUP, body)
+            self.on_loop(lambda message=message: self.followed[address].deliver(message))  # type: ignore[misc]
+
+    def loses(self, address: str) -> None:
+        self.on_loop(lambda: self.followed[address].lose(SimpleNamespace(detail="silent")))
+
+    def leads(self, address: str, by: str, leader: str | None, at: str | None = None) -> list[str]:
+        """The node at that address says who leads; whom it follows then."""
+        reported = {"event": "leader", "group_id": 1, "node": leader, "term": 7, "address": at, "answered_by": by}
+        self.receives(GroupEvent(json.dumps(reported).encode()), address=address)
+        return list(self.followed)
+
+    def taken(self) -> list[Any]:
+        """Numbers of events, and what was missed between them."""
+        sights: list[WatchEvent] = []
+        while (sight := self.watcher.next_event(0)) is not None:
+            sights.append(sight)
+        return [sight.event["stream_id"] if isinstance(sight, EventReceived) else sight for sight in sights]
 
 
 def event(number: int) -> GroupEvent:
     return GroupEvent(json.dumps({"event": "grant", "stream_id": number}).encode())
 
 
-def taken(watch: GroupEventWatcher) -> list[Any]:
-    """Numbers of events, and what was missed between them."""
-    sights: list[WatchEvent] = []
-    while (sight := watch.next_event(0)) is not None:
-        sights.append(sight)
-    return [sight.event["stream_id"] if isinstance(sight, EventReceived) else sight for sight in sights]
+def test_events_come_in_order_with_their_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Watch(monkeypatch)
+    watch.receives(event(1), MailboxOverflow(7, (Channel.GROUP,)), event(2))
+    assert watch.taken() == [1, EventsDropped(7), 2]
 
 
-def test_events_are_taken_in_their_order_with_the_gaps_between_them() -> None:
-    watch = GroupEventWatcher(GROUP)
-    for body in (event(1), MailboxOverflow(7, (Channel.GROUP,)), event(2)):
-        delivered(watch, body)
-    assert taken(watch) == [1, EventsDropped(7), 2]
+def test_what_is_too_much_is_lost_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Watch(monkeypatch, waiting=3)
+    watch.receives(*map(event, range(8)), MailboxOverflow(10, (Channel.GROUP,)))
+    assert watch.taken() == [0, 1, 2, EventsDropped(15)]
+    watch.receives(event(9))
+    assert watch.taken() == [9]
 
 
-def test_a_watcher_that_takes_nothing_loses_what_is_too_much_and_is_told_how_much() -> None:
-    watch = GroupEventWatcher(GROUP, waiting=3)
-    for number in range(8):
-        delivered(watch, event(number))
-    delivered(watch, MailboxOverflow(10, (Channel.GROUP,)))
-    assert taken(watch) == [0, 1, 2, EventsDropped(15)]
-    delivered(watch, event(9))
-    assert taken(watch) == [9]
-
-
-def test_what_comes_while_the_rest_is_taken_is_part_of_the_gap_so_that_the_order_holds() -> None:
-    watch = GroupEventWatcher(GROUP, waiting=2)
-    for number in range(3):
-        delivered(watch, event(number))
-    assert watch.next_event(0) == EventReceived({"event": "grant", "stream_id": 0})
-    delivered(watch, event(3))
-    assert taken(watch) == [1, EventsDropped(2)]
+def test_what_comes_after_a_loss_is_part_of_the_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Watch(monkeypatch, waiting=2)
+    watch.receives(*map(event, range(3)))
+    assert watch.watcher.next_event(0) == EventReceived({"event": "grant", "stream_id": 0})
+    watch.receives(event(3))
+    assert watch.taken() == [1, EventsDropped(2)]
 
 
 # --- where the leader is ----------------------------------------------------------------------------------------------
 
 
-class Followed(GroupEventWatcher):
-    """A watch that only notes whom it would follow."""
-
-    def __init__(self, *addresses: str) -> None:
-        super().__init__(GROUP)
-        for address in addresses:
-            self._connect(address)
-
-    def _connect(self, address: str) -> None:
-        self._connections[address] = None  # type: ignore[assignment]
-        self._unheard.add(address)
-
-    def _let_go(self, address: str) -> None:
-        del self._connections[address]
-
-    def receives(self, address: str, by: str, leader: str | None, at: str | None = None) -> list[str]:
-        """That node says who leads; whom it follows then."""
-        reported = {"event": "leader", "group_id": 1, "node": leader, "term": 7, "address": at, "answered_by": by}
-        delivered(self, GroupEvent(json.dumps(reported).encode()), address)
-        return list(self._connections)
+def test_an_unknown_leader_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once all nodes that are known have said who they are."""
+    watch = Watch(monkeypatch, "localhost:1", "localhost:2", "localhost:3")
+    assert watch.leads("localhost:2", "n2", "n1", "127.0.0.1:1") == ["localhost:1", "localhost:2", "localhost:3"]
+    watch.loses("localhost:3")
+    assert len(watch.leads("localhost:1", "n1", "n1", "127.0.0.1:1")) == 3, "it is known, by another address"
+    assert watch.leads("localhost:2", "n2", "n4", "127.0.0.1:4")[3:] == ["127.0.0.1:4"]
+    assert watch.leads("localhost:2", "n2", None)[3:] == ["127.0.0.1:4"]
 
 
-def test_a_leader_that_is_not_known_is_followed_once_all_that_are_have_said_who_they_are() -> None:
-    watch = Followed("localhost:1", "localhost:2", "localhost:3")
-    assert watch.receives("localhost:2", "n2", "n1", "127.0.0.1:1") == ["localhost:1", "localhost:2", "localhost:3"]
-    watch._lost("localhost:3", "silent")
-    assert len(watch.receives("localhost:1", "n1", "n1", "127.0.0.1:1")) == 3, "it is known, by another address"
-    assert watch.receives("localhost:2", "n2", "n4", "127.0.0.1:4")[3:] == ["127.0.0.1:4"]
-    assert watch.receives("localhost:2", "n2", None)[3:] == ["127.0.0.1:4"]
+def test_a_leader_is_not_followed_over_two_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Watch(monkeypatch, "localhost:1", "localhost:2")
+    watch.loses("localhost:1")
+    assert watch.leads("localhost:2", "n2", "n1", "127.0.0.1:1")[2:] == ["127.0.0.1:1"]
+    assert watch.leads("127.0.0.1:1", "n1", "n1", "127.0.0.1:1")[2:] == ["127.0.0.1:1"]
+    assert watch.leads("localhost:1", "n1", "n1", "127.0.0.1:1") == ["localhost:1", "localhost:2"]
 
 
-def test_a_leader_is_not_followed_over_two_addresses() -> None:
-    watch = Followed("localhost:1", "localhost:2")
-    watch._lost("localhost:1", "silent")
-    assert watch.receives("localhost:2", "n2", "n1", "127.0.0.1:1")[2:] == ["127.0.0.1:1"]
-    assert watch.receives("127.0.0.1:1", "n1", "n1", "127.0.0.1:1")[2:] == ["127.0.0.1:1"]
-    assert watch.receives("localhost:1", "n1", "n1", "127.0.0.1:1") == ["localhost:1", "localhost:2"]
-
-
-def test_who_leads_is_told_with_whether_it_is_that_node_itself() -> None:
-    watch = Followed("a:1")
+def test_who_leads_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Watch(monkeypatch)
     for leader in ("n1", "n2", None):
-        watch.receives("a:1", "n1", leader, "b:1")
-    assert [watch.next_event(0) for _ in range(3)] == [
+        watch.leads("n1:1", "n1", leader)
+    assert watch.taken() == [
         LeaderInfo(1, "n1", 7, is_led_here=True),
         LeaderInfo(1, "n2", 7, is_led_here=False),
         LeaderInfo(1, None, 7, is_led_here=False),
@@ -122,33 +142,64 @@ def test_who_leads_is_told_with_whether_it_is_that_node_itself() -> None:
 # --- what is shown ----------------------------------------------------------------------------------------------------
 
 
-def test_a_line_for_people_says_what_may_be_seen_again_and_moves_no_cursor() -> None:
+class Script(GroupEventWatcher):
+    """Has these things to take, one at each look, and then Ctrl-C; None: nothing comes in time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *sights: WatchEvent | None) -> None:
+        super().__init__(GROUP)
+        self._script: Iterator[WatchEvent | None] = iter(sights)
+        self.now = 100.0
+        monkeypatch.setattr(group_event_watcher, "GroupEventWatcher", lambda subscription: self)
+        monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+    def set_nodes(self, addresses: object) -> None:
+        """There is none."""
+
+    def next_event(self, wait_s: float) -> WatchEvent | None:
+        self.now += wait_s
+        try:
+            return next(self._script)
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def show(self, *, as_json: bool = False) -> int:
+        """Run the command."""
+        return int(watch.watch(Cli(None, None, json=as_json, debug=False), GROUP, ["n1:1"]))
+
+
+def test_a_line_moves_no_cursor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """And says what may be seen again."""
     of_stream = {"stream_id": 3, "position": 5, "redelivery_end": 8}
-    seized = {"at": "T", "event": "force_release", "agent": "a", "reason": "x\x1b[2J", **of_stream}
-    assert _line(seized) == "T  force_release  stream 3 at 5  [5, 8) may be seen again  a  x\\x1b[2J"
-    assert "seen again" not in _line(seized | {"redelivery_end": 5})
-    assert _line({"at": "T", "event": "step_down", "node": "n1", "reason": "idle"}) == "T  step_down      n1  idle"
+    seized: dict[str, Any] = {"at": "T", "event": "force_release", "agent": "a", "reason": "x\x1b[2J", **of_stream}
+    stepped_down: dict[str, Any] = {"at": "T", "event": "step_down", "node": "n1", "reason": "idle"}
+    events = (seized, seized | {"redelivery_end": 5}, stepped_down)
+    assert Script(monkeypatch, *(EventReceived(each) for each in events)).show() == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "T  force_release  stream 3 at 5  [5, 8) may be seen again  a  x\\x1b[2J",
+        "T  force_release  stream 3 at 5  a  x\\x1b[2J",
+        "T  step_down      n1  idle",
+    ]
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_a_gap_says_how_much_was_lost_and_where_to_look(as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    cli = Cli(None, None, json=as_json, debug=False)
-    with GroupEventWatcher(GROUP) as watch:
-        _Show(cli, Subscription.parse(GROUP), watch, list)._miss(7)
+def test_a_gap_says_how_much_was_lost(
+    monkeypatch: pytest.MonkeyPatch, as_json: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Script(monkeypatch, EventsDropped(7)).show(as_json=as_json)
     said = capsys.readouterr()
     assert "7 events were lost; `sublet groups history '$share/g/#'` has all that is durable." in said.err
     assert said.out == ('{"event":"gap","subscription":"$share/g/#","lost":7}\n' if as_json else "")
 
 
-def test_a_watch_gives_up_where_no_node_answers_and_not_where_one_does_that_does_not_lead() -> None:
-    cli = Cli(None, None, json=False, debug=False)
-    with GroupEventWatcher(GROUP) as watch:
-        show = _Show(cli, Subscription.parse(GROUP), watch, list)
-        show._look()
-        show._give_up_at = 0.0
-        with pytest.raises(Unavailable):
-            show._look()
-        show._answered(LeaderInfo(1, "n2", 7, is_led_here=False))
-        show._look()
-        with pytest.raises(NotFound, match="was deleted"):
-            show._answered(LeaderInfo(None, None, None, is_led_here=False))
+def test_a_watch_gives_up_where_no_node_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not where one does that does not lead."""
+    waits = [None] * int(NODE_TIMEOUT_S)
+    with pytest.raises(Unavailable, match="no node has said who leads"):
+        Script(monkeypatch, *waits).show()
+    answered = LeaderInfo(1, "n2", 7, is_led_here=False)
+    assert Script(monkeypatch, answered, *waits).show() == 0
+    with pytest.raises(NotFound, match="was deleted"):
+        Script(monkeypatch, answered, LeaderInfo(None, None, None, is_led_here=False)).show()

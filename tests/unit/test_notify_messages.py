@@ -1,0 +1,81 @@
+"""Messages of notifications: the order of versions, what is no message, and what a session takes of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from sublet_storage.notify.changes import (
+    Change,
+    Envelope,
+    MalformedNotification,
+    PublisherHeartbeat,
+    group_change,
+    node_change,
+    space_change,
+    stream_change,
+)
+from sublet_storage.notify.codec import MAX_MESSAGE, decode, encode
+from sublet_storage.notify.drivers.listener_slots import decode_heads
+from sublet_storage.notify.drivers.postgres import encode_payload
+
+
+def test_versions_only_grow() -> None:
+    """Also where something is deleted and made again."""
+    lives = [
+        [stream_change(1, 4, False), stream_change(1, 4, True)],
+        [stream_change(1, 4, False), stream_change(1, 5, False)],
+        [group_change("$share/g/#", 4), group_change("$share/g/#", 4, deleted=True), group_change("$share/g/#", 5)],
+        [space_change("eu", 4), space_change("eu", 9), space_change("eu", 9, deleted=True), space_change("eu", 12)],
+        [node_change("n", 100), node_change("n", 100, deleted=True), node_change("n", 101)],
+    ]
+    for life in lives:
+        ranks = [change.order_key for change in life]
+        assert ranks == sorted(set(ranks))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"\xff",
+        b"null",
+        b"[]",
+        b"{}",
+        b'{"e":["p","i"],"s":1,"b":0,"c":[]}',
+        b'{"e":["p","i","stream"],"s":1,"b":1,"c":[]}',
+        b'{"e":["p","i","stream"],"s":true,"b":0,"c":[]}',
+        b'{"e":["p","i","stream"],"s":1,"b":0,"c":[["k",-1,0,null,null]]}',
+        b'{"e":["p","i","stream"],"s":1,"b":0,"c":[["k",1,0,[],null]]}',
+        b'{"e":["p","i","stream"],"s":1,"b":0,"c":[["k",1,0,null,[2,2,1,""]]]}',
+        b'{"e":["p","i","stream"],"s":1,"b":0,"c":[["k",1,0,null,[1,2,1,"!"]]]}',
+        b'{"e":["","i","stream"],"s":1,"b":0,"c":[]}',
+        b'{"p":"p","i":"i","h":{"a":1.5},"l":false}',
+        b'{"p":"p","i":"i","h":[],"l":false}',
+        b"[" * 100_000,
+        b'{"p":"p","i":"i","h":{"a":' + b"9" * 5000 + b'},"l":false}',
+        b" " * (MAX_MESSAGE + 1),
+    ],
+    ids=lambda raw: ascii(raw[:70]),
+)
+def test_what_is_no_message_is_refused(raw: bytes) -> None:
+    with pytest.raises(MalformedNotification):
+        decode(raw)
+
+
+def said(channel: str, *changes: Change) -> bytes:
+    return encode_payload(encode(Envelope("p", "i", channel, 7, 6, changes)), 0).encode()
+
+
+def test_only_heads_of_streams_are_taken() -> None:
+    news = [stream_change(7, 12, closed=False), stream_change(9, 2**62, closed=True)]
+    assert decode_heads(said("stream", *news)) == {7: 12, 9: 2**62}
+    assert decode_heads(said("group", group_change("$share/g/#", 3))) == {}
+    assert decode_heads(encode_payload(encode(PublisherHeartbeat("p", "i", {"stream": 7})), 0).encode()) == {}
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"", b"t0", b"t0{}", b"b0!!", b"\xff", said("stream", Change("stream", "x", 4), Change("stream", "9" * 5000, 4))],
+)
+def test_what_is_not_ours_is_left_out(payload: bytes) -> None:
+    assert decode_heads(payload) == {}
