@@ -76,7 +76,7 @@ def test_a_member_gets_every_stream_after_the_debounce() -> None:
     assert {(g.position, g.filter, g.end_offset) for g in grants} == {(0, "#", None)}
 
 
-def test_the_end_of_a_closed_stream_comes_with_the_grant() -> None:
+def test_a_grant_tells_the_end_of_a_closed_stream() -> None:
     bench = Bench()
     bench.streams.rollover(1)
     bench.joined()
@@ -96,7 +96,7 @@ def test_a_hundred_joins_move_each_stream_once() -> None:
 
 
 @pytest.mark.conforms("E19")
-def test_a_chain_of_joins_puts_sharing_off_only_so_long() -> None:
+def test_a_chain_of_joins_puts_sharing_off_so_long() -> None:
     bench = Bench()
     while bench.now < bench.settings.rebalance_debounce_max_s + 0.1:
         bench.join(f"a{bench.now}/1")
@@ -230,7 +230,7 @@ def test_a_stream_whose_messages_are_gone(
     assert bench.holders() == holders
 
 
-def test_a_stream_finished_while_its_grant_is_locked_out() -> None:
+def test_a_stream_finished_while_its_grant_waits() -> None:
     """Nothing of it is left behind."""
     bench = Bench()
     bench.store.locked.add((1, 1))
@@ -308,7 +308,7 @@ def test_repeated_progress_and_goodbyes_change_nothing() -> None:
 
 
 @pytest.mark.conforms("E8")
-def test_a_leaver_is_done_when_its_last_words_are_durable() -> None:
+def test_a_leaver_is_done_when_that_is_durable() -> None:
     bench = lent(2)
     bench.leave(bench.said(5, 1), bench.said(6, 2))
     assert ends(bench) == []
@@ -319,7 +319,7 @@ def test_a_leaver_is_done_when_its_last_words_are_durable() -> None:
 
 
 @pytest.mark.conforms("E8")
-def test_a_grant_under_way_to_a_leaver_goes_back_unused() -> None:
+def test_a_grant_under_way_to_a_leaver_goes_back() -> None:
     bench = unwritten()
     bench.leave()
     bench.settle()
@@ -412,7 +412,7 @@ def test_a_borrower_unheard_of_is_evicted() -> None:
     assert [h.position for h in bench.forced()] == [5]
 
 
-def test_an_evicted_borrowers_last_word_under_way_counts() -> None:
+def test_an_evicted_borrowers_last_word_counts() -> None:
     bench = lent()
     bench.revoke()
     bench.progress(5, final=True)
@@ -460,7 +460,7 @@ def test_what_was_not_written_is_written_again() -> None:
     assert bench.row().position == 9
 
 
-def test_an_unwritten_grant_is_dropped_with_its_borrower() -> None:
+def test_an_unwritten_grant_goes_with_its_borrower() -> None:
     bench = unwritten()
     bench.fail()
     bench.leave()
@@ -496,7 +496,7 @@ def test_a_stream_finished_before_its_grant_is_dropped(fails_first: bool) -> Non
     assert bench.holders() == {2: OTHER}
 
 
-def test_a_stream_of_an_unwritten_grant_goes_to_another() -> None:
+def test_an_unwritten_grants_stream_goes_elsewhere() -> None:
     bench = unwritten()
     bench.join(OTHER)
     bench.leave()
@@ -524,7 +524,8 @@ def test_the_unwritten_comes_before_what_waited_for_it(busy: bool) -> None:
     assert [h.position for h in bench.forced()] == [50]
 
 
-def test_a_refused_grant_is_tried_again_while_others_join() -> None:
+def test_a_refused_grant_is_tried_again() -> None:
+    """Even while others join."""
     bench = Bench()
     bench.change_row(status=LendingStatus.BLOCKED)
     bench.join()
@@ -568,7 +569,7 @@ def test_a_reclaim_keeps_the_grant_and_can_be_repeated() -> None:
 
 
 @pytest.mark.conforms("E16")
-def test_a_new_leader_keeps_streams_until_the_grace_ends() -> None:
+def test_a_new_leader_waits_until_the_grace_ends() -> None:
     bench = Bench()
     bench.joined()
     bench.progress(5)
@@ -596,7 +597,7 @@ def test_a_reclaim_of_what_is_not_its_own_is_lost() -> None:
 
 
 @pytest.mark.conforms("E16")
-def test_a_reclaim_overtaken_by_another_is_not_taken_back() -> None:
+def test_a_reclaim_overtaken_by_another_stands() -> None:
     bench = lent()
     bench.lead()
     bench.join("a/2", predecessor=BORROWER, reclaim=(bench.held(),))
@@ -608,7 +609,7 @@ def test_a_reclaim_overtaken_by_another_is_not_taken_back() -> None:
 
 @pytest.mark.conforms("E16")
 @pytest.mark.parametrize("written", [True, False])
-def test_a_late_word_of_an_earlier_borrower_takes_nothing(written: bool) -> None:
+def test_an_earlier_borrower_takes_nothing(written: bool) -> None:
     """Neither the one that the later replaced, nor one before, of which this leader never heard."""
     bench = Bench()
     bench.join(borrower_number=1)
@@ -657,7 +658,7 @@ def test_two_borrowers_of_one_agent_do_not_mix() -> None:
 
 
 @pytest.mark.conforms("E31")
-def test_one_born_leaving_hands_over_and_is_given_nothing() -> None:
+def test_one_born_leaving_is_given_nothing() -> None:
     bench = lent(2)
     bench.lead()
     bench.join("a/2", predecessor=BORROWER, leaving=True, reclaim=(bench.held(1, 5), bench.held(2, 6)))
@@ -673,7 +674,7 @@ def test_one_born_leaving_hands_over_and_is_given_nothing() -> None:
 
 
 @pytest.mark.conforms("E10")
-def test_a_ping_from_an_unknown_borrower_is_invalidated() -> None:
+def test_an_unknown_borrowers_ping_is_invalidated() -> None:
     bench = Bench()
     bench.receive(Ping(("a/1", "a/9"), 3.0))
     assert [type(m) for _, m in bench.sent] == [Invalidate, Invalidate]
@@ -797,7 +798,7 @@ def test_a_late_request_brings_nobody_back() -> None:
     assert len(bench.leader.members) == 0
 
 
-def test_a_leader_with_nobody_left_stops_after_its_time() -> None:
+def test_a_leader_with_nobody_left_stops_in_time() -> None:
     bench = lent()
     bench.pass_time(100.0, BORROWER)
     assert bench.stopped is None
@@ -827,7 +828,7 @@ BEFORE_8 = LowerFrontier(((8,),))
 
 
 @pytest.mark.conforms("S8")
-def test_members_are_told_how_far_an_atomic_group_has_come() -> None:
+def test_members_hear_how_far_an_atomic_group_is() -> None:
     """Once progress is written its frontier is looked at, and what is found is told at once."""
     bench = Bench(options=ATOMIC)
     bench.streams.lowers[1] = BEFORE_8
