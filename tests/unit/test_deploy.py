@@ -207,6 +207,6 @@ def test_java_has_a_folder_for_its_man_pages() -> None:
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     unit = tmp_path / UNIT.name
     unit.write_text(UNIT.read_text().replace("/opt/sublet/bin/sublet", "/bin/true"))
-    command = ["systemd-analyze", "verify", tmp_path / "sublet-leader@n1.service"]
+    command = ["systemd-analyze", "verify", str(tmp_path / "sublet-leader@n1.service")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
