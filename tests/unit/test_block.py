@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 
 from sublet_protocol.domain.errors import InvalidSetting, PoisonBlock
-from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.log.block import (
     DELIVERED_SCHEMA,
     MAX_INDEXED_TOPICS,
@@ -18,7 +17,6 @@ from sublet_storage.log.block import (
     decode,
     drop_before,
     encode,
-    filter_by_topic,
     pack,
 )
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
@@ -37,25 +35,6 @@ def batch(topics: list[str], **columns: list[object]) -> pa.RecordBatch:
     given |= columns
     arrays = [pa.array(given[field.name], field.type) for field in BLOCK_SCHEMA]
     return pa.RecordBatch.from_arrays(arrays, schema=BLOCK_SCHEMA)
-
-
-FULL = batch(
-    ["a", "b"] * 100,
-    key=[b"k", None] * 100,
-    headers=[[{"key": "h", "value": b"1"}, {"key": "h", "value": None}], []] * 100,
-    epoch=[[1], [2, 3]] * 100,
-)
-
-
-@pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
-@pytest.mark.parametrize(
-    "given", [batch(["a"]), batch(["a"] * 1000), FULL, FULL.slice(3, 70)], ids=["one", "same", "full", "slice"]
-)
-def test_what_is_encoded_comes_back(compression: str, given: pa.RecordBatch) -> None:
-    codec, payload = encode(given, compression)
-    found = decode(codec, payload.to_pybytes(), 1, given.num_rows, given.num_rows)
-    found.validate(full=True)
-    assert found.equals(given)
 
 
 def test_what_is_absent_or_repeats_takes_no_room() -> None:
@@ -98,13 +77,6 @@ def test_delivered_batches_carry_stream_and_offset() -> None:
 def test_the_skip_index_has_few_topics_or_none() -> None:
     assert build_topic_index(batch(["a", "b", "a"])) == ["a", "b"]
     assert build_topic_index(batch([f"t{index}" for index in range(MAX_INDEXED_TOPICS + 1)])) is None
-
-
-@pytest.mark.parametrize("topics", [None, ["orders/eu", "orders/us", "a.c"]])
-@pytest.mark.parametrize(("pattern", "rows"), [("orders/eu", [0, 3]), ("abc", []), ("#", [0, 1, 2, 3])])
-def test_filtering_keeps_what_matches(pattern: str, rows: list[int], topics: list[str] | None) -> None:
-    found = filter_by_topic(batch(["orders/eu", "orders/us", "a.c", "orders/eu"]), TopicFilter(pattern), topics)
-    assert found.column("value").to_pylist() == [b"value %d" % row for row in rows]
 
 
 def test_a_packed_block_knows_the_span_of_its_times() -> None:
