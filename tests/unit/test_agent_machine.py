@@ -19,8 +19,7 @@ from sublet_borrower.machine.agent import (
     SubscriptionClosed,
     Tick,
 )
-from sublet_borrower.machine.events import RevokeStarted, SessionProgress, StreamGranted, StreamRemoved
-from sublet_borrower.machine.transitions import BorrowerStatus
+from sublet_borrower.machine.events import SessionProgress, StreamGranted, StreamRemoved
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.messages.borrower_leader import (
     Disconnect,
@@ -157,27 +156,6 @@ def test_it_is_woken_for_the_borrower_due_first() -> None:
 
 
 # --- two borrowers on one group (E9) ----------------------------------------------------------------------------------
-
-
-@pytest.mark.conforms("E9")
-def test_one_leaving_and_one_connecting_never_mix() -> None:
-    play = subscribed(1)
-    play.grant(1, 5, 50)
-    play.do(CloseSubscription(1))
-    assert [t for t in play.last.updates if isinstance(t, HandleUpdate)] == [HandleUpdate(1, RevokeStarted(5, 50))]
-    play.do(OpenSubscription(2, SUBSCRIPTION))
-    [(_, wanted)] = play.wanted()
-    assert (wanted.borrower_id, wanted.reclaim, wanted.predecessor) == ("a/2", (), None)
-    play.connect(2)
-    play.grant(2, 6, 60)
-    assert [t.handle for t in play.last.updates] == [2]
-    assert play.do(ProgressReported(2, SessionProgress(5, 50, 99, is_final=True))).sends == ()
-    play.do(ProgressReported(1, SessionProgress(5, 50, 13, is_final=True)))
-    assert [m for _, m in play.last.sends] == [Disconnect("a/1", TERM, (StreamProgress(5, 50, 13, True),))]
-    play.do(NodeMessageReceived("n1:1", Invalidate("a/1", TERM, InvalidateReason.DONE)))
-    assert play.last.updates == (SubscriptionClosed(1, InvalidateReason.DONE, ""),)
-    assert play.machine.borrowers[2].status is BorrowerStatus.CONNECTED
-    assert [s.stream_id for s in play.machine.borrowers[2].streams] == [6]
 
 
 @pytest.mark.conforms("E9")

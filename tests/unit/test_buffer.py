@@ -116,9 +116,7 @@ def test_an_advance_that_fails_takes_all_with_it(buffer: SendBuffer) -> None:
     buffer.flush(0.0)
 
 
-def test_a_failure_is_known_before_anybody_is_woken(
-    buffer: SendBuffer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_is_known_before_anybody_is_woken(buffer: SendBuffer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who flushes is woken by the last ticket, and asks at once."""
     publish_in(buffer, 1)
     loads, lost = buffer.take(), SubletError("it is lost")
