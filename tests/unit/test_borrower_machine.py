@@ -256,8 +256,8 @@ def test_a_redirect_is_followed_a_dead_one_given_up() -> None:
     assert play.last.sends == ()
     assert play.last.wake_at == pytest.approx(0.85)
     play.do(NodeLost("n9:1"), 0.7)
-    play.do(Tick(), 0.85)
-    assert [each.node for each in play.last.sends] == [None]
+    outcome = play.do(Tick(), 0.85)
+    assert [each.node for each in outcome.sends] == [None]
     assert len(play.said(LeaderWanted)) == 1
 
 
@@ -380,8 +380,7 @@ def test_a_grant_is_installed_once() -> None:
     assert play.last.updates == (StreamGranted(GRANT),)
     assert play.said(UpdateProgress) == [UpdateProgress(ME, TERM, (StreamProgress(5, 50, 10),))]
     play.do(SessionProgress(5, 50, 12), 0.01)
-    play.receive(GRANT, 0.02)
-    assert play.last.updates == ()
+    assert play.receive(GRANT, 0.02).updates == ()
     assert play.reported() == [StreamProgress(5, 50, 12)]
 
 
