@@ -64,16 +64,16 @@ class Bench:
             self.streams.append(stream_id, HEAD)
         self.group = self.store.declare_group(SUBSCRIPTION, options or GroupOptions(StartingPosition.EARLIEST))
         self._lives, self.term = 0, 0
-        self._ref = NodeRef("n", "n#0", "n:1")
+        self.ref = NodeRef("n", "n#0", "n:1")
         self.lead()
 
     def lead(self) -> None:
         """A leader under a new term; what the one before it had not written is lost."""
         if self._lives:
-            self.store.release(self._ref, {self.group.group_id: self.term})
+            self.store.release(self.ref, {self.group.group_id: self.term})
         self._lives += 1
-        self._ref = NodeRef("n", f"n#{self._lives}", "n:1")
-        self.term = self.store.claim(self.group.group_id, self._ref, 1e6).term
+        self.ref = NodeRef("n", f"n#{self._lives}", "n:1")
+        self.term = self.store.claim(self.group.group_id, self.ref, 1e6).term
         rows = self.store.load(self.group.group_id, self.term)
         self.leader = GroupLeader(self.group, self.term, rows, self.settings, self.now)
         self.entries: list[LendingChange] = []
@@ -208,6 +208,10 @@ class Bench:
         rows = self.store.rows(self.group.group_id).values()
         return {row.stream_id: row.borrower_id for row in rows if row.status is LendingStatus.HELD}
 
+    def forced(self) -> list[HistoryRecord]:
+        """The moves of the history after which messages may be seen twice."""
+        return [line for line in self.store.history(self.group.group_id) if line.is_forced]
+
     def held(self, stream_id: int = 1, position: int = 0) -> HeldGrant:
         """What a successor would reclaim."""
         return HeldGrant(stream_id, self.grant_id(stream_id), position)
@@ -215,3 +219,20 @@ class Bench:
     def said(self, position: int, stream_id: int = 1, *, final: bool = True) -> StreamProgress:
         """A last word, for `leave`."""
         return StreamProgress(stream_id, self.grant_id(stream_id), position, final)
+
+
+def unwritten() -> Bench:
+    """A borrower has joined, and the grant of its stream is decided and not written yet."""
+    bench = Bench()
+    bench.join()
+    bench.tick(bench.settings.rebalance_debounce_s)
+    return bench
+
+
+def lent(shards: int = 1, *borrower_ids: str, options: GroupOptions | None = None) -> Bench:
+    """All streams are lent to these borrowers, who have confirmed them; what was sent until then is put away."""
+    bench = Bench(shards, options=options)
+    bench.joined(*borrower_ids)
+    bench.confirm()
+    bench.sent.clear()
+    return bench

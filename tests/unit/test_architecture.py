@@ -53,7 +53,7 @@ def defined(path: Path) -> frozenset[str]:
     return frozenset(found)
 
 
-def test_the_map_has_every_folder_with_the_first_sentence_of_its_package() -> None:
+def test_the_map_has_every_folder() -> None:
     rows = {
         path.removesuffix("/"): text
         for path, text in re.findall(r"^\| `(.+?)` \| (.+) \|$", section("The map of folders"), re.M)
@@ -71,14 +71,14 @@ def test_every_path_exists(path: str) -> None:
 
 
 @pytest.mark.parametrize("step", list(walks()), ids=lambda step: step[:40])
-def test_the_names_of_a_step_are_in_the_files_of_the_step(step: str) -> None:
+def test_the_names_of_a_step_are_in_its_files(step: str) -> None:
     files = [file_of(path) for path in _PATH.findall(step) if path.endswith(".py")]
     assert files
     names = {name for name in _NAME.findall(step) if name not in WIRE}
     assert names <= frozenset[str]().union(*map(defined, files))
 
 
-def test_the_names_of_a_recipe_are_in_the_files_it_mentions() -> None:
+def test_the_names_of_a_recipe_are_in_its_files() -> None:
     recipes = section("Where to change what")
     files = [file_of(path) for path in _PATH.findall(recipes) if path.endswith(".py") and "NNNN" not in path]
     named = {name for name in _NAME.findall(recipes) if name.isupper() or name[0] == "_"} - {"SUBLET_"}

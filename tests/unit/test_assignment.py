@@ -39,27 +39,38 @@ class Play:
         self.handler.mark_delivered(self.granted, 0)
         return first
 
+    def done(self, first: int) -> None:
+        """The batch from this offset on is acknowledged."""
+        self.handler.mark_acknowledged(self.granted, first)
+
+    def stop(self) -> None:
+        """Its leader wants the stream back."""
+        self.handler.apply_update(RevokeStarted(7, 1))
+
     def last(self) -> tuple[int, bool]:
         return self.reports[-1].position, self.reports[-1].is_final
 
 
 @pytest.mark.conforms("E8")
-def test_the_last_word_waits_for_all_that_is_outstanding() -> None:
+def test_the_last_word_waits_for_what_is_outstanding() -> None:
     play = Play()
     first, second = play.give(3), play.give(4)
-    play.handler.apply_update(RevokeStarted(7, 1))
+    play.stop()
     assert play.reports == []
-    play.handler.mark_acknowledged(play.granted, first)
+    play.done(first)
     assert play.last() == (second, False)
-    play.handler.mark_acknowledged(play.granted, second)
+    play.done(second)
     assert play.last() == (FROM + 7, True)
+    assert play.handler.next_readable(lambda _: True) is None
+    idle = Play()
+    idle.stop()
+    assert idle.last() == (FROM, True)
 
 
 @pytest.mark.conforms("W10")
 @pytest.mark.parametrize("given_up", [False, True])
-def test_at_a_bad_block_the_last_word_waits_for_what_lies_ahead_of_it_and_is_not_of_it_where_that_is_given_up(
-    given_up: bool,
-) -> None:
+def test_at_a_bad_block_the_last_word_waits(given_up: bool) -> None:
+    """For what lies ahead of it; where that is given up, the last word is not of the block."""
     play = Play()
     first = play.give(3)
     poison = PoisonBlock(7, (FROM + 3, FROM + 5), "is garbage.")
@@ -70,14 +81,14 @@ def test_at_a_bad_block_the_last_word_waits_for_what_lies_ahead_of_it_and_is_not
         play.handler.abandon_outstanding()
         said, position = ("", 0), FROM
     else:
-        play.handler.mark_acknowledged(play.granted, first)
+        play.done(first)
         said, position = (str(poison), FROM + 5), FROM + 3
     last = play.reports[-1]
     assert (last.position, last.is_final, last.read_error, last.poison) == (position, True, *said)
 
 
 @pytest.mark.conforms("P5", "X4")
-def test_what_somebody_says_is_worth_a_look_and_no_more() -> None:
+def test_what_somebody_says_is_worth_one_look() -> None:
     play = Play()
     worth = []
 
@@ -99,106 +110,84 @@ def test_what_somebody_says_is_worth_a_look_and_no_more() -> None:
 
 
 @pytest.mark.conforms("E29")
-def test_a_batch_that_is_done_does_not_stand_for_one_before_it_that_is_not() -> None:
+def test_a_batch_does_not_stand_for_one_before_it() -> None:
     play = Play()
     first, second, third = play.give(3), play.give(4), play.give(5)
-    play.handler.mark_acknowledged(play.granted, second)
+    play.done(second)
     play.handler.mark_progress(play.granted, third, third + 1)
     assert play.last() == (FROM, False)
-    play.handler.mark_acknowledged(play.granted, third)
+    play.done(third)
     assert play.last() == (FROM, False)
-    play.handler.mark_acknowledged(play.granted, first)
+    play.done(first)
     assert play.last() == (FROM + 12, False)
 
 
-def test_what_is_skipped_counts_when_all_before_it_is_done() -> None:
+def test_what_is_skipped_counts_in_its_turn() -> None:
     play = Play()
     first = play.give(3)
     assert play.granted.advance_read(FROM + 3, FROM + 9, 1_000)
     play.handler.mark_skipped(play.granted, FROM + 3)
     assert play.reports == []
-    play.handler.mark_acknowledged(play.granted, first)
+    play.done(first)
     assert play.last() == (FROM + 9, False)
-
-
-@pytest.mark.conforms("E8")
-def test_a_stream_without_anything_outstanding_has_its_last_word_at_once() -> None:
-    play = Play()
-    play.handler.apply_update(RevokeStarted(7, 1))
-    assert play.last() == (FROM, True)
-    assert play.handler.next_readable(lambda _: True) is None
 
 
 def test_progress_within_a_batch_is_not_final() -> None:
     play = Play()
     first = play.give(5)
-    play.handler.apply_update(RevokeStarted(7, 1))
+    play.stop()
     play.handler.mark_progress(play.granted, first, FROM + 2)
     assert play.last() == (FROM + 2, False)
-    play.handler.mark_acknowledged(play.granted, first)
-    assert play.last() == (FROM + 5, True)
-
-
-def test_what_is_given_up_is_not_waited_for_and_does_not_count() -> None:
-    play = Play()
-    first = play.give(5)
-    play.handler.mark_acknowledged(play.granted, first)
-    play.give(5)
-    play.handler.abandon_outstanding()
-    play.handler.apply_update(RevokeStarted(7, 1))
+    play.done(first)
     assert play.last() == (FROM + 5, True)
 
 
 @pytest.mark.conforms("E8", "E11")
-def test_the_last_word_says_what_was_given_out_and_is_given_up() -> None:
+@pytest.mark.parametrize("stops_first", [False, True])
+def test_what_is_given_up_is_not_waited_for(stops_first: bool) -> None:
+    """It does not count, and the last word, which is said once, tells up to where it was given out."""
     play = Play()
-    first = play.give(5)
-    play.handler.mark_progress(play.granted, first, FROM + 2)
+    first, second = play.give(5), play.give(5)
+    play.done(first)
+    play.handler.mark_progress(play.granted, second, FROM + 7)
+    steps = [play.handler.abandon_outstanding, play.stop]
+    for step in reversed(steps) if stops_first else steps:
+        assert play.last() == (FROM + 7, False)
+        step()
+    assert (play.last(), play.reports[-1].delivered_end) == ((FROM + 7, True), FROM + 10)
+    reported = len(play.reports)
     play.handler.abandon_outstanding()
-    play.handler.apply_update(RevokeStarted(7, 1))
-    assert (play.last(), play.reports[-1].delivered_end) == ((FROM + 2, True), FROM + 5)
+    assert len(play.reports) == reported
 
 
 @pytest.mark.conforms("E8")
-def test_who_was_told_to_stop_while_it_reads_has_its_last_word_when_that_is_over() -> None:
+def test_while_it_reads_the_last_word_waits() -> None:
+    """What is being read may yet become a batch."""
     play = Play()
     granted = play.handler.next_readable(lambda _: True)
     assert granted is play.granted
-    play.handler.apply_update(RevokeStarted(7, 1))
-    assert play.reports == [], "what is being read may yet become a batch"
+    play.stop()
+    assert play.reports == []
     play.handler.release_read(granted)
     assert play.last() == (FROM, True)
 
 
 @pytest.mark.conforms("E8", "E29")
-def test_what_was_taken_is_outstanding_whatever_breaks_off_the_session_then() -> None:
+def test_what_was_taken_is_outstanding() -> None:
+    """Whatever breaks off the session then."""
     play = Play()
     granted = play.handler.next_readable(lambda _: True)
     assert granted is play.granted
     assert granted.advance_read(FROM, FROM + 3, 1_000)
     play.handler.release_read(granted)
     play.handler.abandon_outstanding()
-    play.handler.apply_update(RevokeStarted(7, 1))
+    play.stop()
     assert (play.last(), play.reports[-1].delivered_end) == ((FROM, True), FROM + 3)
 
 
-@pytest.mark.conforms("E8")
-def test_whoever_was_told_to_stop_has_its_last_word_at_once_when_the_rest_is_given_up() -> None:
-    play = Play()
-    first = play.give(5)
-    play.give(5)
-    play.handler.apply_update(RevokeStarted(7, 1))
-    play.handler.mark_acknowledged(play.granted, first)
-    assert play.last() == (FROM + 5, False)
-    play.handler.abandon_outstanding()
-    assert play.last() == (FROM + 5, True)
-    reported = len(play.reports)
-    play.handler.abandon_outstanding()
-    assert len(play.reports) == reported
-
-
 @pytest.mark.conforms("E11", "E36")
-def test_a_grant_that_the_database_says_is_over_is_given_up_with_its_range() -> None:
+def test_a_grant_that_the_database_ended_is_given_up() -> None:
+    """With the range that was given out."""
     play = Play()
     first = play.give(5)
     play.handler.lose(7, 2)
@@ -209,7 +198,8 @@ def test_a_grant_that_the_database_says_is_over_is_given_up_with_its_range() -> 
     assert (play.granted.is_ended, play.granted.is_lost, play.handler.positions()) == (True, True, {})
 
 
-def test_a_word_about_another_grant_means_nothing_and_a_new_grant_ends_the_old() -> None:
+def test_a_new_grant_ends_the_old() -> None:
+    """A word about another grant means nothing."""
     play = Play()
     first = play.give(5)
     play.handler.apply_update(RevokeStarted(7, 2))
@@ -223,7 +213,7 @@ def test_a_word_about_another_grant_means_nothing_and_a_new_grant_ends_the_old()
     assert play.handler.positions() == {7: FROM}
 
 
-def test_a_stream_that_was_handed_over_is_over_and_not_lost() -> None:
+def test_a_stream_handed_over_is_not_lost() -> None:
     play = Play()
     play.handler.apply_update(StreamRemoved(7, 1, RevokedReason.SAVED))
     assert (play.granted.is_ended, play.granted.is_lost) == (True, False)
@@ -242,7 +232,7 @@ class Popping(dict[int, int]):
         return found
 
 
-def test_where_a_stream_stands_can_be_asked_while_its_owner_acknowledges() -> None:
+def test_positions_while_another_thread_acknowledges() -> None:
     play = Play()
     play.give(3)
     play.granted.outstanding = Popping(play.granted.outstanding)
@@ -259,7 +249,7 @@ class Acknowledging(int):
         return int(self) < other
 
 
-def test_a_transaction_may_begin_while_another_thread_acknowledges() -> None:
+def test_a_transaction_while_another_acknowledges() -> None:
     play = Play()
     first, second, third = play.give(3), play.give(4), play.give(5)
     play.granted.outstanding = Acknowledging.outstanding = {Acknowledging(first): first, second: second, third: third}

@@ -28,42 +28,38 @@ def stream(completed: int | None, *epochs: int) -> EpochStepPlanner:
     return entire
 
 
-def test_of_streams_that_were_looked_at_one_after_the_other_the_least_counts() -> None:
+def sizes(
+    streams: dict[int, EpochStepPlanner], limits: BatchLimits | None = None, to: LowerFrontier | None = None
+) -> dict[int, int | None]:
+    """How many messages of each stream the next batch has."""
+    return {s: step.max_messages for s, step in plan_steps(streams, limits or BatchLimits(), to).items()}
+
+
+def test_of_streams_looked_at_in_turn_the_least_counts() -> None:
     streams = {1: stream(4, 1, 2, 3), 2: stream(3, 1, 2)}
     assert meet_completed(streams) == lower(3)
-    assert {s: step.max_messages for s, step in plan_steps(streams, BatchLimits()).items()} == {1: 20, 2: 20}
+    assert sizes(streams) == {1: 20, 2: 20}
 
 
 def test_without_epochs_all_is_given() -> None:
     entire = EpochStepPlanner(0, ConsumedFrontier(0))
     entire.add_summaries(BlockEpochSummaries((BlockEpochSummary(0, 10, 100, None, None),), 10, False, None))
     assert meet_completed({1: entire}) is None
-    assert {s: step.max_messages for s, step in plan_steps({1: entire}, BatchLimits()).items()} == {1: 10}
-    assert plan_steps({}, BatchLimits()) == {}
+    assert sizes({1: entire}) == {1: 10}
+    assert sizes({}) == {}
 
 
-def test_a_limit_ends_a_batch_behind_an_epoch() -> None:
-    streams = {1: stream(9, 1, 2, 3), 2: stream(9, 1, 2, 3)}
-    assert {s: step.max_messages for s, step in plan_steps(streams, BatchLimits(max_messages=40)).items()} == {
-        1: 20,
-        2: 20,
-    }
-    assert {s: step.max_messages for s, step in plan_steps(streams, BatchLimits(max_bytes=250)).items()} == {
-        1: 10,
-        2: 10,
-    }
-
-
-def test_an_epoch_that_is_larger_than_the_limit_is_given_whole() -> None:
-    streams = {1: stream(9, 1, 2, 3), 2: stream(9, 1, 2, 3)}
-    assert {s: step.max_messages for s, step in plan_steps(streams, BatchLimits(max_messages=1)).items()} == {
-        1: 10,
-        2: 10,
-    }
+@pytest.mark.parametrize(
+    ("limits", "size"),
+    [(BatchLimits(max_messages=40), 20), (BatchLimits(max_bytes=250), 10), (BatchLimits(max_messages=1), 10)],
+    ids=["messages", "bytes", "less than an epoch"],
+)
+def test_a_limit_ends_a_batch_behind_an_epoch(limits: BatchLimits, size: int) -> None:
+    assert sizes({1: stream(9, 1, 2, 3), 2: stream(9, 1, 2, 3)}, limits) == {1: size, 2: size}
 
 
 @pytest.mark.conforms("S11")
-def test_of_a_block_within_which_it_has_ended_a_batch_has_the_rest() -> None:
+def test_a_batch_has_the_rest_of_a_begun_block() -> None:
     """As compaction leaves it: messages without epochs, of which those before offset 15 are consumed."""
     entire = EpochStepPlanner(0, ConsumedFrontier(15, lower(2)))
     blocks = (
@@ -76,12 +72,11 @@ def test_of_a_block_within_which_it_has_ended_a_batch_has_the_rest() -> None:
 
 
 @pytest.mark.conforms("S11", "S9")
-def test_a_stream_that_has_nothing_left_is_not_moved_along() -> None:
+def test_a_stream_with_nothing_left_is_not_moved() -> None:
     streams = {1: stream(2, 1), 2: stream(2)}
     assert list(plan_steps(streams, BatchLimits())) == [1]
     assert list(plan_steps({2: streams[2]}, BatchLimits())) == []
 
 
-def test_a_query_that_ends_goes_no_further_than_it_was_to() -> None:
-    streams = {1: stream(9, 1, 2, 3)}
-    assert {s: step.max_messages for s, step in plan_steps(streams, BatchLimits(), lower(2)).items()} == {1: 10}
+def test_a_query_that_ends_goes_no_further() -> None:
+    assert sizes({1: stream(9, 1, 2, 3)}, to=lower(2)) == {1: 10}

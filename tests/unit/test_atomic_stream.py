@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pyarrow as pa
+import pytest
 
 from sublet_borrower.machine.events import RevokeStarted, SessionProgress, StreamGranted, StreamRemoved
 from sublet_borrower.streams.assignment import SessionAssignment
@@ -65,8 +66,14 @@ class Play:
         assert not granted.add_page(page, step, run)
         self.handler.mark_skipped(granted, granted.ticket)
 
-    def read(self) -> tuple[StepRows, StepEnd | None] | None:
+    def read(self) -> tuple[StepRows, StepEnd | None]:
         """A block of the step that has begun; what is given out by now."""
+        found = self.read_on()
+        assert found is not None
+        return found
+
+    def read_on(self) -> tuple[StepRows, StepEnd | None] | None:
+        """A block of the step that has begun; what is given out by now, if anything is."""
         granted = self.granted
         assert granted.next_run is not None
         step, run = granted.next_run
@@ -89,17 +96,14 @@ class Play:
         return self.reports[-1].position, self.reports[-1].consumed, self.reports[-1].is_final
 
 
-def test_the_last_of_a_step_says_so_and_progress_moves_behind_the_whole() -> None:
+def test_progress_moves_behind_the_whole_step() -> None:
+    """The last of a step says so."""
     play = Play(1, 1, 2, completed=2)
     granted = play.granted
-    assert play.read() is None, "it is not known whether the step ends with it"
-    found = play.read()
-    assert found is not None
-    first, place = found
+    assert play.read_on() is None, "it is not known whether the step ends with it"
+    first, place = play.read()
     assert (first.first, first.end, place) == (0, 10, None)
-    found = granted.next_rows()
-    assert found is not None
-    second, place = found
+    second, place = granted.next_rows() or (first, None)
     assert (second.first, second.end, place) == (10, 20, StepEnd(20, consumed(20, 2)))
     play.handler.mark_acknowledged(granted, second.ticket)
     assert play.last() == (0, consumed(0, 0), False)
@@ -108,15 +112,14 @@ def test_the_last_of_a_step_says_so_and_progress_moves_behind_the_whole() -> Non
     assert granted.is_waiting
 
 
-def test_who_is_told_to_stop_within_a_step_gives_the_rest_of_it_out_first() -> None:
+def test_a_step_is_given_out_whole_before_it_stops() -> None:
     play = Play(1, 1, completed=2)
     granted = play.granted
-    play.read()
+    play.read_on()
     play.handler.apply_update(RevokeStarted(7, 1))
     assert play.reports == []
     assert granted.may_have_more
     found = play.read()
-    assert found is not None
     for piece, _ in (found, granted.next_rows() or found):
         play.handler.mark_acknowledged(granted, piece.ticket)
     assert play.last() == (20, consumed(20, 2), True)
@@ -127,86 +130,72 @@ def test_who_is_told_to_stop_within_a_step_gives_the_rest_of_it_out_first() -> N
 def test_who_is_told_to_stop_begins_no_further_step() -> None:
     play = Play(1, 2, completed=3)
     granted = play.granted
-    found = play.read()
-    assert found is not None
+    rows, _ = play.read()
     play.handler.apply_update(RevokeStarted(7, 1))
-    play.handler.mark_acknowledged(granted, found[0].ticket)
+    play.handler.mark_acknowledged(granted, rows.ticket)
     assert play.last() == (10, consumed(10, 2), True)
     assert not granted.begin_step(1)
 
 
-def test_a_step_that_is_cut_short_is_left_undone_and_said_to_be_seen_again() -> None:
+@pytest.mark.parametrize("is_given_up", [False, True])
+def test_a_step_that_is_cut_short_is_left_undone(is_given_up: bool) -> None:
+    """What was given out of it is said to be seen again."""
     play = Play(1, 1, 1, completed=2)
     granted = play.granted
-    play.read()
-    found = play.read()
-    assert found is not None
+    play.read_on()
+    rows, _ = play.read()
     play.handler.abort_steps()
     play.handler.apply_update(RevokeStarted(7, 1))
     assert play.reports == [], "one is in the user's hands"
-    play.handler.mark_acknowledged(granted, found[0].ticket)
+    if is_given_up:
+        play.handler.abandon_outstanding()
+    else:
+        play.handler.mark_acknowledged(granted, rows.ticket)
     assert play.last() == (0, consumed(0, 0), True)
     assert play.reports[-1].delivered_end == 10
     assert not granted.may_have_more
     assert granted.next_rows() is None
 
 
-def test_what_is_given_up_is_said_to_be_seen_again() -> None:
-    play = Play(1, 1, completed=2)
-    play.read()
-    play.read()
-    play.handler.apply_update(RevokeStarted(7, 1))
-    play.handler.abandon_outstanding()
-    assert play.last() == (0, consumed(0, 0), True)
-    assert play.reports[-1].delivered_end == 10
-
-
-def test_batches_of_two_steps_may_be_in_hand_and_progress_follows_their_order() -> None:
+def test_progress_follows_the_order_of_steps_in_hand() -> None:
     play = Play(1, 2, completed=3)
     granted = play.granted
-    first = play.read()
-    assert first is not None
+    first, _ = play.read()
     assert granted.may_have_more, "another step may follow on what is known"
     assert granted.begin_step(1)
-    second = play.read()
-    assert second is not None
-    play.handler.mark_acknowledged(granted, second[0].ticket)
+    second, _ = play.read()
+    play.handler.mark_acknowledged(granted, second.ticket)
     assert play.last() == (0, consumed(0, 0), False)
-    play.handler.mark_acknowledged(granted, first[0].ticket)
+    play.handler.mark_acknowledged(granted, first.ticket)
     assert play.last() == (20, consumed(20, 3), False)
 
 
-def test_completed_epochs_of_which_there_is_nothing_are_progress_too() -> None:
+def test_completed_epochs_without_messages_count() -> None:
     play = Play(5, completed=3)
-    granted = play.granted
-    play.handler.report(granted)
+    play.handler.report(play.granted)
     assert play.last() == (0, consumed(10, 3), False)
-    assert granted.is_waiting
-
-
-def test_what_comes_when_the_stream_is_gone_is_discarded() -> None:
-    play = Play(1, completed=2)
-    granted = play.granted
-    play.handler.apply_update(StreamRemoved(7, 1, RevokedReason.LOST))
-    assert not granted.advance_read(0, 10, 10)
-    assert not granted.is_mid_step
-    assert granted.is_lost
+    assert play.granted.is_waiting
 
 
 def test_what_does_not_follow_directly_is_discarded() -> None:
+    """Nor is anything taken once the stream is gone."""
     play = Play(1, 1, completed=2)
     granted = play.granted
     assert not granted.advance_read(10, 20, 20)
     assert not granted.advance_read(0, 0, 20)
     assert granted.outstanding == {}
+    play.handler.apply_update(StreamRemoved(7, 1, RevokedReason.LOST))
+    assert not granted.advance_read(0, 10, 20)
+    assert not granted.is_mid_step
+    assert granted.is_lost
 
 
-def test_a_page_without_anything_wanted_moves_nothing_before_the_step_is_done() -> None:
+def test_a_skipped_page_moves_nothing_within_a_step() -> None:
     play = Play(1, 1, 1, completed=2)
     granted = play.granted
     play.skip()
     assert play.last() == (0, consumed(0, 0), False)
-    assert play.read() is None
+    assert play.read_on() is None
     play.skip()
     found = granted.next_rows()
     assert found is not None

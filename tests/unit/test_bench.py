@@ -22,7 +22,7 @@ def batch(at: float) -> Delivered:
     return Delivered("a", 1, 1, (), at)
 
 
-def test_a_move_goes_from_a_revoke_to_the_first_message_under_the_next_grant() -> None:
+def test_a_move_ends_with_the_next_message() -> None:
     history = [
         line(1, "grant", 5),
         line(10, "revoke", 5),
@@ -39,7 +39,7 @@ def test_a_move_goes_from_a_revoke_to_the_first_message_under_the_next_grant() -
     assert moves_of(history, first) == [Move(10, 20, 30, 35)]
 
 
-def test_a_pause_is_between_two_batches_that_anybody_was_given() -> None:
+def test_a_pause_is_between_two_batches() -> None:
     kill = Kill(at=10.0, lease_ended=18.0, claimed=18.5, progressed=19.0)
     assert longest_pause(kill, [batch(at) for at in (1.0, 9.5, 10.5, 14.0, 18.75, 19.25, 30.0)]) == 4.75
     assert longest_pause(kill, [batch(at) for at in (9.0, 20.0)]) == 11.0
@@ -56,13 +56,13 @@ def test_figures_have_three_digits_that_count(value: float, said: float) -> None
     assert significant(value) == said
 
 
-def test_a_figure_is_shown_beside_its_peer_and_held_against_its_limit() -> None:
+def test_a_figure_is_held_against_its_limit() -> None:
     said = table([Beside("one", 3.0, "ms", "peer", 2.0, 1.0), Beside("two", 1.0, "s", "peer", 2.0, 1.0)])
     assert "| one | 3 ms | peer | 2 ms | 1.5 | 1 | **missed** |\n| two | 1 s | peer | 2 s | 0.5 | 1 | holds |\n" in said
     assert Beside("three", 3.0, "ms", "peer", 2.0).judged()["holds"] is None
 
 
-def test_a_section_replaces_itself_and_leaves_the_others_in_the_order_of_the_page(tmp_path: Path) -> None:
+def test_a_section_replaces_itself_in_its_place(tmp_path: Path) -> None:
     file = tmp_path / "docs" / "bench.md"
     for name, section in (("node", "| old |"), ("log", "| log |\n\n| more |\n"), ("node", "| new |\n")):
         page(file, name, f"Prose of {name}.", section)
@@ -71,8 +71,8 @@ def test_a_section_replaces_itself_and_leaves_the_others_in_the_order_of_the_pag
     assert node == f"{SECTIONS['node']}\n\nProse of node.\n\n| new |\n"
 
 
-def test_a_footprint_counts_everything_once_and_nothing_of_the_program() -> None:
+def test_a_footprint_counts_everything_once() -> None:
     shared = b"x" * 1000
     assert footprint([shared, shared]) < 1200
     assert footprint([shared, b"y" * 1000]) > 2000
-    assert footprint(test_a_footprint_counts_everything_once_and_nothing_of_the_program) == 0
+    assert footprint(test_a_footprint_counts_everything_once) == 0

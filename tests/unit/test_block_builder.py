@@ -35,12 +35,16 @@ def messages(first: int, count: int, size: int = 8) -> pa.RecordBatch:
 
 
 def gathered(streams: int, sizes: list[int], each: int) -> tuple[list[BlockAppend], list[BlockAppend]]:
-    """Blocks that came as they were full, and those of the end."""
+    """Blocks that came as they were full, and those of the end; nothing is lost, and streams keep the order."""
     found = BlockBuilder(routes(streams))
-    all_in: list[BlockAppend] = []
+    full: list[BlockAppend] = []
     for number, size in enumerate(sizes):
-        all_in += found.add(messages(number * each, each, size))
-    return all_in, list(found.flush())
+        full += found.add(messages(number * each, each, size))
+    rest = list(found.flush())
+    by_stream = [numbers(full + rest, stream_id) for stream_id in range(1, streams + 1)]
+    assert all(low < high for one in by_stream for low, high in pairwise(one)), "the order they came in"
+    assert sorted(number for one in by_stream for number in one) == list(range(len(sizes) * each))
+    return full, rest
 
 
 def numbers(blocks: list[BlockAppend], stream_id: int) -> list[int]:
@@ -52,28 +56,19 @@ def numbers(blocks: list[BlockAppend], stream_id: int) -> list[int]:
     ]
 
 
-@pytest.mark.parametrize("streams", [1, 5, 64])
-@pytest.mark.parametrize("each", [1, 37, 10_000])
-def test_blocks_are_full_but_for_the_last_of_each_stream(streams: int, each: int) -> None:
-    total = min(COUNT, 2000 * each)
-    full, rest = gathered(streams, [8] * (total // each), each)
+@pytest.mark.parametrize(("streams", "each"), [(5, 1), (64, 37), (1, 10_000), (64, 10_000)])
+def test_blocks_are_full_but_for_the_last(streams: int, each: int) -> None:
+    full, rest = gathered(streams, [8] * (min(COUNT, 1000 * each) // each), each)
     assert {block.block.count for block in full} <= {BLOCK_MESSAGES}
     assert len({block.stream_id for block in rest}) == len(rest) <= streams
-    by_stream = [numbers(full + rest, stream_id) for stream_id in range(1, streams + 1)]
-    assert all(low < high for found in by_stream for low, high in pairwise(found)), "the order they came in"
-    assert sorted(number for found in by_stream for number in found) == list(range(total // each * each))
 
 
 def test_large_messages_make_small_blocks() -> None:
-    full, rest = gathered(2, [100, 30_000, 100, 5000], 500)
+    full, rest = gathered(2, [100, 30_000, 100, 5000], 200)
     assert max(len(block.block.payload) for block in full + rest) < 3 * BLOCK_BYTES
-    found = [numbers(full + rest, stream_id) for stream_id in (1, 2)]
-    assert all(low < high for one in found for low, high in pairwise(one))
-    assert sorted(found[0] + found[1]) == list(range(2000))
 
 
 def test_what_waits_is_bounded_over_all_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block_builder, "WAITING_BYTES", 100_000)
-    full, rest = gathered(256, [1000] * 20, 50)
+    _, rest = gathered(256, [1000] * 20, 50)
     assert sum(len(block.block.payload) for block in rest) < 150_000
-    assert sum(block.block.count for block in full + rest) == 1000

@@ -13,31 +13,29 @@ from sublet_protocol.domain.errors import InvalidSetting
 NAMES = [field.name for field in fields(BorrowerSettings)]
 
 
-def test_the_defaults_are_valid_and_those_of_the_leader_where_both_have_one() -> None:
-    defaults = BorrowerSettings()
-    assert defaults.check() is defaults
-    leader = asdict(LeaderSettings())
+def test_the_defaults_are_those_of_the_leader() -> None:
+    defaults, leader = BorrowerSettings().check(), asdict(LeaderSettings())
     for name in ("ping_interval_s", "ping_timeout_s", "resend_interval_s", "unsubscribe_timeout_s"):
         assert getattr(defaults, name) == leader[name]
     assert defaults.disconnect_timeout_s == leader["lease_duration_s"]
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
-@pytest.mark.parametrize("name", NAMES)
-def test_each_is_a_positive_finite_time(name: str, value: float) -> None:
-    with pytest.raises(InvalidSetting, match=f"{name} is {value}: it must be a positive"):
-        replace(BorrowerSettings(), **{name: value}).check()
+def test_each_is_a_positive_finite_time(value: float) -> None:
+    for name in NAMES:
+        with pytest.raises(InvalidSetting, match=f"{name} is {value}: it must be a positive"):
+            replace(BorrowerSettings(), **{name: value}).check()
 
 
 @pytest.mark.parametrize("timeout_s", [2.9, 3.0])
 def test_a_single_lost_ping_must_not_cost_the_leader(timeout_s: float) -> None:
-    with pytest.raises(InvalidSetting) as refused:
-        BorrowerSettings(ping_interval_s=2.0, resend_interval_s=1.0, ping_timeout_s=timeout_s).check()
-    assert f"ping_timeout_s is {timeout_s} and ping_interval_s is 2.0 and resend_interval_s is 1.0: " in str(
-        refused.value
+    settings = BorrowerSettings(ping_interval_s=2.0, resend_interval_s=1.0, ping_timeout_s=timeout_s)
+    said = (
+        f"ping_timeout_s is {timeout_s} and ping_interval_s is 2.0 and resend_interval_s is 1.0: .*Raise ping_timeout_s"
     )
-    assert "Raise ping_timeout_s" in str(refused.value)
-    BorrowerSettings(ping_interval_s=2.0, resend_interval_s=1.0, ping_timeout_s=3.1).check()
+    with pytest.raises(InvalidSetting, match=said):
+        settings.check()
+    replace(settings, ping_timeout_s=3.1).check()
 
 
 def test_scaling_keeps_the_proportions() -> None:
@@ -45,7 +43,7 @@ def test_scaling_keeps_the_proportions() -> None:
     assert scaled == {name: value / 4.0 for name, value in asdict(BorrowerSettings()).items()}
 
 
-def test_each_can_be_set_in_the_environment_and_nothing_else_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_can_be_set_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert BorrowerSettings.from_env() == BorrowerSettings()
     for number, name in enumerate(NAMES):
         value = 3.5 + number / 10
@@ -54,20 +52,12 @@ def test_each_can_be_set_in_the_environment_and_nothing_else_changes(monkeypatch
             assert BorrowerSettings.from_env() == replace(BorrowerSettings(), **{name: value})
 
 
-@pytest.mark.parametrize("text", ["", "soon", "2s", "1,5"])
-def test_what_is_no_number_in_the_environment_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setenv("SUBLET_PING_INTERVAL_S", text)
-    with pytest.raises(
-        InvalidSetting, match=f"SUBLET_PING_INTERVAL_S is {text!r}: it must be a positive number. Leave it out for 2.0"
-    ):
-        BorrowerSettings.from_env()
-
-
 @pytest.mark.parametrize(
-    ("name", "text"),
-    [("SUBLET_PING_INTERVAL_S", "-2"), ("SUBLET_RESEND_INTERVAL_S", "nan"), ("SUBLET_PING_INTERVAL_S", "7")],
+    ("text", "said"),
+    [(text, f"is {text!r}: it must be a positive number. Leave it out for 2.0") for text in ("", "soon", "2s", "1,5")]
+    + [("-2", "positive"), ("nan", "positive"), ("7", "Raise ping_timeout_s")],
 )
-def test_what_the_environment_says_is_checked(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
-    monkeypatch.setenv(name, text)
-    with pytest.raises(InvalidSetting):
+def test_what_the_environment_says_is_checked(monkeypatch: pytest.MonkeyPatch, text: str, said: str) -> None:
+    monkeypatch.setenv("SUBLET_PING_INTERVAL_S", text)
+    with pytest.raises(InvalidSetting, match=f"(?i)ping_interval_s .*{said}"):
         BorrowerSettings.from_env()

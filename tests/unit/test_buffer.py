@@ -65,15 +65,14 @@ def settle(buffer: SendBuffer, loads: list[PendingBlock]) -> None:
     buffer.release_batches(loads)
 
 
-def test_under_load_an_advance_that_nobody_waits_for_waits_for_the_next(buffer: SendBuffer) -> None:
+def test_under_load_an_advance_waits_for_the_next(buffer: SendBuffer) -> None:
     publish_in(buffer, 1, 2, 3, 4)
-    assert [send(buffer) for _ in range(4)] == [2, None, None, 5], (
-        "the last has nothing behind it that it could wait for"
-    )
-    assert not buffer._advances
+    sent = [send(buffer) for _ in range(4)]
+    assert sent == [2, None, None, 5], "the last has nothing behind it that it could wait for"
+    buffer.flush(0.0)
 
 
-def test_an_advance_comes_alone_if_what_came_before_it_is_stored(buffer: SendBuffer) -> None:
+def test_an_advance_may_come_alone(buffer: SendBuffer) -> None:
     publish_in(buffer, 1)
     assert send(buffer) == 2
     buffer.advance([(3,)])
@@ -92,7 +91,7 @@ def test_an_advance_waits_for_no_message_that_lingers(monkeypatch: pytest.Monkey
     assert send(buffer) == 3
 
 
-def test_an_advance_that_was_put_off_is_made_though_something_later_fails(buffer: SendBuffer) -> None:
+def test_an_advance_put_off_outlives_a_later_failure(buffer: SendBuffer) -> None:
     publish_in(buffer, 1, 2, 3)
     assert [send(buffer) for _ in range(2)] == [2, None]
     lost = SubletError("it is lost")
@@ -103,22 +102,21 @@ def test_an_advance_that_was_put_off_is_made_though_something_later_fails(buffer
     least = buffer.due_advance([])
     assert least == [(3,)], "the advance behind what was lost is given up"
     buffer.complete_advance(least)
-    assert not buffer._advances
+    buffer.flush(0.0)
     assert buffer.pop_error() is lost
 
 
-def test_an_advance_that_cannot_be_made_takes_all_with_it(buffer: SendBuffer) -> None:
+def test_an_advance_that_fails_takes_all_with_it(buffer: SendBuffer) -> None:
     publish_in(buffer, 1)
     assert send(buffer) == 2
     buffer.advance([(3,)])
     publish_in(buffer, 3)
     buffer.fail_batches([], SubletError("refused"))
-    assert not buffer._advances
+    assert send(buffer) is None
+    buffer.flush(0.0)
 
 
-def test_the_first_failure_is_known_before_anybody_is_woken_by_it(
-    buffer: SendBuffer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_is_known_before_anybody_is_woken(buffer: SendBuffer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who flushes is woken by the last ticket, and asks at once."""
     publish_in(buffer, 1)
     loads, lost = buffer.take(), SubletError("it is lost")
@@ -159,7 +157,7 @@ def flush(buffer: SendBuffer) -> None:
 def log_of(buffer: SendBuffer) -> dict[int, list[bytes]]:
     """What the sender gets of the buffer, by stream; all of it is stored."""
     log: dict[int, list[bytes]] = {}
-    while buffer._queued:
+    while buffer.queued:
         loads = buffer.take()
         assert loads is not None
         for load in loads:
@@ -188,9 +186,10 @@ def room(buffer: SendBuffer) -> int:
     ],
     ids=["publish", "publish_batch", "advance", "flush"],
 )
-def test_wherever_an_exception_breaks_off_a_call_it_is_done_or_not_and_all_else_goes_on(
+def test_a_call_that_is_broken_off_is_done_or_not(
     monkeypatch: pytest.MonkeyPatch, call: Callable[[SendBuffer], object], entire: list[set[bytes]], before: int
 ) -> None:
+    """Wherever an exception breaks it off; all else goes on."""
     monkeypatch.setattr(module, "ROUTED_AT_ONCE", 3)
     monkeypatch.setattr(module, "ADVANCE_PAUSE_S", 0.0)
     ((low, middle), (after, high)) = split_ring(2)

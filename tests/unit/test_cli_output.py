@@ -18,7 +18,7 @@ ROW = (123456, 9876543210, "2026-11-22T21:50:03.818407Z", "host:7791:95479c576de
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
-def test_numbers_and_times_are_read_whole_however_narrow_the_terminal_is(
+def test_numbers_and_times_fit_at_any_width(
     width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
@@ -31,9 +31,8 @@ def test_numbers_and_times_are_read_whole_however_narrow_the_terminal_is(
 
 
 @pytest.mark.parametrize("odd", ["\x9b2J", "\u202eabc", "\u2028", "\u2029", "\u200b", "\U000e0041", "\ud800"])
-def test_what_moves_a_cursor_or_turns_a_line_around_is_escaped_in_json_and_tables_alike(
-    odd: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_moves_a_cursor_is_escaped(odd: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Or turns a line around: in JSON and in tables alike."""
     text = f"ü☃{odd}"
     Output(json=True).print_json({"subscription": text})
     Output(json=False).print_table(("GROUP",), [(text,)])
@@ -63,7 +62,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-def test_who_sits_at_a_terminal_is_asked_under_json_too(
+def test_who_sits_at_a_terminal_is_asked(
     as_json: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdin", Terminal("y\nn\n"))
@@ -74,7 +73,7 @@ def test_who_sits_at_a_terminal_is_asked_under_json_too(
     assert capsys.readouterr().err == "Delete it? [y/N]\n" * 2
 
 
-def test_who_cannot_be_asked_is_refused_under_json_and_else_says_no(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_cannot_be_asked_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for stdin in (None, io.StringIO("y\n")):
         monkeypatch.setattr("sys.stdin", stdin)
         with pytest.raises(UsageError, match="Give --yes"):

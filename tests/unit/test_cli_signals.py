@@ -39,7 +39,7 @@ def reported(*numbers: signal.Signals, then: Exception | None = None) -> tuple[l
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_comes_when_what_must_not_be_broken_into_is_over(number: signal.Signals) -> None:
+def test_a_signal_waits_for_the_end_of_the_work(number: signal.Signals) -> None:
     assert reported(number) == ([number], number)
 
 
@@ -47,7 +47,8 @@ def test_a_second_one_breaks_in() -> None:
     assert reported(signal.SIGINT, signal.SIGTERM) == ([signal.SIGINT], signal.SIGINT)
 
 
-def test_a_command_that_is_told_to_end_ends_by_that_and_by_no_error_that_follows_from_it() -> None:
+def test_a_command_ends_by_its_signal_and_no_error() -> None:
+    """Such as one that follows from it."""
     assert reported(signal.SIGTERM, then=ConnectionError("the server was told to end too"))[1] == signal.SIGTERM
 
 

@@ -27,7 +27,7 @@ from sublet_protocol.domain.errors import UsageError
 from sublet_storage.log.block import DELIVERED_SCHEMA
 
 
-def test_a_stored_header_without_a_name_is_shown_and_breaks_nothing() -> None:
+def test_a_stored_header_without_a_name_is_shown() -> None:
     """No publisher of ours stores such a thing any more; what is stored must be readable all the same."""
     headers = [[None, {"key": None, "value": b"x"}, {"key": "a", "value": None}], None]
     columns: dict[str, list[Any]] = {
@@ -54,9 +54,7 @@ def test_numbers_and_times_out_of_range_are_refused() -> None:
         with pytest.raises(UsageError, match="give a whole number of at least 0, and at most 9223372036854775807"):
             parse_int("--limit", text)
     assert parse_starting_position(str(2**63 - 1)) == 2**63 - 1
-    with pytest.raises(
-        UsageError, match="--from '9223372036854775808': give a whole number of at least 0, and at most"
-    ):
+    with pytest.raises(UsageError, match="--from '9223372036854775808': give a whole number of at least 0"):
         parse_starting_position(str(2**63))
     assert parse_time("--at", "2026-01-31T12:00:00+01:00") == datetime(2026, 1, 31, 11, tzinfo=UTC)
     for text, reported in (
@@ -70,7 +68,7 @@ def test_numbers_and_times_out_of_range_are_refused() -> None:
 
 
 @pytest.mark.conforms("A9")
-def test_a_duration_has_a_unit_and_only_zero_does_without() -> None:
+def test_a_duration_has_a_unit() -> None:
     assert [parse_seconds(text) for text in ("90s", " 15 m", "6h", "7d", "2w", "1.5h", "1.1h", "0")] == [
         90, 900, 21_600, 604_800, 1_209_600, 5400, 3960, 0,
     ]  # fmt: skip
@@ -88,7 +86,7 @@ def test_a_duration_has_a_unit_and_only_zero_does_without() -> None:
         parse_starting_position("99999999999w")
 
 
-def test_what_is_printed_escaped_is_read_as_what_was_stored() -> None:
+def test_what_is_printed_escaped_is_read_again() -> None:
     for stored in ("evil\x1b]0;P\a", "a\nb\tc\r", "\x9b", "\u202eright", "\U000e0001", "plain", "ü☃"):
         assert unescape(escape_control_characters(stored)) == stored
     for literal in (r"a\x41", r"a\q", r"\u00e9", r"\U0001f600", r"\ud800", r"\x1", "a\\"):
@@ -116,7 +114,7 @@ def test_a_file_that_is_not_json_is_refused(tmp_path: Path) -> None:
         (b'{"value": "x", "epoch": [7]}', "line 1: epoch [7]: this command publishes in no epoch."),
     ],
 )
-def test_what_cannot_be_published_as_it_is_is_refused(line: bytes, reported: str) -> None:
+def test_what_cannot_be_published_is_refused(line: bytes, reported: str) -> None:
     columns, problem = NdjsonParser("t", None, 1000).columns([line], 1)
     assert columns["value"] == []
     assert isinstance(problem, UsageError)

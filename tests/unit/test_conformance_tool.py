@@ -57,6 +57,9 @@ tests = ["tests/unit/test_a.py"]
 """
 
 
+ODD = Path("tests/unit/test_b.py")
+
+
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A project of three requirements, one of them without a test."""
@@ -111,15 +114,13 @@ def test_the_page_shows_tests_mutants_and_holes(tree: Path) -> None:
         ("tests/unit/test_b.py", False),
     ],
 )
-def test_a_mutant_counts_for_an_id_only_if_it_runs_a_test_of_it(tree: Path, selector: str, counts: bool) -> None:
+def test_a_mutant_counts_if_it_runs_a_test_of_it(tree: Path, selector: str, counts: bool) -> None:
     (tree / LISTS / "area.toml").write_text(MUTANT.replace("tests/unit/test_a.py", selector))
     line = next(line for line in page(tree).splitlines() if line.startswith("| E1 "))
     assert line.endswith("| 1 |" if counts else "| no |")
 
 
-def test_check_fails_until_the_page_is_written_and_again_when_a_test_goes(
-    tree: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_fails_while_the_page_is_stale(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tree, "--check") == 1
     assert not (tree / PAGE).exists()
     assert run(tree) == 0
@@ -130,33 +131,24 @@ def test_check_fails_until_the_page_is_written_and_again_when_a_test_goes(
 
 
 @pytest.mark.parametrize(
-    ("source", "why"),
+    ("path", "text", "why"),
     [
-        ('@pytest.mark.conforms("E9")\ndef test_x(): pass', "'E9', which is not in"),
-        ("@pytest.mark.conforms(NAME)\ndef test_x(): pass", "written out as strings"),
-        ("@pytest.mark.conforms()\ndef test_x(): pass", "at least one"),
-        ('@pytest.mark.conforms("E1")\ndef check_x(): pass', "pytest does not run it"),
-        ('@pytest.mark.conforms("E1"\ndef test_x(): pass', "never closed"),
+        (ODD, '@pytest.mark.conforms("E9")\ndef test_x(): pass', "'E9', which is not in"),
+        (ODD, "@pytest.mark.conforms(NAME)\ndef test_x(): pass", "written out as strings"),
+        (ODD, "@pytest.mark.conforms()\ndef test_x(): pass", "at least one"),
+        (ODD, '@pytest.mark.conforms("E1")\ndef check_x(): pass', "pytest does not run it"),
+        (ODD, '@pytest.mark.conforms("E1"\ndef test_x(): pass', "never closed"),
+        (LISTS / "area.toml", MUTANT.replace("E1", "E77"), "mutant 'm' bears 'E77'"),
+        (REQUIREMENTS, LIST + "- E1  Again.\n", "E1 stands there twice"),
     ],
+    ids=["unknown", "a name", "none", "no test", "no Python", "mutant", "twice"],
 )
-def test_a_marker_that_cannot_be_meant_is_an_error(
-    tree: Path, capsys: pytest.CaptureFixture[str], source: str, why: str
+def test_what_cannot_be_meant_is_an_error(
+    tree: Path, capsys: pytest.CaptureFixture[str], path: Path, text: str, why: str
 ) -> None:
-    (tree / "tests/unit/test_b.py").write_text("import pytest\n" + source + "\n")
+    (tree / path).write_text(text + "\n")
     assert run(tree) == 1
     assert why in capsys.readouterr().err
-
-
-def test_a_mutant_for_nothing_is_an_error(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tree / LISTS / "area.toml").write_text(MUTANT.replace("E1", "E77"))
-    assert run(tree) == 1
-    assert "mutant 'm' bears 'E77'" in capsys.readouterr().err
-
-
-def test_an_id_listed_twice_is_an_error(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tree / REQUIREMENTS).write_text(LIST + "- E1  Again.\n")
-    assert run(tree) == 1
-    assert "E1 stands there twice" in capsys.readouterr().err
 
 
 def test_this_projects_own_list_is_read_whole() -> None:

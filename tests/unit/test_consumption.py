@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sublet_borrower.spark.job import cluster_checks
-from sublet_borrower.spark.job.consumption import Consumption
+from sublet_borrower.spark.job import cluster_checks, consumption
+from sublet_borrower.spark.job.consumption import Consumption, consume
 from sublet_protocol.domain.errors import Unavailable
 
 
@@ -36,23 +37,33 @@ JAVA = """An error occurred while calling o81.collectToPython.
 \tat org.apache.spark.scheduler.DAGScheduler.failJobAndIndependentStages(DAGScheduler.scala:2935)"""
 
 
-@pytest.mark.parametrize("failure", [None, RuntimeError("the job has failed")])
-def test_whoever_waits_hears_of_the_end_though_what_served_the_job_does_not_end_well(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failure: Exception | None
-) -> None:
-    def refuse() -> None:
+def started(monkeypatch: pytest.MonkeyPatch, failure: Exception | None) -> Consumption:
+    """A consumption whose job ends so, and whose database does not end well."""
+
+    @contextlib.contextmanager
+    def database(*_: object) -> Iterator[SimpleNamespace]:
+        yield SimpleNamespace(url="postgresql://nobody@127.0.0.1:1/x")
         raise TimeoutError("it does not answer")
 
+    monkeypatch.setattr(cluster_checks, "check_cluster", lambda *_: None)
+    monkeypatch.setattr(cluster_checks, "read_setting", lambda *_: "local[2]")
     monkeypatch.setattr(cluster_checks, "spark_context", lambda spark: None)
-    consumption, resources = Consumption(Spark(failure), 2), contextlib.ExitStack()
-    resources.callback(refuse)
-    consumption._start(SimpleNamespace(name="a", subscription="b"), resources)  # type: ignore[arg-type]
-    assert consumption.wait(30.0)
+    monkeypatch.setattr(consumption, "open_database", database)
+    return consume(Spark(failure), "$share/g/#", lambda batch: None, tasks=2)
+
+
+@pytest.mark.parametrize("failure", [None, RuntimeError("the job has failed")])
+def test_whoever_waits_hears_of_the_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failure: Exception | None
+) -> None:
+    """Even where what served the job does not end well."""
+    running = started(monkeypatch, failure)
+    assert running.wait(30.0)
     if failure is None:
-        assert consumption.result() == []
+        assert running.result() == []
     else:
         with pytest.raises(Unavailable, match="the job has failed"):
-            consumption.result()
+            running.result()
     assert "it does not answer" in caplog.text
 
 
@@ -69,9 +80,6 @@ def test_whoever_waits_hears_of_the_end_though_what_served_the_job_does_not_end_
     ],
 )
 def test_what_ended_a_job_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch, text: str, cause: str) -> None:
-    monkeypatch.setattr(cluster_checks, "spark_context", lambda spark: None)
-    consumption = Consumption(Spark(RuntimeError(text)), 2)
-    consumption._start(SimpleNamespace(name="a", subscription="b"), contextlib.ExitStack())  # type: ignore[arg-type]
     with pytest.raises(Unavailable) as raised:
-        consumption.result(30.0)
+        started(monkeypatch, RuntimeError(text)).result(30.0)
     assert str(raised.value) == f"the Spark job has failed: {cause}"

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from sublet_leader.node import database_worker
 from sublet_leader.node.database_worker import DatabaseWorker
 from sublet_leader.node.events import (
     ClaimLeadership,
@@ -28,12 +29,12 @@ RENEW, CLAIM = RenewLeaderships({1: 1}, 0.0), ClaimLeadership(1, 0.0)
 class Away:
     """A worker whose database does not answer, and what it answers itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
+        monkeypatch.setattr(database_worker, "LogThrottle", lambda: LogThrottle(10.0, lambda: self.now))
         self.answers: queue.SimpleQueue[NodeEvent] = queue.SimpleQueue()
         self.store = PostgresGroupStore(NOBODY)
         self.worker = DatabaseWorker(self.store, NodeRef("n", "i", "a:1"), LeaderSettings(), self.answers.put)
-        self.worker._quiet = LogThrottle(10.0, lambda: self.now)
         self.worker.start()
 
     def ask(self, *requests: RenewLeaderships | ClaimLeadership) -> list[NodeEvent]:
@@ -44,17 +45,16 @@ class Away:
 
 
 @pytest.fixture
-def away() -> Iterator[Away]:
+def away(monkeypatch: pytest.MonkeyPatch) -> Iterator[Away]:
     """A node's worker that ends with the test."""
-    away = Away()
+    away = Away(monkeypatch)
     yield away
     away.worker.stop(10)
     away.store.close()
 
 
-def test_a_database_that_is_away_is_told_once_in_a_while_for_each_kind_of_request(
-    away: Away, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_database_away_is_told_now_and_then(away: Away, caplog: pytest.LogCaptureFixture) -> None:
+    """For each kind of request."""
     caplog.set_level(logging.WARNING, "sublet_leader.node.database_worker")
     answers = away.ask(*[RENEW] * 30, *[CLAIM] * 20)
     assert answers.count(LeadershipRenewalCompleted(RENEW, None)) == 30
@@ -69,14 +69,14 @@ def test_a_database_that_is_away_is_told_once_in_a_while_for_each_kind_of_reques
     assert record.getMessage().startswith("RenewLeaderships failed (and 29 times before this, unsaid): cannot connect")
 
 
-def test_what_nobody_foresaw_is_told_with_its_traceback_and_the_worker_goes_on(
+def test_what_nobody_foresaw_has_its_traceback(
     away: Away, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def surprise(*_: object) -> None:
         raise LookupError("a surprise")
 
     monkeypatch.setattr(away.store, "renew", surprise)
-    assert away.ask(*[RENEW] * 5) == [LeadershipRenewalCompleted(RENEW, None)] * 5
+    assert away.ask(*[RENEW] * 5) == [LeadershipRenewalCompleted(RENEW, None)] * 5, "the worker goes on"
     (record,) = caplog.records
     assert (record.levelno, record.getMessage()) == (logging.ERROR, "RenewLeaderships failed: a surprise")
     assert record.exc_info

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sublet_storage.producer import delivery
 from sublet_storage.producer.delivery import DeliveryState, Span
 
 
@@ -28,16 +30,18 @@ class Turn:
         self._lock.release()
 
 
-def test_a_ticket_abandoned_while_others_tell_its_fate_settles() -> None:
-    ticket = DeliveryState(5)
-    ticket._lock = Turn(lambda: ticket.fail(2, ValueError("first")))  # type: ignore[assignment]
-    ticket.abandon(ValueError("the rest"))
+def test_a_ticket_abandoned_while_others_settle_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        turn = Turn(lambda: ticket.fail(2, ValueError("first")))
+        patched.setattr(delivery, "threading", SimpleNamespace(Lock=lambda: turn))
+        ticket = DeliveryState(5)
+        ticket.abandon(ValueError("the rest"))
     assert ticket.is_done
     with pytest.raises(ValueError, match="first"):
         ticket.wait(5)
 
 
-def test_what_becomes_known_after_the_abandoning_changes_nothing() -> None:
+def test_news_after_the_abandoning_change_nothing() -> None:
     ticket = DeliveryState(2)
     ticket.abandon(ValueError("abandoned"))
     ticket.complete_span(Span(1, 0, range(2)))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import re
-import subprocess
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,6 +28,8 @@ HEADS = {1: 4, 2: 2}
 COMPLETE = [DeliveredBatch("a", 1, 7, (0, 1, 2, 3), (0, 1, 2, 3)), DeliveredBatch("b", 2, 8, (0, 1), (4, 5))]
 KILLED = HistoryRecord(0, 1, 1, "force_release", "not reclaimed", 7, "b1", "host:41:x", 2, 1, True)
 AGAIN = DeliveredBatch("b", 1, 9, (2, 3), (2, 3))
+WORKER = 10**9
+"""A process that there cannot be."""
 
 
 def found(attempts: list[DeliveredBatch], history: list[HistoryRecord] | None = None) -> CheckResult:
@@ -80,19 +81,19 @@ def test_what_is_planted_is_found(
     assert {name: getattr(findings, name) for name in wrong} == wrong
 
 
-def test_totals_that_differ_from_the_file_are_not_sound() -> None:
+def test_totals_that_differ_are_not_sound() -> None:
     findings = found(COMPLETE)
     findings.totals["UA"] = (3, 2, 80)
     assert not findings.is_ok
 
 
 @pytest.mark.parametrize(("share", "sound"), [(0.29, False), (0.3, True), (0.7, True), (0.71, False)])
-def test_a_kill_outside_of_the_middle_of_the_work_is_not_sound(share: float, sound: bool) -> None:
+def test_a_kill_outside_of_the_middle_is_not_sound(share: float, sound: bool) -> None:
     findings = check_deliveries(SOURCE, HEADS, COMPLETE, [], [Kill("worker", 0.5), Kill("leader", share)])
     assert findings.is_ok is sound
 
 
-def test_the_torn_last_line_of_a_killed_worker_is_no_delivery(tmp_path: Path) -> None:
+def test_the_torn_last_line_is_no_delivery(tmp_path: Path) -> None:
     line = json.dumps({"stream": 1, "grant_id": 7, "offsets": [0, 1], "rows": [0, 1]})
     (tmp_path / "41.jsonl").write_text(f"{line}\n{line[:-9]}")
     (tmp_path / "42.jsonl").write_text("")
@@ -102,51 +103,81 @@ def test_the_torn_last_line_of_a_killed_worker_is_no_delivery(tmp_path: Path) ->
 # --- the exit code and what is said ---------------------------------------------------------------------------------
 
 
-def played(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, attempts: list[DeliveredBatch], as_json: bool, kill_at: float = 0.5
-) -> tuple[int, str]:
-    """The demo with its processes left out: what its end makes of these deliveries."""
-    nothing = SimpleNamespace(streams=[SimpleNamespace(stream_id=s, head=h) for s, h in HEADS.items()])
-    sight = SimpleNamespace(read=lambda: nothing, history=list)
-    said = io.StringIO()
-    processes = SimpleNamespace(start=lambda *_: SimpleNamespace(communicate=lambda timeout: None))
-    monkeypatch.setattr(runner, "GroupView", lambda url: contextlib.nullcontext(sight))
-    monkeypatch.setattr(flights, "load", lambda: SOURCE)
-    monkeypatch.setattr(delivery_check, "read_delivered_batches", lambda records: attempts)
-    for name in ("_until", "_publish", "_watch"):
-        monkeypatch.setattr(runner._Stage, name, lambda *_: None)
-    with contextlib.redirect_stdout(said):
-        kills = [Kill("worker", 0.4), Kill("leader", kill_at)]
-        show, story = Display(), TakeoverReporter(lambda text: None)
-        play = runner._Stage("url", tmp_path, show, cast("Any", processes), story, kills=kills).play
-        return play(as_json), said.getvalue()
+class Processes(dict[str, Any]):
+    """The demo's processes, none of which runs."""
+
+    def start(self, name: str, *_: str) -> Any:
+        return self["application"]
+
+
+class Performance:
+    """The demo without its processes: at each look a message more is consumed, and at some looks nobody leads."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, attempts: list[DeliveredBatch], leaderless: Sequence[int] = ()
+    ) -> None:
+        self.killed: list[object] = []
+        self._consumed, self._leaderless = 0, leaderless
+        application = SimpleNamespace(poll=lambda: None, communicate=lambda timeout: None)
+        node = SimpleNamespace(kill=lambda: self.killed.append("n1"))
+        publisher = SimpleNamespace(publish_batch=lambda batch: None, flush=lambda: None)
+        stubs: dict[str, object] = {
+            "TASKS": 2,
+            "open_database": lambda *_: contextlib.nullcontext(SimpleNamespace(url="url")),
+            "ChildProcesses": lambda *_: contextlib.nullcontext(Processes(application=application, n1=node)),
+            "GroupView": lambda url: contextlib.nullcontext(SimpleNamespace(read=self._look, history=list)),
+            "Publisher": lambda url: contextlib.nullcontext(publisher),
+            "time": SimpleNamespace(sleep=lambda _: None, monotonic=time.monotonic, time=time.time),
+            "os": SimpleNamespace(environ={}, kill=lambda process, _: self.killed.append(process)),
+        }
+        for name, stub in stubs.items():
+            monkeypatch.setattr(runner, name, stub)
+        published = dict.fromkeys(("topic", "key", "value"), SOURCE["carrier"])
+        source = pa.table({**dict(zip(SOURCE.column_names, SOURCE.columns, strict=True)), **published})
+        monkeypatch.setattr(flights, "load", lambda: source)
+        monkeypatch.setattr(delivery_check, "read_delivered_batches", lambda records: attempts)
+
+    def _look(self) -> SimpleNamespace:
+        done = min(self._consumed, 6)
+        self._consumed += 1
+        streams = [
+            SimpleNamespace(stream_id=1, agent=f"h:{WORKER}:x", status="held", position=min(done, 4), head=4),
+            SimpleNamespace(stream_id=2, agent="h:42:x", status="held", position=max(done - 4, 0), head=2),
+        ]
+        for stream in streams:
+            stream.lag = stream.head - stream.position
+        leader = SimpleNamespace(node="n1")
+        return SimpleNamespace(leader=leader, has_leader=done not in self._leaderless, streams=streams)
 
 
 @pytest.mark.parametrize(
-    ("attempts", "kill_at", "code", "reported"),
+    ("attempts", "leaderless", "code", "reported"),
     [
-        (COMPLETE, 0.5, 0, "sound: nothing lost, every repeat explained"),
-        (COMPLETE[:1], 0.5, 1, "NOT SOUND: 2 messages are lost; totals differ for DL, UA"),
-        ([*COMPLETE, AGAIN], 0.5, 1, "NOT SOUND: 2 repeats are not explained"),
-        (COMPLETE, 0.97, 1, "NOT SOUND: the leader was killed when 97.0% was consumed, not between 30% and 70%"),
+        (COMPLETE, (3,), 0, "sound: nothing lost, every repeat explained"),
+        (COMPLETE[:1], (3,), 1, "NOT SOUND: 2 messages are lost; totals differ for DL, UA"),
+        ([*COMPLETE, AGAIN], (3,), 1, "NOT SOUND: 2 repeats are not explained"),
+        (COMPLETE, (3, 4), 1, "NOT SOUND: the leader was killed when 83.3% was consumed, not between 30% and 70%"),
     ],
+    ids=["sound", "lost", "repeated", "killed late"],
 )
-def test_the_exit_code_is_1_if_anything_is_lost_or_unexplained_or_was_killed_at_the_wrong_time(
+def test_the_exit_code_is_1_if_anything_is_wrong(
     monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
     attempts: list[DeliveredBatch],
-    kill_at: float,
+    leaderless: Sequence[int],
     code: int,
     reported: str,
 ) -> None:
-    ended, said = played(monkeypatch, tmp_path, attempts, as_json=False, kill_at=kill_at)
-    assert ended == code
-    assert reported in said
-    (tmp_path / "records").rmdir()
-    ended, said = played(monkeypatch, tmp_path, attempts, as_json=True, kill_at=kill_at)
-    answer = json.loads(said)
-    assert answer["kills"] == [{"what": "worker", "consumed_share": 0.4}, {"what": "leader", "consumed_share": kill_at}]
-    assert ended == code
+    """Lost, unexplained, or killed at the wrong time; a second kill waits for a leader to kill."""
+    play = Performance(monkeypatch, attempts, leaderless)
+    assert runner.run_demo(as_json=False, keep=None) == code
+    assert reported in capsys.readouterr().out
+    assert play.killed == [WORKER, "n1"], "the worker with the most to do, then the leader"
+    play = Performance(monkeypatch, attempts, leaderless)
+    assert runner.run_demo(as_json=True, keep=None) == code
+    answer = json.loads(capsys.readouterr().out)
+    shares = {kill["what"]: kill["consumed_share"] for kill in answer["kills"]}
+    assert shares == {"worker": 2 / 6, "leader": (max(leaderless) + 1) / 6}
     page = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
     (table,) = re.findall(r"^## sublet demo\n(.*?)^## ", page, re.MULTILINE | re.DOTALL)
     cells = re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE)
@@ -154,35 +185,7 @@ def test_the_exit_code_is_1_if_anything_is_lost_or_unexplained_or_was_killed_at_
     assert {type(answer[name]) for name in ("published", "lost", "moves", "seconds")} == {int}
 
 
-def test_a_worker_and_the_leader_are_killed_in_the_middle_of_the_work(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The looks at 50 and 52 % show no leader: the second kill has to wait for one."""
-    looks = iter([_half_done(percent, led=percent not in (50, 52)) for percent in range(0, 101, 2)])
-    sight = SimpleNamespace(read=lambda: next(looks))
-    killed: list[str] = []
-    node = SimpleNamespace(kill=lambda: killed.append("n1"))
-    acting = runner._Stage("url", tmp_path, Display(), cast("Any", {"n1": node}), TakeoverReporter(lambda text: None))
-    monkeypatch.setattr(runner._Stage, "_until", lambda _, fact, what: any(fact() for _ in range(51)))
-    with subprocess.Popen(["sleep", "60"]) as worker:
-        monkeypatch.setattr(runner, "process_of", lambda agent: worker.pid if agent == "h:1:x" else None)
-        acting._watch(cast("Any", sight), 100)
-        assert worker.wait(10) == -9
-    assert killed == ["n1"]
-    assert acting.kills == [Kill("worker", 0.34), Kill("leader", 0.54)]
-    assert all(kill.is_mid_run for kill in acting.kills)
-
-
-def _half_done(percent: int, led: bool) -> SimpleNamespace:
-    """Two workers with a stream each, of which the second is a little further."""
-    lines = [
-        SimpleNamespace(stream_id=1, agent="h:1:x", status="held", position=percent // 2 - 2, lag=52 - percent // 2),
-        SimpleNamespace(stream_id=2, agent="h:2:x", status="held", position=percent // 2 + 2, lag=48 - percent // 2),
-    ]
-    return SimpleNamespace(leader=SimpleNamespace(node="n1"), has_leader=led, streams=lines)
-
-
-def test_lines_are_not_broken_where_nobody_looks_at_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_are_not_broken_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     Display().print_line("a sentence of the demo, " * 10)
     assert capsys.readouterr().err.count("\n") == 1
 

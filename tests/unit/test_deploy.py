@@ -61,7 +61,8 @@ def shell_commands(text: str) -> Iterator[list[str]]:
 
 
 def commands() -> Iterator[list[str]]:
-    """Every command line, as the arguments of `sublet`."""
+    """Every command line, as the arguments of `sublet`: of the unit with each of the options that its settings show,
+    of a transcript what was typed."""
     for _, container in pods():
         yield container["args"]
     for service in services().values():
@@ -70,23 +71,13 @@ def commands() -> Iterator[list[str]]:
                 yield from shell_commands(text)
         elif service["image"] == "sublet":
             yield service["command"]
-    yield from unit_commands()
-    for path in PAGES:
-        yield from page_commands(path.read_text())
-
-
-def unit_commands() -> Iterator[list[str]]:
-    """Those of the unit, with each of the options that its settings show."""
     (start,) = re.findall(r"^ExecStart=(.*)$", UNIT.read_text(), re.MULTILINE)
     for options in re.findall(r"\bOPTIONS=(.*)$", (DEPLOY / "systemd" / "n1.env").read_text(), re.MULTILINE):
         yield from shell_commands(start.replace("$OPTIONS", options))
-
-
-def page_commands(page: str) -> Iterator[list[str]]:
-    """Those in blocks of a page; of a transcript what was typed."""
-    for kind, block in re.findall(r"^```(\w*)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE):
-        typed = [line for line in block.splitlines() if kind != "console" or line.startswith("$ ")]
-        yield from shell_commands("\n".join(typed))
+    for path in PAGES:
+        for kind, block in re.findall(r"^```(\w*)\n(.*?)^```$", path.read_text(), re.DOTALL | re.MULTILINE):
+            typed = [line for line in block.splitlines() if kind != "console" or line.startswith("$ ")]
+            yield from shell_commands("\n".join(typed))
 
 
 def parsed(arguments: list[str]) -> None:
@@ -105,10 +96,10 @@ def test_every_command_line_is_one_of_ours(arguments: list[str]) -> None:
     parsed(arguments)
 
 
-def test_a_command_line_that_is_not_is_noticed() -> None:
-    for wrong in (["leader", "--lisen", "n1:7411"], ["groups", "lists"], ["consume"]):
-        with pytest.raises(Exception, match=r"No such|Missing"):
-            parsed(wrong)
+@pytest.mark.parametrize("wrong", [["leader", "--lisen", "n1:7411"], ["groups", "lists"], ["consume"]], ids=" ".join)
+def test_a_wrong_command_line_is_noticed(wrong: list[str]) -> None:
+    with pytest.raises(Exception, match=r"No such|Missing"):
+        parsed(wrong)
 
 
 @pytest.mark.parametrize("path", [*FILES, *PAGES], ids=lambda path: path.name)
@@ -132,7 +123,7 @@ def test_the_kustomization_names_what_is_there() -> None:
     assert {*kustomization["resources"], "secret.yaml", "kustomization.yaml"} == {path.name for path in MANIFESTS}
 
 
-def test_whoever_stops_a_node_gives_it_time_to_hand_over() -> None:
+def test_a_node_has_time_to_hand_over() -> None:
     needed_s = SHUTDOWN_S + LeaderSettings().lease_margin_s + 5
     (leader,) = [pod for pod, container in pods() if container["name"] == "leader"]
     assert leader["terminationGracePeriodSeconds"] >= needed_s
@@ -142,7 +133,7 @@ def test_whoever_stops_a_node_gives_it_time_to_hand_over() -> None:
         assert int(services()[name]["stop_grace_period"].removesuffix("s")) >= needed_s
 
 
-def test_nobody_runs_as_root_and_no_secret_is_an_argument() -> None:
+def test_nobody_is_root_and_no_secret_an_argument() -> None:
     for pod, container in pods():
         assert pod["securityContext"]["runAsNonRoot"]
         assert container["securityContext"]["readOnlyRootFilesystem"]
@@ -152,7 +143,7 @@ def test_nobody_runs_as_root_and_no_secret_is_an_argument() -> None:
     assert not any("postgresql://" in word for arguments in commands() for word in arguments if "@" in word)
 
 
-def test_every_node_has_its_page_and_metrics_and_logs_for_machines() -> None:
+def test_every_node_has_a_page_and_logs_for_machines() -> None:
     (leader,) = [container for _, container in pods() if container["name"] == "leader"]
     assert {"--http=0.0.0.0:7480", "--log-format=json"} <= set(leader["args"])
     for name, port in (("n1", 7480), ("n2", 7481)):
@@ -164,7 +155,8 @@ def test_every_node_has_its_page_and_metrics_and_logs_for_machines() -> None:
     assert {"SUBLET_HTTP=127.0.0.1:7480", "SUBLET_LOG_FORMAT=json"} <= set(settings)
 
 
-def test_on_kubernetes_prometheus_finds_the_port_and_is_let_in_and_nobody_is_restarted_by_it() -> None:
+def test_on_kubernetes_prometheus_is_let_in() -> None:
+    """It finds the port, and nobody is restarted by it."""
     (deployment,) = documents(DEPLOY / "kubernetes" / "leader.yaml")
     template = deployment["spec"]["template"]
     (container,) = template["spec"]["containers"]
@@ -182,7 +174,7 @@ def test_on_kubernetes_prometheus_finds_the_port_and_is_let_in_and_nobody_is_res
         assert container[probe]["grpc"]["port"] == ports["sublet"]
 
 
-def test_a_password_of_any_characters_reaches_postgres_as_it_is() -> None:
+def test_any_password_reaches_postgres_as_it_is() -> None:
     for name in ("migrate", "n1", "n2", "publisher", "spark"):
         environment = services()[name]["environment"]
         assert conninfo_to_dict(environment["SUBLET_DATABASE_URL"]).get("password") is None
@@ -205,7 +197,7 @@ def test_the_image_is_built_of_what_is_there() -> None:
     assert {path.partition("/")[0] for path in wheel["only-include"]} <= copied
 
 
-def test_java_is_installed_where_its_man_pages_have_a_folder() -> None:
+def test_java_has_a_folder_for_its_man_pages() -> None:
     """The slim image has none, and there the links that Java's packages make to their pages fail the build."""
     (run,) = re.findall(r"^RUN .*?-jre.*?[^\\]$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE | re.DOTALL)
     assert 0 <= run.find("mkdir -p /usr/share/man/man1") < run.index("apt-get install")
@@ -215,10 +207,6 @@ def test_java_is_installed_where_its_man_pages_have_a_folder() -> None:
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     unit = tmp_path / UNIT.name
     unit.write_text(UNIT.read_text().replace("/opt/sublet/bin/sublet", "/bin/true"))
-    done = subprocess.run(
-        ["systemd-analyze", "verify", tmp_path / "sublet-leader@n1.service"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = ["systemd-analyze", "verify", str(tmp_path / "sublet-leader@n1.service")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

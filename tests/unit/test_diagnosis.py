@@ -151,7 +151,7 @@ PARENTS = (ParentStream(3, "held", 5, 9), ParentStream(4, "free", 0, 2))
         (StallReason.GRANT_PENDING, LED, FREE, "it is free, and n1 grants it next", f"groups watch {QUOTED}"),
     ],
 )  # fmt: skip
-def test_each_reason_has_its_words_and_says_what_helps(
+def test_each_reason_says_what_helps(
     reason: StallReason, group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts, because: str, remedy: str | None
 ) -> None:
     ruling = diagnose(group, stream)
@@ -174,7 +174,8 @@ def test_the_table_has_each_reason_once() -> None:
 
 
 @pytest.mark.conforms("A7")
-def test_what_ends_a_stream_comes_before_what_stops_its_group_and_that_before_what_it_waits_for() -> None:
+def test_reasons_come_in_their_order() -> None:
+    """What ends a stream comes before what stops its group, and that before what it waits for."""
     stopped = replace(UNLED, paused="repairs", nodes=0, held=0)
     assert diagnose(stopped, replace(FREE, status="blocked")).reason is StallReason.BLOCKED
     assert diagnose(stopped, replace(FREE, parents=PARENTS)).reason is StallReason.PAUSED
@@ -183,14 +184,15 @@ def test_what_ends_a_stream_comes_before_what_stops_its_group_and_that_before_wh
 
 
 @pytest.mark.conforms("A7")
-def test_a_holder_is_slow_only_where_messages_have_waited_as_long_as_it_was_silent() -> None:
+def test_a_holder_is_slow_only_where_messages_waited() -> None:
+    """As long as it was silent."""
     slow = replace(HELD, age_s=QUIET_S, idle_s=QUIET_S)
     assert diagnose(LED, slow).reason is StallReason.STALLED
     assert diagnose(LED, replace(slow, age_s=QUIET_S - 1)).reason is StallReason.CONSUMING, "it has just come"
     assert diagnose(LED, replace(slow, idle_s=QUIET_S - 1)).reason is StallReason.CONSUMING, "it goes on"
 
 
-def test_the_page_on_groups_has_every_reason_and_no_other() -> None:
+def test_the_page_on_groups_has_every_reason() -> None:
     page = (Path(__file__).parents[2] / "docs" / "groups.md").read_text()
     table = page.partition("| reason | the stream |")[2].partition("\n\n")[0]
     assert sorted(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == sorted(StallReason)

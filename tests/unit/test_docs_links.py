@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,7 @@ import yaml
 from tools import cli_doc, protocol_doc, settings_doc
 from tools.conformance import marks
 from tools.docs_hooks import PAGES as PAGES_OF_SITE
+from tools.docs_hooks import rewritten
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -67,7 +69,7 @@ def sections() -> dict[str, dict[str, tuple[str, str]]]:
     return found
 
 
-def test_every_page_is_in_one_section_of_the_index_and_starts_with_its_question() -> None:
+def test_every_page_is_in_the_index_once() -> None:
     listed = [(path, question) for rows in sections().values() for path, (_, question) in rows.items()]
     there = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").glob("*.md")} - {"index.md"}
     assert sorted(path for path, _ in listed) == sorted(
@@ -85,11 +87,8 @@ def test_the_site_has_the_sections_of_the_index() -> None:
     inside = {path: PAGES_OF_SITE[str(path)[3:]] for path in ("../README.md", "../examples/README.md")}
     assert list(site) == list(sections()) == ["Quickstart", "How-to", "Concepts", "Reference"]
     for title, rows in sections().items():
-        pages = [
-            (name, below if isinstance(below, str) else below[0])
-            for each in site[title]
-            for name, below in each.items()
-        ]
+        items = [item for each in site[title] for item in each.items()]
+        pages = [(name, below if isinstance(below, str) else below[0]) for name, below in items]
         assert pages == [(name, inside.get(path, path)) for path, (name, _) in rows.items()]
 
 
@@ -108,7 +107,7 @@ def promises() -> Iterator[tuple[str, list[tuple[str, str]]]]:
 
 
 @pytest.mark.parametrize(("promise", "checkers"), list(promises()))
-def test_every_promise_names_a_checker_that_exists(promise: str, checkers: list[tuple[str, str]]) -> None:
+def test_every_promise_names_a_checker(promise: str, checkers: list[tuple[str, str]]) -> None:
     assert checkers, f"nothing checks: {promise}"
     borne = ids_by_file()
     for path, ids in checkers:
@@ -125,7 +124,7 @@ def test_the_generated_pages_are_current(capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_what_a_program_of_a_page_imports_of_ours_exists(page: Path) -> None:
+def test_what_a_program_of_a_page_imports_exists(page: Path) -> None:
     for program in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
         for node in ast.walk(ast.parse(program)):
             if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("sublet"):
@@ -133,3 +132,27 @@ def test_what_a_program_of_a_page_imports_of_ours_exists(page: Path) -> None:
                 for each in node.names:
                     if not hasattr(module, each.name):
                         importlib.import_module(f"{node.module}.{each.name}")
+
+
+def test_links_on_the_site_lead_to_its_pages() -> None:
+    assert rewritten("[a](docs/groups.md#watching)", "quick-start.md") == "[a](groups.md#watching)"
+    assert rewritten("[a](../README.md#in-spark)", "from-kafka.md") == "[a](quick-start.md#in-spark)"
+    assert rewritten("[a](../../docs/epochs.md)", "examples/hourly_closing.md") == "[a](../epochs.md)"
+    assert rewritten("[a](../bench.md), [b](index.md)", "decisions/0002-x.md") == "[a](../bench.md), [b](index.md)"
+    assert rewritten("![p](pictures/a.svg)", "tutorial.md") == "![p](pictures/a.svg)"
+
+
+def test_what_the_site_has_not_keeps_its_words() -> None:
+    assert rewritten("see [`x.py`](../protocol/x.py).", "pubsub.md") == "see `x.py`."
+    for retained in ("[a](https://example.org/x)", "[a](#b)", "```\n[a](../README.md)\n```"):
+        assert rewritten(retained, "pubsub.md") == retained
+
+
+def test_every_runtime_dependency_is_on_its_page() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    brought = [extras[name] for name in extras if name not in ("demo", "bench", "docs", "dev")]
+    needed = {each for found in (project["dependencies"], *brought) for each in found}
+    page = (ROOT / "docs" / "dependencies.md").read_text()
+    shown = {"".join(row) for row in re.findall(r"^\|(?: `\w+` \|)? `([\w\[\]-]+)` \| ([<>=.,\d]+) \|", page, re.M)}
+    assert shown == needed

@@ -20,7 +20,7 @@ def paths(picture: str) -> list[str]:
     return [element.attrib["d"] for element in ElementTree.fromstring(picture).findall(f"{SVG}path")]
 
 
-def test_moves_that_span_the_same_statuses_run_beyond_one_another() -> None:
+def test_moves_of_one_span_run_beside_one_another() -> None:
     picture = drawing.states("t", {"a": {"b": ["go"], "c": ["leap"]}, "b": {"c": ["go"], "a": ["back"]}, "c": {}})
     tops = [float(re.findall(r"Q[\d.]+ ([\d.]+)", path)[0]) for path in paths(picture)]
     ends = [re.match(r"M([\d.]+)", path)[1] for path in paths(picture)]  # type: ignore[index]
@@ -30,7 +30,7 @@ def test_moves_that_span_the_same_statuses_run_beyond_one_another() -> None:
     assert len(set(ends)) == 4
 
 
-def test_a_message_is_an_arrow_and_one_that_is_lost_does_not_arrive() -> None:
+def test_a_lost_message_is_an_arrow_that_ends() -> None:
     def arrow(line: str) -> ElementTree.Element:
         picture = drawing.story("t", ["a", "n1"], [Scene(0, "", "", [line])])
         return next(e for e in ElementTree.fromstring(picture).findall(f"{SVG}path") if e.attrib["stroke"] != "#c3c7d1")
@@ -46,14 +46,14 @@ def test_a_scene_says_when_why_and_what() -> None:
     assert {"2.5 s", "It is <time>.", "n1 dies", "(these 2 lines ×3)", "a", "n1"} <= set(said)
 
 
-def test_a_party_that_stopped_has_a_dashed_lifeline_until_it_goes_on() -> None:
+def test_a_party_that_stopped_has_a_dashed_lifeline() -> None:
     scenes = [Scene(1, "", "n1 freezes", []), Scene(2, "", "n1 thaws", [])]
     lines = ElementTree.fromstring(drawing.story("t", ["a", "n1"], scenes)).findall(f"{SVG}path")
     dashed = ["stroke-dasharray" in line.attrib for line in lines]
     assert sorted(dashed) == [False, False, False, True]
 
 
-def test_every_story_is_drawn_with_all_who_speak_in_it() -> None:
+def test_every_story_is_drawn_with_its_speakers() -> None:
     pages = dict(stories_doc.pages())
     page = pages.pop(stories_doc.PAGE)
     for picture, drawn in pages.items():

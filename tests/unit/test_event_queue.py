@@ -7,7 +7,7 @@ from sublet_borrower.machine.events import SavedProgress
 from sublet_borrower.new_data.head_tracker import HeadPushed, HeadSubscriptionId
 
 
-def test_of_what_is_pushed_about_a_stream_the_newest_is_kept_and_of_the_rest_all() -> None:
+def test_of_what_is_pushed_the_newest_is_kept() -> None:
     inbox = SessionEventQueue()
     for head in range(1_000):
         inbox.put(HeadPushed(HeadSubscriptionId(7, 50, 1), head))
@@ -23,14 +23,10 @@ def test_of_what_is_pushed_about_a_stream_the_newest_is_kept_and_of_the_rest_all
     assert inbox.take() == ()
 
 
-def test_news_that_came_the_longer_way_does_not_take_the_place_of_what_is_newer() -> None:
+def test_late_news_does_not_replace_newer() -> None:
     inbox = SessionEventQueue()
-    for follow, head in (
-        (HeadSubscriptionId(7, 50, 1), 9),
-        (HeadSubscriptionId(7, 50, 2), 5),
-        (HeadSubscriptionId(7, 50, 2), 4),
-    ):
-        inbox.put(HeadPushed(follow, head))
+    for number, head in ((1, 9), (2, 5), (2, 4)):
+        inbox.put(HeadPushed(HeadSubscriptionId(7, 50, number), head))
     assert inbox.take() == (HeadPushed(HeadSubscriptionId(7, 50, 2), 5),)
 
 

@@ -21,6 +21,10 @@ def step(cursor: FeedCursor, stream: int, start: int, position: int) -> PageOutc
     return cursor.accept(FeedPage(cursor.subscription, stream_id=stream, start=start, position=position))
 
 
+def heartbeat(cursor: FeedCursor, bookmark: Bookmark) -> PageOutcome:
+    return cursor.accept(FeedPage(cursor.subscription, bookmark=bookmark))
+
+
 @pytest.mark.conforms("P2")
 def test_only_the_direct_successor_is_taken(cursor: FeedCursor) -> None:
     assert step(cursor, 1, 5, 8) is PageOutcome.ADVANCED
@@ -49,11 +53,12 @@ def test_a_page_of_an_older_call_is_discarded(cursor: FeedCursor) -> None:
     assert step(cursor, 1, 5, 6) is PageOutcome.ADVANCED
 
 
-def test_a_bookmark_brings_streams_and_says_of_the_others_what_is_known(cursor: FeedCursor) -> None:
+def test_a_bookmark_brings_streams(cursor: FeedCursor) -> None:
+    """It says of the others what is known."""
     assert step(cursor, 1, 5, 8) is PageOutcome.ADVANCED
-    assert cursor.accept(FeedPage(cursor.subscription, bookmark=Bookmark(4, {1: 9, 3: 0}))) is PageOutcome.GAP
-    assert cursor.accept(FeedPage(cursor.subscription, bookmark=Bookmark(1, {1: 8}))) is PageOutcome.GAP
-    assert cursor.accept(FeedPage(cursor.subscription, bookmark=Bookmark(4, {1: 8, 3: 0}))) is PageOutcome.HEARTBEAT
+    assert heartbeat(cursor, Bookmark(4, {1: 9, 3: 0})) is PageOutcome.GAP
+    assert heartbeat(cursor, Bookmark(1, {1: 8})) is PageOutcome.GAP
+    assert heartbeat(cursor, Bookmark(4, {1: 8, 3: 0})) is PageOutcome.HEARTBEAT
     assert cursor.bookmark == Bookmark(4, {1: 8, 3: 0})
     assert step(cursor, 3, 0, 1) is PageOutcome.ADVANCED
 
@@ -67,8 +72,7 @@ def test_a_step_before_any_beginning_is_doubted() -> None:
 
 @pytest.mark.conforms("P10")
 def test_a_bookmark_bears_the_timeline_of_its_database(cursor: FeedCursor) -> None:
-    at = Bookmark(2, {1: 5, 2: 0}, "7312/00000001")
-    assert cursor.accept(FeedPage(cursor.subscription, bookmark=at)) is PageOutcome.HEARTBEAT
+    assert heartbeat(cursor, Bookmark(2, {1: 5, 2: 0}, "7312/00000001")) is PageOutcome.HEARTBEAT
     assert step(cursor, 1, 5, 8) is PageOutcome.ADVANCED
     assert cursor.bookmark == Bookmark(2, {1: 8, 2: 0}, "7312/00000001")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from sublet_leader.group.events import StreamsChanged
@@ -15,7 +17,7 @@ from sublet_storage.groups.model.desired_state import (
     ResumeGroup,
     SetSessionWeight,
 )
-from tests.unit.leader_bench import BORROWER, HEAD, SUBSCRIPTION, Bench
+from tests.unit.leader_bench import BORROWER, HEAD, SUBSCRIPTION, Bench, lent
 
 OTHER = "b/1"
 
@@ -30,33 +32,37 @@ def ordered(bench: Bench, order: GroupCommand) -> None:
     bench.settle()
 
 
-def sharing(shards: int) -> Bench:
-    bench = Bench(shards=shards)
+@pytest.mark.conforms("A5", "E18")
+def test_the_weight_of_a_session_is_changed() -> None:
+    """While it consumes."""
+    bench = Bench(6)
     bench.join(BORROWER, session="first", session_epoch=1)
     bench.join(OTHER, session="second", session_epoch=1)
     bench.pass_time(bench.settings.rebalance_debounce_s + 0.001)
     bench.confirm()
-    return bench
-
-
-def shares(bench: Bench) -> tuple[int, int]:
-    held = list(bench.holders().values())
-    return held.count(BORROWER), held.count(OTHER)
+    assert Counter(bench.holders().values()) == {BORROWER: 3, OTHER: 3}
+    ordered(bench, SetSessionWeight("first", 5.0))
+    for _ in range(4):
+        bench.pass_time(bench.settings.min_grant_duration_s + 1.0, BORROWER, OTHER)
+        for revoke in bench.received(Revoke):
+            bench.progress(0, revoke.stream_id, final=True, borrower_id=revoke.borrower_id)
+        bench.settle()
+        bench.pass_time(1.0, BORROWER, OTHER)
+        bench.confirm()
+    assert Counter(bench.holders().values()) == {BORROWER: 5, OTHER: 1}
+    commands = [line.reason for line in bench.reported if line.event == "command"]
+    assert commands == ["resumed; weight of session 'first': 5"]
 
 
 @pytest.mark.conforms("A5")
-def test_a_paused_group_takes_everything_back_and_lends_nothing_until_it_is_resumed() -> None:
-    bench = Bench(shards=2)
-    bench.joined()
-    bench.confirm()
-    bench.received(Revoke)
+def test_a_paused_group_lends_nothing_until_resumed() -> None:
+    """It takes everything back first."""
+    bench = lent(2)
     ordered(bench, PauseGroup("the sink is repaired"))
     assert {each.stream_id for each in bench.received(Revoke)} == {1, 2}
     for stream in (1, 2):
         bench.progress(7, stream, final=True)
     bench.settle()
-    assert bench.holders() == {}
-    bench.pass_time(60.0, BORROWER)
     bench.join("c/1")
     bench.pass_time(60.0, BORROWER, "c/1")
     assert bench.holders() == {}
@@ -67,22 +73,19 @@ def test_a_paused_group_takes_everything_back_and_lends_nothing_until_it_is_resu
 
 
 @pytest.mark.conforms("A5")
-def test_what_a_holder_does_not_hand_over_in_time_is_taken_from_it() -> None:
-    bench = Bench()
-    bench.joined()
-    bench.confirm()
+def test_what_is_not_handed_over_in_time_is_taken() -> None:
+    bench = lent()
     ordered(bench, PauseGroup())
     bench.pass_time(bench.settings.revoke_deadline_s + bench.settings.resend_interval_s, BORROWER)
     assert bench.holders() == {}
-    (forced,) = [line for line in bench.store.history(bench.group.group_id) if line.is_forced]
+    (forced,) = bench.forced()
     assert (forced.reason, forced.position, forced.redelivery_end) == ("deadline: paused", 0, HEAD)
 
 
 @pytest.mark.conforms("A5")
-def test_the_next_leader_of_a_paused_group_lends_nothing_and_takes_back_what_is_reclaimed() -> None:
-    bench = Bench(shards=2)
-    bench.joined()
-    bench.confirm()
+def test_the_next_leader_of_a_paused_group_keeps_to_it() -> None:
+    """It takes back what is reclaimed."""
+    bench = lent(2)
     group = bench.store.apply_command(SUBSCRIPTION, PauseGroup("maintenance"))
     assert group is not None
     bench.group = group
@@ -95,25 +98,7 @@ def test_the_next_leader_of_a_paused_group_lends_nothing_and_takes_back_what_is_
     assert bench.holders() == {}
 
 
-@pytest.mark.conforms("A5", "E18")
-def test_the_weight_of_a_session_is_changed_while_it_consumes() -> None:
-    bench = sharing(6)
-    assert shares(bench) == (3, 3)
-    ordered(bench, SetSessionWeight("first", 5.0))
-    for _ in range(4):
-        bench.pass_time(bench.settings.min_grant_duration_s + 1.0, BORROWER, OTHER)
-        for revoke in bench.received(Revoke):
-            bench.progress(0, revoke.stream_id, final=True, borrower_id=revoke.borrower_id)
-        bench.settle()
-        bench.pass_time(1.0, BORROWER, OTHER)
-        bench.confirm()
-    assert shares(bench) == (5, 1)
-    assert [line.reason for line in bench.reported if line.event == "command"] == [
-        "resumed; weight of session 'first': 5"
-    ]
-
-
-def test_orders_are_told_apart_only_where_they_differ() -> None:
+def test_orders_are_told_apart_where_they_differ() -> None:
     orders = NO_DESIRED_STATE.apply(PauseGroup("why"))
     assert orders.apply(PauseGroup("another")) == orders, "it is paused already"
     assert orders.apply(SetSessionWeight("s", 2)).apply(SetSessionWeight("s", None)) == orders

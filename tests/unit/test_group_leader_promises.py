@@ -27,7 +27,7 @@ from sublet_protocol.messages.borrower_leader import (
 from sublet_storage.groups.model.lending_row import StreamFacts
 from sublet_storage.groups.model.records import GroupOptions, GroupWrites, LendingStatus, StartingPosition
 from sublet_storage.groups.model.resets import apply_reset
-from tests.unit.leader_bench import AGENT, BORROWER, EPOCH_US, HEAD, SUBSCRIPTION, Bench
+from tests.unit.leader_bench import AGENT, BORROWER, EPOCH_US, HEAD, SUBSCRIPTION, Bench, lent
 
 NODE, OTHER = "n:1", "b/1"
 STEP_S = 0.25
@@ -102,7 +102,7 @@ def takeover(talk: Talk) -> None:
 
 def takeover_under_a_new_leader(talk: Talk) -> None:
     talk.bench.lead()
-    talk.bench.join(OTHER, session="worker", session_epoch=2)
+    takeover(talk)
 
 
 def taken_by_the_database(talk: Talk) -> None:
@@ -166,9 +166,8 @@ def new_leader(talk: Talk) -> None:
         new_leader,
     ],
 )
-def test_who_hears_of_no_revoke_may_begin_nothing_once_another_is_lent_the_stream(
-    force: Callable[[Talk], None], receives: tuple[type, ...]
-) -> None:
+def test_two_may_never_begin_calls_on_a_stream(force: Callable[[Talk], None], receives: tuple[type, ...]) -> None:
+    """Whoever hears of no revoke may begin nothing once another is lent the stream."""
     talk = Talk()
     talk.receives = receives
     force(talk)
@@ -177,31 +176,28 @@ def test_who_hears_of_no_revoke_may_begin_nothing_once_another_is_lent_the_strea
 
 
 @pytest.mark.conforms("E34", "E30")
-def test_a_fenced_process_that_answers_is_not_waited_for() -> None:
+def test_a_fenced_process_that_answers_is_done() -> None:
     talk = Talk()
     takeover(talk)
     assert talk.is_granted_anew() <= 2
 
 
 @pytest.mark.conforms("E34")
-def test_what_is_taken_by_force_costs_its_holder_no_other_stream() -> None:
-    bench = Bench(2)
-    bench.joined()
-    bench.confirm()
+def test_a_forced_revoke_costs_no_other_stream() -> None:
+    bench = lent(2)
     bench.revoke(1)
-    grants = {stream: bench.grant_id(stream) for stream in (1, 2)}
     borrower = Borrower(BORROWER, SubscriptionRequest(AGENT, str(SUBSCRIPTION)), BorrowerSettings())
     borrower.start(0.0)
     borrower.decide(LeaderMessageReceived(NODE, LeaderConnectResponse(BORROWER, bench.term, 1)), 0.0)
-    for stream, grant_id in grants.items():
-        borrower.decide(
-            LeaderMessageReceived(NODE, Grant(BORROWER, bench.term, stream, grant_id, 0, 1, 0, 9, "#")), 0.0
-        )
+    for stream in (1, 2):
+        grant = Grant(BORROWER, bench.term, stream, bench.grant_id(stream), 0, 1, 0, 9, "#")
+        borrower.decide(LeaderMessageReceived(NODE, grant), 0.0)
     for answered_at in (1.0, 20.5, 29.0):
-        answer = PingResponse(BORROWER, bench.term, answered_at, 8.5, without=((1, grants[1]),) * (answered_at > 20))
+        without = ((1, bench.grant_id(1)),) * (answered_at > 20)
+        answer = PingResponse(BORROWER, bench.term, answered_at, 8.5, without=without)
         borrower.decide(LeaderMessageReceived(NODE, answer), answered_at)
-        assert borrower.may_start_call(2, grants[2], answered_at)
-        assert borrower.may_continue(1, grants[1], answered_at) == (answered_at < 9.5)
+        assert borrower.may_start_call(2, bench.grant_id(2), answered_at)
+        assert borrower.may_continue(1, bench.grant_id(1), answered_at) == (answered_at < 9.5)
 
 
 @pytest.mark.conforms("E34")
@@ -217,7 +213,8 @@ def test_who_was_fenced_says_that_it_begins_no_more() -> None:
 
 @pytest.mark.conforms("E11", "E30")
 @pytest.mark.parametrize("is_final", [False, True])
-def test_whom_another_node_fences_repeats_only_what_its_own_leader_announces(is_final: bool) -> None:
+def test_who_is_fenced_elsewhere_is_announced(is_final: bool) -> None:
+    """What may be seen twice is what its own leader announces, and no more."""
     talk = Talk()
     bench, elsewhere = talk.bench, Invalidate(BORROWER, 0, InvalidateReason.FENCED, "a newer process goes by the name")
     progress = SessionProgress(1, talk.grant_id, 7, is_final=is_final)
@@ -233,10 +230,9 @@ def test_whom_another_node_fences_repeats_only_what_its_own_leader_announces(is_
 
 
 @pytest.mark.conforms("E34")
-def test_what_a_renewal_brings_that_a_member_of_a_former_group_had_waits_as_what_was_there_before() -> None:
-    bench = Bench()
-    bench.joined()
-    bench.confirm()
+def test_what_a_renewal_brings_waits_for_its_promise() -> None:
+    """A member of a former group had it: it waits as what was there before."""
+    bench = lent()
     (stream,) = bench.streams.add_space("eu", "eu/#", 1)
     bench.store.commit([GroupWrites(bench.group.group_id, bench.term, (), sync_streams=True)])
     bench.change_row(stream, held_until_us=EPOCH_US + round(bench.now * 1_000_000))

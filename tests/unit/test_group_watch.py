@@ -31,7 +31,7 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.channel_messages import GroupEvent
 from sublet_protocol.pubsub.model import Channel
 from sublet_storage.groups.model.records import GroupOptions, HistoryRecord, StartingPosition
-from tests.unit.leader_bench import Bench
+from tests.unit.leader_bench import Bench, lent
 from tests.unit.test_node_machine import SETTINGS, SUBSCRIPTION, Play
 
 WANTED = Subscription.parse(SUBSCRIPTION)
@@ -63,7 +63,7 @@ def under_way(play: Play) -> CommitWrites:
 # --- the node ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_grant_is_told_when_it_is_written_and_not_before() -> None:
+def test_a_grant_is_told_when_it_is_written() -> None:
     play = Play()
     request = under_way(play)
     assert events(play) == ["takeover", "join"]
@@ -74,7 +74,7 @@ def test_a_grant_is_told_when_it_is_written_and_not_before() -> None:
 
 
 @pytest.mark.parametrize(("unknown", "then"), [(False, []), (True, ["step_down"])])
-def test_what_was_not_written_or_nobody_knows_of_is_not_told(unknown: bool, then: list[str]) -> None:
+def test_what_is_not_known_as_written_is_not_told(unknown: bool, then: list[str]) -> None:
     play = Play()
     request = under_way(play)
     play.reported.clear()
@@ -82,7 +82,7 @@ def test_what_was_not_written_or_nobody_knows_of_is_not_told(unknown: bool, then
     assert events(play) == then
 
 
-def test_what_a_leader_wrote_that_is_over_by_now_is_told_all_the_same() -> None:
+def test_what_a_former_leader_wrote_is_told() -> None:
     play = Play()
     request = under_way(play)
     play.reported.clear()
@@ -92,7 +92,7 @@ def test_what_a_leader_wrote_that_is_over_by_now_is_told_all_the_same() -> None:
     assert events(play) == ["step_down", "grant", "grant"]
 
 
-def test_each_leader_says_when_it_begins_and_ends_and_why() -> None:
+def test_each_leader_says_when_it_begins_and_ends() -> None:
     first = Play()
     first.granted()
     first.reported.clear()
@@ -109,11 +109,10 @@ def test_each_leader_says_when_it_begins_and_ends_and_why() -> None:
     assert takeover.term == second.machine.leaders[1].term > ended.term
 
 
-def test_whoever_asks_hears_who_leads_and_one_look_answers_all_who_asked() -> None:
+def test_one_look_answers_all_who_ask_who_leads() -> None:
     play = Play()
-    play.do(LeaderQueried("w.1", WANTED))
-    play.do(LeaderQueried("w.2", WANTED))
-    play.do(LeaderQueried("w.1", WANTED))
+    for subscriber in ("w.1", "w.2", "w.1"):
+        play.do(LeaderQueried(subscriber, WANTED))
     assert play.requests == [LookUpLeader(WANTED)]
     nobody = play.answer().leader_locations
     assert [(a.subscriber_id, a.group, a.leadership) for a in nobody] == [("w.1", None, None), ("w.2", None, None)]
@@ -137,7 +136,7 @@ def test_a_leader_whose_lease_is_over_is_no_leader() -> None:
     assert (answer.group, answer.leadership) == (play.store.find_live_group(WANTED), None)
 
 
-def test_a_question_that_the_database_did_not_answer_is_forgotten_and_may_be_asked_again() -> None:
+def test_an_unanswered_question_may_be_asked_again() -> None:
     play = Play()
     play.do(LeaderQueried("w.1", WANTED))
     request = play.requests.pop()
@@ -147,7 +146,7 @@ def test_a_question_that_the_database_did_not_answer_is_forgotten_and_may_be_ask
     assert play.requests == [LookUpLeader(WANTED)]
 
 
-def test_not_more_is_looked_up_at_a_time_than_the_limit() -> None:
+def test_not_more_is_looked_up_than_the_limit() -> None:
     play = Play()
     for number in range(MAX_ASKED + 5):
         play.do(LeaderQueried("w.1", Subscription.parse(f"$share/g{number}/#")))
@@ -157,7 +156,7 @@ def test_not_more_is_looked_up_at_a_time_than_the_limit() -> None:
 # --- members ----------------------------------------------------------------------------------------------------------
 
 
-def test_members_join_leave_and_are_evicted_and_each_join_has_its_end() -> None:
+def test_each_join_of_a_member_has_its_end() -> None:
     bench = Bench(2)
     bench.join("a/1")
     bench.join("b/1", session="second")
@@ -170,10 +169,8 @@ def test_members_join_leave_and_are_evicted_and_each_join_has_its_end() -> None:
     assert members(bench) == [("leave", "b/1"), ("evict", "a/2")]
 
 
-def test_a_member_has_left_when_what_it_held_is_written() -> None:
-    bench = Bench()
-    bench.joined()
-    bench.confirm()
+def test_a_member_has_left_when_that_is_written() -> None:
+    bench = lent()
     bench.reported.clear()
     bench.leave(bench.said(7))
     assert members(bench) == []
@@ -181,7 +178,8 @@ def test_a_member_has_left_when_what_it_held_is_written() -> None:
     assert members(bench) == [("leave", "a/1")]
 
 
-def test_of_two_under_one_name_the_older_is_fenced_also_where_it_comes_too_late() -> None:
+def test_of_two_under_one_name_the_older_is_fenced() -> None:
+    """Also where it comes too late."""
     bench = Bench(options=GroupOptions(StartingPosition.EARLIEST, session_expiry_s=60))
     bench.join("a/1", session="worker", session_epoch=1)
     bench.join("b/1", session="worker", session_epoch=2)
@@ -195,46 +193,46 @@ def test_of_two_under_one_name_the_older_is_fenced_also_where_it_comes_too_late(
 LINE = HistoryRecord(1_700_000_000_000_000, 7, 3, "force_release", "evicted", 17, "a/1", "a", 5, 9, True, 8, "worker")
 
 
-def test_an_event_is_an_object_without_what_does_not_apply() -> None:
-    reported = json.loads(to_group_event(GroupHistoryEvent(SUBSCRIPTION, LINE), "n1", LINE.at_us).payload)
-    assert reported == {
+def told(record: HistoryRecord, at_us: int = 1) -> dict[str, object]:
+    event = to_group_event(GroupHistoryEvent(SUBSCRIPTION, record), "n1", at_us)
+    return dict(json.loads(event.payload))
+
+
+def test_an_event_has_only_what_applies() -> None:
+    assert told(LINE, LINE.at_us) == {
         "at": "2023-11-14T22:13:20Z", "event": "force_release", "group_id": 7, "subscription": SUBSCRIPTION,
         "node": "n1", "term": 9, "stream_id": 3, "grant_id": 17, "position": 5, "redelivery_end": 8, "forced": True,
         "reason": "evicted",
         "borrower_id": "a/1", "agent": "a", "session": "worker",
     }  # fmt: skip
-    of_group = json.loads(
-        to_group_event(GroupHistoryEvent(SUBSCRIPTION, transient_record(7, 9, "step_down", "idle")), "n1", 1).payload
-    )
+    of_group = told(transient_record(7, 9, "step_down", "idle"))
     assert set(of_group) == {"at", "event", "group_id", "subscription", "node", "term", "reason"}
-    start = json.loads(
-        to_group_event(
-            GroupHistoryEvent(SUBSCRIPTION, replace(LINE, position=0, redelivery_end=None, is_forced=False)), "n1", 1
-        ).payload
-    )
+    start = told(replace(LINE, position=0, redelivery_end=None, is_forced=False))
     assert (start["position"], start["forced"], "redelivery_end" in start) == (0, False, False)
 
 
-def test_only_what_is_watched_is_published_under_the_node_s_time_where_it_has_none() -> None:
+def test_only_what_is_watched_is_published() -> None:
+    """Under the node's time where it has none."""
     published: list[tuple[str, str, object]] = []
     watched = GroupEventPublisher("n1", lambda *reported: published.append(reported), lambda: 1_700_000_001_000_000)
-    joined = transient_record(7, 9, "join", "joined", "a/1", "a")
-    watched.publish([GroupHistoryEvent(SUBSCRIPTION, joined)])
+    joined = GroupHistoryEvent(SUBSCRIPTION, transient_record(7, 9, "join", "joined", "a/1", "a"))
+    line = GroupHistoryEvent(SUBSCRIPTION, LINE)
+    watched.publish([joined])
     watched.set_interest("$share/other/#", True)
-    watched.publish([GroupHistoryEvent(SUBSCRIPTION, joined)])
+    watched.publish([joined])
     assert published == []
     watched.set_interest(None, True)
-    watched.publish([GroupHistoryEvent(SUBSCRIPTION, joined), GroupHistoryEvent(SUBSCRIPTION, LINE)])
+    watched.publish([joined, line])
     assert [(channel, key) for channel, key, _ in published] == [(Channel.GROUP, SUBSCRIPTION)] * 2
     bodies = [json.loads(body.payload) for _, _, body in published if isinstance(body, GroupEvent)]
     assert [body["at"] for body in bodies] == ["2023-11-14T22:13:21Z", "2023-11-14T22:13:20Z"]
     watched.set_interest(None, False)
     watched.set_interest(SUBSCRIPTION, True)
-    watched.publish([GroupHistoryEvent(SUBSCRIPTION, LINE)])
+    watched.publish([line])
     assert len(published) == 3
 
 
-def test_who_leads_tells_who_is_connected_and_of_very_many_some() -> None:
+def test_who_leads_tells_who_is_connected() -> None:
     watched = GroupEventPublisher("n1", lambda *reported: None, lambda: 1)
     known = tuple(Member(f"a/{number:06}", "a", 1.0, None, 0.0) for number in range(MAX_MEMBERS + 1))
     reported = json.loads(watched.leader_event(LeaderLocation("w.1", SUBSCRIPTION, None, None, known)).payload)

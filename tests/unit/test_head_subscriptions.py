@@ -27,7 +27,7 @@ class Desk:
 A, B = HeadSubscriptionId(7, 50, 1), HeadSubscriptionId(7, 50, 2)
 
 
-def test_a_session_hears_from_its_leaders_node_once_it_has_one() -> None:
+def test_a_session_hears_from_its_leaders_node() -> None:
     desk = Desk()
     desk.room.add(1, A)
     assert desk.take() == []
@@ -39,7 +39,7 @@ def test_a_session_hears_from_its_leaders_node_once_it_has_one() -> None:
 
 
 @pytest.mark.conforms("P6")
-def test_it_goes_on_with_the_next_node_and_asks_the_last_no_more() -> None:
+def test_it_goes_on_with_the_next_node_alone() -> None:
     desk = Desk()
     desk.room.set_leader_node(1, "n1:1")
     desk.room.add(1, A)
@@ -64,7 +64,7 @@ def test_a_new_id_is_a_new_subscription() -> None:
 
 
 @pytest.mark.conforms("R1")
-def test_two_sessions_of_one_agent_share_a_subscription() -> None:
+def test_two_sessions_of_an_agent_share_one() -> None:
     desk = Desk()
     for handle in (1, 2):
         desk.room.set_leader_node(handle, "n1:1")

@@ -174,6 +174,11 @@ class SendBuffer:
         """The table in force."""
         return self._routes
 
+    @property
+    def queued(self) -> int:
+        """How many messages wait to be taken."""
+        return self._queued
+
     def take(self) -> list[PendingBlock] | None:
         """Wait for work, as much as goes into one transaction: of advances alone an empty list. None once the buffer is
         closed and empty."""
