@@ -62,9 +62,8 @@ def kill_everything(process: Process) -> None:
 
 @pytest.mark.conforms("E26")
 @pytest.mark.long
-def test_of_two_applications_one_stops_or_loses_its_driver_and_the_other_takes_all_at_once(
-    spark: Any, stage: Stage
-) -> None:
+def test_other_application_takes_all_at_once(spark: Any, stage: Stage) -> None:
+    """One application stops, then its driver dies: the other has its streams at once, without an eviction."""
     stage.serve("n1")
     other = application(stage, 1)
     eventually(lambda: shares(stage) == (0, 16), WAIT_S, other.output)
@@ -84,7 +83,8 @@ def test_of_two_applications_one_stops_or_loses_its_driver_and_the_other_takes_a
 
 @pytest.mark.long
 @pytest.mark.conforms("E10", "E26")
-def test_an_application_that_vanishes_is_evicted_and_nothing_is_lost(spark: Any, stage: Stage) -> None:
+def test_vanished_application_is_evicted(spark: Any, stage: Stage) -> None:
+    """Driver, JVM and workers die without a word: their streams move at the eviction, and nothing is lost."""
     stage.serve("n1")
     other = application(stage, 1)
     eventually(lambda: shares(stage) == (0, 16), WAIT_S, other.output)
@@ -103,7 +103,8 @@ def test_an_application_that_vanishes_is_evicted_and_nothing_is_lost(spark: Any,
 @pytest.mark.long
 @pytest.mark.timeout(300)  # five JVMs
 @pytest.mark.conforms("E25")
-def test_a_speculative_attempt_is_another_session_and_nothing_is_done_twice(stage: Stage, tmp_path: Path) -> None:
+def test_speculative_attempt_repeats_nothing(stage: Stage, tmp_path: Path) -> None:
+    """Both attempts at a task have a session and streams of their own."""
     stage.serve("n1")
     settings = {
         "spark.speculation": "true",

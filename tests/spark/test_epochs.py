@@ -52,7 +52,8 @@ def calls(stage: Stage) -> list[dict[str, Any]]:
 
 
 @pytest.mark.conforms("S11", "S8")
-def test_a_call_is_bounded_to_whole_epochs_also_when_a_worker_is_killed(stage: Stage, running: Consumption) -> None:
+def test_calls_have_whole_epochs(stage: Stage, running: Consumption) -> None:
+    """Each call has all that its stream has of an epoch, also when a worker is killed."""
     eventually(lambda: sorted(stage.holders().values()) == [8, 8], WAIT_S, lambda: str(stage.holders()))
     parts: Counter[tuple[int, int]] = Counter()
     with Publisher(stage.url, space="default", block_messages=5) as publisher:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -48,9 +47,8 @@ def shared(stage: Stage, *counts: int) -> bool:
 
 
 @pytest.mark.conforms("E18", "E25", "E29")
-def test_tasks_share_the_streams_each_message_goes_to_one_and_a_drain_hands_all_over(
-    stage: Stage, start: Start
-) -> None:
+def test_tasks_share_streams_until_a_drain(stage: Stage, start: Start) -> None:
+    """Each message goes to one task, and a drain hands all streams over."""
     stage.serve("n1", "n2")
     stage.publish(2_000)
     running = start(Recorder(str(stage.records), pause_s=0.01), tasks=2)
@@ -73,9 +71,8 @@ def test_tasks_share_the_streams_each_message_goes_to_one_and_a_drain_hands_all_
 
 
 @pytest.mark.conforms("E10", "E25")
-def test_a_killed_worker_is_tried_again_and_only_the_living_attempts_progress_counts(
-    stage: Stage, start: Start
-) -> None:
+def test_killed_worker_is_tried_again(stage: Stage, start: Start) -> None:
+    """Only the living attempt's progress counts, and what the dead one had moves at its eviction."""
     stage.serve("n1")
     stage.publish(6_000)
     running = start(Recorder(str(stage.records), pause_s=0.1), tasks=2, max_batch_bytes=20_000)
@@ -107,38 +104,28 @@ def test_a_killed_worker_is_tried_again_and_only_the_living_attempts_progress_co
     assert all(d.consumer == victim.session for d in stage.delivered() if (d.stream, d.grant) in dead)
 
 
-@pytest.mark.conforms("E28")
-def test_a_batch_longer_than_every_timeout_costs_its_task_nothing(stage: Stage, start: Start) -> None:
-    stage.serve("n1")
-    longest = max(
-        EVICTION_S,
-        LeaderSettings().scaled(SPEED).reclaim_grace_s,
-        BorrowerSettings().scaled(SPEED).disconnect_timeout_s,
-    )
-    stage.publish(200)
-    running = start(Recorder(str(stage.records), slow_value=b"0", slow_s=1.5 * longest), tasks=1)
-    eventually(lambda: shared(stage, 16) and stage.delivered(), WAIT_S, lambda: str(stage.holders()))
-    grants = {stream: row[2] for stream, row in stage.rows().items()}
-    began = time.monotonic()
-    eventually(stage.consumed, WAIT_S, lambda: str(stage.rows()))
-    assert time.monotonic() - began > longest, "the batch was not slow at all"
-    assert {stream: row[2] for stream, row in stage.rows().items()} == grants, "a stream changed hands"
-    running.drain()
-    assert stage.verdict().explained == []
-    assert not any(line.is_forced for line in stage.history())
-
-
 @pytest.mark.conforms("E25")
-def test_a_failing_function_stops_the_job_and_names_the_record(stage: Stage, start: Start) -> None:
+@pytest.mark.parametrize(
+    ("fails", "said"),
+    [
+        ({"bad_value": b"777"}, "ValueError: cannot"),
+        ({"exit_value": b"777"}, r"FunctionExited: the function asked .* SystemExit\(3\)"),
+    ],
+    ids=["raises", "exits"],
+)
+def test_failing_function_names_the_record(stage: Stage, start: Start, fails: dict[str, bytes], said: str) -> None:
+    """The job stops, no task is tried again, and progress ends before the record."""
     stage.serve("n1")
-    recorder = Recorder(str(stage.records), bad_value=b"777")
-    running = start(recorder, tasks=2)
+    running = start(Recorder(str(stage.records), **fails), tasks=2)  # type: ignore[arg-type]
     eventually(lambda: shared(stage, 8, 8), WAIT_S, lambda: str(stage.holders()))
     stage.publish(1_000)
-    with pytest.raises(UserFunctionFailed, match=r"offset \d+ \(topic 't/2', key 'k1'\): ValueError: cannot") as failed:
+    with pytest.raises(UserFunctionFailed, match=r"offset \d+ \(topic 't/2', key 'k1'\): " + said) as failed:
         running.result(WAIT_S)
-    assert isinstance(failed.value.__cause__, ValueError)
-    assert any("in __call__" in note for note in failed.value.__cause__.__notes__)
+    cause = failed.value.__cause__
+    assert cause is not None
+    assert said.startswith(f"{type(cause).__name__}:")
+    assert any("in __call__" in note for note in cause.__notes__)
+    assert sum(task.failures for task in running.status().tasks) > 0
     assert len(stage.attempts()) == 2, "Spark has tried a task again"
     assert stage.holders() == {}, "released, not evicted"
     stream, offset = failed.value.stream_id, failed.value.offset
@@ -146,30 +133,7 @@ def test_a_failing_function_stops_the_job_and_names_the_record(stage: Stage, sta
     assert (stream, offset) not in {(d.stream, o) for d in stage.delivered() for o in d.offsets}
 
 
-def test_a_function_that_exits_has_failed_and_is_named(stage: Stage, start: Start) -> None:
-    stage.serve("n1")
-    running = start(Recorder(str(stage.records), exit_value=b"7"), tasks=2)
-    eventually(lambda: shared(stage, 8, 8), WAIT_S, lambda: str(stage.holders()))
-    stage.publish(20)
-    with pytest.raises(UserFunctionFailed, match=r"FunctionExited: the function asked .* SystemExit\(3\)") as failed:
-        running.result(WAIT_S)
-    assert len(stage.attempts()) == 2, "Spark has tried a task again"
-    assert sum(task.failures for task in running.status().tasks) > 0
-    assert stage.rows()[failed.value.stream_id][1] == failed.value.offset
-
-
-def test_an_exit_where_an_attempt_begins_stops_the_job(stage: Stage, start: Start) -> None:
-    stage.serve("n1")
-
-    def leave(attempt: Any) -> None:
-        raise SystemExit("no such model")
-
-    running = start(Recorder(str(stage.records)), tasks=1, on_attempt=leave)
-    with pytest.raises(RuntimeError, match=r"on_attempt asked for the end .* SystemExit\('no such model'\)"):
-        running.result(WAIT_S)
-
-
-def test_a_drain_waits_for_the_function_as_long_as_it_is_told_to(stage: Stage, start: Start) -> None:
+def test_drain_waits_for_the_function(stage: Stage, start: Start) -> None:
     stage.serve("n1")
     stage.publish(1)
     running = start(
@@ -183,27 +147,32 @@ def test_a_drain_waits_for_the_function_as_long_as_it_is_told_to(stage: Stage, s
     assert stage.consumed()
 
 
-def test_what_can_never_work_stops_the_job_instead_of_being_tried_again(stage: Stage, start: Start) -> None:
+@pytest.mark.parametrize(
+    ("error", "raised", "said"),
+    [
+        (InvalidSetting("no such model: give another."), InvalidSetting, "no such model"),
+        (SystemExit("no such model"), RuntimeError, r"on_attempt asked for the end .* SystemExit\('no such model'\)"),
+    ],
+    ids=["raises", "exits"],
+)
+def test_failing_on_attempt_stops_the_job(
+    stage: Stage, start: Start, error: BaseException, raised: type[Exception], said: str
+) -> None:
     stage.serve("n1")
 
-    def refuse(attempt: Any) -> None:
-        raise InvalidSetting("no such model: give another.")
+    def fail(attempt: Any) -> None:
+        raise error
 
-    running = start(Recorder(str(stage.records)), tasks=1, on_attempt=refuse)
-    with pytest.raises(InvalidSetting, match="no such model"):
+    running = start(Recorder(str(stage.records)), tasks=1, on_attempt=fail)
+    with pytest.raises(raised, match=said):
         running.result(WAIT_S)
     assert not running.status().is_running
 
 
-def test_more_tasks_than_slots_is_warned_of_and_they_start_as_others_end(stage: Stage, start: Start) -> None:
+def test_more_tasks_than_slots(stage: Stage, start: Start) -> None:
+    """It is warned of, and those that wait for a slot end with the drain too."""
     stage.serve("n1")
     with pytest.warns(SparkSettingsWarning, match="4 tasks and 3 slots"):
         running = start(Recorder(str(stage.records)), tasks=4)
     eventually(lambda: running.status().alive_count == 3, WAIT_S)
     assert len(running.drain()) == 4
-
-
-def test_enough_slots_and_retries_are_not_worth_a_word(stage: Stage, start: Start) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        start(Recorder(str(stage.records)), tasks=3).drain()
