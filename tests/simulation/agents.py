@@ -192,7 +192,7 @@ class SimulatedAgent(Process):
         """Over for good. A user whose group was deleted under it mostly asks for the new one; a query
         fails."""
         self.world.say(self.name, closed)
-        self.simulation.checkers.closed(self, closed, wish, left=closed.handle in self._leaving)
+        self.simulation.checkers.names.closed(self, closed, wish, left=closed.handle in self._leaving)
         self.sessions.pop(closed.handle).close()
         self._leaving.pop(closed.handle, None)
         wanted = self.wishes.pop(closed.handle, None)

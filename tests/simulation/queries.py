@@ -86,7 +86,7 @@ class Query(Session):
                 self._group_id = group_id
                 work = Work(group_id, grant.stream_id, grant.grant_id, grant.position)
                 self._streams[grant.stream_id] = work
-                self._simulation.checkers.installed(work)
+                self._simulation.checkers.names.installed(work)
                 self._planning.apply_update(notify)
             case StreamRemoved(reason=reason) if notify.stream_id in self._streams:
                 self._simulation.checkers.removed(self._streams.pop(notify.stream_id), reason is RevokedReason.LOST)
@@ -200,7 +200,7 @@ class Query(Session):
         if checkpoint.in_sink < number:
             checkpoint.in_sink = number
             for one in begun:
-                self._simulation.checkers.batch_stored(checkpoint.name, group_id, one)
+                self._simulation.checkers.deliveries.batch_stored(checkpoint.name, group_id, one)
         self._soon(self._commit)
 
     def _commit(self) -> None:

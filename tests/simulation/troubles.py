@@ -277,7 +277,7 @@ class Troubles:
         result = self._simulation.store.commit([GroupWrites(group_id, claim.term, (entry,), sync_streams=False)])[0]
         if not result.has_stale_term and result.results[0].outcome is ChangeOutcome.APPLIED:
             self._world.say("operator", f"takes stream {stream_id} of group {group_id} by hand")
-            self._simulation.checkers.taken(group_id, stream_id, row.grant_id)
+            self._simulation.checkers.deliveries.taken(group_id, stream_id, row.grant_id)
 
     # --- agents -----------------------------------------------------------------------------------------------------
 

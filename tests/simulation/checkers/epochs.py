@@ -8,7 +8,7 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from sublet_borrower.machine.events import SessionProgress
-from sublet_protocol.domain.epochs import ConsumedFrontier, Epoch, GroupFrontier
+from sublet_protocol.domain.epochs import ConsumedFrontier, Epoch
 from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import GrantStream, Group, GroupWriteResult, Lending, LendingStatus
 from tests.simulation.checkers.announcements import Announcements
@@ -104,10 +104,6 @@ class Epochs:
         """A session says how far it is: the position and the epochs go together."""
         if reported.consumed is not None:
             self._said[work.group_id, work.stream_id].add((reported.position, reported.consumed))
-
-    def received(self, group_id: int, epochs: Sequence[GroupFrontier]) -> None:
-        """A session hears how far its group has come."""
-        self.announcements.received(group_id, epochs)
 
     def committed(self, result: GroupWriteResult) -> None:
         """A transaction of a leader, or of an operator's hand, with its answers."""
