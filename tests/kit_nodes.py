@@ -15,6 +15,7 @@ from typing import Any
 
 from sublet_borrower.settings import BorrowerSettings
 from sublet_leader.settings import LeaderSettings
+from tests.kit import eventually
 from tools.source_path import source_path
 
 ROOT = Path(__file__).parent.parent
@@ -64,6 +65,10 @@ class Process:
         """What it has said so far."""
         return self.log.read_text(errors="replace")
 
+    def await_serving(self, timeout_s: float = 60.0) -> None:
+        """Wait until a node serves."""
+        eventually(lambda: "serves on" in self.output(), timeout_s, self.output, 0.05)
+
     def kill(self) -> None:
         """kill -9, and wait."""
         self._popen.kill()
@@ -107,6 +112,11 @@ class Fleet:
         log = self.directory / f"node-{name}.log"
         self.nodes[name] = self._start("node", url or self.url, name, str(self._state(name)), log=log)
         return self.nodes[name]
+
+    def serve(self, *names: str, url: str | None = None) -> None:
+        """Start leader nodes, and wait until they serve."""
+        for node in [self.node(name, url) for name in names]:
+            node.await_serving()
 
     def state(self, name: str) -> dict[str, Any]:
         """What a node says of itself, a moment ago: a `NodeSnapshot`. An AssertionError before it serves."""

@@ -7,7 +7,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -172,8 +171,7 @@ class Stage:
 
     def serve(self, *names: str, url: str | None = None) -> None:
         """Start nodes, and wait until they serve."""
-        for node in [self.fleet.node(name, url) for name in names]:
-            eventually(partial(_is_serving, node), WAIT_S, node.output)
+        self.fleet.serve(*names, url=url)
 
     def share(self, *names: str, pause_s: float = 0.01, url: str | None = None) -> None:
         """Start consumers, and wait until the 16 streams are shared among all that there are."""
@@ -220,10 +218,6 @@ class Stage:
         """No line of history is of an earlier term than the line before it: nobody wrote who was deposed."""
         terms = [line.term for line in self.scene.history()]
         assert terms == sorted(terms)
-
-
-def _is_serving(node: Process) -> bool:
-    return "serves on" in node.output()
 
 
 def last(seconds: float) -> None:

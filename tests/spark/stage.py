@@ -12,7 +12,6 @@ from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import HistoryRecord
 from sublet_storage.producer import Publisher
 from tests.deliveries import Verdict, judge
-from tests.kit import eventually
 from tests.kit_nodes import Delivered, Fleet
 from tests.spark.work import AttemptRecord, attempts
 
@@ -36,8 +35,7 @@ class Stage:
 
     def serve(self, *names: str) -> None:
         """Start these nodes and wait until they serve."""
-        nodes = [self.fleet.node(name) for name in names]
-        eventually(lambda: all("serves on" in node.output() for node in nodes), WAIT_S, lambda: nodes[-1].output())
+        self.fleet.serve(*names)
 
     def publish(self, count: int, first: int = 0) -> None:
         """Numbered messages under many keys in small blocks; durable when it returns."""
