@@ -5,40 +5,24 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.spark.job.cluster_checks import SparkSettingsWarning
-from sublet_borrower.spark.job.consumption import Consumption, consume
+from sublet_borrower.spark.job.consumption import Consumption
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import InvalidSetting, Unavailable, UserFunctionFailed
 from tests.kit import eventually
-from tests.spark.stage import ALL, SPEED, WAIT_S, Stage
+from tests.spark.stage import SPEED, WAIT_S, Stage
 from tests.spark.work import AttemptRecord, Recorder
 
 pytestmark = pytest.mark.spark
 
 EVICTION_S = LeaderSettings().scaled(SPEED).eviction_timeout_s
 Start = Callable[..., Consumption]
-
-
-@pytest.fixture
-def start(spark: Any, stage: Stage) -> Iterator[Start]:
-    """Starts consumptions that end with the test."""
-    begun: list[Consumption] = []
-
-    def begin(recorder: Recorder, tasks: int = 2, **options: Any) -> Consumption:
-        options = {"starting_position": "earliest", "settings": BorrowerSettings().scaled(SPEED), **options}
-        options.setdefault("on_attempt", recorder.begin)
-        begun.append(consume(spark, ALL, recorder, tasks=tasks, url=stage.url, **options))
-        return begun[-1]
-
-    yield begin
-    for consumption in begun:
-        consumption.stop(5.0)
 
 
 def shared(stage: Stage, *counts: int) -> bool:
@@ -54,7 +38,7 @@ def test_tasks_share_streams_until_a_drain(stage: Stage, start: Start) -> None:
     running = start(Recorder(str(stage.records), pause_s=0.01), tasks=2)
     eventually(lambda: shared(stage, 8, 8), WAIT_S, lambda: str(stage.holders()))
     stage.publish(2_000, 2_000)
-    eventually(stage.consumed, WAIT_S, lambda: str(stage.rows()))
+    eventually(stage.consumed, WAIT_S, lambda: str(stage.lendings()))
     eventually(lambda: running.status().message_count == 4_000, WAIT_S, lambda: str(running.status()))
     assert (running.status().alive_count, running.status().stream_count) == (2, 16)
     eventually(lambda: running.status().lag == 0, WAIT_S)
@@ -78,7 +62,7 @@ def test_killed_worker_is_tried_again(stage: Stage, start: Start) -> None:
     running = start(Recorder(str(stage.records), pause_s=0.1), tasks=2, max_batch_bytes=20_000)
     eventually(lambda: shared(stage, 8, 8), WAIT_S, lambda: str(stage.holders()))
     victim = eventually(lambda: [a for a in stage.attempts() if a.lines], WAIT_S)[0]
-    taken = {s: row for s, row in stage.rows().items() if row[3] == victim.session}
+    taken = {s: row for s, row in stage.lendings().items() if row[3] == victim.session}
     killed_at = time.time()
     os.kill(victim.pid, signal.SIGKILL)
     published = 6_000
@@ -92,7 +76,7 @@ def test_killed_worker_is_tried_again(stage: Stage, start: Start) -> None:
 
     retried = eventually(retried_at_work, WAIT_S, every_s=0.2)
     assert victim.session not in {attempt.session for attempt in retried}
-    eventually(stage.consumed, WAIT_S, lambda: str(stage.rows()))
+    eventually(stage.consumed, WAIT_S, lambda: str(stage.lendings()))
     running.drain()
 
     stage.verdict()
@@ -129,7 +113,7 @@ def test_failing_function_names_the_record(stage: Stage, start: Start, fails: di
     assert len(stage.attempts()) == 2, "Spark has tried a task again"
     assert stage.holders() == {}, "released, not evicted"
     stream, offset = failed.value.stream_id, failed.value.offset
-    assert stage.rows()[stream][1] == offset, "all before the record is done, and nothing after it"
+    assert stage.lendings()[stream][1] == offset, "all before the record is done, and nothing after it"
     assert (stream, offset) not in {(d.stream, o) for d in stage.delivered() for o in d.offsets}
 
 

@@ -250,7 +250,7 @@ class Trickle:
 
     def _story(self, driver: Process) -> str:
         doubts = self._stage.connection.execute("select stream_id, in_doubt from lending").fetchall()
-        return f"{driver.output()}\n{self._stage.rows()}\n{doubts}\n{self._stage.heads()}"
+        return f"{driver.output()}\n{self._stage.lendings()}\n{doubts}\n{self._stage.heads()}"
 
 
 @pytest.mark.conforms("E26", "E27")
@@ -311,7 +311,7 @@ def test_dead_query_frees_its_streams_at_once(stage: Stage, tmp_path: Path, what
     eventually(lambda: len(query.values()) == 200, 3 * WAIT_S, driver.output)
     for victim in [psutil.Process(driver.pid)] if what == "driver" else psutil.Process(driver.pid).children():
         victim.kill()
-    eventually(lambda: stage.holders() == {}, WAIT_S, lambda: str(stage.rows()))
+    eventually(lambda: stage.holders() == {}, WAIT_S, lambda: str(stage.lendings()))
     assert not {"force_release", "unreserve"} & {line.event for line in stage.history()}
 
 
