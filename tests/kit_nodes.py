@@ -48,7 +48,6 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """The process id."""
         return self._popen.pid
 
     @property
@@ -66,7 +65,6 @@ class Process:
         return self.log.read_text(errors="replace")
 
     def await_serving(self, timeout_s: float = 60.0) -> None:
-        """Wait until a node serves."""
         eventually(lambda: "serves on" in self.output(), timeout_s, self.output, 0.05)
 
     def kill(self) -> None:
@@ -75,7 +73,6 @@ class Process:
         self._popen.wait()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal."""
         self._popen.send_signal(number)
 
     def stop(self, timeout_s: float = 20.0) -> int:
@@ -180,7 +177,6 @@ class Fleet:
         return next((str(line["ended"]) for line in _lines(self._record(name)) if "ended" in line), None)
 
     def close(self) -> None:
-        """End every process."""
         for process in (*self.consumers.values(), *self.nodes.values()):
             process.signal(signal.SIGCONT)
             process.kill()

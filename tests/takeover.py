@@ -77,7 +77,6 @@ class Town:
             raise
 
     def close(self) -> None:
-        """End all processes."""
         self.fleet.close()
         self.connection.close()
 
@@ -87,7 +86,6 @@ class Town:
         eventually(lambda: self.row(_SETTLED) == entire, WAIT_S, lambda: f"{self.row(_SETTLED)} of {entire}", 0.05)
 
     def row(self, statement: str, *parameters: Any) -> Any:
-        """The one row of a statement."""
         return self.connection.execute(statement, parameters).fetchone()
 
     def grants(self) -> dict[tuple[int, int], int]:

@@ -88,7 +88,6 @@ class SimulatedNode(Process):
         self._in_this_life(lambda: self.handle(StreamsChanged(group_id=group_id)))
 
     def receive(self, agent: str, message: ToLeader) -> None:
-        """A message has come over the network."""
         self._in_this_life(lambda: self.handle(MessageReceived(agent, message)))
 
     def handle(self, event: NodeEvent) -> None:
@@ -111,7 +110,6 @@ class SimulatedNode(Process):
             self.tick_at(outcome.wake_at)
 
     def tick(self) -> None:
-        """Time has passed for its machine."""
         if self.alive:
             self.handle(Tick())
 

@@ -79,7 +79,6 @@ class Query(Session):
         self._soon(self._begin)
 
     def reported(self, notify: AssignmentUpdate, group_id: int | None) -> None:
-        """By the borrower, in order."""
         match notify:
             case StreamGranted(grant) if grant.consumed is None:
                 assert group_id is not None
@@ -97,7 +96,6 @@ class Query(Session):
                 super().reported(notify, group_id)
 
     def is_idle(self, stream_id: int) -> bool:
-        """Nothing is being done on the stream."""
         return stream_id not in self._streams and super().is_idle(stream_id)
 
     def leave(self) -> None:
@@ -106,7 +104,6 @@ class Query(Session):
         self._planning.abandon()
 
     def close(self) -> None:
-        """The subscription is over."""
         super().close()
         self._over = True
 

@@ -83,7 +83,6 @@ class UsersDatabase:
 
     @property
     def timeline(self) -> str:
-        """Of the database."""
         return f"{self._simulation.store.timeline + 1:08X}"
 
     def has_no_leader_here(self, group_id: int) -> bool:
@@ -101,7 +100,6 @@ class UsersDatabase:
         return _Connection(self)
 
     def begin(self) -> _Transaction:
-        """Number a transaction."""
         self._numbers += 1
         return _Transaction(self._numbers)
 
@@ -244,7 +242,6 @@ class WritingSession(Session):
         self._soon(self._turn)
 
     def reported(self, notify: AssignmentUpdate, group_id: int | None) -> None:
-        """By the borrower, in order."""
         match notify:
             case StreamGranted(grant) if grant.consumed is None:
                 assert group_id is not None
@@ -262,12 +259,10 @@ class WritingSession(Session):
                 super().reported(notify, group_id)
 
     def is_idle(self, stream_id: int) -> bool:
-        """Nothing is being done on the stream."""
         work = self._granted.get(stream_id)
         return not work.granted.outstanding if work is not None else super().is_idle(stream_id)
 
     def close(self) -> None:
-        """The subscription is over."""
         super().close()
         self._closed = True
 

@@ -42,7 +42,6 @@ class Troubles:
         )
 
     def begin(self, until: float) -> None:
-        """Let things befall everyone, until then."""
         self._until = until
         if self._world.chance(0.04):
             self._start_in_vain()

@@ -29,7 +29,6 @@ class Stage(Scene):
         self.fleet = Fleet(url, directory, SPEED)
 
     def serve(self, *names: str) -> None:
-        """Start these nodes and wait until they serve."""
         self.fleet.serve(*names)
 
     def lendings(self) -> dict[int, tuple[str, int, int, str | None]]:
@@ -59,14 +58,12 @@ class Stage(Scene):
         return check(self.heads(), self.delivered(), self.history())
 
     def close(self) -> None:
-        """End all of it."""
         self.fleet.close()
         super().close()
 
 
 @contextmanager
 def a_stage(url: str, directory: Path) -> Iterator[Stage]:
-    """A stage for one test."""
     stage = Stage(url, directory)
     try:
         yield stage

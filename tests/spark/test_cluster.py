@@ -78,13 +78,11 @@ class Job:
         return sorted(found)
 
     def kill(self) -> None:
-        """With all that it has started."""
         kill_all(self._process)
 
 
 @contextmanager
 def a_job(stage: Stage, place: Path, *arguments: str, python: str) -> Iterator[Job]:
-    """Killed at the end."""
     job = Job(stage, place, *arguments, python=python)
     try:
         yield job

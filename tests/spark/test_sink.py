@@ -29,7 +29,6 @@ MAX_KILLS = int(os.environ.get("QUERY_KILLS", "2"))
 
 @pytest.fixture
 def conn(database: str) -> Iterator[Connection]:
-    """The database."""
     with connect(database) as connection:
         yield connection
 

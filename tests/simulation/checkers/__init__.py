@@ -79,7 +79,6 @@ class Checkers:
         return Continued(places, frozenset(over))
 
     def deleted(self, group_id: int) -> None:
-        """An operator deleted it."""
         self.lives.deleted(group_id)
         self.record.deleted(group_id)
 
@@ -140,7 +139,6 @@ class Checkers:
         self.epochs.failed_over(epochs)
 
     def live_groups(self) -> list[Group]:
-        """Those that are not deleted."""
         return [life.group for life in self.lives.live()]
 
     def claimed(self, before: Leadership | None, claim: Leadership) -> None:
@@ -172,7 +170,6 @@ class Checkers:
     # --- processes --------------------------------------------------------------------------------------------------
 
     def node_acted(self, node: SimulatedNode, outcome: NodeOutcome) -> None:
-        """A node has answered an event."""
         if outcome.invariant_violations:
             raise Violation("\n".join(outcome.invariant_violations))
         self.record.reported(outcome.history)

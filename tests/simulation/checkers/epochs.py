@@ -51,7 +51,6 @@ class Epochs:
                 self._said[group.group_id, row.stream_id].add((row.position, row.consumed))
 
     def saved(self) -> tuple[Any, ...]:
-        """What was had, and what it knows of the rows."""
         return dict(self._rows), deepcopy((self._wanted.given, self._wanted.done)), self.announcements.saved()
 
     def failed_over(self, saved: tuple[Any, ...]) -> None:
@@ -82,7 +81,6 @@ class Epochs:
         self._wanted.given[key].update(offsets)
 
     def call_finished(self, key: Key, offsets: Sequence[int]) -> None:
-        """Its user is done with these."""
         self._wanted.done[key].update(offsets)
 
     def is_consumed(self, key: Key) -> bool:
