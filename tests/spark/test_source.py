@@ -99,7 +99,6 @@ def test_a_query_takes_the_columns_it_wants(spark: Any, stage: Stage, tmp_path: 
     ("schema", "options", "said"),
     [
         (None, {"minOffsetsPerTrigger": "5"}, "option 'minoffsetspertrigger': readStream has none of that name"),
-        (None, {"onRangeLost": "read"}, "option onRangeLost is 'read': it is drop or fail"),
         ("value string", {}, "column 'value' as string: it is binary. Take it as that, and cast it"),
         ("partition int", {}, "column 'partition': there is none"),
     ],
