@@ -92,7 +92,7 @@ def test_push_down_must_be_asked_for(spark: Any, stage: Stage, pushdown: None) -
     assert frame.count() == 60
 
 
-def test_push_down_that_spark_does_not_do_is_refused(spark: Any, stage: Stage) -> None:
+def test_push_down_needs_sparks_setting(spark: Any, stage: Stage) -> None:
     with pytest.raises(Exception, match=PUSHDOWN):  # Spark wraps it in errors of its own
         history(spark, stage, pushDownPredicate="true").collect()
 
