@@ -31,6 +31,15 @@ def application(stage: Stage, tasks: int, *more: str, pause_s: float = 0.02) -> 
     return process
 
 
+@pytest.fixture
+def other(stage: Stage) -> Process:
+    """One of a single task, which has all streams."""
+    stage.serve("n1")
+    process = application(stage, 1)
+    eventually(lambda: shares(stage) == (0, 16), WAIT_S, process.output)
+    return process
+
+
 def shares(stage: Stage) -> tuple[int, int]:
     """(streams held here, streams held by the other application)."""
     held = stage.holders()
@@ -51,11 +60,8 @@ def kill_everything(process: Process) -> None:
 
 @pytest.mark.conforms("E26")
 @pytest.mark.long
-def test_other_application_takes_all_at_once(stage: Stage, start: Start) -> None:
+def test_other_application_takes_all_at_once(stage: Stage, other: Process, start: Start) -> None:
     """One application stops, then its driver dies: the other has its streams at once, without an eviction."""
-    stage.serve("n1")
-    other = application(stage, 1)
-    eventually(lambda: shares(stage) == (0, 16), WAIT_S, other.output)
     with start(Recorder(str(stage.records), 0.02), tasks=1, name="here"):
         eventually(lambda: shares(stage) == (8, 8), WAIT_S, lambda: str(stage.holders()))
         stage.publish(2_000)
@@ -72,11 +78,8 @@ def test_other_application_takes_all_at_once(stage: Stage, start: Start) -> None
 
 @pytest.mark.long
 @pytest.mark.conforms("E10", "E26")
-def test_vanished_application_is_evicted(stage: Stage, start: Start) -> None:
+def test_vanished_application_is_evicted(stage: Stage, other: Process, start: Start) -> None:
     """Driver, JVM and workers die without a word: their streams move at the eviction, and nothing is lost."""
-    stage.serve("n1")
-    other = application(stage, 1)
-    eventually(lambda: shares(stage) == (0, 16), WAIT_S, other.output)
     with start(Recorder(str(stage.records), 0.02), tasks=1, name="here"):
         eventually(lambda: shares(stage) == (8, 8), WAIT_S, lambda: str(stage.holders()))
         stage.publish(4_000)
