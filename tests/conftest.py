@@ -56,12 +56,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """They arrive."""
     node.config.stash.setdefault(REMARKS, []).extend(getattr(node, "workeroutput", {}).get("remarks", []))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Show them."""
     for remark in terminalreporter.config.stash.get(REMARKS, []):
         terminalreporter.write_line(remark)
 

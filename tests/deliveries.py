@@ -42,3 +42,12 @@ def judge(published: Mapping[int, int], delivered: Iterable[Delivered], history:
     for stream, head in published.items():
         verdict.lost.extend((stream, offset) for offset in range(head) if (stream, offset) not in seen)
     return verdict
+
+
+def check(published: Mapping[int, int], delivered: Iterable[Delivered], history: Iterable[HistoryRecord]) -> Verdict:
+    """Return the verdict of `judge`, in which nothing is lost, unexplained or crossed."""
+    verdict = judge(published, delivered, history)
+    assert verdict.lost == []
+    assert verdict.unexplained == []
+    assert verdict.crossed == []
+    return verdict

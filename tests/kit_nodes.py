@@ -15,6 +15,7 @@ from typing import Any
 
 from sublet_borrower.settings import BorrowerSettings
 from sublet_leader.settings import LeaderSettings
+from tests.kit import eventually
 from tools.source_path import source_path
 
 ROOT = Path(__file__).parent.parent
@@ -47,7 +48,6 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """The process id."""
         return self._popen.pid
 
     @property
@@ -64,13 +64,15 @@ class Process:
         """What it has said so far."""
         return self.log.read_text(errors="replace")
 
+    def await_serving(self, timeout_s: float = 60.0) -> None:
+        eventually(lambda: "serves on" in self.output(), timeout_s, self.output, 0.05)
+
     def kill(self) -> None:
         """kill -9, and wait."""
         self._popen.kill()
         self._popen.wait()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal."""
         self._popen.send_signal(number)
 
     def stop(self, timeout_s: float = 20.0) -> int:
@@ -107,6 +109,11 @@ class Fleet:
         log = self.directory / f"node-{name}.log"
         self.nodes[name] = self._start("node", url or self.url, name, str(self._state(name)), log=log)
         return self.nodes[name]
+
+    def serve(self, *names: str, url: str | None = None) -> None:
+        """Start leader nodes, and wait until they serve."""
+        for node in [self.node(name, url) for name in names]:
+            node.await_serving()
 
     def state(self, name: str) -> dict[str, Any]:
         """What a node says of itself, a moment ago: a `NodeSnapshot`. An AssertionError before it serves."""
@@ -170,7 +177,6 @@ class Fleet:
         return next((str(line["ended"]) for line in _lines(self._record(name)) if "ended" in line), None)
 
     def close(self) -> None:
-        """End every process."""
         for process in (*self.consumers.values(), *self.nodes.values()):
             process.signal(signal.SIGCONT)
             process.kill()

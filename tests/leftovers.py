@@ -50,7 +50,6 @@ class Leftovers:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Show which processes were left."""
         for line in self._found:
             terminalreporter.write_line(f"left behind by the tests, and ended: {line}")
 

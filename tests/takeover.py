@@ -15,7 +15,7 @@ from sublet_leader.settings import LeaderSettings
 from sublet_storage.db.connect import connect
 from sublet_storage.spaces.space_changes import reshard
 from tests.kit import eventually
-from tests.kit_nodes import Fleet, Process
+from tests.kit_nodes import Fleet
 
 AGENTS = 2
 WINDOW_S = 3.0
@@ -68,8 +68,7 @@ class Town:
         self.connection = connect(url)
         reshard(self.connection, "default", AGENTS)
         try:
-            for node in [self.fleet.node(f"n{number}") for number in range(nodes)]:
-                eventually(partial(_is_serving, node), WAIT_S, node.output)
+            self.fleet.serve(*(f"n{number}" for number in range(nodes)))
             for number in range(AGENTS):
                 self.fleet.subscriber(f"agent{number}", "$share/group{}/#", groups)
             self.settle()
@@ -78,7 +77,6 @@ class Town:
             raise
 
     def close(self) -> None:
-        """End all processes."""
         self.fleet.close()
         self.connection.close()
 
@@ -88,7 +86,6 @@ class Town:
         eventually(lambda: self.row(_SETTLED) == entire, WAIT_S, lambda: f"{self.row(_SETTLED)} of {entire}", 0.05)
 
     def row(self, statement: str, *parameters: Any) -> Any:
-        """The one row of a statement."""
         return self.connection.execute(statement, parameters).fetchone()
 
     def grants(self) -> dict[tuple[int, int], int]:
@@ -135,7 +132,3 @@ def takeover(url: str, directory: Path, nodes: int = 5, groups: int = 200, speed
         )
     finally:
         town.close()
-
-
-def _is_serving(node: Process) -> bool:
-    return "serves on" in node.output()

@@ -149,9 +149,8 @@ async def postgres_through_this_loop(url: str, gate: asyncio.Event | None = None
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     mine = server.sockets[0].getsockname()[1]
     try:
-        changed = {"host": "127.0.0.1", "port": mine}
         user, name = info["user"], info["dbname"]
         secret = f":{info['password']}" if info.get("password") else ""
-        yield f"postgresql://{user}{secret}@{changed['host']}:{changed['port']}/{name}"
+        yield f"postgresql://{user}{secret}@127.0.0.1:{mine}/{name}"
     finally:
         server.close()

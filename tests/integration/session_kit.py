@@ -91,7 +91,7 @@ class Node:
         await until(lambda: not self.sessions.find_leaks() and not self.sessions.held_polls)
         assert publisher.subscriber_ids == ()
         assert [publisher.subscribed_keys(channel) for channel in CHANNELS] == [SubscribedKeys(frozenset(), False)] * 3
-        assert len(publisher._index) == 0
+        assert publisher.find_leaks() == ()
 
     async def stop(self) -> None:
         await self.sessions.close()

@@ -7,7 +7,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from sublet_storage.db.connect import connect
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import Group, HistoryRecord, Leadership
 from sublet_storage.producer import Publisher
-from tests.deliveries import Verdict, judge
+from tests.deliveries import Verdict, check
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet, Process
 
@@ -66,8 +65,8 @@ class Load:
 class Scene:
     """What a test asks of the database, beside the processes; over another connection if one was lost."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self, url: str, subscription: str = ALL) -> None:
+        self.url, self.subscription = url, Subscription.parse(subscription)
         self.store = PostgresGroupStore(url)
         self.connection = connect(url)
         self._group: Group | None = None
@@ -115,7 +114,7 @@ class Scene:
     def group(self) -> Group:
         """The group under test, created where it is not."""
         if self._group is None:
-            self._group = self.store.open_group(Subscription.parse(ALL))
+            self._group = self.store.open_group(self.subscription)
         return self._group
 
     def claim(self) -> Leadership:
@@ -172,8 +171,7 @@ class Stage:
 
     def serve(self, *names: str, url: str | None = None) -> None:
         """Start nodes, and wait until they serve."""
-        for node in [self.fleet.node(name, url) for name in names]:
-            eventually(partial(_is_serving, node), WAIT_S, node.output)
+        self.fleet.serve(*names, url=url)
 
     def share(self, *names: str, pause_s: float = 0.01, url: str | None = None) -> None:
         """Start consumers, and wait until the 16 streams are shared among all that there are."""
@@ -210,20 +208,12 @@ class Stage:
     def verdict(self) -> Verdict:
         """Once all is consumed: nothing is lost, and every repeat lies in the window of a move that was reported."""
         eventually(self.scene.consumed, WAIT_S, lambda: f"{self.scene.rows()}{self.said()}")
-        verdict = judge(self.scene.heads(), self.fleet.delivered(), self.scene.history())
-        assert verdict.lost == []
-        assert verdict.unexplained == []
-        assert verdict.crossed == []
-        return verdict
+        return check(self.scene.heads(), self.fleet.delivered(), self.scene.history())
 
     def written_by_one_at_a_time(self) -> None:
         """No line of history is of an earlier term than the line before it: nobody wrote who was deposed."""
         terms = [line.term for line in self.scene.history()]
         assert terms == sorted(terms)
-
-
-def _is_serving(node: Process) -> bool:
-    return "serves on" in node.output()
 
 
 def last(seconds: float) -> None:

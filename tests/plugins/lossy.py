@@ -33,7 +33,6 @@ class LossyDriver:
         )
 
     def open_sender(self, endpoints: Sequence[str]) -> NotificationSender:
-        """As postgres."""
         return self._complete.open_sender([endpoint.replace("lossy:", "postgres:", 1) for endpoint in endpoints])
 
     def open_receiver(self, on_message: OnMessage, on_connected: OnConnected, on_lost: OnLost) -> NotificationReceiver:
@@ -56,7 +55,6 @@ class _Inlet:
         return self._complete.endpoint.replace("postgres:", "lossy:", 1)
 
     def close(self) -> None:
-        """As postgres."""
         self._complete.close()
 
 

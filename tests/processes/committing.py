@@ -19,8 +19,6 @@ from sublet_storage.groups import consumer_progress
 
 @dataclass
 class Work:
-    """A batch."""
-
     stream_id: int
     grant_id: int
     ticket: int = 0
@@ -32,7 +30,6 @@ class Work:
 
 
 def main(url: str, group: str, stream: str, grant: str, number: str) -> int:
-    """Do it."""
     consumer_progress.BEFORE_COMMIT_S, advance = 0.5, consumer_progress.advance
 
     def advance_and_stop(*arguments: Any, **named: Any) -> consumer_progress.TransactionIdentity:

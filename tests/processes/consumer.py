@@ -23,7 +23,6 @@ from sublet_protocol.domain.errors import SubscriptionEnded
 
 
 def main(url: str, subscription: str, file: str, pause_s: str = "0", name: str = "") -> None:
-    """Consume until SIGTERM."""
     with Path(file).open("a") as record:
 
         def write(line: dict[str, Any]) -> None:

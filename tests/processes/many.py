@@ -25,7 +25,6 @@ POLL_INTERVAL_S = 0.05
 
 
 def main(url: str, file: str, pattern: str, count: str) -> None:
-    """Until SIGTERM."""
     over = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: over.set())
 

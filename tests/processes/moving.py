@@ -21,7 +21,6 @@ from sublet_storage.spaces.space_queries import find_space
 
 
 def main(url: str, space: str, point: str) -> None:
-    """A pass."""
     if point == "intended":
         tiering.run_parallel = _dying(lambda *_: None)  # type: ignore[attr-defined]
     if point == "written":

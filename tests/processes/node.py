@@ -23,8 +23,6 @@ INTERVAL_S = 0.1
 
 
 def main(url: str, name: str, file: str = "") -> None:
-    """Serve until SIGTERM."""
-
     def announce(text: str) -> None:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()

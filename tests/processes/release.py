@@ -14,7 +14,6 @@ from sublet.cli import main
 
 
 def run(migrations: str, version: str, *arguments: str) -> None:
-    """Be that release."""
     sublet_storage.db.connect.SCHEMA_VERSION = version
     sublet_storage.bootstrap.migrate.scripts_path = lambda: Path(migrations)
     sys.argv = ["sublet", *arguments]

@@ -17,7 +17,6 @@ CHILD_LIVES_S = 30
 
 
 def main(driver: str, url: str, endpoint: str, name: str, fork: str = "") -> None:
-    """Send for ever."""
     outlet = load_driver(driver)(url).open_sender([endpoint])
     number = 0
     while True:

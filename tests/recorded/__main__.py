@@ -24,7 +24,6 @@ MAX_SHOWN_CHARS = 5
 
 
 def main() -> int:
-    """Run, check, report."""
     parser = argparse.ArgumentParser(prog="python -m tests.recorded", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0, help="how long things befall it (default: 10)")
     parser.add_argument("--seed", type=int, help="of the plan (default: by the clock)")

@@ -69,7 +69,6 @@ class Role:
     breaks: float = 0.01
 
     def text(self) -> str:
-        """As an argument."""
         return json.dumps(asdict(self))
 
 
@@ -262,7 +261,6 @@ class Worker:
 
 
 def main(url: str, file: str, name: str, *roles: str) -> None:
-    """Consume until SIGTERM."""
     record = Record(Path(file))
     workers = [Worker(url, record, name, Role(**json.loads(role))) for role in roles]
 

@@ -22,7 +22,6 @@ TIMEOUT_S = 60.0
 
 
 def main(url: str, file: str, orders: str, began: str) -> None:
-    """Give all of them."""
     record, environment = Record(Path(file)), {**os.environ, "SUBLET_DATABASE_URL": url}
     begins_s = time.monotonic() - float(began)
     for at_s, together in itertools.groupby(json.loads(Path(orders).read_text()), itemgetter(0)):

@@ -63,7 +63,6 @@ class Origin:
         return f"{self.name}:{number}"
 
     def is_so(self, share: float) -> bool:
-        """By chance."""
         return self._chance.random() < share
 
     def _message(self) -> Ask:
@@ -153,7 +152,6 @@ class Publishing:
 
 
 def main(url: str, file: str, name: str, life: str, *kinds: str) -> None:
-    """Publish until SIGTERM."""
     publishing = Publishing(url, Record(Path(file)), name, life)
     signal.signal(signal.SIGTERM, lambda *_: publishing.over.set())
     threads = [threading.Thread(target=publishing.run, args=(kind,), name=kind) for kind in kinds]

@@ -116,8 +116,7 @@ class Stage:
         for node in NODES:
             self._start(node)
         for node in NODES:
-            process = self._processes[node]
-            eventually(partial(_is_serving, process), WAIT_S, process.output, 0.1)
+            self._processes[node].await_serving()
         self._began = time.monotonic()
         for name in (*WORKERS, *PUBLISHERS, OPERATOR):
             self._start(name)
@@ -421,10 +420,6 @@ def _free_addresses(count: int) -> list[str]:
         for each in sockets:
             each.bind(("127.0.0.1", 0))
         return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
-
-
-def _is_serving(process: Process) -> bool:
-    return "serves on" in process.output()
 
 
 def _is_backend(process: psutil.Process) -> bool:

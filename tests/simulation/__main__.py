@@ -16,7 +16,6 @@ SHOWN_LINES = 400
 
 
 def main() -> int:
-    """Run and print."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seeds", type=int, default=1000, help="how many (default: 1000)")
     parser.add_argument(

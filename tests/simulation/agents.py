@@ -75,7 +75,6 @@ class SimulatedAgent(Process):
         self._handles = 0
 
     def subscribe(self, subscription: Subscription) -> None:
-        """Begin a subscription."""
         self._handles += 1
         handle = self._handles
         epoch = self.simulation.draw_epoch() if self.session is not None else 0
@@ -107,7 +106,6 @@ class SimulatedAgent(Process):
             self.world.say(self.name, "CRASHES")
 
     def receive(self, node: str, message: ToBorrower) -> None:
-        """A message has come over the network."""
         self._happens(NodeMessageReceived(node, message))
 
     def receive_strays(self, node: str) -> None:
@@ -125,7 +123,6 @@ class SimulatedAgent(Process):
                     self.simulation.network.to_node(self, node, denial)
 
     def lose(self, node: str) -> None:
-        """The connection to a node broke."""
         self._happens(NodeLost(node))
 
     def report(self, handle: int, work: CountedWork, final: bool, until: int = 0) -> None:
@@ -138,7 +135,6 @@ class SimulatedAgent(Process):
         self.say(handle, work, reported)
 
     def say(self, handle: int, work: Work, reported: SessionProgress) -> None:
-        """The session has progressed."""
         self.simulation.checkers.reported(work, reported)
         self.handle(ProgressReported(handle, reported))
 
@@ -167,7 +163,6 @@ class SimulatedAgent(Process):
             self.tick_at(outcome.wake_at)
 
     def tick(self) -> None:
-        """Time has passed for its machine."""
         if self.alive:
             self.handle(Tick())
 
@@ -192,7 +187,7 @@ class SimulatedAgent(Process):
         """Over for good. A user whose group was deleted under it mostly asks for the new one; a query
         fails."""
         self.world.say(self.name, closed)
-        self.simulation.checkers.closed(self, closed, wish, left=closed.handle in self._leaving)
+        self.simulation.checkers.names.closed(self, closed, wish, left=closed.handle in self._leaving)
         self.sessions.pop(closed.handle).close()
         self._leaving.pop(closed.handle, None)
         wanted = self.wishes.pop(closed.handle, None)

@@ -146,7 +146,7 @@ class AtomicReading:
     def _call(self, work: AtomicWork, piece: StepRows) -> None:
         offsets = piece.table.column("offset").to_pylist()
         work.busy = True
-        counts = self._simulation.checkers.call_started(self._agent.name, work, offsets)
+        counts = self._simulation.checkers.deliveries.call_started(self._agent.name, work, offsets)
         rnd = self._world.random
         slow = rnd.uniform(5, 18) if self._world.chance(0.02) else rnd.uniform(0.05, 0.4)
         if self._world.now < self._agent.slow_until:
@@ -159,7 +159,7 @@ class AtomicReading:
         work.busy = False
         work.granted.mark_done(piece.ticket)
         if counts:
-            self._simulation.checkers.call_finished(work, offsets)
+            self._simulation.checkers.deliveries.call_finished(work, offsets)
         if not work.over:
             self._report(work)
             self.go_on(work)

@@ -60,22 +60,18 @@ class WatchedGroups(MemoryGroupStore):
         return in_force and held.expires_us > self._world.clock_us()
 
     def open_group(self, subscription: Subscription, start: StartingPosition = StartingPosition.LATEST) -> Group:
-        """As the twin."""
         return self._opened(super().open_group(subscription, start))
 
     def declare_group(self, subscription: Subscription, options: GroupOptions = DEFAULTS) -> Group:
-        """As the twin."""
         return self._opened(super().declare_group(subscription, options))
 
     def delete_group(self, subscription: Subscription, who: str = "") -> int | None:
-        """As the twin."""
         group_id = super().delete_group(subscription, who)
         if group_id is not None and self.checkers is not None:
             self.checkers.deleted(group_id)
         return group_id
 
     def claim(self, leadership_id: int, node: NodeRef, lease_s: float) -> Leadership:
-        """As the twin."""
         before = self.read_leaderships([leadership_id]).get(leadership_id)
         older = self.is_older(leadership_id)
         if before is not None and older:
@@ -89,7 +85,6 @@ class WatchedGroups(MemoryGroupStore):
         return claim
 
     def commit(self, batch: Sequence[GroupWrites]) -> tuple[GroupWriteResult, ...]:
-        """As the twin."""
         results = super().commit(batch)
         if self.checkers is not None:
             self.checkers.committed(batch, results)

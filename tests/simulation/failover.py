@@ -26,8 +26,6 @@ _RETRY_INTERVAL_S = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Standby:
-    """What it has."""
-
     store: tuple[Any, ...]
     streams: dict[int, tuple[Any, ...]]
     gone: frozenset[int]
@@ -47,7 +45,6 @@ class Failover:
         self.happened = 0
 
     def begin(self, until: float) -> None:
-        """Let it happen before then."""
         if self.runs:
             self._until = until
             self._world.after(self._random.uniform(10.0, 35.0), self._fall_behind)

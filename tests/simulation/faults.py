@@ -20,7 +20,6 @@ _FOUND = re.compile(r"^SEED=(\d+): (.*)$", re.MULTILINE)
 
 
 def main() -> int:
-    """Run and print."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.faults", description=__doc__)
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="these alone")
     parser.add_argument("--seeds", type=int, default=1000, help="how many at most")

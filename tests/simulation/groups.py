@@ -40,7 +40,6 @@ class Groups:
 
     @property
     def subscriptions(self) -> tuple[Subscription, ...]:
-        """All of them."""
         return tuple(self._wanted)
 
     def start_of(self, subscription: Subscription) -> StartingPosition:

@@ -34,7 +34,6 @@ class Housekeeping:
         self.merged = self.taken = 0
 
     def begin(self, until: float) -> None:
-        """Let it happen until then."""
         self._until = until
         if self._random.random() < _RUNS:
             self._befall()

@@ -57,7 +57,6 @@ class Network:
             self._parted[agent_id, address, way] = self._world.now + duration_s
 
     def heal(self) -> None:
-        """Nobody is parted any more."""
         self._parted.clear()
 
     def node_gone(self, address: str) -> None:

@@ -64,7 +64,7 @@ class SimulatedNode(Process):
         if self.alive and not self.stopping:
             self.stopping = True
             self.world.say(self.name, "shuts down")
-            self._in_this_life(lambda: self.handle(ShutdownRequested(self.now + 5.0)))()
+            self._in_this_life(lambda: self.handle(ShutdownRequested(self.now + 5.0)))
 
     def restart(self) -> None:
         """Leave gracefully and come back."""
@@ -73,23 +73,22 @@ class SimulatedNode(Process):
 
     def revoke(self, group_id: int, streams: tuple[int, ...]) -> None:
         """An operator takes streams back."""
-        self._in_this_life(lambda: self.handle(RevokeRequested(group_id, streams, "operator")))()
+        self._in_this_life(lambda: self.handle(RevokeRequested(group_id, streams, "operator")))
 
     def order(self, *, draining: bool, step_down: Mapping[int, int]) -> None:
         """An operator wants it to lead nothing any more, or no longer under these terms."""
-        self._in_this_life(lambda: self.handle(DesiredStateRead(draining, step_down)))()
+        self._in_this_life(lambda: self.handle(DesiredStateRead(draining, step_down)))
 
     def learn_of_streams(self) -> None:
         """Somebody announced that streams were opened or closed."""
-        self._in_this_life(lambda: self.handle(StreamsChanged()))()
+        self._in_this_life(lambda: self.handle(StreamsChanged()))
 
     def learn_of_desired_state(self, group_id: int) -> None:
         """Somebody announced that an operator wants something else of a group."""
-        self._in_this_life(lambda: self.handle(StreamsChanged(group_id=group_id)))()
+        self._in_this_life(lambda: self.handle(StreamsChanged(group_id=group_id)))
 
     def receive(self, agent: str, message: ToLeader) -> None:
-        """A message has come over the network."""
-        self._in_this_life(lambda: self.handle(MessageReceived(agent, message)))()
+        self._in_this_life(lambda: self.handle(MessageReceived(agent, message)))
 
     def handle(self, event: NodeEvent) -> None:
         """Give one event to the machine and do what it says."""
@@ -111,25 +110,19 @@ class SimulatedNode(Process):
             self.tick_at(outcome.wake_at)
 
     def tick(self) -> None:
-        """Time has passed for its machine."""
         if self.alive:
             self.handle(Tick())
 
     def _answers(self) -> Callable[[NodeEvent], None]:
         """What takes the database's answer: in this life, or nobody."""
         life = self.lives
+        return lambda answer: self._in_this_life(lambda: self.handle(answer), life)
 
-        def receive(answer: NodeEvent) -> None:
-            if self.alive and self.lives == life:
-                self.handle(answer)
-
-        return lambda answer: self.awake(lambda: receive(answer))
-
-    def _in_this_life(self, happening: Callable[[], object]) -> Callable[[], None]:
-        life = self.lives
+    def _in_this_life(self, happening: Callable[[], object], life: int | None = None) -> None:
+        life = self.lives if life is None else life
 
         def if_alive() -> None:
             if self.alive and self.lives == life:
                 happening()
 
-        return lambda: self.awake(if_alive)
+        self.awake(if_alive)

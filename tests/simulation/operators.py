@@ -41,7 +41,6 @@ class Operators:
         self.resets = 0
 
     def begin(self, until: float) -> None:
-        """Let them act until then."""
         self._until = until
         if self._random.random() < _RUNS:
             self._kinds = [kind for kind in _KINDS if self._random.random() < 0.7] or ["reset"]

@@ -36,7 +36,6 @@ class Process:
         return max((moment - self.now) / self.rate, 0.0005)
 
     def pause(self, duration_s: float) -> None:
-        """Do nothing for so long."""
         if self._backlog is None:
             self.world.say(self.name, f"pauses for {duration_s} s")
             self._backlog = []
@@ -50,7 +49,6 @@ class Process:
             self._backlog.append(happening)
 
     def tick(self) -> None:
-        """Time has passed."""
         raise NotImplementedError
 
     def tick_at(self, moment: float) -> None:

@@ -46,7 +46,6 @@ class Publishers:
         self._holding: list[Publisher] = []
 
     def saved(self) -> list[Held]:
-        """Who holds what."""
         return [(one, one.held) for one in self._holding]
 
     def failed_over(self, saved: Sequence[Held]) -> None:

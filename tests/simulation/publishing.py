@@ -49,7 +49,6 @@ class Publishing:
                     self._streams.expire_generation(1)
 
     def created(self, space_id: int) -> None:
-        """There is a new space."""
         self._of[space_id] = Publishers(self._simulation, space_id, self.epochs)
 
     def dropped(self, space_id: int) -> None:
@@ -61,7 +60,6 @@ class Publishing:
         return self._random.choice(list(self._of))
 
     def saved(self) -> dict[int, list[Held]]:
-        """What publishers hold, by space."""
         return {space_id: publishers.saved() for space_id, publishers in self._of.items()}
 
     def failed_over(self, saved: dict[int, list[Held]]) -> None:
@@ -73,7 +71,6 @@ class Publishing:
                 self._of[space_id].failed_over(held)
 
     def publish(self, stream_id: int, count: int) -> None:
-        """A block comes."""
         self._of[self._streams.streams[stream_id].generation.space_id].publish(stream_id, count)
 
     def turn(self) -> None:

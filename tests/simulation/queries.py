@@ -79,14 +79,13 @@ class Query(Session):
         self._soon(self._begin)
 
     def reported(self, notify: AssignmentUpdate, group_id: int | None) -> None:
-        """By the borrower, in order."""
         match notify:
             case StreamGranted(grant) if grant.consumed is None:
                 assert group_id is not None
                 self._group_id = group_id
                 work = Work(group_id, grant.stream_id, grant.grant_id, grant.position)
                 self._streams[grant.stream_id] = work
-                self._simulation.checkers.installed(work)
+                self._simulation.checkers.names.installed(work)
                 self._planning.apply_update(notify)
             case StreamRemoved(reason=reason) if notify.stream_id in self._streams:
                 self._simulation.checkers.removed(self._streams.pop(notify.stream_id), reason is RevokedReason.LOST)
@@ -97,7 +96,6 @@ class Query(Session):
                 super().reported(notify, group_id)
 
     def is_idle(self, stream_id: int) -> bool:
-        """Nothing is being done on the stream."""
         return stream_id not in self._streams and super().is_idle(stream_id)
 
     def leave(self) -> None:
@@ -106,7 +104,6 @@ class Query(Session):
         self._planning.abandon()
 
     def close(self) -> None:
-        """The subscription is over."""
         super().close()
         self._over = True
 
@@ -200,7 +197,7 @@ class Query(Session):
         if checkpoint.in_sink < number:
             checkpoint.in_sink = number
             for one in begun:
-                self._simulation.checkers.batch_stored(checkpoint.name, group_id, one)
+                self._simulation.checkers.deliveries.batch_stored(checkpoint.name, group_id, one)
         self._soon(self._commit)
 
     def _commit(self) -> None:

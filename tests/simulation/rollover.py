@@ -22,7 +22,6 @@ class Turnover:
         self._random = Random(f"the turnover of {simulation.seed}")
 
     def begin(self, until: float) -> None:
-        """Let it happen until then."""
         self._until = until
         if self._random.random() < _RUNS:
             self._later()

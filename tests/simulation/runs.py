@@ -22,65 +22,30 @@ ENOUGH_FAILURES = 20
 
 @dataclass(slots=True)
 class Figures:
-    """What some seeds amounted to. `failures`: (seed, what went wrong)."""
+    """What some seeds amounted to. `counts`: what happened in them, by name; `still`: seeds in which no stream moved;
+    `failures`: (seed, what went wrong)."""
 
     seeds: int = 0
-    moves: int = 0
-    resets: int = 0
-    written: int = 0
-    unknown: int = 0
-    merged: int = 0
-    taken: int = 0
-    still: list[int] = field(default_factory=list)
-    with_crash: int = 0
-    repeats: int = 0
-    unaware: int = 0
-    atomic: int = 0
-    given_in_epochs: int = 0
-    announced: int = 0
-    deleted: int = 0
-    fenced: int = 0
-    returned: int = 0
-    stored: int = 0
     virtual_s: float = 0.0
     took_s: float = 0.0
-    failures: list[tuple[int, str]] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
     pairs: Counter[Pair] = field(default_factory=Counter)
+    still: list[int] = field(default_factory=list)
+    failures: list[tuple[int, str]] = field(default_factory=list)
 
     def add(self, other: Figures) -> None:
         """Both together; the time taken is not added, for they may have run side by side."""
         self.seeds += other.seeds
-        self.moves += other.moves
-        self.resets += other.resets
-        self.written += other.written
-        self.unknown += other.unknown
-        self.merged += other.merged
-        self.taken += other.taken
-        self.still += other.still
-        self.with_crash += other.with_crash
-        self.repeats += other.repeats
-        self.unaware += other.unaware
-        self.atomic += other.atomic
-        self.given_in_epochs += other.given_in_epochs
-        self.announced += other.announced
-        self.deleted += other.deleted
-        self.fenced += other.fenced
-        self.returned += other.returned
-        self.stored += other.stored
         self.virtual_s += other.virtual_s
+        self.counts.update(other.counts)
+        self.pairs.update(other.pairs)
+        self.still += other.still
         self.failures += other.failures
-        self.pairs += other.pairs
 
     def __str__(self) -> str:
+        counted = ", ".join(f"{count} {what}" for what, count in self.counts.items())
         return (
-            f"{self.seeds} seeds in {self.took_s:.0f} s: {self.virtual_s / 3600:.1f} virtual hours, "
-            f"{self.moves / max(self.seeds, 1):.1f} moves a seed, {self.with_crash / max(self.seeds, 1):.0%} of the "
-            f"seeds with a crash, {self.repeats} repeated deliveries, all explained by reported forced moves, "
-            f"{self.deleted} groups deleted, {self.fenced} sessions fenced, {self.returned} streams returned, "
-            f"{self.unaware} calls begun unaware of a loss, {self.atomic} atomic groups, given {self.given_in_epochs} "
-            f"messages of epochs and {self.announced} announcements, {self.stored} messages in queries' sinks, "
-            f"{self.resets} resets, {self.written} messages written in users' transactions, {self.unknown} commits not "
-            f"answered, {self.merged} blocks merged, {self.taken} generations taken by their age, "
+            f"{self.seeds} seeds in {self.took_s:.0f} s: {self.virtual_s / 3600:.1f} virtual hours, {counted}, "
             f"{len(self.pairs)} of {len(all_pairs())} pairs of the tables; {len(self.failures)} failures"
         )
 
@@ -140,24 +105,27 @@ def _run_one(seed: int, figures: Figures) -> None:
         simulation.run()
     except Exception as wrong:  # noqa: BLE001 whatever it is, the other seeds run on, and this one is named
         figures.failures.append((seed, f"{type(wrong).__name__}: {wrong}"))
+    checkers = simulation.checkers
     figures.seeds += 1
-    moves = simulation.checkers.authority.moves
-    figures.moves += moves
-    figures.resets += simulation.operators.resets
-    figures.written += simulation.checkers.transactions.stored
-    figures.unknown += simulation.users.unknown
-    figures.merged += simulation.housekeeping.merged
-    figures.taken += simulation.housekeeping.taken
-    if not moves:
-        figures.still.append(seed)
-    figures.with_crash += simulation.crashes > 0
-    figures.repeats += simulation.checkers.deliveries.repeats
-    figures.unaware += simulation.checkers.deliveries.unaware
-    figures.atomic += simulation.checkers.epochs.groups
-    figures.given_in_epochs += simulation.checkers.epochs.given
-    figures.announced += simulation.checkers.epochs.announcements.count
-    figures.deleted += len(simulation.groups.retired)
-    figures.fenced += simulation.checkers.names.fenced
-    figures.returned += simulation.checkers.names.returned
-    figures.stored += simulation.checkers.deliveries.stored
     figures.virtual_s += simulation.world.now
+    if not checkers.authority.moves:
+        figures.still.append(seed)
+    counts = {
+        "moves": checkers.authority.moves,
+        "seeds with a crash": simulation.crashes > 0,
+        "repeats, all in windows of forced moves": checkers.deliveries.repeats,
+        "calls begun unaware of a loss": checkers.deliveries.unaware,
+        "groups deleted": len(simulation.groups.retired),
+        "sessions fenced": checkers.names.fenced,
+        "streams returned": checkers.names.returned,
+        "atomic groups": checkers.epochs.groups,
+        "messages of epochs given": checkers.epochs.given,
+        "epochs announced": checkers.epochs.announcements.count,
+        "messages in queries' sinks": checkers.deliveries.stored,
+        "messages written in transactions": checkers.transactions.stored,
+        "commits not answered": simulation.users.unknown,
+        "resets": simulation.operators.resets,
+        "blocks merged": simulation.housekeeping.merged,
+        "generations taken by age": simulation.housekeeping.taken,
+    }
+    figures.counts.update(counts)

@@ -60,7 +60,7 @@ class Session:
                 self._simulation.checkers.removed(work, reason is RevokedReason.LOST)
             case FrontierAdvanced(epochs):
                 assert group_id is not None
-                self._simulation.checkers.announced(group_id, epochs)
+                self._simulation.checkers.epochs.announcements.received(group_id, epochs)
                 for work in self._work.values():
                     if isinstance(work, AtomicWork):
                         self._complete.note(work, epochs)
@@ -84,7 +84,7 @@ class Session:
         work = AtomicWork.of(group_id, grant) if grant.consumed is not None else None
         counted = CountedWork(group_id, grant.stream_id, grant.grant_id, grant.position, grant.position)
         self._work[grant.stream_id] = work or counted
-        self._simulation.checkers.installed(work or counted)
+        self._simulation.checkers.names.installed(work or counted)
         if work is not None:
             self._complete.go_on(work)
         else:
@@ -119,7 +119,7 @@ class Session:
         count = rnd.randint(1, ready)
         work.busy, work.in_hand = True, count
         offsets = range(work.position, work.position + count)
-        counts = self._simulation.checkers.call_started(agent.name, work, offsets)
+        counts = self._simulation.checkers.deliveries.call_started(agent.name, work, offsets)
         slow = rnd.uniform(5, 18) if self._world.chance(0.03) else rnd.uniform(0.05, 0.6)
         if self._world.now < agent.slow_until:
             slow = self._whims.uniform(1.0, 6.0)
@@ -131,7 +131,7 @@ class Session:
         work.busy = False
         work.position = offsets.stop
         if counts:
-            self._simulation.checkers.call_finished(work, offsets)
+            self._simulation.checkers.deliveries.call_finished(work, offsets)
         self._report(work)
         self._next(work)
 

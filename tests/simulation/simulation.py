@@ -9,6 +9,7 @@ from sublet_borrower.settings import BorrowerSettings
 from sublet_leader.settings import LeaderSettings
 from tests.simulation.agents import SimulatedAgent
 from tests.simulation.checkers import Checkers, Violation
+from tests.simulation.checkers.rest import check_rest
 from tests.simulation.database import WatchedGroups
 from tests.simulation.failover import Failover
 from tests.simulation.groups import Groups
@@ -178,7 +179,7 @@ class Simulation:
             self.operators.mend()
             if self._is_at_rest():
                 return
-        self.checkers.check_rest()
+        check_rest(self)
 
     def _stay_at_rest(self) -> None:
         """The last streams find their place, also for who came late, then nothing moves any more."""
@@ -187,12 +188,12 @@ class Simulation:
             self.world.run_until(self.world.now + STILL_S)
             if self.checkers.authority.moves == moved and self._is_at_rest():
                 return
-        self.checkers.check_rest()
+        check_rest(self)
         raise Violation("streams move on and on although nothing has changed")
 
     def _is_at_rest(self) -> bool:
         try:
-            self.checkers.check_rest()
+            check_rest(self)
         except Violation as wrong:
             self.world.say("world", f"not at rest: {wrong}")
             return False

@@ -28,20 +28,26 @@ def test_no_seed_breaks_a_rule(figures: Figures) -> None:
 @pytest.mark.timeout(1800)
 def test_the_seeds_were_worth_running(figures: Figures) -> None:
     assert figures.still == [], "seeds in which no stream moved show nothing"
-    assert figures.with_crash >= figures.seeds / 2
-    assert figures.deleted > figures.seeds / 10, "groups are deleted under their members"
-    assert figures.fenced > figures.seeds / 20, "processes are started under a name that is taken"
-    assert figures.returned > figures.seeds / 20, "named processes come back to their streams"
-    assert figures.atomic > figures.seeds / 4, "some groups are atomic"
-    assert figures.given_in_epochs > 10 * figures.seeds, "and what is published in epochs is given to them"
-    assert figures.announced > figures.seeds, "epoch by epoch, which is announced"
-    assert figures.merged > figures.seeds, "blocks are merged while they are read"
-    assert figures.taken > figures.seeds / 10, "retention takes generations by their age"
-    assert figures.resets > figures.seeds / 4, "operators reset groups at work"
-    assert figures.written > 10 * figures.seeds, "users write in transactions of their own"
-    assert figures.unknown > figures.seeds / 10, "which sometimes get no answer"
-    assert figures.stored > 10 * figures.seeds, "queries put batches into their sinks"
-    assert figures.repeats > 0, "if nothing is ever delivered twice, no forced move was ever in the middle of anything"
+    least = {
+        "seeds with a crash": 1 / 2,
+        "groups deleted": 1 / 10,
+        "sessions fenced": 1 / 20,
+        "streams returned": 1 / 20,
+        "atomic groups": 1 / 4,
+        "messages of epochs given": 10,
+        "epochs announced": 1,
+        "blocks merged": 1,
+        "generations taken by age": 1 / 10,
+        "resets": 1 / 4,
+        "messages written in transactions": 10,
+        "commits not answered": 1 / 10,
+        "messages in queries' sinks": 10,
+        "repeats, all in windows of forced moves": 0,  # without any, no forced move was in the middle of anything
+    }
+    seldom = {
+        what: figures.counts[what] for what, a_seed in least.items() if figures.counts[what] <= a_seed * figures.seeds
+    }
+    assert not seldom, f"happened too seldom in {figures.seeds} seeds"
 
 
 @pytest.mark.timeout(1800)

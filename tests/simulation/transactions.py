@@ -83,7 +83,6 @@ class UsersDatabase:
 
     @property
     def timeline(self) -> str:
-        """Of the database."""
         return f"{self._simulation.store.timeline + 1:08X}"
 
     def has_no_leader_here(self, group_id: int) -> bool:
@@ -101,7 +100,6 @@ class UsersDatabase:
         return _Connection(self)
 
     def begin(self) -> _Transaction:
-        """Number a transaction."""
         self._numbers += 1
         return _Transaction(self._numbers)
 
@@ -239,12 +237,11 @@ class WritingSession(Session):
         super().__init__(agent, handle)
         self._granted: dict[int, GrantedWork] = {}
         self._shell: _Shell | None = None
-        self._in_hand: list[Batch] = []
+        self._in_hand: list[tuple[Batch, GrantedStream]] = []
         self._closed = False
         self._soon(self._turn)
 
     def reported(self, notify: AssignmentUpdate, group_id: int | None) -> None:
-        """By the borrower, in order."""
         match notify:
             case StreamGranted(grant) if grant.consumed is None:
                 assert group_id is not None
@@ -262,12 +259,10 @@ class WritingSession(Session):
                 super().reported(notify, group_id)
 
     def is_idle(self, stream_id: int) -> bool:
-        """Nothing is being done on the stream."""
         work = self._granted.get(stream_id)
         return not work.granted.outstanding if work is not None else super().is_idle(stream_id)
 
     def close(self) -> None:
-        """The subscription is over."""
         super().close()
         self._closed = True
 
@@ -279,25 +274,26 @@ class WritingSession(Session):
             grant.stream_id, grant.grant_id, grant.generation_id, TopicFilter.parse(grant.filter), grant.position
         )
         self._granted[grant.stream_id] = GrantedWork(group_id, grant.stream_id, grant.grant_id, grant.position, granted)
-        self._simulation.checkers.installed(self._granted[grant.stream_id])
+        self._simulation.checkers.names.installed(self._granted[grant.stream_id])
 
     # --- transaction by transaction -----------------------------------------------------------------------------------
 
     def _turn(self) -> None:
         """What is lost is somebody else's; with what is left, and perhaps more, it is tried."""
-        self._in_hand = [one for one in self._in_hand if not one._granted.is_ended and not self._is_done(one)]
+        self._in_hand = [
+            (batch, granted)
+            for batch, granted in self._in_hand
+            if not granted.is_ended and batch.ticket in granted.outstanding
+        ]
         if not self._in_hand or self._whims.random() < 0.4:
             self._take_more()
         if self._in_hand:
             self._try(self._some())
         self._soon(self._turn)
 
-    def _is_done(self, batch: Batch) -> bool:
-        return batch.ticket not in batch._granted.outstanding
-
     def _some(self) -> list[Batch]:
         """All of them, or only the first ones of each stream."""
-        some = list(self._in_hand)
+        some = [batch for batch, _ in self._in_hand]
         if len(some) > 1 and self._whims.random() < 0.3:
             del some[self._whims.randrange(1, len(some)) :]
         self._whims.shuffle(some)
@@ -317,13 +313,14 @@ class WritingSession(Session):
             return
         first, end = granted.next_read_offset, self._whims.randint(granted.next_read_offset + 1, head)
         work.since = granted.acknowledged_offset
-        counts = self._simulation.checkers.call_started(agent.name, work, range(first, end))
+        counts = self._simulation.checkers.deliveries.call_started(agent.name, work, range(first, end))
         if not counts:
             return
         granted.advance_read(first, end, head)
         assert self._shell is not None
         table = pa.table({"offset": pa.array(range(first, end), pa.int64())})
-        self._in_hand.append(Batch(table, first, end, granted, self._acknowledged, None, self._shell.transaction))
+        batch = Batch(table, first, end, granted, self._acknowledged, None, self._shell.transaction)
+        self._in_hand.append((batch, granted))
 
     def _try(self, batches: Sequence[Batch]) -> None:
         assert self._shell is not None

@@ -42,7 +42,6 @@ class Troubles:
         )
 
     def begin(self, until: float) -> None:
-        """Let things befall everyone, until then."""
         self._until = until
         if self._world.chance(0.04):
             self._start_in_vain()
@@ -277,7 +276,7 @@ class Troubles:
         result = self._simulation.store.commit([GroupWrites(group_id, claim.term, (entry,), sync_streams=False)])[0]
         if not result.has_stale_term and result.results[0].outcome is ChangeOutcome.APPLIED:
             self._world.say("operator", f"takes stream {stream_id} of group {group_id} by hand")
-            self._simulation.checkers.taken(group_id, stream_id, row.grant_id)
+            self._simulation.checkers.deliveries.taken(group_id, stream_id, row.grant_id)
 
     # --- agents -----------------------------------------------------------------------------------------------------
 

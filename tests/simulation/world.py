@@ -70,21 +70,17 @@ class World:
         self._clock_off_us += round(seconds * 1_000_000)
 
     def set_clock_back(self, seconds: float) -> None:
-        """Set the database's clock back by so much."""
         self._clock_off_us -= round(seconds * 1_000_000)
         self.say("database", f"its clock is set back by {seconds:.1f} s")
 
     def after(self, delay_s: float, happening: Callable[[], object]) -> None:
-        """Let something happen later."""
         self.at(self.now + delay_s, happening)
 
     def at(self, moment: float, happening: Callable[[], object]) -> None:
-        """Let something happen then."""
         self._count += 1
         heapq.heappush(self._heap, (moment, self._count, happening))
 
     def run_until(self, end: float) -> None:
-        """Let everything happen that is due by then."""
         while self._heap and self._heap[0][0] <= end:
             self.now, _, happening = heapq.heappop(self._heap)
             happening()
@@ -95,6 +91,5 @@ class World:
         return self.random.random() < probability
 
     def say(self, who: str, *what: object) -> None:
-        """A line of the trace."""
         if self.lines is not None:
             self.lines.append(f"{self.now:9.3f} {who:<8} {' '.join(map(str, what))}")

@@ -73,7 +73,6 @@ def _found(log: Path, words: str) -> str:
 
 
 def kill_all(process: subprocess.Popen[bytes]) -> None:
-    """The process and what it has started."""
     with contextlib.suppress(psutil.NoSuchProcess):  # it has ended, and what it has started ends meanwhile
         parent = psutil.Process(process.pid)
         for one in [*parent.children(recursive=True), parent]:

@@ -19,7 +19,6 @@ from tests.spark.work import Recorder, attempts
 
 
 def main(url: str, place: str, count: str) -> None:
-    """One after the other."""
     here, wanted = Path(place), int(count)
     spark = spark_session("local[3,1000]", remote=True)
     found: dict[str, Any] = {"session": type(spark).__module__}
@@ -54,7 +53,6 @@ def streamed(spark: Any, url: str, name: str, place: Path) -> Any:
 
 
 def to_its_end(writer: Any, checkpoint: Path) -> None:
-    """All that there is."""
     query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
     if not query.awaitTermination(int(2 * WAIT_S)):
         raise TimeoutError(f"the query has not ended: {query.status}")

@@ -11,6 +11,7 @@ import sys
 import threading
 
 from sublet_borrower.spark.job.consumption import consume
+from tests.spark.query import say
 from tests.spark.session import spark_session
 from tests.spark.work import Recorder
 
@@ -43,12 +44,6 @@ def main(
         pass
     say(f"drained {sum(task.summary.messages for task in running.drain())}")
     spark.stop()
-
-
-def say(text: str) -> None:
-    """To the log, at once."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

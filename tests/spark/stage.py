@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.db.connect import connect
-from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
-from sublet_storage.groups.model.records import HistoryRecord
-from sublet_storage.producer import Publisher
-from tests.deliveries import Verdict, judge
-from tests.kit import eventually
+from tests.deliveries import Verdict, check
+from tests.integration.sharing_kit import Scene
 from tests.kit_nodes import Delivered, Fleet
 from tests.spark.work import AttemptRecord, attempts
 
@@ -23,53 +19,26 @@ ALL = "$share/spark/#"
 WAIT_S = 60.0
 
 
-class Stage:
+class Stage(Scene):
     """Nodes on a database of the test's own, a directory for its tasks' records."""
 
     def __init__(self, url: str, directory: Path) -> None:
-        self.url = url
+        super().__init__(url, ALL)
         self.records = directory / "records"
         self.records.mkdir()
         self.fleet = Fleet(url, directory, SPEED)
-        self.store = PostgresGroupStore(url)
-        self.connection = connect(url)
 
     def serve(self, *names: str) -> None:
-        """Start these nodes and wait until they serve."""
-        nodes = [self.fleet.node(name) for name in names]
-        eventually(lambda: all("serves on" in node.output() for node in nodes), WAIT_S, lambda: nodes[-1].output())
+        self.fleet.serve(*names)
 
-    def publish(self, count: int, first: int = 0) -> None:
-        """Numbered messages under many keys in small blocks; durable when it returns."""
-        with Publisher(self.url, block_messages=50) as publisher:
-            for number in range(first, first + count):
-                publisher.publish(f"t/{number % 5}", str(number).encode(), key=b"k%d" % (number % 97))
-
-    def heads(self) -> dict[int, int]:
-        """{stream: head}."""
-        return dict(self.connection.execute("select stream_id, head from stream").fetchall())
-
-    def rows(self) -> dict[int, tuple[str, int, int, str | None]]:
+    def lendings(self) -> dict[int, tuple[str, int, int, str | None]]:
         """{stream: (status, position, grant id, session)} of the group."""
         found = self.connection.execute("select stream_id, status, position, grant_id, session from lending")
         return {row[0]: row[1:] for row in found.fetchall()}
 
-    def holders(self) -> dict[str | None, int]:
+    def holders(self) -> Counter[str | None]:
         """{session: how many streams it holds}."""
-        held: dict[str | None, int] = {}
-        for status, _, _, session in self.rows().values():
-            if status == "held":
-                held[session] = held.get(session, 0) + 1
-        return held
-
-    def consumed(self) -> bool:
-        """Every stream's durable progress is at its head."""
-        heads, rows = self.heads(), self.rows()
-        return len(rows) == len(heads) and all(row[1] == heads[stream] for stream, row in rows.items())
-
-    def history(self) -> tuple[HistoryRecord, ...]:
-        """Every grant and end of a grant."""
-        return self.store.history(self.store.open_group(Subscription.parse(ALL)).group_id)
+        return Counter(session for status, _, _, session in self.lendings().values() if status == "held")
 
     def attempts(self) -> list[AttemptRecord]:
         """What every task attempt has written."""
@@ -86,22 +55,15 @@ class Stage:
 
     def verdict(self) -> Verdict:
         """Nothing is lost, no repeat is unexplained, no two attempts worked under one grant."""
-        verdict = judge(self.heads(), self.delivered(), self.history())
-        assert verdict.lost == []
-        assert verdict.unexplained == []
-        assert verdict.crossed == []
-        return verdict
+        return check(self.heads(), self.delivered(), self.history())
 
     def close(self) -> None:
-        """End all of it."""
         self.fleet.close()
-        self.store.close()
-        self.connection.close()
+        super().close()
 
 
 @contextmanager
 def a_stage(url: str, directory: Path) -> Iterator[Stage]:
-    """A stage for one test."""
     stage = Stage(url, directory)
     try:
         yield stage

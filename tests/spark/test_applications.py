@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from sublet_borrower.settings import BorrowerSettings
-from sublet_borrower.spark.job.consumption import Consumption, consume
-from sublet_leader.settings import LeaderSettings
+from sublet_borrower.spark.job.consumption import Consumption
 from tests.kit import eventually
 from tests.kit_nodes import Process
 from tests.spark.cluster import a_cluster
@@ -22,7 +20,7 @@ from tests.spark.work import Recorder
 
 pytestmark = pytest.mark.spark
 
-EVICTION_S = LeaderSettings().scaled(SPEED).eviction_timeout_s
+Start = Callable[..., Consumption]
 
 
 def application(stage: Stage, tasks: int, *more: str, pause_s: float = 0.02) -> Process:
@@ -33,13 +31,13 @@ def application(stage: Stage, tasks: int, *more: str, pause_s: float = 0.02) -> 
     return process
 
 
-def here(spark: Any, stage: Stage) -> Consumption:
-    """This process's application, one task; its sessions are called `here`."""
-    recorder = Recorder(str(stage.records), 0.02)
-    settings = BorrowerSettings().scaled(SPEED)
-    return consume(
-        spark, ALL, recorder, tasks=1, url=stage.url, name="here", settings=settings, on_attempt=recorder.begin
-    )
+@pytest.fixture
+def other(stage: Stage) -> Process:
+    """One of a single task, which has all streams."""
+    stage.serve("n1")
+    process = application(stage, 1)
+    eventually(lambda: shares(stage) == (0, 16), WAIT_S, process.output)
+    return process
 
 
 def shares(stage: Stage) -> tuple[int, int]:
@@ -62,39 +60,33 @@ def kill_everything(process: Process) -> None:
 
 @pytest.mark.conforms("E26")
 @pytest.mark.long
-def test_of_two_applications_one_stops_or_loses_its_driver_and_the_other_takes_all_at_once(
-    spark: Any, stage: Stage
-) -> None:
-    stage.serve("n1")
-    other = application(stage, 1)
-    eventually(lambda: shares(stage) == (0, 16), WAIT_S, other.output)
-    with here(spark, stage):
+def test_other_application_takes_all_at_once(stage: Stage, other: Process, start: Start) -> None:
+    """One application stops, then its driver dies: the other has its streams at once, without an eviction."""
+    with start(Recorder(str(stage.records), 0.02), tasks=1, name="here"):
         eventually(lambda: shares(stage) == (8, 8), WAIT_S, lambda: str(stage.holders()))
         stage.publish(2_000)
     eventually(lambda: shares(stage) == (0, 16), WAIT_S, lambda: str(stage.holders()))
-    with here(spark, stage):
+    with start(Recorder(str(stage.records), 0.02), tasks=1, name="here"):
         eventually(lambda: shares(stage) == (8, 8), WAIT_S, lambda: str(stage.holders()))
         stage.publish(2_000, 2_000)
         other.kill()
         eventually(lambda: shares(stage) == (16, 0), WAIT_S, lambda: str(stage.holders()))
         assert not any(line.is_forced for line in stage.history()), "it was evicted instead of handing over"
-        eventually(stage.consumed, WAIT_S, lambda: str(stage.rows()))
+        eventually(stage.consumed, WAIT_S, lambda: str(stage.lendings()))
     stage.verdict()
 
 
 @pytest.mark.long
 @pytest.mark.conforms("E10", "E26")
-def test_an_application_that_vanishes_is_evicted_and_nothing_is_lost(spark: Any, stage: Stage) -> None:
-    stage.serve("n1")
-    other = application(stage, 1)
-    eventually(lambda: shares(stage) == (0, 16), WAIT_S, other.output)
-    with here(spark, stage):
+def test_vanished_application_is_evicted(stage: Stage, other: Process, start: Start) -> None:
+    """Driver, JVM and workers die without a word: their streams move at the eviction, and nothing is lost."""
+    with start(Recorder(str(stage.records), 0.02), tasks=1, name="here"):
         eventually(lambda: shares(stage) == (8, 8), WAIT_S, lambda: str(stage.holders()))
         stage.publish(4_000)
         kill_everything(other)
         stage.publish(1_000, 4_000)
         eventually(lambda: shares(stage) == (16, 0), WAIT_S, lambda: str(stage.holders()))
-        eventually(stage.consumed, WAIT_S, lambda: str(stage.rows()))
+        eventually(stage.consumed, WAIT_S, lambda: str(stage.lendings()))
     stage.verdict()
     assert len([line for line in stage.history() if line.is_forced]) == 8
     assert {line.reason for line in stage.history() if line.is_forced} == {"evicted: no ping in time"}
@@ -103,7 +95,8 @@ def test_an_application_that_vanishes_is_evicted_and_nothing_is_lost(spark: Any,
 @pytest.mark.long
 @pytest.mark.timeout(300)  # five JVMs
 @pytest.mark.conforms("E25")
-def test_a_speculative_attempt_is_another_session_and_nothing_is_done_twice(stage: Stage, tmp_path: Path) -> None:
+def test_speculative_attempt_repeats_nothing(stage: Stage, tmp_path: Path) -> None:
+    """Both attempts at a task have a session and streams of their own."""
     stage.serve("n1")
     settings = {
         "spark.speculation": "true",
@@ -116,7 +109,7 @@ def test_a_speculative_attempt_is_another_session_and_nothing_is_done_twice(stag
         driver = application(stage, 1, master, json.dumps(settings), pause_s=0.01)
         eventually(lambda: sorted(stage.holders().values()) == [8, 8], 2 * WAIT_S, driver.output)
         stage.publish(4_000)
-        eventually(stage.consumed, WAIT_S, lambda: str(stage.rows()))
+        eventually(stage.consumed, WAIT_S, lambda: str(stage.lendings()))
         driver.signal(signal.SIGTERM)
         eventually(lambda: "drained" in driver.output(), WAIT_S, driver.output)
         assert stage.holders() == {}

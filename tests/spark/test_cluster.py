@@ -78,13 +78,11 @@ class Job:
         return sorted(found)
 
     def kill(self) -> None:
-        """With all that it has started."""
         kill_all(self._process)
 
 
 @contextmanager
 def a_job(stage: Stage, place: Path, *arguments: str, python: str) -> Iterator[Job]:
-    """Killed at the end."""
     job = Job(stage, place, *arguments, python=python)
     try:
         yield job
@@ -115,7 +113,8 @@ def java(words: str, under: psutil.Process) -> psutil.Process:
 @pytest.mark.long
 @pytest.mark.timeout(800)
 @pytest.mark.conforms("E25")
-def test_workers_that_have_only_what_the_job_brings_and_lose_an_executor(stage: Stage, tmp_path: Path) -> None:
+def test_job_on_a_cluster_survives_kills(stage: Stage, tmp_path: Path) -> None:
+    """Workers have only what the job brings; an executor is killed, then a worker."""
     stage.serve("n1")
     pack_environment(tmp_path / "packed.tar.gz")
     zip_code(tmp_path / "sublet.zip")
@@ -140,7 +139,7 @@ def test_workers_that_have_only_what_the_job_brings_and_lose_an_executor(stage: 
 
 @pytest.mark.timeout(400)
 @pytest.mark.conforms("E25", "E27")
-def test_on_a_local_cluster_a_killed_executor_costs_nothing(stage: Stage, tmp_path: Path) -> None:
+def test_killed_executor_costs_nothing(stage: Stage, tmp_path: Path) -> None:
     stage.serve("n1")
     query = Query(stage, tmp_path / "query", maxOffsetsPerTrigger=50)
     driver = query.start(master="local-cluster[2,1,1024]")

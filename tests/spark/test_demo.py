@@ -50,7 +50,8 @@ def nothing_runs(home: Path) -> None:
 
 @pytest.mark.conforms("E5", "E10", "E16", "E25")
 @pytest.mark.timeout(240)
-def test_it_kills_a_worker_and_a_leader_and_nothing_is_lost(server_home: Path) -> None:
+def test_kills_lose_nothing(server_home: Path) -> None:
+    """A worker and a leader are killed; every message is consumed, and every repeat was announced."""
     with the_demo(server_home) as running:
         said, _ = running.communicate(timeout=220)
     answer = json.loads(said)
@@ -72,7 +73,7 @@ def test_it_kills_a_worker_and_a_leader_and_nothing_is_lost(server_home: Path) -
 
 
 @pytest.mark.long
-def test_ctrl_c_in_the_middle_of_it_ends_everything_it_started(server_home: Path) -> None:
+def test_ctrl_c_ends_all_processes(server_home: Path) -> None:
     with the_demo(server_home) as running:
         eventually(lambda: "share 16 streams" in prose(server_home), 90, lambda: prose(server_home))
         assert processes_about(server_home)

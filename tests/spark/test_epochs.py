@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from sublet_borrower.settings import BorrowerSettings
-from sublet_borrower.spark.job.consumption import Consumption, consume
+from sublet_borrower.spark.job.consumption import Consumption
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.groups.model.records import EPOCHS_CONSUMED, GroupOptions
 from sublet_storage.producer import Publisher
 from tests.kit import eventually
-from tests.spark.stage import ALL, SPEED, WAIT_S, Stage
+from tests.spark.stage import ALL, WAIT_S, Stage
 from tests.spark.work import Recorder
 
 pytestmark = pytest.mark.spark
@@ -24,35 +23,17 @@ pytestmark = pytest.mark.spark
 EPOCHS, OF_EACH = 12, 200
 
 
-@pytest.fixture
-def running(spark: Any, stage: Stage) -> Iterator[Consumption]:
-    """Two tasks that consume an atomic group, in calls of whole epochs; small steps, and pages of one block."""
-    options = GroupOptions(starting_position=StartingPosition.parse("earliest"), atomic=True)
-    stage.store.declare_group(Subscription.parse(ALL), options)
-    stage.serve("n1")
-    recorder = Recorder(str(stage.records), pause_s=0.05)
-    settings = BorrowerSettings().scaled(SPEED)
-    consumption = consume(
-        spark,
-        ALL,
-        recorder,
-        tasks=2,
-        url=stage.url,
-        settings=settings,
-        max_batch_bytes=1,
-        whole_epochs=True,
-        on_attempt=recorder.begin,
-    )
-    yield consumption
-    consumption.stop(5.0)
-
-
 def calls(stage: Stage) -> list[dict[str, Any]]:
     return [line for attempt in stage.attempts() for line in attempt.lines]
 
 
 @pytest.mark.conforms("S11", "S8")
-def test_a_call_is_bounded_to_whole_epochs_also_when_a_worker_is_killed(stage: Stage, running: Consumption) -> None:
+def test_calls_have_whole_epochs(stage: Stage, start: Callable[..., Consumption]) -> None:
+    """Each call has all that its stream has of an epoch, also when a worker is killed."""
+    options = GroupOptions(starting_position=StartingPosition.parse("earliest"), atomic=True)
+    stage.store.declare_group(Subscription.parse(ALL), options)
+    stage.serve("n1")
+    running = start(Recorder(str(stage.records), pause_s=0.05), max_batch_bytes=1, whole_epochs=True)
     eventually(lambda: sorted(stage.holders().values()) == [8, 8], WAIT_S, lambda: str(stage.holders()))
     parts: Counter[tuple[int, int]] = Counter()
     with Publisher(stage.url, space="default", block_messages=5) as publisher:
@@ -64,7 +45,7 @@ def test_a_call_is_bounded_to_whole_epochs_also_when_a_worker_is_killed(stage: S
             if epoch == EPOCHS // 2:
                 victim = eventually(lambda: [a for a in stage.attempts() if a.lines], WAIT_S)[0]
                 os.kill(victim.pid, signal.SIGKILL)
-    eventually(stage.consumed, WAIT_S, lambda: str(stage.rows()))
+    eventually(stage.consumed, WAIT_S, lambda: str(stage.lendings()))
     running.drain()
     for call in calls(stage):
         for epoch, count in Counter(call["epochs"]).items():

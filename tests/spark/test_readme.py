@@ -1,4 +1,4 @@
-"""What the README says of Spark, in an application of its own: as printed, but for the time that it waits."""
+"""The Spark program of the README as printed, beside files of its user's own that are named as our folders are."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from sublet.demo.java import java_home
 from sublet_storage.producer import Publisher
 from tests import kit_nodes
+from tests.integration.test_user_files import write_user_files
 from tests.readme import environment, programs
 from tests.spark.session import CACHE, QUICK_JAVA, quick_path
 from tests.spark.stage import SPEED, Stage
@@ -23,10 +24,12 @@ UNTIL_DONE = "while consumption.status().message_count < 200 and not consumption
 """What a reader sees in time, a loaded machine may not: it takes as long as it takes, and no longer."""
 
 
-def test_the_spark_program_consumes_what_is_there(stage: Stage, tmp_path: Path) -> None:
+@pytest.mark.timeout(300)
+def test_spark_program_consumes_what_is_there(stage: Stage, tmp_path: Path) -> None:
+    write_user_files(tmp_path)
     _, program = programs()
     assert program.count(FIXED_TIME) == 1
-    (tmp_path / "spark.py").write_text(program.replace(FIXED_TIME, UNTIL_DONE))
+    (tmp_path / "job.py").write_text(program.replace(FIXED_TIME, UNTIL_DONE))
     stage.serve("n1")
     with Publisher(stage.url) as publisher:
         for number in range(200):
@@ -38,18 +41,17 @@ def test_the_spark_program_consumes_what_is_there(stage: Stage, tmp_path: Path) 
         "PYSPARK_PYTHON": sys.executable,
         "PYTHONPATH": quick_path(tmp_path),
     }
-    with (tmp_path / "said").open("w") as said:
-        done = subprocess.run(
-            [sys.executable, "spark.py"],
-            cwd=tmp_path,
-            env=kit_nodes.environment(SPEED, environment(stage.url)) | spark,
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=subprocess.STDOUT,
-            timeout=100,
-            check=False,
-        )
-    text = (tmp_path / "said").read_text()
-    assert done.returncode == 0, text[-3000:]
-    assert "200 messages consumed" in text
-    assert sum(map(int, re.findall(r"stream \d+: (\d+) messages", text))) == 200
+    done = subprocess.run(
+        [sys.executable, "job.py"],
+        cwd=tmp_path,
+        env=kit_nodes.environment(SPEED, environment(stage.url)) | spark,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "200 messages consumed" in done.stdout
+    assert sum(map(int, re.findall(r"stream \d+: (\d+) messages", done.stdout))) == 200

@@ -27,7 +27,6 @@ class Recorder:
     exit_value: bytes | None = None
 
     def begin(self, attempt: Any) -> None:
-        """To be called when an attempt begins."""
         self._write({"session": attempt.session, "partition": attempt.partition, "pid": os.getpid()})
 
     def __call__(self, batch: Any) -> None:

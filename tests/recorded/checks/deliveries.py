@@ -19,7 +19,6 @@ AWAKE_S = 1.0
 
 
 def check_deliveries(history: History, group: Group) -> list[Anomaly]:
-    """What is wrong with what a group was given."""
     calls = history.of_group(group)
     lives = Lives(history, group)
     wrong = [anomaly for call in calls for anomaly in _content(history, group, call, lives)]

@@ -10,7 +10,6 @@ from tests.recorded.history import Effect, Group, History, Message, Outcome
 
 
 def check_effects(history: History, group: Group) -> list[Anomaly]:
-    """What is wrong with the rows of a group's transactions."""
     rows = sorted((row for row in history.effects if row.group == group.name), key=lambda row: row.number)
     return _counted(history, group, rows) + _of_calls(history, group, rows) + _chained(history, group, rows)
 

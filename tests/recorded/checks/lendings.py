@@ -11,7 +11,6 @@ from tests.recorded.history import Group, History
 
 
 def check_lendings(history: History, group: Group) -> list[Anomaly]:
-    """What is wrong with what history says of a group's streams."""
     by_stream: dict[int, list[HistoryRecord]] = defaultdict(list)
     for line in history.lendings.get(group.name, ()):
         if line.stream_id:

@@ -9,7 +9,6 @@ from tests.recorded.history import History, Message, Outcome, Place
 
 
 def check_log(history: History) -> list[Anomaly]:
-    """What is wrong with the log."""
     places: dict[str, list[Place]] = defaultdict(list)
     for stream, offset, found in history.log:
         places[found].append((stream, offset))

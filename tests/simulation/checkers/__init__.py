@@ -12,11 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sublet_borrower.machine.agent import SubscriptionClosed
 from sublet_borrower.machine.events import SessionProgress
-from sublet_borrower.planner.planned_ranges import StartedRange
 from sublet_leader.node.events import NodeOutcome
-from sublet_protocol.domain.epochs import GroupFrontier
 from sublet_protocol.domain.subscriptions import StartingPosition
 from sublet_storage.groups.admin.progress_transfer import GroupProgress
 from sublet_storage.groups.model.lending_row import LendingRow
@@ -34,11 +31,9 @@ from tests.simulation.checkers.epochs import Epochs
 from tests.simulation.checkers.lives import Continued, Life, Lives, Violation
 from tests.simulation.checkers.names import Names
 from tests.simulation.checkers.record import Record
-from tests.simulation.checkers.rest import check_rest
 from tests.simulation.checkers.transactions import Transactions
 
 if TYPE_CHECKING:
-    from tests.simulation.agents import SimulatedAgent, Wish
     from tests.simulation.nodes import SimulatedNode
     from tests.simulation.simulation import Simulation
     from tests.simulation.work import Work
@@ -84,7 +79,6 @@ class Checkers:
         return Continued(places, frozenset(over))
 
     def deleted(self, group_id: int) -> None:
-        """An operator deleted it."""
         self.lives.deleted(group_id)
         self.record.deleted(group_id)
 
@@ -145,7 +139,6 @@ class Checkers:
         self.epochs.failed_over(epochs)
 
     def live_groups(self) -> list[Group]:
-        """Those that are not deleted."""
         return [life.group for life in self.lives.live()]
 
     def claimed(self, before: Leadership | None, claim: Leadership) -> None:
@@ -177,53 +170,17 @@ class Checkers:
     # --- processes --------------------------------------------------------------------------------------------------
 
     def node_acted(self, node: SimulatedNode, outcome: NodeOutcome) -> None:
-        """A node has answered an event."""
         if outcome.invariant_violations:
             raise Violation("\n".join(outcome.invariant_violations))
         self.record.reported(outcome.history)
         self.authority.node_acted(node)
-
-    def taken(self, group_id: int, stream_id: int, grant_id: int) -> None:
-        """Somebody ended this grant by hand, and neither leader nor borrower has heard of it."""
-        self.deliveries.taken(group_id, stream_id, grant_id)
-
-    def installed(self, work: Work) -> None:
-        """A session has heard that it has a stream."""
-        self.names.installed(work)
-
-    def call_started(self, agent: str, work: Work, offsets: Sequence[int]) -> bool:
-        """A user call begins, on these messages of the stream; False: it counts for nothing, since its process cannot
-        know that its grant is over."""
-        return self.deliveries.call_started(agent, work, offsets)
-
-    def call_finished(self, work: Work, offsets: Sequence[int]) -> None:
-        """It has ended."""
-        self.deliveries.call_finished(work, offsets)
-
-    def batch_stored(self, query: str, group_id: int, begun: StartedRange) -> None:
-        """A query's batch is in its sink, with these messages of a stream."""
-        self.deliveries.batch_stored(query, group_id, begun)
 
     def reported(self, work: Work, reported: SessionProgress) -> None:
         """A session says how far it is under this grant."""
         self.authority.reported(work)
         self.epochs.reported(work, reported)
 
-    def announced(self, group_id: int, epochs: Sequence[GroupFrontier]) -> None:
-        """A session hears how far its group has come."""
-        self.epochs.received(group_id, epochs)
-
     def removed(self, work: Work, lost: bool) -> None:
         """A stream taken off a session that had not finished is a loss it is told of."""
         if work.busy and not lost:
             raise Violation(f"{work} was taken off in the middle of a call, and not called lost")
-
-    def closed(self, agent: SimulatedAgent, closed: SubscriptionClosed, wish: Wish | None, left: bool) -> None:
-        """A subscription is over for good."""
-        self.names.closed(agent, closed, wish, left)
-
-    # --- at the end -------------------------------------------------------------------------------------------------
-
-    def check_rest(self) -> None:
-        """Nothing lost, all durable, everyone served, streams spread as the strategy says, one leader for each."""
-        check_rest(self._simulation)

@@ -34,7 +34,6 @@ class Announcements:
             self._frontiers[group.group_id, space_id] = None if row.consumed is None else row.consumed.lower
 
     def saved(self) -> dict[tuple[int, int], LowerFrontier | None]:
-        """How far they had come."""
         return dict(self._frontiers)
 
     def failed_over(self, saved: dict[tuple[int, int], LowerFrontier | None]) -> None:

@@ -42,7 +42,6 @@ class Authority:
         self._reported: dict[tuple[int, int, int], int] = {}
 
     def saved(self) -> tuple[Any, ...]:
-        """What it knows of the rows."""
         return dict(self._positions), dict(self._in_force), dict(self._had)
 
     def failed_over(self, saved: tuple[Any, ...]) -> None:

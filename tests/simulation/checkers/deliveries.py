@@ -73,7 +73,6 @@ class Deliveries:
         self._done[key] = max(self._done.get(key, 0), position)
 
     def saved(self) -> dict[Key, int]:
-        """What was had."""
         return dict(self._done)
 
     def failed_over(self, saved: dict[Key, int], fenced: bool) -> None:
@@ -132,7 +131,6 @@ class Deliveries:
         return True
 
     def call_finished(self, work: Work, offsets: Sequence[int]) -> None:
-        """Its user is done with these."""
         key = work.group_id, work.stream_id
         if self.is_over(work):
             return

@@ -8,7 +8,7 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from sublet_borrower.machine.events import SessionProgress
-from sublet_protocol.domain.epochs import ConsumedFrontier, Epoch, GroupFrontier
+from sublet_protocol.domain.epochs import ConsumedFrontier, Epoch
 from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import GrantStream, Group, GroupWriteResult, Lending, LendingStatus
 from tests.simulation.checkers.announcements import Announcements
@@ -51,7 +51,6 @@ class Epochs:
                 self._said[group.group_id, row.stream_id].add((row.position, row.consumed))
 
     def saved(self) -> tuple[Any, ...]:
-        """What was had, and what it knows of the rows."""
         return dict(self._rows), deepcopy((self._wanted.given, self._wanted.done)), self.announcements.saved()
 
     def failed_over(self, saved: tuple[Any, ...]) -> None:
@@ -82,7 +81,6 @@ class Epochs:
         self._wanted.given[key].update(offsets)
 
     def call_finished(self, key: Key, offsets: Sequence[int]) -> None:
-        """Its user is done with these."""
         self._wanted.done[key].update(offsets)
 
     def is_consumed(self, key: Key) -> bool:
@@ -104,10 +102,6 @@ class Epochs:
         """A session says how far it is: the position and the epochs go together."""
         if reported.consumed is not None:
             self._said[work.group_id, work.stream_id].add((reported.position, reported.consumed))
-
-    def received(self, group_id: int, epochs: Sequence[GroupFrontier]) -> None:
-        """A session hears how far its group has come."""
-        self.announcements.received(group_id, epochs)
 
     def committed(self, result: GroupWriteResult) -> None:
         """A transaction of a leader, or of an operator's hand, with its answers."""

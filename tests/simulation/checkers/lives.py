@@ -54,7 +54,6 @@ class Lives:
         return self._lives[group_id]
 
     def live(self) -> list[Life]:
-        """Those that are not deleted."""
         return [life for life in self._lives.values() if life.deleted_at is None]
 
     def is_deleted(self, group_id: int) -> bool:
@@ -63,7 +62,6 @@ class Lives:
         return life is not None and life.deleted_at is not None
 
     def saved(self) -> frozenset[int]:
-        """The ids of those there are."""
         return frozenset(self._lives)
 
     def failed_over(self, saved: frozenset[int]) -> None:

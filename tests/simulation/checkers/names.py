@@ -53,7 +53,6 @@ class Names:
         self._installed.add((work.group_id, work.stream_id, work.grant_id))
 
     def saved(self) -> tuple[Any, ...]:
-        """What it knows of the rows."""
         return dict(self._holders), dict(self._reconnecting)
 
     def failed_over(self, saved: tuple[Any, ...], fenced: bool) -> None:

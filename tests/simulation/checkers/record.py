@@ -49,7 +49,6 @@ class Record:
         self._reserved: dict[Key, set[int]] = {}
 
     def saved(self) -> tuple[Any, ...]:
-        """What it has read."""
         return deepcopy((self._read, self._in_force, self._positions, self.skipped, self._reserved))
 
     def failed_over(self, saved: tuple[Any, ...], fenced: bool) -> None:

@@ -22,7 +22,6 @@ class Transactions:
         self.stored = 0
 
     def saved(self) -> dict[Key, set[int]]:
-        """What is in users' output, which is in the same database."""
         return deepcopy(self._stored)
 
     def failed_over(self, saved: dict[Key, set[int]]) -> None:

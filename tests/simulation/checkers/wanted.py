@@ -127,6 +127,5 @@ class Wanted:
                 yield stream_id, self._simulation.publishing.epochs[stream_id]
 
     def space(self, stream_id: int) -> Space:
-        """That of the stream."""
         streams = self._simulation.streams
         return streams.spaces[streams.streams[stream_id].generation.space_id]

@@ -96,7 +96,6 @@ class MemoryGroupStore:
     # --- groups -------------------------------------------------------------------------------------------------
 
     def open_group(self, subscription: Subscription, start: StartingPosition = StartingPosition.LATEST) -> Group:
-        """See `GroupStore`."""
         life = self._live(subscription)
         if life is not None:
             return life.group
@@ -105,24 +104,20 @@ class MemoryGroupStore:
         return self._create(subscription, GroupOptions(start))
 
     def declare_group(self, subscription: Subscription, options: GroupOptions = DEFAULTS) -> Group:
-        """See `GroupStore`."""
         life = self._live(subscription)
         if life is None:
             return self._create(subscription, options)
         return check_same_options(life.group, options)
 
     def find_group(self, group_id: int) -> Group | None:
-        """See `GroupStore`."""
         life = self._lives.get(group_id)
         return life.group if life and not life.deleted else None
 
     def find_live_group(self, subscription: Subscription) -> Group | None:
-        """See `GroupStore`."""
         life = self._live(subscription)
         return life.group if life else None
 
     def delete_group(self, subscription: Subscription, who: str = "") -> int | None:
-        """See `GroupStore`."""
         life, now = self._live(subscription), self._clock()
         if life is None:
             return None
@@ -135,7 +130,6 @@ class MemoryGroupStore:
         return life.group.group_id
 
     def apply_command(self, subscription: Subscription, order: GroupCommand, who: str = "") -> Group | None:
-        """See `GroupStore`."""
         life = self._live(subscription)
         if life is None:
             return None
@@ -149,18 +143,15 @@ class MemoryGroupStore:
         return life.group
 
     def history(self, group_id: int) -> tuple[HistoryRecord, ...]:
-        """See `GroupStore`."""
         return tuple(line for line in self._history if line.group_id == group_id)
 
     # --- leadership ---------------------------------------------------------------------------------------------
 
     def read_leaderships(self, leadership_ids: Sequence[int]) -> dict[int, Leadership]:
-        """See `GroupStore`."""
         now = self._clock()
         return {i: self._claim(i, now) for i in sorted(set(leadership_ids)) if i in self._leaderships}
 
     def claim(self, leadership_id: int, node: NodeRef, lease_s: float) -> Leadership:
-        """See `GroupStore`."""
         now = self._clock()
         held = self._leaderships.get(leadership_id)
         if held is None or held.expires_us <= now:
@@ -173,7 +164,6 @@ class MemoryGroupStore:
         return self._claim(leadership_id, now)
 
     def renew(self, node: NodeRef, terms: Mapping[int, int], lease_s: float) -> frozenset[int]:
-        """See `GroupStore`."""
         now = self._clock()
         retained = [i for i in self._own(node, terms) if self._leaderships[i].expires_us > now]
         for leadership_id in retained:
@@ -181,7 +171,6 @@ class MemoryGroupStore:
         return frozenset(retained)
 
     def release(self, node: NodeRef, terms: Mapping[int, int]) -> frozenset[int]:
-        """See `GroupStore`."""
         own = self._own(node, terms)
         for leadership_id in own:
             self._leaderships[leadership_id].expires_us = 0
@@ -190,7 +179,6 @@ class MemoryGroupStore:
     # --- a leader's reads and writes ----------------------------------------------------------------------------
 
     def load(self, group_id: int, term: int) -> tuple[Lending, ...]:
-        """See `GroupStore`."""
         now = self._clock()
         if self._deposed(group_id, term, now):
             raise stale_term_error(group_id, term)
@@ -199,7 +187,6 @@ class MemoryGroupStore:
         return tuple(self._lending(row, now) for row in rows if row.status is not LendingStatus.FINISHED)
 
     def commit(self, batch: Sequence[GroupWrites]) -> tuple[GroupWriteResult, ...]:
-        """See `GroupStore`."""
         check_batch(batch)
         now = self._clock()
         return tuple(self._write(writes, now) for writes in batch)
