@@ -46,7 +46,7 @@ def pages() -> Iterator[tuple[Path, str]]:
             f"{reported.about} ({requirements}; [the story](../tests/scenarios/{path.name}))\n",
             f"![{title}](pictures/{picture.name})\n",
         ]
-        yield picture, drawing.story(reported.about, _parties(reported), _scenes(reported, _comments(path.read_text())))
+        yield picture, drawing.story(reported.about, _parties(reported), _scenes(reported, _comments(stories.read(path))))
     yield PAGE, "\n".join(parts)
 
 

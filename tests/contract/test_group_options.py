@@ -102,13 +102,7 @@ def test_an_atomic_group_does_not_skip_what_is_gone() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [
-        {"session_expiry_s": -1},
-        {"session_expiry_s": float("nan")},
-        {"session_expiry_s": 1e9},
-        {"strategy": ""},
-    ],
+    "wrong", [{"session_expiry_s": -1}, {"session_expiry_s": float("nan")}, {"session_expiry_s": 1e9}, {"strategy": ""}]
 )
 def test_options_that_can_never_work_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(UsageError, match=r"(session expiry|strategy) .*: it is"):

@@ -183,11 +183,7 @@ REFUSED = [
     ("publish('$SYS/x', 'v')", "what begins with $ is reserved", "leading $"),
     ("publish(repeat('é', 32768), 'v')", "it is 65536 bytes of UTF-8 and the limit is 65535", "Shorten it"),
     ("publish('a', repeat('x', 1048576))", "it takes 1048609 bytes and the limit is 1048576", "a reference to where"),
-    (
-        "publish('a', 'v', null, '3')",
-        "headers 3: headers are an object, or a list of",
-        '{"name": "text"}',
-    ),
+    ("publish('a', 'v', null, '3')", "headers 3: headers are an object, or a list of", '{"name": "text"}'),
     ("publish('a', 'v', null, '[[\"n\"]]')", 'header ["n"]: headers are', '{"name": "text"}'),
     ("publish('a', 'v', null, '[[1, \"x\"]]')", 'header [1, "x"]: headers are', '{"name": "text"}'),
     ("publish('a', 'v', null, '{\"n\": [1]}')", 'header "n" of type array: a value is text', "into text"),
