@@ -16,9 +16,9 @@ from sublet_storage.db.connect import connect
 from sublet_storage.db.store_connection import StoreConnection
 from sublet_storage.groups.coordinator import leadership
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
-from sublet_storage.groups.model.records import ChangeOutcome, ForceRelease
+from sublet_storage.groups.model.records import ForceRelease
 from sublet_storage.producer import Publisher, sender
-from tests.contract.group_world import ONE, SHARE, TWO, PostgresWorld, granted
+from tests.contract.group_world import APPLIED, ONE, SHARE, TWO, PostgresWorld
 from tests.kit import eventually
 from tests.kit_nodes import Process
 from tests.postgres_proxy import PostgresProxy
@@ -92,18 +92,14 @@ def test_a_publisher_frozen_in_the_middle_of_an_append_does_not_stop_the_others(
 def test_a_consumer_stopped_between_its_progress_and_its_commit_gives_its_stream_up(
     postgres: PostgresWorld, tmp_path: Path, number: str
 ) -> None:
-    (stream,) = postgres.add_space()
-    group = postgres.group()
-    term = postgres.lead(group)
-    held = granted(postgres, group, term, stream)
-    postgres.append(stream, 5)
+    group, term, stream, held = postgres.lent(5)
     postgres.connection.execute("create table public.output (n integer)")
     facts = map(str, (group.group_id, stream, held.grant_id))
     stopped = Process("tests.processes.committing", postgres.url, *facts, number, log=tmp_path / "log")
     try:
         eventually(lambda: "advanced" in stopped.output(), 60.0, stopped.output)
         force_release = ForceRelease(stream, held.grant_id, "silent")
-        eventually(lambda: postgres.apply(group, term, force_release).outcome is ChangeOutcome.APPLIED, 60.0)
+        eventually(lambda: postgres.apply(group, term, force_release).outcome is APPLIED, 60.0)
         stopped.signal(signal.SIGCONT)
         eventually(lambda: not stopped.alive, 30.0)
         assert stopped.returncode == (0 if number == "SIGSTOP" else -signal.SIGKILL), stopped.output()

@@ -15,7 +15,6 @@ from sublet_storage.groups.admin import progress_transfer, reset_transaction
 from sublet_storage.groups.admin.reset_targets import ResetTarget
 from sublet_storage.groups.model.records import (
     AdvancePosition,
-    ChangeOutcome,
     ForceRelease,
     Group,
     GroupOptions,
@@ -25,21 +24,32 @@ from sublet_storage.groups.model.records import (
 )
 from sublet_storage.groups.status.diagnosis_facts import StallReason
 from sublet_storage.groups.status.diagnosis_queries import diagnose_group
-from tests.contract.group_world import BLOCKED, FINISHED, FREE, HELD, SHARE, PostgresWorld, World, grant, granted
+from tests.contract.group_world import (
+    APPLIED,
+    BLOCKED,
+    FINISHED,
+    FREE,
+    HELD,
+    REFUSED,
+    SHARE,
+    PostgresWorld,
+    World,
+    grant,
+    granted,
+)
 
 QUEUE = Subscription.parse("$queue/billing/orders/#")
 
 
 def is_granted(world: World, group: Group, term: int, stream: int) -> bool:
-    return world.apply(group, term, grant(stream)).outcome is ChangeOutcome.APPLIED
+    return world.apply(group, term, grant(stream)).outcome is APPLIED
 
 
 def consume(world: World, group: Group, term: int, stream: int) -> None:
     """Lent, consumed to its head, which ends it, and with it what was empty behind it."""
     held = granted(world, group, term, stream)
-    done = world.apply(group, term, AdvancePosition(stream, held.grant_id, held.head))
-    assert done.lending is not None
-    assert done.lending.status is FINISHED
+    done = world.applied(group, term, AdvancePosition(stream, held.grant_id, held.head))
+    assert done.status is FINISHED
 
 
 def empty_ones(world: World, count: int) -> None:
@@ -69,9 +79,7 @@ def test_a_stream_waits_for_its_ancestors_across_empty_generations(
 
 @pytest.mark.conforms("E33")
 def test_it_waits_for_all_of_them_where_streams_were_split_and_merged_on_the_way(world: World) -> None:
-    left, right = world.add_space(shards=2)
-    group = world.group()
-    term = world.lead(group)
+    group, term, (left, right) = world.led(2)
     world.append(left, 1)
     world.append(right, 1)
     world.rollover(1, shards=1)
@@ -80,7 +88,7 @@ def test_it_waits_for_all_of_them_where_streams_were_split_and_merged_on_the_way
     assert [renewed[stream].parents for stream in last] == [(left, right)] * 3
     consume(world, group, term, left)
     refused = world.apply(group, term, grant(last[0]))
-    assert refused.outcome is ChangeOutcome.REFUSED
+    assert refused.outcome is REFUSED
     assert refused.lending is not None
     assert refused.lending.parents == (right,)
     consume(world, group, term, right)
@@ -180,9 +188,7 @@ def test_what_is_to_be_consumed_again_comes_before_its_descendants(
     postgres: PostgresWorld, how: Callable[[PostgresWorld, Group, int], Group]
 ) -> None:
     world = postgres
-    (first,) = world.add_space()
-    group = world.declare()
-    term = world.lead(group)
+    group, term, (first,) = world.led()
     world.append(first, 2)
     empty_ones(world, 2)
     (last,) = world.rollover(1)
@@ -205,9 +211,7 @@ Descended = tuple[PostgresWorld, Group, int, tuple[int, int, int]]
 def descended(postgres: PostgresWorld) -> Descended:
     """A stream that is consumed, what follows on it across empty ones, and one beside them; the last two are lent."""
     world = postgres
-    first, beside = world.add_space(shards=2)
-    group = world.declare()
-    term = world.lead(group)
+    group, term, (first, beside) = world.led(2)
     world.append(first, 2)
     world.append(beside, 2)
     world.rollover(1)
@@ -235,7 +239,7 @@ def test_a_forced_reset_of_one_stream_takes_back_what_follows_on_it_and_nothing_
     term = world.lead(group)
     assert world.row(group, term, beside).grant_id == before[beside].grant_id, "it has nothing to wait for"
     late = world.apply(group, term, AdvancePosition(last, before[last].grant_id, 3))
-    assert (late.outcome, world.row(group, term, last).position) == (ChangeOutcome.REFUSED, 1)
+    assert (late.outcome, world.row(group, term, last).position) == (REFUSED, 1)
     assert not is_granted(world, group, term, last)
     consume(world, group, term, first)
     assert is_granted(world, group, term, last)
@@ -300,9 +304,7 @@ def test_a_reset_of_one_stream_that_nobody_has_noticed_yet_forgets_none_before_i
 @pytest.mark.conforms("E33", "A7")
 def test_why_names_the_ancestor_that_is_waited_for(postgres: PostgresWorld) -> None:
     world = postgres
-    (first,) = world.add_space()
-    group = world.declare()
-    term = world.lead(group)
+    group, term, (first,) = world.led()
     world.append(first, 2)
     empty_ones(world, 2)
     (last,) = world.rollover(1)

@@ -11,7 +11,6 @@ from sublet_protocol.domain.in_doubt import InDoubtRange
 from sublet_storage.groups.model.records import (
     MAX_LOSSES,
     AdvancePosition,
-    ChangeOutcome,
     ForceRelease,
     GrantStream,
     Group,
@@ -20,7 +19,7 @@ from sublet_storage.groups.model.records import (
     ReleaseStream,
     UnreserveStream,
 )
-from tests.contract.group_world import BLOCKED, FINISHED, FREE, HELD, World
+from tests.contract.group_world import APPLIED, BLOCKED, FINISHED, FREE, HELD, REFUSED, World
 
 RESERVED = LendingStatus.RESERVED
 HOLD_S = 90.0
@@ -47,13 +46,13 @@ class Etl:
 
     def apply(self, entry: object) -> Lending:
         answer = self.world.apply(self.group, self.term, entry)  # type: ignore[arg-type]
-        assert answer.outcome is ChangeOutcome.APPLIED, answer
+        assert answer.outcome is APPLIED, answer
         assert answer.lending is not None
         return answer.lending
 
     def refused(self, entry: object) -> Lending:
         answer = self.world.apply(self.group, self.term, entry)  # type: ignore[arg-type]
-        assert answer.outcome is ChangeOutcome.REFUSED, answer
+        assert answer.outcome is REFUSED, answer
         assert answer.lending is not None
         return answer.lending
 
@@ -195,29 +194,21 @@ def test_what_is_reserved_is_not_blocked_however_often_it_is_lost(world: World) 
 
 
 def test_of_whole_epochs_it_is_in_doubt_until_they_are_consumed(world: World) -> None:
-    (stream,) = world.add_space()
-    group = world.declare(atomic=True)
-    term = world.lead(group)
+    group, term, (stream,) = world.led(atomic=True)
     world.append(stream, 4, 1, 9)
     grant_id = world.apply(group, term, grant_to(stream)).lending.grant_id  # type: ignore[union-attr]
     done = ConsumedFrontier(4, LowerFrontier(((2,),)))
     doubt = InDoubtRange(grant_id, 0, 0, HOLD_S, done)
-    planned = world.apply(group, term, AdvancePosition(stream, grant_id, 0, ConsumedFrontier(0), doubt)).lending
-    assert planned is not None
+    planned = world.applied(group, term, AdvancePosition(stream, grant_id, 0, ConsumedFrontier(0), doubt))
     assert planned.pending_in_doubt == doubt
-    ended = world.apply(group, term, ForceRelease(stream, grant_id, "silent")).lending
-    assert ended is not None
+    ended = world.applied(group, term, ForceRelease(stream, grant_id, "silent"))
     assert (ended.status, ended.pending_in_doubt) == (RESERVED, doubt)
-    freed = world.apply(group, term, UnreserveStream(stream, ended.grant_id, "operator", is_forced=True)).lending
-    assert freed is not None
+    freed = world.applied(group, term, UnreserveStream(stream, ended.grant_id, "operator", is_forced=True))
     assert freed.pending_in_doubt is None
     assert world.store.history(group.group_id)[-1].redelivery_end == 4
-    back = world.apply(group, term, grant_to(stream, "etl", 8)).lending
-    assert back is not None
-    planned = world.apply(group, term, AdvancePosition(stream, back.grant_id, 0, ConsumedFrontier(0), doubt)).lending
-    assert planned is not None
-    saved = world.apply(group, term, AdvancePosition(stream, back.grant_id, 0, done)).lending
-    assert saved is not None
+    back = world.applied(group, term, grant_to(stream, "etl", 8))
+    planned = world.applied(group, term, AdvancePosition(stream, back.grant_id, 0, ConsumedFrontier(0), doubt))
+    saved = world.applied(group, term, AdvancePosition(stream, back.grant_id, 0, done))
     assert (saved.in_doubt, saved.pending_in_doubt) == (doubt, None)
 
 

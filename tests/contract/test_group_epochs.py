@@ -9,7 +9,6 @@ from sublet_storage.groups.model.records import (
     EPOCHS_CONSUMED,
     MAX_LOSSES,
     AdvancePosition,
-    ChangeOutcome,
     ForceRelease,
     GrantStream,
     Group,
@@ -17,7 +16,7 @@ from sublet_storage.groups.model.records import (
     ReleaseStream,
     StartingPosition,
 )
-from tests.contract.group_world import BLOCKED, FINISHED, FREE, TWO, PostgresWorld, World, granted, outcome
+from tests.contract.group_world import APPLIED, BLOCKED, FINISHED, FREE, TWO, PostgresWorld, World, granted, outcome
 
 
 def frontier(epoch: int) -> LowerFrontier:
@@ -94,9 +93,8 @@ def test_a_group_that_is_not_atomic_says_nothing_of_epochs(world: World) -> None
     term = world.lead(group)
     grant_id = granted(world, group, term, stream).grant_id
     world.append(stream, 10, 3)
-    result = world.apply(group, term, AdvancePosition(stream, grant_id, 5, consumed(5, 9)))
-    assert result.lending is not None
-    assert result.lending.consumed is None
+    result = world.applied(group, term, AdvancePosition(stream, grant_id, 5, consumed(5, 9)))
+    assert result.consumed is None
     assert world.write(group, term, renew=True).epochs == ()
 
 
@@ -156,7 +154,7 @@ def test_a_closed_stream_holds_back_what_is_not_consumed_of_it_and_its_children_
     world.complete(6)
     grant_id = granted(world, group, term, parent).grant_id
     ended = world.apply(group, term, AdvancePosition(parent, grant_id, 10, consumed(10, 6)))
-    assert outcome(ended) == (ChangeOutcome.APPLIED, FINISHED, 10)
+    assert outcome(ended) == (APPLIED, FINISHED, 10)
     assert reached(world, group, term) == [4], "its child has messages of 5"
     grant_id = granted(world, group, term, children[0]).grant_id
     world.apply(group, term, AdvancePosition(children[0], grant_id, 10, consumed(10, 6)))
@@ -175,13 +173,13 @@ def test_what_is_consumed_moves_on_with_the_position_and_is_handed_on(world: Wor
     assert world.row(group, term, stream).consumed == consumed(30, 4), "an older word comes late"
     world.clock.advance(20)
     next_term = world.lead(group, TWO)
-    reclaimed = world.apply(group, next_term, ReclaimStream(stream, grant_id, 10, "b2", "a1", consumed=consumed(30, 5)))
-    assert reclaimed.lending is not None
-    assert reclaimed.lending.consumed == consumed(30, 5)
+    reclaimed = world.applied(
+        group, next_term, ReclaimStream(stream, grant_id, 10, "b2", "a1", consumed=consumed(30, 5))
+    )
+    assert reclaimed.consumed == consumed(30, 5)
     world.apply(group, next_term, ReleaseStream(stream, grant_id, 10, "leaves"))
-    again = world.apply(group, next_term, GrantStream(stream, "b3", "a2", None, "share"))
-    assert again.lending is not None
-    assert (again.lending.position, again.lending.consumed) == (10, consumed(30, 5))
+    again = world.applied(group, next_term, GrantStream(stream, "b3", "a2", None, "share"))
+    assert (again.position, again.consumed) == (10, consumed(30, 5))
 
 
 @pytest.mark.parametrize(
@@ -237,7 +235,7 @@ def test_losses_count_at_one_place_and_whole_epochs_move_the_place(world: World)
         grant_id = granted(world, group, term, stream).grant_id
         world.apply(group, term, AdvancePosition(stream, grant_id, 0, consumed(10, epoch)))
         lost = world.apply(group, term, ForceRelease(stream, grant_id, "its consumer died"))
-        assert outcome(lost) == (ChangeOutcome.APPLIED, FREE, 0)
+        assert outcome(lost) == (APPLIED, FREE, 0)
     for number in range(1, MAX_LOSSES):
         grant_id = granted(world, group, term, stream).grant_id
         lost = world.apply(group, term, ForceRelease(stream, grant_id, "its consumer died"))
@@ -303,9 +301,7 @@ def test_an_epoch_that_was_closed_because_its_publisher_died_is_announced_as_suc
 
 @pytest.mark.conforms("S8", "E20")
 def test_who_dies_while_a_stream_waits_for_an_epoch_has_not_died_of_it(world: World) -> None:
-    (stream,) = world.add_space()
-    group = world.declare(atomic=True)
-    term = world.lead(group)
+    group, term, (stream,) = world.led(atomic=True)
     world.complete(7)
     world.append(stream, 4, 7)
     waits = ConsumedFrontier(0, LowerFrontier(((7,),)))

@@ -93,9 +93,7 @@ def test_what_a_reset_gives_a_group_made_anew_was_taken_from_its_former_members_
 @pytest.mark.conforms("E34")
 def test_what_came_to_a_group_after_its_export_was_taken_from_its_former_members_too(postgres: PostgresWorld) -> None:
     world = postgres
-    world.add_space()
-    group = world.declare()
-    term = world.lead(group)
+    group, term, _ = world.led()
     progress = progress_transfer.read_progress(world.connection, group)
     (stream,) = world.rollover(1)
     world.write(group, term, renew=True)

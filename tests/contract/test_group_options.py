@@ -11,7 +11,6 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.model.desired_state import PauseGroup, ResumeGroup, SetSessionWeight
 from sublet_storage.groups.model.records import (
     AdvancePosition,
-    ChangeOutcome,
     ForceRelease,
     GrantStream,
     Group,
@@ -25,9 +24,11 @@ from sublet_storage.groups.model.records import (
     StartingPosition,
 )
 from tests.contract.group_world import (
+    APPLIED,
     BLOCKED,
     FINISHED,
     FREE,
+    REFUSED,
     SHARE,
     PostgresWorld,
     World,
@@ -179,7 +180,7 @@ def test_a_group_that_skips_finishes_what_retention_took_and_counts_it(world: Wo
     world.write(group, term, renew=True)
     world.retire(1)
     refused = world.apply(group, term, grant(given_grant))
-    assert outcome(refused) == (ChangeOutcome.REFUSED, FINISHED, 9)
+    assert outcome(refused) == (REFUSED, FINISHED, 9)
     renewed = {row.stream_id: row for row in world.write(group, term, renew=True).synced}
     assert {stream: row.status for stream, row in renewed.items()} == {
         free: FINISHED, held: FINISHED, consumed: LendingStatus.HELD,
@@ -218,16 +219,8 @@ def test_a_position_beyond_the_head_is_blocked_whatever_the_policy(world: World)
     group = world.declare(on_data_loss=OnDataLoss.SKIP)
     term = world.lead(group)
     held = granted(world, group, term, stream)
-    assert outcome(world.apply(group, term, AdvancePosition(stream, held.grant_id, 3))) == (
-        ChangeOutcome.REFUSED,
-        BLOCKED,
-        0,
-    )
-    assert outcome(world.apply(group, term, GrantStream(stream, "b", "a", None, "share"))) == (
-        ChangeOutcome.REFUSED,
-        BLOCKED,
-        0,
-    )
+    assert outcome(world.apply(group, term, AdvancePosition(stream, held.grant_id, 3))) == (REFUSED, BLOCKED, 0)
+    assert outcome(world.apply(group, term, GrantStream(stream, "b", "a", None, "share"))) == (REFUSED, BLOCKED, 0)
 
 
 @pytest.mark.conforms("E23")
@@ -250,10 +243,7 @@ def test_a_second_life_has_options_and_positions_of_its_own(world: World) -> Non
 
 
 @pytest.mark.conforms("W10")
-@pytest.mark.parametrize(
-    ("skips", "found", "lost"),
-    [(False, (ChangeOutcome.APPLIED, BLOCKED, 4), 0), (True, (ChangeOutcome.APPLIED, FREE, 6), 2)],
-)
+@pytest.mark.parametrize(("skips", "found", "lost"), [(False, (APPLIED, BLOCKED, 4), 0), (True, (APPLIED, FREE, 6), 2)])
 def test_at_a_block_that_cannot_be_decoded_a_row_is_blocked_or_goes_on_behind_it(
     world: World, skips: bool, found: object, lost: int
 ) -> None:
@@ -264,7 +254,7 @@ def test_at_a_block_that_cannot_be_decoded_a_row_is_blocked_or_goes_on_behind_it
     held = granted(world, group, term, stream)
     poison = ReleaseStream(stream, held.grant_id, 4, "it is garbage.", poison=6, skips=skips)
     assert outcome(world.apply(group, term, replace(poison, grant_id=held.grant_id + 1))) == (
-        ChangeOutcome.REFUSED, LendingStatus.HELD, 0,
+        REFUSED, LendingStatus.HELD, 0,
     )  # fmt: skip
     result = world.apply(group, term, poison)
     assert outcome(result) == found
@@ -292,9 +282,9 @@ def test_a_closed_stream_whose_last_block_is_skipped_is_finished_and_none_is_ski
     grants = [granted(world, group, term, each).grant_id for each in (closed, other)]
     world.rollover(1)
     last = ReleaseStream(closed, grants[0], 6, "garbage", poison=8, skips=True)
-    assert outcome(world.apply(group, term, last)) == (ChangeOutcome.APPLIED, FINISHED, 8)
+    assert outcome(world.apply(group, term, last)) == (APPLIED, FINISHED, 8)
     beyond = ReleaseStream(other, grants[1], 0, "garbage", poison=1, skips=True)
-    assert outcome(world.apply(group, term, beyond)) == (ChangeOutcome.REFUSED, BLOCKED, 0)
+    assert outcome(world.apply(group, term, beyond)) == (REFUSED, BLOCKED, 0)
 
 
 # --- orders -------------------------------------------------------------------------------------------------------
@@ -302,9 +292,7 @@ def test_a_closed_stream_whose_last_block_is_skipped_is_finished_and_none_is_ski
 
 @pytest.mark.conforms("A5")
 def test_orders_are_kept_and_are_told_with_a_renewal_and_recorded_once(world: World) -> None:
-    world.add_space()
-    group = world.declare()
-    term = world.lead(group)
+    group, term, _ = world.led()
     assert world.write(group, term, renew=True).desired_state == group.desired_state == GroupDesiredState()
     paused = world.store.apply_command(SHARE, PauseGroup("the sink is repaired"))
     assert paused is not None

@@ -18,8 +18,10 @@ from sublet_storage.db.store_connection import TransactionRolledBack
 from sublet_storage.groups import consumer_progress
 from sublet_storage.groups.coordinator import leadership
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
-from sublet_storage.groups.model.records import AdvancePosition, ChangeOutcome, GrantStream, GroupWrites, ReleaseStream
+from sublet_storage.groups.model.records import AdvancePosition, GrantStream, GroupWrites, ReleaseStream
 from tests.contract.group_world import (
+    APPLIED,
+    BUSY,
     FREE,
     HELD,
     LEASE_S,
@@ -110,9 +112,7 @@ def test_a_shadow_that_ends_in_the_middle_of_a_renewal_hides_nothing(postgres: P
 
 @pytest.mark.conforms("E13")
 def test_a_successor_waits_for_a_commit_that_was_checked_before(postgres: PostgresWorld) -> None:
-    (stream,) = postgres.add_space()
-    group = postgres.group()
-    term = postgres.lead(group)
+    group, term, (stream,) = postgres.led()
     slow = patient(postgres)
     postgres.clock.advance(LEASE_S)
     with connect(postgres.url) as blocker, ThreadPoolExecutor(2) as pool:
@@ -123,7 +123,7 @@ def test_a_successor_waits_for_a_commit_that_was_checked_before(postgres: Postgr
             claim = pool.submit(patient(postgres).claim, group.group_id, TWO, LEASE_S)
             eventually(waiting_for_locks(postgres, 2))
             assert unfinished(claim)
-        assert commit.result(timeout=30)[0].results[0].outcome is ChangeOutcome.APPLIED
+        assert commit.result(timeout=30)[0].results[0].outcome is APPLIED
         successor = claim.result(timeout=30)
     assert successor.node == TWO
     assert postgres.row(group, successor.term, stream).status is HELD
@@ -181,25 +181,18 @@ def test_a_users_open_transaction_stalls_nobody_else(postgres: PostgresWorld) ->
         batch = [GroupWrites(g.group_id, t, (grant(second),), True) for g, t in zip(groups, terms, strict=True)]
         batch[0] = GroupWrites(groups[0].group_id, terms[0], (final, grant(second)), True)
         verdicts = [[r.outcome for r in result.results] for result in impatient.commit(batch)]
-        assert verdicts == [
-            [ChangeOutcome.BUSY, ChangeOutcome.APPLIED],
-            [ChangeOutcome.APPLIED],
-            [ChangeOutcome.APPLIED],
-        ]
+        assert verdicts == [[BUSY, APPLIED], [APPLIED], [APPLIED]]
         every = {group.group_id: term for group, term in zip(groups, terms, strict=True)}
         assert impatient.renew(ONE, every, LEASE_S) == every.keys()
         postgres.clock.advance(LEASE_S)
         term = impatient.claim(groups[0].group_id, TWO, LEASE_S).term
         assert impatient.load(groups[0].group_id, term)[0].position == 0
-    assert outcome(postgres.apply(groups[0], term, final)) == (ChangeOutcome.APPLIED, FREE, 3)
+    assert outcome(postgres.apply(groups[0], term, final)) == (APPLIED, FREE, 3)
     impatient.close()
 
 
 def test_what_a_user_commits_while_a_leader_waits_is_kept(postgres: PostgresWorld) -> None:
-    (stream,) = postgres.add_space()
-    group = postgres.group()
-    term = postgres.lead(group)
-    held = granted(postgres, group, term, stream)
+    group, term, stream, held = postgres.lent()
     slow = patient(postgres)
     with connect(postgres.url) as blocker, ThreadPoolExecutor(1) as pool:
         with blocker.transaction():
@@ -210,7 +203,7 @@ def test_what_a_user_commits_while_a_leader_waits_is_kept(postgres: PostgresWorl
             postgres.append(stream, 9)
             sql = "select advance(%s, %s, %s, 9)"
             postgres.connection.execute(sql, (group.group_id, stream, held.grant_id))
-        assert outcome(commit.result(timeout=30)[0].results[0]) == (ChangeOutcome.APPLIED, HELD, 9)
+        assert outcome(commit.result(timeout=30)[0].results[0]) == (APPLIED, HELD, 9)
 
 
 @pytest.mark.conforms("E17", "E25")
@@ -221,11 +214,7 @@ def test_what_a_user_commits_while_a_leader_waits_is_kept(postgres: PostgresWorl
 def test_the_sql_function_moves_only_its_own_grant_forward(
     postgres: PostgresWorld, grant_off: int, position: int, moves: bool
 ) -> None:
-    (stream,) = postgres.add_space()
-    group = postgres.group()
-    term = postgres.lead(group)
-    held = granted(postgres, group, term, stream)
-    postgres.append(stream, 5)
+    group, term, stream, held = postgres.lent(5)
     postgres.apply(group, term, AdvancePosition(stream, held.grant_id, 2))
     parameters = (group.group_id, stream, held.grant_id + grant_off, position)
     with connect(postgres.url) as user:
@@ -241,11 +230,7 @@ def test_the_sql_function_moves_only_its_own_grant_forward(
 def test_the_sql_function_commits_and_rolls_back_with_the_users_work_and_ends_with_the_grant(
     postgres: PostgresWorld,
 ) -> None:
-    (stream,) = postgres.add_space()
-    group = postgres.group()
-    term = postgres.lead(group)
-    held = granted(postgres, group, term, stream)
-    postgres.append(stream, 5)
+    group, term, stream, held = postgres.lent(5)
     postgres.connection.execute("create table output (n integer)")
     call = "select advance(%s, %s, %s, %s)"
     with connect(postgres.url) as user:
@@ -270,7 +255,7 @@ def test_an_error_costs_only_the_group_that_causes_it(
     batch = [GroupWrites(g.group_id, t, (grant(stream),)) for g, t in zip(groups, terms, strict=True)]
     batch[1] = GroupWrites(groups[1].group_id, terms[1], (GrantStream(stream, "not\0text", "a", None, "share"),))
     verdicts = [result.results[0].outcome for result in postgres.store.commit(batch)]
-    assert verdicts == [ChangeOutcome.APPLIED, ChangeOutcome.BUSY, ChangeOutcome.APPLIED]
+    assert verdicts == [APPLIED, BUSY, APPLIED]
     reported = [
         record for record in caplog.records if f"group {groups[1].group_id} was not written" in record.getMessage()
     ]
@@ -300,7 +285,7 @@ def test_a_refusal_costs_few_transactions_however_many_groups_there_are(
 
     monkeypatch.setattr(postgres.store._channel, "write", counted)
     verdicts = [result.results[0].outcome for result in postgres.store.commit(batch)]
-    assert verdicts.count(ChangeOutcome.APPLIED) == written
+    assert verdicts.count(APPLIED) == written
     assert len(tried) <= most
 
 
@@ -325,7 +310,7 @@ def test_groups_that_are_refused_again_and_again_keep_no_other_from_being_writte
 
     def written() -> set[int]:
         found = postgres.store.commit(batch)
-        return {one.group_id for one in found if one.results[0].outcome is not ChangeOutcome.BUSY}
+        return {one.group_id for one in found if one.results[0].outcome is not BUSY}
 
     refuse(hostile)
     for _ in range(3):
@@ -349,7 +334,7 @@ def test_a_group_that_is_refused_again_and_again_is_not_logged_again_and_again(
     hostile = (GrantStream(stream, "not\0text", "a", None, "share"),)
     for _ in range(20):
         batch = [GroupWrites(g.group_id, t, hostile) for g, t in zip(groups, terms, strict=True)]
-        assert {r.results[0].outcome for r in postgres.store.commit(batch)} == {ChangeOutcome.BUSY}
+        assert {r.results[0].outcome for r in postgres.store.commit(batch)} == {BUSY}
     for group in groups:
         reported = [r for r in caplog.records if f"group {group.group_id} was not written" in r.getMessage()]
         assert len(reported) == 1
@@ -369,7 +354,7 @@ def test_a_locked_leadership_costs_only_its_own_group_and_a_line_in_the_log(
         assert impatient.renew(ONE, every, LEASE_S) == {groups[1].group_id}
         batch = [GroupWrites(g.group_id, t, (grant(stream),)) for g, t in zip(groups, terms, strict=True)]
         verdicts = [result.results[0].outcome for result in impatient.commit(batch)]
-        assert verdicts == [ChangeOutcome.BUSY, ChangeOutcome.APPLIED]
+        assert verdicts == [BUSY, APPLIED]
     impatient.close()
     reported = [record for record in caplog.records if "was not written" in record.getMessage()]
     assert [(one.levelname, one.exc_info, "\n" in one.getMessage()) for one in reported] == [("WARNING", None, False)]
@@ -383,9 +368,7 @@ def store_backends(world: PostgresWorld, wait_event: str | None = None) -> list[
 
 
 def test_a_connection_lost_between_calls_is_named_and_replaced(postgres: PostgresWorld) -> None:
-    (stream,) = postgres.add_space()
-    group = postgres.group()
-    term = postgres.lead(group)
+    group, term, (stream,) = postgres.led()
     for pid in store_backends(postgres):
         postgres.connection.execute("select pg_terminate_backend(%s, 5000)", (pid,))
     with pytest.raises(DatabaseUnreachable, match="nothing was written"):
@@ -398,9 +381,7 @@ def test_a_connection_lost_between_calls_is_named_and_replaced(postgres: Postgre
 def test_a_connection_lost_in_a_commit_is_doubt_and_before_it_is_not(
     postgres: PostgresWorld, when: str, error: type[Exception]
 ) -> None:
-    (stream,) = postgres.add_space()
-    group = postgres.group()
-    term = postgres.lead(group)
+    group, term, (stream,) = postgres.led()
     slow = patient(postgres)
     table = "lending_history" if when == "during" else "leadership"
     postgres.connection.execute(
@@ -459,10 +440,7 @@ def test_a_claim_that_was_refused_for_its_lock_again_and_again_is_granted_when_t
 
 @pytest.mark.conforms("A9")
 def test_who_deletes_a_group_beside_somebodys_open_transaction_is_told_whose_it_is(postgres: PostgresWorld) -> None:
-    (stream,) = postgres.add_space()
-    group = postgres.group()
-    held = granted(postgres, group, postgres.lead(group), stream)
-    postgres.append(stream, 5)
+    group, _, stream, held = postgres.lent(5)
     with psycopg.connect(postgres.url, application_name="somebody's") as user:
         consumer_progress.advance(user, group.group_id, stream, held.grant_id, 3)
         locker = rf"process {user.info.backend_pid} of the server \(database user {user.info.user}, application .some"

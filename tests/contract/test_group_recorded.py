@@ -5,15 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.groups.model.records import (
-    AdvancePosition,
-    ChangeOutcome,
-    ForceRelease,
-    GroupWrites,
-    RecordHistory,
-    ReleaseStream,
-)
-from tests.contract.group_world import LEASE_S, SHARE, TWO, World, grant, granted
+from sublet_storage.groups.model.records import AdvancePosition, ForceRelease, GroupWrites, RecordHistory, ReleaseStream
+from tests.contract.group_world import APPLIED, BUSY, LEASE_S, SHARE, TWO, World, grant, granted
 
 OTHER = Subscription.parse("$share/other/#")
 
@@ -49,11 +42,7 @@ def test_a_commit_answers_with_the_lines_of_history_that_it_wrote(world: World) 
 
 
 def test_progress_writes_no_line_and_a_term_that_is_over_none_either(world: World) -> None:
-    (stream,) = world.add_space()
-    group = world.group()
-    term = world.lead(group)
-    held = granted(world, group, term, stream)
-    world.append(stream, 5)
+    group, term, stream, held = world.lent(5)
     assert world.write(group, term, AdvancePosition(stream, held.grant_id, 3), renew=True).history == ()
     assert world.write(group, term, ReleaseStream(stream, held.grant_id - 1, 3, "late")).history == ()
     world.clock.advance(LEASE_S)
@@ -63,9 +52,7 @@ def test_progress_writes_no_line_and_a_term_that_is_over_none_either(world: Worl
 
 
 def test_a_renewal_tells_after_the_entries_what_it_ended(world: World) -> None:
-    first, second = world.add_space(shards=2)
-    group = world.group()
-    term = world.lead(group)
+    group, term, (first, second) = world.led(2)
     held = granted(world, group, term, first)
     for stream in (first, second):
         world.append(stream, 4)
@@ -81,12 +68,10 @@ def test_a_renewal_tells_after_the_entries_what_it_ended(world: World) -> None:
 
 
 def test_a_row_that_was_busy_is_not_told_of(world: World) -> None:
-    first, second = world.add_space(shards=2)
-    group = world.group()
-    term = world.lead(group)
+    group, term, (first, second) = world.led(2)
     with world.locked(group.group_id, first):
         result = world.write(group, term, grant(first), grant(second))
-    assert [answer.outcome for answer in result.results] == [ChangeOutcome.BUSY, ChangeOutcome.APPLIED]
+    assert [answer.outcome for answer in result.results] == [BUSY, APPLIED]
     assert [(line.event, line.stream_id) for line in result.history] == [("grant", second)]
 
 

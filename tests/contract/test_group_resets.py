@@ -55,9 +55,7 @@ def consumed(world: PostgresWorld, group: Group, term: int, stream: int, positio
 def halfway(postgres: PostgresWorld) -> tuple[PostgresWorld, Group, int, tuple[int, ...]]:
     """Two streams of ten messages, consumed up to 4, and to 10."""
     world = postgres
-    streams = world.add_space(shards=2)
-    group = world.declare()
-    term = world.lead(group)
+    group, term, streams = world.led(2)
     for stream, position in zip(streams, (4, 10), strict=True):
         world.append(stream, 10)
         consumed(world, group, term, stream, position)
@@ -130,9 +128,8 @@ def test_while_a_stream_is_lent_it_is_refused_or_forced_and_the_grant_is_over(
     (forced,) = [line for line in world.store.history(group.group_id) if line.event == "reset" and line.is_forced]
     assert (forced.stream_id, forced.grant_id, forced.redelivery_end) == (first, held.grant_id, 10)
     term = world.lead(group)
-    late = world.apply(group, term, AdvancePosition(first, held.grant_id, 9))
-    assert late.lending is not None
-    assert late.lending.position == 0, "an old grant moves nothing"
+    late = world.applied(group, term, AdvancePosition(first, held.grant_id, 9))
+    assert late.position == 0, "an old grant moves nothing"
 
 
 @pytest.mark.conforms("A4")
@@ -151,9 +148,7 @@ def test_a_row_that_a_users_transaction_has_locked_is_named_as_such(postgres: Po
 @pytest.mark.conforms("A4")
 def test_what_was_consumed_to_its_end_is_lent_again_parents_before_children(postgres: PostgresWorld) -> None:
     world = postgres
-    (parent,) = world.add_space()
-    group = world.declare()
-    term = world.lead(group)
+    group, term, (parent,) = world.led()
     world.append(parent, 5)
     held = granted(world, group, term, parent)
     (child,) = world.rollover(1)
@@ -280,9 +275,7 @@ def test_streams_that_came_later_and_have_ended_since_are_not_given_behind_a_res
 @pytest.mark.conforms("A4")
 def test_a_stream_that_was_blocked_is_lent_again(postgres: PostgresWorld) -> None:
     world = postgres
-    (stream,) = world.add_space()
-    group = world.declare()
-    term = world.lead(group)
+    group, term, (stream,) = world.led()
     world.append(stream, 5)
     for _ in range(5):
         held = granted(world, group, term, stream)

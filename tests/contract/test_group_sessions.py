@@ -9,29 +9,33 @@ import pytest
 from sublet_storage.groups.model.records import (
     TAKEOVER,
     AdvancePosition,
-    ChangeOutcome,
     ChangeResult,
     ForceRelease,
     GrantStream,
-    Group,
-    Lending,
     ReclaimStream,
     RecordHistory,
     ReleaseStream,
 )
 from sublet_storage.node_directory import NodeRef
-from tests.contract.group_world import BLOCKED, FINISHED, FREE, HELD, LEASE_S, ONE, TWO, World, events, granted, outcome
+from tests.contract.group_world import (
+    APPLIED,
+    BLOCKED,
+    FINISHED,
+    FREE,
+    HELD,
+    LEASE_S,
+    ONE,
+    REFUSED,
+    TWO,
+    World,
+    events,
+    granted,
+    outcome,
+)
 
 
 def named(stream_id: int, session: str | None = "etl", epoch: int | None = 7) -> GrantStream:
     return GrantStream(stream_id, "b1", "a1", session, "share", epoch)
-
-
-def held_by(world: World, group: Group, term: int, entry: GrantStream) -> Lending:
-    result = world.apply(group, term, entry)
-    assert result.outcome is ChangeOutcome.APPLIED
-    assert result.lending is not None
-    return result.lending
 
 
 def takeovers(world: World, group_id: int) -> list[tuple[str, int]]:
@@ -46,7 +50,7 @@ def test_a_row_is_kept_for_its_session_for_so_long(world: World, word: str) -> N
     (stream,) = world.add_space()
     group = world.group()
     term = world.lead(group, ONE)
-    held = held_by(world, group, term, named(stream))
+    held = world.applied(group, term, named(stream))
     assert (held.session, held.session_epoch, held.reserved_s) == ("etl", 7, 0.0)
     world.append(stream, 3)
     end = (
@@ -54,8 +58,7 @@ def test_a_row_is_kept_for_its_session_for_so_long(world: World, word: str) -> N
         if word == "release"
         else ForceRelease(stream, held.grant_id, "silent", 30.5)
     )
-    freed = world.apply(group, term, end).lending
-    assert freed is not None
+    freed = world.applied(group, term, end)
     assert (freed.status, freed.session, freed.session_epoch, freed.reserved_s) == (FREE, "etl", 7, 30.5)
     assert (freed.borrower_id, freed.agent) == (None, None)
     assert freed.grant_id > held.grant_id
@@ -69,18 +72,15 @@ def test_a_row_is_kept_for_its_session_for_so_long(world: World, word: str) -> N
 
 
 def test_a_grant_ends_the_wait_whoever_gets_it(world: World) -> None:
-    first, second = world.add_space(shards=2)
-    group = world.group()
-    term = world.lead(group)
+    group, term, (first, second) = world.led(2)
     for stream in (first, second):
-        held = held_by(world, group, term, named(stream))
+        held = world.applied(group, term, named(stream))
         world.apply(group, term, ReleaseStream(stream, held.grant_id, 0, "leave", 60))
-    back = held_by(world, group, term, named(first, "etl", 8))
+    back = world.applied(group, term, named(first, "etl", 8))
     assert (back.session, back.session_epoch, back.reserved_s) == ("etl", 8, 0.0)
-    other = held_by(world, group, term, named(second, None, None))
+    other = world.applied(group, term, named(second, None, None))
     assert (other.session, other.session_epoch, other.reserved_s) == (None, None, 0.0)
-    ended = world.apply(group, term, ReleaseStream(first, back.grant_id, 0, "leave")).lending
-    assert ended is not None
+    ended = world.applied(group, term, ReleaseStream(first, back.grant_id, 0, "leave"))
     assert (ended.session, ended.session_epoch, ended.reserved_s) == (None, None, 0.0)
 
 
@@ -88,36 +88,28 @@ def test_a_grant_ends_the_wait_whoever_gets_it(world: World) -> None:
 def test_nothing_is_kept_for_the_nameless_or_without_being_asked(
     world: World, session: str | None, keep_s: float
 ) -> None:
-    (stream,) = world.add_space()
-    group = world.group()
-    term = world.lead(group)
-    held = held_by(world, group, term, named(stream, session))
-    freed = world.apply(group, term, ForceRelease(stream, held.grant_id, "silent", keep_s)).lending
-    assert freed is not None
+    group, term, (stream,) = world.led()
+    held = world.applied(group, term, named(stream, session))
+    freed = world.applied(group, term, ForceRelease(stream, held.grant_id, "silent", keep_s))
     assert (freed.session, freed.session_epoch, freed.reserved_s) == (None, None, 0.0)
 
 
 def test_a_wait_for_ever_is_cut_to_the_longest_there_is(world: World) -> None:
-    (stream,) = world.add_space()
-    group = world.group()
-    term = world.lead(group)
-    held = held_by(world, group, term, named(stream))
-    freed = world.apply(group, term, ForceRelease(stream, held.grant_id, "silent", math.inf)).lending
-    assert freed is not None
+    group, term, (stream,) = world.led()
+    held = world.applied(group, term, named(stream))
+    freed = world.applied(group, term, ForceRelease(stream, held.grant_id, "silent", math.inf))
     assert freed.reserved_s == 366 * 86400
 
 
 def test_what_ends_for_good_is_kept_for_nobody(world: World) -> None:
-    consumed, poisoned, idle = world.add_space(shards=3)
-    group = world.group()
-    term = world.lead(group)
+    group, term, (consumed, poisoned, idle) = world.led(3)
     for stream in (consumed, poisoned):
         world.append(stream, 1)
-    retained = held_by(world, group, term, named(idle))
+    retained = world.applied(group, term, named(idle))
     world.apply(group, term, ReleaseStream(idle, retained.grant_id, 0, "leave", 60))
-    held = held_by(world, group, term, named(consumed))
+    held = world.applied(group, term, named(consumed))
     world.apply(group, term, AdvancePosition(consumed, held.grant_id, 1))
-    beyond = held_by(world, group, term, named(poisoned))
+    beyond = world.applied(group, term, named(poisoned))
     world.rollover(1, shards=1)
     ends = (
         world.apply(group, term, ReleaseStream(consumed, held.grant_id, 1, "leave", 60)),
@@ -132,15 +124,12 @@ def test_what_ends_for_good_is_kept_for_nobody(world: World) -> None:
 
 @pytest.mark.conforms("E16")
 def test_a_reclaim_brings_a_newer_session_epoch_or_leaves_the_old_one(world: World) -> None:
-    (stream,) = world.add_space()
-    group = world.group()
-    term = world.lead(group)
-    held = held_by(world, group, term, named(stream))
+    group, term, (stream,) = world.led()
+    held = world.applied(group, term, named(stream))
     silent = world.apply(group, term, ReclaimStream(stream, held.grant_id, 0, "b1", "a1"))
     assert silent.lending == held
-    newer = world.apply(group, term, ReclaimStream(stream, held.grant_id, 0, "b1", "a1", 9))
-    assert newer.lending is not None
-    assert (newer.lending.session, newer.lending.session_epoch, newer.lending.grant_id) == ("etl", 9, held.grant_id)
+    newer = world.applied(group, term, ReclaimStream(stream, held.grant_id, 0, "b1", "a1", 9))
+    assert (newer.session, newer.session_epoch, newer.grant_id) == ("etl", 9, held.grant_id)
     assert [event for event, _, _ in events(world, group)] == ["grant", "reclaim"]
 
 
@@ -149,15 +138,13 @@ def test_a_reclaim_brings_a_newer_session_epoch_or_leaves_the_old_one(world: Wor
 
 @pytest.mark.conforms("A7")
 def test_a_mark_is_a_line_of_history_and_nothing_else(world: World) -> None:
-    (stream,) = world.add_space()
-    group = world.group()
-    term = world.lead(group)
-    held = held_by(world, group, term, named(stream))
+    group, term, (stream,) = world.led()
+    held = world.applied(group, term, named(stream))
     world.append(stream, 5)
     world.apply(group, term, AdvancePosition(stream, held.grant_id, 2))
     before = world.row(group, term, stream)
     mark = RecordHistory(stream, held.grant_id, "revoke", "balance")
-    assert world.apply(group, term, mark) == ChangeResult(mark, ChangeOutcome.APPLIED, before)
+    assert world.apply(group, term, mark) == ChangeResult(mark, APPLIED, before)
     assert world.row(group, term, stream) == before
     line = world.store.history(group.group_id)[-1]
     assert (line.event, line.reason, line.grant_id, line.borrower_id, line.session, line.position, line.term) == (
@@ -168,25 +155,19 @@ def test_a_mark_is_a_line_of_history_and_nothing_else(world: World) -> None:
 
 @pytest.mark.conforms("E17", "A7")
 def test_a_mark_under_another_grant_is_refused(world: World) -> None:
-    (stream,) = world.add_space()
-    group = world.group()
-    term = world.lead(group)
-    held = held_by(world, group, term, named(stream))
+    group, term, (stream,) = world.led()
+    held = world.applied(group, term, named(stream))
     for grant_id in (held.grant_id - 1, held.grant_id + 1):
-        assert world.apply(group, term, RecordHistory(stream, grant_id, "revoke", "x")).outcome is ChangeOutcome.REFUSED
+        assert world.apply(group, term, RecordHistory(stream, grant_id, "revoke", "x")).outcome is REFUSED
     world.apply(group, term, ReleaseStream(stream, held.grant_id, 0, "leave"))
     free = world.row(group, term, stream)
-    assert (
-        world.apply(group, term, RecordHistory(stream, free.grant_id, "revoke", "x")).outcome is ChangeOutcome.REFUSED
-    )
+    assert world.apply(group, term, RecordHistory(stream, free.grant_id, "revoke", "x")).outcome is REFUSED
     assert [event for event, _, _ in events(world, group)] == ["grant", "release"]
 
 
 @pytest.mark.conforms("E11")
 def test_a_forced_move_says_up_to_where_messages_may_be_seen_twice(world: World) -> None:
-    moved, blocked, left = world.add_space(shards=3)
-    group = world.group()
-    term = world.lead(group)
+    group, term, (moved, blocked, left) = world.led(3)
     grants = {stream: granted(world, group, term, stream).grant_id for stream in (moved, blocked, left)}
     for stream in grants:
         world.append(stream, 10)
@@ -235,14 +216,12 @@ def test_who_keeps_house_for_the_database_is_no_history(world: World) -> None:
 
 
 def test_an_old_grant_id_is_not_drawn_again_by_a_kept_row(world: World) -> None:
-    (stream,) = world.add_space()
-    group = world.group()
-    term = world.lead(group)
+    group, term, (stream,) = world.led()
     seen: list[int] = []
     for _ in range(3):
-        held = held_by(world, group, term, named(stream))
+        held = world.applied(group, term, named(stream))
         ended = world.apply(group, term, ReleaseStream(stream, held.grant_id, 0, "leave", 60))
-        assert outcome(ended) == (ChangeOutcome.APPLIED, FREE, 0)
+        assert outcome(ended) == (APPLIED, FREE, 0)
         assert ended.lending is not None
         seen += [held.grant_id, ended.lending.grant_id]
     assert seen == sorted(set(seen))

@@ -13,7 +13,6 @@ from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import (
     MAX_LOSSES,
     AdvancePosition,
-    ChangeOutcome,
     ChangeResult,
     ForceRelease,
     GroupOptions,
@@ -25,11 +24,14 @@ from sublet_storage.groups.model.records import (
 )
 from sublet_storage.node_directory import NodeRef
 from tests.contract.group_world import (
+    APPLIED,
     BLOCKED,
+    BUSY,
     FREE,
     HELD,
     LEASE_S,
     ONE,
+    REFUSED,
     SHARE,
     TWO,
     PostgresWorld,
@@ -91,11 +93,7 @@ def test_a_queue_must_be_declared(world: World) -> None:
 
 @pytest.mark.conforms("E23")
 def test_a_deleted_group_is_gone_and_its_second_life_is_another(world: World) -> None:
-    (stream,) = world.add_space()
-    group = world.group()
-    term = world.lead(group)
-    held = granted(world, group, term, stream)
-    world.append(stream, 7)
+    group, term, stream, held = world.lent(7)
     assert world.store.delete_group(SHARE) == group.group_id
     assert world.store.delete_group(SHARE) is None
     assert world.store.find_group(group.group_id) is None
@@ -110,9 +108,7 @@ def test_a_deleted_group_is_gone_and_its_second_life_is_another(world: World) ->
 
 @pytest.mark.conforms("A7", "E23")
 def test_history_tells_the_end_of_each_grant_of_a_deleted_group(world: World) -> None:
-    free, first, second = world.add_space(shards=3)
-    group = world.group()
-    term = world.lead(group)
+    group, term, (free, first, second) = world.led(3)
     grants = {stream: granted(world, group, term, stream).grant_id for stream in (second, first)}
     world.append(first, 10)
     world.apply(group, term, AdvancePosition(first, grants[first], 4))
@@ -264,9 +260,7 @@ def test_a_released_claim_can_be_had_at_once(world: World) -> None:
 @pytest.mark.conforms("E13")
 def test_a_grant_id_is_above_its_leaders_term_whatever_the_clock_says(world: World) -> None:
     """A term is above all that was given before, also on a timeline of which the end is lost."""
-    (stream,) = world.add_space(shards=1)
-    group = world.group()
-    term = world.lead(group)
+    group, term, (stream,) = world.led()
     world.clock.advance(-5.0)
     assert granted(world, group, term, stream).grant_id >= term
 
@@ -274,9 +268,7 @@ def test_a_grant_id_is_above_its_leaders_term_whatever_the_clock_says(world: Wor
 @pytest.mark.conforms("E13", "E10")
 @pytest.mark.parametrize("succeeded", [True, False])
 def test_nothing_is_written_under_a_term_that_is_over(world: World, succeeded: bool) -> None:
-    first, second = world.add_space(shards=2)
-    group = world.group()
-    term = world.lead(group)
+    group, term, (first, second) = world.led(2)
     held = granted(world, group, term, first)
     world.append(first, 5)
     world.clock.advance(LEASE_S)
@@ -317,48 +309,31 @@ def test_a_grant_reads_its_position_from_the_row_and_draws_a_new_id(world: World
     held = granted(world, group, term, stream)
     assert (held.status, held.position, held.borrower_id, held.agent, held.session) == (HELD, 9, "b1", "a1", "session")
     assert held.grant_id == world.clock.now_us
-    assert world.apply(group, term, grant(stream, "b2")) == ChangeResult(
-        grant(stream, "b2"), ChangeOutcome.REFUSED, held
-    )
-    freed = world.apply(group, term, ReleaseStream(stream, held.grant_id, 9, "leave"))
-    assert freed.lending is not None
-    assert freed.lending.grant_id == held.grant_id + 1
+    assert world.apply(group, term, grant(stream, "b2")) == ChangeResult(grant(stream, "b2"), REFUSED, held)
+    freed = world.applied(group, term, ReleaseStream(stream, held.grant_id, 9, "leave"))
+    assert freed.grant_id == held.grant_id + 1
     assert granted(world, group, term, stream).grant_id == held.grant_id + 2
     assert world.apply(group, term, grant(99)).lending is None
 
 
 @pytest.mark.conforms("E17")
 def test_progress_never_goes_back(world: World) -> None:
-    (stream,) = world.add_space()
-    group = world.group()
-    term = world.lead(group)
-    grant_id = granted(world, group, term, stream).grant_id
-    world.append(stream, 10)
+    group, term, stream, held = world.lent(10)
     for said, stored in ((4, 4), (2, 4), (4, 4), (10, 10), (0, 10)):
-        assert outcome(world.apply(group, term, AdvancePosition(stream, grant_id, said))) == (
-            ChangeOutcome.APPLIED,
+        assert outcome(world.apply(group, term, AdvancePosition(stream, held.grant_id, said))) == (
+            APPLIED,
             HELD,
             stored,
         )
-    assert outcome(world.apply(group, term, ReclaimStream(stream, grant_id, 3, "b2", "a1"))) == (
-        ChangeOutcome.APPLIED,
-        HELD,
-        10,
-    )
-    assert outcome(world.apply(group, term, ReleaseStream(stream, grant_id, 1, "leave"))) == (
-        ChangeOutcome.APPLIED,
-        FREE,
-        10,
-    )
+    assert outcome(world.apply(group, term, ReclaimStream(stream, held.grant_id, 3, "b2", "a1"))) == (APPLIED, HELD, 10)
+    assert outcome(world.apply(group, term, ReleaseStream(stream, held.grant_id, 1, "leave"))) == (APPLIED, FREE, 10)
     assert world.row(group, term, stream).position == 10
 
 
 @pytest.mark.conforms("E17", "E10")
 @pytest.mark.parametrize("old", [0, -1, 1])
 def test_a_word_under_another_grant_changes_nothing(world: World, old: int) -> None:
-    (stream,) = world.add_space()
-    group = world.group()
-    term = world.lead(group)
+    group, term, (stream,) = world.led()
     first = granted(world, group, term, stream)
     world.append(stream, 10)
     world.apply(group, term, ForceRelease(stream, first.grant_id, "silent"))
@@ -371,47 +346,28 @@ def test_a_word_under_another_grant_changes_nothing(world: World, old: int) -> N
         ForceRelease(stream, grant_id, "silent"),
         ReclaimStream(stream, grant_id, 5, "b1", "a1"),
     ):
-        assert world.apply(group, term, entry) == ChangeResult(
-            entry, ChangeOutcome.REFUSED, world.row(group, term, stream)
-        )
-    assert outcome(world.apply(group, term, AdvancePosition(stream, held.grant_id, 0))) == (
-        ChangeOutcome.APPLIED,
-        HELD,
-        0,
-    )
+        assert world.apply(group, term, entry) == ChangeResult(entry, REFUSED, world.row(group, term, stream))
+    assert outcome(world.apply(group, term, AdvancePosition(stream, held.grant_id, 0))) == (APPLIED, HELD, 0)
     assert events(world, group) == recorded
 
 
 @pytest.mark.conforms("E16")
 def test_a_reclaim_keeps_the_grant_is_repeatable_and_for_the_same_agent_only(world: World) -> None:
-    (stream,) = world.add_space()
-    group = world.group()
-    held = granted(world, group, world.lead(group), stream)
-    world.append(stream, 10)
+    group, term, stream, held = world.lent(10)
     world.clock.advance(LEASE_S)
     term = world.lead(group, TWO)
     stranger = world.apply(group, term, ReclaimStream(stream, held.grant_id, 6, "b2", "another"))
-    assert outcome(stranger) == (ChangeOutcome.REFUSED, HELD, 0)
+    assert outcome(stranger) == (REFUSED, HELD, 0)
     for _ in range(2):
-        retained = world.apply(group, term, ReclaimStream(stream, held.grant_id, 6, "b2", "a1"))
-        assert retained.outcome is ChangeOutcome.APPLIED
-        assert retained.lending is not None
-        assert (retained.lending.grant_id, retained.lending.borrower_id, retained.lending.position) == (
-            held.grant_id,
-            "b2",
-            6,
-        )
+        retained = world.applied(group, term, ReclaimStream(stream, held.grant_id, 6, "b2", "a1"))
+        assert (retained.grant_id, retained.borrower_id, retained.position) == (held.grant_id, "b2", 6)
     assert events(world, group) == [("grant", 0, False), ("reclaim", 6, False)]
 
 
 def test_a_release_frees_at_the_exact_position(world: World) -> None:
-    (stream,) = world.add_space()
-    group = world.group()
-    term = world.lead(group)
-    held = granted(world, group, term, stream)
-    world.append(stream, 10)
+    group, term, stream, held = world.lent(10)
     released = world.apply(group, term, ReleaseStream(stream, held.grant_id, 7, "leave"))
-    assert outcome(released) == (ChangeOutcome.APPLIED, FREE, 7)
+    assert outcome(released) == (APPLIED, FREE, 7)
     assert released.lending is not None
     assert (released.lending.borrower_id, released.lending.agent, released.lending.session) == (None, None, None)
     line = world.store.history(group.group_id)[-1]
@@ -424,14 +380,10 @@ def test_a_release_frees_at_the_exact_position(world: World) -> None:
 @pytest.mark.conforms("E11")
 @pytest.mark.parametrize(("until", "announced"), [(0, None), (7, None), (9, 9), (99, 10)])
 def test_a_release_says_what_was_given_out_and_given_up(world: World, until: int, announced: int | None) -> None:
-    (stream,) = world.add_space()
-    group = world.group()
-    term = world.lead(group)
-    held = granted(world, group, term, stream)
-    world.append(stream, 10)
+    group, term, stream, held = world.lent(10)
     for _ in range(MAX_LOSSES + 1):
         released = world.apply(group, term, ReleaseStream(stream, held.grant_id, 7, "leave", 0.0, until))
-        assert outcome(released) == (ChangeOutcome.APPLIED, FREE, 7), "to give up is no reason to block"
+        assert outcome(released) == (APPLIED, FREE, 7), "to give up is no reason to block"
         line = world.store.history(group.group_id)[-1]
         assert (line.event, line.position, line.redelivery_end, line.is_forced) == (
             "release",
@@ -444,25 +396,15 @@ def test_a_release_says_what_was_given_out_and_given_up(world: World, until: int
 
 @pytest.mark.conforms("E11")
 def test_a_seizure_names_from_where_messages_may_be_seen_twice(world: World) -> None:
-    (stream,) = world.add_space()
-    group = world.group()
-    term = world.lead(group)
-    held = granted(world, group, term, stream)
-    world.append(stream, 10)
+    group, term, stream, held = world.lent(10)
     world.apply(group, term, AdvancePosition(stream, held.grant_id, 3))
-    assert outcome(world.apply(group, term, ForceRelease(stream, held.grant_id, "deadline"))) == (
-        ChangeOutcome.APPLIED,
-        FREE,
-        3,
-    )
+    assert outcome(world.apply(group, term, ForceRelease(stream, held.grant_id, "deadline"))) == (APPLIED, FREE, 3)
     assert events(world, group)[-1] == ("force_release", 3, True)
     assert granted(world, group, term, stream).grant_id > held.grant_id
 
 
 def test_a_stream_lost_too_often_at_one_position_is_blocked(world: World) -> None:
-    (stream,) = world.add_space()
-    group = world.group()
-    term = world.lead(group)
+    group, term, (stream,) = world.led()
     for _ in range(MAX_LOSSES + 1):  # nothing to die of: never blocked
         assert world.apply(group, term, ForceRelease(stream, granted(world, group, term, stream).grant_id, "silent"))
     world.append(stream, 10)
@@ -472,29 +414,23 @@ def test_a_stream_lost_too_often_at_one_position_is_blocked(world: World) -> Non
         for losses in range(1, MAX_LOSSES + (position == 2)):
             seized = world.apply(group, term, ForceRelease(stream, grant_id, "silent"))
             blocked = losses == MAX_LOSSES
-            assert outcome(seized) == (ChangeOutcome.APPLIED, BLOCKED if blocked else FREE, position)
+            assert outcome(seized) == (APPLIED, BLOCKED if blocked else FREE, position)
             if not blocked:
                 grant_id = granted(world, group, term, stream).grant_id
         if position == 1:
             world.apply(group, term, ReleaseStream(stream, grant_id, 1, "leave"))
     assert events(world, group)[-1] == ("block", 2, True)
-    assert outcome(world.apply(group, term, grant(stream))) == (ChangeOutcome.REFUSED, BLOCKED, 2)
+    assert outcome(world.apply(group, term, grant(stream))) == (REFUSED, BLOCKED, 2)
 
 
 def test_a_position_beyond_the_head_blocks_the_stream_where_it_was(world: World) -> None:
-    streams = world.add_space(shards=3)
-    group = world.group()
-    term = world.lead(group)
+    group, term, streams = world.led(3)
     for stream, word in zip(streams, (AdvancePosition, ReleaseStream, ReclaimStream), strict=True):
         world.append(stream, 5)
         grant_id = granted(world, group, term, stream).grant_id
         world.apply(group, term, AdvancePosition(stream, grant_id, 2))
         extra = {AdvancePosition: (), ReleaseStream: ("leave",), ReclaimStream: ("b1", "a1")}[word]
-        assert outcome(world.apply(group, term, word(stream, grant_id, 2**70, *extra))) == (
-            ChangeOutcome.REFUSED,
-            BLOCKED,
-            2,
-        )
+        assert outcome(world.apply(group, term, word(stream, grant_id, 2**70, *extra))) == (REFUSED, BLOCKED, 2)
         assert events(world, group)[-1][0] == "block"
         assert world.row(group, term, stream).grant_id > grant_id
 
@@ -513,16 +449,13 @@ def test_a_locked_row_is_busy_and_harms_no_other(world: World) -> None:
             GroupWrites(other.group_id, other_term, (grant(first),)),
         ]
         results = world.store.commit(batch)
-        assert [[r.outcome for r in result.results] for result in results] == [
-            [ChangeOutcome.BUSY, ChangeOutcome.APPLIED],
-            [ChangeOutcome.APPLIED],
-        ]
+        assert [[r.outcome for r in result.results] for result in results] == [[BUSY, APPLIED], [APPLIED]]
         assert results[0].results[0].lending is None
         assert world.store.renew(ONE, {group.group_id: term}, LEASE_S) == {group.group_id}
         world.clock.advance(LEASE_S)
         term = world.lead(group, TWO)
         assert len(world.store.load(group.group_id, term)) == 2
-    assert outcome(world.apply(group, term, entry)) == (ChangeOutcome.APPLIED, HELD, 5)
+    assert outcome(world.apply(group, term, entry)) == (APPLIED, HELD, 5)
 
 
 def test_a_batch_names_each_group_and_stream_once(world: World) -> None:

@@ -18,7 +18,7 @@ from sublet_storage.db.user_transaction import user_transaction
 from sublet_storage.doctor.checks import Severity, run_checks
 from sublet_storage.groups import consumer_progress
 from sublet_storage.spaces.space_changes import reshard
-from tests.contract.group_world import PostgresWorld, granted
+from tests.contract.group_world import PostgresWorld
 from tests.contract.test_fencing import test_who_asks_how_far_it_is_waits_for_the_transaction_that_moves_it
 from tests.contract.test_group_postgres import (
     test_a_group_created_during_a_rollover_misses_no_stream,
@@ -92,9 +92,7 @@ def test_progress_in_a_users_transaction_of_another_level_is_refused_by_name(
     postgres: PostgresWorld, level: str
 ) -> None:
     """Its snapshot would be older than what was granted and appended meanwhile."""
-    (stream,) = postgres.add_space()
-    group = postgres.group()
-    held = granted(postgres, group, postgres.lead(group), stream)
+    group, _, stream, held = postgres.lent()
     with psycopg.connect(postgres.url, autocommit=True) as user:
         user.execute(f"begin isolation level {level}")
         user.execute("select 1")
