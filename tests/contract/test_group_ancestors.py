@@ -58,8 +58,7 @@ def empty_ones(world: World, count: int) -> None:
 
 
 @pytest.mark.conforms("E33")
-@pytest.mark.parametrize("subscription", [SHARE, QUEUE], ids=str)
-@pytest.mark.parametrize("between", [1, 3])
+@pytest.mark.parametrize(("subscription", "between"), [(SHARE, 3), (QUEUE, 1)], ids=str)
 def test_a_stream_waits_for_its_ancestors_across_empty_generations(
     world: World, subscription: Subscription, between: int
 ) -> None:

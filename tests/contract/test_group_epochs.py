@@ -255,19 +255,6 @@ def test_epochs_of_another_kind_that_a_consumer_reports_hold_its_own_group_back_
     assert announced(world, group) in ([], ["space default: consumed are all epochs before 1"])
 
 
-def test_of_several_streams_the_one_that_is_furthest_behind_counts(world: World) -> None:
-    streams = world.add_space(shards=3)
-    world.complete(3)
-    group = world.declare(atomic=True)
-    term = world.lead(group)
-    for stream, epoch in zip(streams, (5, 4, 6), strict=True):
-        world.append(stream, 10, 3)
-        grant_id = granted(world, group, term, stream).grant_id
-        world.apply(group, term, AdvancePosition(stream, grant_id, 5, consumed(5, epoch)))
-    world.complete(9)
-    assert reached(world, group, term) == [4]
-
-
 @pytest.mark.conforms("S9")
 def test_an_epoch_that_was_closed_because_its_publisher_died_is_announced_as_such(postgres: PostgresWorld) -> None:
     world = postgres

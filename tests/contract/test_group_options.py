@@ -57,35 +57,25 @@ def lost_messages(world: World, group: Group) -> dict[int, int]:
 
 
 @pytest.mark.conforms("A1")
-@pytest.mark.parametrize(
-    ("other", "named"),
-    [
-        (
-            GroupOptions(StartingPosition.EARLIEST, OnDataLoss.SKIP, "load", 60.5),
-            "its starting position is offset:5, not earliest",
-        ),
-        (GroupOptions(StartingPosition.at_offset(5), OnDataLoss.FAIL, "load", 60.5), "its policy .* is skip, not fail"),
-        (GroupOptions(StartingPosition.at_offset(5), OnDataLoss.SKIP, "even", 60.5), "its strategy is load, not even"),
-        (replace(OTHERS, on_poison=OnPoison.SKIP), "that cannot be decoded is block, not skip"),
-        (replace(OTHERS, holds_retention=True), "its hold on retention is off, not on"),
-        (
-            GroupOptions(StartingPosition.at_offset(5), OnDataLoss.SKIP, "load", 60.0),
-            "its session expiry is 60.5 s, not 60.0 s",
-        ),
-    ],
-)
-def test_declaring_the_same_again_is_a_no_op_and_another_is_a_conflict_that_names_it(
-    world: World, other: GroupOptions, named: str
-) -> None:
+def test_declaring_again_is_a_no_op_or_a_conflict(world: World) -> None:
+    """Whoever declares a group with other options is told which one differs."""
     world.add_space()
     group = world.store.declare_group(SHARE, OTHERS)
     assert group.options == OTHERS
     assert world.store.declare_group(SHARE, OTHERS) == group
     assert world.store.find_group(group.group_id) == group
-    with pytest.raises(Conflict, match=named) as refused:
-        world.store.declare_group(SHARE, other)
-    assert str(refused.value).count("its ") == 1
-    assert world.store.open_group(SHARE) == group, "the first start wins"
+    for other, named in (
+        (replace(OTHERS, starting_position=StartingPosition.EARLIEST), "starting position is offset:5, not earliest"),
+        (replace(OTHERS, on_data_loss=OnDataLoss.FAIL), "its policy .* is skip, not fail"),
+        (replace(OTHERS, strategy="even"), "its strategy is load, not even"),
+        (replace(OTHERS, on_poison=OnPoison.SKIP), "that cannot be decoded is block, not skip"),
+        (replace(OTHERS, holds_retention=True), "its hold on retention is off, not on"),
+        (replace(OTHERS, session_expiry_s=60.0), "its session expiry is 60.5 s, not 60.0 s"),
+    ):
+        with pytest.raises(Conflict, match=named) as refused:
+            world.store.declare_group(SHARE, other)
+        assert str(refused.value).count("its ") == 1
+    assert world.store.open_group(SHARE, StartingPosition.EARLIEST) == group, "the first start wins"
 
 
 def test_a_group_that_a_subscriber_creates_has_its_start_and_the_defaults(world: World) -> None:
@@ -93,6 +83,7 @@ def test_a_group_that_a_subscriber_creates_has_its_start_and_the_defaults(world:
     group = world.group(start=StartingPosition.EARLIEST)
     assert group.options == GroupOptions(StartingPosition.EARLIEST)
     assert world.store.find_group(group.group_id) == group
+    assert world.store.declare_group(SHARE, group.options) == group
 
 
 def test_an_atomic_group_does_not_skip_what_is_gone() -> None:
@@ -223,22 +214,6 @@ def test_a_position_beyond_the_head_is_blocked_whatever_the_policy(world: World)
     assert outcome(world.apply(group, term, GrantStream(stream, "b", "a", None, "share"))) == (REFUSED, BLOCKED, 0)
 
 
-@pytest.mark.conforms("E23")
-def test_a_second_life_has_options_and_positions_of_its_own(world: World) -> None:
-    (stream,) = world.add_space()
-    world.append(stream, 8)
-    first = world.store.declare_group(SHARE, OTHERS)
-    term = world.lead(first)
-    held = granted(world, first, term, stream)
-    world.apply(first, term, AdvancePosition(stream, held.grant_id, 7))
-    assert world.store.delete_group(SHARE) == first.group_id
-    second = world.group(start=StartingPosition.EARLIEST)
-    assert second.options == GroupOptions(StartingPosition.EARLIEST)
-    row = world.row(second, world.lead(second), stream)
-    assert (row.status, row.position, row.grant_id, row.session) == (FREE, 0, 0, None)
-    assert world.write(first, term, AdvancePosition(stream, held.grant_id, 8)).has_stale_term
-
-
 # --- blocks that cannot be decoded ----------------------------------------------------------------------------------
 
 
@@ -317,12 +292,18 @@ def test_orders_are_kept_and_are_told_with_a_renewal_and_recorded_once(world: Wo
     assert {(line.stream_id, line.term, line.is_forced) for line in lines} == {(0, term, False)}
 
 
-def test_a_group_that_is_not_there_takes_no_orders(world: World) -> None:
-    assert world.store.apply_command(SHARE, PauseGroup()) is None
+def test_looking_for_a_group_creates_none(world: World) -> None:
+    """Nor does a command to a group that is not there."""
+
+    def is_missing() -> bool:
+        return world.store.find_live_group(SHARE) is world.store.apply_command(SHARE, PauseGroup()) is None
+
     world.add_space()
-    world.declare()
+    assert is_missing()
+    group = world.group()
+    assert world.store.find_live_group(SHARE) == group
     world.store.delete_group(SHARE)
-    assert world.store.apply_command(SHARE, PauseGroup()) is None
+    assert is_missing()
 
 
 def test_orders_to_a_group_that_nobody_leads_are_recorded_without_a_term(world: World) -> None:

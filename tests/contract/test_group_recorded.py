@@ -6,7 +6,7 @@ import pytest
 
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.model.records import AdvancePosition, ForceRelease, GroupWrites, RecordHistory, ReleaseStream
-from tests.contract.group_world import APPLIED, BUSY, LEASE_S, SHARE, TWO, World, grant, granted
+from tests.contract.group_world import LEASE_S, TWO, World, grant, granted
 
 OTHER = Subscription.parse("$share/other/#")
 
@@ -65,20 +65,3 @@ def test_a_renewal_tells_after_the_entries_what_it_ended(world: World) -> None:
         ("block", second),
     ]
     assert reported == world.store.history(group.group_id)[-3:]
-
-
-def test_a_row_that_was_busy_is_not_told_of(world: World) -> None:
-    group, term, (first, second) = world.led(2)
-    with world.locked(group.group_id, first):
-        result = world.write(group, term, grant(first), grant(second))
-    assert [answer.outcome for answer in result.results] == [BUSY, APPLIED]
-    assert [(line.event, line.stream_id) for line in result.history] == [("grant", second)]
-
-
-def test_looking_for_a_group_creates_none(world: World) -> None:
-    world.add_space()
-    assert world.store.find_live_group(SHARE) is None
-    group = world.group()
-    assert world.store.find_live_group(SHARE) == group
-    world.store.delete_group(SHARE)
-    assert world.store.find_live_group(SHARE) is None

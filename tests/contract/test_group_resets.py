@@ -11,10 +11,8 @@ import pytest
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.errors import Conflict, InvalidEpoch, NotFound, UsageError
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.groups.admin import live_reset as live_reset
-from sublet_storage.groups.admin import reset_transaction
+from sublet_storage.groups.admin import live_reset, reset_transaction
 from sublet_storage.groups.admin.admin import send_command
-from sublet_storage.groups.admin.live_reset import _paused
 from sublet_storage.groups.admin.reset_targets import LARGEST, ResetTarget
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.desired_state import PauseGroup, ResumeGroup
@@ -401,7 +399,7 @@ def test_a_group_that_an_operator_pauses_stays_paused_after_a_reset(
 
     pause("before")
     monkeypatch.setattr(PostgresGroupStore, "find_live_group", look_and_be_slow)
-    with _paused(postgres.url, group, ResetTarget("earliest")):
+    with live_reset.paused(postgres.url, group, ResetTarget("earliest")):
         pause("meanwhile")
         found = look(postgres.store, group.subscription)
         assert found is not None

@@ -25,7 +25,6 @@ from tests.contract.group_world import (
     HELD,
     LEASE_S,
     ONE,
-    REFUSED,
     TWO,
     World,
     events,
@@ -151,18 +150,6 @@ def test_a_mark_is_a_line_of_history_and_nothing_else(world: World) -> None:
         "revoke", "balance", held.grant_id, "b1", "etl", 2, term
     )  # fmt: skip
     assert (line.is_forced, line.redelivery_end) == (False, None)
-
-
-@pytest.mark.conforms("E17", "A7")
-def test_a_mark_under_another_grant_is_refused(world: World) -> None:
-    group, term, (stream,) = world.led()
-    held = world.applied(group, term, named(stream))
-    for grant_id in (held.grant_id - 1, held.grant_id + 1):
-        assert world.apply(group, term, RecordHistory(stream, grant_id, "revoke", "x")).outcome is REFUSED
-    world.apply(group, term, ReleaseStream(stream, held.grant_id, 0, "leave"))
-    free = world.row(group, term, stream)
-    assert world.apply(group, term, RecordHistory(stream, free.grant_id, "revoke", "x")).outcome is REFUSED
-    assert [event for event, _, _ in events(world, group)] == ["grant", "release"]
 
 
 @pytest.mark.conforms("E11")

@@ -61,8 +61,7 @@ class Stage:
         epoch_capabilities.release(conn, self.space, self.former)
 
     def expire(self, conn: Connection) -> bool:
-        """What `epochs.expire` does with one that is overdue."""
-        return epoch_capabilities._expire(conn, self.space, NAME, None)
+        return epoch_capabilities.expire_one(conn, self.space, NAME)
 
     def publish(self, conn: Connection) -> Any:
         return self.append(2, 2)(conn)
