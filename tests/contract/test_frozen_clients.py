@@ -27,7 +27,7 @@ KEYS = "abcdefghijkl"
 
 
 @pytest.mark.conforms("E13", "E12")
-def test_a_leader_frozen_in_the_middle_of_a_renewal_does_not_keep_its_successor_out(postgres: PostgresWorld) -> None:
+def test_a_leader_frozen_in_a_renewal_is_succeeded(postgres: PostgresWorld) -> None:
     """`idle_in_transaction_session_timeout` runs only where the client has ended its turn."""
     postgres.add_space(shards=1)
     group = postgres.store.open_group(SHARE)
@@ -59,9 +59,7 @@ def test_a_leader_frozen_in_the_middle_of_a_renewal_does_not_keep_its_successor_
 
 @pytest.mark.conforms("W2")
 @pytest.mark.usefixtures("untold")
-def test_a_publisher_frozen_in_the_middle_of_an_append_does_not_stop_the_others(
-    database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_publisher_frozen_in_an_append_stops_nobody(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sender, "TRANSACTION_TIMEOUT_S", 4.0)  # for so long its lock can be seen
     with connect(database) as connection, PostgresProxy(database) as cutter:
         frozen = Publisher(cutter.url)
@@ -89,9 +87,8 @@ def test_a_publisher_frozen_in_the_middle_of_an_append_does_not_stop_the_others(
 
 @pytest.mark.conforms("E36")
 @pytest.mark.parametrize("number", ["SIGSTOP", "SIGKILL"])
-def test_a_consumer_stopped_between_its_progress_and_its_commit_gives_its_stream_up(
-    postgres: PostgresWorld, tmp_path: Path, number: str
-) -> None:
+def test_a_consumer_stopped_before_commit_is_revoked(postgres: PostgresWorld, tmp_path: Path, number: str) -> None:
+    """Progress that it has written and not committed counts for nothing."""
     group, term, stream, held = postgres.lent(5)
     postgres.connection.execute("create table public.output (n integer)")
     facts = map(str, (group.group_id, stream, held.grant_id))

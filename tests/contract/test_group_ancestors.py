@@ -59,9 +59,7 @@ def empty_ones(world: World, count: int) -> None:
 
 @pytest.mark.conforms("E33")
 @pytest.mark.parametrize(("subscription", "between"), [(SHARE, 3), (QUEUE, 1)], ids=str)
-def test_a_stream_waits_for_its_ancestors_across_empty_generations(
-    world: World, subscription: Subscription, between: int
-) -> None:
+def test_a_stream_waits_across_empty_generations(world: World, subscription: Subscription, between: int) -> None:
     (first,) = world.add_space()
     group = world.store.declare_group(subscription, GroupOptions())
     term = world.lead(group)
@@ -77,7 +75,7 @@ def test_a_stream_waits_for_its_ancestors_across_empty_generations(
 
 
 @pytest.mark.conforms("E33")
-def test_it_waits_for_all_of_them_where_streams_were_split_and_merged_on_the_way(world: World) -> None:
+def test_it_waits_across_splits_and_merges(world: World) -> None:
     group, term, (left, right) = world.led(2)
     world.append(left, 1)
     world.append(right, 1)
@@ -101,9 +99,7 @@ def test_it_waits_for_all_of_them_where_streams_were_split_and_merged_on_the_way
     [StartingPosition.EARLIEST, StartingPosition.at_offset(1), StartingPosition.at_time(1_700_000_000_000_000)],
     ids=str,
 )
-def test_a_group_that_begins_in_the_past_waits_for_what_lies_beyond_streams_that_it_has_not(
-    world: World, begin: StartingPosition
-) -> None:
+def test_a_group_that_begins_in_the_past_waits_too(world: World, begin: StartingPosition) -> None:
     (first,) = world.add_space()
     world.append(first, 2)
     empty_ones(world, 2)
@@ -125,9 +121,8 @@ def test_a_group_that_begins_in_the_past_waits_for_what_lies_beyond_streams_that
 
 @pytest.mark.conforms("E33", "W4")
 @pytest.mark.parametrize("on_data_loss", OnDataLoss)
-def test_what_retention_took_from_an_ancestor_is_waited_for_until_somebody_decides(
-    world: World, on_data_loss: OnDataLoss
-) -> None:
+def test_an_ancestor_that_is_gone_is_waited_for(world: World, on_data_loss: OnDataLoss) -> None:
+    """Until its group skips it, by policy or because somebody decides so."""
     (first,) = world.add_space()
     group = world.declare(on_data_loss=on_data_loss)
     term = world.lead(group)
@@ -144,7 +139,7 @@ def test_what_retention_took_from_an_ancestor_is_waited_for_until_somebody_decid
 
 
 @pytest.mark.conforms("E33")
-def test_a_space_that_loses_no_topics_has_no_part_in_it(world: World) -> None:
+def test_a_space_that_loses_no_topics_is_no_parent(world: World) -> None:
     world.add_space("default", "#")
     (_, users) = world.add_space("users", "users/#", rolls=(1,))
     (_, orders) = world.add_space("orders", "orders/#", rolls=(1,))
@@ -183,7 +178,7 @@ def by_import(world: PostgresWorld, group: Group, first: int) -> Group:
 
 @pytest.mark.conforms("E33")
 @pytest.mark.parametrize("how", [by_reset, by_reset_of_one, by_import])
-def test_what_is_to_be_consumed_again_comes_before_its_descendants(
+def test_what_is_consumed_again_comes_before_its_heirs(
     postgres: PostgresWorld, how: Callable[[PostgresWorld, Group, int], Group]
 ) -> None:
     world = postgres
@@ -225,7 +220,8 @@ def descended(postgres: PostgresWorld) -> Descended:
 
 
 @pytest.mark.conforms("E33", "E11", "A5")
-def test_a_forced_reset_of_one_stream_takes_back_what_follows_on_it_and_nothing_else(descended: Descended) -> None:
+def test_a_forced_reset_takes_back_what_follows(descended: Descended) -> None:
+    """And nothing else: what is lent beside the stream stays so."""
     world, group, term, (first, last, beside) = descended
     before = {stream: world.row(group, term, stream) for stream in (last, beside)}
     with world.connection.transaction():
@@ -245,7 +241,7 @@ def test_a_forced_reset_of_one_stream_takes_back_what_follows_on_it_and_nothing_
 
 
 @pytest.mark.conforms("E33")
-def test_a_reset_of_one_stream_waits_for_who_has_what_follows_on_it(descended: Descended) -> None:
+def test_a_reset_waits_for_holders_of_what_follows(descended: Descended) -> None:
     world, group, term, (first, last, _) = descended
 
     def reset(target: ResetTarget) -> None:
@@ -260,7 +256,7 @@ def test_a_reset_of_one_stream_waits_for_who_has_what_follows_on_it(descended: D
 
 
 @pytest.mark.conforms("E33", "E27")
-def test_what_is_in_doubt_behind_a_stream_that_is_reset_is_given_up_by_force_alone(descended: Descended) -> None:
+def test_doubt_behind_a_reset_stream_ends_by_force(descended: Descended) -> None:
     world, group, term, (first, last, _) = descended
     row = world.row(group, term, last)
     world.connection.execute(
@@ -284,7 +280,8 @@ def test_what_is_in_doubt_behind_a_stream_that_is_reset_is_given_up_by_force_alo
 
 
 @pytest.mark.conforms("E33")
-def test_a_reset_of_one_stream_that_nobody_has_noticed_yet_forgets_none_before_it(postgres: PostgresWorld) -> None:
+def test_a_reset_of_an_unnoticed_stream_forgets_none(postgres: PostgresWorld) -> None:
+    """Streams before it, of which no leader has heard yet, are consumed first."""
     world = postgres
     world.add_space()
     group = world.declare()

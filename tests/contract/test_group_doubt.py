@@ -90,7 +90,7 @@ def test_what_is_planned_is_in_the_row_and_stays_there(world: World) -> None:
 
 
 @pytest.mark.parametrize("word", ["release", "force_release"])
-def test_it_is_reserved_for_its_session_when_the_grant_ends(world: World, word: str) -> None:
+def test_when_the_grant_ends_it_is_reserved(world: World, word: str) -> None:
     etl = Etl(world)
     ended = etl.end(word)
     assert (ended.status, ended.session, ended.session_epoch, ended.reserved_s) == (RESERVED, "etl", 7, HOLD_S)
@@ -109,7 +109,7 @@ def test_it_is_reserved_for_its_session_when_the_grant_ends(world: World, word: 
 
 
 @pytest.mark.conforms("E10", "E27")
-def test_a_plan_from_before_the_one_that_is_known_changes_nothing(world: World) -> None:
+def test_an_older_plan_changes_nothing(world: World) -> None:
     etl = Etl(world)
     later = InDoubtRange(etl.grant_id, 5, 8, HOLD_S)
     assert etl.apply(AdvancePosition(etl.stream, etl.grant_id, 5, in_doubt=later)).in_doubt == later
@@ -124,7 +124,8 @@ def test_it_can_be_in_doubt_again_and_again(world: World) -> None:
         assert etl.row().pending_in_doubt == etl.doubt
 
 
-def test_after_its_time_it_is_anybodys_and_history_says_what_may_be_seen_twice(world: World) -> None:
+def test_after_its_time_it_is_anybodys(world: World) -> None:
+    """History then says what may be seen twice."""
     etl = Etl(world)
     ended = etl.end()
     due = UnreserveStream(etl.stream, ended.grant_id, "not back")
@@ -162,7 +163,7 @@ def test_the_hold_is_bounded(world: World) -> None:
     assert etl.end().reserved_s == 366 * 86_400
 
 
-def test_what_is_done_is_remembered_until_somebody_plans_anew(world: World) -> None:
+def test_a_plan_that_is_done_is_remembered(world: World) -> None:
     etl = Etl(world)
     freed = etl.apply(ReleaseStream(etl.stream, etl.grant_id, 5, "leave"))
     assert (freed.status, freed.in_doubt, freed.pending_in_doubt) == (FREE, etl.doubt, None)
@@ -179,13 +180,13 @@ def test_what_was_never_begun_is_taken_back(world: World) -> None:
     assert etl.end().status is FREE
 
 
-def test_a_plan_beyond_the_head_blocks_the_row_as_a_position_there_does(world: World) -> None:
+def test_a_plan_beyond_the_head_blocks_the_row(world: World) -> None:
     etl = Etl(world)
     lie = InDoubtRange(etl.grant_id, 2, 11, HOLD_S)
     assert etl.refused(AdvancePosition(etl.stream, etl.grant_id, 2, in_doubt=lie)).status is BLOCKED
 
 
-def test_what_is_reserved_is_not_blocked_however_often_it_is_lost(world: World) -> None:
+def test_what_is_reserved_is_never_blocked(world: World) -> None:
     etl = Etl(world)
     for epoch in range(8, 8 + MAX_LOSSES):
         assert etl.end().status is RESERVED
@@ -193,7 +194,7 @@ def test_what_is_reserved_is_not_blocked_however_often_it_is_lost(world: World) 
     assert etl.end().status is RESERVED
 
 
-def test_of_whole_epochs_it_is_in_doubt_until_they_are_consumed(world: World) -> None:
+def test_whole_epochs_are_in_doubt_until_consumed(world: World) -> None:
     group, term, (stream,) = world.led(atomic=True)
     world.append(stream, 4, 1, 9)
     grant_id = world.apply(group, term, grant_to(stream)).lending.grant_id  # type: ignore[union-attr]
@@ -212,7 +213,7 @@ def test_of_whole_epochs_it_is_in_doubt_until_they_are_consumed(world: World) ->
     assert (saved.in_doubt, saved.pending_in_doubt) == (doubt, None)
 
 
-def test_a_closed_stream_ends_though_something_was_planned(world: World) -> None:
+def test_a_closed_stream_ends_in_spite_of_a_plan(world: World) -> None:
     etl = Etl(world)
     world.rollover(1)
     assert etl.apply(AdvancePosition(etl.stream, etl.grant_id, 10)).status is FINISHED

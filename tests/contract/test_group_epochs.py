@@ -37,7 +37,8 @@ def announced(world: World, group: Group) -> list[str]:
 
 
 @pytest.mark.conforms("S2", "S5")
-def test_who_starts_live_is_given_what_begins_after_all_that_has_begun_in_any_stream(world: World) -> None:
+def test_who_starts_live_is_given_what_begins_later(world: World) -> None:
+    """Later than what has begun in any stream."""
     first, second, third = world.add_space(shards=3)
     world.complete(3)
     world.append(first, 10, 3)
@@ -53,7 +54,7 @@ def test_who_starts_live_is_given_what_begins_after_all_that_has_begun_in_any_st
     assert reached(world, group, term) == [6], "the first epoch that it is given, and nothing before"
 
 
-def test_epochs_of_streams_that_are_closed_and_gone_have_begun_too(world: World) -> None:
+def test_epochs_of_closed_and_gone_streams_have_begun(world: World) -> None:
     (first,) = world.add_space()
     world.complete(3)
     world.append(first, 10, 7)
@@ -67,7 +68,7 @@ def test_epochs_of_streams_that_are_closed_and_gone_have_begun_too(world: World)
     assert world.row(entire, world.lead(entire), second).consumed == consumed(0, 8), "a part of 7 is gone"
 
 
-def test_who_starts_in_the_middle_is_given_nothing_that_had_begun_before(world: World) -> None:
+def test_who_starts_in_the_middle_skips_what_had_begun(world: World) -> None:
     (stream,) = world.add_space()
     world.complete(0)
     for epoch in (1, 2, 3):
@@ -86,7 +87,7 @@ def test_a_group_of_a_space_without_epochs_has_none(world: World) -> None:
     assert announced(world, group) == []
 
 
-def test_a_group_that_is_not_atomic_says_nothing_of_epochs(world: World) -> None:
+def test_only_an_atomic_group_speaks_of_epochs(world: World) -> None:
     (stream,) = world.add_space()
     world.complete(3)
     group = world.group()
@@ -99,7 +100,8 @@ def test_a_group_that_is_not_atomic_says_nothing_of_epochs(world: World) -> None
 
 
 @pytest.mark.conforms("S8", "S4")
-def test_an_epoch_is_consumed_when_the_last_stream_is_consumed_past_it_and_said_to_be_so_once(world: World) -> None:
+def test_an_epoch_is_consumed_when_all_streams_are(world: World) -> None:
+    """It is announced once."""
     first, second = world.add_space(shards=2)
     world.complete(3)
     group = world.declare(atomic=True)
@@ -122,7 +124,7 @@ def test_an_epoch_is_consumed_when_the_last_stream_is_consumed_past_it_and_said_
 
 
 @pytest.mark.conforms("S9", "S4")
-def test_idle_streams_and_skipped_epochs_hold_nothing_back_and_it_never_goes_back(world: World) -> None:
+def test_idle_streams_and_skipped_epochs_hold_nothing(world: World) -> None:
     first, _ = world.add_space(shards=2)
     world.complete(3)
     group = world.declare(atomic=True)
@@ -137,9 +139,8 @@ def test_idle_streams_and_skipped_epochs_hold_nothing_back_and_it_never_goes_bac
 
 
 @pytest.mark.conforms("S9")
-def test_a_closed_stream_holds_back_what_is_not_consumed_of_it_and_its_children_begin_with_the_group(
-    world: World,
-) -> None:
+def test_a_closed_stream_holds_back_what_it_has(world: World) -> None:
+    """Its children begin where the group is."""
     (parent,) = world.add_space()
     world.complete(3)
     group = world.declare(atomic=True)
@@ -161,7 +162,7 @@ def test_a_closed_stream_holds_back_what_is_not_consumed_of_it_and_its_children_
     assert reached(world, group, term) == [6]
 
 
-def test_what_is_consumed_moves_on_with_the_position_and_is_handed_on(world: World) -> None:
+def test_what_is_consumed_is_handed_on(world: World) -> None:
     (stream,) = world.add_space()
     world.complete(3)
     group = world.declare(atomic=True)
@@ -185,7 +186,7 @@ def test_what_is_consumed_moves_on_with_the_position_and_is_handed_on(world: Wor
 @pytest.mark.parametrize(
     "said", [ConsumedFrontier(31, frontier(4)), ConsumedFrontier(20, LowerFrontier(((4, 4),)))], ids=["beyond", "alien"]
 )
-def test_a_word_that_cannot_be_true_changes_nothing_of_it(world: World, said: ConsumedFrontier) -> None:
+def test_impossible_progress_changes_nothing(world: World, said: ConsumedFrontier) -> None:
     (stream,) = world.add_space()
     world.complete(3)
     group = world.declare(atomic=True)
@@ -212,7 +213,7 @@ def test_each_space_has_a_frontier_of_its_own(world: World) -> None:
     assert reached(world, group, term) == [4, 100]
 
 
-def test_a_deleted_group_leaves_no_frontier_to_the_next_of_its_name(world: World) -> None:
+def test_a_deleted_group_leaves_no_frontier(world: World) -> None:
     world.add_space()
     world.complete(3)
     group = world.declare(atomic=True)
@@ -225,7 +226,7 @@ def test_a_deleted_group_leaves_no_frontier_to_the_next_of_its_name(world: World
 
 
 @pytest.mark.conforms("E23")
-def test_losses_count_at_one_place_and_whole_epochs_move_the_place(world: World) -> None:
+def test_losses_count_between_whole_epochs(world: World) -> None:
     (stream,) = world.add_space()
     world.complete(3)
     group = world.declare(atomic=True)
@@ -242,7 +243,8 @@ def test_losses_count_at_one_place_and_whole_epochs_move_the_place(world: World)
         assert outcome(lost)[1] is (BLOCKED if number == MAX_LOSSES - 1 else FREE)
 
 
-def test_epochs_of_another_kind_that_a_consumer_reports_hold_its_own_group_back_and_nobody_else(world: World) -> None:
+def test_reported_epochs_of_another_kind_break_nothing(world: World) -> None:
+    """At most the group itself is held back."""
     (stream,) = world.add_space()
     world.complete(3)
     world.append(stream, 10, 3)
@@ -256,7 +258,7 @@ def test_epochs_of_another_kind_that_a_consumer_reports_hold_its_own_group_back_
 
 
 @pytest.mark.conforms("S9")
-def test_an_epoch_that_was_closed_because_its_publisher_died_is_announced_as_such(postgres: PostgresWorld) -> None:
+def test_an_epoch_closed_by_expiry_is_announced_so(postgres: PostgresWorld) -> None:
     world = postgres
     world.add_space()
     world.complete(3)
@@ -287,7 +289,7 @@ def test_an_epoch_that_was_closed_because_its_publisher_died_is_announced_as_suc
 
 
 @pytest.mark.conforms("S8", "E20")
-def test_who_dies_while_a_stream_waits_for_an_epoch_has_not_died_of_it(world: World) -> None:
+def test_deaths_while_waiting_for_an_epoch_count_not(world: World) -> None:
     group, term, (stream,) = world.led(atomic=True)
     world.complete(7)
     world.append(stream, 4, 7)

@@ -21,7 +21,7 @@ def since(world: World, group: Group) -> dict[int, float]:
 
 
 @pytest.mark.conforms("E23", "E34")
-def test_who_leads_a_group_made_anew_sees_when_its_streams_were_taken_from_former_members(world: World) -> None:
+def test_the_next_life_knows_when_streams_were_taken(world: World) -> None:
     had, free = world.add_space(shards=2)
     world.append(had, 2)
     group = world.declare()
@@ -45,7 +45,8 @@ def test_who_leads_a_group_made_anew_sees_when_its_streams_were_taken_from_forme
 
 
 @pytest.mark.conforms("E34")
-def test_what_a_forced_reset_took_stays_taken_through_further_resets_and_a_new_life(postgres: PostgresWorld) -> None:
+def test_what_a_forced_reset_took_stays_taken(postgres: PostgresWorld) -> None:
+    """Through further resets, and in the next life of the group."""
     world = postgres
     (stream,) = world.add_space()
     group = world.declare()
@@ -74,7 +75,7 @@ def test_what_a_forced_reset_took_stays_taken_through_further_resets_and_a_new_l
 
 
 @pytest.mark.conforms("E34")
-def test_what_a_reset_gives_a_group_made_anew_was_taken_from_its_former_members_too(postgres: PostgresWorld) -> None:
+def test_what_a_reset_gives_a_new_life_was_taken_too(postgres: PostgresWorld) -> None:
     world = postgres
     (stream,) = world.add_space()
     world.append(stream, 2)
@@ -91,7 +92,7 @@ def test_what_a_reset_gives_a_group_made_anew_was_taken_from_its_former_members_
 
 
 @pytest.mark.conforms("E34")
-def test_what_came_to_a_group_after_its_export_was_taken_from_its_former_members_too(postgres: PostgresWorld) -> None:
+def test_what_came_after_an_export_was_taken_too(postgres: PostgresWorld) -> None:
     world = postgres
     group, term, _ = world.led()
     progress = progress_transfer.read_progress(world.connection, group)
@@ -115,7 +116,7 @@ def taken_at(world: PostgresWorld, stream_id: int) -> list[object]:
 
 
 @pytest.mark.conforms("E34", "A7")
-def test_why_says_that_a_former_holder_may_not_have_heard(postgres: PostgresWorld) -> None:
+def test_why_names_a_former_holder_that_may_not_know(postgres: PostgresWorld) -> None:
     world = postgres
     (stream,) = world.add_space()
     world.append(stream, 2)

@@ -78,7 +78,7 @@ def test_declaring_again_is_a_no_op_or_a_conflict(world: World) -> None:
     assert world.store.open_group(SHARE, StartingPosition.EARLIEST) == group, "the first start wins"
 
 
-def test_a_group_that_a_subscriber_creates_has_its_start_and_the_defaults(world: World) -> None:
+def test_a_subscribers_group_has_the_defaults(world: World) -> None:
     world.add_space()
     group = world.group(start=StartingPosition.EARLIEST)
     assert group.options == GroupOptions(StartingPosition.EARLIEST)
@@ -105,7 +105,7 @@ def test_options_that_can_never_work_are_refused(wrong: dict[str, object]) -> No
 
 
 @pytest.mark.conforms("P9")
-def test_a_start_in_time_begins_with_the_first_block_stored_at_or_after_it(world: World) -> None:
+def test_a_start_in_time_begins_with_the_next_block(world: World) -> None:
     begun = world.clock()
     busy, idle = world.add_space(shards=2)
     for _ in range(3):
@@ -118,7 +118,7 @@ def test_a_start_in_time_begins_with_the_first_block_stored_at_or_after_it(world
 
 
 @pytest.mark.conforms("P9")
-def test_a_start_in_time_takes_closed_streams_that_have_something_and_no_others(world: World) -> None:
+def test_a_start_in_time_takes_unread_closed_streams(world: World) -> None:
     (gone,) = world.add_space()
     world.append(gone, 2)
     (before,) = world.rollover(1)
@@ -142,7 +142,7 @@ def test_a_start_in_time_takes_closed_streams_that_have_something_and_no_others(
     assert positions(world, group)[later] == 0
 
 
-def test_a_start_at_an_offset_is_each_open_streams_own_and_not_beyond_its_head(world: World) -> None:
+def test_a_start_at_an_offset_is_at_most_each_head(world: World) -> None:
     (closed,) = world.add_space()
     world.append(closed, 100)
     long, short, empty = world.rollover(1, shards=3)
@@ -158,7 +158,7 @@ def test_a_start_at_an_offset_is_each_open_streams_own_and_not_beyond_its_head(w
 
 
 @pytest.mark.conforms("W4")
-def test_a_group_that_skips_finishes_what_retention_took_and_counts_it(world: World) -> None:
+def test_who_skips_finishes_what_is_gone_and_counts_it(world: World) -> None:
     free, held, consumed, given_grant = world.add_space(shards=4)
     group = world.declare(starting_position=StartingPosition.EARLIEST, on_data_loss=OnDataLoss.SKIP)
     term = world.lead(group)
@@ -189,7 +189,7 @@ def test_a_group_that_skips_finishes_what_retention_took_and_counts_it(world: Wo
 
 
 @pytest.mark.conforms("W4")
-def test_a_group_that_fails_blocks_and_each_group_has_its_own_policy(world: World) -> None:
+def test_each_group_has_its_own_policy(world: World) -> None:
     (stream,) = world.add_space()
     skips = world.declare(starting_position=StartingPosition.EARLIEST, on_data_loss=OnDataLoss.SKIP)
     fails = world.group(Subscription.parse("$share/fails/#"), StartingPosition.EARLIEST)
@@ -205,7 +205,7 @@ def test_a_group_that_fails_blocks_and_each_group_has_its_own_policy(world: Worl
 
 
 @pytest.mark.conforms("W4")
-def test_a_position_beyond_the_head_is_blocked_whatever_the_policy(world: World) -> None:
+def test_beyond_the_head_every_policy_blocks(world: World) -> None:
     (stream,) = world.add_space()
     group = world.declare(on_data_loss=OnDataLoss.SKIP)
     term = world.lead(group)
@@ -219,9 +219,7 @@ def test_a_position_beyond_the_head_is_blocked_whatever_the_policy(world: World)
 
 @pytest.mark.conforms("W10")
 @pytest.mark.parametrize(("skips", "found", "lost"), [(False, (APPLIED, BLOCKED, 4), 0), (True, (APPLIED, FREE, 6), 2)])
-def test_at_a_block_that_cannot_be_decoded_a_row_is_blocked_or_goes_on_behind_it(
-    world: World, skips: bool, found: object, lost: int
-) -> None:
+def test_at_poison_a_row_is_blocked_or_goes_on_behind(world: World, skips: bool, found: object, lost: int) -> None:
     (stream,) = world.add_space()
     world.append(stream, 8)
     group = world.group(start=StartingPosition.EARLIEST)
@@ -247,9 +245,8 @@ def test_at_a_block_that_cannot_be_decoded_a_row_is_blocked_or_goes_on_behind_it
 
 
 @pytest.mark.conforms("W10")
-def test_a_closed_stream_whose_last_block_is_skipped_is_finished_and_none_is_skipped_beyond_the_head(
-    world: World,
-) -> None:
+def test_skipping_the_last_block_finishes_a_stream(world: World) -> None:
+    """Nothing is skipped beyond the head."""
     closed, other = world.add_space(shards=2)
     world.append(closed, 8)
     group = world.group(start=StartingPosition.EARLIEST)
@@ -266,7 +263,7 @@ def test_a_closed_stream_whose_last_block_is_skipped_is_finished_and_none_is_ski
 
 
 @pytest.mark.conforms("A5")
-def test_orders_are_kept_and_are_told_with_a_renewal_and_recorded_once(world: World) -> None:
+def test_commands_are_kept_told_and_recorded_once(world: World) -> None:
     group, term, _ = world.led()
     assert world.write(group, term, renew=True).desired_state == group.desired_state == GroupDesiredState()
     paused = world.store.apply_command(SHARE, PauseGroup("the sink is repaired"))
@@ -306,7 +303,7 @@ def test_looking_for_a_group_creates_none(world: World) -> None:
     assert is_missing()
 
 
-def test_orders_to_a_group_that_nobody_leads_are_recorded_without_a_term(world: World) -> None:
+def test_commands_without_a_leader_are_recorded(world: World) -> None:
     world.add_space()
     group = world.declare()
     world.store.apply_command(SHARE, PauseGroup())

@@ -57,7 +57,7 @@ def patient(world: PostgresWorld) -> PostgresGroupStore:
 
 
 @pytest.mark.conforms("E1")
-def test_first_subscribers_at_the_same_time_make_one_group(postgres: PostgresWorld) -> None:
+def test_many_first_subscribers_make_one_group(postgres: PostgresWorld) -> None:
     postgres.add_space(shards=2)
     start = Barrier(12)
 
@@ -75,7 +75,7 @@ def test_first_subscribers_at_the_same_time_make_one_group(postgres: PostgresWor
 
 
 @pytest.mark.conforms("W6")
-def test_a_group_created_during_a_rollover_misses_no_stream(postgres: PostgresWorld) -> None:
+def test_a_group_made_in_a_rollover_misses_no_stream(postgres: PostgresWorld) -> None:
     postgres.add_space()
     with connect(postgres.url) as roller, ThreadPoolExecutor(1) as pool:
         with roller.transaction():
@@ -92,7 +92,7 @@ def test_a_group_created_during_a_rollover_misses_no_stream(postgres: PostgresWo
 
 
 @pytest.mark.conforms("E21", "W3")
-def test_a_shadow_that_ends_in_the_middle_of_a_renewal_hides_nothing(postgres: PostgresWorld) -> None:
+def test_a_space_dropped_in_a_renewal_hides_nothing(postgres: PostgresWorld) -> None:
     postgres.add_space("default", "#")
     postgres.add_space("orders", "orders/#", rolls=(1,))
     group = postgres.group()
@@ -111,7 +111,7 @@ def test_a_shadow_that_ends_in_the_middle_of_a_renewal_hides_nothing(postgres: P
 
 
 @pytest.mark.conforms("E13")
-def test_a_successor_waits_for_a_commit_that_was_checked_before(postgres: PostgresWorld) -> None:
+def test_a_successor_waits_for_a_commit_under_way(postgres: PostgresWorld) -> None:
     group, term, (stream,) = postgres.led()
     slow = patient(postgres)
     postgres.clock.advance(LEASE_S)
@@ -130,7 +130,7 @@ def test_a_successor_waits_for_a_commit_that_was_checked_before(postgres: Postgr
 
 
 @pytest.mark.conforms("E13", "E14")
-def test_a_lease_that_ends_while_a_commit_waits_for_its_lock_is_over(postgres: PostgresWorld) -> None:
+def test_a_lease_that_ends_before_a_commit_is_over(postgres: PostgresWorld) -> None:
     (stream,) = postgres.add_space()
     store = PostgresGroupStore(postgres.url, lock_timeout_s=30, statement_timeout_s=30)
     group = store.open_group(SHARE)
@@ -191,7 +191,7 @@ def test_a_users_open_transaction_stalls_nobody_else(postgres: PostgresWorld) ->
     impatient.close()
 
 
-def test_what_a_user_commits_while_a_leader_waits_is_kept(postgres: PostgresWorld) -> None:
+def test_what_is_committed_while_a_leader_waits_stays(postgres: PostgresWorld) -> None:
     group, term, stream, held = postgres.lent()
     slow = patient(postgres)
     with connect(postgres.url) as blocker, ThreadPoolExecutor(1) as pool:
@@ -207,7 +207,7 @@ def test_what_a_user_commits_while_a_leader_waits_is_kept(postgres: PostgresWorl
 
 
 @pytest.mark.conforms("E17", "E25")
-def test_the_sql_function_moves_only_its_own_grant_forward(postgres: PostgresWorld) -> None:
+def test_advance_moves_only_its_own_grant_forward(postgres: PostgresWorld) -> None:
     group, term, stream, held = postgres.lent(5)
     postgres.apply(group, term, AdvancePosition(stream, held.grant_id, 2))
     call = "select advance(%s, %s, %s, %s)"
@@ -242,7 +242,7 @@ def test_an_error_costs_only_the_group_that_causes_it(
 
 @pytest.mark.conforms("E32")
 @pytest.mark.parametrize(("hostile", "most", "written"), [({17}, 13, 29), (set(range(30)), 12, 0)], ids=["one", "all"])
-def test_a_refusal_costs_few_transactions_however_many_groups_there_are(
+def test_a_refusal_costs_few_transactions(
     postgres: PostgresWorld, monkeypatch: pytest.MonkeyPatch, hostile: set[int], most: int, written: int
 ) -> None:
     (stream,) = postgres.add_space()
@@ -266,9 +266,7 @@ def test_a_refusal_costs_few_transactions_however_many_groups_there_are(
 
 @pytest.mark.conforms("E32")
 @pytest.mark.parametrize("where", [slice(0, 12), slice(12, 24), slice(0, 24, 2)], ids=["first", "last", "among"])
-def test_groups_that_are_refused_again_and_again_keep_no_other_from_being_written(
-    postgres: PostgresWorld, where: slice
-) -> None:
+def test_refused_groups_hold_up_no_other(postgres: PostgresWorld, where: slice) -> None:
     (stream,) = postgres.add_space()
     groups = [postgres.group(Subscription.parse(f"$share/g{i}/#")) for i in range(24)]
     batch = [GroupWrites(group.group_id, postgres.lead(group), (grant(stream),)) for group in groups]
@@ -300,9 +298,7 @@ def test_groups_that_are_refused_again_and_again_keep_no_other_from_being_writte
 
 
 @pytest.mark.conforms("X4")
-def test_a_group_that_is_refused_again_and_again_is_not_logged_again_and_again(
-    postgres: PostgresWorld, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_group_refused_repeatedly_is_logged_once(postgres: PostgresWorld, caplog: pytest.LogCaptureFixture) -> None:
     (stream,) = postgres.add_space()
     groups = [postgres.group(Subscription.parse(f"$share/g{i}/#")) for i in range(2)]
     terms = [postgres.lead(group) for group in groups]
@@ -316,9 +312,10 @@ def test_a_group_that_is_refused_again_and_again_is_not_logged_again_and_again(
     assert len(caplog.records) == 3, "one for the whole, and one for each group"
 
 
-def test_a_locked_leadership_costs_only_its_own_group_and_a_line_in_the_log(
+def test_a_locked_leadership_costs_only_its_own_group(
     postgres: PostgresWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """And one line in the log."""
     (stream,) = postgres.add_space()
     groups = [postgres.group(Subscription.parse(f"$share/g{i}/#")) for i in range(2)]
     terms = [postgres.lead(group) for group in groups]
@@ -342,7 +339,7 @@ def store_backends(world: PostgresWorld, wait_event: str | None = None) -> list[
     return [row[0] for row in world.connection.execute(sql).fetchall()]
 
 
-def test_a_connection_lost_between_calls_is_named_and_replaced(postgres: PostgresWorld) -> None:
+def test_a_connection_lost_between_calls_is_replaced(postgres: PostgresWorld) -> None:
     group, term, (stream,) = postgres.led()
     for pid in store_backends(postgres):
         postgres.connection.execute("select pg_terminate_backend(%s, 5000)", (pid,))
@@ -353,9 +350,8 @@ def test_a_connection_lost_between_calls_is_named_and_replaced(postgres: Postgre
 
 
 @pytest.mark.parametrize(("when", "error"), [("before", DatabaseUnreachable), ("during", UnknownOutcome)])
-def test_a_connection_lost_in_a_commit_is_doubt_and_before_it_is_not(
-    postgres: PostgresWorld, when: str, error: type[Exception]
-) -> None:
+def test_a_connection_lost_in_a_commit_is_doubt(postgres: PostgresWorld, when: str, error: type[Exception]) -> None:
+    """One that is lost before the commit is not."""
     group, term, (stream,) = postgres.led()
     slow = patient(postgres)
     table = "lending_history" if when == "during" else "leadership"
@@ -382,7 +378,7 @@ def test_a_connection_lost_in_a_commit_is_doubt_and_before_it_is_not(
     slow.close()
 
 
-def test_a_maintenance_transaction_is_guarded_by_its_term(postgres: PostgresWorld) -> None:
+def test_maintenance_is_guarded_by_its_term(postgres: PostgresWorld) -> None:
     claim = postgres.store.claim(0, ONE, LEASE_S)
     now_us = postgres.clock.now_us
     with connect(postgres.url) as keeper, keeper.transaction():
@@ -413,7 +409,7 @@ def test_a_claim_refused_for_its_lock_is_granted_later(postgres: PostgresWorld) 
 
 
 @pytest.mark.conforms("A9")
-def test_who_deletes_a_group_beside_somebodys_open_transaction_is_told_whose_it_is(postgres: PostgresWorld) -> None:
+def test_who_cannot_delete_a_group_is_told_why(postgres: PostgresWorld) -> None:
     group, _, stream, held = postgres.lent(5)
     with psycopg.connect(postgres.url, application_name="somebody's") as user:
         consumer_progress.advance(user, group.group_id, stream, held.grant_id, 3)

@@ -12,7 +12,7 @@ OTHER = Subscription.parse("$share/other/#")
 
 
 @pytest.mark.conforms("A7")
-def test_a_commit_answers_with_the_lines_of_history_that_it_wrote(world: World) -> None:
+def test_a_commit_answers_with_the_history_it_wrote(world: World) -> None:
     first, second, third = world.add_space(shards=3)
     group, other = world.group(), world.group(OTHER)
     term, other_term = world.lead(group), world.lead(other)
@@ -41,7 +41,7 @@ def test_a_commit_answers_with_the_lines_of_history_that_it_wrote(world: World) 
     assert world.store.history(other.group_id) == before[1] + theirs.history
 
 
-def test_progress_writes_no_line_and_a_term_that_is_over_none_either(world: World) -> None:
+def test_progress_and_past_terms_write_no_history(world: World) -> None:
     group, term, stream, held = world.lent(5)
     assert world.write(group, term, AdvancePosition(stream, held.grant_id, 3), renew=True).history == ()
     assert world.write(group, term, ReleaseStream(stream, held.grant_id - 1, 3, "late")).history == ()
@@ -51,7 +51,7 @@ def test_progress_writes_no_line_and_a_term_that_is_over_none_either(world: Worl
     assert (deposed.has_stale_term, deposed.history) == (True, ())
 
 
-def test_a_renewal_tells_after_the_entries_what_it_ended(world: World) -> None:
+def test_a_renewal_tells_last_what_it_ended(world: World) -> None:
     group, term, (first, second) = world.led(2)
     held = granted(world, group, term, first)
     for stream in (first, second):

@@ -98,9 +98,7 @@ def test_a_group_goes_on_from_where_it_is_told_to(
 
 
 @pytest.mark.conforms("A4")
-def test_one_stream_may_be_reset_alone_and_offsets_given(
-    halfway: tuple[PostgresWorld, Group, int, tuple[int, ...]],
-) -> None:
+def test_one_stream_may_be_reset_alone(halfway: tuple[PostgresWorld, Group, int, tuple[int, ...]]) -> None:
     world, group, _, (first, second) = halfway
     assert reset(world, group, ResetTarget.shift(1), first) == {first: (4, 5)}
     assert reset(world, group, ResetTarget.offsets({second: 3})) == {second: (10, 3)}
@@ -113,9 +111,8 @@ def test_one_stream_may_be_reset_alone_and_offsets_given(
 
 
 @pytest.mark.conforms("A5", "E7")
-def test_while_a_stream_is_lent_it_is_refused_or_forced_and_the_grant_is_over(
-    halfway: tuple[PostgresWorld, Group, int, tuple[int, ...]],
-) -> None:
+def test_a_lent_stream_is_reset_by_force_alone(halfway: tuple[PostgresWorld, Group, int, tuple[int, ...]]) -> None:
+    """Its grant is then over."""
     world, group, term, (first, second) = halfway
     held = granted(world, group, term, first)
     with pytest.raises(Conflict, match=f"1 of its streams are granted.* the first is {first}"):
@@ -132,7 +129,7 @@ def test_while_a_stream_is_lent_it_is_refused_or_forced_and_the_grant_is_over(
 
 @pytest.mark.conforms("A4")
 @pytest.mark.parametrize("force", [False, True])
-def test_a_row_that_a_users_transaction_has_locked_is_named_as_such(postgres: PostgresWorld, force: bool) -> None:
+def test_a_locked_row_is_named_with_who_locks_it(postgres: PostgresWorld, force: bool) -> None:
     first, second = postgres.add_space(shards=2)
     group = postgres.declare()
     with psycopg.connect(postgres.url) as user:
@@ -144,7 +141,7 @@ def test_a_row_that_a_users_transaction_has_locked_is_named_as_such(postgres: Po
 
 
 @pytest.mark.conforms("A4")
-def test_what_was_consumed_to_its_end_is_lent_again_parents_before_children(postgres: PostgresWorld) -> None:
+def test_finished_streams_are_lent_again_parents_first(postgres: PostgresWorld) -> None:
     world = postgres
     group, term, (parent,) = world.led()
     world.append(parent, 5)
@@ -192,9 +189,10 @@ def test_a_group_goes_back_to_what_was_there_before_it(postgres: PostgresWorld) 
     ],
     ids=str,
 )
-def test_what_ended_before_the_group_began_comes_with_a_place_in_history_and_not_with_one_that_goes_from_here(
+def test_a_place_in_history_brings_what_ended_before(
     postgres: PostgresWorld, target: ResetTarget, expected: dict[str, int]
 ) -> None:
+    """A place that is counted from where the group is, or its end, does not."""
     world = postgres
     (former,) = world.add_space()
     world.append(former, 3)
@@ -219,9 +217,8 @@ def test_what_ended_before_the_group_began_comes_with_a_place_in_history_and_not
 
 
 @pytest.mark.conforms("A4")
-def test_what_would_have_been_given_and_is_not_counts_as_skipped_in_streams_that_came_later_too(
-    postgres: PostgresWorld,
-) -> None:
+def test_what_is_not_given_counts_as_skipped(postgres: PostgresWorld) -> None:
+    """Also in streams that came later."""
     world = postgres
     (before,) = world.add_space()
     world.append(before, 5)
@@ -250,9 +247,8 @@ def test_what_would_have_been_given_and_is_not_counts_as_skipped_in_streams_that
 
 
 @pytest.mark.conforms("A4")
-def test_streams_that_came_later_and_have_ended_since_are_not_given_behind_a_reset_to_the_end(
-    postgres: PostgresWorld,
-) -> None:
+def test_a_reset_to_the_end_passes_unnoticed_streams(postgres: PostgresWorld) -> None:
+    """Also those that came and ended since a leader looked."""
     world = postgres
     (first,) = world.add_space()
     group = world.declare()
@@ -290,9 +286,8 @@ def test_a_stream_that_was_blocked_is_lent_again(postgres: PostgresWorld) -> Non
 
 
 @pytest.mark.conforms("A4", "S5")
-def test_by_epoch_a_group_goes_on_from_the_first_block_that_has_it_and_an_atomic_one_with_whole_epochs(
-    postgres: PostgresWorld,
-) -> None:
+def test_a_reset_by_epoch_begins_at_its_first_block(postgres: PostgresWorld) -> None:
+    """An atomic group goes on with whole epochs."""
     world = postgres
     (stream,) = world.add_space()
     world.complete(1)
@@ -313,7 +308,7 @@ def test_by_epoch_a_group_goes_on_from_the_first_block_that_has_it_and_an_atomic
 
 
 @pytest.mark.conforms("A4", "S5")
-def test_of_an_atomic_group_nothing_is_reset_that_would_leave_epochs_out(postgres: PostgresWorld) -> None:
+def test_no_reset_tears_an_atomic_groups_epochs(postgres: PostgresWorld) -> None:
     world = postgres
     (stream,) = world.add_space()
     world.complete(1)
@@ -334,7 +329,8 @@ def test_of_an_atomic_group_nothing_is_reset_that_would_leave_epochs_out(postgre
 
 
 @pytest.mark.conforms("A4")
-def test_what_is_given_concerns_no_other_stream_not_even_one_that_is_gone(postgres: PostgresWorld) -> None:
+def test_a_reset_of_given_streams_touches_no_other(postgres: PostgresWorld) -> None:
+    """Not even one that is gone."""
     world = postgres
     (gone,) = world.add_space()
     group = world.declare()
@@ -354,7 +350,7 @@ def test_what_is_given_concerns_no_other_stream_not_even_one_that_is_gone(postgr
 
 
 @pytest.mark.conforms("A4")
-def test_a_group_that_was_deleted_meanwhile_gets_no_rows(postgres: PostgresWorld) -> None:
+def test_a_group_deleted_meanwhile_gets_no_rows(postgres: PostgresWorld) -> None:
     world = postgres
     world.add_space()
     group = world.declare()
@@ -381,7 +377,7 @@ def test_targets_that_are_none_are_refused() -> None:
 
 @pytest.mark.conforms("A4", "A5")
 @pytest.mark.parametrize("when", ["before", "as it begins", "meanwhile", "never"])
-def test_a_group_that_an_operator_pauses_stays_paused_after_a_reset(
+def test_an_operators_pause_outlives_a_reset(
     postgres: PostgresWorld, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     group = postgres.group(Subscription.parse("$share/g/#"))
@@ -410,9 +406,7 @@ def test_a_group_that_an_operator_pauses_stays_paused_after_a_reset(
 
 
 @pytest.mark.conforms("A5")
-def test_a_reset_that_waits_for_members_ends_when_somebody_resumes_the_group(
-    halfway: tuple[PostgresWorld, Group, int, tuple[int, ...]],
-) -> None:
+def test_resuming_the_group_ends_a_waiting_reset(halfway: tuple[PostgresWorld, Group, int, tuple[int, ...]]) -> None:
     world, group, term, (first, _) = halfway
     granted(world, group, term, first)
     found = places(world, group)

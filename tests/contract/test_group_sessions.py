@@ -84,16 +84,14 @@ def test_a_grant_ends_the_wait_whoever_gets_it(world: World) -> None:
 
 
 @pytest.mark.parametrize(("session", "keep_s"), [(None, 60.0), ("etl", 0.0), ("etl", -1.0)])
-def test_nothing_is_kept_for_the_nameless_or_without_being_asked(
-    world: World, session: str | None, keep_s: float
-) -> None:
+def test_nothing_is_kept_for_the_nameless_or_unasked(world: World, session: str | None, keep_s: float) -> None:
     group, term, (stream,) = world.led()
     held = world.applied(group, term, named(stream, session))
     freed = world.applied(group, term, ForceRelease(stream, held.grant_id, "silent", keep_s))
     assert (freed.session, freed.session_epoch, freed.reserved_s) == (None, None, 0.0)
 
 
-def test_a_wait_for_ever_is_cut_to_the_longest_there_is(world: World) -> None:
+def test_a_row_is_kept_for_a_year_at_most(world: World) -> None:
     group, term, (stream,) = world.led()
     held = world.applied(group, term, named(stream))
     freed = world.applied(group, term, ForceRelease(stream, held.grant_id, "silent", math.inf))
@@ -122,7 +120,7 @@ def test_what_ends_for_good_is_kept_for_nobody(world: World) -> None:
 
 
 @pytest.mark.conforms("E16")
-def test_a_reclaim_brings_a_newer_session_epoch_or_leaves_the_old_one(world: World) -> None:
+def test_a_reclaim_may_bring_a_newer_session_epoch(world: World) -> None:
     group, term, (stream,) = world.led()
     held = world.applied(group, term, named(stream))
     silent = world.apply(group, term, ReclaimStream(stream, held.grant_id, 0, "b1", "a1"))
@@ -153,7 +151,7 @@ def test_a_mark_is_a_line_of_history_and_nothing_else(world: World) -> None:
 
 
 @pytest.mark.conforms("E11")
-def test_a_forced_move_says_up_to_where_messages_may_be_seen_twice(world: World) -> None:
+def test_a_forced_move_says_what_may_be_seen_twice(world: World) -> None:
     group, term, (moved, blocked, left) = world.led(3)
     grants = {stream: granted(world, group, term, stream).grant_id for stream in (moved, blocked, left)}
     for stream in grants:
@@ -195,14 +193,14 @@ def test_history_tells_who_leads_from_when_on(world: World) -> None:
     assert (line.is_forced, line.redelivery_end) == (False, None)
 
 
-def test_who_keeps_house_for_the_database_is_no_history(world: World) -> None:
+def test_who_keeps_house_is_no_history(world: World) -> None:
     world.store.claim(0, ONE, LEASE_S)
     world.clock.advance(LEASE_S)
     world.store.claim(0, TWO, LEASE_S)
     assert world.store.history(0) == ()
 
 
-def test_an_old_grant_id_is_not_drawn_again_by_a_kept_row(world: World) -> None:
+def test_no_grant_id_is_drawn_twice(world: World) -> None:
     group, term, (stream,) = world.led()
     seen: list[int] = []
     for _ in range(3):

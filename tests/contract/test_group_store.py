@@ -47,7 +47,7 @@ from tests.contract.group_world import (
 # --- groups -------------------------------------------------------------------------------------------------------
 
 
-def test_latest_begins_at_the_heads_and_earliest_at_the_start(world: World) -> None:
+def test_latest_is_at_the_heads_earliest_at_the_start(world: World) -> None:
     first, second = world.add_space(shards=2)
     world.append(first, 5)
     latest = world.group()
@@ -58,7 +58,7 @@ def test_latest_begins_at_the_heads_and_earliest_at_the_start(world: World) -> N
         assert all(row.status is FREE and row.head >= row.position for row in rows)
 
 
-def test_earliest_includes_what_is_closed_but_not_what_is_gone_and_latest_neither(world: World) -> None:
+def test_earliest_includes_what_is_closed_and_not_gone(world: World) -> None:
     world.add_space()
     for stream in (1, 2):
         world.append(stream, 3)
@@ -84,7 +84,7 @@ def test_a_queue_must_be_declared(world: World) -> None:
 
 
 @pytest.mark.conforms("E23")
-def test_a_deleted_group_is_gone_and_its_second_life_is_another(world: World) -> None:
+def test_a_deleted_groups_second_life_is_another(world: World) -> None:
     group, term, stream, held = world.lent(7, on_data_loss=OnDataLoss.SKIP)
     assert world.store.delete_group(SHARE) == group.group_id
     assert world.store.delete_group(SHARE) is None
@@ -101,7 +101,7 @@ def test_a_deleted_group_is_gone_and_its_second_life_is_another(world: World) ->
 
 
 @pytest.mark.conforms("A7", "E23")
-def test_history_tells_the_end_of_each_grant_of_a_deleted_group(world: World) -> None:
+def test_history_ends_each_grant_of_a_deleted_group(world: World) -> None:
     group, term, (free, first, second) = world.led(3)
     grants = {stream: granted(world, group, term, stream).grant_id for stream in (second, first)}
     world.append(first, 10)
@@ -124,7 +124,7 @@ def test_history_tells_the_end_of_each_grant_of_a_deleted_group(world: World) ->
 
 
 @pytest.mark.conforms("E23", "W4")
-def test_a_group_with_blocked_streams_begins_again_when_it_is_deleted_and_created(world: World) -> None:
+def test_blocked_streams_begin_again_in_a_second_life(world: World) -> None:
     beyond, gone = world.add_space("orders", "orders/#")[0], world.add_space("others", "orders/eu")[0]
     group = world.group()
     term = world.lead(group)
@@ -167,7 +167,7 @@ def test_names_and_filters_never_collide(world: World) -> None:
 
 
 @pytest.mark.conforms("E12")
-def test_fifty_racing_for_the_first_claim_give_one_leader_known_to_all(world: World) -> None:
+def test_of_fifty_claiming_at_once_one_leads(world: World) -> None:
     nodes = [NodeRef(f"n{i}", f"i{i}", f"127.0.0.1:{i}") for i in range(50)]
     for term in range(2):
         start = Barrier(len(nodes))
@@ -192,7 +192,7 @@ def test_fifty_racing_for_the_first_claim_give_one_leader_known_to_all(world: Wo
 
 @pytest.mark.conforms("E14", "E23")
 @pytest.mark.parametrize("ended", ["deleted", "released"])
-def test_a_clock_that_is_set_back_does_not_revive_what_was_ended(world: World, ended: str) -> None:
+def test_a_clock_set_back_revives_nothing(world: World, ended: str) -> None:
     group = world.group()
     terms = {group.group_id: world.lead(group)}
     if ended == "deleted":
@@ -203,7 +203,8 @@ def test_a_clock_that_is_set_back_does_not_revive_what_was_ended(world: World, e
     assert world.store.renew(ONE, terms, LEASE_S) == frozenset()
 
 
-def test_a_claim_is_refused_while_the_lease_lives_and_terms_only_grow(world: World) -> None:
+def test_a_claim_waits_for_the_lease(world: World) -> None:
+    """Terms only grow, even where the clock is set back."""
     first = world.store.claim(3, ONE, LEASE_S)
     assert world.store.claim(3, TWO, LEASE_S) == first
     world.clock.advance(4)
@@ -233,7 +234,7 @@ def test_renewal_extends_only_what_is_ours_and_alive(world: World) -> None:
 
 
 @pytest.mark.conforms("E13")
-def test_the_clean_up_of_a_deposed_leader_leaves_its_successor_alone(world: World) -> None:
+def test_a_deposed_leaders_clean_up_harms_nobody(world: World) -> None:
     old = world.store.claim(1, ONE, LEASE_S)
     world.clock.advance(LEASE_S)
     new = world.store.claim(1, TWO, LEASE_S)
@@ -252,7 +253,7 @@ def test_a_released_claim_can_be_had_at_once(world: World) -> None:
 
 
 @pytest.mark.conforms("E13")
-def test_a_grant_id_is_above_its_leaders_term_whatever_the_clock_says(world: World) -> None:
+def test_a_grant_id_is_above_its_leaders_term(world: World) -> None:
     """A term is above all that was given before, also on a timeline of which the end is lost."""
     group, term, (stream,) = world.led()
     world.clock.advance(-5.0)
@@ -280,7 +281,7 @@ def test_nothing_is_written_under_a_term_that_is_over(world: World, succeeded: b
     assert [event for event, _, _ in events(world, group)] == ["grant"]
 
 
-def test_one_groups_deposed_leader_does_not_disturb_the_others_of_its_batch(world: World) -> None:
+def test_a_past_term_disturbs_no_other_of_a_batch(world: World) -> None:
     (stream,) = world.add_space()
     groups = [world.group(Subscription.parse(f"$share/g{i}/#")) for i in range(3)]
     terms = [world.lead(group) for group in groups]
@@ -295,7 +296,7 @@ def test_one_groups_deposed_leader_does_not_disturb_the_others_of_its_batch(worl
 # --- entries ------------------------------------------------------------------------------------------------------
 
 
-def test_a_grant_reads_its_position_from_the_row_and_draws_a_new_id(world: World) -> None:
+def test_a_grant_has_the_rows_position_and_a_new_id(world: World) -> None:
     (stream,) = world.add_space()
     world.append(stream, 9)
     group = world.group()
@@ -347,7 +348,7 @@ def test_a_word_under_another_grant_changes_nothing(world: World, old: int) -> N
 
 
 @pytest.mark.conforms("E16")
-def test_a_reclaim_keeps_the_grant_is_repeatable_and_for_the_same_agent_only(world: World) -> None:
+def test_a_reclaim_keeps_the_grant_of_the_same_agent(world: World) -> None:
     group, term, stream, held = world.lent(10)
     world.clock.advance(LEASE_S)
     term = world.lead(group, TWO)
@@ -374,7 +375,7 @@ def test_a_release_frees_at_the_exact_position(world: World) -> None:
 
 @pytest.mark.conforms("E11")
 @pytest.mark.parametrize(("until", "announced"), [(0, None), (7, None), (9, 9), (99, 10)])
-def test_a_release_says_what_was_given_out_and_given_up(world: World, until: int, announced: int | None) -> None:
+def test_a_release_says_what_was_given_up(world: World, until: int, announced: int | None) -> None:
     group, term, stream, held = world.lent(10)
     for _ in range(MAX_LOSSES + 1):
         released = world.apply(group, term, ReleaseStream(stream, held.grant_id, 7, "leave", 0.0, until))
@@ -389,7 +390,8 @@ def test_a_release_says_what_was_given_out_and_given_up(world: World, until: int
         held = granted(world, group, term, stream)
 
 
-def test_a_stream_lost_too_often_at_one_position_is_blocked(world: World) -> None:
+def test_a_stream_lost_too_often_is_blocked(world: World) -> None:
+    """That is, at one position."""
     group, term, (stream,) = world.led()
     for _ in range(MAX_LOSSES + 1):  # nothing to die of: never blocked
         assert world.apply(group, term, ForceRelease(stream, granted(world, group, term, stream).grant_id, "silent"))
@@ -409,7 +411,7 @@ def test_a_stream_lost_too_often_at_one_position_is_blocked(world: World) -> Non
     assert outcome(world.apply(group, term, grant(stream))) == (REFUSED, BLOCKED, 2)
 
 
-def test_a_position_beyond_the_head_blocks_the_stream_where_it_was(world: World) -> None:
+def test_a_position_beyond_the_head_blocks_the_stream(world: World) -> None:
     group, term, streams = world.led(3)
     for stream, word in zip(streams, (AdvancePosition, ReleaseStream, ReclaimStream), strict=True):
         world.append(stream, 5)

@@ -35,7 +35,7 @@ def statuses(rows: tuple[Lending, ...]) -> list[tuple[int, LendingStatus]]:
 
 
 @pytest.mark.conforms("E21")
-def test_progress_to_the_end_of_a_closed_stream_finishes_it_for_ever(world: World) -> None:
+def test_a_closed_stream_consumed_is_finished_for_ever(world: World) -> None:
     group, term, stream, held = world.lent(5)
     world.rollover(1)
     assert outcome(world.apply(group, term, AdvancePosition(stream, held.grant_id, 4))) == (APPLIED, HELD, 4)
@@ -55,7 +55,7 @@ def test_progress_to_the_end_of_a_closed_stream_finishes_it_for_ever(world: Worl
 
 @pytest.mark.conforms("E21")
 @pytest.mark.parametrize("last_word", ["release", "force_release"])
-def test_the_end_of_a_grant_at_the_end_of_a_stream_finishes_it(world: World, last_word: str) -> None:
+def test_a_grant_ended_at_the_end_finishes_a_stream(world: World, last_word: str) -> None:
     group, term, stream, held = world.lent(5)
     world.apply(group, term, AdvancePosition(stream, held.grant_id, 5))
     world.rollover(1)
@@ -105,7 +105,7 @@ def test_a_parent_without_a_row_counts_as_consumed(world: World) -> None:
 
 
 @pytest.mark.conforms("E21", "W6")
-def test_renewal_adds_new_generations_from_their_start_and_nothing_older(world: World) -> None:
+def test_a_renewal_adds_new_generations_and_none_older(world: World) -> None:
     (old,) = world.add_space()
     world.append(old, 5)
     (current,) = world.rollover(1)
@@ -124,7 +124,7 @@ def test_renewal_adds_new_generations_from_their_start_and_nothing_older(world: 
     assert old not in [row.stream_id for row in world.store.load(group.group_id, term)]
 
 
-def test_closed_streams_with_nothing_left_are_finished_without_being_lent(world: World) -> None:
+def test_closed_streams_with_no_rest_are_not_lent(world: World) -> None:
     group, term, (empty, consumed, held) = world.led(3)
     world.append(consumed, 2)
     world.append(held, 2)
@@ -145,7 +145,7 @@ def test_closed_streams_with_nothing_left_are_finished_without_being_lent(world:
 
 
 @pytest.mark.conforms("W4")
-def test_what_retention_took_from_a_group_blocks_its_rows(world: World) -> None:
+def test_what_retention_took_blocks_its_rows(world: World) -> None:
     group, term, (free, held, consumed) = world.led(3)
     for stream in (free, held, consumed):
         world.append(stream, 4)
@@ -169,7 +169,7 @@ def test_what_retention_took_from_a_group_blocks_its_rows(world: World) -> None:
         assert f"offset 0 is gone by retention, {lost[line.stream_id]} messages in all" in line.reason
 
 
-def test_a_group_gets_the_streams_of_the_spaces_it_can_match(world: World) -> None:
+def test_a_group_gets_the_streams_that_may_match(world: World) -> None:
     (default,) = world.add_space("default", "#")
     orders = Subscription.parse("$share/g/orders/eu")
     group, bystander = world.group(orders), world.group(Subscription.parse("$share/g/users/#"))
@@ -198,7 +198,7 @@ def test_a_group_gets_the_streams_of_the_spaces_it_can_match(world: World) -> No
 
 
 @pytest.mark.conforms("E21", "W3", "W6")
-def test_what_was_filled_under_a_filter_that_its_space_has_no_more_is_lent(world: World) -> None:
+def test_what_was_filled_under_a_former_filter_is_lent(world: World) -> None:
     world.add_space("default", "#")
     (_, first) = world.add_space("orders", "orders/#", rolls=(1,))
     group = world.group()

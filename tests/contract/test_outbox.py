@@ -81,9 +81,8 @@ def publish(conn: psycopg.Connection[Any], *arguments: object) -> int:
 
 
 @pytest.mark.conforms("W7")
-def test_what_is_rolled_back_is_never_seen_and_what_is_committed_is_there_once(
-    conn: psycopg.Connection[Any], user: psycopg.Connection[Any]
-) -> None:
+def test_what_is_committed_is_there_once(conn: psycopg.Connection[Any], user: psycopg.Connection[Any]) -> None:
+    """What is rolled back is never seen."""
     publish(user, "a", "rolled back")
     assert move_all(conn) == 0
     user.rollback()
@@ -122,7 +121,7 @@ CALLS = [
 
 
 @pytest.mark.parametrize(("call", "parameters", "found"), [each[1:] for each in CALLS], ids=[each[0] for each in CALLS])
-def test_values_and_keys_are_text_or_bytes_however_they_come(
+def test_values_and_keys_are_text_or_bytes(
     conn: psycopg.Connection[Any],
     user: psycopg.Connection[Any],
     call: str,
@@ -136,7 +135,7 @@ def test_values_and_keys_are_text_or_bytes_however_they_come(
     assert (message["topic"], message["value"], message["key"]) == ("a", *found)
 
 
-def test_a_prepared_statement_of_another_driver_declares_its_types(
+def test_a_prepared_statement_may_declare_its_types(
     conn: psycopg.Connection[Any], user: psycopg.Connection[Any]
 ) -> None:
     user.execute("prepare ours (varchar, bytea, varchar) as select sublet.publish($1, $2, $3)")
@@ -148,7 +147,7 @@ def test_a_prepared_statement_of_another_driver_declares_its_types(
     assert values(conn) == [b"v", b"w"]
 
 
-def test_many_rows_with_headers_and_times_come_as_they_were_given(
+def test_headers_and_times_come_as_they_were_given(
     conn: psycopg.Connection[Any], user: psycopg.Connection[Any]
 ) -> None:
     reshard(conn, "default", 1)
@@ -194,7 +193,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("call", "story", "remedy"), REFUSED, ids=[each[0][:40] for each in REFUSED])
-def test_what_is_refused_is_told_with_value_rule_and_remedy(
+def test_a_refusal_has_value_rule_and_remedy(
     conn: psycopg.Connection[Any], user: psycopg.Connection[Any], call: str, story: str, remedy: str
 ) -> None:
     user.execute("set timezone = 'UTC'")
@@ -233,9 +232,10 @@ def test_topics_are_judged_as_by_every_publisher(user: psycopg.Connection[Any], 
 
 @pytest.mark.parametrize("over", [0, 1])
 @pytest.mark.parametrize("part", ["value", "key", "header"])
-def test_sizes_are_judged_as_by_every_publisher_and_what_just_fits_is_moved(
+def test_sizes_are_judged_as_by_every_publisher(
     conn: psycopg.Connection[Any], user: psycopg.Connection[Any], part: str, over: int
 ) -> None:
+    """What just fits is moved."""
     topic, spare = "grün", MAX_MESSAGE_BYTES - size_of("grün", None, None, None) + over
     header: list[tuple[str, bytes | None]] | None = [("é", b"\0" * (spare - 1))] if part == "header" else None
     given = {name: b"x" * spare if part == name else None for name in ("key", "value")}
@@ -266,9 +266,7 @@ def test_the_first_and_the_last_moment_are_times(
     assert only(conn)["timestamp"] == moment
 
 
-def test_a_role_that_may_only_execute_publishes_and_can_do_nothing_else(
-    conn: psycopg.Connection[Any], user: psycopg.Connection[Any]
-) -> None:
+def test_a_role_that_may_only_execute_may_publish(conn: psycopg.Connection[Any], user: psycopg.Connection[Any]) -> None:
     conn.execute("drop role if exists a_publisher")
     conn.execute("create role a_publisher")
     conn.execute("grant usage on schema sublet to a_publisher")
@@ -307,9 +305,7 @@ def test_a_callers_temporary_tables_do_not_shadow_ours(
 
 
 @pytest.mark.conforms("W7", "W3")
-def test_order_is_that_of_a_transaction_and_of_those_that_follow_each_other(
-    database: str, conn: psycopg.Connection[Any]
-) -> None:
+def test_order_is_that_of_transactions(database: str, conn: psycopg.Connection[Any]) -> None:
     reshard(conn, "default", 4)
     relay = Outbox(conn, free)
     with psycopg.connect(database) as one, psycopg.connect(database) as two:
@@ -338,9 +334,10 @@ def test_order_is_that_of_numbers_not_of_their_digits(conn: psycopg.Connection[A
 
 
 @pytest.mark.conforms("W7")
-def test_a_transaction_open_for_long_keeps_nobody_waiting_and_comes_when_it_commits(
+def test_a_long_transaction_keeps_nobody_waiting(
     database: str, conn: psycopg.Connection[Any], user: psycopg.Connection[Any]
 ) -> None:
+    """Its messages come when it commits."""
     relay = Outbox(conn, free)
     publish(user, "a", "first of the long")
     with psycopg.connect(database) as quick, psycopg.connect(database) as middle:
@@ -361,7 +358,7 @@ def test_a_transaction_open_for_long_keeps_nobody_waiting_and_comes_when_it_comm
     assert len(values(conn)) == 7
 
 
-def test_a_look_does_not_walk_over_what_was_moved_while_a_transaction_is_open(
+def test_a_look_does_not_walk_over_what_was_moved(
     database: str, conn: psycopg.Connection[Any], user: psycopg.Connection[Any]
 ) -> None:
     """Postgres may not forget the deleted rows before that transaction ends, nor who looks skip them."""
@@ -375,9 +372,8 @@ def test_a_look_does_not_walk_over_what_was_moved_while_a_transaction_is_open(
     assert _pages_read(conn, Outbox(conn, free)) > 100, "there is something to walk over"
 
 
-def test_a_plan_that_was_made_for_an_empty_outbox_does_not_read_all_of_a_long_one(
-    conn: psycopg.Connection[Any],
-) -> None:
+def test_no_plan_for_an_empty_outbox_reads_a_long_one(conn: psycopg.Connection[Any]) -> None:
+    """A query plan, that is: it must not stay with reading the whole table."""
     relay = Outbox(conn, free)
     for _ in range(8):
         publish(conn, "t", "v")
@@ -391,7 +387,7 @@ def test_a_plan_that_was_made_for_an_empty_outbox_does_not_read_all_of_a_long_on
     assert scans == (0, True)
 
 
-def test_a_row_restored_under_a_number_to_come_hides_none_that_come(conn: psycopg.Connection[Any]) -> None:
+def test_a_row_under_a_number_to_come_hides_none(conn: psycopg.Connection[Any]) -> None:
     relay = Outbox(conn, free)
     conn.execute("insert into outbox (xact, topic, value) values ('9000000000', 't', 'restored')")
     assert relay.move().messages == 1
@@ -400,7 +396,7 @@ def test_a_row_restored_under_a_number_to_come_hides_none_that_come(conn: psycop
 
 
 @pytest.mark.conforms("W7")
-def test_a_row_that_nobody_could_publish_is_set_aside_and_stops_no_other(conn: psycopg.Connection[Any]) -> None:
+def test_a_bad_row_is_set_aside_and_stops_no_other(conn: psycopg.Connection[Any]) -> None:
     publish(conn, "t", "first")
     bad = {
         "topic 'a/#': a topic has no wildcards": "('a/#', 'v', null, null)",
@@ -427,7 +423,7 @@ def test_a_row_that_nobody_could_publish_is_set_aside_and_stops_no_other(conn: p
     assert retained[0] == ("a/#", b"v", None)
 
 
-def test_a_row_that_somebody_locked_is_passed_over_and_moved_when_it_is_free(
+def test_a_locked_row_is_moved_when_it_is_free(
     conn: psycopg.Connection[Any], user: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outbox, "LOCKED_S", 2.0)
@@ -442,7 +438,7 @@ def test_a_row_that_somebody_locked_is_passed_over_and_moved_when_it_is_free(
 
 
 @pytest.mark.parametrize("change", ["deleted", "changed", "replaced"])
-def test_a_row_that_somebody_changes_after_it_was_read_is_read_again(
+def test_a_row_changed_after_it_was_read_is_read_again(
     database: str, conn: psycopg.Connection[Any], change: str
 ) -> None:
     publish(conn, "t", "one")
@@ -492,9 +488,7 @@ def test_readers_are_told_of_what_was_moved(
 
 
 @pytest.mark.conforms("W7", "W3")
-def test_a_stream_that_closed_meanwhile_takes_nothing_and_its_children_all(
-    database: str, conn: psycopg.Connection[Any]
-) -> None:
+def test_what_a_closed_stream_refuses_its_heirs_take(database: str, conn: psycopg.Connection[Any]) -> None:
     def meanwhile(_: object) -> None:
         with connect(database) as other:
             for change in changes:
@@ -525,9 +519,7 @@ CHANGES: list[Callable[[psycopg.Connection[Any]], object]] = [
 
 
 @pytest.mark.conforms("W7", "W2")
-def test_a_connection_that_is_cut_at_any_moment_loses_and_doubles_nothing(
-    database: str, conn: psycopg.Connection[Any]
-) -> None:
+def test_a_cut_connection_loses_and_doubles_nothing(database: str, conn: psycopg.Connection[Any]) -> None:
     random.seed(7)
     stop = threading.Event()
     with PostgresProxy(database) as proxy:

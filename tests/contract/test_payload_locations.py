@@ -138,9 +138,8 @@ def test_a_page_has_as_many_bytes_outside_as_inside(conn: psycopg.Connection[Any
     assert page.position < 2 * BLOCKS
 
 
-def test_of_an_open_generation_moves_what_is_old_and_compaction_leaves_it(
-    conn: psycopg.Connection[Any], space: Space
-) -> None:
+def test_old_blocks_of_an_open_generation_move(conn: psycopg.Connection[Any], space: Space) -> None:
+    """Compaction leaves them alone."""
     stream = stream_of(conn, "eu")
     fill(conn, stream, 4)
     assert move(conn, space) == 0
@@ -155,7 +154,7 @@ def test_of_an_open_generation_moves_what_is_old_and_compaction_leaves_it(
     assert len(outside(conn)) == 3
 
 
-def test_small_blocks_are_made_large_before_they_are_moved(
+def test_small_blocks_are_merged_before_they_move(
     conn: psycopg.Connection[Any], world: PlaceWorld, space: Space
 ) -> None:
     stream = stream_of(conn, "eu")
@@ -184,7 +183,7 @@ FOREIGN = (
 )
 
 
-def test_a_damaged_object_is_named_and_nothing_is_skipped(
+def test_a_damaged_object_is_named_and_not_skipped(
     conn: psycopg.Connection[Any], world: PlaceWorld, space: Space, stream: int
 ) -> None:
     move(conn, space)
@@ -239,7 +238,7 @@ def test_a_place_that_is_away_is_waited_for(
     eventually(again, 20)
 
 
-def test_while_the_place_is_away_nothing_is_moved_and_nothing_lost(
+def test_while_the_place_is_away_nothing_is_lost(
     conn: psycopg.Connection[Any], world: PlaceWorld, space: Space, stream: int
 ) -> None:
     fill(conn, stream_of(conn, "eu"), BLOCKS, size=70_000)
@@ -290,9 +289,10 @@ def _moves(conn: psycopg.Connection[Any], space: Space) -> int:
 
 
 @pytest.mark.parametrize("point", ["intended", "written", "named"])
-def test_killed_while_it_moves_nothing_is_lost_and_orphans_are_collected(
+def test_a_mover_that_is_killed_loses_nothing(
     database: str, conn: psycopg.Connection[Any], world: PlaceWorld, space: Space, stream: int, point: str
 ) -> None:
+    """What it leaves behind is collected."""
     before = read(conn, stream)
     _kill(database, point)
     assert read(conn, stream) == before
@@ -309,7 +309,7 @@ def test_killed_while_it_moves_nothing_is_lost_and_orphans_are_collected(
 
 @pytest.mark.conforms("W4")
 @pytest.mark.parametrize("point", ["dropped", "deleted"])
-def test_killed_while_retention_is_at_it_every_object_is_deleted_in_the_end(
+def test_retention_that_is_killed_leaves_no_object(
     database: str, conn: psycopg.Connection[Any], world: PlaceWorld, space: Space, stream: int, point: str
 ) -> None:
     move(conn, space)
@@ -338,7 +338,7 @@ def _kill(database: str, point: str) -> None:
 # --- others at work ---------------------------------------------------------------------------------------------------
 
 
-def test_a_block_that_is_not_what_was_read_any_more_keeps_its_payload(
+def test_a_block_changed_meanwhile_keeps_its_payload(
     conn: psycopg.Connection[Any], world: PlaceWorld, space: Space, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = stream_of(conn, "eu")
@@ -369,7 +369,7 @@ def test_who_was_taken_for_dead_moves_nothing(
     assert read(conn, stream) == before
 
 
-def test_what_a_block_names_is_not_deleted_whatever_the_table_says(
+def test_what_a_block_names_is_not_deleted(
     conn: psycopg.Connection[Any], world: PlaceWorld, space: Space, stream: int
 ) -> None:
     move(conn, space)
@@ -396,7 +396,7 @@ def _meanwhile(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -
 
 
 @pytest.mark.conforms("W4")
-def test_objects_are_deleted_after_their_rows_and_when_the_place_is_back(
+def test_objects_are_deleted_after_their_rows(
     conn: psycopg.Connection[Any], world: PlaceWorld, space: Space, stream: int
 ) -> None:
     move(conn, space)
@@ -423,7 +423,7 @@ def _sweeps(conn: psycopg.Connection[Any]) -> int:
         return 0
 
 
-def test_retention_between_the_row_and_its_object_is_gone_and_no_damage(
+def test_retention_during_a_read_is_no_damage(
     conn: psycopg.Connection[Any], space: Space, stream: int, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     move(conn, space)
@@ -442,9 +442,10 @@ def test_retention_between_the_row_and_its_object_is_gone_and_no_damage(
         fetch(conn, stream, 0, limit_blocks=1)
 
 
-def test_a_space_whose_place_changes_is_read_from_both_and_can_come_back(
+def test_a_space_whose_place_changes_is_read_from_both(
     conn: psycopg.Connection[Any], world: PlaceWorld, space: Space, stream: int, tmp_path: Path
 ) -> None:
+    """And can come back to Postgres."""
     move(conn, space)
     other = LocalWorld(tmp_path / "other")
     space = alter_space(conn, "eu", payload_location=other.uri)
@@ -462,7 +463,7 @@ def test_a_space_whose_place_changes_is_read_from_both_and_can_come_back(
     assert (world.names(), other.names()) == (set(), set())
 
 
-def test_what_cannot_be_brought_back_holds_up_nothing_else(
+def test_what_cannot_come_back_holds_up_nothing_else(
     conn: psycopg.Connection[Any], world: PlaceWorld, space: Space, stream: int
 ) -> None:
     later = stream_of(conn, "eu")
@@ -484,7 +485,7 @@ def test_what_cannot_be_brought_back_holds_up_nothing_else(
     assert [read(conn, stream), read(conn, later)] == before
 
 
-def test_a_mover_that_has_not_heard_that_the_place_was_taken_away_moves_nothing(
+def test_a_mover_without_its_place_moves_nothing(
     conn: psycopg.Connection[Any], space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     move(conn, space)
@@ -496,7 +497,7 @@ def test_a_mover_that_has_not_heard_that_the_place_was_taken_away_moves_nothing(
     assert unreferenced_objects.delete_expired_objects(conn) == 3, "nobody names these"
 
 
-def test_another_way_to_the_same_place_is_the_way_to_what_is_there(conn: psycopg.Connection[Any], s3: S3Server) -> None:
+def test_another_way_to_the_same_place_is_checked(conn: psycopg.Connection[Any], s3: S3Server) -> None:
     """A directory is reached in one way."""
     world = S3World(s3, f"bucket-{next(_buckets)}")
     space, stream = a_space(conn, world), stream_of(conn, "eu")
@@ -517,7 +518,7 @@ def test_another_way_to_the_same_place_is_the_way_to_what_is_there(conn: psycopg
     assert read(conn, stream) == before
 
 
-def test_the_doctor_sees_whether_a_place_can_be_reached(
+def test_the_doctor_sees_if_a_place_can_be_reached(
     conn: psycopg.Connection[Any], world: PlaceWorld, space: Space, stream: int
 ) -> None:
     (fresh,) = location_checks.check_locations(conn)

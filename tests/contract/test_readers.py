@@ -134,7 +134,7 @@ def values(found: list[LogPage]) -> list[bytes]:
 
 
 @pytest.mark.conforms("P2", "P3")
-def test_pages_follow_directly_on_one_another_to_the_head(
+def test_pages_follow_one_another_to_the_head(
     world: World, reader: GrantedStreamReader, conn: psycopg.Connection[Any]
 ) -> None:
     stream = stream_of(conn, "default")
@@ -167,9 +167,7 @@ def test_what_does_not_match_is_passed_over(reader: GrantedStreamReader, conn: p
 
 
 @pytest.mark.conforms("P2")
-def test_a_large_block_comes_whole_in_as_many_pages_as_it_takes(
-    reader: GrantedStreamReader, conn: psycopg.Connection[Any]
-) -> None:
+def test_a_large_block_comes_in_several_pages(reader: GrantedStreamReader, conn: psycopg.Connection[Any]) -> None:
     stream = stream_of(conn, "default")
     put(conn, stream, *(bytes([number]) * MB for number in range(20)))
     found = pages(reader, granted_of(conn, stream, 1))
@@ -184,9 +182,7 @@ def test_a_message_of_twenty_megabytes_is_read(reader: GrantedStreamReader, conn
 
 
 @pytest.mark.conforms("E29", "P8")
-def test_a_page_that_may_not_be_taken_any_more_is_discarded(
-    reader: GrantedStreamReader, conn: psycopg.Connection[Any]
-) -> None:
+def test_a_page_that_may_not_be_taken_is_discarded(reader: GrantedStreamReader, conn: psycopg.Connection[Any]) -> None:
     stream = stream_of(conn, "default")
     put(conn, stream, b"1")
     granted = granted_of(conn, stream)
@@ -221,9 +217,7 @@ def test_what_retention_has_taken_is_gone_by_name(database: str, reader: Granted
         assert values(pages(reader, granted_of(conn, other, 1))) == [b"2"]
 
 
-def test_a_position_beyond_the_head_raises_its_own_error(
-    reader: GrantedStreamReader, conn: psycopg.Connection[Any]
-) -> None:
+def test_a_position_beyond_the_head_is_an_error(reader: GrantedStreamReader, conn: psycopg.Connection[Any]) -> None:
     stream = stream_of(conn, "default")
     put(conn, stream, b"1")
     with pytest.raises(PositionBeyondHead, match=f"stream {stream}: offset 5 is beyond the head 1"):
@@ -246,9 +240,10 @@ def read_on(reader: GrantedStreamReader, granted: GrantedStream) -> Callable[[],
 
 
 @pytest.mark.conforms("P6")
-def test_while_nobody_answers_there_is_no_page_and_then_it_goes_on_in_the_same_place(
+def test_after_trouble_it_goes_on_in_the_same_place(
     world: World, reader: GrantedStreamReader, conn: psycopg.Connection[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
+    """While nobody answers there is no page, and one warning."""
     stream = stream_of(conn, "default")
     put(conn, stream, b"1")
     granted = granted_of(conn, stream)
@@ -275,7 +270,7 @@ def test_while_nobody_answers_there_is_no_page_and_then_it_goes_on_in_the_same_p
 
 
 @pytest.mark.conforms("P6")
-def test_a_silent_database_holds_up_a_read_no_longer_than_it_may(
+def test_a_silent_database_is_waited_for_only_so_long(
     world: World, reader: GrantedStreamReader, conn: psycopg.Connection[Any]
 ) -> None:
     stream = stream_of(conn, "default")
@@ -290,9 +285,7 @@ def test_a_silent_database_holds_up_a_read_no_longer_than_it_may(
     assert values([eventually(read_on(reader, granted), WAIT_S)]) == [b"2"]
 
 
-def test_closing_again_has_no_effect_and_a_read_afterwards_opens_what_it_needs(
-    reader: GrantedStreamReader, conn: psycopg.Connection[Any]
-) -> None:
+def test_a_closed_reader_opens_again_when_it_reads(reader: GrantedStreamReader, conn: psycopg.Connection[Any]) -> None:
     stream = stream_of(conn, "default")
     put(conn, stream, b"1")
     for _ in range(2):
@@ -314,9 +307,10 @@ def nodes(database: str) -> Iterator[NodeWorld]:
 
 
 @pytest.mark.conforms("X4")
-def test_a_page_of_a_node_is_bounded_and_a_message_that_it_cannot_send_is_a_clear_error(
+def test_a_nodes_page_is_bounded(
     nodes: NodeWorld, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A message that is larger is an error that says so."""
     monkeypatch.setattr("sublet_leader.feed.read.MAX_PAGE_BYTES", 10 * MB)
     stream = stream_of(conn, "default")
     put(conn, stream, *(bytes([number]) * MB for number in range(20)))
@@ -336,9 +330,7 @@ def test_a_page_of_a_node_is_bounded_and_a_message_that_it_cannot_send_is_a_clea
 
 
 @pytest.mark.conforms("P6")
-def test_a_node_without_its_database_is_one_that_does_not_answer(
-    nodes: NodeWorld, conn: psycopg.Connection[Any]
-) -> None:
+def test_a_node_without_its_database_does_not_answer(nodes: NodeWorld, conn: psycopg.Connection[Any]) -> None:
     stream = stream_of(conn, "default")
     put(conn, stream, b"1")
     reader, granted = nodes.reader(), granted_of(conn, stream)

@@ -68,9 +68,7 @@ def test_stickiness_only_surplus_is_revoked(group: tuple[Holdings, frozenset[int
 @pytest.mark.conforms("E18")
 @given(groups(streams=14).filter(lambda group: group[2]))
 @example(({0: "b1", 1: "b1", 2: "b0"}, frozenset(), {"b0": 1.0, "b1": 1.0}))
-def test_minimality_no_other_largest_remainder_rounding_moves_less(
-    group: tuple[Holdings, frozenset[int], Weights],
-) -> None:
+def test_minimality_no_other_rounding_moves_less(group: tuple[Holdings, frozenset[int], Weights]) -> None:
     held, free, weights = group
     before = counts(held, weights)
     quota = quotas(sum(before.values()) + len(free), weights)

@@ -178,7 +178,7 @@ def test_a_step_is_no_larger_than_it_must_be(data: st.DataObject) -> None:
     assert plan.position == len(log.messages)
 
 
-def test_blocks_that_become_one_while_they_are_looked_at_are_read_once() -> None:
+def test_blocks_merged_meanwhile_are_read_once() -> None:
     log = Log(1, LowerFrontier.from_epochs([(0,)]))
     for _ in range(3):
         log.append([(1,), None])
@@ -191,7 +191,7 @@ def test_blocks_that_become_one_while_they_are_looked_at_are_read_once() -> None
     assert consumer.given == list(range(6))
 
 
-def test_what_is_left_of_a_block_that_was_made_of_done_and_undone_ones_stays_behind() -> None:
+def test_the_rest_of_a_merged_block_stays_behind() -> None:
     five, six = LowerFrontier(((5,),)), LowerFrontier(((6,),))
     done, merged = (
         BlockEpochSummary(0, 5, 1, five, EpochBounds(((5,),), ((5,),))),
@@ -206,7 +206,7 @@ def test_what_is_left_of_a_block_that_was_made_of_done_and_undone_ones_stays_beh
     assert ([(run.start, run.end) for run in step.runs], step.position, step.consumed.upto) == ([(0, 5)], 5, 10)
 
 
-def test_blocks_of_which_nothing_is_stored_here_are_read_as_well() -> None:
+def test_blocks_stored_elsewhere_are_read_as_well() -> None:
     six = LowerFrontier(((6,),))
     plan = EpochStepPlanner(0, ConsumedFrontier(0))
     plan.add_summaries(
