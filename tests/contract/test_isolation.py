@@ -34,6 +34,8 @@ from tests.integration.test_log import (
     test_writers_that_roll_back_leave_no_hole_and_readers_skip_nothing,
 )
 
+Connection = psycopg.Connection[Any]
+
 # Where they are found, and what they are given.
 __all__ = [
     "space",
@@ -71,7 +73,7 @@ def database(request: pytest.FixtureRequest, database: str) -> str:
 
 
 @pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+def conn(database: str) -> Iterator[Connection]:
     with connect(database) as connection:
         reshard(connection, "default", 2)
         yield connection
@@ -117,7 +119,7 @@ def test_no_block_begins_at_another_level(database: str) -> None:
 
 
 @pytest.mark.parametrize("level", STRICT)
-def test_appends_at_another_level_are_refused(conn: psycopg.Connection[Any], stream: int, level: str) -> None:
+def test_appends_at_another_level_are_refused(conn: Connection, stream: int, level: str) -> None:
     """Those of an older release, which do not set it: what another level would make wrong stores nothing."""
     from sublet_storage.log.append import BlockAppend, ProducerStamp, append
 
@@ -128,7 +130,7 @@ def test_appends_at_another_level_are_refused(conn: psycopg.Connection[Any], str
 
 
 @pytest.mark.parametrize("level", STRICT)
-def test_sql_publishing_at_another_level_works(conn: psycopg.Connection[Any], level: str) -> None:
+def test_sql_publishing_at_another_level_works(conn: Connection, level: str) -> None:
     from sublet_storage.producer.outbox import NOTHING, Outbox
 
     outbox = Outbox(conn, lambda _: None)

@@ -30,6 +30,8 @@ from tests.integration.log_kit import Message, by_key, everything
 from tests.kit import eventually
 from tests.postgres_proxy import PostgresProxy
 
+Connection = psycopg.Connection[Any]
+
 HERE = NodeRef("n1", "n1-1", "localhost:1")
 FIRST = datetime.min.replace(tzinfo=UTC)
 LAST = datetime.max.replace(tzinfo=UTC)
@@ -37,13 +39,13 @@ BLOCK_CODEC = "select codec & 3, count from block"
 
 
 @pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+def conn(database: str) -> Iterator[Connection]:
     with connect(database, lock_timeout_s=0.2) as connection:
         yield connection
 
 
 @pytest.fixture
-def user(database: str) -> Iterator[psycopg.Connection[Any]]:
+def user(database: str) -> Iterator[Connection]:
     """Somebody's own connection, not in autocommit, whose search_path knows nothing of ours."""
     with psycopg.connect(database) as connection:
         yield connection
@@ -53,24 +55,24 @@ def free(_: object) -> None:
     """A guard that lets everybody pass."""
 
 
-def move_all(conn: psycopg.Connection[Any]) -> int:
+def move_all(conn: Connection) -> int:
     relay, total = Outbox(conn, free), 0
     while (moved := relay.move()) != NOTHING:
         total += moved.messages
     return total
 
 
-def values(conn: psycopg.Connection[Any]) -> list[bytes]:
+def values(conn: Connection) -> list[bytes]:
     return sorted(message["value"] for found in everything(conn).values() for message in found)
 
 
-def only(conn: psycopg.Connection[Any]) -> Message:
+def only(conn: Connection) -> Message:
     """The one message there is in the log."""
     (found,) = [message for found in everything(conn).values() for message in found]
     return found
 
 
-def publish(conn: psycopg.Connection[Any], *arguments: object) -> int:
+def publish(conn: Connection, *arguments: object) -> int:
     marks = ", ".join(["%s"] * len(arguments))
     row = conn.execute(f"select sublet.publish({marks})", arguments).fetchone()
     assert row is not None
@@ -81,7 +83,7 @@ def publish(conn: psycopg.Connection[Any], *arguments: object) -> int:
 
 
 @pytest.mark.conforms("W7")
-def test_what_is_committed_is_there_once(conn: psycopg.Connection[Any], user: psycopg.Connection[Any]) -> None:
+def test_what_is_committed_is_there_once(conn: Connection, user: Connection) -> None:
     """What is rolled back is never seen."""
     publish(user, "a", "rolled back")
     assert move_all(conn) == 0
@@ -122,8 +124,8 @@ CALLS = [
 
 @pytest.mark.parametrize(("call", "parameters", "found"), [each[1:] for each in CALLS], ids=[each[0] for each in CALLS])
 def test_values_and_keys_are_text_or_bytes(
-    conn: psycopg.Connection[Any],
-    user: psycopg.Connection[Any],
+    conn: Connection,
+    user: Connection,
     call: str,
     parameters: tuple[object, ...],
     found: tuple[bytes | None, bytes | None],
@@ -135,9 +137,7 @@ def test_values_and_keys_are_text_or_bytes(
     assert (message["topic"], message["value"], message["key"]) == ("a", *found)
 
 
-def test_a_prepared_statement_may_declare_its_types(
-    conn: psycopg.Connection[Any], user: psycopg.Connection[Any]
-) -> None:
+def test_a_prepared_statement_may_declare_its_types(conn: Connection, user: Connection) -> None:
     user.execute("prepare ours (varchar, bytea, varchar) as select sublet.publish($1, $2, $3)")
     user.execute("execute ours ('a', 'v', 'k')")
     user.execute("prepare unknown as select sublet.publish($1, $2)")
@@ -147,9 +147,7 @@ def test_a_prepared_statement_may_declare_its_types(
     assert values(conn) == [b"v", b"w"]
 
 
-def test_headers_and_times_come_as_they_were_given(
-    conn: psycopg.Connection[Any], user: psycopg.Connection[Any]
-) -> None:
+def test_headers_and_times_come_as_they_were_given(conn: Connection, user: Connection) -> None:
     reshard(conn, "default", 1)
     alter_space(conn, "default", compression="zstd")
     user.execute(
@@ -194,7 +192,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("call", "story", "remedy"), REFUSED, ids=[each[0][:40] for each in REFUSED])
 def test_a_refusal_has_value_rule_and_remedy(
-    conn: psycopg.Connection[Any], user: psycopg.Connection[Any], call: str, story: str, remedy: str
+    conn: Connection, user: Connection, call: str, story: str, remedy: str
 ) -> None:
     user.execute("set timezone = 'UTC'")
     with pytest.raises(psycopg.Error) as refusal:
@@ -226,15 +224,13 @@ TOPICS = [
 
 
 @pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: ascii(topic)[:20])
-def test_topics_are_judged_as_by_every_publisher(user: psycopg.Connection[Any], topic: str) -> None:
+def test_topics_are_judged_as_by_every_publisher(user: Connection, topic: str) -> None:
     assert _accepts(lambda: publish(user, topic, "v")) == _accepts(lambda: check_topic(topic))
 
 
 @pytest.mark.parametrize("over", [0, 1])
 @pytest.mark.parametrize("part", ["value", "key", "header"])
-def test_sizes_are_judged_as_by_every_publisher(
-    conn: psycopg.Connection[Any], user: psycopg.Connection[Any], part: str, over: int
-) -> None:
+def test_sizes_are_judged_as_by_every_publisher(conn: Connection, user: Connection, part: str, over: int) -> None:
     """What just fits is moved."""
     topic, spare = "grün", MAX_MESSAGE_BYTES - size_of("grün", None, None, None) + over
     header: list[tuple[str, bytes | None]] | None = [("é", b"\0" * (spare - 1))] if part == "header" else None
@@ -255,9 +251,7 @@ def test_sizes_are_judged_as_by_every_publisher(
 
 
 @pytest.mark.parametrize("moment", [FIRST, LAST], ids=["first", "last"])
-def test_the_first_and_the_last_moment_are_times(
-    conn: psycopg.Connection[Any], user: psycopg.Connection[Any], moment: datetime
-) -> None:
+def test_the_first_and_the_last_moment_are_times(conn: Connection, user: Connection, moment: datetime) -> None:
     user.execute("set timezone = 'UTC'")
     text = moment.replace(tzinfo=None).isoformat(" ") + "+00"
     publish(user, "a", "v", None, None, text)
@@ -266,7 +260,7 @@ def test_the_first_and_the_last_moment_are_times(
     assert only(conn)["timestamp"] == moment
 
 
-def test_a_role_that_may_only_execute_may_publish(conn: psycopg.Connection[Any], user: psycopg.Connection[Any]) -> None:
+def test_a_role_that_may_only_execute_may_publish(conn: Connection, user: Connection) -> None:
     conn.execute("drop role if exists a_publisher")
     conn.execute("create role a_publisher")
     conn.execute("grant usage on schema sublet to a_publisher")
@@ -289,9 +283,7 @@ def test_a_role_that_may_only_execute_may_publish(conn: psycopg.Connection[Any],
     conn.execute("drop role a_publisher")
 
 
-def test_a_callers_temporary_tables_do_not_shadow_ours(
-    conn: psycopg.Connection[Any], user: psycopg.Connection[Any]
-) -> None:
+def test_a_callers_temporary_tables_do_not_shadow_ours(conn: Connection, user: Connection) -> None:
     user.execute("create temporary table outbox (like sublet.outbox including all)")
     user.execute("create function pg_temp.check_topic(text) returns void language sql as 'select'")
     publish(user, "a", "v")
@@ -305,7 +297,7 @@ def test_a_callers_temporary_tables_do_not_shadow_ours(
 
 
 @pytest.mark.conforms("W7", "W3")
-def test_order_is_that_of_transactions(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_order_is_that_of_transactions(database: str, conn: Connection) -> None:
     reshard(conn, "default", 4)
     relay = Outbox(conn, free)
     with psycopg.connect(database) as one, psycopg.connect(database) as two:
@@ -324,7 +316,7 @@ def test_order_is_that_of_transactions(database: str, conn: psycopg.Connection[A
     assert len(values(conn)) == 300
 
 
-def test_order_is_that_of_numbers_not_of_their_digits(conn: psycopg.Connection[Any]) -> None:
+def test_order_is_that_of_numbers_not_of_their_digits(conn: Connection) -> None:
     reshard(conn, "default", 1)
     for xact in (998, 999, 1000, 99, 100):
         conn.execute("insert into outbox (xact, topic, value) values (%s::text::xid8, 't', %s)", (xact, b"%d" % xact))
@@ -334,9 +326,7 @@ def test_order_is_that_of_numbers_not_of_their_digits(conn: psycopg.Connection[A
 
 
 @pytest.mark.conforms("W7")
-def test_a_long_transaction_keeps_nobody_waiting(
-    database: str, conn: psycopg.Connection[Any], user: psycopg.Connection[Any]
-) -> None:
+def test_a_long_transaction_keeps_nobody_waiting(database: str, conn: Connection, user: Connection) -> None:
     """Its messages come when it commits."""
     relay = Outbox(conn, free)
     publish(user, "a", "first of the long")
@@ -358,9 +348,7 @@ def test_a_long_transaction_keeps_nobody_waiting(
     assert len(values(conn)) == 7
 
 
-def test_a_look_does_not_walk_over_what_was_moved(
-    database: str, conn: psycopg.Connection[Any], user: psycopg.Connection[Any]
-) -> None:
+def test_a_look_does_not_walk_over_what_was_moved(database: str, conn: Connection, user: Connection) -> None:
     """Postgres may not forget the deleted rows before that transaction ends, nor who looks skip them."""
     user.execute("set transaction isolation level repeatable read")
     user.execute("select from sublet.outbox")
@@ -372,7 +360,7 @@ def test_a_look_does_not_walk_over_what_was_moved(
     assert _pages_read(conn, Outbox(conn, free)) > 100, "there is something to walk over"
 
 
-def test_no_plan_for_an_empty_outbox_reads_a_long_one(conn: psycopg.Connection[Any]) -> None:
+def test_no_plan_for_an_empty_outbox_reads_a_long_one(conn: Connection) -> None:
     """A query plan, that is: it must not stay with reading the whole table."""
     relay = Outbox(conn, free)
     for _ in range(8):
@@ -387,7 +375,7 @@ def test_no_plan_for_an_empty_outbox_reads_a_long_one(conn: psycopg.Connection[A
     assert scans == (0, True)
 
 
-def test_a_row_under_a_number_to_come_hides_none(conn: psycopg.Connection[Any]) -> None:
+def test_a_row_under_a_number_to_come_hides_none(conn: Connection) -> None:
     relay = Outbox(conn, free)
     conn.execute("insert into outbox (xact, topic, value) values ('9000000000', 't', 'restored')")
     assert relay.move().messages == 1
@@ -396,7 +384,7 @@ def test_a_row_under_a_number_to_come_hides_none(conn: psycopg.Connection[Any]) 
 
 
 @pytest.mark.conforms("W7")
-def test_a_bad_row_is_set_aside_and_stops_no_other(conn: psycopg.Connection[Any]) -> None:
+def test_a_bad_row_is_set_aside_and_stops_no_other(conn: Connection) -> None:
     publish(conn, "t", "first")
     bad = {
         "topic 'a/#': a topic has no wildcards": "('a/#', 'v', null, null)",
@@ -424,7 +412,7 @@ def test_a_bad_row_is_set_aside_and_stops_no_other(conn: psycopg.Connection[Any]
 
 
 def test_a_locked_row_is_moved_when_it_is_free(
-    conn: psycopg.Connection[Any], user: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+    conn: Connection, user: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outbox, "LOCKED_S", 2.0)
     held = publish(conn, "t", "held")
@@ -438,9 +426,7 @@ def test_a_locked_row_is_moved_when_it_is_free(
 
 
 @pytest.mark.parametrize("change", ["deleted", "changed", "replaced"])
-def test_a_row_changed_after_it_was_read_is_read_again(
-    database: str, conn: psycopg.Connection[Any], change: str
-) -> None:
+def test_a_row_changed_after_it_was_read_is_read_again(database: str, conn: Connection, change: str) -> None:
     publish(conn, "t", "one")
     publish(conn, "t", "two")
     statements = {
@@ -460,7 +446,7 @@ def test_a_row_changed_after_it_was_read_is_read_again(
 
 
 @pytest.mark.conforms("W7", "E13")
-def test_a_deposed_relay_moves_nothing(conn: psycopg.Connection[Any]) -> None:
+def test_a_deposed_relay_moves_nothing(conn: Connection) -> None:
     publish(conn, "t", "v")
     old = leadership.claim(conn, MAINTENANCE, HERE, 0.0, None).term
     term = leadership.claim(conn, MAINTENANCE, HERE, 60.0, None).term
@@ -470,9 +456,7 @@ def test_a_deposed_relay_moves_nothing(conn: psycopg.Connection[Any]) -> None:
     assert Outbox(conn, lambda inside: leadership.check_term(inside, MAINTENANCE, term)).move().messages == 1
 
 
-def test_readers_are_told_of_what_was_moved(
-    database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_readers_are_told_of_what_was_moved(database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     reported: list[Change] = []
     monkeypatch.setattr(NotificationPublisher, "publish", lambda _, changes: reported.extend(changes))
     term = leadership.claim(conn, MAINTENANCE, HERE, 60.0, None).term
@@ -488,14 +472,14 @@ def test_readers_are_told_of_what_was_moved(
 
 
 @pytest.mark.conforms("W7", "W3")
-def test_what_a_closed_stream_refuses_its_heirs_take(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_what_a_closed_stream_refuses_its_heirs_take(database: str, conn: Connection) -> None:
     def meanwhile(_: object) -> None:
         with connect(database) as other:
             for change in changes:
                 change(other)
             changes.clear()
 
-    changes: list[Callable[[psycopg.Connection[Any]], object]] = []
+    changes: list[Callable[[Connection], object]] = []
     relay = Outbox(conn, meanwhile)
     for number, change in enumerate(CHANGES):
         conn.execute(
@@ -510,7 +494,7 @@ def test_what_a_closed_stream_refuses_its_heirs_take(database: str, conn: psycop
     assert all(numbers == [b"0", b"1", b"2", b"3"] for numbers in by_key(conn).values())
 
 
-CHANGES: list[Callable[[psycopg.Connection[Any]], object]] = [
+CHANGES: list[Callable[[Connection], object]] = [
     lambda other: rollover(other, "default"),
     lambda other: reshard(other, "default", 3),
     lambda other: create_space(other, "eu", "eu/#", shards=2),
@@ -519,7 +503,7 @@ CHANGES: list[Callable[[psycopg.Connection[Any]], object]] = [
 
 
 @pytest.mark.conforms("W7", "W2")
-def test_a_cut_connection_loses_and_doubles_nothing(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_a_cut_connection_loses_and_doubles_nothing(database: str, conn: Connection) -> None:
     random.seed(7)
     stop = threading.Event()
     with PostgresProxy(database) as proxy:
@@ -560,7 +544,7 @@ def _accepts(publishing: Callable[[], object]) -> bool:
     return True
 
 
-def _pages_read(conn: psycopg.Connection[Any], relay: Outbox) -> int:
+def _pages_read(conn: Connection, relay: Outbox) -> int:
     """How many pages of the outbox and its indexes a look of the relay touches."""
 
     def so_far() -> int:

@@ -28,6 +28,8 @@ from tests.integration.log_kit import put, stream_of, with_a_short_lived_space
 from tests.kit import eventually
 from tests.postgres_proxy import PostgresProxy
 
+Connection = psycopg.Connection[Any]
+
 BATCH_BYTES = 4 << 20
 TIMEOUT_S = 1.0
 WAIT_S = 20.0
@@ -96,13 +98,13 @@ def reader(world: World) -> Iterator[GrantedStreamReader]:
 
 
 @pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+def conn(database: str) -> Iterator[Connection]:
     with connect(database) as connection:
         reshard(connection, "default", 1)
         yield connection
 
 
-def granted_of(conn: psycopg.Connection[Any], stream_id: int, position: int = 0, filter: str = "#") -> GrantedStream:
+def granted_of(conn: Connection, stream_id: int, position: int = 0, filter: str = "#") -> GrantedStream:
     row = conn.execute("select generation_id from stream where stream_id = %s", (stream_id,)).fetchone()
     assert row is not None
     return GrantedStream(stream_id, 1, row[0], TopicFilter(filter), position)
@@ -134,9 +136,7 @@ def values(found: list[LogPage]) -> list[bytes]:
 
 
 @pytest.mark.conforms("P2", "P3")
-def test_pages_follow_one_another_to_the_head(
-    world: World, reader: GrantedStreamReader, conn: psycopg.Connection[Any]
-) -> None:
+def test_pages_follow_one_another_to_the_head(world: World, reader: GrantedStreamReader, conn: Connection) -> None:
     stream = stream_of(conn, "default")
     for first in range(0, 30, 3):
         put(conn, stream, *(b"%d" % number for number in range(first, first + 3)))
@@ -156,7 +156,7 @@ def test_pages_follow_one_another_to_the_head(
 
 
 @pytest.mark.conforms("P3")
-def test_what_does_not_match_is_passed_over(reader: GrantedStreamReader, conn: psycopg.Connection[Any]) -> None:
+def test_what_does_not_match_is_passed_over(reader: GrantedStreamReader, conn: Connection) -> None:
     stream = stream_of(conn, "default")
     for number in range(12):
         put(conn, stream, b"%d" % number, topic="a/b" if number % 4 == 0 else "c")
@@ -167,14 +167,14 @@ def test_what_does_not_match_is_passed_over(reader: GrantedStreamReader, conn: p
 
 
 @pytest.mark.conforms("P2")
-def test_a_large_block_comes_in_several_pages(reader: GrantedStreamReader, conn: psycopg.Connection[Any]) -> None:
+def test_a_large_block_comes_in_several_pages(reader: GrantedStreamReader, conn: Connection) -> None:
     stream = stream_of(conn, "default")
     put(conn, stream, *(bytes([number]) * MB for number in range(20)))
     found = pages(reader, granted_of(conn, stream, 1))
     assert values(found) == [bytes([number]) * MB for number in range(1, 20)]
 
 
-def test_a_message_of_twenty_megabytes_is_read(reader: GrantedStreamReader, conn: psycopg.Connection[Any]) -> None:
+def test_a_message_of_twenty_megabytes_is_read(reader: GrantedStreamReader, conn: Connection) -> None:
     stream = stream_of(conn, "default")
     put(conn, stream, b"before", b"x" * 20 * MB, b"after")
     found = values(pages(reader, granted_of(conn, stream)))
@@ -182,7 +182,7 @@ def test_a_message_of_twenty_megabytes_is_read(reader: GrantedStreamReader, conn
 
 
 @pytest.mark.conforms("E29", "P8")
-def test_a_page_that_may_not_be_taken_is_discarded(reader: GrantedStreamReader, conn: psycopg.Connection[Any]) -> None:
+def test_a_page_that_may_not_be_taken_is_discarded(reader: GrantedStreamReader, conn: Connection) -> None:
     stream = stream_of(conn, "default")
     put(conn, stream, b"1")
     granted = granted_of(conn, stream)
@@ -217,7 +217,7 @@ def test_what_retention_has_taken_is_gone_by_name(database: str, reader: Granted
         assert values(pages(reader, granted_of(conn, other, 1))) == [b"2"]
 
 
-def test_a_position_beyond_the_head_is_an_error(reader: GrantedStreamReader, conn: psycopg.Connection[Any]) -> None:
+def test_a_position_beyond_the_head_is_an_error(reader: GrantedStreamReader, conn: Connection) -> None:
     stream = stream_of(conn, "default")
     put(conn, stream, b"1")
     with pytest.raises(PositionBeyondHead, match=f"stream {stream}: offset 5 is beyond the head 1"):
@@ -225,7 +225,7 @@ def test_a_position_beyond_the_head_is_an_error(reader: GrantedStreamReader, con
     assert values(pages(reader, granted_of(conn, stream))) == [b"1"]
 
 
-def test_heads_are_those_of_the_streams_that_exist(reader: GrantedStreamReader, conn: psycopg.Connection[Any]) -> None:
+def test_heads_are_those_of_the_streams_that_exist(reader: GrantedStreamReader, conn: Connection) -> None:
     stream = stream_of(conn, "default")
     put(conn, stream, b"1", b"2")
     assert reader.fetch_heads([stream, 10**9]) == [(stream, 2)]
@@ -241,7 +241,7 @@ def read_on(reader: GrantedStreamReader, granted: GrantedStream) -> Callable[[],
 
 @pytest.mark.conforms("P6")
 def test_after_trouble_it_goes_on_in_the_same_place(
-    world: World, reader: GrantedStreamReader, conn: psycopg.Connection[Any], caplog: pytest.LogCaptureFixture
+    world: World, reader: GrantedStreamReader, conn: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     """While nobody answers there is no page, and one warning."""
     stream = stream_of(conn, "default")
@@ -271,7 +271,7 @@ def test_after_trouble_it_goes_on_in_the_same_place(
 
 @pytest.mark.conforms("P6")
 def test_a_silent_database_is_waited_for_only_so_long(
-    world: World, reader: GrantedStreamReader, conn: psycopg.Connection[Any]
+    world: World, reader: GrantedStreamReader, conn: Connection
 ) -> None:
     stream = stream_of(conn, "default")
     put(conn, stream, b"1")
@@ -285,7 +285,7 @@ def test_a_silent_database_is_waited_for_only_so_long(
     assert values([eventually(read_on(reader, granted), WAIT_S)]) == [b"2"]
 
 
-def test_a_closed_reader_opens_again_when_it_reads(reader: GrantedStreamReader, conn: psycopg.Connection[Any]) -> None:
+def test_a_closed_reader_opens_again_when_it_reads(reader: GrantedStreamReader, conn: Connection) -> None:
     stream = stream_of(conn, "default")
     put(conn, stream, b"1")
     for _ in range(2):
@@ -307,9 +307,7 @@ def nodes(database: str) -> Iterator[NodeWorld]:
 
 
 @pytest.mark.conforms("X4")
-def test_a_nodes_page_is_bounded(
-    nodes: NodeWorld, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_nodes_page_is_bounded(nodes: NodeWorld, conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     """A message that is larger is an error that says so."""
     monkeypatch.setattr("sublet_leader.feed.read.MAX_PAGE_BYTES", 10 * MB)
     stream = stream_of(conn, "default")
@@ -330,7 +328,7 @@ def test_a_nodes_page_is_bounded(
 
 
 @pytest.mark.conforms("P6")
-def test_a_node_without_its_database_does_not_answer(nodes: NodeWorld, conn: psycopg.Connection[Any]) -> None:
+def test_a_node_without_its_database_does_not_answer(nodes: NodeWorld, conn: Connection) -> None:
     stream = stream_of(conn, "default")
     put(conn, stream, b"1")
     reader, granted = nodes.reader(), granted_of(conn, stream)
@@ -343,7 +341,7 @@ def test_a_node_without_its_database_does_not_answer(nodes: NodeWorld, conn: psy
 
 @pytest.mark.conforms("P6")
 def test_of_two_nodes_the_other_goes_on_at_once(
-    nodes: NodeWorld, database: str, conn: psycopg.Connection[Any], caplog: pytest.LogCaptureFixture
+    nodes: NodeWorld, database: str, conn: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     stream = stream_of(conn, "default")
     put(conn, stream, b"1")
