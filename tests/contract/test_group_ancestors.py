@@ -181,21 +181,20 @@ def by_import(world: PostgresWorld, group: Group, first: int) -> Group:
 def test_what_is_consumed_again_comes_before_its_heirs(
     postgres: PostgresWorld, how: Callable[[PostgresWorld, Group, int], Group]
 ) -> None:
-    world = postgres
-    group, term, (first,) = world.led()
-    world.append(first, 2)
-    empty_ones(world, 2)
-    (last,) = world.rollover(1)
-    world.write(group, term, renew=True)
-    consume(world, group, term, first)
-    world.append(last, 1)
-    group = how(world, group, first)
-    term = world.lead(group)
-    assert not is_granted(world, group, term, last)
-    world.write(group, term, renew=True)
-    assert not is_granted(world, group, term, last)
-    consume(world, group, term, first)
-    assert is_granted(world, group, term, last)
+    group, term, (first,) = postgres.led()
+    postgres.append(first, 2)
+    empty_ones(postgres, 2)
+    (last,) = postgres.rollover(1)
+    postgres.write(group, term, renew=True)
+    consume(postgres, group, term, first)
+    postgres.append(last, 1)
+    group = how(postgres, group, first)
+    term = postgres.lead(group)
+    assert not is_granted(postgres, group, term, last)
+    postgres.write(group, term, renew=True)
+    assert not is_granted(postgres, group, term, last)
+    consume(postgres, group, term, first)
+    assert is_granted(postgres, group, term, last)
 
 
 Descended = tuple[PostgresWorld, Group, int, tuple[int, int, int]]
@@ -204,19 +203,18 @@ Descended = tuple[PostgresWorld, Group, int, tuple[int, int, int]]
 @pytest.fixture
 def descended(postgres: PostgresWorld) -> Descended:
     """A stream that is consumed, what follows on it across empty ones, and one beside them; the last two are lent."""
-    world = postgres
-    group, term, (first, beside) = world.led(2)
-    world.append(first, 2)
-    world.append(beside, 2)
-    world.rollover(1)
-    last = world.rollover(1)[0]
-    world.append(last, 3)
-    world.write(group, term, renew=True)
-    consume(world, group, term, first)
+    group, term, (first, beside) = postgres.led(2)
+    postgres.append(first, 2)
+    postgres.append(beside, 2)
+    postgres.rollover(1)
+    last = postgres.rollover(1)[0]
+    postgres.append(last, 3)
+    postgres.write(group, term, renew=True)
+    consume(postgres, group, term, first)
     for stream in (last, beside):
-        granted(world, group, term, stream)
-    world.apply(group, term, AdvancePosition(last, world.row(group, term, last).grant_id, 1))
-    return world, group, term, (first, last, beside)
+        granted(postgres, group, term, stream)
+    postgres.apply(group, term, AdvancePosition(last, postgres.row(group, term, last).grant_id, 1))
+    return postgres, group, term, (first, last, beside)
 
 
 @pytest.mark.conforms("E33", "E11", "A5")
@@ -282,33 +280,31 @@ def test_doubt_behind_a_reset_stream_ends_by_force(descended: Descended) -> None
 @pytest.mark.conforms("E33")
 def test_a_reset_of_an_unnoticed_stream_forgets_none(postgres: PostgresWorld) -> None:
     """Streams before it, of which no leader has heard yet, are consumed first."""
-    world = postgres
-    world.add_space()
-    group = world.declare()
-    (second,) = world.rollover(1)
-    world.append(second, 2)
-    (last,) = world.rollover(1)
-    world.append(last, 1)
-    by_reset_of_one(world, group, last)
-    term = world.lead(group)
-    assert not is_granted(world, group, term, last)
-    world.write(group, term, renew=True)
-    consume(world, group, term, second)
-    assert is_granted(world, group, term, last)
+    postgres.add_space()
+    group = postgres.declare()
+    (second,) = postgres.rollover(1)
+    postgres.append(second, 2)
+    (last,) = postgres.rollover(1)
+    postgres.append(last, 1)
+    by_reset_of_one(postgres, group, last)
+    term = postgres.lead(group)
+    assert not is_granted(postgres, group, term, last)
+    postgres.write(group, term, renew=True)
+    consume(postgres, group, term, second)
+    assert is_granted(postgres, group, term, last)
 
 
 @pytest.mark.conforms("E33", "A7")
 def test_why_names_the_ancestor_that_is_waited_for(postgres: PostgresWorld) -> None:
-    world = postgres
-    group, term, (first,) = world.led()
-    world.append(first, 2)
-    empty_ones(world, 2)
-    (last,) = world.rollover(1)
-    world.append(last, 1)
-    world.write(group, term, renew=True)
-    held = granted(world, group, term, first)
-    world.apply(group, term, ForceRelease(first, held.grant_id, "lost"))
-    world.connection.execute("update leadership set expires_at = clock_timestamp() + interval '1 minute'")
-    (answer,) = diagnose_group(world.connection, SHARE, last)[1]
+    group, term, (first,) = postgres.led()
+    postgres.append(first, 2)
+    empty_ones(postgres, 2)
+    (last,) = postgres.rollover(1)
+    postgres.append(last, 1)
+    postgres.write(group, term, renew=True)
+    held = granted(postgres, group, term, first)
+    postgres.apply(group, term, ForceRelease(first, held.grant_id, "lost"))
+    postgres.connection.execute("update leadership set expires_at = clock_timestamp() + interval '1 minute'")
+    (answer,) = diagnose_group(postgres.connection, SHARE, last)[1]
     assert answer.diagnosis.reason is StallReason.WAITING_FOR_PARENTS
     assert f"consumed first: {first} (free, at 0 of 2)" in answer.diagnosis.detail

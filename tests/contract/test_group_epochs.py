@@ -259,11 +259,10 @@ def test_reported_epochs_of_another_kind_break_nothing(world: World) -> None:
 
 @pytest.mark.conforms("S9")
 def test_an_epoch_closed_by_expiry_is_announced_so(postgres: PostgresWorld) -> None:
-    world = postgres
-    world.add_space()
-    world.complete(3)
-    group = world.declare(atomic=True)
-    term = world.lead(group)
+    postgres.add_space()
+    postgres.complete(3)
+    group = postgres.declare(atomic=True)
+    term = postgres.lead(group)
     for producer, least, begun, gone in (
         ("dead", 4, 5, "now()"),
         ("alive", 4, 5, "null"),
@@ -272,20 +271,20 @@ def test_an_epoch_closed_by_expiry_is_announced_so(postgres: PostgresWorld) -> N
         ("back", 5, 5, "now()"),
         ("back", 6, 6, "null"),
     ):
-        world.connection.execute(
+        postgres.connection.execute(
             "insert into capability (space_id, producer_id, incarnation, least, upper_frontier, expires_at, expired_at)"
             f" values (1, %s, %s, %s, %s, now(), {gone})",
             (producer, least, f"[[{least}]]", f"[[{begun}]]"),
         )
-    world.complete(4)
-    assert reached(world, group, term) == [4]
-    world.complete(6)
-    assert reached(world, group, term) == [6]
-    world.complete(7)
-    assert reached(world, group, term) == [7]
+    postgres.complete(4)
+    assert reached(postgres, group, term) == [4]
+    postgres.complete(6)
+    assert reached(postgres, group, term) == [6]
+    postgres.complete(7)
+    assert reached(postgres, group, term) == [7]
     said = "space default: consumed are all epochs before"
     closed = "; closed by expiry, and perhaps not whole: those of producer "
-    assert announced(world, group) == [f"{said} 4", f"{said} 6{closed}back, dead", f"{said} 7"]
+    assert announced(postgres, group) == [f"{said} 4", f"{said} 6{closed}back, dead", f"{said} 7"]
 
 
 @pytest.mark.conforms("S8", "E20")

@@ -52,12 +52,11 @@ def consumed(world: PostgresWorld, group: Group, term: int, stream: int, positio
 @pytest.fixture
 def halfway(postgres: PostgresWorld) -> tuple[PostgresWorld, Group, int, tuple[int, ...]]:
     """Two streams of ten messages, consumed up to 4, and to 10."""
-    world = postgres
-    group, term, streams = world.led(2)
+    group, term, streams = postgres.led(2)
     for stream, position in zip(streams, (4, 10), strict=True):
-        world.append(stream, 10)
-        consumed(world, group, term, stream, position)
-    return world, group, term, streams
+        postgres.append(stream, 10)
+        consumed(postgres, group, term, stream, position)
+    return postgres, group, term, streams
 
 
 @pytest.mark.conforms("A4")
@@ -142,36 +141,34 @@ def test_a_locked_row_is_named_with_who_locks_it(postgres: PostgresWorld, force:
 
 @pytest.mark.conforms("A4")
 def test_finished_streams_are_lent_again_parents_first(postgres: PostgresWorld) -> None:
-    world = postgres
-    group, term, (parent,) = world.led()
-    world.append(parent, 5)
-    held = granted(world, group, term, parent)
-    (child,) = world.rollover(1)
-    world.apply(group, term, AdvancePosition(parent, held.grant_id, 5))
-    world.write(group, term, renew=True)
-    world.append(child, 3)
-    consumed(world, group, term, child, 2)
-    assert places(world, group) == {parent: (FINISHED, 5), child: (FREE, 2)}
-    reset(world, group, ResetTarget.earliest())
-    assert places(world, group) == {parent: (FREE, 0), child: (FREE, 0)}
-    term = world.lead(group)
-    assert world.apply(group, term, grant(child)).outcome == "refused", "its parent is not consumed any more"
-    granted(world, group, term, parent)
-    world.apply(group, term, ForceRelease(parent, world.row(group, term, parent).grant_id, "left"))
-    reset(world, group, ResetTarget.latest())
-    assert places(world, group) == {parent: (FINISHED, 5), child: (FREE, 3)}
+    group, term, (parent,) = postgres.led()
+    postgres.append(parent, 5)
+    held = granted(postgres, group, term, parent)
+    (child,) = postgres.rollover(1)
+    postgres.apply(group, term, AdvancePosition(parent, held.grant_id, 5))
+    postgres.write(group, term, renew=True)
+    postgres.append(child, 3)
+    consumed(postgres, group, term, child, 2)
+    assert places(postgres, group) == {parent: (FINISHED, 5), child: (FREE, 2)}
+    reset(postgres, group, ResetTarget.earliest())
+    assert places(postgres, group) == {parent: (FREE, 0), child: (FREE, 0)}
+    term = postgres.lead(group)
+    assert postgres.apply(group, term, grant(child)).outcome == "refused", "its parent is not consumed any more"
+    granted(postgres, group, term, parent)
+    postgres.apply(group, term, ForceRelease(parent, postgres.row(group, term, parent).grant_id, "left"))
+    reset(postgres, group, ResetTarget.latest())
+    assert places(postgres, group) == {parent: (FINISHED, 5), child: (FREE, 3)}
 
 
 @pytest.mark.conforms("A4")
 def test_a_group_goes_back_to_what_was_there_before_it(postgres: PostgresWorld) -> None:
-    world = postgres
-    (parent,) = world.add_space()
-    world.append(parent, 5)
-    (child,) = world.rollover(1)
-    group = world.declare(starting_position=StartingPosition.LATEST)
-    assert set(places(world, group)) == {child}
-    assert reset(world, group, ResetTarget.earliest()) == {parent: (None, 0), child: (0, 0)}
-    assert places(world, group) == {parent: (FREE, 0), child: (FREE, 0)}
+    (parent,) = postgres.add_space()
+    postgres.append(parent, 5)
+    (child,) = postgres.rollover(1)
+    group = postgres.declare(starting_position=StartingPosition.LATEST)
+    assert set(places(postgres, group)) == {child}
+    assert reset(postgres, group, ResetTarget.earliest()) == {parent: (None, 0), child: (0, 0)}
+    assert places(postgres, group) == {parent: (FREE, 0), child: (FREE, 0)}
 
 
 @pytest.mark.conforms("A4")
@@ -193,53 +190,52 @@ def test_a_place_in_history_brings_what_ended_before(
     postgres: PostgresWorld, target: ResetTarget, expected: dict[str, int]
 ) -> None:
     """A place that is counted from where the group is, or its end, does not."""
-    world = postgres
-    (former,) = world.add_space()
-    world.append(former, 3)
-    (finished,) = world.rollover(1)
-    group = world.declare(starting_position=StartingPosition.LATEST)
-    world.append(finished, 5)
-    term = world.lead(group)
-    held = granted(world, group, term, finished)
-    (unfinished,) = world.rollover(1)
-    world.apply(group, term, AdvancePosition(finished, held.grant_id, 5))
-    world.write(group, term, renew=True)
-    world.append(unfinished, 10)
-    consumed(world, group, term, unfinished, 6)
-    (later,) = world.rollover(1)
-    world.append(later, 7)
+    (former,) = postgres.add_space()
+    postgres.append(former, 3)
+    (finished,) = postgres.rollover(1)
+    group = postgres.declare(starting_position=StartingPosition.LATEST)
+    postgres.append(finished, 5)
+    term = postgres.lead(group)
+    held = granted(postgres, group, term, finished)
+    (unfinished,) = postgres.rollover(1)
+    postgres.apply(group, term, AdvancePosition(finished, held.grant_id, 5))
+    postgres.write(group, term, renew=True)
+    postgres.append(unfinished, 10)
+    consumed(postgres, group, term, unfinished, 6)
+    (later,) = postgres.rollover(1)
+    postgres.append(later, 7)
     names = {former: "former", finished: "finished", unfinished: "unfinished", later: "later"}
-    assert {names[stream]: after for stream, (_, after) in reset(world, group, target).items()} == expected
-    term = world.lead(group)
-    world.write(group, term, renew=True)
-    found = {names[stream]: position for stream, (_, position) in places(world, group).items()}
+    assert {names[stream]: after for stream, (_, after) in reset(postgres, group, target).items()} == expected
+    term = postgres.lead(group)
+    postgres.write(group, term, renew=True)
+    found = {names[stream]: position for stream, (_, position) in places(postgres, group).items()}
     assert found == expected, "and whoever leads next gives nothing else"
 
 
 @pytest.mark.conforms("A4")
 def test_what_is_not_given_counts_as_skipped(postgres: PostgresWorld) -> None:
     """Also in streams that came later."""
-    world = postgres
-    (before,) = world.add_space()
-    world.append(before, 5)
-    (first,) = world.rollover(1)
-    group = world.declare(starting_position=StartingPosition.LATEST)
-    world.append(first, 10, 1)
-    (new,) = world.rollover(1)
-    world.append(new, 7)
+    (before,) = postgres.add_space()
+    postgres.append(before, 5)
+    (first,) = postgres.rollover(1)
+    group = postgres.declare(starting_position=StartingPosition.LATEST)
+    postgres.append(first, 10, 1)
+    (new,) = postgres.rollover(1)
+    postgres.append(new, 7)
     found = {
-        move.stream_id: move for move in reset_transaction.plan_reset(world.connection, group, ResetTarget.latest())
+        move.stream_id: move for move in reset_transaction.plan_reset(postgres.connection, group, ResetTarget.latest())
     }
     assert {stream: (move.before, move.skipped_count) for stream, move in found.items()} == {
         first: (0, 10),
         new: (None, 7),
     }
     found = {
-        move.stream_id: move for move in reset_transaction.plan_reset(world.connection, group, ResetTarget.offset(2))
+        move.stream_id: move for move in reset_transaction.plan_reset(postgres.connection, group, ResetTarget.offset(2))
     }
     assert {stream: move.skipped_count for stream, move in found.items()} == {before: 0, first: 2, new: 2}
     found = {
-        move.stream_id: move for move in reset_transaction.plan_reset(world.connection, group, ResetTarget.at_epoch(1))
+        move.stream_id: move
+        for move in reset_transaction.plan_reset(postgres.connection, group, ResetTarget.at_epoch(1))
     }
     assert {stream: (move.after, move.has_epochs) for stream, move in found.items()} == {
         first: (0, True), new: (7, False),
@@ -249,71 +245,67 @@ def test_what_is_not_given_counts_as_skipped(postgres: PostgresWorld) -> None:
 @pytest.mark.conforms("A4")
 def test_a_reset_to_the_end_passes_unnoticed_streams(postgres: PostgresWorld) -> None:
     """Also those that came and ended since a leader looked."""
-    world = postgres
-    (first,) = world.add_space()
-    group = world.declare()
-    (second,) = world.rollover(1)
-    world.append(second, 100)
-    (third,) = world.rollover(1)
-    world.append(third, 50)
-    moves = reset_transaction.plan_reset(world.connection, group, ResetTarget.latest())
+    (first,) = postgres.add_space()
+    group = postgres.declare()
+    (second,) = postgres.rollover(1)
+    postgres.append(second, 100)
+    (third,) = postgres.rollover(1)
+    postgres.append(third, 50)
+    moves = reset_transaction.plan_reset(postgres.connection, group, ResetTarget.latest())
     assert {move.stream_id: move.skipped_count for move in moves} == {first: 0, second: 100, third: 50}
-    reset(world, group, ResetTarget.latest())
-    term = world.lead(group)
-    world.write(group, term, renew=True)
-    assert {stream: position for stream, (_, position) in places(world, group).items()} == {
+    reset(postgres, group, ResetTarget.latest())
+    term = postgres.lead(group)
+    postgres.write(group, term, renew=True)
+    assert {stream: position for stream, (_, position) in places(postgres, group).items()} == {
         first: 0, second: 100, third: 50,
     }  # fmt: skip
 
 
 @pytest.mark.conforms("A4")
 def test_a_stream_that_was_blocked_is_lent_again(postgres: PostgresWorld) -> None:
-    world = postgres
-    group, term, (stream,) = world.led()
-    world.append(stream, 5)
+    group, term, (stream,) = postgres.led()
+    postgres.append(stream, 5)
     for _ in range(5):
-        held = granted(world, group, term, stream)
-        world.apply(group, term, ForceRelease(stream, held.grant_id, "died"))
-    assert places(world, group) == {stream: (BLOCKED, 0)}
-    reset(world, group, ResetTarget.current())
-    assert places(world, group) == {stream: (FREE, 0)}
-    term = world.lead(group)
-    held = granted(world, group, term, stream)
-    world.apply(group, term, ForceRelease(stream, held.grant_id, "died"))
-    assert places(world, group) == {stream: (FREE, 0)}, "its losses are counted from the beginning"
-    reset(world, group, ResetTarget.shift(1))
-    assert places(world, group) == {stream: (FREE, 1)}
+        held = granted(postgres, group, term, stream)
+        postgres.apply(group, term, ForceRelease(stream, held.grant_id, "died"))
+    assert places(postgres, group) == {stream: (BLOCKED, 0)}
+    reset(postgres, group, ResetTarget.current())
+    assert places(postgres, group) == {stream: (FREE, 0)}
+    term = postgres.lead(group)
+    held = granted(postgres, group, term, stream)
+    postgres.apply(group, term, ForceRelease(stream, held.grant_id, "died"))
+    assert places(postgres, group) == {stream: (FREE, 0)}, "its losses are counted from the beginning"
+    reset(postgres, group, ResetTarget.shift(1))
+    assert places(postgres, group) == {stream: (FREE, 1)}
 
 
 @pytest.mark.conforms("A4", "S5")
 def test_a_reset_by_epoch_begins_at_its_first_block(postgres: PostgresWorld) -> None:
     """An atomic group goes on with whole epochs."""
-    world = postgres
-    (stream,) = world.add_space()
-    world.complete(1)
-    plain, atomic = world.group(PLAIN), world.declare(atomic=True, starting_position=StartingPosition.EARLIEST)
+    (stream,) = postgres.add_space()
+    postgres.complete(1)
+    plain, atomic = postgres.group(PLAIN), postgres.declare(atomic=True, starting_position=StartingPosition.EARLIEST)
     for epoch in (1, 2, 3, 2):
-        world.append(stream, 10, epoch)
-    world.complete(5)
-    assert reset_transaction.plan_reset(world.connection, plain, ResetTarget.at_epoch(3))[0].after == 20
-    assert reset_transaction.plan_reset(world.connection, plain, ResetTarget.at_epoch(9))[0].after == 40
-    world.connection.execute("update space set epoch_dimensions = 1")
-    reset(world, atomic, ResetTarget.at_epoch(2))
-    term = world.lead(atomic)
-    assert world.row(atomic, term, stream).consumed == ConsumedFrontier(10, LowerFrontier(((2,),)))
-    reset(world, atomic, ResetTarget.latest())
-    term = world.lead(atomic)
-    assert world.row(atomic, term, stream).consumed == ConsumedFrontier(40, LowerFrontier(((5,),)))
-    assert world.write(atomic, term, renew=True).epochs[0].consumed == LowerFrontier(((5,),))
+        postgres.append(stream, 10, epoch)
+    postgres.complete(5)
+    assert reset_transaction.plan_reset(postgres.connection, plain, ResetTarget.at_epoch(3))[0].after == 20
+    assert reset_transaction.plan_reset(postgres.connection, plain, ResetTarget.at_epoch(9))[0].after == 40
+    postgres.connection.execute("update space set epoch_dimensions = 1")
+    reset(postgres, atomic, ResetTarget.at_epoch(2))
+    term = postgres.lead(atomic)
+    assert postgres.row(atomic, term, stream).consumed == ConsumedFrontier(10, LowerFrontier(((2,),)))
+    reset(postgres, atomic, ResetTarget.latest())
+    term = postgres.lead(atomic)
+    assert postgres.row(atomic, term, stream).consumed == ConsumedFrontier(40, LowerFrontier(((5,),)))
+    assert postgres.write(atomic, term, renew=True).epochs[0].consumed == LowerFrontier(((5,),))
 
 
 @pytest.mark.conforms("A4", "S5")
 def test_no_reset_tears_an_atomic_groups_epochs(postgres: PostgresWorld) -> None:
-    world = postgres
-    (stream,) = world.add_space()
-    world.complete(1)
-    group = world.declare(atomic=True, starting_position=StartingPosition.EARLIEST)
-    world.append(stream, 10, 1)
+    (stream,) = postgres.add_space()
+    postgres.complete(1)
+    group = postgres.declare(atomic=True, starting_position=StartingPosition.EARLIEST)
+    postgres.append(stream, 10, 1)
     for target, streams in (
         (ResetTarget.current(), ()),
         (ResetTarget.shift(1), ()),
@@ -321,43 +313,43 @@ def test_no_reset_tears_an_atomic_groups_epochs(postgres: PostgresWorld) -> None
         (ResetTarget.earliest(), (stream,)),
     ):
         with pytest.raises(UsageError, match="is atomic"):
-            reset(world, group, target, *streams)
-    world.connection.execute("update space set epoch_dimensions = 1")
+            reset(postgres, group, target, *streams)
+    postgres.connection.execute("update space set epoch_dimensions = 1")
     with pytest.raises(InvalidEpoch, match="have 1 number, and this one has 2"):
-        reset(world, group, ResetTarget.at_epoch((3, 1)))
-    assert places(world, group) == {stream: (FREE, 0)}
+        reset(postgres, group, ResetTarget.at_epoch((3, 1)))
+    assert places(postgres, group) == {stream: (FREE, 0)}
 
 
 @pytest.mark.conforms("A4")
 def test_a_reset_of_given_streams_touches_no_other(postgres: PostgresWorld) -> None:
     """Not even one that is gone."""
-    world = postgres
-    (gone,) = world.add_space()
-    group = world.declare()
-    world.append(gone, 5)
-    (child,) = world.rollover(1)
-    world.lead(group)
-    world.connection.execute("insert into lending (group_id, stream_id, position) values (1, %s, 0)", (child,))
-    world.append(child, 4)
-    world.retire(1)
-    world.connection.execute("update lending set status = 'blocked', position = 7 where stream_id = %s", (gone,))
-    assert reset(world, group, ResetTarget.offsets({child: 2})) == {child: (0, 2)}
-    assert reset(world, group, ResetTarget.current(), child) == {child: (2, 2)}, "another is beyond its end"
+    (gone,) = postgres.add_space()
+    group = postgres.declare()
+    postgres.append(gone, 5)
+    (child,) = postgres.rollover(1)
+    postgres.lead(group)
+    postgres.connection.execute("insert into lending (group_id, stream_id, position) values (1, %s, 0)", (child,))
+    postgres.append(child, 4)
+    postgres.retire(1)
+    postgres.connection.execute("update lending set status = 'blocked', position = 7 where stream_id = %s", (gone,))
+    assert reset(postgres, group, ResetTarget.offsets({child: 2})) == {child: (0, 2)}
+    assert reset(postgres, group, ResetTarget.current(), child) == {child: (2, 2)}, "another is beyond its end"
     with pytest.raises(UsageError, match=f"stream {gone}: retention has taken offset 3"):
-        reset(world, group, ResetTarget.offsets({gone: 3}))
-    assert places(world, group)[gone] == (BLOCKED, 7)
-    assert reset(world, group, ResetTarget.earliest()) == {gone: (7, 5), child: (2, 0)}, "it begins behind what is gone"
+        reset(postgres, group, ResetTarget.offsets({gone: 3}))
+    assert places(postgres, group)[gone] == (BLOCKED, 7)
+    assert reset(postgres, group, ResetTarget.earliest()) == {gone: (7, 5), child: (2, 0)}, (
+        "it begins behind what is gone"
+    )
 
 
 @pytest.mark.conforms("A4")
 def test_a_group_deleted_meanwhile_gets_no_rows(postgres: PostgresWorld) -> None:
-    world = postgres
-    world.add_space()
-    group = world.declare()
-    world.store.delete_group(group.subscription)
+    postgres.add_space()
+    group = postgres.declare()
+    postgres.store.delete_group(group.subscription)
     with pytest.raises(NotFound):
-        reset(world, group, ResetTarget.earliest())
-    assert places(world, group) == {}
+        reset(postgres, group, ResetTarget.earliest())
+    assert places(postgres, group) == {}
 
 
 def test_targets_that_are_none_are_refused() -> None:

@@ -158,32 +158,39 @@ def test_ours_are_there_where_nothing_is_installed(others: Callable[..., None], 
     assert [load_driver(name)(database).name for name in THREE] == list(THREE)
 
 
-def test_an_unknown_driver_is_named() -> None:
-    with pytest.raises(InvalidSetting, match=r"'kafka'.* Installed are .*poll, postgres.*zmq: choose one of these"):
-        load_driver("kafka")
+POLL = "sublet_storage.notify.drivers.poll:NoPushDriver"
 
 
-def test_a_driver_says_what_to_install(others: Callable[..., None]) -> None:
-    others(
-        entry("zmq", "no_such_library:Driver", "sublet"),
-        entry("pigeon", "sublet_storage.notify.drivers.poll:Nothing", "carrier"),
-    )
-    with pytest.raises(InvalidSetting, match=r"'zmq'.*no_such_library.*`pip install 'sublet\[zmq\]'`"):
-        load_driver("zmq")
-    with pytest.raises(InvalidSetting, match=r"'pigeon'.*Nothing.*package carrier"):
-        load_driver("pigeon")
-
-
+@pytest.mark.parametrize(
+    ("name", "installed", "story"),
+    [
+        ("kafka", [], r"'kafka'.* Installed are .*poll, postgres.*zmq: choose one of these"),
+        ("zmq", [("no_such_library:Driver", "sublet")], r"'zmq'.*no_such_library.*`pip install 'sublet\[zmq\]'`"),
+        ("pigeon", [("sublet_storage.notify.drivers.poll:Nothing", "carrier")], r"'pigeon'.*Nothing.*package carrier"),
+        ("pigeon", [("pigeonhole:Driver", "carrier")], r"'pigeon' .* cannot be loaded \(no coop\).*package carrier"),
+        ("pigeon", [(POLL, "a"), (POLL, "b")], r"'pigeon' is brought by several packages \(a, b\)"),
+    ],
+    ids=["unknown", "without its library", "without its class", "broken", "brought twice"],
+)
 def test_a_driver_that_cannot_be_loaded_is_named(
-    others: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    others: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    name: str,
+    installed: list[tuple[str, str]],
+    story: str,
 ) -> None:
     (tmp_path / "pigeonhole.py").write_text("raise RuntimeError('no coop')")
     monkeypatch.syspath_prepend(str(tmp_path))
-    others(entry("pigeon", "pigeonhole:Driver", "carrier"))
-    with pytest.raises(
-        InvalidSetting, match=r"'pigeon' is installed but cannot be loaded \(no coop\).*package carrier"
-    ):
-        load_driver("pigeon")
+    others(*(entry(name, value, package) for value, package in installed))
+    with pytest.raises(InvalidSetting, match=story):
+        load_driver(name)
+
+
+def test_ours_is_never_replaced(others: Callable[..., None]) -> None:
+    ours = entry("x", "sublet_storage.notify.drivers.postgres:PostgresDriver", "sublet")
+    others(entry("x", POLL, "a"), ours)
+    assert load_driver("x") is ours.load()
 
 
 def test_a_driver_that_cannot_be_made_is_named(others: Callable[..., None], database: str) -> None:
@@ -196,17 +203,6 @@ def test_a_driver_that_cannot_be_made_is_named(others: Callable[..., None], data
 
 def coopless(url: str, *, host: str) -> Any:
     raise ValueError(f"no coop at {host}")
-
-
-def test_two_that_bring_one_name_are_refused(others: Callable[..., None]) -> None:
-    """Where one of them is ours, it is taken."""
-    both = [entry("x", "sublet_storage.notify.drivers.poll:NoPushDriver", package) for package in ("a", "b")]
-    others(*both)
-    with pytest.raises(InvalidSetting, match=r"'x' is brought by several packages \(a, b\)"):
-        load_driver("x")
-    ours = entry("x", "sublet_storage.notify.drivers.postgres:PostgresDriver", "sublet")
-    others(*both, ours)
-    assert load_driver("x") is ours.load()
 
 
 # --- postgres -------------------------------------------------------------------------------------------------------
