@@ -15,11 +15,12 @@ from sublet_storage.groups.model.records import (
     GrantStream,
     Group,
     Lending,
+    LendingChange,
     LendingStatus,
     ReleaseStream,
     UnreserveStream,
 )
-from tests.contract.group_world import APPLIED, BLOCKED, FINISHED, FREE, HELD, REFUSED, World
+from tests.contract.group_world import BLOCKED, FINISHED, FREE, HELD, REFUSED, World
 
 RESERVED = LendingStatus.RESERVED
 HOLD_S = 90.0
@@ -44,14 +45,11 @@ class Etl:
         self.doubt = InDoubtRange(self.grant_id, 2, 5, hold_s)
         self.planned = self.apply(AdvancePosition(self.stream, self.grant_id, 2, in_doubt=self.doubt))
 
-    def apply(self, entry: object) -> Lending:
-        answer = self.world.apply(self.group, self.term, entry)  # type: ignore[arg-type]
-        assert answer.outcome is APPLIED, answer
-        assert answer.lending is not None
-        return answer.lending
+    def apply(self, entry: LendingChange) -> Lending:
+        return self.world.applied(self.group, self.term, entry)
 
-    def refused(self, entry: object) -> Lending:
-        answer = self.world.apply(self.group, self.term, entry)  # type: ignore[arg-type]
+    def refused(self, entry: LendingChange) -> Lending:
+        answer = self.world.apply(self.group, self.term, entry)
         assert answer.outcome is REFUSED, answer
         assert answer.lending is not None
         return answer.lending
