@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -12,6 +12,8 @@ import psycopg
 from sublet_protocol.domain.epochs import LowerFrontier, UpperFrontier
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect
+from sublet_storage.groups.admin import reset_transaction
+from sublet_storage.groups.admin.reset_targets import ResetTarget
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.coordinator.store import GroupStore
 from sublet_storage.groups.model.records import (
@@ -191,6 +193,16 @@ class PostgresWorld(World):
         with connect(self.url) as user, user.transaction():
             user.execute("select from lending where group_id = %s and stream_id = %s for update", (group_id, stream_id))
             yield user
+
+    def reset(
+        self, group: Group, target: ResetTarget, *streams: int, force: bool = False, reason: str | None = None
+    ) -> Mapping[int, tuple[int | None, int]]:
+        """Reset the group, or these streams of it: {stream: (before, after)}."""
+        with self.connection.transaction():
+            moves = reset_transaction.execute_reset(
+                self.connection, group, target, streams, reason=reason or f"to {target}", force=force
+            )
+        return {move.stream_id: (move.before, move.after) for move in moves}
 
     def publish_catalogue(self) -> None:
         """Write the tables that the streams in memory describe; ids are theirs."""

@@ -12,7 +12,6 @@ from sublet_protocol.domain.errors import GrantLost, UnknownOutcome
 from sublet_protocol.domain.in_doubt import InDoubtRange
 from sublet_storage.db.connect import connect
 from sublet_storage.groups import consumer_progress
-from sublet_storage.groups.admin import reset_transaction
 from sublet_storage.groups.admin.reset_targets import ResetTarget
 from sublet_storage.groups.model.history import HistoryPage, delete_old_history, read_history
 from sublet_storage.groups.model.history_records import reason_with_user
@@ -117,14 +116,7 @@ def test_a_deleted_groups_grants_have_a_position(postgres: PostgresWorld) -> Non
 def test_a_grant_ended_by_a_reset_has_a_position(postgres: PostgresWorld, target: ResetTarget) -> None:
     group, _, stream, held = postgres.lent(5)
     consumer_progress.advance(postgres.connection, group.group_id, stream, held.grant_id, 3)
-    with postgres.connection.transaction():
-        reset_transaction.execute_reset(
-            postgres.connection,
-            group,
-            target,
-            reason=reason_with_user(f"reset to {target}", "me; was at 4"),
-            force=True,
-        )
+    postgres.reset(group, target, force=True, reason=reason_with_user(f"reset to {target}", "me; was at 4"))
     assert consumer_progress.read_position(postgres.connection, group.group_id, stream, held.grant_id) == 3
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import nullcontext
 
 import pytest
 
 from sublet_protocol.domain.errors import Conflict
 from sublet_protocol.domain.in_doubt import InDoubtRange
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.groups.admin import progress_transfer, reset_transaction
+from sublet_storage.groups.admin import progress_transfer
 from sublet_storage.groups.admin.reset_targets import ResetTarget
 from sublet_storage.groups.model.records import (
     AdvancePosition,
@@ -154,14 +153,12 @@ def test_a_space_that_loses_no_topics_is_no_parent(world: World) -> None:
 
 
 def by_reset(world: PostgresWorld, group: Group, _: int) -> Group:
-    with world.connection.transaction():
-        reset_transaction.execute_reset(world.connection, group, ResetTarget.earliest(), reason="again")
+    world.reset(group, ResetTarget.earliest())
     return group
 
 
 def by_reset_of_one(world: PostgresWorld, group: Group, first: int) -> Group:
-    with world.connection.transaction():
-        reset_transaction.execute_reset(world.connection, group, ResetTarget.earliest(), [first], reason="again")
+    world.reset(group, ResetTarget.earliest(), first)
     return group
 
 
@@ -222,10 +219,7 @@ def test_a_forced_reset_takes_back_what_follows(descended: Descended) -> None:
     """And nothing else: what is lent beside the stream stays so."""
     world, group, term, (first, last, beside) = descended
     before = {stream: world.row(group, term, stream) for stream in (last, beside)}
-    with world.connection.transaction():
-        reset_transaction.execute_reset(
-            world.connection, group, ResetTarget.earliest(), [first], reason="again", force=True
-        )
+    world.reset(group, ResetTarget.earliest(), first, force=True)
     (line,) = (line for line in world.store.history(group.group_id) if line.stream_id == last and line.event == "reset")
     assert (line.grant_id, line.position, line.redelivery_end, line.is_forced) == (before[last].grant_id, 1, 3, True)
     assert str(first) in line.reason
@@ -241,15 +235,10 @@ def test_a_forced_reset_takes_back_what_follows(descended: Descended) -> None:
 @pytest.mark.conforms("E33")
 def test_a_reset_waits_for_holders_of_what_follows(descended: Descended) -> None:
     world, group, term, (first, last, _) = descended
-
-    def reset(target: ResetTarget) -> None:
-        with world.connection.transaction():
-            reset_transaction.execute_reset(world.connection, group, target, [first], reason="again")
-
     with pytest.raises(Conflict, match=f"1 of its streams are granted.* the first is {last}"):
-        reset(ResetTarget.earliest())
+        world.reset(group, ResetTarget.earliest(), first)
     assert not world.write(group, term).has_stale_term, "nothing was done"
-    reset(ResetTarget.latest())
+    world.reset(group, ResetTarget.latest(), first)
     assert world.row(group, world.lead(group), last).status is HELD, "what stays consumed holds nobody back"
 
 
@@ -263,11 +252,9 @@ def test_doubt_behind_a_reset_stream_ends_by_force(descended: Descended) -> None
     world.apply(group, term, AdvancePosition(last, row.grant_id, 1, in_doubt=InDoubtRange(row.grant_id, 1, 3, 60.0)))
     world.apply(group, term, ForceRelease(last, row.grant_id, "lost"))
     assert world.row(group, term, last).status is LendingStatus.RESERVED
-    for force in (False, True):
-        with nullcontext() if force else pytest.raises(Conflict, match="in doubt"), world.connection.transaction():
-            reset_transaction.execute_reset(
-                world.connection, group, ResetTarget.earliest(), [first], reason="again", force=force
-            )
+    with pytest.raises(Conflict, match="in doubt"):
+        world.reset(group, ResetTarget.earliest(), first)
+    world.reset(group, ResetTarget.earliest(), first, force=True)
     row = world.row(group, world.lead(group), last)
     assert (row.status, row.position, row.in_doubt) == (FREE, 1, None)
     lines = world.store.history(group.group_id)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.groups.admin import progress_transfer, reset_transaction
+from sublet_storage.groups.admin import progress_transfer
 from sublet_storage.groups.admin.reset_targets import ResetTarget
 from sublet_storage.groups.model.records import Group, StartingPosition
 from sublet_storage.groups.status.diagnosis_facts import StallReason
@@ -54,8 +54,7 @@ def test_what_a_forced_reset_took_stays_taken(postgres: PostgresWorld) -> None:
     postgres.rollover(1)
 
     def reset(target: ResetTarget) -> list[tuple[object, ...]]:
-        with postgres.connection.transaction():
-            reset_transaction.execute_reset(postgres.connection, group, target, [stream], reason="again", force=True)
+        postgres.reset(group, target, stream, force=True)
         return row()
 
     def row() -> list[tuple[object, ...]]:
@@ -84,8 +83,7 @@ def test_what_a_reset_gives_a_new_life_was_taken_too(postgres: PostgresWorld) ->
     postgres.connection.execute("update lending_history set at = clock_timestamp()")
     group = postgres.declare(starting_position=StartingPosition.LATEST)
     assert taken_at(postgres, stream) == [], "it has ended"
-    with postgres.connection.transaction():
-        reset_transaction.execute_reset(postgres.connection, group, ResetTarget.earliest(), reason="again")
+    postgres.reset(group, ResetTarget.earliest())
     assert None not in taken_at(postgres, stream) != []
 
 
@@ -121,8 +119,7 @@ def test_why_names_a_former_holder_that_may_not_know(postgres: PostgresWorld) ->
     group = postgres.declare()
     granted(postgres, group, postgres.lead(group), stream)
     postgres.connection.execute("update lending_history set at = clock_timestamp()")
-    with postgres.connection.transaction():
-        reset_transaction.execute_reset(postgres.connection, group, ResetTarget.earliest(), reason="again", force=True)
+    postgres.reset(group, ResetTarget.earliest(), force=True)
     postgres.connection.execute("update leadership set expires_at = clock_timestamp() + interval '1 minute'")
     (answer,) = diagnose_group(postgres.connection, SHARE)[1]
     assert answer.diagnosis.reason is StallReason.FORMER_HOLDER

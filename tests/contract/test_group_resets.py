@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import UTC, datetime
 
 import psycopg
@@ -11,9 +10,10 @@ import pytest
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.errors import Conflict, InvalidEpoch, NotFound, UsageError
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.groups.admin import live_reset, reset_transaction
+from sublet_storage.groups.admin import live_reset
 from sublet_storage.groups.admin.admin import send_command
 from sublet_storage.groups.admin.reset_targets import LARGEST, ResetTarget
+from sublet_storage.groups.admin.reset_transaction import plan_reset
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.desired_state import PauseGroup, ResumeGroup
 from sublet_storage.groups.model.records import AdvancePosition, ForceRelease, Group, LendingStatus, StartingPosition
@@ -29,17 +29,6 @@ def places(world: PostgresWorld, group: Group) -> dict[int, tuple[LendingStatus,
     return {stream_id: (LendingStatus(status), position) for stream_id, status, position in found}
 
 
-def reset(
-    world: PostgresWorld, group: Group, target: ResetTarget, *streams: int, force: bool = False
-) -> Mapping[int, tuple[int | None, int]]:
-    """Do it: {stream: (before, after)}."""
-    with world.connection.transaction():
-        moves = reset_transaction.execute_reset(
-            world.connection, group, target, streams, reason=f"to {target}", force=force
-        )
-    return {move.stream_id: (move.before, move.after) for move in moves}
-
-
 def consumed(world: PostgresWorld, group: Group, term: int, stream: int, position: int) -> None:
     """Lent, consumed up to there and handed back."""
     held = granted(world, group, term, stream)
@@ -49,8 +38,11 @@ def consumed(world: PostgresWorld, group: Group, term: int, stream: int, positio
         world.apply(group, term, ForceRelease(stream, row.grant_id, "left"))
 
 
+Halfway = tuple[PostgresWorld, Group, int, tuple[int, ...]]
+
+
 @pytest.fixture
-def halfway(postgres: PostgresWorld) -> tuple[PostgresWorld, Group, int, tuple[int, ...]]:
+def halfway(postgres: PostgresWorld) -> Halfway:
     """Two streams of ten messages, consumed up to 4, and to 10."""
     group, term, streams = postgres.led(2)
     for stream, position in zip(streams, (4, 10), strict=True):
@@ -77,13 +69,13 @@ def halfway(postgres: PostgresWorld) -> tuple[PostgresWorld, Group, int, tuple[i
     ],
 )
 def test_a_group_goes_on_from_where_it_is_told_to(
-    halfway: tuple[PostgresWorld, Group, int, tuple[int, ...]], target: ResetTarget, expected: tuple[int, int]
+    halfway: Halfway, target: ResetTarget, expected: tuple[int, int]
 ) -> None:
     world, group, term, streams = halfway
-    planned = reset_transaction.plan_reset(world.connection, group, target)
+    planned = plan_reset(world.connection, group, target)
     assert [move.after for move in planned] == list(expected)
     assert places(world, group) == {streams[0]: (FREE, 4), streams[1]: (FREE, 10)}, "to plan changes nothing"
-    assert reset(world, group, target) == dict(zip(streams, zip((4, 10), expected, strict=True), strict=True))
+    assert world.reset(group, target) == dict(zip(streams, zip((4, 10), expected, strict=True), strict=True))
     assert places(world, group) == dict(zip(streams, ((FREE, place) for place in expected), strict=True))
     assert world.write(group, term).has_stale_term, "whoever led has rows that are not true any more"
     lines = [line for line in world.store.history(group.group_id) if line.event == "reset"]
@@ -97,27 +89,27 @@ def test_a_group_goes_on_from_where_it_is_told_to(
 
 
 @pytest.mark.conforms("A4")
-def test_one_stream_may_be_reset_alone(halfway: tuple[PostgresWorld, Group, int, tuple[int, ...]]) -> None:
+def test_one_stream_may_be_reset_alone(halfway: Halfway) -> None:
     world, group, _, (first, second) = halfway
-    assert reset(world, group, ResetTarget.shift(1), first) == {first: (4, 5)}
-    assert reset(world, group, ResetTarget.offsets({second: 3})) == {second: (10, 3)}
+    assert world.reset(group, ResetTarget.shift(1), first) == {first: (4, 5)}
+    assert world.reset(group, ResetTarget.offsets({second: 3})) == {second: (10, 3)}
     assert places(world, group) == {first: (FREE, 5), second: (FREE, 3)}
     with pytest.raises(UsageError, match=f"stream {second}: offset 11 is beyond its end, 10"):
-        reset(world, group, ResetTarget.offsets({second: 11}))
+        world.reset(group, ResetTarget.offsets({second: 11}))
     with pytest.raises(NotFound, match="stream 999 is none of"):
-        reset(world, group, ResetTarget.earliest(), 999)
+        world.reset(group, ResetTarget.earliest(), 999)
     assert places(world, group) == {first: (FREE, 5), second: (FREE, 3)}
 
 
 @pytest.mark.conforms("A5", "E7")
-def test_a_lent_stream_is_reset_by_force_alone(halfway: tuple[PostgresWorld, Group, int, tuple[int, ...]]) -> None:
+def test_a_lent_stream_is_reset_by_force_alone(halfway: Halfway) -> None:
     """Its grant is then over."""
     world, group, term, (first, second) = halfway
     held = granted(world, group, term, first)
     with pytest.raises(Conflict, match=f"1 of its streams are granted.* the first is {first}"):
-        reset(world, group, ResetTarget.earliest())
+        world.reset(group, ResetTarget.earliest())
     assert not world.write(group, term).has_stale_term, "nothing was done"
-    reset(world, group, ResetTarget.earliest(), force=True)
+    world.reset(group, ResetTarget.earliest(), force=True)
     assert places(world, group) == {first: (FREE, 0), second: (FREE, 0)}
     (forced,) = [line for line in world.store.history(group.group_id) if line.event == "reset" and line.is_forced]
     assert (forced.stream_id, forced.grant_id, forced.redelivery_end) == (first, held.grant_id, 10)
@@ -135,8 +127,8 @@ def test_a_locked_row_is_named_with_who_locks_it(postgres: PostgresWorld, force:
         user.execute("select from sublet.lending where stream_id = %s for update", (second,))
         named = f"the first is {second}, have a row that an open transaction keeps locked: process"
         with pytest.raises(Conflict, match=f"{named} {user.info.backend_pid}"):
-            reset(postgres, group, ResetTarget.latest(), force=force)
-    assert set(reset(postgres, group, ResetTarget.latest(), force=force)) == {first, second}
+            postgres.reset(group, ResetTarget.latest(), force=force)
+    assert set(postgres.reset(group, ResetTarget.latest(), force=force)) == {first, second}
 
 
 @pytest.mark.conforms("A4")
@@ -150,13 +142,13 @@ def test_finished_streams_are_lent_again_parents_first(postgres: PostgresWorld) 
     postgres.append(child, 3)
     consumed(postgres, group, term, child, 2)
     assert places(postgres, group) == {parent: (FINISHED, 5), child: (FREE, 2)}
-    reset(postgres, group, ResetTarget.earliest())
+    postgres.reset(group, ResetTarget.earliest())
     assert places(postgres, group) == {parent: (FREE, 0), child: (FREE, 0)}
     term = postgres.lead(group)
     assert postgres.apply(group, term, grant(child)).outcome == "refused", "its parent is not consumed any more"
     granted(postgres, group, term, parent)
     postgres.apply(group, term, ForceRelease(parent, postgres.row(group, term, parent).grant_id, "left"))
-    reset(postgres, group, ResetTarget.latest())
+    postgres.reset(group, ResetTarget.latest())
     assert places(postgres, group) == {parent: (FINISHED, 5), child: (FREE, 3)}
 
 
@@ -167,7 +159,7 @@ def test_a_group_goes_back_to_what_was_there_before_it(postgres: PostgresWorld) 
     (child,) = postgres.rollover(1)
     group = postgres.declare(starting_position=StartingPosition.LATEST)
     assert set(places(postgres, group)) == {child}
-    assert reset(postgres, group, ResetTarget.earliest()) == {parent: (None, 0), child: (0, 0)}
+    assert postgres.reset(group, ResetTarget.earliest()) == {parent: (None, 0), child: (0, 0)}
     assert places(postgres, group) == {parent: (FREE, 0), child: (FREE, 0)}
 
 
@@ -205,7 +197,7 @@ def test_a_place_in_history_brings_what_ended_before(
     (later,) = postgres.rollover(1)
     postgres.append(later, 7)
     names = {former: "former", finished: "finished", unfinished: "unfinished", later: "later"}
-    assert {names[stream]: after for stream, (_, after) in reset(postgres, group, target).items()} == expected
+    assert {names[stream]: after for stream, (_, after) in postgres.reset(group, target).items()} == expected
     term = postgres.lead(group)
     postgres.write(group, term, renew=True)
     found = {names[stream]: position for stream, (_, position) in places(postgres, group).items()}
@@ -222,21 +214,14 @@ def test_what_is_not_given_counts_as_skipped(postgres: PostgresWorld) -> None:
     postgres.append(first, 10, 1)
     (new,) = postgres.rollover(1)
     postgres.append(new, 7)
-    found = {
-        move.stream_id: move for move in reset_transaction.plan_reset(postgres.connection, group, ResetTarget.latest())
-    }
+    found = {move.stream_id: move for move in plan_reset(postgres.connection, group, ResetTarget.latest())}
     assert {stream: (move.before, move.skipped_count) for stream, move in found.items()} == {
         first: (0, 10),
         new: (None, 7),
     }
-    found = {
-        move.stream_id: move for move in reset_transaction.plan_reset(postgres.connection, group, ResetTarget.offset(2))
-    }
+    found = {move.stream_id: move for move in plan_reset(postgres.connection, group, ResetTarget.offset(2))}
     assert {stream: move.skipped_count for stream, move in found.items()} == {before: 0, first: 2, new: 2}
-    found = {
-        move.stream_id: move
-        for move in reset_transaction.plan_reset(postgres.connection, group, ResetTarget.at_epoch(1))
-    }
+    found = {move.stream_id: move for move in plan_reset(postgres.connection, group, ResetTarget.at_epoch(1))}
     assert {stream: (move.after, move.has_epochs) for stream, move in found.items()} == {
         first: (0, True), new: (7, False),
     }  # fmt: skip
@@ -251,9 +236,9 @@ def test_a_reset_to_the_end_passes_unnoticed_streams(postgres: PostgresWorld) ->
     postgres.append(second, 100)
     (third,) = postgres.rollover(1)
     postgres.append(third, 50)
-    moves = reset_transaction.plan_reset(postgres.connection, group, ResetTarget.latest())
+    moves = plan_reset(postgres.connection, group, ResetTarget.latest())
     assert {move.stream_id: move.skipped_count for move in moves} == {first: 0, second: 100, third: 50}
-    reset(postgres, group, ResetTarget.latest())
+    postgres.reset(group, ResetTarget.latest())
     term = postgres.lead(group)
     postgres.write(group, term, renew=True)
     assert {stream: position for stream, (_, position) in places(postgres, group).items()} == {
@@ -269,13 +254,13 @@ def test_a_stream_that_was_blocked_is_lent_again(postgres: PostgresWorld) -> Non
         held = granted(postgres, group, term, stream)
         postgres.apply(group, term, ForceRelease(stream, held.grant_id, "died"))
     assert places(postgres, group) == {stream: (BLOCKED, 0)}
-    reset(postgres, group, ResetTarget.current())
+    postgres.reset(group, ResetTarget.current())
     assert places(postgres, group) == {stream: (FREE, 0)}
     term = postgres.lead(group)
     held = granted(postgres, group, term, stream)
     postgres.apply(group, term, ForceRelease(stream, held.grant_id, "died"))
     assert places(postgres, group) == {stream: (FREE, 0)}, "its losses are counted from the beginning"
-    reset(postgres, group, ResetTarget.shift(1))
+    postgres.reset(group, ResetTarget.shift(1))
     assert places(postgres, group) == {stream: (FREE, 1)}
 
 
@@ -288,13 +273,13 @@ def test_a_reset_by_epoch_begins_at_its_first_block(postgres: PostgresWorld) -> 
     for epoch in (1, 2, 3, 2):
         postgres.append(stream, 10, epoch)
     postgres.complete(5)
-    assert reset_transaction.plan_reset(postgres.connection, plain, ResetTarget.at_epoch(3))[0].after == 20
-    assert reset_transaction.plan_reset(postgres.connection, plain, ResetTarget.at_epoch(9))[0].after == 40
+    assert plan_reset(postgres.connection, plain, ResetTarget.at_epoch(3))[0].after == 20
+    assert plan_reset(postgres.connection, plain, ResetTarget.at_epoch(9))[0].after == 40
     postgres.connection.execute("update space set epoch_dimensions = 1")
-    reset(postgres, atomic, ResetTarget.at_epoch(2))
+    postgres.reset(atomic, ResetTarget.at_epoch(2))
     term = postgres.lead(atomic)
     assert postgres.row(atomic, term, stream).consumed == ConsumedFrontier(10, LowerFrontier(((2,),)))
-    reset(postgres, atomic, ResetTarget.latest())
+    postgres.reset(atomic, ResetTarget.latest())
     term = postgres.lead(atomic)
     assert postgres.row(atomic, term, stream).consumed == ConsumedFrontier(40, LowerFrontier(((5,),)))
     assert postgres.write(atomic, term, renew=True).epochs[0].consumed == LowerFrontier(((5,),))
@@ -313,10 +298,10 @@ def test_no_reset_tears_an_atomic_groups_epochs(postgres: PostgresWorld) -> None
         (ResetTarget.earliest(), (stream,)),
     ):
         with pytest.raises(UsageError, match="is atomic"):
-            reset(postgres, group, target, *streams)
+            postgres.reset(group, target, *streams)
     postgres.connection.execute("update space set epoch_dimensions = 1")
     with pytest.raises(InvalidEpoch, match="have 1 number, and this one has 2"):
-        reset(postgres, group, ResetTarget.at_epoch((3, 1)))
+        postgres.reset(group, ResetTarget.at_epoch((3, 1)))
     assert places(postgres, group) == {stream: (FREE, 0)}
 
 
@@ -332,12 +317,12 @@ def test_a_reset_of_given_streams_touches_no_other(postgres: PostgresWorld) -> N
     postgres.append(child, 4)
     postgres.retire(1)
     postgres.connection.execute("update lending set status = 'blocked', position = 7 where stream_id = %s", (gone,))
-    assert reset(postgres, group, ResetTarget.offsets({child: 2})) == {child: (0, 2)}
-    assert reset(postgres, group, ResetTarget.current(), child) == {child: (2, 2)}, "another is beyond its end"
+    assert postgres.reset(group, ResetTarget.offsets({child: 2})) == {child: (0, 2)}
+    assert postgres.reset(group, ResetTarget.current(), child) == {child: (2, 2)}, "another is beyond its end"
     with pytest.raises(UsageError, match=f"stream {gone}: retention has taken offset 3"):
-        reset(postgres, group, ResetTarget.offsets({gone: 3}))
+        postgres.reset(group, ResetTarget.offsets({gone: 3}))
     assert places(postgres, group)[gone] == (BLOCKED, 7)
-    assert reset(postgres, group, ResetTarget.earliest()) == {gone: (7, 5), child: (2, 0)}, (
+    assert postgres.reset(group, ResetTarget.earliest()) == {gone: (7, 5), child: (2, 0)}, (
         "it begins behind what is gone"
     )
 
@@ -348,7 +333,7 @@ def test_a_group_deleted_meanwhile_gets_no_rows(postgres: PostgresWorld) -> None
     group = postgres.declare()
     postgres.store.delete_group(group.subscription)
     with pytest.raises(NotFound):
-        reset(postgres, group, ResetTarget.earliest())
+        postgres.reset(group, ResetTarget.earliest())
     assert places(postgres, group) == {}
 
 
@@ -398,7 +383,7 @@ def test_an_operators_pause_outlives_a_reset(
 
 
 @pytest.mark.conforms("A5")
-def test_resuming_the_group_ends_a_waiting_reset(halfway: tuple[PostgresWorld, Group, int, tuple[int, ...]]) -> None:
+def test_resuming_the_group_ends_a_waiting_reset(halfway: Halfway) -> None:
     world, group, term, (first, _) = halfway
     granted(world, group, term, first)
     found = places(world, group)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 import pyarrow as pa
@@ -50,6 +50,7 @@ from tests.payload_kit import (
 )
 
 Connection = psycopg.Connection[Any]
+T = TypeVar("T")
 
 REPOSITORY = Path(__file__).parents[2]
 BLOCKS = 12
@@ -100,6 +101,18 @@ def name_at(conn: Connection, world: PlaceWorld, end_offset: int) -> str:
     row = conn.execute("select uri from block where end_offset = %s and uri is not null", (end_offset,)).fetchone()
     assert row is not None
     return str(row[0]).removeprefix(world.uri.partition("?")[0] + "/")
+
+
+def when_back(work: Callable[[], T]) -> T:
+    """Return what the work returns once its place answers again."""
+
+    def tried() -> tuple[T] | None:
+        try:
+            return (work(),)
+        except PayloadUnavailable:
+            return None
+
+    return eventually(tried, 60)[0]
 
 
 # --- moving and reading ---------------------------------------------------------------------------------------------
@@ -226,14 +239,7 @@ def test_a_place_that_is_away_is_waited_for(conn: Connection, world: PlaceWorld,
     with pytest.raises(PayloadUnavailable, match=r"the place of payloads .* It is tried again.*sublet doctor"):
         fetch(conn, stream, 0)
     world.come_back()
-
-    def again() -> bool:
-        try:
-            return read(conn, stream) == before
-        except PayloadUnavailable:
-            return False
-
-    eventually(again, 20)
+    assert when_back(lambda: read(conn, stream)) == before
 
 
 def test_while_the_place_is_away_nothing_is_lost(
@@ -249,7 +255,7 @@ def test_while_the_place_is_away_nothing_is_lost(
         move(conn, space)
     assert read(conn, later) == before
     world.come_back()
-    eventually(lambda: _moves(conn, space) == BLOCKS, 20)
+    assert when_back(lambda: move(conn, space)) == BLOCKS
     assert read(conn, later) == before
 
 
@@ -274,13 +280,6 @@ def test_who_may_not_write_there_leaves_nothing_behind(
             move(conn, space)
     assert conn.execute("select from payload_object").rowcount == 0
     assert read(conn, stream) == before
-
-
-def _moves(conn: Connection, space: Space) -> int:
-    try:
-        return move(conn, space)
-    except PayloadUnavailable:
-        return 0
 
 
 # --- crashes ----------------------------------------------------------------------------------------------------------
@@ -406,15 +405,8 @@ def test_objects_are_deleted_after_their_rows(conn: Connection, world: PlaceWorl
     with pytest.raises(PayloadUnavailable):
         swept(conn)
     world.come_back()
-    eventually(lambda: _sweeps(conn) == BLOCKS, 20)
+    assert when_back(lambda: swept(conn)) == BLOCKS
     assert world.names() == set()
-
-
-def _sweeps(conn: Connection) -> int:
-    try:
-        return swept(conn)
-    except PayloadUnavailable:
-        return 0
 
 
 def test_retention_during_a_read_is_no_damage(
