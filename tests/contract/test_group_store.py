@@ -173,10 +173,11 @@ def test_of_fifty_claiming_at_once_one_leads(world: World) -> None:
         start = Barrier(len(nodes))
 
         def claim(node: NodeRef, start: Barrier = start) -> Leadership:
-            store = PostgresGroupStore(world.url, world.clock) if isinstance(world, PostgresWorld) else world.store
-            if store is not world.store:
+            store = world.store
+            if isinstance(world, PostgresWorld):
+                store = PostgresGroupStore(world.url, world.clock, lock_timeout_s=60, statement_timeout_s=60)
                 store.read_leaderships([7])
-                start.wait(timeout=30)
+                start.wait(timeout=60)
             seen = store.claim(7, node, LEASE_S)
             if isinstance(store, PostgresGroupStore):
                 store.close()
