@@ -95,6 +95,12 @@ def database(server_url: str, _template: str) -> Iterator[str]:
     yield from _database(server_url, _template)
 
 
+@pytest.fixture(scope="module")
+def shared_database(server_url: str, _template: str) -> Iterator[str]:
+    """Such a database for all tests of a file, which begin by emptying it."""
+    yield from _database(server_url, _template)
+
+
 @pytest.fixture
 def server_home() -> Iterator[Path]:
     """A directory for embedded servers of the test's own; what still runs there afterwards is stopped."""

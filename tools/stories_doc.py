@@ -46,7 +46,7 @@ def pages() -> Iterator[tuple[Path, str]]:
             f"{reported.about} ({requirements}; [the story](../tests/scenarios/{path.name}))\n",
             f"![{title}](pictures/{picture.name})\n",
         ]
-        yield picture, drawing.story(reported.about, _parties(reported), _scenes(reported, _comments(path.read_text())))
+        yield picture, drawing.story(reported.about, _parties(reported), _scenes(reported, _comments(path)))
     yield PAGE, "\n".join(parts)
 
 
@@ -57,9 +57,9 @@ def _scenes(reported: stories.Story, comments: list[str]) -> Iterator[drawing.Sc
             yield drawing.Scene(step.at, comment, step.do, step.then)
 
 
-def _comments(text: str) -> list[str]:
+def _comments(path: Path) -> list[str]:
     """What stands as a comment before each step."""
-    before = text.split("[[step]]")[:-1]
+    before = stories.read(path).split("[[step]]")[:-1]
     explained = (re.findall(r"^# ?(.*)$", part.rsplit("\n\n", 1)[-1], re.MULTILINE) for part in before)
     return [" ".join(lines).replace("`", "") for lines in explained]
 

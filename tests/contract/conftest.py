@@ -15,7 +15,7 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
     if request.param == "memory":
         yield MemoryWorld()
         return
-    postgres = PostgresWorld(request.getfixturevalue("database"))
+    postgres = PostgresWorld(request.getfixturevalue("shared_database"))
     yield postgres
     postgres.close()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -12,6 +12,8 @@ import psycopg
 from sublet_protocol.domain.epochs import LowerFrontier, UpperFrontier
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect
+from sublet_storage.groups.admin import reset_transaction
+from sublet_storage.groups.admin.reset_targets import ResetTarget
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.coordinator.store import GroupStore
 from sublet_storage.groups.model.records import (
@@ -41,6 +43,7 @@ TABLES = "space, generation, stream, block, consumer_group, leadership, lending,
 
 FREE, HELD = LendingStatus.FREE, LendingStatus.HELD
 FINISHED, BLOCKED = LendingStatus.FINISHED, LendingStatus.BLOCKED
+APPLIED, REFUSED, BUSY = ChangeOutcome.APPLIED, ChangeOutcome.REFUSED, ChangeOutcome.BUSY
 
 
 class Ticker:
@@ -123,6 +126,23 @@ class World:
         assert claim.node == node
         return claim.term
 
+    def led(self, shards: int = 1, **options: Any) -> tuple[Group, int, tuple[int, ...]]:
+        """Return the group SHARE, declared with these options and led by ONE, the term, and its new streams."""
+        streams = self.add_space(shards=shards)
+        group = self.declare(**options)
+        return group, self.lead(group), streams
+
+    def lent(self, messages: int = 0, **options: Any) -> tuple[Group, int, int, Lending]:
+        """Return such a group, the term, its one stream, and the row by which a borrower holds it from its beginning.
+
+        Then come so many messages.
+        """
+        group, term, (stream,) = self.led(**options)
+        held = granted(self, group, term, stream)
+        if messages:
+            self.append(stream, messages)
+        return group, term, stream, held
+
     def write(self, group: Group, term: int, *entries: LendingChange, renew: bool = False) -> GroupWriteResult:
         return self.store.commit([GroupWrites(group.group_id, term, entries, renew)])[0]
 
@@ -131,6 +151,13 @@ class World:
         result = self.write(group, term, entry)
         assert not result.has_stale_term
         return result.results[0]
+
+    def applied(self, group: Group, term: int, entry: LendingChange) -> Lending:
+        """Write one entry, which is applied; the row as it then is."""
+        result = self.apply(group, term, entry)
+        assert result.outcome is APPLIED, result
+        assert result.lending is not None
+        return result.lending
 
     def row(self, group: Group, term: int, stream_id: int) -> Lending:
         return next(row for row in self.store.load(group.group_id, term) if row.stream_id == stream_id)
@@ -167,6 +194,16 @@ class PostgresWorld(World):
             user.execute("select from lending where group_id = %s and stream_id = %s for update", (group_id, stream_id))
             yield user
 
+    def reset(
+        self, group: Group, target: ResetTarget, *streams: int, force: bool = False, reason: str | None = None
+    ) -> Mapping[int, tuple[int | None, int]]:
+        """Reset the group, or these streams of it: {stream: (before, after)}."""
+        with self.connection.transaction():
+            moves = reset_transaction.execute_reset(
+                self.connection, group, target, streams, reason=reason or f"to {target}", force=force
+            )
+        return {move.stream_id: (move.before, move.after) for move in moves}
+
     def publish_catalogue(self) -> None:
         """Write the tables that the streams in memory describe; ids are theirs."""
         streams = self.streams
@@ -195,10 +232,7 @@ def grant(stream_id: int, borrower: str = "b1", agent: str = "a1") -> GrantStrea
 
 def granted(world: World, group: Group, term: int, stream_id: int) -> Lending:
     """Grant a stream; the row as it then is."""
-    result = world.apply(group, term, grant(stream_id))
-    assert result.outcome is ChangeOutcome.APPLIED
-    assert result.lending is not None
-    return result.lending
+    return world.applied(group, term, grant(stream_id))
 
 
 def outcome(result: ChangeResult) -> tuple[ChangeOutcome, LendingStatus, int]:

@@ -12,7 +12,6 @@ from sublet_protocol.domain.errors import GrantLost, UnknownOutcome
 from sublet_protocol.domain.in_doubt import InDoubtRange
 from sublet_storage.db.connect import connect
 from sublet_storage.groups import consumer_progress
-from sublet_storage.groups.admin import reset_transaction
 from sublet_storage.groups.admin.reset_targets import ResetTarget
 from sublet_storage.groups.model.history import HistoryPage, delete_old_history, read_history
 from sublet_storage.groups.model.history_records import reason_with_user
@@ -23,12 +22,8 @@ from tests.kit import eventually
 
 
 @pytest.mark.conforms("E25", "E17")
-def test_progress_commits_with_the_users_work_or_not_at_all(postgres: PostgresWorld) -> None:
-    (stream,) = postgres.add_space()
-    group = postgres.group()
-    term = postgres.lead(group)
-    held = granted(postgres, group, term, stream)
-    postgres.append(stream, 10)
+def test_progress_commits_with_the_users_work(postgres: PostgresWorld) -> None:
+    group, term, stream, held = postgres.lent(10)
     ours = (group.group_id, stream, held.grant_id)
     postgres.connection.execute("create table output (n integer)")
     with psycopg.connect(postgres.url) as user:  # the user's own, without our search_path
@@ -58,13 +53,8 @@ def test_progress_commits_with_the_users_work_or_not_at_all(postgres: PostgresWo
 
 @pytest.mark.conforms("E36")
 @pytest.mark.parametrize(("before", "then"), [("0", "30min"), ("2h", "30min"), ("7s", "7s")])
-def test_whoever_writes_the_transaction_idles_for_a_bounded_time_before_the_commit(
-    postgres: PostgresWorld, before: str, then: str
-) -> None:
-    (stream,) = postgres.add_space()
-    group = postgres.group()
-    held = granted(postgres, group, postgres.lead(group), stream)
-    postgres.append(stream, 5)
+def test_a_transaction_with_progress_idles_not_long(postgres: PostgresWorld, before: str, then: str) -> None:
+    group, _, stream, held = postgres.lent(5)
     limit = "show idle_in_transaction_session_timeout"
     with psycopg.connect(postgres.url, options=f"-c idle_in_transaction_session_timeout={before}") as user:
         user.execute("select sublet.advance(%s, %s, %s, 3)", (group.group_id, stream, held.grant_id))
@@ -74,12 +64,8 @@ def test_whoever_writes_the_transaction_idles_for_a_bounded_time_before_the_comm
 
 
 @pytest.mark.conforms("E27")
-def test_progress_behind_a_plan_counts_only_while_that_is_the_last_plan(postgres: PostgresWorld) -> None:
-    (stream,) = postgres.add_space()
-    group = postgres.group()
-    term = postgres.lead(group)
-    held = granted(postgres, group, term, stream)
-    postgres.append(stream, 10)
+def test_progress_counts_behind_the_last_plan_only(postgres: PostgresWorld) -> None:
+    group, term, stream, held = postgres.lent(10)
     older, newer = InDoubtRange(held.grant_id, 0, 4, 60.0), InDoubtRange(held.grant_id, 0, 6, 60.0)
     postgres.apply(group, term, AdvancePosition(stream, held.grant_id, 0, None, newer))
     with psycopg.connect(postgres.url, autocommit=True) as user:
@@ -91,10 +77,7 @@ def test_progress_behind_a_plan_counts_only_while_that_is_the_last_plan(postgres
 
 @pytest.mark.conforms("E17", "E25")
 def test_a_callers_temporary_tables_do_not_shadow_ours(postgres: PostgresWorld) -> None:
-    (stream,) = postgres.add_space()
-    group = postgres.group()
-    held = granted(postgres, group, postgres.lead(group), stream)
-    postgres.append(stream, 5)
+    group, _, stream, held = postgres.lent(5)
     with psycopg.connect(postgres.url) as user:
         for table in ("lending", "lending_history", "stream", "session_epoch"):
             user.execute(f"create temporary table {table} as select * from sublet.{table}")
@@ -104,11 +87,8 @@ def test_a_callers_temporary_tables_do_not_shadow_ours(postgres: PostgresWorld) 
 
 
 @pytest.mark.conforms("E25")
-def test_who_asks_how_far_it_is_waits_for_the_transaction_that_moves_it(postgres: PostgresWorld) -> None:
-    (stream,) = postgres.add_space()
-    group = postgres.group()
-    held = granted(postgres, group, postgres.lead(group), stream)
-    postgres.append(stream, 5)
+def test_a_position_is_read_after_who_moves_it(postgres: PostgresWorld) -> None:
+    group, _, stream, held = postgres.lent(5)
     ours = (group.group_id, stream, held.grant_id)
     with connect(postgres.url) as asking, connect(postgres.url) as moving, ThreadPoolExecutor(1) as pool:
         with moving.transaction():
@@ -119,11 +99,8 @@ def test_who_asks_how_far_it_is_waits_for_the_transaction_that_moves_it(postgres
 
 
 @pytest.mark.conforms("E25", "A7")
-def test_how_far_a_grant_came_is_known_when_its_group_is_deleted(postgres: PostgresWorld) -> None:
-    (stream,) = postgres.add_space()
-    group = postgres.group()
-    held = granted(postgres, group, postgres.lead(group), stream)
-    postgres.append(stream, 5)
+def test_a_deleted_groups_grants_have_a_position(postgres: PostgresWorld) -> None:
+    group, _, stream, held = postgres.lent(5)
     ours = (group.group_id, stream, held.grant_id)
     with connect(postgres.url) as user, ThreadPoolExecutor(1) as pool:
         with user.transaction():
@@ -136,29 +113,16 @@ def test_how_far_a_grant_came_is_known_when_its_group_is_deleted(postgres: Postg
 
 @pytest.mark.conforms("E35", "A4")
 @pytest.mark.parametrize("target", [ResetTarget.earliest(), ResetTarget.latest()], ids=["back", "on"])
-def test_how_far_a_grant_came_is_known_when_a_reset_has_ended_it(postgres: PostgresWorld, target: ResetTarget) -> None:
-    (stream,) = postgres.add_space()
-    group = postgres.group()
-    held = granted(postgres, group, postgres.lead(group), stream)
-    postgres.append(stream, 5)
+def test_a_grant_ended_by_a_reset_has_a_position(postgres: PostgresWorld, target: ResetTarget) -> None:
+    group, _, stream, held = postgres.lent(5)
     consumer_progress.advance(postgres.connection, group.group_id, stream, held.grant_id, 3)
-    with postgres.connection.transaction():
-        reset_transaction.execute_reset(
-            postgres.connection,
-            group,
-            target,
-            reason=reason_with_user(f"reset to {target}", "me; was at 4"),
-            force=True,
-        )
+    postgres.reset(group, target, force=True, reason=reason_with_user(f"reset to {target}", "me; was at 4"))
     assert consumer_progress.read_position(postgres.connection, group.group_id, stream, held.grant_id) == 3
 
 
 @pytest.mark.conforms("E35")
-def test_a_server_knows_what_became_of_a_commit_until_another_takes_over(postgres: PostgresWorld) -> None:
-    (stream,) = postgres.add_space()
-    group = postgres.group()
-    held = granted(postgres, group, postgres.lead(group), stream)
-    postgres.append(stream, 5)
+def test_a_server_knows_what_became_of_a_commit(postgres: PostgresWorld) -> None:
+    group, _, stream, held = postgres.lent(5)
     ours = (group.group_id, stream, held.grant_id)
     with connect(postgres.url) as user:
         with user.transaction():
@@ -172,7 +136,7 @@ def test_a_server_knows_what_became_of_a_commit_until_another_takes_over(postgre
         assert consumer_progress.was_committed(postgres.connection, replace(attempt, timeline="0000FFFF")) is None
 
 
-def test_session_epochs_grow_over_all_callers_and_with_the_clock(postgres: PostgresWorld) -> None:
+def test_session_epochs_only_grow(postgres: PostgresWorld) -> None:
     def draw(_: int) -> list[int]:
         with connect(postgres.url) as connection:
             return [consumer_progress.next_session_epoch(connection) for _ in range(50)]
@@ -191,10 +155,7 @@ def test_session_epochs_grow_over_all_callers_and_with_the_clock(postgres: Postg
 
 
 def test_a_consumers_role_needs_no_right_on_the_tables(postgres: PostgresWorld) -> None:
-    (stream,) = postgres.add_space()
-    group = postgres.group()
-    held = granted(postgres, group, postgres.lead(group), stream)
-    postgres.append(stream, 5)
+    group, _, stream, held = postgres.lent(5)
     with connect(postgres.url) as user:
         user.execute("drop role if exists a_consumer")
         user.execute("create role a_consumer")
@@ -215,10 +176,8 @@ def test_a_consumers_role_needs_no_right_on_the_tables(postgres: PostgresWorld) 
 # --- history, as people read it -------------------------------------------------------------------------------------
 
 
-def test_history_is_read_from_its_end_for_a_group_or_one_stream(postgres: PostgresWorld) -> None:
-    first, second = postgres.add_space(shards=2)
-    group = postgres.group()
-    term = postgres.lead(group)
+def test_history_is_read_from_its_end(postgres: PostgresWorld) -> None:
+    group, term, (first, second) = postgres.led(2)
     for stream in (first, second, first):
         held = granted(postgres, group, term, stream)
         postgres.apply(group, term, ReleaseStream(stream, held.grant_id, 0, "leave"))
@@ -234,10 +193,9 @@ def test_history_is_read_from_its_end_for_a_group_or_one_stream(postgres: Postgr
     assert read_history(postgres.connection, group.group_id + 1) == HistoryPage()
 
 
-def test_old_history_is_forgotten_in_steps_but_for_why_a_stream_is_blocked(postgres: PostgresWorld) -> None:
-    blocked, unblocked, moved = postgres.add_space(shards=3)
-    group = postgres.group()
-    term = postgres.lead(group)
+def test_old_history_is_forgotten(postgres: PostgresWorld) -> None:
+    """Kept is why a stream is blocked, and who leads now."""
+    group, term, (blocked, unblocked, moved) = postgres.led(3)
     for stream in (blocked, unblocked):
         postgres.apply(group, term, AdvancePosition(stream, granted(postgres, group, term, stream).grant_id, 99))
     postgres.connection.execute("update lending set status = 'free' where stream_id = %s", (unblocked,))

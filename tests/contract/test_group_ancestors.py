@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import nullcontext
 
 import pytest
 
 from sublet_protocol.domain.errors import Conflict
 from sublet_protocol.domain.in_doubt import InDoubtRange
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.groups.admin import progress_transfer, reset_transaction
+from sublet_storage.groups.admin import progress_transfer
 from sublet_storage.groups.admin.reset_targets import ResetTarget
 from sublet_storage.groups.model.records import (
     AdvancePosition,
-    ChangeOutcome,
     ForceRelease,
     Group,
     GroupOptions,
@@ -25,21 +23,32 @@ from sublet_storage.groups.model.records import (
 )
 from sublet_storage.groups.status.diagnosis_facts import StallReason
 from sublet_storage.groups.status.diagnosis_queries import diagnose_group
-from tests.contract.group_world import BLOCKED, FINISHED, FREE, HELD, SHARE, PostgresWorld, World, grant, granted
+from tests.contract.group_world import (
+    APPLIED,
+    BLOCKED,
+    FINISHED,
+    FREE,
+    HELD,
+    REFUSED,
+    SHARE,
+    PostgresWorld,
+    World,
+    grant,
+    granted,
+)
 
 QUEUE = Subscription.parse("$queue/billing/orders/#")
 
 
 def is_granted(world: World, group: Group, term: int, stream: int) -> bool:
-    return world.apply(group, term, grant(stream)).outcome is ChangeOutcome.APPLIED
+    return world.apply(group, term, grant(stream)).outcome is APPLIED
 
 
 def consume(world: World, group: Group, term: int, stream: int) -> None:
     """Lent, consumed to its head, which ends it, and with it what was empty behind it."""
     held = granted(world, group, term, stream)
-    done = world.apply(group, term, AdvancePosition(stream, held.grant_id, held.head))
-    assert done.lending is not None
-    assert done.lending.status is FINISHED
+    done = world.applied(group, term, AdvancePosition(stream, held.grant_id, held.head))
+    assert done.status is FINISHED
 
 
 def empty_ones(world: World, count: int) -> None:
@@ -48,11 +57,8 @@ def empty_ones(world: World, count: int) -> None:
 
 
 @pytest.mark.conforms("E33")
-@pytest.mark.parametrize("subscription", [SHARE, QUEUE], ids=str)
-@pytest.mark.parametrize("between", [1, 3])
-def test_a_stream_waits_for_its_ancestors_across_empty_generations(
-    world: World, subscription: Subscription, between: int
-) -> None:
+@pytest.mark.parametrize(("subscription", "between"), [(SHARE, 3), (QUEUE, 1)], ids=str)
+def test_a_stream_waits_across_empty_generations(world: World, subscription: Subscription, between: int) -> None:
     (first,) = world.add_space()
     group = world.store.declare_group(subscription, GroupOptions())
     term = world.lead(group)
@@ -68,10 +74,8 @@ def test_a_stream_waits_for_its_ancestors_across_empty_generations(
 
 
 @pytest.mark.conforms("E33")
-def test_it_waits_for_all_of_them_where_streams_were_split_and_merged_on_the_way(world: World) -> None:
-    left, right = world.add_space(shards=2)
-    group = world.group()
-    term = world.lead(group)
+def test_it_waits_across_splits_and_merges(world: World) -> None:
+    group, term, (left, right) = world.led(2)
     world.append(left, 1)
     world.append(right, 1)
     world.rollover(1, shards=1)
@@ -80,7 +84,7 @@ def test_it_waits_for_all_of_them_where_streams_were_split_and_merged_on_the_way
     assert [renewed[stream].parents for stream in last] == [(left, right)] * 3
     consume(world, group, term, left)
     refused = world.apply(group, term, grant(last[0]))
-    assert refused.outcome is ChangeOutcome.REFUSED
+    assert refused.outcome is REFUSED
     assert refused.lending is not None
     assert refused.lending.parents == (right,)
     consume(world, group, term, right)
@@ -94,9 +98,7 @@ def test_it_waits_for_all_of_them_where_streams_were_split_and_merged_on_the_way
     [StartingPosition.EARLIEST, StartingPosition.at_offset(1), StartingPosition.at_time(1_700_000_000_000_000)],
     ids=str,
 )
-def test_a_group_that_begins_in_the_past_waits_for_what_lies_beyond_streams_that_it_has_not(
-    world: World, begin: StartingPosition
-) -> None:
+def test_a_group_that_begins_in_the_past_waits_too(world: World, begin: StartingPosition) -> None:
     (first,) = world.add_space()
     world.append(first, 2)
     empty_ones(world, 2)
@@ -118,9 +120,8 @@ def test_a_group_that_begins_in_the_past_waits_for_what_lies_beyond_streams_that
 
 @pytest.mark.conforms("E33", "W4")
 @pytest.mark.parametrize("on_data_loss", OnDataLoss)
-def test_what_retention_took_from_an_ancestor_is_waited_for_until_somebody_decides(
-    world: World, on_data_loss: OnDataLoss
-) -> None:
+def test_an_ancestor_that_is_gone_is_waited_for(world: World, on_data_loss: OnDataLoss) -> None:
+    """Until its group skips it, by policy or because somebody decides so."""
     (first,) = world.add_space()
     group = world.declare(on_data_loss=on_data_loss)
     term = world.lead(group)
@@ -137,7 +138,7 @@ def test_what_retention_took_from_an_ancestor_is_waited_for_until_somebody_decid
 
 
 @pytest.mark.conforms("E33")
-def test_a_space_that_loses_no_topics_has_no_part_in_it(world: World) -> None:
+def test_a_space_that_loses_no_topics_is_no_parent(world: World) -> None:
     world.add_space("default", "#")
     (_, users) = world.add_space("users", "users/#", rolls=(1,))
     (_, orders) = world.add_space("orders", "orders/#", rolls=(1,))
@@ -152,14 +153,12 @@ def test_a_space_that_loses_no_topics_has_no_part_in_it(world: World) -> None:
 
 
 def by_reset(world: PostgresWorld, group: Group, _: int) -> Group:
-    with world.connection.transaction():
-        reset_transaction.execute_reset(world.connection, group, ResetTarget.earliest(), reason="again")
+    world.reset(group, ResetTarget.earliest())
     return group
 
 
 def by_reset_of_one(world: PostgresWorld, group: Group, first: int) -> Group:
-    with world.connection.transaction():
-        reset_transaction.execute_reset(world.connection, group, ResetTarget.earliest(), [first], reason="again")
+    world.reset(group, ResetTarget.earliest(), first)
     return group
 
 
@@ -176,26 +175,23 @@ def by_import(world: PostgresWorld, group: Group, first: int) -> Group:
 
 @pytest.mark.conforms("E33")
 @pytest.mark.parametrize("how", [by_reset, by_reset_of_one, by_import])
-def test_what_is_to_be_consumed_again_comes_before_its_descendants(
+def test_what_is_consumed_again_comes_before_its_heirs(
     postgres: PostgresWorld, how: Callable[[PostgresWorld, Group, int], Group]
 ) -> None:
-    world = postgres
-    (first,) = world.add_space()
-    group = world.declare()
-    term = world.lead(group)
-    world.append(first, 2)
-    empty_ones(world, 2)
-    (last,) = world.rollover(1)
-    world.write(group, term, renew=True)
-    consume(world, group, term, first)
-    world.append(last, 1)
-    group = how(world, group, first)
-    term = world.lead(group)
-    assert not is_granted(world, group, term, last)
-    world.write(group, term, renew=True)
-    assert not is_granted(world, group, term, last)
-    consume(world, group, term, first)
-    assert is_granted(world, group, term, last)
+    group, term, (first,) = postgres.led()
+    postgres.append(first, 2)
+    empty_ones(postgres, 2)
+    (last,) = postgres.rollover(1)
+    postgres.write(group, term, renew=True)
+    consume(postgres, group, term, first)
+    postgres.append(last, 1)
+    group = how(postgres, group, first)
+    term = postgres.lead(group)
+    assert not is_granted(postgres, group, term, last)
+    postgres.write(group, term, renew=True)
+    assert not is_granted(postgres, group, term, last)
+    consume(postgres, group, term, first)
+    assert is_granted(postgres, group, term, last)
 
 
 Descended = tuple[PostgresWorld, Group, int, tuple[int, int, int]]
@@ -204,60 +200,50 @@ Descended = tuple[PostgresWorld, Group, int, tuple[int, int, int]]
 @pytest.fixture
 def descended(postgres: PostgresWorld) -> Descended:
     """A stream that is consumed, what follows on it across empty ones, and one beside them; the last two are lent."""
-    world = postgres
-    first, beside = world.add_space(shards=2)
-    group = world.declare()
-    term = world.lead(group)
-    world.append(first, 2)
-    world.append(beside, 2)
-    world.rollover(1)
-    last = world.rollover(1)[0]
-    world.append(last, 3)
-    world.write(group, term, renew=True)
-    consume(world, group, term, first)
+    group, term, (first, beside) = postgres.led(2)
+    postgres.append(first, 2)
+    postgres.append(beside, 2)
+    postgres.rollover(1)
+    last = postgres.rollover(1)[0]
+    postgres.append(last, 3)
+    postgres.write(group, term, renew=True)
+    consume(postgres, group, term, first)
     for stream in (last, beside):
-        granted(world, group, term, stream)
-    world.apply(group, term, AdvancePosition(last, world.row(group, term, last).grant_id, 1))
-    return world, group, term, (first, last, beside)
+        granted(postgres, group, term, stream)
+    postgres.apply(group, term, AdvancePosition(last, postgres.row(group, term, last).grant_id, 1))
+    return postgres, group, term, (first, last, beside)
 
 
 @pytest.mark.conforms("E33", "E11", "A5")
-def test_a_forced_reset_of_one_stream_takes_back_what_follows_on_it_and_nothing_else(descended: Descended) -> None:
+def test_a_forced_reset_takes_back_what_follows(descended: Descended) -> None:
+    """And nothing else: what is lent beside the stream stays so."""
     world, group, term, (first, last, beside) = descended
     before = {stream: world.row(group, term, stream) for stream in (last, beside)}
-    with world.connection.transaction():
-        reset_transaction.execute_reset(
-            world.connection, group, ResetTarget.earliest(), [first], reason="again", force=True
-        )
+    world.reset(group, ResetTarget.earliest(), first, force=True)
     (line,) = (line for line in world.store.history(group.group_id) if line.stream_id == last and line.event == "reset")
     assert (line.grant_id, line.position, line.redelivery_end, line.is_forced) == (before[last].grant_id, 1, 3, True)
     assert str(first) in line.reason
     term = world.lead(group)
     assert world.row(group, term, beside).grant_id == before[beside].grant_id, "it has nothing to wait for"
     late = world.apply(group, term, AdvancePosition(last, before[last].grant_id, 3))
-    assert (late.outcome, world.row(group, term, last).position) == (ChangeOutcome.REFUSED, 1)
+    assert (late.outcome, world.row(group, term, last).position) == (REFUSED, 1)
     assert not is_granted(world, group, term, last)
     consume(world, group, term, first)
     assert is_granted(world, group, term, last)
 
 
 @pytest.mark.conforms("E33")
-def test_a_reset_of_one_stream_waits_for_who_has_what_follows_on_it(descended: Descended) -> None:
+def test_a_reset_waits_for_holders_of_what_follows(descended: Descended) -> None:
     world, group, term, (first, last, _) = descended
-
-    def reset(target: ResetTarget) -> None:
-        with world.connection.transaction():
-            reset_transaction.execute_reset(world.connection, group, target, [first], reason="again")
-
     with pytest.raises(Conflict, match=f"1 of its streams are granted.* the first is {last}"):
-        reset(ResetTarget.earliest())
+        world.reset(group, ResetTarget.earliest(), first)
     assert not world.write(group, term).has_stale_term, "nothing was done"
-    reset(ResetTarget.latest())
+    world.reset(group, ResetTarget.latest(), first)
     assert world.row(group, world.lead(group), last).status is HELD, "what stays consumed holds nobody back"
 
 
 @pytest.mark.conforms("E33", "E27")
-def test_what_is_in_doubt_behind_a_stream_that_is_reset_is_given_up_by_force_alone(descended: Descended) -> None:
+def test_doubt_behind_a_reset_stream_ends_by_force(descended: Descended) -> None:
     world, group, term, (first, last, _) = descended
     row = world.row(group, term, last)
     world.connection.execute(
@@ -266,11 +252,9 @@ def test_what_is_in_doubt_behind_a_stream_that_is_reset_is_given_up_by_force_alo
     world.apply(group, term, AdvancePosition(last, row.grant_id, 1, in_doubt=InDoubtRange(row.grant_id, 1, 3, 60.0)))
     world.apply(group, term, ForceRelease(last, row.grant_id, "lost"))
     assert world.row(group, term, last).status is LendingStatus.RESERVED
-    for force in (False, True):
-        with nullcontext() if force else pytest.raises(Conflict, match="in doubt"), world.connection.transaction():
-            reset_transaction.execute_reset(
-                world.connection, group, ResetTarget.earliest(), [first], reason="again", force=force
-            )
+    with pytest.raises(Conflict, match="in doubt"):
+        world.reset(group, ResetTarget.earliest(), first)
+    world.reset(group, ResetTarget.earliest(), first, force=True)
     row = world.row(group, world.lead(group), last)
     assert (row.status, row.position, row.in_doubt) == (FREE, 1, None)
     lines = world.store.history(group.group_id)
@@ -281,36 +265,33 @@ def test_what_is_in_doubt_behind_a_stream_that_is_reset_is_given_up_by_force_alo
 
 
 @pytest.mark.conforms("E33")
-def test_a_reset_of_one_stream_that_nobody_has_noticed_yet_forgets_none_before_it(postgres: PostgresWorld) -> None:
-    world = postgres
-    world.add_space()
-    group = world.declare()
-    (second,) = world.rollover(1)
-    world.append(second, 2)
-    (last,) = world.rollover(1)
-    world.append(last, 1)
-    by_reset_of_one(world, group, last)
-    term = world.lead(group)
-    assert not is_granted(world, group, term, last)
-    world.write(group, term, renew=True)
-    consume(world, group, term, second)
-    assert is_granted(world, group, term, last)
+def test_a_reset_of_an_unnoticed_stream_forgets_none(postgres: PostgresWorld) -> None:
+    """Streams before it, of which no leader has heard yet, are consumed first."""
+    postgres.add_space()
+    group = postgres.declare()
+    (second,) = postgres.rollover(1)
+    postgres.append(second, 2)
+    (last,) = postgres.rollover(1)
+    postgres.append(last, 1)
+    by_reset_of_one(postgres, group, last)
+    term = postgres.lead(group)
+    assert not is_granted(postgres, group, term, last)
+    postgres.write(group, term, renew=True)
+    consume(postgres, group, term, second)
+    assert is_granted(postgres, group, term, last)
 
 
 @pytest.mark.conforms("E33", "A7")
 def test_why_names_the_ancestor_that_is_waited_for(postgres: PostgresWorld) -> None:
-    world = postgres
-    (first,) = world.add_space()
-    group = world.declare()
-    term = world.lead(group)
-    world.append(first, 2)
-    empty_ones(world, 2)
-    (last,) = world.rollover(1)
-    world.append(last, 1)
-    world.write(group, term, renew=True)
-    held = granted(world, group, term, first)
-    world.apply(group, term, ForceRelease(first, held.grant_id, "lost"))
-    world.connection.execute("update leadership set expires_at = clock_timestamp() + interval '1 minute'")
-    (answer,) = diagnose_group(world.connection, SHARE, last)[1]
+    group, term, (first,) = postgres.led()
+    postgres.append(first, 2)
+    empty_ones(postgres, 2)
+    (last,) = postgres.rollover(1)
+    postgres.append(last, 1)
+    postgres.write(group, term, renew=True)
+    held = granted(postgres, group, term, first)
+    postgres.apply(group, term, ForceRelease(first, held.grant_id, "lost"))
+    postgres.connection.execute("update leadership set expires_at = clock_timestamp() + interval '1 minute'")
+    (answer,) = diagnose_group(postgres.connection, SHARE, last)[1]
     assert answer.diagnosis.reason is StallReason.WAITING_FOR_PARENTS
     assert f"consumed first: {first} (free, at 0 of 2)" in answer.diagnosis.detail

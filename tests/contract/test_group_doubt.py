@@ -11,16 +11,16 @@ from sublet_protocol.domain.in_doubt import InDoubtRange
 from sublet_storage.groups.model.records import (
     MAX_LOSSES,
     AdvancePosition,
-    ChangeOutcome,
     ForceRelease,
     GrantStream,
     Group,
     Lending,
+    LendingChange,
     LendingStatus,
     ReleaseStream,
     UnreserveStream,
 )
-from tests.contract.group_world import BLOCKED, FINISHED, FREE, HELD, World
+from tests.contract.group_world import BLOCKED, FINISHED, FREE, HELD, REFUSED, World
 
 RESERVED = LendingStatus.RESERVED
 HOLD_S = 90.0
@@ -45,15 +45,12 @@ class Etl:
         self.doubt = InDoubtRange(self.grant_id, 2, 5, hold_s)
         self.planned = self.apply(AdvancePosition(self.stream, self.grant_id, 2, in_doubt=self.doubt))
 
-    def apply(self, entry: object) -> Lending:
-        answer = self.world.apply(self.group, self.term, entry)  # type: ignore[arg-type]
-        assert answer.outcome is ChangeOutcome.APPLIED, answer
-        assert answer.lending is not None
-        return answer.lending
+    def apply(self, entry: LendingChange) -> Lending:
+        return self.world.applied(self.group, self.term, entry)
 
-    def refused(self, entry: object) -> Lending:
-        answer = self.world.apply(self.group, self.term, entry)  # type: ignore[arg-type]
-        assert answer.outcome is ChangeOutcome.REFUSED, answer
+    def refused(self, entry: LendingChange) -> Lending:
+        answer = self.world.apply(self.group, self.term, entry)
+        assert answer.outcome is REFUSED, answer
         assert answer.lending is not None
         return answer.lending
 
@@ -91,7 +88,7 @@ def test_what_is_planned_is_in_the_row_and_stays_there(world: World) -> None:
 
 
 @pytest.mark.parametrize("word", ["release", "force_release"])
-def test_it_is_reserved_for_its_session_when_the_grant_ends(world: World, word: str) -> None:
+def test_when_the_grant_ends_it_is_reserved(world: World, word: str) -> None:
     etl = Etl(world)
     ended = etl.end(word)
     assert (ended.status, ended.session, ended.session_epoch, ended.reserved_s) == (RESERVED, "etl", 7, HOLD_S)
@@ -110,7 +107,7 @@ def test_it_is_reserved_for_its_session_when_the_grant_ends(world: World, word: 
 
 
 @pytest.mark.conforms("E10", "E27")
-def test_a_plan_from_before_the_one_that_is_known_changes_nothing(world: World) -> None:
+def test_an_older_plan_changes_nothing(world: World) -> None:
     etl = Etl(world)
     later = InDoubtRange(etl.grant_id, 5, 8, HOLD_S)
     assert etl.apply(AdvancePosition(etl.stream, etl.grant_id, 5, in_doubt=later)).in_doubt == later
@@ -125,7 +122,8 @@ def test_it_can_be_in_doubt_again_and_again(world: World) -> None:
         assert etl.row().pending_in_doubt == etl.doubt
 
 
-def test_after_its_time_it_is_anybodys_and_history_says_what_may_be_seen_twice(world: World) -> None:
+def test_after_its_time_it_is_anybodys(world: World) -> None:
+    """History then says what may be seen twice."""
     etl = Etl(world)
     ended = etl.end()
     due = UnreserveStream(etl.stream, ended.grant_id, "not back")
@@ -163,7 +161,7 @@ def test_the_hold_is_bounded(world: World) -> None:
     assert etl.end().reserved_s == 366 * 86_400
 
 
-def test_what_is_done_is_remembered_until_somebody_plans_anew(world: World) -> None:
+def test_a_plan_that_is_done_is_remembered(world: World) -> None:
     etl = Etl(world)
     freed = etl.apply(ReleaseStream(etl.stream, etl.grant_id, 5, "leave"))
     assert (freed.status, freed.in_doubt, freed.pending_in_doubt) == (FREE, etl.doubt, None)
@@ -180,13 +178,13 @@ def test_what_was_never_begun_is_taken_back(world: World) -> None:
     assert etl.end().status is FREE
 
 
-def test_a_plan_beyond_the_head_blocks_the_row_as_a_position_there_does(world: World) -> None:
+def test_a_plan_beyond_the_head_blocks_the_row(world: World) -> None:
     etl = Etl(world)
     lie = InDoubtRange(etl.grant_id, 2, 11, HOLD_S)
     assert etl.refused(AdvancePosition(etl.stream, etl.grant_id, 2, in_doubt=lie)).status is BLOCKED
 
 
-def test_what_is_reserved_is_not_blocked_however_often_it_is_lost(world: World) -> None:
+def test_what_is_reserved_is_never_blocked(world: World) -> None:
     etl = Etl(world)
     for epoch in range(8, 8 + MAX_LOSSES):
         assert etl.end().status is RESERVED
@@ -194,34 +192,26 @@ def test_what_is_reserved_is_not_blocked_however_often_it_is_lost(world: World) 
     assert etl.end().status is RESERVED
 
 
-def test_of_whole_epochs_it_is_in_doubt_until_they_are_consumed(world: World) -> None:
-    (stream,) = world.add_space()
-    group = world.declare(atomic=True)
-    term = world.lead(group)
+def test_whole_epochs_are_in_doubt_until_consumed(world: World) -> None:
+    group, term, (stream,) = world.led(atomic=True)
     world.append(stream, 4, 1, 9)
     grant_id = world.apply(group, term, grant_to(stream)).lending.grant_id  # type: ignore[union-attr]
     done = ConsumedFrontier(4, LowerFrontier(((2,),)))
     doubt = InDoubtRange(grant_id, 0, 0, HOLD_S, done)
-    planned = world.apply(group, term, AdvancePosition(stream, grant_id, 0, ConsumedFrontier(0), doubt)).lending
-    assert planned is not None
+    planned = world.applied(group, term, AdvancePosition(stream, grant_id, 0, ConsumedFrontier(0), doubt))
     assert planned.pending_in_doubt == doubt
-    ended = world.apply(group, term, ForceRelease(stream, grant_id, "silent")).lending
-    assert ended is not None
+    ended = world.applied(group, term, ForceRelease(stream, grant_id, "silent"))
     assert (ended.status, ended.pending_in_doubt) == (RESERVED, doubt)
-    freed = world.apply(group, term, UnreserveStream(stream, ended.grant_id, "operator", is_forced=True)).lending
-    assert freed is not None
+    freed = world.applied(group, term, UnreserveStream(stream, ended.grant_id, "operator", is_forced=True))
     assert freed.pending_in_doubt is None
     assert world.store.history(group.group_id)[-1].redelivery_end == 4
-    back = world.apply(group, term, grant_to(stream, "etl", 8)).lending
-    assert back is not None
-    planned = world.apply(group, term, AdvancePosition(stream, back.grant_id, 0, ConsumedFrontier(0), doubt)).lending
-    assert planned is not None
-    saved = world.apply(group, term, AdvancePosition(stream, back.grant_id, 0, done)).lending
-    assert saved is not None
+    back = world.applied(group, term, grant_to(stream, "etl", 8))
+    planned = world.applied(group, term, AdvancePosition(stream, back.grant_id, 0, ConsumedFrontier(0), doubt))
+    saved = world.applied(group, term, AdvancePosition(stream, back.grant_id, 0, done))
     assert (saved.in_doubt, saved.pending_in_doubt) == (doubt, None)
 
 
-def test_a_closed_stream_ends_though_something_was_planned(world: World) -> None:
+def test_a_closed_stream_ends_in_spite_of_a_plan(world: World) -> None:
     etl = Etl(world)
     world.rollover(1)
     assert etl.apply(AdvancePosition(etl.stream, etl.grant_id, 10)).status is FINISHED

@@ -9,7 +9,6 @@ from sublet_storage.groups.model.records import (
     EPOCHS_CONSUMED,
     MAX_LOSSES,
     AdvancePosition,
-    ChangeOutcome,
     ForceRelease,
     GrantStream,
     Group,
@@ -17,7 +16,7 @@ from sublet_storage.groups.model.records import (
     ReleaseStream,
     StartingPosition,
 )
-from tests.contract.group_world import BLOCKED, FINISHED, FREE, TWO, PostgresWorld, World, granted, outcome
+from tests.contract.group_world import APPLIED, BLOCKED, FINISHED, FREE, TWO, PostgresWorld, World, granted, outcome
 
 
 def frontier(epoch: int) -> LowerFrontier:
@@ -38,7 +37,8 @@ def announced(world: World, group: Group) -> list[str]:
 
 
 @pytest.mark.conforms("S2", "S5")
-def test_who_starts_live_is_given_what_begins_after_all_that_has_begun_in_any_stream(world: World) -> None:
+def test_who_starts_live_is_given_what_begins_later(world: World) -> None:
+    """Later than what has begun in any stream."""
     first, second, third = world.add_space(shards=3)
     world.complete(3)
     world.append(first, 10, 3)
@@ -54,7 +54,7 @@ def test_who_starts_live_is_given_what_begins_after_all_that_has_begun_in_any_st
     assert reached(world, group, term) == [6], "the first epoch that it is given, and nothing before"
 
 
-def test_epochs_of_streams_that_are_closed_and_gone_have_begun_too(world: World) -> None:
+def test_epochs_of_closed_and_gone_streams_have_begun(world: World) -> None:
     (first,) = world.add_space()
     world.complete(3)
     world.append(first, 10, 7)
@@ -68,7 +68,7 @@ def test_epochs_of_streams_that_are_closed_and_gone_have_begun_too(world: World)
     assert world.row(entire, world.lead(entire), second).consumed == consumed(0, 8), "a part of 7 is gone"
 
 
-def test_who_starts_in_the_middle_is_given_nothing_that_had_begun_before(world: World) -> None:
+def test_who_starts_in_the_middle_skips_what_had_begun(world: World) -> None:
     (stream,) = world.add_space()
     world.complete(0)
     for epoch in (1, 2, 3):
@@ -87,21 +87,21 @@ def test_a_group_of_a_space_without_epochs_has_none(world: World) -> None:
     assert announced(world, group) == []
 
 
-def test_a_group_that_is_not_atomic_says_nothing_of_epochs(world: World) -> None:
+def test_only_an_atomic_group_speaks_of_epochs(world: World) -> None:
     (stream,) = world.add_space()
     world.complete(3)
     group = world.group()
     term = world.lead(group)
     grant_id = granted(world, group, term, stream).grant_id
     world.append(stream, 10, 3)
-    result = world.apply(group, term, AdvancePosition(stream, grant_id, 5, consumed(5, 9)))
-    assert result.lending is not None
-    assert result.lending.consumed is None
+    result = world.applied(group, term, AdvancePosition(stream, grant_id, 5, consumed(5, 9)))
+    assert result.consumed is None
     assert world.write(group, term, renew=True).epochs == ()
 
 
 @pytest.mark.conforms("S8", "S4")
-def test_an_epoch_is_consumed_when_the_last_stream_is_consumed_past_it_and_said_to_be_so_once(world: World) -> None:
+def test_an_epoch_is_consumed_when_all_streams_are(world: World) -> None:
+    """It is announced once."""
     first, second = world.add_space(shards=2)
     world.complete(3)
     group = world.declare(atomic=True)
@@ -124,7 +124,7 @@ def test_an_epoch_is_consumed_when_the_last_stream_is_consumed_past_it_and_said_
 
 
 @pytest.mark.conforms("S9", "S4")
-def test_idle_streams_and_skipped_epochs_hold_nothing_back_and_it_never_goes_back(world: World) -> None:
+def test_idle_streams_and_skipped_epochs_hold_nothing(world: World) -> None:
     first, _ = world.add_space(shards=2)
     world.complete(3)
     group = world.declare(atomic=True)
@@ -139,9 +139,8 @@ def test_idle_streams_and_skipped_epochs_hold_nothing_back_and_it_never_goes_bac
 
 
 @pytest.mark.conforms("S9")
-def test_a_closed_stream_holds_back_what_is_not_consumed_of_it_and_its_children_begin_with_the_group(
-    world: World,
-) -> None:
+def test_a_closed_stream_holds_back_what_it_has(world: World) -> None:
+    """Its children begin where the group is."""
     (parent,) = world.add_space()
     world.complete(3)
     group = world.declare(atomic=True)
@@ -156,14 +155,14 @@ def test_a_closed_stream_holds_back_what_is_not_consumed_of_it_and_its_children_
     world.complete(6)
     grant_id = granted(world, group, term, parent).grant_id
     ended = world.apply(group, term, AdvancePosition(parent, grant_id, 10, consumed(10, 6)))
-    assert outcome(ended) == (ChangeOutcome.APPLIED, FINISHED, 10)
+    assert outcome(ended) == (APPLIED, FINISHED, 10)
     assert reached(world, group, term) == [4], "its child has messages of 5"
     grant_id = granted(world, group, term, children[0]).grant_id
     world.apply(group, term, AdvancePosition(children[0], grant_id, 10, consumed(10, 6)))
     assert reached(world, group, term) == [6]
 
 
-def test_what_is_consumed_moves_on_with_the_position_and_is_handed_on(world: World) -> None:
+def test_what_is_consumed_is_handed_on(world: World) -> None:
     (stream,) = world.add_space()
     world.complete(3)
     group = world.declare(atomic=True)
@@ -175,19 +174,19 @@ def test_what_is_consumed_moves_on_with_the_position_and_is_handed_on(world: Wor
     assert world.row(group, term, stream).consumed == consumed(30, 4), "an older word comes late"
     world.clock.advance(20)
     next_term = world.lead(group, TWO)
-    reclaimed = world.apply(group, next_term, ReclaimStream(stream, grant_id, 10, "b2", "a1", consumed=consumed(30, 5)))
-    assert reclaimed.lending is not None
-    assert reclaimed.lending.consumed == consumed(30, 5)
+    reclaimed = world.applied(
+        group, next_term, ReclaimStream(stream, grant_id, 10, "b2", "a1", consumed=consumed(30, 5))
+    )
+    assert reclaimed.consumed == consumed(30, 5)
     world.apply(group, next_term, ReleaseStream(stream, grant_id, 10, "leaves"))
-    again = world.apply(group, next_term, GrantStream(stream, "b3", "a2", None, "share"))
-    assert again.lending is not None
-    assert (again.lending.position, again.lending.consumed) == (10, consumed(30, 5))
+    again = world.applied(group, next_term, GrantStream(stream, "b3", "a2", None, "share"))
+    assert (again.position, again.consumed) == (10, consumed(30, 5))
 
 
 @pytest.mark.parametrize(
     "said", [ConsumedFrontier(31, frontier(4)), ConsumedFrontier(20, LowerFrontier(((4, 4),)))], ids=["beyond", "alien"]
 )
-def test_a_word_that_cannot_be_true_changes_nothing_of_it(world: World, said: ConsumedFrontier) -> None:
+def test_impossible_progress_changes_nothing(world: World, said: ConsumedFrontier) -> None:
     (stream,) = world.add_space()
     world.complete(3)
     group = world.declare(atomic=True)
@@ -214,7 +213,7 @@ def test_each_space_has_a_frontier_of_its_own(world: World) -> None:
     assert reached(world, group, term) == [4, 100]
 
 
-def test_a_deleted_group_leaves_no_frontier_to_the_next_of_its_name(world: World) -> None:
+def test_a_deleted_group_leaves_no_frontier(world: World) -> None:
     world.add_space()
     world.complete(3)
     group = world.declare(atomic=True)
@@ -227,7 +226,7 @@ def test_a_deleted_group_leaves_no_frontier_to_the_next_of_its_name(world: World
 
 
 @pytest.mark.conforms("E23")
-def test_losses_count_at_one_place_and_whole_epochs_move_the_place(world: World) -> None:
+def test_losses_count_between_whole_epochs(world: World) -> None:
     (stream,) = world.add_space()
     world.complete(3)
     group = world.declare(atomic=True)
@@ -237,14 +236,15 @@ def test_losses_count_at_one_place_and_whole_epochs_move_the_place(world: World)
         grant_id = granted(world, group, term, stream).grant_id
         world.apply(group, term, AdvancePosition(stream, grant_id, 0, consumed(10, epoch)))
         lost = world.apply(group, term, ForceRelease(stream, grant_id, "its consumer died"))
-        assert outcome(lost) == (ChangeOutcome.APPLIED, FREE, 0)
+        assert outcome(lost) == (APPLIED, FREE, 0)
     for number in range(1, MAX_LOSSES):
         grant_id = granted(world, group, term, stream).grant_id
         lost = world.apply(group, term, ForceRelease(stream, grant_id, "its consumer died"))
         assert outcome(lost)[1] is (BLOCKED if number == MAX_LOSSES - 1 else FREE)
 
 
-def test_epochs_of_another_kind_that_a_consumer_reports_hold_its_own_group_back_and_nobody_else(world: World) -> None:
+def test_reported_epochs_of_another_kind_break_nothing(world: World) -> None:
+    """At most the group itself is held back."""
     (stream,) = world.add_space()
     world.complete(3)
     world.append(stream, 10, 3)
@@ -257,26 +257,12 @@ def test_epochs_of_another_kind_that_a_consumer_reports_hold_its_own_group_back_
     assert announced(world, group) in ([], ["space default: consumed are all epochs before 1"])
 
 
-def test_of_several_streams_the_one_that_is_furthest_behind_counts(world: World) -> None:
-    streams = world.add_space(shards=3)
-    world.complete(3)
-    group = world.declare(atomic=True)
-    term = world.lead(group)
-    for stream, epoch in zip(streams, (5, 4, 6), strict=True):
-        world.append(stream, 10, 3)
-        grant_id = granted(world, group, term, stream).grant_id
-        world.apply(group, term, AdvancePosition(stream, grant_id, 5, consumed(5, epoch)))
-    world.complete(9)
-    assert reached(world, group, term) == [4]
-
-
 @pytest.mark.conforms("S9")
-def test_an_epoch_that_was_closed_because_its_publisher_died_is_announced_as_such(postgres: PostgresWorld) -> None:
-    world = postgres
-    world.add_space()
-    world.complete(3)
-    group = world.declare(atomic=True)
-    term = world.lead(group)
+def test_an_epoch_closed_by_expiry_is_announced_so(postgres: PostgresWorld) -> None:
+    postgres.add_space()
+    postgres.complete(3)
+    group = postgres.declare(atomic=True)
+    term = postgres.lead(group)
     for producer, least, begun, gone in (
         ("dead", 4, 5, "now()"),
         ("alive", 4, 5, "null"),
@@ -285,27 +271,25 @@ def test_an_epoch_that_was_closed_because_its_publisher_died_is_announced_as_suc
         ("back", 5, 5, "now()"),
         ("back", 6, 6, "null"),
     ):
-        world.connection.execute(
+        postgres.connection.execute(
             "insert into capability (space_id, producer_id, incarnation, least, upper_frontier, expires_at, expired_at)"
             f" values (1, %s, %s, %s, %s, now(), {gone})",
             (producer, least, f"[[{least}]]", f"[[{begun}]]"),
         )
-    world.complete(4)
-    assert reached(world, group, term) == [4]
-    world.complete(6)
-    assert reached(world, group, term) == [6]
-    world.complete(7)
-    assert reached(world, group, term) == [7]
+    postgres.complete(4)
+    assert reached(postgres, group, term) == [4]
+    postgres.complete(6)
+    assert reached(postgres, group, term) == [6]
+    postgres.complete(7)
+    assert reached(postgres, group, term) == [7]
     said = "space default: consumed are all epochs before"
     closed = "; closed by expiry, and perhaps not whole: those of producer "
-    assert announced(world, group) == [f"{said} 4", f"{said} 6{closed}back, dead", f"{said} 7"]
+    assert announced(postgres, group) == [f"{said} 4", f"{said} 6{closed}back, dead", f"{said} 7"]
 
 
 @pytest.mark.conforms("S8", "E20")
-def test_who_dies_while_a_stream_waits_for_an_epoch_has_not_died_of_it(world: World) -> None:
-    (stream,) = world.add_space()
-    group = world.declare(atomic=True)
-    term = world.lead(group)
+def test_deaths_while_waiting_for_an_epoch_count_not(world: World) -> None:
+    group, term, (stream,) = world.led(atomic=True)
     world.complete(7)
     world.append(stream, 4, 7)
     waits = ConsumedFrontier(0, LowerFrontier(((7,),)))

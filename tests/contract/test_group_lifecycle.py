@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.groups.admin import progress_transfer, reset_transaction
+from sublet_storage.groups.admin import progress_transfer
 from sublet_storage.groups.admin.reset_targets import ResetTarget
 from sublet_storage.groups.model.records import Group, StartingPosition
 from sublet_storage.groups.status.diagnosis_facts import StallReason
@@ -21,7 +21,7 @@ def since(world: World, group: Group) -> dict[int, float]:
 
 
 @pytest.mark.conforms("E23", "E34")
-def test_who_leads_a_group_made_anew_sees_when_its_streams_were_taken_from_former_members(world: World) -> None:
+def test_the_next_life_knows_when_streams_were_taken(world: World) -> None:
     had, free = world.add_space(shards=2)
     world.append(had, 2)
     group = world.declare()
@@ -45,68 +45,64 @@ def test_who_leads_a_group_made_anew_sees_when_its_streams_were_taken_from_forme
 
 
 @pytest.mark.conforms("E34")
-def test_what_a_forced_reset_took_stays_taken_through_further_resets_and_a_new_life(postgres: PostgresWorld) -> None:
-    world = postgres
-    (stream,) = world.add_space()
-    group = world.declare()
-    world.append(stream, 2)
-    granted(world, group, world.lead(group), stream)
-    world.rollover(1)
+def test_what_a_forced_reset_took_stays_taken(postgres: PostgresWorld) -> None:
+    """Through further resets, and in the next life of the group."""
+    (stream,) = postgres.add_space()
+    group = postgres.declare()
+    postgres.append(stream, 2)
+    granted(postgres, group, postgres.lead(group), stream)
+    postgres.rollover(1)
 
     def reset(target: ResetTarget) -> list[tuple[object, ...]]:
-        with world.connection.transaction():
-            reset_transaction.execute_reset(world.connection, group, target, [stream], reason="again", force=True)
+        postgres.reset(group, target, stream, force=True)
         return row()
 
     def row() -> list[tuple[object, ...]]:
-        return world.connection.execute(
+        return postgres.connection.execute(
             "select status, held_until from lending where stream_id = %s", (stream,)
         ).fetchall()
 
     ((status, taken_at),) = reset(ResetTarget.latest())
     assert (status, taken_at is None) == ("finished", False)
     assert reset(ResetTarget.earliest()) == reset(ResetTarget.current()) == [("free", taken_at)]
-    progress = progress_transfer.read_progress(world.connection, group)
-    world.store.delete_group(SHARE)
-    with world.connection.transaction():
-        progress_transfer.create_from_progress(world.connection, SHARE, group.options, progress, "imported")
+    progress = progress_transfer.read_progress(postgres.connection, group)
+    postgres.store.delete_group(SHARE)
+    with postgres.connection.transaction():
+        progress_transfer.create_from_progress(postgres.connection, SHARE, group.options, progress, "imported")
     assert row() == [("free", taken_at)]
 
 
 @pytest.mark.conforms("E34")
-def test_what_a_reset_gives_a_group_made_anew_was_taken_from_its_former_members_too(postgres: PostgresWorld) -> None:
-    world = postgres
-    (stream,) = world.add_space()
-    world.append(stream, 2)
-    group = world.declare()
-    granted(world, group, world.lead(group), stream)
-    world.rollover(1)
-    world.store.delete_group(SHARE)
-    world.connection.execute("update lending_history set at = clock_timestamp()")
-    group = world.declare(starting_position=StartingPosition.LATEST)
-    assert taken_at(world, stream) == [], "it has ended"
-    with world.connection.transaction():
-        reset_transaction.execute_reset(world.connection, group, ResetTarget.earliest(), reason="again")
-    assert None not in taken_at(world, stream) != []
+def test_what_a_reset_gives_a_new_life_was_taken_too(postgres: PostgresWorld) -> None:
+    (stream,) = postgres.add_space()
+    postgres.append(stream, 2)
+    group = postgres.declare()
+    granted(postgres, group, postgres.lead(group), stream)
+    postgres.rollover(1)
+    postgres.store.delete_group(SHARE)
+    postgres.connection.execute("update lending_history set at = clock_timestamp()")
+    group = postgres.declare(starting_position=StartingPosition.LATEST)
+    assert taken_at(postgres, stream) == [], "it has ended"
+    postgres.reset(group, ResetTarget.earliest())
+    assert None not in taken_at(postgres, stream) != []
 
 
 @pytest.mark.conforms("E34")
-def test_what_came_to_a_group_after_its_export_was_taken_from_its_former_members_too(postgres: PostgresWorld) -> None:
-    world = postgres
-    world.add_space()
-    group = world.declare()
-    term = world.lead(group)
-    progress = progress_transfer.read_progress(world.connection, group)
-    (stream,) = world.rollover(1)
-    world.write(group, term, renew=True)
-    world.append(stream, 2)
-    granted(world, group, term, stream)
-    world.store.delete_group(SHARE)
-    with world.connection.transaction():
-        group = progress_transfer.create_from_progress(world.connection, SHARE, group.options, progress, "imported")
-    assert taken_at(world, stream) == [], "its leader sees it first"
-    world.clock.advance(3)
-    (renewed,) = [row for row in world.write(group, world.lead(group), renew=True).synced if row.stream_id == stream]
+def test_what_came_after_an_export_was_taken_too(postgres: PostgresWorld) -> None:
+    group, term, _ = postgres.led()
+    progress = progress_transfer.read_progress(postgres.connection, group)
+    (stream,) = postgres.rollover(1)
+    postgres.write(group, term, renew=True)
+    postgres.append(stream, 2)
+    granted(postgres, group, term, stream)
+    postgres.store.delete_group(SHARE)
+    with postgres.connection.transaction():
+        group = progress_transfer.create_from_progress(postgres.connection, SHARE, group.options, progress, "imported")
+    assert taken_at(postgres, stream) == [], "its leader sees it first"
+    postgres.clock.advance(3)
+    (renewed,) = [
+        row for row in postgres.write(group, postgres.lead(group), renew=True).synced if row.stream_id == stream
+    ]
     assert renewed.reserved_s == -3
 
 
@@ -117,16 +113,14 @@ def taken_at(world: PostgresWorld, stream_id: int) -> list[object]:
 
 
 @pytest.mark.conforms("E34", "A7")
-def test_why_says_that_a_former_holder_may_not_have_heard(postgres: PostgresWorld) -> None:
-    world = postgres
-    (stream,) = world.add_space()
-    world.append(stream, 2)
-    group = world.declare()
-    granted(world, group, world.lead(group), stream)
-    world.connection.execute("update lending_history set at = clock_timestamp()")
-    with world.connection.transaction():
-        reset_transaction.execute_reset(world.connection, group, ResetTarget.earliest(), reason="again", force=True)
-    world.connection.execute("update leadership set expires_at = clock_timestamp() + interval '1 minute'")
-    (answer,) = diagnose_group(world.connection, SHARE)[1]
+def test_why_names_a_former_holder_that_may_not_know(postgres: PostgresWorld) -> None:
+    (stream,) = postgres.add_space()
+    postgres.append(stream, 2)
+    group = postgres.declare()
+    granted(postgres, group, postgres.lead(group), stream)
+    postgres.connection.execute("update lending_history set at = clock_timestamp()")
+    postgres.reset(group, ResetTarget.earliest(), force=True)
+    postgres.connection.execute("update leadership set expires_at = clock_timestamp() + interval '1 minute'")
+    (answer,) = diagnose_group(postgres.connection, SHARE)[1]
     assert answer.diagnosis.reason is StallReason.FORMER_HOLDER
     assert "begin" in answer.diagnosis.detail

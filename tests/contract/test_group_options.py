@@ -11,7 +11,6 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.model.desired_state import PauseGroup, ResumeGroup, SetSessionWeight
 from sublet_storage.groups.model.records import (
     AdvancePosition,
-    ChangeOutcome,
     ForceRelease,
     GrantStream,
     Group,
@@ -25,9 +24,11 @@ from sublet_storage.groups.model.records import (
     StartingPosition,
 )
 from tests.contract.group_world import (
+    APPLIED,
     BLOCKED,
     FINISHED,
     FREE,
+    REFUSED,
     SHARE,
     PostgresWorld,
     World,
@@ -56,42 +57,33 @@ def lost_messages(world: World, group: Group) -> dict[int, int]:
 
 
 @pytest.mark.conforms("A1")
-@pytest.mark.parametrize(
-    ("other", "named"),
-    [
-        (
-            GroupOptions(StartingPosition.EARLIEST, OnDataLoss.SKIP, "load", 60.5),
-            "its starting position is offset:5, not earliest",
-        ),
-        (GroupOptions(StartingPosition.at_offset(5), OnDataLoss.FAIL, "load", 60.5), "its policy .* is skip, not fail"),
-        (GroupOptions(StartingPosition.at_offset(5), OnDataLoss.SKIP, "even", 60.5), "its strategy is load, not even"),
-        (replace(OTHERS, on_poison=OnPoison.SKIP), "that cannot be decoded is block, not skip"),
-        (replace(OTHERS, holds_retention=True), "its hold on retention is off, not on"),
-        (
-            GroupOptions(StartingPosition.at_offset(5), OnDataLoss.SKIP, "load", 60.0),
-            "its session expiry is 60.5 s, not 60.0 s",
-        ),
-    ],
-)
-def test_declaring_the_same_again_is_a_no_op_and_another_is_a_conflict_that_names_it(
-    world: World, other: GroupOptions, named: str
-) -> None:
+def test_declaring_again_is_a_no_op_or_a_conflict(world: World) -> None:
+    """Whoever declares a group with other options is told which one differs."""
     world.add_space()
     group = world.store.declare_group(SHARE, OTHERS)
     assert group.options == OTHERS
     assert world.store.declare_group(SHARE, OTHERS) == group
     assert world.store.find_group(group.group_id) == group
-    with pytest.raises(Conflict, match=named) as refused:
-        world.store.declare_group(SHARE, other)
-    assert str(refused.value).count("its ") == 1
-    assert world.store.open_group(SHARE) == group, "the first start wins"
+    for other, named in (
+        (replace(OTHERS, starting_position=StartingPosition.EARLIEST), "starting position is offset:5, not earliest"),
+        (replace(OTHERS, on_data_loss=OnDataLoss.FAIL), "its policy .* is skip, not fail"),
+        (replace(OTHERS, strategy="even"), "its strategy is load, not even"),
+        (replace(OTHERS, on_poison=OnPoison.SKIP), "that cannot be decoded is block, not skip"),
+        (replace(OTHERS, holds_retention=True), "its hold on retention is off, not on"),
+        (replace(OTHERS, session_expiry_s=60.0), "its session expiry is 60.5 s, not 60.0 s"),
+    ):
+        with pytest.raises(Conflict, match=named) as refused:
+            world.store.declare_group(SHARE, other)
+        assert str(refused.value).count("its ") == 1
+    assert world.store.open_group(SHARE, StartingPosition.EARLIEST) == group, "the first start wins"
 
 
-def test_a_group_that_a_subscriber_creates_has_its_start_and_the_defaults(world: World) -> None:
+def test_a_subscribers_group_has_the_defaults(world: World) -> None:
     world.add_space()
     group = world.group(start=StartingPosition.EARLIEST)
     assert group.options == GroupOptions(StartingPosition.EARLIEST)
     assert world.store.find_group(group.group_id) == group
+    assert world.store.declare_group(SHARE, group.options) == group
 
 
 def test_an_atomic_group_does_not_skip_what_is_gone() -> None:
@@ -102,13 +94,7 @@ def test_an_atomic_group_does_not_skip_what_is_gone() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [
-        {"session_expiry_s": -1},
-        {"session_expiry_s": float("nan")},
-        {"session_expiry_s": 1e9},
-        {"strategy": ""},
-    ],
+    "wrong", [{"session_expiry_s": -1}, {"session_expiry_s": float("nan")}, {"session_expiry_s": 1e9}, {"strategy": ""}]
 )
 def test_options_that_can_never_work_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(UsageError, match=r"(session expiry|strategy) .*: it is"):
@@ -119,7 +105,7 @@ def test_options_that_can_never_work_are_refused(wrong: dict[str, object]) -> No
 
 
 @pytest.mark.conforms("P9")
-def test_a_start_in_time_begins_with_the_first_block_stored_at_or_after_it(world: World) -> None:
+def test_a_start_in_time_begins_with_the_next_block(world: World) -> None:
     begun = world.clock()
     busy, idle = world.add_space(shards=2)
     for _ in range(3):
@@ -132,7 +118,7 @@ def test_a_start_in_time_begins_with_the_first_block_stored_at_or_after_it(world
 
 
 @pytest.mark.conforms("P9")
-def test_a_start_in_time_takes_closed_streams_that_have_something_and_no_others(world: World) -> None:
+def test_a_start_in_time_takes_unread_closed_streams(world: World) -> None:
     (gone,) = world.add_space()
     world.append(gone, 2)
     (before,) = world.rollover(1)
@@ -156,7 +142,7 @@ def test_a_start_in_time_takes_closed_streams_that_have_something_and_no_others(
     assert positions(world, group)[later] == 0
 
 
-def test_a_start_at_an_offset_is_each_open_streams_own_and_not_beyond_its_head(world: World) -> None:
+def test_a_start_at_an_offset_is_at_most_each_head(world: World) -> None:
     (closed,) = world.add_space()
     world.append(closed, 100)
     long, short, empty = world.rollover(1, shards=3)
@@ -172,7 +158,7 @@ def test_a_start_at_an_offset_is_each_open_streams_own_and_not_beyond_its_head(w
 
 
 @pytest.mark.conforms("W4")
-def test_a_group_that_skips_finishes_what_retention_took_and_counts_it(world: World) -> None:
+def test_who_skips_finishes_what_is_gone_and_counts_it(world: World) -> None:
     free, held, consumed, given_grant = world.add_space(shards=4)
     group = world.declare(starting_position=StartingPosition.EARLIEST, on_data_loss=OnDataLoss.SKIP)
     term = world.lead(group)
@@ -185,7 +171,7 @@ def test_a_group_that_skips_finishes_what_retention_took_and_counts_it(world: Wo
     world.write(group, term, renew=True)
     world.retire(1)
     refused = world.apply(group, term, grant(given_grant))
-    assert outcome(refused) == (ChangeOutcome.REFUSED, FINISHED, 9)
+    assert outcome(refused) == (REFUSED, FINISHED, 9)
     renewed = {row.stream_id: row for row in world.write(group, term, renew=True).synced}
     assert {stream: row.status for stream, row in renewed.items()} == {
         free: FINISHED, held: FINISHED, consumed: LendingStatus.HELD,
@@ -203,7 +189,7 @@ def test_a_group_that_skips_finishes_what_retention_took_and_counts_it(world: Wo
 
 
 @pytest.mark.conforms("W4")
-def test_a_group_that_fails_blocks_and_each_group_has_its_own_policy(world: World) -> None:
+def test_each_group_has_its_own_policy(world: World) -> None:
     (stream,) = world.add_space()
     skips = world.declare(starting_position=StartingPosition.EARLIEST, on_data_loss=OnDataLoss.SKIP)
     fails = world.group(Subscription.parse("$share/fails/#"), StartingPosition.EARLIEST)
@@ -219,50 +205,21 @@ def test_a_group_that_fails_blocks_and_each_group_has_its_own_policy(world: Worl
 
 
 @pytest.mark.conforms("W4")
-def test_a_position_beyond_the_head_is_blocked_whatever_the_policy(world: World) -> None:
+def test_beyond_the_head_every_policy_blocks(world: World) -> None:
     (stream,) = world.add_space()
     group = world.declare(on_data_loss=OnDataLoss.SKIP)
     term = world.lead(group)
     held = granted(world, group, term, stream)
-    assert outcome(world.apply(group, term, AdvancePosition(stream, held.grant_id, 3))) == (
-        ChangeOutcome.REFUSED,
-        BLOCKED,
-        0,
-    )
-    assert outcome(world.apply(group, term, GrantStream(stream, "b", "a", None, "share"))) == (
-        ChangeOutcome.REFUSED,
-        BLOCKED,
-        0,
-    )
-
-
-@pytest.mark.conforms("E23")
-def test_a_second_life_has_options_and_positions_of_its_own(world: World) -> None:
-    (stream,) = world.add_space()
-    world.append(stream, 8)
-    first = world.store.declare_group(SHARE, OTHERS)
-    term = world.lead(first)
-    held = granted(world, first, term, stream)
-    world.apply(first, term, AdvancePosition(stream, held.grant_id, 7))
-    assert world.store.delete_group(SHARE) == first.group_id
-    second = world.group(start=StartingPosition.EARLIEST)
-    assert second.options == GroupOptions(StartingPosition.EARLIEST)
-    row = world.row(second, world.lead(second), stream)
-    assert (row.status, row.position, row.grant_id, row.session) == (FREE, 0, 0, None)
-    assert world.write(first, term, AdvancePosition(stream, held.grant_id, 8)).has_stale_term
+    assert outcome(world.apply(group, term, AdvancePosition(stream, held.grant_id, 3))) == (REFUSED, BLOCKED, 0)
+    assert outcome(world.apply(group, term, GrantStream(stream, "b", "a", None, "share"))) == (REFUSED, BLOCKED, 0)
 
 
 # --- blocks that cannot be decoded ----------------------------------------------------------------------------------
 
 
 @pytest.mark.conforms("W10")
-@pytest.mark.parametrize(
-    ("skips", "found", "lost"),
-    [(False, (ChangeOutcome.APPLIED, BLOCKED, 4), 0), (True, (ChangeOutcome.APPLIED, FREE, 6), 2)],
-)
-def test_at_a_block_that_cannot_be_decoded_a_row_is_blocked_or_goes_on_behind_it(
-    world: World, skips: bool, found: object, lost: int
-) -> None:
+@pytest.mark.parametrize(("skips", "found", "lost"), [(False, (APPLIED, BLOCKED, 4), 0), (True, (APPLIED, FREE, 6), 2)])
+def test_at_poison_a_row_is_blocked_or_goes_on_behind(world: World, skips: bool, found: object, lost: int) -> None:
     (stream,) = world.add_space()
     world.append(stream, 8)
     group = world.group(start=StartingPosition.EARLIEST)
@@ -270,7 +227,7 @@ def test_at_a_block_that_cannot_be_decoded_a_row_is_blocked_or_goes_on_behind_it
     held = granted(world, group, term, stream)
     poison = ReleaseStream(stream, held.grant_id, 4, "it is garbage.", poison=6, skips=skips)
     assert outcome(world.apply(group, term, replace(poison, grant_id=held.grant_id + 1))) == (
-        ChangeOutcome.REFUSED, LendingStatus.HELD, 0,
+        REFUSED, LendingStatus.HELD, 0,
     )  # fmt: skip
     result = world.apply(group, term, poison)
     assert outcome(result) == found
@@ -288,9 +245,8 @@ def test_at_a_block_that_cannot_be_decoded_a_row_is_blocked_or_goes_on_behind_it
 
 
 @pytest.mark.conforms("W10")
-def test_a_closed_stream_whose_last_block_is_skipped_is_finished_and_none_is_skipped_beyond_the_head(
-    world: World,
-) -> None:
+def test_skipping_the_last_block_finishes_a_stream(world: World) -> None:
+    """Nothing is skipped beyond the head."""
     closed, other = world.add_space(shards=2)
     world.append(closed, 8)
     group = world.group(start=StartingPosition.EARLIEST)
@@ -298,19 +254,17 @@ def test_a_closed_stream_whose_last_block_is_skipped_is_finished_and_none_is_ski
     grants = [granted(world, group, term, each).grant_id for each in (closed, other)]
     world.rollover(1)
     last = ReleaseStream(closed, grants[0], 6, "garbage", poison=8, skips=True)
-    assert outcome(world.apply(group, term, last)) == (ChangeOutcome.APPLIED, FINISHED, 8)
+    assert outcome(world.apply(group, term, last)) == (APPLIED, FINISHED, 8)
     beyond = ReleaseStream(other, grants[1], 0, "garbage", poison=1, skips=True)
-    assert outcome(world.apply(group, term, beyond)) == (ChangeOutcome.REFUSED, BLOCKED, 0)
+    assert outcome(world.apply(group, term, beyond)) == (REFUSED, BLOCKED, 0)
 
 
 # --- orders -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.conforms("A5")
-def test_orders_are_kept_and_are_told_with_a_renewal_and_recorded_once(world: World) -> None:
-    world.add_space()
-    group = world.declare()
-    term = world.lead(group)
+def test_commands_are_kept_told_and_recorded_once(world: World) -> None:
+    group, term, _ = world.led()
     assert world.write(group, term, renew=True).desired_state == group.desired_state == GroupDesiredState()
     paused = world.store.apply_command(SHARE, PauseGroup("the sink is repaired"))
     assert paused is not None
@@ -335,15 +289,21 @@ def test_orders_are_kept_and_are_told_with_a_renewal_and_recorded_once(world: Wo
     assert {(line.stream_id, line.term, line.is_forced) for line in lines} == {(0, term, False)}
 
 
-def test_a_group_that_is_not_there_takes_no_orders(world: World) -> None:
-    assert world.store.apply_command(SHARE, PauseGroup()) is None
+def test_looking_for_a_group_creates_none(world: World) -> None:
+    """Nor does a command to a group that is not there."""
+
+    def is_missing() -> bool:
+        return world.store.find_live_group(SHARE) is world.store.apply_command(SHARE, PauseGroup()) is None
+
     world.add_space()
-    world.declare()
+    assert is_missing()
+    group = world.group()
+    assert world.store.find_live_group(SHARE) == group
     world.store.delete_group(SHARE)
-    assert world.store.apply_command(SHARE, PauseGroup()) is None
+    assert is_missing()
 
 
-def test_orders_to_a_group_that_nobody_leads_are_recorded_without_a_term(world: World) -> None:
+def test_commands_without_a_leader_are_recorded(world: World) -> None:
     world.add_space()
     group = world.declare()
     world.store.apply_command(SHARE, PauseGroup())

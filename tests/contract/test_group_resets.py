@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import UTC, datetime
 
 import psycopg
@@ -11,15 +10,14 @@ import pytest
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.errors import Conflict, InvalidEpoch, NotFound, UsageError
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.groups.admin import live_reset as live_reset
-from sublet_storage.groups.admin import reset_transaction
+from sublet_storage.groups.admin import live_reset
 from sublet_storage.groups.admin.admin import send_command
-from sublet_storage.groups.admin.live_reset import _paused
 from sublet_storage.groups.admin.reset_targets import LARGEST, ResetTarget
+from sublet_storage.groups.admin.reset_transaction import plan_reset
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.desired_state import PauseGroup, ResumeGroup
 from sublet_storage.groups.model.records import AdvancePosition, ForceRelease, Group, LendingStatus, StartingPosition
-from tests.contract.group_world import BLOCKED, FINISHED, FREE, PostgresWorld, grant, granted
+from tests.contract.group_world import BLOCKED, FINISHED, FREE, REFUSED, PostgresWorld, grant, granted, outcome
 
 PLAIN = Subscription.parse("$share/plain/#")
 
@@ -31,17 +29,6 @@ def places(world: PostgresWorld, group: Group) -> dict[int, tuple[LendingStatus,
     return {stream_id: (LendingStatus(status), position) for stream_id, status, position in found}
 
 
-def reset(
-    world: PostgresWorld, group: Group, target: ResetTarget, *streams: int, force: bool = False
-) -> Mapping[int, tuple[int | None, int]]:
-    """Do it: {stream: (before, after)}."""
-    with world.connection.transaction():
-        moves = reset_transaction.execute_reset(
-            world.connection, group, target, streams, reason=f"to {target}", force=force
-        )
-    return {move.stream_id: (move.before, move.after) for move in moves}
-
-
 def consumed(world: PostgresWorld, group: Group, term: int, stream: int, position: int) -> None:
     """Lent, consumed up to there and handed back."""
     held = granted(world, group, term, stream)
@@ -51,23 +38,23 @@ def consumed(world: PostgresWorld, group: Group, term: int, stream: int, positio
         world.apply(group, term, ForceRelease(stream, row.grant_id, "left"))
 
 
+Halfway = tuple[PostgresWorld, Group, int, tuple[int, ...]]
+
+
 @pytest.fixture
-def halfway(postgres: PostgresWorld) -> tuple[PostgresWorld, Group, int, tuple[int, ...]]:
+def halfway(postgres: PostgresWorld) -> Halfway:
     """Two streams of ten messages, consumed up to 4, and to 10."""
-    world = postgres
-    streams = world.add_space(shards=2)
-    group = world.declare()
-    term = world.lead(group)
+    group, term, streams = postgres.led(2)
     for stream, position in zip(streams, (4, 10), strict=True):
-        world.append(stream, 10)
-        consumed(world, group, term, stream, position)
-    return world, group, term, streams
+        postgres.append(stream, 10)
+        consumed(postgres, group, term, stream, position)
+    return postgres, group, term, streams
 
 
 @pytest.mark.conforms("A4")
-@pytest.mark.parametrize(
-    ("target", "expected"),
-    [
+def test_a_plan_says_where_a_group_will_go_on(halfway: Halfway) -> None:
+    world, group, _, streams = halfway
+    for target, expected in (
         (ResetTarget.earliest(), (0, 0)),
         (ResetTarget.latest(), (10, 10)),
         (ResetTarget.current(), (4, 10)),
@@ -79,255 +66,234 @@ def halfway(postgres: PostgresWorld) -> tuple[PostgresWorld, Group, int, tuple[i
         (ResetTarget.shift(-LARGEST), (0, 0)),
         (ResetTarget.time(datetime(2000, 1, 1, tzinfo=UTC)), (0, 0)),
         (ResetTarget.time(datetime(9000, 1, 1, tzinfo=UTC)), (10, 10)),
-    ],
-)
-def test_a_group_goes_on_from_where_it_is_told_to(
-    halfway: tuple[PostgresWorld, Group, int, tuple[int, ...]], target: ResetTarget, expected: tuple[int, int]
-) -> None:
-    world, group, term, streams = halfway
-    planned = reset_transaction.plan_reset(world.connection, group, target)
-    assert [move.after for move in planned] == list(expected)
+    ):
+        planned = plan_reset(world.connection, group, target)
+        assert [(move.after, move.redelivered_count, move.skipped_count) for move in planned] == [
+            (place, max(before - place, 0), max(place - before, 0))
+            for before, place in zip((4, 10), expected, strict=True)
+        ], target
     assert places(world, group) == {streams[0]: (FREE, 4), streams[1]: (FREE, 10)}, "to plan changes nothing"
-    assert reset(world, group, target) == dict(zip(streams, zip((4, 10), expected, strict=True), strict=True))
-    assert places(world, group) == dict(zip(streams, ((FREE, place) for place in expected), strict=True))
-    assert world.write(group, term).has_stale_term, "whoever led has rows that are not true any more"
-    lines = [line for line in world.store.history(group.group_id) if line.event == "reset"]
-    assert [(line.stream_id, line.position, line.is_forced) for line in lines] == [
-        (stream, place, False) for stream, place in zip(streams, expected, strict=True)
-    ]
-    assert lines[0].reason == f"to {target}; was at 4"
-    assert [(move.redelivered_count, move.skipped_count) for move in planned] == [
-        (max(before - place, 0), max(place - before, 0)) for before, place in zip((4, 10), expected, strict=True)
-    ]
 
 
 @pytest.mark.conforms("A4")
-def test_one_stream_may_be_reset_alone_and_offsets_given(
-    halfway: tuple[PostgresWorld, Group, int, tuple[int, ...]],
-) -> None:
+@pytest.mark.parametrize("target", [ResetTarget.offset(7), ResetTarget.current()], ids=str)
+def test_a_group_goes_on_from_where_it_is_told_to(halfway: Halfway, target: ResetTarget) -> None:
+    world, group, term, _ = halfway
+    planned = plan_reset(world.connection, group, target)
+    assert world.reset(group, target) == {move.stream_id: (move.before, move.after) for move in planned}
+    assert places(world, group) == {move.stream_id: (FREE, move.after) for move in planned}
+    assert world.write(group, term).has_stale_term, "whoever led has rows that are not true any more"
+    lines = [line for line in world.store.history(group.group_id) if line.event == "reset"]
+    assert [(line.stream_id, line.position, line.is_forced) for line in lines] == [
+        (move.stream_id, move.after, False) for move in planned
+    ]
+    assert lines[0].reason == f"to {target}; was at 4"
+
+
+@pytest.mark.conforms("A4")
+def test_one_stream_may_be_reset_alone(halfway: Halfway) -> None:
     world, group, _, (first, second) = halfway
-    assert reset(world, group, ResetTarget.shift(1), first) == {first: (4, 5)}
-    assert reset(world, group, ResetTarget.offsets({second: 3})) == {second: (10, 3)}
+    assert world.reset(group, ResetTarget.shift(1), first) == {first: (4, 5)}
+    assert world.reset(group, ResetTarget.offsets({second: 3})) == {second: (10, 3)}
     assert places(world, group) == {first: (FREE, 5), second: (FREE, 3)}
     with pytest.raises(UsageError, match=f"stream {second}: offset 11 is beyond its end, 10"):
-        reset(world, group, ResetTarget.offsets({second: 11}))
+        world.reset(group, ResetTarget.offsets({second: 11}))
     with pytest.raises(NotFound, match="stream 999 is none of"):
-        reset(world, group, ResetTarget.earliest(), 999)
+        world.reset(group, ResetTarget.earliest(), 999)
     assert places(world, group) == {first: (FREE, 5), second: (FREE, 3)}
 
 
 @pytest.mark.conforms("A5", "E7")
-def test_while_a_stream_is_lent_it_is_refused_or_forced_and_the_grant_is_over(
-    halfway: tuple[PostgresWorld, Group, int, tuple[int, ...]],
-) -> None:
+def test_a_lent_stream_is_reset_by_force_alone(halfway: Halfway) -> None:
+    """Its grant is then over."""
     world, group, term, (first, second) = halfway
     held = granted(world, group, term, first)
     with pytest.raises(Conflict, match=f"1 of its streams are granted.* the first is {first}"):
-        reset(world, group, ResetTarget.earliest())
+        world.reset(group, ResetTarget.earliest())
     assert not world.write(group, term).has_stale_term, "nothing was done"
-    reset(world, group, ResetTarget.earliest(), force=True)
+    world.reset(group, ResetTarget.earliest(), force=True)
     assert places(world, group) == {first: (FREE, 0), second: (FREE, 0)}
     (forced,) = [line for line in world.store.history(group.group_id) if line.event == "reset" and line.is_forced]
     assert (forced.stream_id, forced.grant_id, forced.redelivery_end) == (first, held.grant_id, 10)
     term = world.lead(group)
-    late = world.apply(group, term, AdvancePosition(first, held.grant_id, 9))
-    assert late.lending is not None
-    assert late.lending.position == 0, "an old grant moves nothing"
+    assert outcome(world.apply(group, term, AdvancePosition(first, held.grant_id, 9))) == (REFUSED, FREE, 0)
 
 
 @pytest.mark.conforms("A4")
 @pytest.mark.parametrize("force", [False, True])
-def test_a_row_that_a_users_transaction_has_locked_is_named_as_such(postgres: PostgresWorld, force: bool) -> None:
+def test_a_locked_row_is_named_with_who_locks_it(postgres: PostgresWorld, force: bool) -> None:
     first, second = postgres.add_space(shards=2)
     group = postgres.declare()
     with psycopg.connect(postgres.url) as user:
         user.execute("select from sublet.lending where stream_id = %s for update", (second,))
         named = f"the first is {second}, have a row that an open transaction keeps locked: process"
         with pytest.raises(Conflict, match=f"{named} {user.info.backend_pid}"):
-            reset(postgres, group, ResetTarget.latest(), force=force)
-    assert set(reset(postgres, group, ResetTarget.latest(), force=force)) == {first, second}
+            postgres.reset(group, ResetTarget.latest(), force=force)
+    assert set(postgres.reset(group, ResetTarget.latest(), force=force)) == {first, second}
 
 
 @pytest.mark.conforms("A4")
-def test_what_was_consumed_to_its_end_is_lent_again_parents_before_children(postgres: PostgresWorld) -> None:
-    world = postgres
-    (parent,) = world.add_space()
-    group = world.declare()
-    term = world.lead(group)
-    world.append(parent, 5)
-    held = granted(world, group, term, parent)
-    (child,) = world.rollover(1)
-    world.apply(group, term, AdvancePosition(parent, held.grant_id, 5))
-    world.write(group, term, renew=True)
-    world.append(child, 3)
-    consumed(world, group, term, child, 2)
-    assert places(world, group) == {parent: (FINISHED, 5), child: (FREE, 2)}
-    reset(world, group, ResetTarget.earliest())
-    assert places(world, group) == {parent: (FREE, 0), child: (FREE, 0)}
-    term = world.lead(group)
-    assert world.apply(group, term, grant(child)).outcome == "refused", "its parent is not consumed any more"
-    granted(world, group, term, parent)
-    world.apply(group, term, ForceRelease(parent, world.row(group, term, parent).grant_id, "left"))
-    reset(world, group, ResetTarget.latest())
-    assert places(world, group) == {parent: (FINISHED, 5), child: (FREE, 3)}
+def test_finished_streams_are_lent_again_parents_first(postgres: PostgresWorld) -> None:
+    group, term, (parent,) = postgres.led()
+    postgres.append(parent, 5)
+    held = granted(postgres, group, term, parent)
+    (child,) = postgres.rollover(1)
+    postgres.apply(group, term, AdvancePosition(parent, held.grant_id, 5))
+    postgres.write(group, term, renew=True)
+    postgres.append(child, 3)
+    consumed(postgres, group, term, child, 2)
+    assert places(postgres, group) == {parent: (FINISHED, 5), child: (FREE, 2)}
+    postgres.reset(group, ResetTarget.earliest())
+    assert places(postgres, group) == {parent: (FREE, 0), child: (FREE, 0)}
+    term = postgres.lead(group)
+    assert postgres.apply(group, term, grant(child)).outcome == "refused", "its parent is not consumed any more"
+    granted(postgres, group, term, parent)
+    postgres.apply(group, term, ForceRelease(parent, postgres.row(group, term, parent).grant_id, "left"))
+    postgres.reset(group, ResetTarget.latest())
+    assert places(postgres, group) == {parent: (FINISHED, 5), child: (FREE, 3)}
 
 
 @pytest.mark.conforms("A4")
 def test_a_group_goes_back_to_what_was_there_before_it(postgres: PostgresWorld) -> None:
-    world = postgres
-    (parent,) = world.add_space()
-    world.append(parent, 5)
-    (child,) = world.rollover(1)
-    group = world.declare(starting_position=StartingPosition.LATEST)
-    assert set(places(world, group)) == {child}
-    assert reset(world, group, ResetTarget.earliest()) == {parent: (None, 0), child: (0, 0)}
-    assert places(world, group) == {parent: (FREE, 0), child: (FREE, 0)}
+    (parent,) = postgres.add_space()
+    postgres.append(parent, 5)
+    (child,) = postgres.rollover(1)
+    group = postgres.declare(starting_position=StartingPosition.LATEST)
+    assert set(places(postgres, group)) == {child}
+    assert postgres.reset(group, ResetTarget.earliest()) == {parent: (None, 0), child: (0, 0)}
+    assert places(postgres, group) == {parent: (FREE, 0), child: (FREE, 0)}
+
+
+PLACES = [
+    (ResetTarget.current(), {"finished": 5, "unfinished": 6, "later": 0}),
+    (ResetTarget.shift(0), {"finished": 5, "unfinished": 6, "later": 0}),
+    (ResetTarget.shift(-2), {"finished": 3, "unfinished": 4, "later": 0}),
+    (ResetTarget.shift(2), {"finished": 5, "unfinished": 8, "later": 2}),
+    (ResetTarget.earliest(), {"former": 0, "finished": 0, "unfinished": 0, "later": 0}),
+    (ResetTarget.latest(), {"finished": 5, "unfinished": 10, "later": 7}),
+    (ResetTarget.offset(2), {"former": 2, "finished": 2, "unfinished": 2, "later": 2}),
+    (ResetTarget.time(datetime(2000, 1, 1, tzinfo=UTC)), {"former": 0, "finished": 0, "unfinished": 0, "later": 0}),
+]
 
 
 @pytest.mark.conforms("A4")
-@pytest.mark.parametrize(
-    ("target", "expected"),
-    [
-        (ResetTarget.current(), {"finished": 5, "unfinished": 6, "later": 0}),
-        (ResetTarget.shift(0), {"finished": 5, "unfinished": 6, "later": 0}),
-        (ResetTarget.shift(-2), {"finished": 3, "unfinished": 4, "later": 0}),
-        (ResetTarget.shift(2), {"finished": 5, "unfinished": 8, "later": 2}),
-        (ResetTarget.earliest(), {"former": 0, "finished": 0, "unfinished": 0, "later": 0}),
-        (ResetTarget.latest(), {"finished": 5, "unfinished": 10, "later": 7}),
-        (ResetTarget.offset(2), {"former": 2, "finished": 2, "unfinished": 2, "later": 2}),
-        (ResetTarget.time(datetime(2000, 1, 1, tzinfo=UTC)), {"former": 0, "finished": 0, "unfinished": 0, "later": 0}),
-    ],
-    ids=str,
-)
-def test_what_ended_before_the_group_began_comes_with_a_place_in_history_and_not_with_one_that_goes_from_here(
+@pytest.mark.parametrize(("target", "expected"), PLACES[3:6], ids=str)
+def test_a_place_in_history_brings_what_ended_before(
     postgres: PostgresWorld, target: ResetTarget, expected: dict[str, int]
 ) -> None:
-    world = postgres
-    (former,) = world.add_space()
-    world.append(former, 3)
-    (finished,) = world.rollover(1)
-    group = world.declare(starting_position=StartingPosition.LATEST)
-    world.append(finished, 5)
-    term = world.lead(group)
-    held = granted(world, group, term, finished)
-    (unfinished,) = world.rollover(1)
-    world.apply(group, term, AdvancePosition(finished, held.grant_id, 5))
-    world.write(group, term, renew=True)
-    world.append(unfinished, 10)
-    consumed(world, group, term, unfinished, 6)
-    (later,) = world.rollover(1)
-    world.append(later, 7)
+    """A place that is counted from where the group is, or its end, does not."""
+    (former,) = postgres.add_space()
+    postgres.append(former, 3)
+    (finished,) = postgres.rollover(1)
+    group = postgres.declare(starting_position=StartingPosition.LATEST)
+    postgres.append(finished, 5)
+    term = postgres.lead(group)
+    held = granted(postgres, group, term, finished)
+    (unfinished,) = postgres.rollover(1)
+    postgres.apply(group, term, AdvancePosition(finished, held.grant_id, 5))
+    postgres.write(group, term, renew=True)
+    postgres.append(unfinished, 10)
+    consumed(postgres, group, term, unfinished, 6)
+    (later,) = postgres.rollover(1)
+    postgres.append(later, 7)
     names = {former: "former", finished: "finished", unfinished: "unfinished", later: "later"}
-    assert {names[stream]: after for stream, (_, after) in reset(world, group, target).items()} == expected
-    term = world.lead(group)
-    world.write(group, term, renew=True)
-    found = {names[stream]: position for stream, (_, position) in places(world, group).items()}
+    for planned, places_then in PLACES:
+        moves = plan_reset(postgres.connection, group, planned)
+        assert {names[move.stream_id]: move.after for move in moves} == places_then, planned
+    postgres.reset(group, target)
+    term = postgres.lead(group)
+    postgres.write(group, term, renew=True)
+    found = {names[stream]: position for stream, (_, position) in places(postgres, group).items()}
     assert found == expected, "and whoever leads next gives nothing else"
 
 
 @pytest.mark.conforms("A4")
-def test_what_would_have_been_given_and_is_not_counts_as_skipped_in_streams_that_came_later_too(
-    postgres: PostgresWorld,
-) -> None:
-    world = postgres
-    (before,) = world.add_space()
-    world.append(before, 5)
-    (first,) = world.rollover(1)
-    group = world.declare(starting_position=StartingPosition.LATEST)
-    world.append(first, 10, 1)
-    (new,) = world.rollover(1)
-    world.append(new, 7)
-    found = {
-        move.stream_id: move for move in reset_transaction.plan_reset(world.connection, group, ResetTarget.latest())
-    }
+def test_what_is_not_given_counts_as_skipped(postgres: PostgresWorld) -> None:
+    """Also in streams that came later."""
+    (before,) = postgres.add_space()
+    postgres.append(before, 5)
+    (first,) = postgres.rollover(1)
+    group = postgres.declare(starting_position=StartingPosition.LATEST)
+    postgres.append(first, 10, 1)
+    (new,) = postgres.rollover(1)
+    postgres.append(new, 7)
+    found = {move.stream_id: move for move in plan_reset(postgres.connection, group, ResetTarget.latest())}
     assert {stream: (move.before, move.skipped_count) for stream, move in found.items()} == {
         first: (0, 10),
         new: (None, 7),
     }
-    found = {
-        move.stream_id: move for move in reset_transaction.plan_reset(world.connection, group, ResetTarget.offset(2))
-    }
+    found = {move.stream_id: move for move in plan_reset(postgres.connection, group, ResetTarget.offset(2))}
     assert {stream: move.skipped_count for stream, move in found.items()} == {before: 0, first: 2, new: 2}
-    found = {
-        move.stream_id: move for move in reset_transaction.plan_reset(world.connection, group, ResetTarget.at_epoch(1))
-    }
+    found = {move.stream_id: move for move in plan_reset(postgres.connection, group, ResetTarget.at_epoch(1))}
     assert {stream: (move.after, move.has_epochs) for stream, move in found.items()} == {
         first: (0, True), new: (7, False),
     }  # fmt: skip
 
 
 @pytest.mark.conforms("A4")
-def test_streams_that_came_later_and_have_ended_since_are_not_given_behind_a_reset_to_the_end(
-    postgres: PostgresWorld,
-) -> None:
-    world = postgres
-    (first,) = world.add_space()
-    group = world.declare()
-    (second,) = world.rollover(1)
-    world.append(second, 100)
-    (third,) = world.rollover(1)
-    world.append(third, 50)
-    moves = reset_transaction.plan_reset(world.connection, group, ResetTarget.latest())
+def test_a_reset_to_the_end_passes_unnoticed_streams(postgres: PostgresWorld) -> None:
+    """Also those that came and ended since a leader looked."""
+    (first,) = postgres.add_space()
+    group = postgres.declare()
+    (second,) = postgres.rollover(1)
+    postgres.append(second, 100)
+    (third,) = postgres.rollover(1)
+    postgres.append(third, 50)
+    moves = plan_reset(postgres.connection, group, ResetTarget.latest())
     assert {move.stream_id: move.skipped_count for move in moves} == {first: 0, second: 100, third: 50}
-    reset(world, group, ResetTarget.latest())
-    term = world.lead(group)
-    world.write(group, term, renew=True)
-    assert {stream: position for stream, (_, position) in places(world, group).items()} == {
+    postgres.reset(group, ResetTarget.latest())
+    term = postgres.lead(group)
+    postgres.write(group, term, renew=True)
+    assert {stream: position for stream, (_, position) in places(postgres, group).items()} == {
         first: 0, second: 100, third: 50,
     }  # fmt: skip
 
 
 @pytest.mark.conforms("A4")
 def test_a_stream_that_was_blocked_is_lent_again(postgres: PostgresWorld) -> None:
-    world = postgres
-    (stream,) = world.add_space()
-    group = world.declare()
-    term = world.lead(group)
-    world.append(stream, 5)
+    group, term, (stream,) = postgres.led()
+    postgres.append(stream, 5)
     for _ in range(5):
-        held = granted(world, group, term, stream)
-        world.apply(group, term, ForceRelease(stream, held.grant_id, "died"))
-    assert places(world, group) == {stream: (BLOCKED, 0)}
-    reset(world, group, ResetTarget.current())
-    assert places(world, group) == {stream: (FREE, 0)}
-    term = world.lead(group)
-    held = granted(world, group, term, stream)
-    world.apply(group, term, ForceRelease(stream, held.grant_id, "died"))
-    assert places(world, group) == {stream: (FREE, 0)}, "its losses are counted from the beginning"
-    reset(world, group, ResetTarget.shift(1))
-    assert places(world, group) == {stream: (FREE, 1)}
+        held = granted(postgres, group, term, stream)
+        postgres.apply(group, term, ForceRelease(stream, held.grant_id, "died"))
+    assert places(postgres, group) == {stream: (BLOCKED, 0)}
+    postgres.reset(group, ResetTarget.current())
+    assert places(postgres, group) == {stream: (FREE, 0)}
+    term = postgres.lead(group)
+    held = granted(postgres, group, term, stream)
+    postgres.apply(group, term, ForceRelease(stream, held.grant_id, "died"))
+    assert places(postgres, group) == {stream: (FREE, 0)}, "its losses are counted from the beginning"
+    postgres.reset(group, ResetTarget.shift(1))
+    assert places(postgres, group) == {stream: (FREE, 1)}
 
 
 @pytest.mark.conforms("A4", "S5")
-def test_by_epoch_a_group_goes_on_from_the_first_block_that_has_it_and_an_atomic_one_with_whole_epochs(
-    postgres: PostgresWorld,
-) -> None:
-    world = postgres
-    (stream,) = world.add_space()
-    world.complete(1)
-    plain, atomic = world.group(PLAIN), world.declare(atomic=True, starting_position=StartingPosition.EARLIEST)
+def test_a_reset_by_epoch_begins_at_its_first_block(postgres: PostgresWorld) -> None:
+    """An atomic group goes on with whole epochs."""
+    (stream,) = postgres.add_space()
+    postgres.complete(1)
+    plain, atomic = postgres.group(PLAIN), postgres.declare(atomic=True, starting_position=StartingPosition.EARLIEST)
     for epoch in (1, 2, 3, 2):
-        world.append(stream, 10, epoch)
-    world.complete(5)
-    assert reset_transaction.plan_reset(world.connection, plain, ResetTarget.at_epoch(3))[0].after == 20
-    assert reset_transaction.plan_reset(world.connection, plain, ResetTarget.at_epoch(9))[0].after == 40
-    world.connection.execute("update space set epoch_dimensions = 1")
-    reset(world, atomic, ResetTarget.at_epoch(2))
-    term = world.lead(atomic)
-    assert world.row(atomic, term, stream).consumed == ConsumedFrontier(10, LowerFrontier(((2,),)))
-    reset(world, atomic, ResetTarget.latest())
-    term = world.lead(atomic)
-    assert world.row(atomic, term, stream).consumed == ConsumedFrontier(40, LowerFrontier(((5,),)))
-    assert world.write(atomic, term, renew=True).epochs[0].consumed == LowerFrontier(((5,),))
+        postgres.append(stream, 10, epoch)
+    postgres.complete(5)
+    assert plan_reset(postgres.connection, plain, ResetTarget.at_epoch(3))[0].after == 20
+    assert plan_reset(postgres.connection, plain, ResetTarget.at_epoch(9))[0].after == 40
+    postgres.connection.execute("update space set epoch_dimensions = 1")
+    postgres.reset(atomic, ResetTarget.at_epoch(2))
+    term = postgres.lead(atomic)
+    assert postgres.row(atomic, term, stream).consumed == ConsumedFrontier(10, LowerFrontier(((2,),)))
+    postgres.reset(atomic, ResetTarget.latest())
+    term = postgres.lead(atomic)
+    assert postgres.row(atomic, term, stream).consumed == ConsumedFrontier(40, LowerFrontier(((5,),)))
+    assert postgres.write(atomic, term, renew=True).epochs[0].consumed == LowerFrontier(((5,),))
 
 
 @pytest.mark.conforms("A4", "S5")
-def test_of_an_atomic_group_nothing_is_reset_that_would_leave_epochs_out(postgres: PostgresWorld) -> None:
-    world = postgres
-    (stream,) = world.add_space()
-    world.complete(1)
-    group = world.declare(atomic=True, starting_position=StartingPosition.EARLIEST)
-    world.append(stream, 10, 1)
+def test_no_reset_tears_an_atomic_groups_epochs(postgres: PostgresWorld) -> None:
+    (stream,) = postgres.add_space()
+    postgres.complete(1)
+    group = postgres.declare(atomic=True, starting_position=StartingPosition.EARLIEST)
+    postgres.append(stream, 10, 1)
     for target, streams in (
         (ResetTarget.current(), ()),
         (ResetTarget.shift(1), ()),
@@ -335,42 +301,43 @@ def test_of_an_atomic_group_nothing_is_reset_that_would_leave_epochs_out(postgre
         (ResetTarget.earliest(), (stream,)),
     ):
         with pytest.raises(UsageError, match="is atomic"):
-            reset(world, group, target, *streams)
-    world.connection.execute("update space set epoch_dimensions = 1")
+            postgres.reset(group, target, *streams)
+    postgres.connection.execute("update space set epoch_dimensions = 1")
     with pytest.raises(InvalidEpoch, match="have 1 number, and this one has 2"):
-        reset(world, group, ResetTarget.at_epoch((3, 1)))
-    assert places(world, group) == {stream: (FREE, 0)}
+        postgres.reset(group, ResetTarget.at_epoch((3, 1)))
+    assert places(postgres, group) == {stream: (FREE, 0)}
 
 
 @pytest.mark.conforms("A4")
-def test_what_is_given_concerns_no_other_stream_not_even_one_that_is_gone(postgres: PostgresWorld) -> None:
-    world = postgres
-    (gone,) = world.add_space()
-    group = world.declare()
-    world.append(gone, 5)
-    (child,) = world.rollover(1)
-    world.lead(group)
-    world.connection.execute("insert into lending (group_id, stream_id, position) values (1, %s, 0)", (child,))
-    world.append(child, 4)
-    world.retire(1)
-    world.connection.execute("update lending set status = 'blocked', position = 7 where stream_id = %s", (gone,))
-    assert reset(world, group, ResetTarget.offsets({child: 2})) == {child: (0, 2)}
-    assert reset(world, group, ResetTarget.current(), child) == {child: (2, 2)}, "another is beyond its end"
+def test_a_reset_of_given_streams_touches_no_other(postgres: PostgresWorld) -> None:
+    """Not even one that is gone."""
+    (gone,) = postgres.add_space()
+    group = postgres.declare()
+    postgres.append(gone, 5)
+    (child,) = postgres.rollover(1)
+    postgres.lead(group)
+    postgres.connection.execute("insert into lending (group_id, stream_id, position) values (1, %s, 0)", (child,))
+    postgres.append(child, 4)
+    postgres.retire(1)
+    postgres.connection.execute("update lending set status = 'blocked', position = 7 where stream_id = %s", (gone,))
+    assert postgres.reset(group, ResetTarget.offsets({child: 2})) == {child: (0, 2)}
+    assert postgres.reset(group, ResetTarget.current(), child) == {child: (2, 2)}, "another is beyond its end"
     with pytest.raises(UsageError, match=f"stream {gone}: retention has taken offset 3"):
-        reset(world, group, ResetTarget.offsets({gone: 3}))
-    assert places(world, group)[gone] == (BLOCKED, 7)
-    assert reset(world, group, ResetTarget.earliest()) == {gone: (7, 5), child: (2, 0)}, "it begins behind what is gone"
+        postgres.reset(group, ResetTarget.offsets({gone: 3}))
+    assert places(postgres, group)[gone] == (BLOCKED, 7)
+    assert postgres.reset(group, ResetTarget.earliest()) == {gone: (7, 5), child: (2, 0)}, (
+        "it begins behind what is gone"
+    )
 
 
 @pytest.mark.conforms("A4")
-def test_a_group_that_was_deleted_meanwhile_gets_no_rows(postgres: PostgresWorld) -> None:
-    world = postgres
-    world.add_space()
-    group = world.declare()
-    world.store.delete_group(group.subscription)
+def test_a_group_deleted_meanwhile_gets_no_rows(postgres: PostgresWorld) -> None:
+    postgres.add_space()
+    group = postgres.declare()
+    postgres.store.delete_group(group.subscription)
     with pytest.raises(NotFound):
-        reset(world, group, ResetTarget.earliest())
-    assert places(world, group) == {}
+        postgres.reset(group, ResetTarget.earliest())
+    assert places(postgres, group) == {}
 
 
 def test_targets_that_are_none_are_refused() -> None:
@@ -390,7 +357,7 @@ def test_targets_that_are_none_are_refused() -> None:
 
 @pytest.mark.conforms("A4", "A5")
 @pytest.mark.parametrize("when", ["before", "as it begins", "meanwhile", "never"])
-def test_a_group_that_an_operator_pauses_stays_paused_after_a_reset(
+def test_an_operators_pause_outlives_a_reset(
     postgres: PostgresWorld, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     group = postgres.group(Subscription.parse("$share/g/#"))
@@ -408,7 +375,7 @@ def test_a_group_that_an_operator_pauses_stays_paused_after_a_reset(
 
     pause("before")
     monkeypatch.setattr(PostgresGroupStore, "find_live_group", look_and_be_slow)
-    with _paused(postgres.url, group, ResetTarget("earliest")):
+    with live_reset.paused(postgres.url, group, ResetTarget("earliest")):
         pause("meanwhile")
         found = look(postgres.store, group.subscription)
         assert found is not None
@@ -419,9 +386,7 @@ def test_a_group_that_an_operator_pauses_stays_paused_after_a_reset(
 
 
 @pytest.mark.conforms("A5")
-def test_a_reset_that_waits_for_members_ends_when_somebody_resumes_the_group(
-    halfway: tuple[PostgresWorld, Group, int, tuple[int, ...]],
-) -> None:
+def test_resuming_the_group_ends_a_waiting_reset(halfway: Halfway) -> None:
     world, group, term, (first, _) = halfway
     granted(world, group, term, first)
     found = places(world, group)

@@ -7,14 +7,27 @@ import pytest
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.model.records import (
     AdvancePosition,
-    ChangeOutcome,
     ForceRelease,
     Lending,
     LendingStatus,
     ReleaseStream,
     StartingPosition,
 )
-from tests.contract.group_world import BLOCKED, FINISHED, FREE, HELD, SHARE, TWO, World, events, grant, granted, outcome
+from tests.contract.group_world import (
+    APPLIED,
+    BLOCKED,
+    FINISHED,
+    FREE,
+    HELD,
+    REFUSED,
+    SHARE,
+    TWO,
+    World,
+    events,
+    grant,
+    granted,
+    outcome,
+)
 
 
 def statuses(rows: tuple[Lending, ...]) -> list[tuple[int, LendingStatus]]:
@@ -22,44 +35,28 @@ def statuses(rows: tuple[Lending, ...]) -> list[tuple[int, LendingStatus]]:
 
 
 @pytest.mark.conforms("E21")
-def test_progress_to_the_end_of_a_closed_stream_finishes_it_for_ever(world: World) -> None:
-    (stream,) = world.add_space()
-    group = world.group()
-    term = world.lead(group)
-    held = granted(world, group, term, stream)
-    world.append(stream, 5)
+def test_a_closed_stream_consumed_is_finished_for_ever(world: World) -> None:
+    group, term, stream, held = world.lent(5)
     world.rollover(1)
-    assert outcome(world.apply(group, term, AdvancePosition(stream, held.grant_id, 4))) == (
-        ChangeOutcome.APPLIED,
-        HELD,
-        4,
-    )
+    assert outcome(world.apply(group, term, AdvancePosition(stream, held.grant_id, 4))) == (APPLIED, HELD, 4)
     done = world.apply(group, term, AdvancePosition(stream, held.grant_id, 5))
-    assert outcome(done) == (ChangeOutcome.APPLIED, FINISHED, 5)
+    assert outcome(done) == (APPLIED, FINISHED, 5)
     assert done.lending is not None
     assert done.lending.grant_id > held.grant_id
     assert done.lending.borrower_id is None
     assert events(world, group) == [("grant", 0, False), ("finish", 5, False)]
-    assert outcome(world.apply(group, term, AdvancePosition(stream, held.grant_id, 5))) == (
-        ChangeOutcome.REFUSED,
-        FINISHED,
-        5,
-    )
+    assert outcome(world.apply(group, term, AdvancePosition(stream, held.grant_id, 5))) == (REFUSED, FINISHED, 5)
     world.clock.advance(60)
     successor = world.lead(group, TWO)
     assert stream not in [row.stream_id for row in world.store.load(group.group_id, successor)]
-    assert outcome(world.apply(group, successor, grant(stream))) == (ChangeOutcome.REFUSED, FINISHED, 5)
+    assert outcome(world.apply(group, successor, grant(stream))) == (REFUSED, FINISHED, 5)
     assert stream not in [row.stream_id for row in world.write(group, successor, renew=True).synced]
 
 
 @pytest.mark.conforms("E21")
 @pytest.mark.parametrize("last_word", ["release", "force_release"])
-def test_the_end_of_a_grant_at_the_end_of_a_stream_finishes_it(world: World, last_word: str) -> None:
-    (stream,) = world.add_space()
-    group = world.group()
-    term = world.lead(group)
-    held = granted(world, group, term, stream)
-    world.append(stream, 5)
+def test_a_grant_ended_at_the_end_finishes_a_stream(world: World, last_word: str) -> None:
+    group, term, stream, held = world.lent(5)
     world.apply(group, term, AdvancePosition(stream, held.grant_id, 5))
     world.rollover(1)
     word = (
@@ -67,15 +64,13 @@ def test_the_end_of_a_grant_at_the_end_of_a_stream_finishes_it(world: World, las
         if last_word == "release"
         else ForceRelease(stream, held.grant_id, "x")
     )
-    assert outcome(world.apply(group, term, word)) == (ChangeOutcome.APPLIED, FINISHED, 5)
+    assert outcome(world.apply(group, term, word)) == (APPLIED, FINISHED, 5)
     assert events(world, group)[-1] == ("finish", 5, False)
 
 
 @pytest.mark.conforms("E21")
 def test_children_wait_for_all_their_parents(world: World) -> None:
-    left, right = world.add_space(shards=2)
-    group = world.group()
-    term = world.lead(group)
+    group, term, (left, right) = world.led(2)
     grants = {stream: granted(world, group, term, stream).grant_id for stream in (left, right)}
     for stream in (left, right):
         world.append(stream, 1)
@@ -83,27 +78,20 @@ def test_children_wait_for_all_their_parents(world: World) -> None:
     renewed = world.write(group, term, renew=True).synced
     assert statuses(renewed) == [(left, HELD), (right, HELD), (child, FREE)]
     assert [row.parents for row in renewed] == [(), (), (left, right)]
-    assert outcome(world.apply(group, term, grant(child))) == (ChangeOutcome.REFUSED, FREE, 0)
+    assert outcome(world.apply(group, term, grant(child))) == (REFUSED, FREE, 0)
     world.apply(group, term, AdvancePosition(left, grants[left], 1))
-    assert outcome(world.apply(group, term, grant(child))) == (ChangeOutcome.REFUSED, FREE, 0)
+    assert outcome(world.apply(group, term, grant(child))) == (REFUSED, FREE, 0)
     together = world.write(group, term, AdvancePosition(right, grants[right], 1), grant(child)).results
-    assert [result.outcome for result in together] == [
-        ChangeOutcome.APPLIED,
-        ChangeOutcome.REFUSED,
-    ]  # judged as it was before
+    assert [result.outcome for result in together] == [APPLIED, REFUSED]  # judged as it was before
     assert granted(world, group, term, child).position == 0
 
 
 @pytest.mark.conforms("E21", "W3")
 def test_a_blocked_parent_holds_its_children_back(world: World) -> None:
-    (parent,) = world.add_space()
-    group = world.group()
-    term = world.lead(group)
-    held = granted(world, group, term, parent)
-    world.append(parent, 3)
+    group, term, parent, held = world.lent(3)
     (child,) = world.rollover(1)
     world.write(group, term, AdvancePosition(parent, held.grant_id, 99), renew=True)
-    assert outcome(world.apply(group, term, grant(child))) == (ChangeOutcome.REFUSED, FREE, 0)
+    assert outcome(world.apply(group, term, grant(child))) == (REFUSED, FREE, 0)
 
 
 def test_a_parent_without_a_row_counts_as_consumed(world: World) -> None:
@@ -117,7 +105,7 @@ def test_a_parent_without_a_row_counts_as_consumed(world: World) -> None:
 
 
 @pytest.mark.conforms("E21", "W6")
-def test_renewal_adds_new_generations_from_their_start_and_nothing_older(world: World) -> None:
+def test_a_renewal_adds_new_generations_and_none_older(world: World) -> None:
     (old,) = world.add_space()
     world.append(old, 5)
     (current,) = world.rollover(1)
@@ -136,10 +124,8 @@ def test_renewal_adds_new_generations_from_their_start_and_nothing_older(world: 
     assert old not in [row.stream_id for row in world.store.load(group.group_id, term)]
 
 
-def test_closed_streams_with_nothing_left_are_finished_without_being_lent(world: World) -> None:
-    empty, consumed, held = world.add_space(shards=3)
-    group = world.group()
-    term = world.lead(group)
+def test_closed_streams_with_no_rest_are_not_lent(world: World) -> None:
+    group, term, (empty, consumed, held) = world.led(3)
     world.append(consumed, 2)
     world.append(held, 2)
     for stream in (consumed, held):
@@ -148,21 +134,19 @@ def test_closed_streams_with_nothing_left_are_finished_without_being_lent(world:
     world.apply(group, term, ReleaseStream(consumed, world.row(group, term, consumed).grant_id, 2, "leave"))
     (child,) = world.rollover(1, shards=1)
     refused = world.apply(group, term, grant(empty))
-    assert outcome(refused) == (ChangeOutcome.REFUSED, FINISHED, 0)
+    assert outcome(refused) == (REFUSED, FINISHED, 0)
     renewed = world.write(group, term, renew=True).synced
     assert statuses(renewed) == [(consumed, FINISHED), (held, HELD), (child, FREE)]
     assert [line.event for line in world.store.history(group.group_id)][-2:] == ["finish", "finish"]
     held_row = renewed[1]
     assert (held_row.is_closed, held_row.position, held_row.head) == (True, 2, 2)
     ended = world.apply(group, term, AdvancePosition(held, held_row.grant_id, 2))
-    assert outcome(ended) == (ChangeOutcome.APPLIED, FINISHED, 2)
+    assert outcome(ended) == (APPLIED, FINISHED, 2)
 
 
 @pytest.mark.conforms("W4")
-def test_what_retention_took_from_a_group_blocks_its_rows(world: World) -> None:
-    free, held, consumed = world.add_space(shards=3)
-    group = world.group()
-    term = world.lead(group)
+def test_what_retention_took_blocks_its_rows(world: World) -> None:
+    group, term, (free, held, consumed) = world.led(3)
     for stream in (free, held, consumed):
         world.append(stream, 4)
     granted(world, group, term, held)
@@ -174,7 +158,7 @@ def test_what_retention_took_from_a_group_blocks_its_rows(world: World) -> None:
     world.retire(2)
     other = world.group(Subscription.parse("$share/other/#"), StartingPosition.EARLIEST)
     assert statuses(world.store.load(other.group_id, world.lead(other))) == [(last, FREE)]
-    assert outcome(world.apply(group, term, grant(free))) == (ChangeOutcome.REFUSED, BLOCKED, 0)
+    assert outcome(world.apply(group, term, grant(free))) == (REFUSED, BLOCKED, 0)
     renewed = world.write(group, term, renew=True).synced
     assert statuses(renewed) == [(free, BLOCKED), (held, BLOCKED), (consumed, HELD), (unseen, BLOCKED), (last, FREE)]
     assert [row.position for row in renewed] == [0, 0, 4, 0, 0]
@@ -185,7 +169,7 @@ def test_what_retention_took_from_a_group_blocks_its_rows(world: World) -> None:
         assert f"offset 0 is gone by retention, {lost[line.stream_id]} messages in all" in line.reason
 
 
-def test_a_group_gets_the_streams_of_the_spaces_it_can_match(world: World) -> None:
+def test_a_group_gets_the_streams_that_may_match(world: World) -> None:
     (default,) = world.add_space("default", "#")
     orders = Subscription.parse("$share/g/orders/eu")
     group, bystander = world.group(orders), world.group(Subscription.parse("$share/g/users/#"))
@@ -214,7 +198,7 @@ def test_a_group_gets_the_streams_of_the_spaces_it_can_match(world: World) -> No
 
 
 @pytest.mark.conforms("E21", "W3", "W6")
-def test_what_was_filled_under_a_filter_that_its_space_has_no_more_is_lent(world: World) -> None:
+def test_what_was_filled_under_a_former_filter_is_lent(world: World) -> None:
     world.add_space("default", "#")
     (_, first) = world.add_space("orders", "orders/#", rolls=(1,))
     group = world.group()
@@ -233,9 +217,7 @@ def test_what_was_filled_under_a_filter_that_its_space_has_no_more_is_lent(world
 
 
 def test_a_locked_row_is_renewed_later(world: World) -> None:
-    (stream,) = world.add_space()
-    group = world.group()
-    term = world.lead(group)
+    group, term, (stream,) = world.led()
     world.rollover(1)
     with world.locked(group.group_id, stream):
         assert statuses(world.write(group, term, renew=True).synced) == [(stream, FREE), (2, FREE)]

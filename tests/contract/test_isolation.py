@@ -18,13 +18,13 @@ from sublet_storage.db.user_transaction import user_transaction
 from sublet_storage.doctor.checks import Severity, run_checks
 from sublet_storage.groups import consumer_progress
 from sublet_storage.spaces.space_changes import reshard
-from tests.contract.group_world import PostgresWorld, granted
-from tests.contract.test_fencing import test_who_asks_how_far_it_is_waits_for_the_transaction_that_moves_it
+from tests.contract.group_world import PostgresWorld
+from tests.contract.test_fencing import test_a_position_is_read_after_who_moves_it
 from tests.contract.test_group_postgres import (
-    test_a_group_created_during_a_rollover_misses_no_stream,
-    test_a_lease_that_ends_while_a_commit_waits_for_its_lock_is_over,
-    test_first_subscribers_at_the_same_time_make_one_group,
-    test_what_a_user_commits_while_a_leader_waits_is_kept,
+    test_a_group_made_in_a_rollover_misses_no_stream,
+    test_a_lease_that_ends_before_a_commit_is_over,
+    test_many_first_subscribers_make_one_group,
+    test_what_is_committed_while_a_leader_waits_stays,
 )
 from tests.integration.log_kit import block
 from tests.integration.test_epochs import space, test_the_frontier_waits_for_what_its_producer_is_writing
@@ -34,17 +34,19 @@ from tests.integration.test_log import (
     test_writers_that_roll_back_leave_no_hole_and_readers_skip_nothing,
 )
 
+Connection = psycopg.Connection[Any]
+
 # Where they are found, and what they are given.
 __all__ = [
     "space",
     "stream",
-    "test_a_group_created_during_a_rollover_misses_no_stream",
-    "test_a_lease_that_ends_while_a_commit_waits_for_its_lock_is_over",
+    "test_a_group_made_in_a_rollover_misses_no_stream",
+    "test_a_lease_that_ends_before_a_commit_is_over",
+    "test_a_position_is_read_after_who_moves_it",
     "test_a_producer_registers_after_what_its_older_incarnation_is_writing_and_before_all_it_writes_later",
-    "test_first_subscribers_at_the_same_time_make_one_group",
+    "test_many_first_subscribers_make_one_group",
     "test_the_frontier_waits_for_what_its_producer_is_writing",
-    "test_what_a_user_commits_while_a_leader_waits_is_kept",
-    "test_who_asks_how_far_it_is_waits_for_the_transaction_that_moves_it",
+    "test_what_is_committed_while_a_leader_waits_stays",
     "test_writers_that_roll_back_leave_no_hole_and_readers_skip_nothing",
 ]
 
@@ -71,13 +73,14 @@ def database(request: pytest.FixtureRequest, database: str) -> str:
 
 
 @pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+def conn(database: str) -> Iterator[Connection]:
     with connect(database) as connection:
         reshard(connection, "default", 2)
         yield connection
 
 
-def test_every_connection_of_ours_reads_what_is_committed_and_gets_results_in_one_form(database: str) -> None:
+def test_our_connections_are_at_read_committed(database: str) -> None:
+    """And get their results in one form."""
     with connect(database) as ours:
         asked = (
             "select current_setting('transaction_isolation'), now(), interval '1 day', 'ł', 0.1::float8 + 0.2::float8"
@@ -88,13 +91,9 @@ def test_every_connection_of_ours_reads_what_is_committed_and_gets_results_in_on
 
 
 @pytest.mark.parametrize("level", STRICT)
-def test_progress_in_a_users_transaction_of_another_level_is_refused_by_name(
-    postgres: PostgresWorld, level: str
-) -> None:
+def test_progress_at_another_level_is_refused(postgres: PostgresWorld, level: str) -> None:
     """Its snapshot would be older than what was granted and appended meanwhile."""
-    (stream,) = postgres.add_space()
-    group = postgres.group()
-    held = granted(postgres, group, postgres.lead(group), stream)
+    group, _, stream, held = postgres.lent()
     with psycopg.connect(postgres.url, autocommit=True) as user:
         user.execute(f"begin isolation level {level}")
         user.execute("select 1")
@@ -109,7 +108,7 @@ def test_progress_in_a_users_transaction_of_another_level_is_refused_by_name(
     assert postgres.connection.execute("select position from lending").fetchone() == (4,)
 
 
-def test_a_block_that_would_run_at_another_level_does_not_begin(database: str) -> None:
+def test_no_block_begins_at_another_level(database: str) -> None:
     with connect(database, own_search_path=False) as connection:
         connection.execute("set session characteristics as transaction isolation level serializable")
         with (
@@ -120,9 +119,7 @@ def test_a_block_that_would_run_at_another_level_does_not_begin(database: str) -
 
 
 @pytest.mark.parametrize("level", STRICT)
-def test_programs_that_append_at_another_level_are_refused_by_name(
-    conn: psycopg.Connection[Any], stream: int, level: str
-) -> None:
+def test_appends_at_another_level_are_refused(conn: Connection, stream: int, level: str) -> None:
     """Those of an older release, which do not set it: what another level would make wrong stores nothing."""
     from sublet_storage.log.append import BlockAppend, ProducerStamp, append
 
@@ -133,9 +130,7 @@ def test_programs_that_append_at_another_level_are_refused_by_name(
 
 
 @pytest.mark.parametrize("level", STRICT)
-def test_a_message_published_by_sql_at_another_level_comes_once_it_is_committed(
-    conn: psycopg.Connection[Any], level: str
-) -> None:
+def test_sql_publishing_at_another_level_works(conn: Connection, level: str) -> None:
     from sublet_storage.producer.outbox import NOTHING, Outbox
 
     outbox = Outbox(conn, lambda _: None)

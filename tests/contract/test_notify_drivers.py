@@ -109,7 +109,7 @@ def test_driver(subject: Subject, check: Callable[[Subject], None]) -> None:
 
 
 @pytest.mark.conforms("D2")
-def test_the_three_are_installed_and_declare_what_they_can() -> None:
+def test_the_three_are_installed() -> None:
     assert set(THREE) <= set(list_drivers())
     made = {name: load_driver(name)("postgresql:///x") for name in THREE}
     assert {name: driver.capabilities.is_push for name, driver in made.items()} == {
@@ -146,7 +146,7 @@ def others(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @pytest.mark.conforms("D2")
-def test_somebody_elses_driver_is_found_by_its_entry_point(others: Callable[..., None], database: str) -> None:
+def test_a_driver_is_found_by_its_entry_point(others: Callable[..., None], database: str) -> None:
     others(entry("pigeon", "sublet_storage.notify.drivers.poll:NoPushDriver", "carrier"))
     assert list_drivers() == ["pigeon", "poll", "postgres", "zmq"]
     assert load_driver("pigeon")(database).capabilities.is_push is False
@@ -158,32 +158,39 @@ def test_ours_are_there_where_nothing_is_installed(others: Callable[..., None], 
     assert [load_driver(name)(database).name for name in THREE] == list(THREE)
 
 
-def test_an_unknown_driver_is_named_with_those_installed() -> None:
-    with pytest.raises(InvalidSetting, match=r"'kafka'.* Installed are .*poll, postgres.*zmq: choose one of these"):
-        load_driver("kafka")
+POLL = "sublet_storage.notify.drivers.poll:NoPushDriver"
 
 
-def test_a_driver_without_its_library_says_what_to_install(others: Callable[..., None]) -> None:
-    others(
-        entry("zmq", "no_such_library:Driver", "sublet"),
-        entry("pigeon", "sublet_storage.notify.drivers.poll:Nothing", "carrier"),
-    )
-    with pytest.raises(InvalidSetting, match=r"'zmq'.*no_such_library.*`pip install 'sublet\[zmq\]'`"):
-        load_driver("zmq")
-    with pytest.raises(InvalidSetting, match=r"'pigeon'.*Nothing.*package carrier"):
-        load_driver("pigeon")
-
-
-def test_a_driver_that_fails_in_any_way_while_it_is_loaded_is_named(
-    others: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "installed", "story"),
+    [
+        ("kafka", [], r"'kafka'.* Installed are .*poll, postgres.*zmq: choose one of these"),
+        ("zmq", [("no_such_library:Driver", "sublet")], r"'zmq'.*no_such_library.*`pip install 'sublet\[zmq\]'`"),
+        ("pigeon", [("sublet_storage.notify.drivers.poll:Nothing", "carrier")], r"'pigeon'.*Nothing.*package carrier"),
+        ("pigeon", [("pigeonhole:Driver", "carrier")], r"'pigeon' .* cannot be loaded \(no coop\).*package carrier"),
+        ("pigeon", [(POLL, "a"), (POLL, "b")], r"'pigeon' is brought by several packages \(a, b\)"),
+    ],
+    ids=["unknown", "without its library", "without its class", "broken", "brought twice"],
+)
+def test_a_driver_that_cannot_be_loaded_is_named(
+    others: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    name: str,
+    installed: list[tuple[str, str]],
+    story: str,
 ) -> None:
     (tmp_path / "pigeonhole.py").write_text("raise RuntimeError('no coop')")
     monkeypatch.syspath_prepend(str(tmp_path))
-    others(entry("pigeon", "pigeonhole:Driver", "carrier"))
-    with pytest.raises(
-        InvalidSetting, match=r"'pigeon' is installed but cannot be loaded \(no coop\).*package carrier"
-    ):
-        load_driver("pigeon")
+    others(*(entry(name, value, package) for value, package in installed))
+    with pytest.raises(InvalidSetting, match=story):
+        load_driver(name)
+
+
+def test_ours_is_never_replaced(others: Callable[..., None]) -> None:
+    ours = entry("x", "sublet_storage.notify.drivers.postgres:PostgresDriver", "sublet")
+    others(entry("x", POLL, "a"), ours)
+    assert load_driver("x") is ours.load()
 
 
 def test_a_driver_that_cannot_be_made_is_named(others: Callable[..., None], database: str) -> None:
@@ -198,20 +205,10 @@ def coopless(url: str, *, host: str) -> Any:
     raise ValueError(f"no coop at {host}")
 
 
-def test_two_that_bring_one_name_are_refused_and_ours_is_never_replaced(others: Callable[..., None]) -> None:
-    both = [entry("x", "sublet_storage.notify.drivers.poll:NoPushDriver", package) for package in ("a", "b")]
-    others(*both)
-    with pytest.raises(InvalidSetting, match=r"'x' is brought by several packages \(a, b\)"):
-        load_driver("x")
-    ours = entry("x", "sublet_storage.notify.drivers.postgres:PostgresDriver", "sublet")
-    others(*both, ours)
-    assert load_driver("x") is ours.load()
-
-
 # --- postgres -------------------------------------------------------------------------------------------------------
 
 
-def test_two_schemas_of_one_database_do_not_hear_each_other(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_schemas_do_not_hear_each_other(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     one = load_driver("postgres")(database)
     monkeypatch.setenv("SUBLET_SCHEMA", "other")
     other = load_driver("postgres")(database)
@@ -226,21 +223,21 @@ def test_two_schemas_of_one_database_do_not_hear_each_other(database: str, monke
         eventually(lambda: (here.messages, there.messages) == ([b"one"], [b"other"]))
 
 
-def test_every_schema_has_a_channel_that_postgres_takes() -> None:
+def test_every_schema_has_a_channel_of_its_own() -> None:
     names = [channel_name("s" * length) for length in (1, 56, 57, 63)] + [channel_name("s" * 62 + "t")]
     assert all(len(name) <= 63 for name in names)
     assert len(set(names)) == len(names)
 
 
 @pytest.mark.parametrize("message", [b"", b"text", b"\0", "ä".encode(), bytes(PAYLOAD_LIMIT), b"a" * PAYLOAD_LIMIT])
-def test_a_payload_is_text_within_the_limit_of_postgres(message: bytes) -> None:
+def test_a_payload_is_text_within_postgres_limit(message: bytes) -> None:
     payloads = {encode_payload(message, place) for place in range(64)}
     assert len(payloads) == 64
     assert all(len(payload) < 8000 and payload.isascii() for payload in payloads)
     assert {decode_payload(payload.encode()) for payload in payloads} == {message}
 
 
-def test_what_waits_goes_in_one_round_trip_and_outlives_a_lost_connection(database: str) -> None:
+def test_what_waits_outlives_a_lost_connection(database: str) -> None:
     driver = load_driver("postgres")(database)
     with hearing(driver) as (received,), sending(driver, [received]) as (outlet,):
         outlet.send(b"before")
@@ -274,7 +271,7 @@ def test_a_database_that_is_away_is_no_error(server_url: str) -> None:
 # --- zmq ------------------------------------------------------------------------------------------------------------
 
 
-def test_who_has_not_the_key_is_not_heard_and_disturbs_nobody(database: str) -> None:
+def test_who_has_not_the_key_is_not_heard(database: str) -> None:
     driver = load_driver("zmq")(database)
     with hearing(driver) as (received,), zmq.Context() as context, context.socket(zmq.PUSH) as stranger:
         address, key = received.inlet.endpoint.removeprefix("zmq:").split("?key=")

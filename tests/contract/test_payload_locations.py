@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 import pyarrow as pa
@@ -49,6 +49,9 @@ from tests.payload_kit import (
     swept,
 )
 
+Connection = psycopg.Connection[Any]
+T = TypeVar("T")
+
 REPOSITORY = Path(__file__).parents[2]
 BLOCKS = 12
 _buckets = itertools.count(1)
@@ -68,42 +71,54 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> PlaceWorld:
 
 
 @pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+def conn(database: str) -> Iterator[Connection]:
     with connect(database) as connection:
         yield connection
 
 
 @pytest.fixture
-def space(conn: psycopg.Connection[Any], world: PlaceWorld) -> Space:
+def space(conn: Connection, world: PlaceWorld) -> Space:
     return a_space(conn, world, retention_s=100)
 
 
 @pytest.fixture
-def stream(conn: psycopg.Connection[Any], space: Space) -> int:
+def stream(conn: Connection, space: Space) -> int:
     """Closed, with blocks that are worth moving; the compaction that goes before has nothing to do."""
     return a_closed_stream(conn, BLOCKS)
 
 
-def generation_of(conn: psycopg.Connection[Any], stream: int) -> int:
+def generation_of(conn: Connection, stream: int) -> int:
     row = conn.execute("select generation_id from stream where stream_id = %s", (stream,)).fetchone()
     assert row is not None
     return int(row[0])
 
 
-def age(conn: psycopg.Connection[Any]) -> None:
+def age(conn: Connection) -> None:
     conn.execute("update generation set closed_at = closed_at - interval '1 day' where state = 'closed'")
 
 
-def name_at(conn: psycopg.Connection[Any], world: PlaceWorld, end_offset: int) -> str:
+def name_at(conn: Connection, world: PlaceWorld, end_offset: int) -> str:
     row = conn.execute("select uri from block where end_offset = %s and uri is not null", (end_offset,)).fetchone()
     assert row is not None
     return str(row[0]).removeprefix(world.uri.partition("?")[0] + "/")
 
 
+def when_back(work: Callable[[], T]) -> T:
+    """Return what the work returns once its place answers again."""
+
+    def tried() -> tuple[T] | None:
+        try:
+            return (work(),)
+        except PayloadUnavailable:
+            return None
+
+    return eventually(tried, 60)[0]
+
+
 # --- moving and reading ---------------------------------------------------------------------------------------------
 
 
-def test_what_was_moved_is_read_as_it_was(conn: psycopg.Connection[Any], world: PlaceWorld, space: Space) -> None:
+def test_what_was_moved_is_read_as_it_was(conn: Connection, world: PlaceWorld, space: Space) -> None:
     stream = stream_of(conn, "eu")
     fill(conn, stream, BLOCKS, size=70_000)
     fill(conn, stream, 1, first=BLOCKS, size=10)
@@ -127,7 +142,7 @@ def test_what_was_moved_is_read_as_it_was(conn: psycopg.Connection[Any], world: 
     assert move(conn, space) == 0, "once is enough"
 
 
-def test_a_page_has_as_many_bytes_outside_as_inside(conn: psycopg.Connection[Any], space: Space, stream: int) -> None:
+def test_a_page_has_as_many_bytes_outside_as_inside(conn: Connection, space: Space, stream: int) -> None:
     inside = fetch(conn, stream, 0, limit_bytes=300_000)
     extent = (stream, generation_of(conn, stream), 0, 2 * BLOCKS)
     planned = limit_ranges_by_size(conn, [extent], 300_000)
@@ -138,9 +153,8 @@ def test_a_page_has_as_many_bytes_outside_as_inside(conn: psycopg.Connection[Any
     assert page.position < 2 * BLOCKS
 
 
-def test_of_an_open_generation_moves_what_is_old_and_compaction_leaves_it(
-    conn: psycopg.Connection[Any], space: Space
-) -> None:
+def test_old_blocks_of_an_open_generation_move(conn: Connection, space: Space) -> None:
+    """Compaction leaves them alone."""
     stream = stream_of(conn, "eu")
     fill(conn, stream, 4)
     assert move(conn, space) == 0
@@ -155,9 +169,7 @@ def test_of_an_open_generation_moves_what_is_old_and_compaction_leaves_it(
     assert len(outside(conn)) == 3
 
 
-def test_small_blocks_are_made_large_before_they_are_moved(
-    conn: psycopg.Connection[Any], world: PlaceWorld, space: Space
-) -> None:
+def test_small_blocks_are_merged_before_they_move(conn: Connection, world: PlaceWorld, space: Space) -> None:
     stream = stream_of(conn, "eu")
     fill(conn, stream, 40, size=100)
     rollover(conn, "eu")
@@ -184,8 +196,8 @@ FOREIGN = (
 )
 
 
-def test_a_damaged_object_is_named_and_nothing_is_skipped(
-    conn: psycopg.Connection[Any], world: PlaceWorld, space: Space, stream: int
+def test_a_damaged_object_is_named_and_not_skipped(
+    conn: Connection, world: PlaceWorld, space: Space, stream: int
 ) -> None:
     move(conn, space)
     before, name = read(conn, stream), name_at(conn, world, 6)
@@ -205,7 +217,7 @@ def test_a_damaged_object_is_named_and_nothing_is_skipped(
 
 
 def test_what_is_not_the_blocks_own_is_not_read(
-    conn: psycopg.Connection[Any], world: PlaceWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
+    conn: Connection, world: PlaceWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     move(conn, space)
     prefix = world.uri.partition("?")[0]
@@ -220,27 +232,18 @@ def test_what_is_not_the_blocks_own_is_not_read(
     assert asked == []
 
 
-def test_a_place_that_is_away_is_waited_for(
-    conn: psycopg.Connection[Any], world: PlaceWorld, space: Space, stream: int
-) -> None:
+def test_a_place_that_is_away_is_waited_for(conn: Connection, world: PlaceWorld, space: Space, stream: int) -> None:
     move(conn, space)
     before = read(conn, stream)
     world.go_away()
     with pytest.raises(PayloadUnavailable, match=r"the place of payloads .* It is tried again.*sublet doctor"):
         fetch(conn, stream, 0)
     world.come_back()
-
-    def again() -> bool:
-        try:
-            return read(conn, stream) == before
-        except PayloadUnavailable:
-            return False
-
-    eventually(again, 20)
+    assert when_back(lambda: read(conn, stream)) == before
 
 
-def test_while_the_place_is_away_nothing_is_moved_and_nothing_lost(
-    conn: psycopg.Connection[Any], world: PlaceWorld, space: Space, stream: int
+def test_while_the_place_is_away_nothing_is_lost(
+    conn: Connection, world: PlaceWorld, space: Space, stream: int
 ) -> None:
     fill(conn, stream_of(conn, "eu"), BLOCKS, size=70_000)
     move(conn, space)
@@ -252,12 +255,12 @@ def test_while_the_place_is_away_nothing_is_moved_and_nothing_lost(
         move(conn, space)
     assert read(conn, later) == before
     world.come_back()
-    eventually(lambda: _moves(conn, space) == BLOCKS, 20)
+    assert when_back(lambda: move(conn, space)) == BLOCKS
     assert read(conn, later) == before
 
 
 def test_who_may_not_write_there_leaves_nothing_behind(
-    conn: psycopg.Connection[Any], space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
+    conn: Connection, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(self: ObjectStore, name: str, payload: object) -> None:
         raise PayloadUnavailable("a place to read only")
@@ -279,20 +282,14 @@ def test_who_may_not_write_there_leaves_nothing_behind(
     assert read(conn, stream) == before
 
 
-def _moves(conn: psycopg.Connection[Any], space: Space) -> int:
-    try:
-        return move(conn, space)
-    except PayloadUnavailable:
-        return 0
-
-
 # --- crashes ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("point", ["intended", "written", "named"])
-def test_killed_while_it_moves_nothing_is_lost_and_orphans_are_collected(
-    database: str, conn: psycopg.Connection[Any], world: PlaceWorld, space: Space, stream: int, point: str
+def test_a_mover_that_is_killed_loses_nothing(
+    database: str, conn: Connection, world: PlaceWorld, space: Space, stream: int, point: str
 ) -> None:
+    """What it leaves behind is collected."""
     before = read(conn, stream)
     _kill(database, point)
     assert read(conn, stream) == before
@@ -309,8 +306,8 @@ def test_killed_while_it_moves_nothing_is_lost_and_orphans_are_collected(
 
 @pytest.mark.conforms("W4")
 @pytest.mark.parametrize("point", ["dropped", "deleted"])
-def test_killed_while_retention_is_at_it_every_object_is_deleted_in_the_end(
-    database: str, conn: psycopg.Connection[Any], world: PlaceWorld, space: Space, stream: int, point: str
+def test_retention_that_is_killed_leaves_no_object(
+    database: str, conn: Connection, world: PlaceWorld, space: Space, stream: int, point: str
 ) -> None:
     move(conn, space)
     fill(conn, stream_of(conn, "eu"), 1, size=70_000)
@@ -338,8 +335,8 @@ def _kill(database: str, point: str) -> None:
 # --- others at work ---------------------------------------------------------------------------------------------------
 
 
-def test_a_block_that_is_not_what_was_read_any_more_keeps_its_payload(
-    conn: psycopg.Connection[Any], world: PlaceWorld, space: Space, monkeypatch: pytest.MonkeyPatch
+def test_a_block_changed_meanwhile_keeps_its_payload(
+    conn: Connection, world: PlaceWorld, space: Space, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = stream_of(conn, "eu")
     fill(conn, stream, 6)
@@ -356,7 +353,7 @@ def test_a_block_that_is_not_what_was_read_any_more_keeps_its_payload(
 
 
 def test_who_was_taken_for_dead_moves_nothing(
-    conn: psycopg.Connection[Any], world: PlaceWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
+    conn: Connection, world: PlaceWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = read(conn, stream)
     _meanwhile(monkeypatch, lambda: unreferenced_objects.delete_expired_objects(conn, abandoned_s=0))
@@ -369,9 +366,7 @@ def test_who_was_taken_for_dead_moves_nothing(
     assert read(conn, stream) == before
 
 
-def test_what_a_block_names_is_not_deleted_whatever_the_table_says(
-    conn: psycopg.Connection[Any], world: PlaceWorld, space: Space, stream: int
-) -> None:
+def test_what_a_block_names_is_not_deleted(conn: Connection, world: PlaceWorld, space: Space, stream: int) -> None:
     move(conn, space)
     uri = f"{world.uri.partition('?')[0]}/{name_at(conn, world, 2)}"
     owner = unreferenced_objects.BlockStream(space.space_id, generation_of(conn, stream), stream)
@@ -396,9 +391,7 @@ def _meanwhile(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -
 
 
 @pytest.mark.conforms("W4")
-def test_objects_are_deleted_after_their_rows_and_when_the_place_is_back(
-    conn: psycopg.Connection[Any], world: PlaceWorld, space: Space, stream: int
-) -> None:
+def test_objects_are_deleted_after_their_rows(conn: Connection, world: PlaceWorld, space: Space, stream: int) -> None:
     move(conn, space)
     age(conn)
     with conn.transaction():
@@ -412,19 +405,12 @@ def test_objects_are_deleted_after_their_rows_and_when_the_place_is_back(
     with pytest.raises(PayloadUnavailable):
         swept(conn)
     world.come_back()
-    eventually(lambda: _sweeps(conn) == BLOCKS, 20)
+    assert when_back(lambda: swept(conn)) == BLOCKS
     assert world.names() == set()
 
 
-def _sweeps(conn: psycopg.Connection[Any]) -> int:
-    try:
-        return swept(conn)
-    except PayloadUnavailable:
-        return 0
-
-
-def test_retention_between_the_row_and_its_object_is_gone_and_no_damage(
-    conn: psycopg.Connection[Any], space: Space, stream: int, database: str, monkeypatch: pytest.MonkeyPatch
+def test_retention_during_a_read_is_no_damage(
+    conn: Connection, space: Space, stream: int, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     move(conn, space)
     age(conn)
@@ -442,9 +428,10 @@ def test_retention_between_the_row_and_its_object_is_gone_and_no_damage(
         fetch(conn, stream, 0, limit_blocks=1)
 
 
-def test_a_space_whose_place_changes_is_read_from_both_and_can_come_back(
-    conn: psycopg.Connection[Any], world: PlaceWorld, space: Space, stream: int, tmp_path: Path
+def test_a_space_whose_place_changes_is_read_from_both(
+    conn: Connection, world: PlaceWorld, space: Space, stream: int, tmp_path: Path
 ) -> None:
+    """And can come back to Postgres."""
     move(conn, space)
     other = LocalWorld(tmp_path / "other")
     space = alter_space(conn, "eu", payload_location=other.uri)
@@ -462,8 +449,8 @@ def test_a_space_whose_place_changes_is_read_from_both_and_can_come_back(
     assert (world.names(), other.names()) == (set(), set())
 
 
-def test_what_cannot_be_brought_back_holds_up_nothing_else(
-    conn: psycopg.Connection[Any], world: PlaceWorld, space: Space, stream: int
+def test_what_cannot_come_back_holds_up_nothing_else(
+    conn: Connection, world: PlaceWorld, space: Space, stream: int
 ) -> None:
     later = stream_of(conn, "eu")
     fill(conn, later, 3, size=70_000)
@@ -484,8 +471,8 @@ def test_what_cannot_be_brought_back_holds_up_nothing_else(
     assert [read(conn, stream), read(conn, later)] == before
 
 
-def test_a_mover_that_has_not_heard_that_the_place_was_taken_away_moves_nothing(
-    conn: psycopg.Connection[Any], space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
+def test_a_mover_without_its_place_moves_nothing(
+    conn: Connection, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     move(conn, space)
     fill(conn, stream_of(conn, "eu"), 3, size=70_000)
@@ -496,7 +483,7 @@ def test_a_mover_that_has_not_heard_that_the_place_was_taken_away_moves_nothing(
     assert unreferenced_objects.delete_expired_objects(conn) == 3, "nobody names these"
 
 
-def test_another_way_to_the_same_place_is_the_way_to_what_is_there(conn: psycopg.Connection[Any], s3: S3Server) -> None:
+def test_another_way_to_the_same_place_is_checked(conn: Connection, s3: S3Server) -> None:
     """A directory is reached in one way."""
     world = S3World(s3, f"bucket-{next(_buckets)}")
     space, stream = a_space(conn, world), stream_of(conn, "eu")
@@ -517,8 +504,8 @@ def test_another_way_to_the_same_place_is_the_way_to_what_is_there(conn: psycopg
     assert read(conn, stream) == before
 
 
-def test_the_doctor_sees_whether_a_place_can_be_reached(
-    conn: psycopg.Connection[Any], world: PlaceWorld, space: Space, stream: int
+def test_the_doctor_sees_if_a_place_can_be_reached(
+    conn: Connection, world: PlaceWorld, space: Space, stream: int
 ) -> None:
     (fresh,) = location_checks.check_locations(conn)
     assert (fresh.state, fresh.hint) == (Severity.OK, None)

@@ -61,8 +61,7 @@ class Stage:
         epoch_capabilities.release(conn, self.space, self.former)
 
     def expire(self, conn: Connection) -> bool:
-        """What `epochs.expire` does with one that is overdue."""
-        return epoch_capabilities._expire(conn, self.space, NAME, None)
+        return epoch_capabilities.expire_one(conn, self.space, NAME)
 
     def publish(self, conn: Connection) -> Any:
         return self.append(2, 2)(conn)
@@ -120,9 +119,9 @@ def refused(answer: object) -> bool:
 
 @pytest.mark.conforms("S12")
 @pytest.mark.parametrize("act", ["advance", "advance_only", "renew", "release", "publish"])
-def test_a_publisher_that_was_fenced_completes_nothing_and_holds_nothing_back(
-    orders: Interleavings, stage: Stage, act: str
-) -> None:
+def test_a_fenced_publisher_completes_nothing(orders: Interleavings, stage: Stage, act: str) -> None:
+    """Nor does it hold anything back."""
+
     def judge(run: Run) -> None:
         former, newer = run.answers["former"], run.answers["newer"]
         ends = [place for place in run.places("newer") if run.steps[place].statement.startswith("end")]
@@ -151,9 +150,9 @@ def goes_on(answer: object) -> bool:
 
 @pytest.mark.timeout(600)
 @pytest.mark.conforms("S9", "S12")
-def test_whatever_changes_capabilities_at_once_the_frontier_is_what_is_held(
-    orders: Interleavings, stage: Stage
-) -> None:
+def test_the_frontier_is_what_is_held(orders: Interleavings, stage: Stage) -> None:
+    """Whatever changes capabilities at once."""
+
     def judge(run: Run) -> None:
         assert all(isinstance(error, (EpochCompleted, CapabilityExpired, ProducerFenced)) for error in run.errors)
         check_frontier(run)

@@ -115,9 +115,7 @@ def orders(stage: Stage, database: str) -> Iterator[Interleavings]:
 
 
 @pytest.mark.conforms("S8", "W6")
-def test_an_atomic_group_has_consumed_no_epoch_of_which_something_is_unread(
-    orders: Interleavings, stage: Stage
-) -> None:
+def test_no_epoch_with_something_unread_is_consumed(orders: Interleavings, stage: Stage) -> None:
     def judge(run: Run) -> None:
         assert not run.errors
         behind = run.conn.execute(
@@ -136,9 +134,7 @@ def test_an_atomic_group_has_consumed_no_epoch_of_which_something_is_unread(
 
 @pytest.mark.timeout(600)
 @pytest.mark.conforms("E17", "A5")
-def test_progress_that_was_committed_stays_and_none_is_committed_under_a_grant_that_is_over(
-    orders: Interleavings, stage: Stage
-) -> None:
+def test_progress_stays_and_a_past_grant_commits_none(orders: Interleavings, stage: Stage) -> None:
     def judge(run: Run) -> None:
         asked = "select status, position, grant_id from lending where group_id = %s and stream_id = %s"
         ((status, position, grant),) = run.conn.execute(asked, (stage.plain.group_id, stage.stream)).fetchall()

@@ -45,7 +45,7 @@ def look(conn: Connection) -> HistoryBatch:
 
 
 @pytest.mark.conforms("A7")
-def test_who_reads_on_in_a_history_is_given_each_line_once(orders: Interleavings) -> None:
+def test_who_reads_on_is_given_each_line_once(orders: Interleavings) -> None:
     def judge(run: Run) -> None:
         assert not run.errors
         first = run.answers["look"]

@@ -24,9 +24,7 @@ def values(run: Run) -> list[bytes]:
 
 
 @pytest.mark.conforms("W2", "W3")
-def test_an_append_during_a_rollover_is_stored_once_or_told_that_its_stream_is_closed(
-    conn: Connection, database: str
-) -> None:
+def test_an_append_in_a_rollover_is_stored_or_refused(conn: Connection, database: str) -> None:
     streams = [stream.stream_id for stream in open_streams(conn)]
     blocks = [stamped(stream, ProducerStamp("p", 1, 1), b"%d" % stream) for stream in streams]
 
@@ -52,9 +50,8 @@ def is_stored(answers: list[AppendResult]) -> bool:
 
 @pytest.mark.conforms("W2", "S9")
 @pytest.mark.parametrize("advances", [False, True], ids=["append", "append and advance"])
-def test_an_append_and_its_retry_store_it_once_and_neither_waits_for_the_other_for_ever(
-    conn: Connection, database: str, advances: bool
-) -> None:
+def test_an_append_and_its_retry_store_it_once(conn: Connection, database: str, advances: bool) -> None:
+    """Neither waits for the other for ever."""
     space, stream = find_space(conn, "eu").space_id, stream_of(conn, "eu")
 
     def attempt(conn: Connection) -> list[AppendResult]:
@@ -79,9 +76,7 @@ def test_an_append_and_its_retry_store_it_once_and_neither_waits_for_the_other_f
 
 
 @pytest.mark.conforms("W5")
-def test_compaction_changes_nothing_for_who_reads_appends_or_compacts_meanwhile(
-    conn: Connection, database: str
-) -> None:
+def test_compaction_changes_nothing_for_others(conn: Connection, database: str) -> None:
     stream = stream_of(conn, "eu")
     old = [b"%d" % number for number in range(3)]
     for value in old:

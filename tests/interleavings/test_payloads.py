@@ -94,7 +94,7 @@ def test_moving_payloads_changes_nothing_for_others(stage: Stage, database: str,
 
 
 @pytest.mark.conforms("W5")
-def test_what_a_partition_names_when_it_is_dropped_is_orphaned(stage: Stage, database: str) -> None:
+def test_what_a_dropped_partition_names_is_orphaned(stage: Stage, database: str) -> None:
     """Whoever has a transaction open on it lets its last block name what it was registered for."""
     uri = f"{stage.world.uri}/late"
 

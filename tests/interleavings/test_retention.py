@@ -54,7 +54,7 @@ def clone(conn: Connection) -> Group:
 
 @pytest.mark.conforms("W11")
 @pytest.mark.parametrize("promise", [declare, reset, clone], ids=lambda work: work.__name__)
-def test_retention_takes_nothing_that_a_queue_is_promised_meanwhile(orders: Interleavings, promise: Work) -> None:
+def test_retention_takes_nothing_a_queue_is_promised(orders: Interleavings, promise: Work) -> None:
     def judge(run: Run) -> None:
         assert not run.errors
         taken = run.conn.execute(
@@ -69,7 +69,7 @@ def test_retention_takes_nothing_that_a_queue_is_promised_meanwhile(orders: Inte
 
 
 @pytest.mark.conforms("W6")
-def test_a_group_that_begins_while_a_space_is_dropped_misses_no_stream(orders: Interleavings) -> None:
+def test_a_group_begun_in_a_drop_misses_no_stream(orders: Interleavings) -> None:
     def judge(run: Run) -> None:
         assert not run.errors
         group = run.answers["declare"]

@@ -171,7 +171,7 @@ def acts(numbers: int) -> st.SearchStrategy[list[tuple[str, int, list[Epoch | No
 @pytest.mark.parametrize("numbers", [1, 2])
 @settings(max_examples=300)
 @given(data=st.data())
-def test_each_epoch_is_in_one_batch_and_a_batch_can_be_done_again(numbers: int, data: st.DataObject) -> None:
+def test_each_epoch_is_in_one_repeatable_batch(numbers: int, data: st.DataObject) -> None:
     lower = LowerFrontier(((0,) * numbers,))
     query = Query((Log(numbers, lower), Log(numbers, lower)))
     for word, stream, block, most in data.draw(acts(numbers)):

@@ -130,9 +130,7 @@ class World:
             )
         if outcome.release:
             self._send(
-                node,
-                lambda: self._release(node, outcome.release),
-                ReleaseCompleted(outcome.release, is_done=False),
+                node, lambda: self._release(node, outcome.release), ReleaseCompleted(outcome.release, is_done=False)
             )
 
     def _release(self, node: Node, terms: object) -> Event:

@@ -43,7 +43,7 @@ def test_the_order_is_one(universe: list[Epoch]) -> None:
 
 @both
 @given(data=st.data())
-def test_frontiers_are_antichains_that_mean_what_they_were_made_of(universe: list[Epoch], data: st.DataObject) -> None:
+def test_frontiers_are_antichains_of_what_made_them(universe: list[Epoch], data: st.DataObject) -> None:
     epochs = data.draw(sets(universe))
     lower, upper = LowerFrontier.from_epochs(epochs), UpperFrontier.from_epochs(epochs)
     for antichain in (lower.least, upper.greatest):
@@ -67,7 +67,7 @@ def test_of_several_it_is_that_of_all_together(universe: list[Epoch], data: st.D
 
 @both
 @given(data=st.data())
-def test_a_frontier_moves_on_only_to_where_less_may_come(universe: list[Epoch], data: st.DataObject) -> None:
+def test_a_frontier_moves_on_to_where_less_may_come(universe: list[Epoch], data: st.DataObject) -> None:
     one, other = (LowerFrontier.from_epochs(data.draw(sets(universe))) for _ in range(2))
     shrinks = all(one.admits(epoch) for epoch in universe if other.admits(epoch))
     assert one.is_at_or_before(other) == shrinks
@@ -76,9 +76,7 @@ def test_a_frontier_moves_on_only_to_where_less_may_come(universe: list[Epoch], 
 
 @both
 @given(data=st.data())
-def test_what_is_taken_out_of_a_filter_filters_nothing_that_may_come(
-    universe: list[Epoch], data: st.DataObject
-) -> None:
+def test_a_filter_loses_nothing_that_may_come(universe: list[Epoch], data: st.DataObject) -> None:
     upper, lower = (
         UpperFrontier.from_epochs(data.draw(sets(universe))),
         LowerFrontier.from_epochs(data.draw(sets(universe))),
@@ -92,7 +90,7 @@ def test_what_is_taken_out_of_a_filter_filters_nothing_that_may_come(
 
 @both
 @given(data=st.data())
-def test_beyond_what_has_begun_lies_all_that_may_come_and_has_not(universe: list[Epoch], data: st.DataObject) -> None:
+def test_beyond_what_has_begun_lies_what_may_come(universe: list[Epoch], data: st.DataObject) -> None:
     lower, upper = (
         LowerFrontier.from_epochs(data.draw(sets(universe))),
         UpperFrontier.from_epochs(data.draw(sets(universe))),

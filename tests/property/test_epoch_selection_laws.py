@@ -24,7 +24,7 @@ both = pytest.mark.parametrize("dimensions", [pytest.param(1, id="total"), pytes
 
 @pytest.mark.conforms("S3", "S4", "S5", "S7")
 @both
-def test_over_many_histories_and_joining_points_every_epoch_is_whole_or_absent(dimensions: int) -> None:
+def test_every_epoch_is_whole_or_absent(dimensions: int) -> None:
     dice = random.Random(dimensions)
     entire = absent = 0
     for number in range(JOINERS // PER_WORLD):
@@ -48,7 +48,7 @@ def _reported(number: int, reader: Reader) -> tuple[int, int]:
 @both
 @settings(max_examples=150)
 @given(data=st.data())
-def test_of_one_that_is_not_the_smallest_history_is_found(dimensions: int, data: st.DataObject) -> None:
+def test_the_smallest_history_of_a_torn_epoch_is_found(dimensions: int, data: st.DataObject) -> None:
     world = World(lambda n: data.draw(st.integers(0, n - 1)), dimensions)
     joined, begin = data.draw(st.integers(0, STEPS)), data.draw(st.sampled_from(EpochStart))
     Reader(world, joined, begin).read_all().check()
@@ -71,7 +71,7 @@ def out(selection: EpochSelection, space: int = 1) -> list[int]:
 
 
 @pytest.mark.conforms("S2", "S5")
-def test_the_filter_is_of_all_streams_and_the_lower_frontier_of_all_spaces() -> None:
+def test_the_frontier_is_of_all_spaces_and_streams() -> None:
     selection = EpochSelection.starting_at(
         EpochStart.LATEST, {1: lower(4), 2: lower(3), 3: None}, [upper(3), upper(5), upper()]
     )
@@ -80,18 +80,18 @@ def test_the_filter_is_of_all_streams_and_the_lower_frontier_of_all_spaces() -> 
 
 
 @pytest.mark.conforms("S3", "S6")
-def test_the_filter_stays_until_the_frontier_is_past_it_and_then_there_is_none() -> None:
+def test_a_filter_stays_until_the_frontier_is_past() -> None:
     selection = EpochSelection.starting_at(EpochStart.LATEST, {1: lower(3)}, [upper(5)])
     assert out(selection.advanced_to({1: lower(5)})) == [0, 1, 2, 3, 4, 5]
     assert selection.advanced_to({1: lower(6)}).excluded_in(1) is None
 
 
-def test_what_was_completed_when_it_came_needs_no_filter() -> None:
+def test_completed_epochs_need_no_filter() -> None:
     assert EpochSelection.starting_at(EpochStart.LATEST, {1: lower(6)}, [upper(5)]).excluded_in(1) is None
 
 
 @pytest.mark.conforms("S7")
-def test_of_history_the_completed_epochs_are_left_out_until_it_is_read() -> None:
+def test_completed_epochs_of_history_are_left_out() -> None:
     selection = EpochSelection.starting_at(EpochStart.ACTIVE, {1: lower(3)}, [upper(5)])
     assert out(selection) == [0, 1, 2]
     assert selection.advanced_to({1: lower(3)}).excluded_in(1) is None
@@ -106,7 +106,7 @@ def test_what_retention_has_taken_in_part_is_left_out(begin: EpochStart) -> None
 
 
 @pytest.mark.conforms("S4")
-def test_a_space_that_begins_late_completes_nothing_twice() -> None:
+def test_a_late_space_completes_nothing_twice() -> None:
     selection = EpochSelection.starting_at(EpochStart.LATEST, {1: lower(6), 2: None}, [upper(5)])
     assert (out(selection), out(selection, 2)) == ([], [0, 1, 2, 3, 4, 5])
     selection = selection.advanced_to({1: lower(7), 2: lower(4)})

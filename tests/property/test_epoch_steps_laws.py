@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 from sublet_protocol.domain.epochs import ConsumedFrontier, Epoch, LowerFrontier, UpperFrontier
 from sublet_storage.log.block import EpochBounds, add_position_columns
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
-from sublet_storage.readers import epoch_steps
 from sublet_storage.readers.epoch_steps import BlockEpochSummaries, BlockEpochSummary, EpochStepPlanner
 
 MOST = 5
@@ -180,7 +178,7 @@ def test_a_step_is_no_larger_than_it_must_be(data: st.DataObject) -> None:
     assert plan.position == len(log.messages)
 
 
-def test_blocks_that_become_one_while_they_are_looked_at_are_read_once() -> None:
+def test_blocks_merged_meanwhile_are_read_once() -> None:
     log = Log(1, LowerFrontier.from_epochs([(0,)]))
     for _ in range(3):
         log.append([(1,), None])
@@ -193,7 +191,7 @@ def test_blocks_that_become_one_while_they_are_looked_at_are_read_once() -> None
     assert consumer.given == list(range(6))
 
 
-def test_what_is_left_of_a_block_that_was_made_of_done_and_undone_ones_stays_behind() -> None:
+def test_the_rest_of_a_merged_block_stays_behind() -> None:
     five, six = LowerFrontier(((5,),)), LowerFrontier(((6,),))
     done, merged = (
         BlockEpochSummary(0, 5, 1, five, EpochBounds(((5,),), ((5,),))),
@@ -208,7 +206,7 @@ def test_what_is_left_of_a_block_that_was_made_of_done_and_undone_ones_stays_beh
     assert ([(run.start, run.end) for run in step.runs], step.position, step.consumed.upto) == ([(0, 5)], 5, 10)
 
 
-def test_blocks_of_which_nothing_is_stored_here_are_read_as_well() -> None:
+def test_blocks_stored_elsewhere_are_read_as_well() -> None:
     six = LowerFrontier(((6,),))
     plan = EpochStepPlanner(0, ConsumedFrontier(0))
     plan.add_summaries(
@@ -222,24 +220,3 @@ def test_blocks_of_which_nothing_is_stored_here_are_read_as_well() -> None:
     step = plan.next_step(limit_bytes=1)
     assert step is not None
     assert ([(run.start, run.end) for run in step.runs], step.position) == ([(0, 9)], 9)
-
-
-def test_a_step_is_planned_soon_among_many_blocks_of_epochs_far_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = 0
-    touches = epoch_steps._touches
-
-    def counted(*arguments: Any) -> bool:
-        nonlocal looks
-        looks += 1
-        return touches(*arguments)
-
-    monkeypatch.setattr(epoch_steps, "_touches", counted)
-    log = Log(1, LowerFrontier.from_epochs([(0,)]))
-    for epoch in range(1_000):
-        log.append([(10_000 + epoch,)])
-        log.append([(epoch,)])
-        log.advance([(epoch + 1,)])
-    plan = EpochStepPlanner(0, ConsumedFrontier(0))
-    plan.add_summaries(log.look(0, 2_000))
-    assert plan.next_step(1_000_000) is not None
-    assert looks < epoch_steps.MAX_BLOCKS_SCANNED + 4_000

@@ -42,9 +42,7 @@ def pages(draw: st.DrawFn) -> FeedPage:
 
 @pytest.mark.conforms("P2")
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 12), st.integers(0, 5), st.booleans()), max_size=60))
-def test_what_is_taken_of_a_stream_is_contiguous_from_its_start(
-    arriving: list[tuple[int, int, int, bool]],
-) -> None:
+def test_what_is_taken_of_a_stream_has_no_gap(arriving: list[tuple[int, int, int, bool]]) -> None:
     cursor = FeedCursor("r")
     old = cursor.subscription
     cursor.new_subscription_id()

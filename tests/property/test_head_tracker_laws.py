@@ -74,7 +74,7 @@ STEP = st.tuples(
 
 @settings(max_examples=200)
 @given(st.lists(STEP, max_size=60))
-def test_what_is_in_the_log_is_found_whatever_is_pushed(steps: list[tuple[float, int, str]]) -> None:
+def test_all_is_found_whatever_is_pushed(steps: list[tuple[float, int, str]]) -> None:
     reader = Reader()
     stale = dict(reader.follows)
     for pause_s, stream_id, what in steps:

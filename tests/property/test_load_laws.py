@@ -87,7 +87,8 @@ def _ordinary(rng: random.Random, streams: int) -> Loads:
 @pytest.mark.conforms("E18")
 @settings(max_examples=40)
 @given(st.integers(1, 8), st.integers(4, 12), st.integers(0, 1 << 32))
-def test_ordinary_loads_end_within_a_quarter_of_the_mean_and_a_stream(members: int, each: int, seed: int) -> None:
+def test_ordinary_loads_end_near_the_mean(members: int, each: int, seed: int) -> None:
+    """Within a quarter of it and a stream."""
     rng = random.Random(seed)
     streams, names = members * each, NAMES[:members]
     load = _ordinary(rng, streams)

@@ -87,7 +87,7 @@ SPACES = st.lists(st.tuples(FILTER, st.integers(1, 5)), max_size=4, unique_by=la
 
 @given(SPACES, MESSAGES, st.integers(0, 5))
 @settings(max_examples=200)
-def test_routing_by_columns_is_routing_one_by_one_and_keeps_the_order(
+def test_routing_by_columns_is_routing_one_by_one(
     spaces: list[Space], messages: list[dict[str, object]], start: int
 ) -> None:
     routes, given_batch = RoutingTable(spaces, streams_of(spaces), None), batch(messages)
@@ -102,18 +102,14 @@ def test_routing_by_columns_is_routing_one_by_one_and_keeps_the_order(
 
 
 @given(SPACES, TOPIC, FILTER)
-def test_a_topic_that_a_group_wants_lies_under_one_of_its_candidate_filters(
-    spaces: list[Space], topic: str, filter: TopicFilter
-) -> None:
+def test_wanted_topics_lie_under_candidate_filters(spaces: list[Space], topic: str, filter: TopicFilter) -> None:
     space = find_space_for(topic, spaces)
     if space is not None and filter.matches(topic):
         assert space.filter in candidate_filters(filter, [each.filter for each in spaces])
 
 
 @given(st.integers(1, 40), st.integers(1, 40), BYTES, TOPIC)
-def test_wherever_a_key_goes_after_a_reshard_its_stream_overlaps_the_one_before(
-    before: int, after: int, key: bytes | None, topic: str
-) -> None:
+def test_after_a_reshard_a_keys_streams_overlap(before: int, after: int, key: bytes | None, topic: str) -> None:
     hashed = hash_key(key, topic)
     place = [
         HashRing([StreamInfo(i, 1, 1, *each, 0, False) for i, each in enumerate(split_ring(shards))]).index(hashed)

@@ -73,9 +73,7 @@ def calm(world: World) -> None:
 @pytest.mark.conforms("D3", "D5", "D6", "D7", "D9")
 @settings(max_examples=40)
 @given(st.integers(0, 2**32), st.sampled_from([0.0, 0.1, 0.5, 1.0]), st.sampled_from([0.0, 0.3]), st.booleans())
-def test_soon_after_things_are_quiet_every_cache_is_the_truth(
-    seed: int, loss: float, repeats: float, turmoil: bool
-) -> None:
+def test_when_all_is_quiet_every_cache_is_the_truth(seed: int, loss: float, repeats: float, turmoil: bool) -> None:
     world = World(seed)
     world.loss, world.repeats = loss, repeats
     for node in world.listeners:
@@ -98,7 +96,7 @@ def test_soon_after_things_are_quiet_every_cache_is_the_truth(
 @pytest.mark.conforms("D1", "D10")
 @settings(max_examples=30)
 @given(st.integers(0, 2**32))
-def test_with_every_message_lost_regular_catch_ups_make_every_cache_the_truth(seed: int) -> None:
+def test_catch_ups_alone_make_every_cache_the_truth(seed: int) -> None:
     world = World(seed, settings=NotifySettings())
     world.loss = 1.0
     for _ in range(20):
@@ -114,7 +112,7 @@ def test_with_every_message_lost_regular_catch_ups_make_every_cache_the_truth(se
 @pytest.mark.conforms("D4")
 @settings(max_examples=200)
 @given(st.integers(0, 2**32), st.integers(1, 12), st.data())
-def test_one_gap_is_one_catch_up_and_a_late_arrival_is_none(seed: int, missing: int, data: st.DataObject) -> None:
+def test_one_gap_is_one_catch_up(seed: int, missing: int, data: st.DataObject) -> None:
     """A steady publisher says `missing` messages that do not come, and one that does; some of them come late."""
     chance = random.Random(seed)
     machine = PublisherMachine("p", "i", SETTINGS)
@@ -213,7 +211,7 @@ def test_a_damaged_message_is_refused_or_is_another(noise: bytes, place: int, en
 
 
 @given(st.integers(0, 2**32), st.integers(200, 3000))
-def test_what_the_announcer_says_fits_and_loses_nothing(seed: int, limit: int) -> None:
+def test_what_is_announced_fits_and_loses_nothing(seed: int, limit: int) -> None:
     """Every object that was told of is in some message at its newest version, or its channel shows a hole."""
     chance = random.Random(seed)
     machine = PublisherMachine("p", "i", SETTINGS)
@@ -237,7 +235,7 @@ def test_what_the_announcer_says_fits_and_loses_nothing(seed: int, limit: int) -
     assert machine.dropped_change_count == 0
 
 
-def test_the_bound_is_one_that_a_message_can_be_made_of_at_once() -> None:
+def test_of_what_waits_the_newest_is_kept() -> None:
     machine = PublisherMachine("p", "i", SETTINGS)
     for number in range(2 * MAX_WAITING):
         machine.decide(ChangesQueued((stream_change(number, 1, False),)), 0.0)
@@ -248,9 +246,7 @@ def test_the_bound_is_one_that_a_message_can_be_made_of_at_once() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.booleans()), min_size=1, max_size=30), st.randoms())
-def test_any_order_of_the_same_changes_ends_in_the_same_state(
-    reported: list[tuple[int, bool]], chance: random.Random
-) -> None:
+def test_changes_in_any_order_end_in_the_same_state(reported: list[tuple[int, bool]], chance: random.Random) -> None:
     changes = [Change("space", "a", version, deleted) for version, deleted in reported]
     newest = max(changes, key=lambda change: change.order_key)
     chance.shuffle(changes)

@@ -35,4 +35,4 @@ def test_the_index_is_the_set_of_subscriptions(steps: list[tuple[bool, str, str,
             assert set(index.subscribers(one, "k")) == readers
     for entry in model:
         index.remove(*entry)
-    assert not index._channels
+    assert len(index) == 0

@@ -358,6 +358,5 @@ def test_the_twins_answer_alike(database: str) -> None:
 
     checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
     run_state_machine_as_test(
-        Here,
-        settings=settings(max_examples=35, stateful_step_count=40, derandomize=True, suppress_health_check=checks),
+        Here, settings=settings(max_examples=35, stateful_step_count=40, derandomize=True, suppress_health_check=checks)
     )

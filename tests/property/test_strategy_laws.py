@@ -35,9 +35,8 @@ def settled(strategy: AllocationStrategy, streams: int, members: int) -> World:
 @pytest.mark.conforms("E18", "E19")
 @EXAMPLES
 @given(situation=situations())
-def test_every_free_stream_is_granted_and_only_what_may_move_is_revoked(
-    strategy: AllocationStrategy, situation: AllocationInput
-) -> None:
+def test_all_that_is_free_is_granted_once(strategy: AllocationStrategy, situation: AllocationInput) -> None:
+    """And only what may move is revoked."""
     plan = validate_plan(strategy.plan(situation), situation)
     assert [stream for stream, _ in plan.grants] == (sorted(situation.free_streams) if situation.weights else [])
     assert list(plan.revokes) == sorted(plan.revokes)
@@ -81,9 +80,7 @@ def test_at_rest_nothing_moves(strategy: AllocationStrategy, situation: Allocati
 @pytest.mark.conforms("E18")
 @EXAMPLES
 @given(streams=st.integers(0, 60), members=st.integers(1, 7))
-def test_one_join_moves_about_its_share_to_the_newcomer_alone(
-    strategy: AllocationStrategy, streams: int, members: int
-) -> None:
+def test_one_join_moves_about_its_share(strategy: AllocationStrategy, streams: int, members: int) -> None:
     world = settled(strategy, streams, members)
     newcomer, share = NAMES[members], streams / (members + 1)
     before = world.moves()
@@ -99,9 +96,7 @@ def test_one_join_moves_about_its_share_to_the_newcomer_alone(
 @pytest.mark.conforms("E18", "E20")
 @EXAMPLES
 @given(streams=st.integers(0, 60), members=st.integers(2, 8))
-def test_one_leave_moves_only_what_the_leaver_held_in_one_plan(
-    strategy: AllocationStrategy, streams: int, members: int
-) -> None:
+def test_one_leave_moves_only_what_the_leaver_held(strategy: AllocationStrategy, streams: int, members: int) -> None:
     world = settled(strategy, streams, members)
     leaver = NAMES[0]
     for stream_id in [stream for stream, who in world.held.items() if who == leaver]:
@@ -116,9 +111,7 @@ def test_one_leave_moves_only_what_the_leaver_held_in_one_plan(
 @pytest.mark.conforms("E19")
 @settings(max_examples=20)
 @given(streams=st.integers(0, 60), members=st.integers(1, 3))
-def test_many_joins_at_once_move_each_stream_at_most_once(
-    strategy: AllocationStrategy, streams: int, members: int
-) -> None:
+def test_many_joins_move_each_stream_at_most_once(strategy: AllocationStrategy, streams: int, members: int) -> None:
     world = settled(strategy, streams, members)
     before = world.moves()
     world.weights = dict.fromkeys(NAMES, 1.0)
@@ -131,9 +124,7 @@ def test_many_joins_at_once_move_each_stream_at_most_once(
 @pytest.mark.conforms("E20")
 @EXAMPLES
 @given(streams=st.integers(0, 8), weights=st.lists(WEIGHTS, min_size=8, max_size=8))
-def test_with_fewer_streams_than_members_the_others_stand_by(
-    strategy: AllocationStrategy, streams: int, weights: list[float]
-) -> None:
+def test_the_surplus_members_stand_by(strategy: AllocationStrategy, streams: int, weights: list[float]) -> None:
     members = dict(zip(NAMES, weights, strict=True))
     world = World(strategy, {}, set(range(streams)), members)
     world.settle()
@@ -151,9 +142,7 @@ def test_with_fewer_streams_than_members_the_others_stand_by(
 @pytest.mark.conforms("E18")
 @EXAMPLES
 @given(streams=st.integers(0, 60), members=st.integers(1, 8))
-def test_who_lost_its_streams_and_is_still_there_gets_them_back(
-    strategy: AllocationStrategy, streams: int, members: int
-) -> None:
+def test_who_lost_its_streams_gets_them_back(strategy: AllocationStrategy, streams: int, members: int) -> None:
     world = settled(strategy, streams, members)
     own = [stream for stream, who in world.held.items() if who == NAMES[0]]
     for stream_id in own:

@@ -41,10 +41,22 @@ class Story:
     pings: bool = False
 
 
+def read(path: Path) -> str:
+    """Return the text of a story's file, its steps preceded by those of the `opening` that it names."""
+    text = path.read_text(encoding="utf-8")
+    if named := re.search(r'^opening = "([\w-]+)"\n', text, re.MULTILINE):
+        opening = path.parent / "openings" / f"{named[1]}.toml"
+        if not opening.exists():
+            raise BadStory(f"{path.name}: there is no opening {named[1]!r}")
+        head, _, steps = text.replace(named[0], "", 1).partition("\n\n")
+        text = f"{head}\n\n{opening.read_text(encoding='utf-8')}\n{steps}"
+    return text
+
+
 def load(path: Path) -> Story:
     """The story in the file. Raises `BadStory`."""
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        found = tomllib.loads(read(path))
     except tomllib.TOMLDecodeError as problem:
         raise BadStory(f"{path.name}: {problem}") from None
     steps = found.pop("step", None)

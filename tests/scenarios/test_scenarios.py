@@ -96,6 +96,7 @@ PLAYED = '[[step]]\nat = 1\ndo = "n1 dies"\n'
         (HEAD + '[[step]]\ndo = "n9 dies"', "nobody is called 'n9'"),
         (HEAD + '[[step]]\ndo = "n1 -> n1: revoke a/1 term 7 stream 1 grant 1"', "term 7 has not been seen"),
         (HEAD + "[[step", "x.toml: "),
+        (HEAD + 'opening = "none"\n' + PLAYED, "no opening 'none'"),
     ],
 )
 def test_what_is_no_story_is_refused_by_name(tmp_path: Path, text: str, problem: str) -> None:

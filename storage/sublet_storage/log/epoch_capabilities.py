@@ -153,7 +153,7 @@ def expire(conn: psycopg.Connection[Any], guard: Guard | None = None) -> list[tu
         "select space_id, producer_id from capability where expired_at is null and expires_at < clock_timestamp()"
         " order by space_id, producer_id"
     ).fetchall()
-    return [(space_id, id) for space_id, id in overdue if _expire(conn, space_id, id, guard)]
+    return [(space_id, id) for space_id, id in overdue if expire_one(conn, space_id, id, guard)]
 
 
 def complete_space(conn: psycopg.Connection[Any], space_id: int) -> None:
@@ -180,7 +180,8 @@ def frontier_change(conn: psycopg.Connection[Any], space_id: int) -> Change:
     return epochs_change(*row)
 
 
-def _expire(conn: psycopg.Connection[Any], space_id: int, producer_id: str, guard: Guard | None) -> bool:
+def expire_one(conn: psycopg.Connection[Any], space_id: int, producer_id: str, guard: Guard | None = None) -> bool:
+    """End what a producer holds in a space if its lease has run out; False if it has not, or somebody is at it."""
     try:
         with conn.transaction():
             if guard is not None:

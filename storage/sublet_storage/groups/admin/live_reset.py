@@ -105,7 +105,7 @@ def reset_live_group(
     streams that they still hold. Raises `Conflict` where another reset is under way, where they have not handed over in
     time, and what `reset_plan.execute_reset` raises: nothing was changed then.
     """
-    with hold_reset_lock(url, group), _paused(url, group, target):
+    with hold_reset_lock(url, group), paused(url, group, target):
         if not force:
             _wait(connection, group, drain_timeout_s, waiting)
         try:
@@ -123,7 +123,7 @@ def reset_live_group(
 
 
 @contextlib.contextmanager
-def _paused(url: str, group: Group, target: ResetTarget) -> Iterator[None]:
+def paused(url: str, group: Group, target: ResetTarget) -> Iterator[None]:
     """Pause the group meanwhile; whatever happens, it is resumed afterwards unless it was paused by another command."""
     wanted, reason = group.subscription, f"{FOR_A_RESET}{target}"
     found, _ = send_command(url, wanted, PauseGroup(reason))
