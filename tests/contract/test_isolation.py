@@ -27,11 +27,11 @@ from tests.contract.test_group_postgres import (
     test_what_a_user_commits_while_a_leader_waits_is_kept,
 )
 from tests.integration.log_kit import block
-from tests.integration.test_epochs import space, test_the_frontier_waits_for_what_its_producer_is_writing
+from tests.integration.test_epochs import space, test_the_frontier_waits_for_an_open_append
 from tests.integration.test_log import (
     stream,
-    test_a_producer_registers_after_what_its_older_incarnation_is_writing_and_before_all_it_writes_later,
-    test_writers_that_roll_back_leave_no_hole_and_readers_skip_nothing,
+    test_a_registration_waits_for_an_open_append,
+    test_a_rollback_leaves_no_hole,
 )
 
 # Where they are found, and what they are given.
@@ -40,12 +40,12 @@ __all__ = [
     "stream",
     "test_a_group_created_during_a_rollover_misses_no_stream",
     "test_a_lease_that_ends_while_a_commit_waits_for_its_lock_is_over",
-    "test_a_producer_registers_after_what_its_older_incarnation_is_writing_and_before_all_it_writes_later",
+    "test_a_registration_waits_for_an_open_append",
     "test_first_subscribers_at_the_same_time_make_one_group",
-    "test_the_frontier_waits_for_what_its_producer_is_writing",
+    "test_the_frontier_waits_for_an_open_append",
     "test_what_a_user_commits_while_a_leader_waits_is_kept",
     "test_who_asks_how_far_it_is_waits_for_the_transaction_that_moves_it",
-    "test_writers_that_roll_back_leave_no_hole_and_readers_skip_nothing",
+    "test_a_rollback_leaves_no_hole",
 ]
 
 pytestmark = pytest.mark.conforms("W9")

@@ -54,7 +54,7 @@ def reads(session: Session, seen: list[tuple[int, int]], until: Callable[[], obj
 
 
 @pytest.mark.conforms("W4")
-def test_the_session_goes_on_with_its_other_streams_and_the_leader_blocks_the_one_that_is_gone(
+def test_a_gone_stream_is_given_back_others_go_on(
     conn: psycopg.Connection[Any], fleet: Fleet, database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     doomed, other = stream_of(conn, "eu"), stream_of(conn, "default")

@@ -62,7 +62,7 @@ def stage(server: Server, tmp_path: Path) -> Iterator[Stage]:
 
 
 @pytest.mark.conforms("W1", "W2", "E13", "E17")
-def test_everything_goes_on_by_itself_when_postgres_was_stopped_and_killed(stage: Stage, server: Server) -> None:
+def test_all_go_on_when_postgres_was_killed(stage: Stage, server: Server) -> None:
     stage.serve("n1", "n2")
     stage.share("a", "b")
     with stage.scene.load():

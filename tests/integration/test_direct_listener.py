@@ -86,7 +86,7 @@ def count(conn: Connection, view: LiteralString, which: LiteralString) -> int:
 
 
 @pytest.mark.conforms("D1", "D11")
-def test_only_so_many_listen_and_only_where_a_node_hears_the_same_way(database: str, conn: Connection) -> None:
+def test_the_places_to_listen_are_limited(database: str, conn: Connection) -> None:
     register(conn, NodeRef("other", "x", "h:1"), 600, 1, notify_endpoint="poll:")
     with connect(database) as one:
         assert not acquire_listener_slot(one)
@@ -116,7 +116,7 @@ def test_behind_a_pooler_nobody_listens(database: str) -> None:
 
 
 @pytest.mark.usefixtures("listened")
-def test_what_is_published_is_heard_by_who_listens_and_nothing_stays_behind(database: str, conn: Connection) -> None:
+def test_news_are_heard_and_nothing_stays_behind(database: str, conn: Connection) -> None:
     with received(database) as heads, Publisher(database) as publisher:
         eventually(lambda: listeners(conn) == 1)
         position = publisher.publish("t", b"news").result(10)
@@ -131,9 +131,7 @@ def test_what_is_published_is_heard_by_who_listens_and_nothing_stays_behind(data
 
 
 @pytest.mark.conforms("D11")
-def test_the_places_are_of_the_database_whichever_schema(
-    database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_schemas_share_the_places_to_listen(database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     register(conn, NODE, 600, 1, notify_endpoint="postgres:")
     conn.execute("create schema other; create table other.node (like sublet.node); insert into other.node table node")
     with ExitStack() as taken:
@@ -168,7 +166,7 @@ def test_a_number_of_places_that_is_none_is_refused(database: str, monkeypatch: 
 
 
 @pytest.mark.usefixtures("listened")
-def test_a_process_without_files_hears_again_when_it_has_some(
+def test_a_process_short_of_files_listens_later(
     database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries = []
@@ -185,7 +183,7 @@ def test_a_process_without_files_hears_again_when_it_has_some(
 
 
 @pytest.mark.usefixtures("listened")
-def test_who_comes_after_a_thread_that_has_died_has_another(database: str, conn: Connection) -> None:
+def test_a_dead_thread_is_replaced(database: str, conn: Connection) -> None:
     with received(database):
         (first,) = [thread for thread in threading.enumerate() if isinstance(thread, DirectListener)]
         first.stop()
@@ -212,7 +210,7 @@ def test_a_connection_that_is_lost_is_made_again(database: str, conn: Connection
 
 
 @pytest.mark.conforms("D1", "P5")
-def test_an_invention_makes_a_session_look_once_and_it_goes_on(database: str, tmp_path: Path) -> None:
+def test_an_invented_head_disturbs_no_session(database: str, tmp_path: Path) -> None:
     news = NotifySettings().scaled(SPEED)
     extra = {f"SUBLET_NOTIFY_{name.upper()}": str(value) for name, value in asdict(news).items()}
     stage = Stage(database, tmp_path, extra={**extra, "SUBLET_NOTIFY": "poll"})

@@ -101,7 +101,7 @@ def stored(url: str) -> list[int]:
 
 
 @pytest.mark.conforms("W1", "W2")
-def test_nothing_acknowledged_is_lost_whoever_is_killed() -> None:
+def test_nothing_acknowledged_is_ever_lost() -> None:
     directory = server_directory()
     try:
         with EmbeddedPostgres(directory / "data") as server:
@@ -155,7 +155,7 @@ def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
 
 
 @pytest.mark.conforms("W1")
-def test_an_append_to_several_streams_of_which_one_fails_is_not_there_at_all(conn: psycopg.Connection[Any]) -> None:
+def test_an_append_to_several_streams_is_whole(conn: psycopg.Connection[Any]) -> None:
     streams = [each.stream_id for each in open_streams(conn)]
     good = block(b"x", b"y")
     bad = PackedBlock(0, good.first_timestamp, good.last_timestamp, good.topics, good.codec, good.payload)

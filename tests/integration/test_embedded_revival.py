@@ -39,7 +39,7 @@ def kill_and_see_it_come_back(server: EmbeddedPostgres) -> None:
 
 
 @pytest.mark.conforms("W1")
-def test_a_server_killed_again_and_again_comes_back_while_it_is_used(server_home: Path) -> None:
+def test_a_server_in_use_comes_back_by_itself(server_home: Path) -> None:
     with EmbeddedPostgres(server_home / "data") as server:
         with psycopg.connect(server.url, autocommit=True) as conn:
             conn.execute("create table kept as select 42 as answer")
@@ -61,7 +61,7 @@ def test_a_server_that_ends_in_order_comes_back_too_while_it_is_used(server_home
         eventually(lambda: answers(server.url) and postmaster(server.data_dir) != before, 30)
 
 
-def test_a_server_that_nobody_uses_any_more_is_not_started_again(server_home: Path) -> None:
+def test_a_server_nobody_uses_stays_away(server_home: Path) -> None:
     """It dies, and its user leaves before the watchdog gets to it."""
     server = EmbeddedPostgres(server_home / "data")
     url = server.start()

@@ -68,7 +68,7 @@ def test_a_killed_publisher_does_not_freeze_the_frontier(database: str) -> None:
 
 @pytest.mark.conforms("S9")
 @pytest.mark.usefixtures("fleet")
-def test_a_frozen_publisher_finds_its_epochs_closed_when_it_wakes(database: str) -> None:
+def test_a_frozen_publisher_finds_its_epochs_closed(database: str) -> None:
     with story(database) as process:
         process.send_signal(signal.SIGSTOP)
         eventually(lambda: frontier(database) == ((4,),), WAIT_S)
@@ -81,7 +81,7 @@ def test_a_frozen_publisher_finds_its_epochs_closed_when_it_wakes(database: str)
 
 
 @pytest.mark.usefixtures("fleet")
-def test_a_publisher_that_lives_keeps_its_epochs_beyond_its_lease(database: str) -> None:
+def test_a_living_publisher_keeps_its_epochs(database: str) -> None:
     with story(database) as process, connect(database) as conn:
 
         def renewed() -> bool:

@@ -93,9 +93,7 @@ def test_all_epochs_of_a_space_have_as_many_numbers(conn: psycopg.Connection[Any
         hold(conn, space, B, [(3, 1)])
 
 
-def test_who_leaves_holds_nothing_back_and_where_nobody_is_left_all_that_has_begun_is_completed(
-    conn: psycopg.Connection[Any], space: int
-) -> None:
+def test_who_leaves_holds_nothing_back(conn: psycopg.Connection[Any], space: int) -> None:
     hold(conn, space, A, [(3,)])
     hold(conn, space, B, [(5,)])
     assert sent(conn, B, 1, (7,), stream=1) is AppendOutcome.APPENDED
@@ -120,9 +118,7 @@ def test_spaces_have_frontiers_of_their_own(conn: psycopg.Connection[Any], space
 
 
 @pytest.mark.conforms("S9")
-def test_a_block_is_stored_only_with_epochs_that_its_producer_may_publish(
-    conn: psycopg.Connection[Any], space: int
-) -> None:
+def test_a_block_needs_epochs_its_producer_holds(conn: psycopg.Connection[Any], space: int) -> None:
     assert sent(conn, A, 1, (3,)) is AppendOutcome.EXPIRED, "it holds nothing"
     hold(conn, space, A, [(3,)])
     hold(conn, space, B, [(5,)])
@@ -139,9 +135,7 @@ def test_a_block_is_stored_only_with_epochs_that_its_producer_may_publish(
 
 
 @pytest.mark.conforms("S9", "W2")
-def test_a_retry_is_told_what_was_refused_though_what_came_behind_it_is_stored(
-    conn: psycopg.Connection[Any], space: int
-) -> None:
+def test_a_retry_is_told_again_what_was_refused(conn: psycopg.Connection[Any], space: int) -> None:
     """As when the answer to a commit of several blocks got lost."""
     stream = open_streams(conn)[0].stream_id
 
@@ -185,9 +179,7 @@ def test_without_epochs_nothing_is_said_of_them(database: str, conn: psycopg.Con
     assert set(conn.execute("select upper_frontier from stream").fetchall()) == {(None,)}
 
 
-def test_the_frontier_waits_for_what_its_producer_is_writing(
-    database: str, conn: psycopg.Connection[Any], space: int
-) -> None:
+def test_the_frontier_waits_for_an_open_append(database: str, conn: psycopg.Connection[Any], space: int) -> None:
     """Whoever sees that an epoch is completed sees all of it."""
     hold(conn, space, A, [(3,)])
     moved = threading.Event()
@@ -212,9 +204,7 @@ def test_the_frontier_waits_for_what_its_producer_is_writing(
 
 
 @pytest.mark.conforms("S9")
-def test_a_producer_that_is_not_heard_of_for_its_lease_holds_nothing_back(
-    conn: psycopg.Connection[Any], space: int
-) -> None:
+def test_a_silent_producer_holds_nothing_back(conn: psycopg.Connection[Any], space: int) -> None:
     hold(conn, space, A, [(3,)], lease_s=0.0)
     hold(conn, space, B, [(5,)], lease_s=LONG_S)
     assert epoch_capabilities.expire(conn) == [(space, "a")]
@@ -229,9 +219,7 @@ def test_a_producer_that_is_not_heard_of_for_its_lease_holds_nothing_back(
 
 
 @pytest.mark.conforms("S9")
-def test_a_later_life_leaves_what_is_known_of_the_one_that_was_closed(
-    conn: psycopg.Connection[Any], space: int
-) -> None:
+def test_a_later_life_keeps_what_is_known_of_earlier(conn: psycopg.Connection[Any], space: int) -> None:
     hold(conn, space, A, [(3,)], lease_s=0.0)
     epoch_capabilities.expire(conn)
     hold(conn, space, ProducerIdentity("a", 2), [(6,)], lease_s=0.0)
@@ -244,7 +232,7 @@ def test_a_later_life_leaves_what_is_known_of_the_one_that_was_closed(
 
 
 @pytest.mark.conforms("S9")
-def test_a_space_that_was_dropped_keeps_no_other_from_going_on(conn: psycopg.Connection[Any], space: int) -> None:
+def test_a_dropped_space_is_in_no_others_way(conn: psycopg.Connection[Any], space: int) -> None:
     create_space(conn, "other", "other/#", shards=1)
     hold(conn, find_space(conn, "other").space_id, A, [(3,)], lease_s=0.0)
     hold(conn, space, B, [(3,)], lease_s=0.0)
@@ -253,7 +241,7 @@ def test_a_space_that_was_dropped_keeps_no_other_from_going_on(conn: psycopg.Con
 
 
 @pytest.mark.conforms("S9")
-def test_all_epochs_of_a_space_that_was_dropped_are_completed(conn: psycopg.Connection[Any], space: int) -> None:
+def test_all_epochs_of_a_dropped_space_are_complete(conn: psycopg.Connection[Any], space: int) -> None:
     create_space(conn, "other", "other/#", shards=1)
     other = find_space(conn, "other").space_id
     hold(conn, other, A, [(3,)])
@@ -278,9 +266,7 @@ def test_one_that_is_writing_is_left_for_next_time(database: str, conn: psycopg.
     assert epoch_capabilities.expire(conn) == [(space, "a")]
 
 
-def test_a_later_life_of_a_named_producer_goes_on_with_what_the_earlier_held(
-    conn: psycopg.Connection[Any], space: int
-) -> None:
+def test_a_later_life_takes_over_what_was_held(conn: psycopg.Connection[Any], space: int) -> None:
     hold(conn, space, A, [(3,)])
     assert least(hold(conn, space, ProducerIdentity("a", 2), [(4,)])) == [(4,)]
     with pytest.raises(ProducerFenced):
@@ -290,9 +276,7 @@ def test_a_later_life_of_a_named_producer_goes_on_with_what_the_earlier_held(
     assert least(read_lower_frontier(conn, space)) == [(4,)], "the earlier life gives nothing back"
 
 
-def test_at_random_the_frontier_never_goes_back_and_nothing_comes_behind_it(
-    conn: psycopg.Connection[Any], space: int
-) -> None:
+def test_at_random_the_frontier_never_goes_back(conn: psycopg.Connection[Any], space: int) -> None:
     dice = random.Random(7)
     before, number = read_lower_frontier(conn, space), 0
     for _ in range(400):
@@ -359,9 +343,7 @@ def test_the_first_epoch_that_is_used_is_what_is_held(database: str, conn: psyco
             publisher.in_epoch(3)
 
 
-def test_an_advance_to_several_epochs_is_to_an_antichain(
-    database: str, conn: psycopg.Connection[Any], space: int
-) -> None:
+def test_an_advance_to_several_is_to_an_antichain(database: str, conn: psycopg.Connection[Any], space: int) -> None:
     with Publisher(database, space="default") as publisher:
         publisher.advance((1, 5), (3, 2), (3, 9))
         assert least(read_lower_frontier(conn, space)) == [(1, 5), (3, 2)]
@@ -372,9 +354,7 @@ def test_an_advance_to_several_epochs_is_to_an_antichain(
             publisher.advance((4, 9), 7)
 
 
-def test_threads_that_begin_at_once_take_one_capability(
-    database: str, conn: psycopg.Connection[Any], space: int
-) -> None:
+def test_threads_at_once_take_one_capability(database: str, conn: psycopg.Connection[Any], space: int) -> None:
     with Publisher(database, space="default") as publisher, ThreadPoolExecutor(8) as pool:
         publisher.advance(0)
         asked = [pool.submit(lambda: publisher.in_epoch(7).publish("t", b"x").result(30)) for _ in range(8)]
@@ -392,9 +372,7 @@ def test_epochs_are_a_spaces_own(database: str) -> None:
             publisher.advance()
 
 
-def test_an_advance_that_is_not_waited_for_is_made_when_all_before_it_is_durable(
-    database: str, conn: psycopg.Connection[Any], space: int
-) -> None:
+def test_an_advance_is_made_behind_what_is_durable(database: str, conn: psycopg.Connection[Any], space: int) -> None:
     with Publisher(database, space="default", linger_ms=10_000) as publisher:
         publisher.advance(3)
         delivery = publisher.in_epoch(3).publish("t", b"1")
@@ -459,9 +437,7 @@ def test_the_largest_number_is_refused(database: str, space: int) -> None:
         publisher.in_epoch(2**63 - 2)
 
 
-def test_an_advance_that_comes_to_nothing_is_told_by_the_next_flush(
-    database: str, conn: psycopg.Connection[Any], space: int
-) -> None:
+def test_a_failed_advance_is_told_by_the_next_flush(database: str, conn: psycopg.Connection[Any], space: int) -> None:
     publisher = Publisher(database, space="default", epoch_lease_s=3600)
     publisher.advance(3)
     conn.execute("update capability set expires_at = clock_timestamp() - interval '1 s'")
@@ -486,7 +462,7 @@ def test_what_was_not_stored_keeps_its_epoch_open(database: str, conn: psycopg.C
     publisher.close()
 
 
-def test_of_two_threads_that_advance_none_undoes_the_other(
+def test_threads_undo_no_advance_of_another(
     database: str, conn: psycopg.Connection[Any], space: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     advance = SendBuffer.advance
@@ -507,9 +483,7 @@ def test_of_two_threads_that_advance_none_undoes_the_other(
         assert least(read_lower_frontier(conn, space)) == [(6,)]
 
 
-def test_an_advance_behind_something_that_failed_raises_why(
-    database: str, conn: psycopg.Connection[Any], space: int
-) -> None:
+def test_an_advance_behind_a_failure_raises_why(database: str, conn: psycopg.Connection[Any], space: int) -> None:
     publisher = Publisher(database, space="default", delivery_timeout_s=1)
     publisher.advance(3)
     conn.execute("alter table stream rename to stream_away")
@@ -526,9 +500,7 @@ def test_an_advance_behind_something_that_failed_raises_why(
     assert least(read_lower_frontier(conn, space)) == [(4,)]
 
 
-def test_nobody_waits_for_an_advance_behind_a_batch_that_closing_broke_off(
-    database: str, space: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_advance_behind_a_broken_batch_ends(database: str, space: int, monkeypatch: pytest.MonkeyPatch) -> None:
     between, go_on = threading.Event(), threading.Event()
     add_chunk = SendBuffer._add_chunk
 
@@ -555,9 +527,7 @@ def test_nobody_waits_for_an_advance_behind_a_batch_that_closing_broke_off(
 
 
 @pytest.mark.conforms("S9")
-def test_an_advance_waits_for_what_goes_to_the_children_of_a_closed_stream(
-    database: str, conn: psycopg.Connection[Any], space: int
-) -> None:
+def test_an_advance_waits_for_rerouted_messages(database: str, conn: psycopg.Connection[Any], space: int) -> None:
     with Publisher(database, space="default", linger_ms=10_000) as publisher:
         publisher.in_epoch(3).publish("t", b"in the parent").result()
         delivery = publisher.in_epoch(3).publish("t", b"in a child")
@@ -593,9 +563,7 @@ def test_what_is_published_too_late_by_an_earlier_hand_fails_alone(
 
 
 @pytest.mark.conforms("S12")
-def test_a_publisher_whose_name_has_a_later_life_is_refused_and_leaves_its_epochs_to_that(
-    database: str, conn: psycopg.Connection[Any], space: int
-) -> None:
+def test_a_fenced_publisher_leaves_its_epochs(database: str, conn: psycopg.Connection[Any], space: int) -> None:
     former = Publisher(database, space="default", producer="meter")
     former.advance(3)
     with Publisher(database, space="default", producer="meter") as later:

@@ -56,7 +56,7 @@ def test_a_node_that_breaks_a_rule_of_its_own_ends(
 
 
 @pytest.mark.conforms("E36")
-def test_a_session_whose_agent_breaks_a_rule_of_its_own_raises(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_with_a_broken_agent_raises(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise AssertionError("a rule is broken")
 
@@ -67,7 +67,7 @@ def test_a_session_whose_agent_breaks_a_rule_of_its_own_raises(database: str, mo
 
 
 @pytest.mark.conforms("E36", "E30")
-def test_an_agent_that_all_nodes_refuse_has_nothing_any_more() -> None:
+def test_an_agent_refused_by_all_nodes_gives_up() -> None:
     agent = AgentLoop(lambda: ["127.0.0.1:1"], BorrowerSettings())
     inbox = SessionEventQueue()
     agent.subscribe("$share/g/#", inbox)

@@ -36,7 +36,7 @@ def address(node: Running) -> str:
 
 @pytest.mark.long
 @pytest.mark.conforms("A9")
-def test_what_goes_through_a_node_is_what_the_database_shows(node: Running, away: Shell, database: str) -> None:
+def test_a_node_shows_what_the_database_shows(node: Running, away: Shell, database: str) -> None:
     through = ("--node", address(node))
     published = away.run("publish", "orders/eu", "--key", "k", "--json", *through, stdin="one\ntwo\nthree")
     assert published.code == 0, published.err
@@ -73,7 +73,7 @@ def test_ctrl_c_ends_both_with_its_exit_code(node: Running, away: Shell) -> None
 
 @pytest.mark.conforms("A9")
 @pytest.mark.long
-def test_a_node_that_is_not_there_is_an_error_of_its_own(away: Shell) -> None:
+def test_a_missing_node_has_its_own_exit_code(away: Shell) -> None:
     publish = away.run("publish", "a", "--node", "127.0.0.1:1", stdin="1\n")
     tail = away.run("tail", "#", "--node", "127.0.0.1:1")
     for answer in (publish, tail):

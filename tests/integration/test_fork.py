@@ -116,7 +116,7 @@ print("parent went on")
 """
 
 
-def test_any_use_in_a_forked_child_is_an_error_and_the_parent_goes_on(database: str, node: str) -> None:
+def test_a_forked_child_may_not_use_a_session(database: str, node: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", USES], env=environment(database), capture_output=True, text=True, timeout=90, check=False
     )
@@ -155,7 +155,7 @@ print("parent went on", flush=True)
 """
 
 
-def test_what_a_child_takes_apart_sends_nothing_to_the_parents_peers(database: str, node: str) -> None:
+def test_what_a_child_drops_sends_nothing(database: str, node: str) -> None:
     subprocess.run(
         [sys.executable, "-m", "sublet.cli", "publish", "a"],
         env=environment(database),

@@ -66,7 +66,7 @@ def in_time(work: Callable[[], Any]) -> Any:
     return results[0]
 
 
-def test_a_session_gets_over_a_frozen_reader_of_its_own(database: str, tmp_path: Path) -> None:
+def test_a_session_gets_over_a_frozen_reader(database: str, tmp_path: Path) -> None:
     fleet = Fleet(database, tmp_path)
     settings = replace(BorrowerSettings().scaled(SPEED), read_timeout_s=0.5)
     try:
@@ -90,7 +90,7 @@ def test_a_session_gets_over_a_frozen_reader_of_its_own(database: str, tmp_path:
 
 
 @pytest.mark.conforms("A8", "E16")
-def test_a_node_gets_over_the_frozen_server_process_of_its_groups(database: str, tmp_path: Path) -> None:
+def test_a_node_gets_over_a_frozen_connection(database: str, tmp_path: Path) -> None:
     fleet = Fleet(database, tmp_path)
     try:
         node = fleet.node("n1")
@@ -113,7 +113,7 @@ def test_a_node_gets_over_the_frozen_server_process_of_its_groups(database: str,
         fleet.close()
 
 
-def test_silence_closes_the_connection_and_says_how_long_it_was(database: str) -> None:
+def test_silence_closes_the_connection(database: str) -> None:
     with connect(database) as conn, connect(database, application_name="silent", silence_s=0.3) as silent:
         assert silent.execute("select 1").fetchone() == (1,)
         with frozen(conn, "silent"), pytest.raises(psycopg.OperationalError, match=r"not a byte .* for 0\.3 s"):
@@ -121,7 +121,7 @@ def test_silence_closes_the_connection_and_says_how_long_it_was(database: str) -
         assert silent.closed
 
 
-def test_an_answer_that_comes_piece_by_piece_is_waited_for(database: str) -> None:
+def test_an_answer_in_pieces_is_waited_for(database: str) -> None:
     with connect(database, silence_s=0.4) as conn:
         begun = time.monotonic()
         rows = conn.execute(

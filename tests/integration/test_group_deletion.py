@@ -43,7 +43,7 @@ def ended(stage: Stage, *names: str) -> set[str | None]:
 
 
 @pytest.mark.conforms("E2")
-def test_a_queue_has_to_be_declared_and_then_keeps_everything_for_its_first_consumers(stage: Stage) -> None:
+def test_a_declared_queue_keeps_everything(stage: Stage) -> None:
     stage.serve("n1")
     stage.scene.publish(200)
     stage.fleet.consumer("early", QUEUE)
@@ -63,7 +63,7 @@ def test_a_queue_has_to_be_declared_and_then_keeps_everything_for_its_first_cons
 
 
 @pytest.mark.conforms("E22")
-def test_an_idle_leader_frees_its_claim_and_whoever_comes_in_that_moment_is_served(stage: Stage) -> None:
+def test_who_comes_as_a_leader_gives_up_is_served(stage: Stage) -> None:
     """Many groups become idle at once; while their leader gives up one after the other, somebody wants them all."""
     stage.serve("n1")
     addresses = [row[0] for row in stage.scene.ask("select address from node")]
@@ -118,7 +118,7 @@ def living(stage: Stage) -> int:
 
 @pytest.mark.conforms("E23", "E30")
 @pytest.mark.parametrize("leader_lives", [True, False], ids=["its leader lives", "its leader dies"])
-def test_a_group_deleted_under_load_ends_its_members_who_do_not_make_it_again(stage: Stage, leader_lives: bool) -> None:
+def test_a_deleted_group_ends_its_members(stage: Stage, leader_lives: bool) -> None:
     """Where the leader dies, the members ask a node that has never heard of the group."""
     stage.serve("n1", "n2")
     stage.share("a", "b")
@@ -134,7 +134,7 @@ def test_a_group_deleted_under_load_ends_its_members_who_do_not_make_it_again(st
 
 
 @pytest.mark.conforms("E23")
-def test_a_group_made_again_at_once_has_no_progress_and_no_member_of_its_former_life(stage: Stage) -> None:
+def test_a_group_made_again_begins_anew(stage: Stage) -> None:
     stage.serve("n1", "n2")
     stage.share("a", "b")
     with stage.scene.load():
@@ -159,7 +159,7 @@ def test_a_group_made_again_at_once_has_no_progress_and_no_member_of_its_former_
 
 
 @pytest.mark.conforms("E10")
-def test_a_named_session_that_was_killed_and_comes_back_in_time_has_its_own_streams_again(stage: Stage) -> None:
+def test_a_named_session_gets_its_own_streams_again(stage: Stage) -> None:
     stage.scene.store.declare_group(SHARED, STORED)
     stage.serve("n1", "n2")
     stage.fleet.consumer("worker-1", ALL, 0.01, session="worker")
@@ -185,7 +185,7 @@ def test_a_named_session_that_was_killed_and_comes_back_in_time_has_its_own_stre
 
 
 @pytest.mark.conforms("E30", "E11")
-def test_of_a_name_started_twice_the_newer_process_fences_the_older(stage: Stage) -> None:
+def test_the_newer_of_two_of_a_name_fences_the_older(stage: Stage) -> None:
     stage.scene.store.declare_group(SHARED, STORED)
     stage.serve("n1", "n2")
     stage.fleet.consumer("older", ALL, 0.01, session="worker")

@@ -89,7 +89,7 @@ class Load:
 
 
 @pytest.mark.conforms("W6")
-def test_a_group_created_at_latest_sees_all_that_is_published_after_the_call_and_all_of_later_generations(
+def test_a_group_at_latest_misses_nothing_later(
     database: str, conn: psycopg.Connection[Any], store: PostgresGroupStore
 ) -> None:
     created: list[tuple[float, Group]] = []

@@ -96,7 +96,7 @@ def sunk(conn: psycopg.Connection[Any]) -> list[bytes]:
 
 @pytest.mark.conforms("E26", "E27")
 @pytest.mark.parametrize("point", POINTS)
-def test_whenever_the_query_dies_everything_is_written_once(
+def test_a_query_that_dies_writes_everything_once(
     url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path, point: str
 ) -> None:
     checkpoint = Checkpoint()
@@ -112,7 +112,7 @@ def test_whenever_the_query_dies_everything_is_written_once(
 
 
 @pytest.mark.conforms("E26")
-def test_what_is_written_is_not_in_doubt_and_another_application_goes_on_behind_it(
+def test_what_is_written_is_not_in_doubt(
     url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path
 ) -> None:
     ours, theirs = Checkpoint(), Checkpoint()
@@ -128,7 +128,7 @@ def test_what_is_written_is_not_in_doubt_and_another_application_goes_on_behind_
 
 
 @pytest.mark.conforms("E26", "E27")
-def test_with_a_guard_nothing_needs_to_be_kept_for_the_query(
+def test_with_a_guard_nothing_needs_to_be_kept(
     url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path
 ) -> None:
     ours, theirs = Checkpoint(), Checkpoint()
@@ -165,7 +165,7 @@ def test_one_that_was_frozen_while_others_got_its_messages_writes_nothing(
 
 @pytest.mark.conforms("E27")
 @pytest.mark.parametrize("first", ["older", "newer"])
-def test_of_two_on_copies_of_one_checkpoint_one_writes_the_batch(
+def test_of_two_checkpoint_copies_one_writes(
     url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path, first: str
 ) -> None:
     checkpoint = Checkpoint()
@@ -188,7 +188,7 @@ def test_of_two_on_copies_of_one_checkpoint_one_writes_the_batch(
     assert sunk(conn) == values
 
 
-def test_a_batch_of_which_only_a_part_is_ours_is_not_written(
+def test_a_batch_partly_ours_is_not_written(
     url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path
 ) -> None:
     checkpoint = Checkpoint()
@@ -206,7 +206,7 @@ def test_a_batch_of_which_only_a_part_is_ours_is_not_written(
     assert lending(conn) == before
 
 
-def test_what_is_kept_for_the_query_is_not_written_by_one_that_has_lost_it(
+def test_a_process_that_lost_its_batch_cannot_write(
     url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path
 ) -> None:
     checkpoint = Checkpoint()
@@ -221,7 +221,7 @@ def test_what_is_kept_for_the_query_is_not_written_by_one_that_has_lost_it(
     assert sunk(conn) == values
 
 
-def test_an_exception_in_the_block_rolls_back_and_the_batch_is_still_to_be_done(
+def test_an_exception_leaves_the_batch_to_be_done(
     url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path
 ) -> None:
     checkpoint = Checkpoint()
@@ -275,7 +275,7 @@ def test_a_commit_whose_answer_was_lost_is_found_out(
 
 @pytest.mark.conforms("E36")
 @pytest.mark.parametrize("where", ["in the block", "before the commit"])
-def test_a_driver_that_is_frozen_in_the_transaction_gives_its_streams_up(
+def test_a_frozen_driver_gives_its_streams_up(
     url: str,
     runs: list[Run],
     conn: psycopg.Connection[Any],
@@ -344,7 +344,7 @@ def test_batches_of_whole_epochs_are_written_once(
     assert sunk(conn) == sorted(b"%d" % epoch for epoch in range(8) for _ in range(12))
 
 
-def test_a_query_of_two_sources_is_done_with_both_or_with_none(
+def test_two_sources_are_done_together(
     url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path
 ) -> None:
     publish(url, 0, 10)
@@ -365,7 +365,7 @@ def test_a_query_of_two_sources_is_done_with_both_or_with_none(
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback", "begin; commit; begin"])
-def test_a_block_that_ends_its_transaction_is_not_counted_as_done(
+def test_a_block_that_ends_itself_is_not_done(
     url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path, end: str
 ) -> None:
     checkpoint = Checkpoint()
@@ -406,7 +406,7 @@ def test_a_block_that_is_left_by_a_silent_rollback_is_not_counted_as_done(
 
 
 @pytest.mark.conforms("E26", "E27")
-def test_a_checkpoint_belongs_to_one_session_of_one_group(
+def test_a_checkpoint_belongs_to_one_session(
     url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path
 ) -> None:
     checkpoint = Checkpoint()
@@ -425,7 +425,7 @@ def test_a_checkpoint_belongs_to_one_session_of_one_group(
 
 
 @pytest.mark.conforms("E26")
-def test_what_another_session_holds_is_not_done_by_an_empty_batch(
+def test_an_empty_batch_does_nothing_of_others(
     url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path
 ) -> None:
     checkpoint = Checkpoint()
@@ -442,7 +442,7 @@ def test_what_another_session_holds_is_not_done_by_an_empty_batch(
 
 
 @pytest.mark.conforms("E27")
-def test_what_the_guard_of_an_earlier_process_writes_last_is_not_planned_again(
+def test_what_is_written_last_is_not_planned_again(
     url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = Checkpoint()

@@ -45,7 +45,7 @@ def state_of(node: Http) -> tuple[int, str, bool]:
 
 
 @pytest.mark.conforms("A8")
-def test_a_probe_sees_that_the_database_is_away_and_back(stage: Stage) -> None:
+def test_a_probe_sees_the_database_go_and_return(stage: Stage) -> None:
     with PostgresProxy(stage.scene.url) as way:
         stage.serve("n1", url=way.url)
         node = Http.of(stage.fleet.nodes["n1"])
@@ -103,7 +103,7 @@ def test_a_probe_sees_that_a_lease_was_taken_by_another_node(stage: Stage) -> No
 
 
 @pytest.mark.conforms("A8")
-def test_a_probe_sees_that_a_group_has_consumers_and_no_leader(stage: Stage) -> None:
+def test_a_probe_sees_a_group_without_a_leader(stage: Stage) -> None:
     stage.serve("n1")
     stage.share("a")
     node = Http.of(stage.fleet.nodes["n1"])

@@ -170,9 +170,7 @@ ODD: dict[str, tuple[bytes, int, str]] = {
 }
 
 
-def test_what_is_not_as_it_should_be_is_refused_in_one_line_of_json(
-    port: Port, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_odd_requests_are_refused_in_one_line(port: Port, caplog: pytest.LogCaptureFixture) -> None:
     for name, (request, status, error) in ODD.items():
         answered = port.say(request)
         assert answered, name
@@ -235,7 +233,7 @@ def trickle(connection: socket.socket, stop: threading.Event) -> None:
             connection.sendall(b"x")
 
 
-def test_whoever_trickles_his_head_or_his_body_is_let_go(port: Port) -> None:
+def test_who_trickles_a_request_is_let_go(port: Port) -> None:
     stop = threading.Event()
     with ExitStack() as stack:
         stack.callback(stop.set)
@@ -267,7 +265,7 @@ def test_whoever_does_not_take_his_answer_is_let_go(port: Port) -> None:
         assert len(rest(connection)) < MANY_BYTES
 
 
-def test_as_many_as_there_may_be_are_served_and_one_more_is_turned_away(port: Port) -> None:
+def test_one_connection_too_many_is_turned_away(port: Port) -> None:
     with ExitStack() as stack:
         inside = []
         for _ in range(MAX_CONNECTIONS):

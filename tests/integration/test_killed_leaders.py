@@ -43,7 +43,7 @@ def test_leaders_killed_in_turn_under_load_lose_and_repeat_nothing(stage: Stage)
 
 
 @pytest.mark.conforms("E16", "E28")
-def test_a_running_call_goes_on_when_its_leader_is_killed_and_is_not_done_again(stage: Stage) -> None:
+def test_a_running_call_survives_its_leader(stage: Stage) -> None:
     """The call lasts until its stream has been reclaimed from the next leader, and longer."""
     stage.serve("n1", "n2")
     stage.scene.publish(1)
@@ -65,7 +65,7 @@ def test_a_running_call_goes_on_when_its_leader_is_killed_and_is_not_done_again(
 
 
 @pytest.mark.conforms("E31", "E8")
-def test_one_that_leaves_while_its_leader_is_dead_hands_over_exactly_to_the_next(stage: Stage) -> None:
+def test_who_leaves_without_a_leader_hands_over(stage: Stage) -> None:
     stage.serve("n1", "n2")
     stage.share("a", "b", pause_s=0.05)
     with stage.scene.load(every_s=1.0):

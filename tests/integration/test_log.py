@@ -44,9 +44,7 @@ def test_appends_get_contiguous_offsets(conn: psycopg.Connection[Any], stream: i
 
 
 @pytest.mark.conforms("W2")
-def test_an_append_is_exactly_one_of_appended_duplicate_closed_fenced(
-    conn: psycopg.Connection[Any], stream: int
-) -> None:
+def test_the_four_outcomes_of_an_append(conn: psycopg.Connection[Any], stream: int) -> None:
     def send(incarnation: int, sequence: int, value: bytes) -> AppendResult:
         return append(conn, [stamped(stream, ProducerStamp("p", incarnation, sequence), value)])[0]
 
@@ -78,9 +76,7 @@ def test_a_registered_incarnation_fences_older_ones_also_where_it_has_not_writte
 
 
 @pytest.mark.conforms("W2")
-def test_a_producer_registers_after_what_its_older_incarnation_is_writing_and_before_all_it_writes_later(
-    database: str, conn: psycopg.Connection[Any], stream: int
-) -> None:
+def test_a_registration_waits_for_an_open_append(database: str, conn: psycopg.Connection[Any], stream: int) -> None:
     other_stream = open_streams(conn)[1].stream_id
     older = register_producer(conn, "p")
     with connect(database) as second, connect(database) as third, ThreadPoolExecutor(2) as pool:
@@ -105,9 +101,7 @@ def test_a_producer_registers_after_what_its_older_incarnation_is_writing_and_be
     assert values(read(conn, stream)) == [b"a", b"b"]
 
 
-def test_a_producer_whose_older_incarnation_does_not_end_its_writing_is_told_so_and_others_are_not_disturbed(
-    database: str, conn: psycopg.Connection[Any], stream: int
-) -> None:
+def test_a_registration_does_not_wait_for_ever(database: str, conn: psycopg.Connection[Any], stream: int) -> None:
     with connect(database, lock_timeout_s=0.2) as second, conn.transaction():
         append(conn, [stamped(stream, ProducerStamp("p", 1, 1), b"a")])
         with pytest.raises(Unavailable, match="producer 'p': an earlier incarnation of it is still writing"):
@@ -116,7 +110,7 @@ def test_a_producer_whose_older_incarnation_does_not_end_its_writing_is_told_so_
     assert append(conn, [stamped(stream, ProducerStamp("p", 1, 2), b"b")]) == [AppendResult(AppendOutcome.APPENDED, 2)]
 
 
-def test_several_streams_in_one_transaction_answer_in_the_given_order(conn: psycopg.Connection[Any]) -> None:
+def test_several_streams_answer_in_the_given_order(conn: psycopg.Connection[Any]) -> None:
     one, two = (each.stream_id for each in open_streams(conn))
     answers = append(conn, [BlockAppend(two, block(b"x", b"y")), BlockAppend(one, block(b"z"))])
     assert answers == [AppendResult(AppendOutcome.APPENDED, 2), AppendResult(AppendOutcome.APPENDED, 1)]
@@ -144,9 +138,7 @@ def test_a_retry_waits_for_the_attempt_it_doubts(database: str, conn: psycopg.Co
     assert answers == [AppendResult(AppendOutcome.DUPLICATE, 1)]
 
 
-def test_a_connection_that_dies_leaves_the_outcome_unknown(
-    database: str, conn: psycopg.Connection[Any], stream: int
-) -> None:
+def test_a_dead_connection_leaves_it_unknown(database: str, conn: psycopg.Connection[Any], stream: int) -> None:
     with connect(database) as other:
         other.execute("select pg_terminate_backend(%s)", (conn.info.backend_pid,))
     with pytest.raises(UnknownOutcome):
@@ -168,9 +160,7 @@ def test_since_is_what_lies_later_in_order_paged(conn: psycopg.Connection[Any], 
 
 
 @pytest.mark.conforms("P3")
-def test_small_blocks_that_lie_alike_come_together_and_the_messages_are_the_same(
-    conn: psycopg.Connection[Any], stream: int
-) -> None:
+def test_small_blocks_of_one_kind_come_together(conn: psycopg.Connection[Any], stream: int) -> None:
     some, other = [b"%d" % number for number in range(5)], [b"%d" % number for number in range(5, 105)]
     for value in some:
         put(conn, stream, value)
@@ -186,7 +176,7 @@ def test_small_blocks_that_lie_alike_come_together_and_the_messages_are_the_same
 
 
 @pytest.mark.conforms("P3")
-def test_since_the_latest_is_empty_and_says_where_it_looked(conn: psycopg.Connection[Any], stream: int) -> None:
+def test_since_the_latest_there_is_nothing(conn: psycopg.Connection[Any], stream: int) -> None:
     put(conn, stream, b"a", b"b")
     page = fetch(conn, stream, 2)
     assert (page.batches, page.start, page.position, page.head) == ((), 2, 2, 2)
@@ -210,9 +200,7 @@ def test_since_before_the_oldest_is_gone_and_names_the_oldest(conn: psycopg.Conn
 
 @pytest.mark.conforms("P2", "P3")
 @pytest.mark.parametrize("filter", ["#", "t", "other"])
-def test_a_page_ends_before_a_hole_and_the_next_names_it(
-    conn: psycopg.Connection[Any], stream: int, filter: str
-) -> None:
+def test_a_page_ends_before_a_hole(conn: psycopg.Connection[Any], stream: int, filter: str) -> None:
     for value in (b"a", b"b", b"c", b"d"):
         put(conn, stream, value)
     conn.execute("delete from block where end_offset = 3")
@@ -226,9 +214,7 @@ def test_a_page_ends_before_a_hole_and_the_next_names_it(
 
 
 @pytest.mark.conforms("P3", "W4")
-def test_a_gone_generation_is_gone_before_and_after_its_partition_is_dropped(
-    conn: psycopg.Connection[Any], stream: int
-) -> None:
+def test_a_gone_generation_is_gone(conn: psycopg.Connection[Any], stream: int) -> None:
     put(conn, stream, b"a")
     rollover(conn, "default")
     conn.execute("update generation set state = 'gone' where state = 'closed'")
@@ -247,9 +233,7 @@ def test_positions_beyond_the_head_and_unknown_streams_are_errors(conn: psycopg.
         fetch(conn, 999, 0)
 
 
-def test_a_filter_skips_blocks_on_the_server_and_the_position_moves_on(
-    conn: psycopg.Connection[Any], stream: int
-) -> None:
+def test_a_filter_skips_blocks_on_the_server(conn: psycopg.Connection[Any], stream: int) -> None:
     put(conn, stream, b"1", topic="a/x")
     put(conn, stream, b"2", topic="b")
     put(conn, stream, b"3", topic="a.x")
@@ -266,9 +250,7 @@ def test_a_filter_skips_blocks_on_the_server_and_the_position_moves_on(
 
 
 @pytest.mark.parametrize("text", ["+/" * 30_000 + "#", "/".join("+" * 30_000), "l" * 60_000])
-def test_a_filter_too_complex_for_postgres_is_applied_all_the_same(
-    conn: psycopg.Connection[Any], stream: int, text: str
-) -> None:
+def test_a_filter_too_complex_for_postgres_works(conn: psycopg.Connection[Any], stream: int, text: str) -> None:
     meant = text.replace("+", "a").replace("#", "b")
     append(conn, [BlockAppend(stream, block(b"1", topic="other")), BlockAppend(stream, block(b"2", topic=meant))])
     page = fetch(conn, stream, 0, filter=TopicFilter(text))
@@ -301,9 +283,7 @@ def test_a_time_is_a_position_by_the_time_of_appending(conn: psycopg.Connection[
 
 
 @pytest.mark.conforms("P7")
-def test_writers_that_roll_back_leave_no_hole_and_readers_skip_nothing(
-    database: str, conn: psycopg.Connection[Any], stream: int
-) -> None:
+def test_a_rollback_leaves_no_hole(database: str, conn: psycopg.Connection[Any], stream: int) -> None:
     committed: list[list[bytes]] = [[] for _ in range(4)]
     finished = threading.Event()
     tails: list[list[dict[str, Any]]] = [[], []]
@@ -364,7 +344,7 @@ def swapped(database: str, log: Ours | Naive) -> list[bytes]:
 
 
 @pytest.mark.conforms("P7")
-def test_a_transaction_that_commits_after_a_later_one_began_is_read(database: str, stream: int) -> None:
+def test_a_late_commit_is_read(database: str, stream: int) -> None:
     assert swapped(database, Ours(stream)) == [b"first", b"second"]
 
 

@@ -61,7 +61,7 @@ def given_up(conn: psycopg.Connection[Any]) -> list[tuple[str, int, int]]:
 
 
 @pytest.mark.conforms("E36")
-def test_a_user_who_does_not_come_back_in_time_loses_the_streams_and_joins_again_when_there(
+def test_a_user_who_is_away_loses_the_streams(
     conn: psycopg.Connection[Any], database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     session, batch = opened(database, INTERVAL_S)
@@ -85,7 +85,7 @@ def test_a_user_who_does_not_come_back_in_time_loses_the_streams_and_joins_again
 
 
 @pytest.mark.conforms("E36")
-def test_a_session_that_was_given_up_ends_when_it_is_to_leave(conn: psycopg.Connection[Any], database: str) -> None:
+def test_a_given_up_session_can_leave(conn: psycopg.Connection[Any], database: str) -> None:
     session, _ = opened(database, INTERVAL_S)
     with session:
         eventually(lambda: bool(given_up(conn)), WAIT_S)
@@ -95,9 +95,7 @@ def test_a_session_that_was_given_up_ends_when_it_is_to_leave(conn: psycopg.Conn
 
 
 @pytest.mark.conforms("E36", "E28")
-def test_a_user_who_waits_or_works_for_less_than_the_interval_keeps_the_streams(
-    conn: psycopg.Connection[Any], database: str
-) -> None:
+def test_a_user_who_waits_keeps_the_streams(conn: psycopg.Connection[Any], database: str) -> None:
     session, batch = opened(database, INTERVAL_S)
     with session:
         session.wait(1.5 * INTERVAL_S)
@@ -108,9 +106,7 @@ def test_a_user_who_waits_or_works_for_less_than_the_interval_keeps_the_streams(
 
 
 @pytest.mark.conforms("E36")
-def test_a_session_that_is_dropped_without_being_closed_leaves_at_once_and_says_where_it_was_made(
-    conn: psycopg.Connection[Any], database: str
-) -> None:
+def test_a_dropped_session_leaves_at_once(conn: psycopg.Connection[Any], database: str) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         session, batch = opened(database, 3600.0)

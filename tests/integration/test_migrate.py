@@ -32,7 +32,7 @@ def tables(url: str) -> set[str]:
         return {row[0] for row in found}
 
 
-def test_an_empty_database_gets_the_tables_and_the_default_space(empty_database: str) -> None:
+def test_an_empty_database_gets_its_tables(empty_database: str) -> None:
     assert current_version(empty_database) is None
     assert migrate(empty_database) == latest_version() == SCHEMA_VERSION == current_version(empty_database)
     with connect(empty_database) as conn:
@@ -42,7 +42,7 @@ def test_an_empty_database_gets_the_tables_and_the_default_space(empty_database:
         check_schema(conn)
 
 
-def test_a_table_of_somebody_elses_in_the_schema_is_named_and_left_alone(empty_database: str) -> None:
+def test_a_table_of_somebody_else_is_left_alone(empty_database: str) -> None:
     with psycopg.connect(empty_database, autocommit=True) as conn:
         conn.execute("create schema sublet create table space (what text)")
         with pytest.raises(SchemaMismatch, match='relation "space" already exists, and is none of sublet') as refused:
@@ -99,7 +99,7 @@ def test_schemas_of_one_database_are_strangers(database: str, monkeypatch: pytes
         assert conn.execute("select shards from space").fetchall() == [(16,)]
 
 
-def test_downgrade_leaves_nothing_behind_and_can_be_undone(database: str) -> None:
+def test_downgrade_leaves_nothing_behind(database: str) -> None:
     downgrade(database)
     assert tables(database) == {"alembic_version"}
     with connect(database) as conn:
@@ -110,7 +110,7 @@ def test_downgrade_leaves_nothing_behind_and_can_be_undone(database: str) -> Non
     assert migrate(database) == SCHEMA_VERSION
 
 
-def test_a_database_without_our_tables_is_told_to_migrate(empty_database: str) -> None:
+def test_a_database_without_tables_is_told_to_migrate(empty_database: str) -> None:
     with (
         pytest.raises(SchemaMismatch, match=r"'sublet'.*has no sublet tables.*Run `sublet migrate`"),
         connect(empty_database) as conn,
@@ -138,7 +138,7 @@ def test_an_older_or_newer_database_is_told_so(database: str, version: str, stor
     ("version", "story"),
     [("0999", "0999, newer than"), ("0001", r"0001, of before the first release, 0100.*Make it anew")],
 )
-def test_a_database_without_scripts_here_is_not_touched_by_migrate(database: str, version: str, story: str) -> None:
+def test_migrate_leaves_unknown_versions_alone(database: str, version: str, story: str) -> None:
     with connect(database) as conn:
         conn.execute("update alembic_version set version_num = %s, compatible_from = null", (version,))
         before = tables(database)

@@ -74,9 +74,7 @@ def run(tree: Path, *arguments: str) -> int:
     return main(["--root", str(tree), *arguments])
 
 
-def test_a_fault_that_a_test_notices_is_killed_and_the_tree_untouched(
-    tree: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_noticed_fault_is_killed(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plant(tree, {})
     assert run(tree) == 0
     out = capsys.readouterr().out
@@ -85,7 +83,7 @@ def test_a_fault_that_a_test_notices_is_killed_and_the_tree_untouched(
     assert (tree / "leader/sublet_leader/numbers.py").read_text() == CODE
 
 
-def test_a_fault_that_no_test_notices_is_reported_and_fails(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unnoticed_fault_survives_and_fails(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plant(tree, {}, {"name": "another limit", "find": "LIMIT = 10", "replace": "LIMIT = 11"})
     assert run(tree, "--jobs", "2") == 1
     out = capsys.readouterr().out
@@ -114,7 +112,7 @@ def test_one_fault_does_not_outlive_its_turn(tree: Path, capsys: pytest.CaptureF
     ids=["import error", "name error", "syntax error", "fixture"],
 )
 @pytest.mark.long
-def test_a_fault_that_only_breaks_the_run_proves_nothing(
+def test_a_fault_that_breaks_the_run_proves_nothing(
     tree: Path, capsys: pytest.CaptureFixture[str], change: dict[str, object], why: str
 ) -> None:
     plant(tree, change)
@@ -175,7 +173,7 @@ def share(number: int, parts: int) -> int:
 """
 
 
-def test_drawn_faults_are_tried_the_survivors_shown_and_counted(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_drawn_faults_are_tried_and_counted(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tree / "leader/sublet_leader/numbers.py").write_text(GUARDED)
     (tree / "tests/unit").mkdir()
     (tree / "tests/unit/test_share.py").write_text(
@@ -191,9 +189,7 @@ def test_drawn_faults_are_tried_the_survivors_shown_and_counted(tree: Path, caps
 
 
 @pytest.mark.long
-def test_what_is_red_without_the_drawn_fault_as_well_proves_nothing(
-    tree: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_red_anyway_proves_nothing(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tree / "leader/sublet_leader/numbers.py").write_text(GUARDED)
     (tree / "tests/unit").mkdir()
     (tree / "tests/unit/test_share.py").write_text(
@@ -241,7 +237,7 @@ def test_the_copy_leaves_out_what_is_not_source(tree: Path) -> None:
         ]
 
 
-def test_a_package_that_is_not_taken_from_the_copy_is_an_error(
+def test_a_package_from_elsewhere_is_an_error(
     tree: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Copy, "foreign_packages", lambda self: ["sublet_leader"])

@@ -101,7 +101,7 @@ class Member:
 
 
 @pytest.mark.conforms("E16", "E29", "P6")
-def test_two_share_a_group_and_go_on_when_the_node_they_read_from_is_killed(stage: Stage, nowhere: Path) -> None:
+def test_two_members_survive_the_node_they_read_from(stage: Stage, nowhere: Path) -> None:
     stage.serve("n1", "n2")
     nodes = addresses(stage)
     members = [Member(nodes) for _ in range(2)]
@@ -129,7 +129,7 @@ def test_two_share_a_group_and_go_on_when_the_node_they_read_from_is_killed(stag
 
 
 @pytest.mark.conforms("P6")
-def test_a_frozen_node_is_left_for_another_when_a_read_has_lasted_as_long_as_it_may(stage: Stage) -> None:
+def test_a_reader_leaves_a_frozen_node(stage: Stage) -> None:
     stage.serve("n1", "n2")
     reader = NodeReader(addresses(stage), 1, 1.0)
     reader.warm_up()
@@ -226,7 +226,7 @@ def test_an_async_session_goes_through_nodes_too(stage: Stage, nowhere: Path) ->
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
-def test_a_transaction_takes_the_database_and_the_batch_stays_what_it_was(stage: Stage, nowhere: Path) -> None:
+def test_a_transaction_takes_the_database(stage: Stage, nowhere: Path) -> None:
     stage.serve("n1")
     stage.scene.publish(1)
     with member(addresses(stage)) as session:
@@ -257,20 +257,20 @@ def a_port(greeting: bytes | None) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("greeting", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"220 mail.example ESMTP\r\n", None])
-def test_where_no_node_answers_it_is_said_who_was_asked(greeting: bytes | None, nowhere: Path) -> None:
+def test_without_a_node_it_is_said_who_was_asked(greeting: bytes | None, nowhere: Path) -> None:
     with a_port(greeting) as wrong, pytest.raises(Unavailable, match=f"no node answers at {wrong}, 127.0.0.1:1"):
         member([wrong, "127.0.0.1:1"], settings=HASTY)
     assert not (nowhere / ".sublet").exists()
 
 
-def test_one_who_is_no_node_does_not_keep_the_session_from_one_who_is(database: str) -> None:
+def test_a_session_passes_over_what_is_no_node(database: str) -> None:
     with a_port(None) as silent, serving(database) as feed:
         session = member([silent, "127.0.0.1:1", feed.address], settings=HASTY)
         session.close()
 
 
 @pytest.mark.conforms("X4")
-def test_malformed_requests_are_refused_by_name_and_disturb_nobody(database: str) -> None:
+def test_malformed_requests_are_refused_by_name(database: str) -> None:
     good: dict[str, Any] = {
         "protocol_version": PROTOCOL_VERSION,
         "stream_id": 1,
@@ -296,7 +296,7 @@ def test_malformed_requests_are_refused_by_name_and_disturb_nobody(database: str
 
 
 @pytest.mark.conforms("X4")
-def test_reads_are_bounded_and_those_beyond_are_told_to_come_again(database: str) -> None:
+def test_reads_are_bounded(database: str) -> None:
     with connect(database) as conn:
         stream = stream_of(conn, "default")
     request = encode_fetch_request(FetchRequest(stream, 0, TopicFilter("#"), 1, 1))

@@ -44,7 +44,7 @@ def heads(publisher: NodeSideMachine, name: str) -> list[object]:
 
 
 @pytest.mark.conforms("P1", "D6", "E21")
-def test_who_follows_a_stream_is_told_of_it_and_of_nothing_else_is_kept(database: str) -> None:
+def test_a_hub_passes_on_what_is_followed(database: str) -> None:
     async def story(conn: psycopg.Connection[object]) -> None:
         publisher = new_publisher("n1#1")
         grown: list[int] = []
