@@ -41,11 +41,11 @@ __all__ = [
     "test_a_group_created_during_a_rollover_misses_no_stream",
     "test_a_lease_that_ends_while_a_commit_waits_for_its_lock_is_over",
     "test_a_registration_waits_for_an_open_append",
+    "test_a_rollback_leaves_no_hole",
     "test_first_subscribers_at_the_same_time_make_one_group",
     "test_the_frontier_waits_for_an_open_append",
     "test_what_a_user_commits_while_a_leader_waits_is_kept",
     "test_who_asks_how_far_it_is_waits_for_the_transaction_that_moves_it",
-    "test_a_rollback_leaves_no_hole",
 ]
 
 pytestmark = pytest.mark.conforms("W9")
