@@ -123,14 +123,6 @@ def test_the_last_of_six_processes_stops_it(home: Path, user: Callable[[], User]
     assert not answers(url)
 
 
-def test_a_killed_user_does_not_keep_the_server_alive(home: Path, user: Callable[[], User]) -> None:
-    only = user()
-    url = only.url()
-    assert answers(url)
-    only.kill()
-    eventually(lambda: not answers(url), message="the server outlived its last user")
-
-
 def test_a_killed_user_leaves_others_their_server(home: Path, user: Callable[[], User]) -> None:
     killed, other = user(), user()
     url = killed.url()

@@ -12,7 +12,6 @@ import pytest
 
 from sublet_storage.db.connect import connect
 from sublet_storage.log.epoch_capabilities import read_lower_frontier
-from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_queries import find_space
 from tests.kit import eventually
 from tests.kit_nodes import ROOT
@@ -54,16 +53,6 @@ def frontier(database: str) -> tuple[tuple[int, ...], ...]:
     with connect(database) as conn:
         found = read_lower_frontier(conn, find_space(conn, "default").space_id)
     return found.least if found is not None else ()
-
-
-@pytest.mark.conforms("S9")
-@pytest.mark.usefixtures("fleet")
-def test_a_killed_publisher_does_not_freeze_the_frontier(database: str) -> None:
-    with Publisher(database, space="default") as other, story(database) as process:
-        other.advance(5)
-        assert frontier(database) == ((3,),)
-        process.kill()
-        eventually(lambda: frontier(database) == ((5,),), WAIT_S)
 
 
 @pytest.mark.conforms("S9")

@@ -259,28 +259,3 @@ def test_blocks_left_out_are_not_even_fetched(conn: psycopg.Connection[Any], sto
     assert page.position == page.head, "what is not fetched does not count as bytes of a page"
     with pytest.raises(PoisonBlock):
         message_log.fetch(conn, stream, 3)
-
-
-@pytest.mark.conforms("S6")
-def test_with_the_frontier_past_it_there_is_no_filter_any_more(
-    conn: psycopg.Connection[Any], story: Story, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[object] = []
-    since = message_log.fetch
-
-    def noted(*args: Any, **kwargs: Any) -> message_log.LogPage:
-        asked.append(kwargs["left_out"])
-        return since(*args, **kwargs)
-
-    monkeypatch.setattr(message_log, "fetch", noted)
-    story.three_and_five()
-    reading = EpochTailReader(conn, ALL)
-    story.publish(A, 5)
-    list(reading.read_available(conn))
-    before = reading.is_filtering
-    story.advance(A, 6)
-    list(reading.read_available(conn))
-    assert (before, reading.is_filtering) == (True, False)
-    story.publish(A, 6)
-    assert numbers(seen(reading.read_available(conn))) == {6: 1}
-    assert asked == [ExcludedEpochs(UpperFrontier(((5,),)), None), None]

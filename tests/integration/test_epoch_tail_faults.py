@@ -133,21 +133,6 @@ def test_it_goes_on_over_another_connection(database: str, conn: psycopg.Connect
     check_course(messages)
 
 
-@pytest.mark.conforms("S7")
-def test_a_durable_reader_that_begins_again_gets_what_was_not_completed_whole(
-    conn: psycopg.Connection[Any], story: Story
-) -> None:
-    story.three_and_five()
-    first = EpochTailReader(conn, ALL, "active")
-    assert numbers(seen(first.read_available(conn))) == {3: 1, 5: 1}
-    story.publish(A, 4, 5)
-    story.advance(A, 4)
-    again = EpochTailReader(conn, ALL, "active")
-    messages = list(again.read_available(conn))
-    assert numbers(seen(messages)) == {4: 1, 5: 2}
-    check_course(messages)
-
-
 WRITERS = [("default", "t", 40), ("default", "u", 25), ("eu", "eu/1", 40)]
 """Space, topic, and how many epochs are published."""
 HOLDERS = {"default": A, "eu": B}

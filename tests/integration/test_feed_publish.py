@@ -91,19 +91,6 @@ def test_large_messages_travel_in_several_batches(server: Serving, conn: psycopg
 
 
 @pytest.mark.conforms("W2")
-def test_a_number_that_is_repeated_is_answered_again_and_stored_once(
-    server: Serving, database: str, conn: psycopg.Connection[Any]
-) -> None:
-    first = publish(server.address, 1, *rows(50))
-    assert (first.is_duplicate, len(places(first))) == (False, 50)
-    with serving(database) as other:
-        for address in (server.address, other.address):
-            again = publish(address, 1, *rows(50))
-            assert (again.is_duplicate, places(again)) == (True, places(first))
-    assert stored(conn) == Counter(b"%d" % n for n in range(50))
-
-
-@pytest.mark.conforms("W2")
 def test_a_repeated_batch_is_stored_once(server: Serving, database: str, conn: psycopg.Connection[Any]) -> None:
     messages = [*rows(30), *rows(30, "eu")]
     create_space(conn, "eu", "eu/#", shards=2)

@@ -14,39 +14,11 @@ from urllib.parse import parse_qs, urlencode, urlsplit, urlunsplit
 
 import pytest
 
-from tests.integration.cli_kit import QUICK, a_shell
 from tests.kit import eventually
 from tests.kit_nodes import Fleet
 from tests.readme import environment
 
 WAIT_S = 40.0
-
-QUIET = """
-import os, sublet
-with sublet.Publisher() as publisher:
-    publisher.publish("a", b"1")
-with sublet.Session("$share/g/#", starting_position="earliest") as session:
-    assert session.poll(30) is not None
-    for _ in range(20):
-        child = os.fork()
-        if child == 0:
-            os._exit(0)
-        os.waitpid(child, 0)
-"""
-
-
-def test_a_consumer_forks_without_a_word_from_grpc(database: str) -> None:
-    with a_shell(SUBLET_DATABASE_URL=database) as shell:
-        shell.leader("n1")
-        done = subprocess.run(
-            [sys.executable, "-c", QUIET],
-            env=environment(database) | QUICK,
-            capture_output=True,
-            timeout=60,
-            check=False,
-        )
-    assert (done.returncode, done.stderr.decode()) == (0, "")
-
 
 # --- a session in a forked child --------------------------------------------------------------------------------------
 

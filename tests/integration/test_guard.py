@@ -22,7 +22,7 @@ from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions
 from sublet_storage.producer import Publisher
 from tests.integration.query_kit import POINTS, Checkpoint, Died, Rows, Run
-from tests.integration.test_stream_reader import LONG, SHORT, events, lending, publish
+from tests.integration.test_stream_reader import LONG, events, lending, publish
 from tests.kit import eventually
 from tests.kit_nodes import Fleet
 from tests.postgres_proxy import PostgresProxy
@@ -144,22 +144,6 @@ def test_with_a_guard_nothing_needs_to_be_kept(
     back.step()
     values += publish(url, 30, 10)
     eventually(lambda: [other.step(), back.step(), len(sunk(conn)) >= 40][2], 30.0)
-    assert sunk(conn) == values
-
-
-@pytest.mark.conforms("E26", "E27")
-def test_one_that_was_frozen_while_others_got_its_messages_writes_nothing(
-    url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path
-) -> None:
-    ours, theirs = Checkpoint(), Checkpoint()
-    values = publish(url, 0, 30)
-    frozen = Guarded(ours, url, tmp_path / "ours", inDoubtTimeout=SHORT)
-    read_only(frozen)
-    runs.append(other := Guarded(theirs, url, tmp_path / "theirs", sessionName="other"))
-    eventually(lambda: [other.step(), len(sunk(conn)) >= 30][1], 30.0)
-    number, rows = ours.runs[-1]
-    with pytest.raises(BatchLost, match=r"batch 0 must not be written: stream \d+ .* is not this query's to do now"):
-        frozen.sink(number, rows)
     assert sunk(conn) == values
 
 
@@ -381,25 +365,6 @@ def test_a_block_that_ends_itself_is_not_done(
             connection.execute(end)
 
     with pytest.raises(UsageError, match="ended its transaction itself, by commit or rollback"):
-        work()
-    guard.close()
-    assert positions(conn) == {0}
-
-
-def test_a_block_that_is_left_by_a_silent_rollback_is_not_counted_as_done(
-    url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path
-) -> None:
-    checkpoint = Checkpoint()
-    publish(url, 0, 30)
-    read_only(Guarded(checkpoint, url, tmp_path, inDoubtTimeout=LONG))
-    logged(tmp_path, 0, checkpoint.offsets[0])
-    guard = Guard(tmp_path, url)
-
-    def work() -> None:
-        with guard(0):
-            raise psycopg.Rollback
-
-    with pytest.raises(UsageError, match="itself, by psycopg"):
         work()
     guard.close()
     assert positions(conn) == {0}

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import socket
-import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from sublet_leader.http.settings import REQUEST_TIMEOUT_S
 from tests.integration.http_kit import Http
 from tests.integration.sharing_kit import ALL, WAIT_S, Stage
 from tests.kit import eventually
@@ -121,44 +117,3 @@ def test_a_probe_sees_a_group_without_a_leader(stage: Stage) -> None:
     stage.fleet.consumer("b", ALL)
     eventually(lambda: state_of(other) == (200, "ok", True), WAIT_S, stage.said)
     assert other.ask("/readyz/leaders").status == 200
-
-
-def test_http_is_answered_rightly_and_in_bounds(stage: Stage) -> None:
-    stage.serve("n1")
-    node = Http.of(stage.fleet.nodes["n1"])
-    for path, method, status in (
-        ("/readyz", "HEAD", 200),
-        ("/nothing", "GET", 404),
-        ("/readyz/nothing", "GET", 404),
-        ("/readyz", "POST", 405),
-        ("/metrics", "DELETE", 405),
-        ("/readyz?" + "&".join(f"a{n}=1" for n in range(100)), "GET", 400),
-    ):
-        answer = node.ask(path, method)
-        assert answer.status == status, (path, answer.body)
-        assert answer.headers["content-security-policy"].startswith("default-src 'self'")
-        assert answer.headers["x-content-type-options"] == "nosniff"
-        assert answer.headers["cache-control"] == "no-store"
-        assert (answer.body == b"") is (method == "HEAD")
-    assert node.ask("/readyz", "POST").headers["allow"] == "GET, HEAD"
-    for host in ("evil.example", "[bad", "[::1", "127.0.0.1.evil.example"):
-        assert node.ask("/readyz", headers={"Host": host}).status == 421, host
-    assert node.ask("/metrics", headers={"Accept": "application/openmetrics-text;version=none"}).status == 200
-    assert node.ask("/readyz", "POST", body=b"x" * 100_000).status == 413
-    assert node.ask("/" + "x" * 70_000).status == 414
-    host, port = node.address.split(":")
-    slow = [socket.create_connection((host, int(port))) for _ in range(20)]
-    for each in slow:
-        each.sendall(b"GET /healthz HTTP/1.1\r\nHost: ")
-    assert node.ask("/healthz").status == 200, "those that are slow are in nobody's way"
-    slow += [socket.create_connection((host, int(port))) for _ in range(20)]
-    for each in slow[20:]:
-        each.sendall(b"GET /healthz HTTP/1.1\r\nHost: ")
-    began = time.monotonic()
-    eventually(lambda: node.ask("/healthz").status == 200, WAIT_S)
-    assert time.monotonic() - began < REQUEST_TIMEOUT_S - 2, (
-        "those that send nothing are let go before others are given up on"
-    )
-    for each in slow:
-        with suppress(OSError):
-            each.close()

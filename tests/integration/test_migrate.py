@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 import venv
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
 
 from sublet_protocol.domain.errors import DatabaseUnreachable, InvalidSetting, SchemaMismatch
-from sublet_storage.bootstrap import migrate as module
 from sublet_storage.bootstrap.database import open_database
 from sublet_storage.bootstrap.migrate import current_version, downgrade, latest_version, migrate
 from sublet_storage.db.connect import SCHEMA_VERSION, check_schema, connect
@@ -66,23 +63,6 @@ def test_everybody_may_migrate_at_once(empty_database: str) -> None:
     assert [process.wait(60) for process in processes] == [0, 0, 0]
     with connect(empty_database) as conn:
         assert conn.execute("select count(*) from space").fetchone() == (1,)
-
-
-def test_migrations_of_one_schema_exclude_each_other(empty_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    inside, met, create = threading.Lock(), threading.Event(), module._create_schema
-
-    def create_alone(conn: psycopg.Connection[Any], schema: str) -> None:
-        if not inside.acquire(blocking=False):
-            met.set()
-            return
-        met.wait(0.5)  # time enough for the others to come in, if they can
-        create(conn, schema)
-        inside.release()
-
-    monkeypatch.setattr(module, "_create_schema", create_alone)
-    with ThreadPoolExecutor(3) as threads:
-        list(threads.map(migrate, [empty_database] * 3))
-    assert not met.is_set()
 
 
 def test_schemas_of_one_database_are_strangers(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,15 +126,6 @@ def test_migrate_leaves_unknown_versions_alone(database: str, version: str, stor
             with pytest.raises(SchemaMismatch, match=story):
                 attempt(database)
         assert tables(database) == before
-
-
-def test_a_failed_migration_leaves_the_database_as_it_was(empty_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with connect(empty_database) as conn:
-        conn.execute("create schema sublet")
-        conn.execute("create table lending ()")
-    with pytest.raises(Exception, match="already exists"):
-        migrate(empty_database)
-    assert tables(empty_database) == {"lending"}
 
 
 def test_a_given_database_is_checked_and_not_migrated(empty_database: str, database: str) -> None:

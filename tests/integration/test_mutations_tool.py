@@ -91,13 +91,6 @@ def test_an_unnoticed_fault_survives_and_fails(tree: Path, capsys: pytest.Captur
     assert "1 of 2 mutants killed" in out
 
 
-@pytest.mark.long
-def test_one_fault_does_not_outlive_its_turn(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plant(tree, {}, {"name": "harmless", "find": "Two numbers", "replace": "2 numbers"})
-    assert run(tree) == 1
-    assert "survived" in next(line for line in capsys.readouterr().out.splitlines() if "harmless" in line)
-
-
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -144,14 +137,6 @@ def test_an_entry_that_cannot_be_planted_is_an_error(
     plant(tree, change)
     assert run(tree) == 2
     assert why in capsys.readouterr().err
-
-
-@pytest.mark.long
-def test_a_test_that_is_red_anyway_is_an_error(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tree / "leader/sublet_leader/numbers.py").write_text(CODE.replace("number / 2", "number / 4 * 1"))
-    plant(tree, {"find": "/ 4", "replace": "/ 3"})
-    assert run(tree) == 2
-    assert "is not green as it is: tests/test_numbers.py::test_half" in capsys.readouterr().err
 
 
 @pytest.mark.long

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -22,25 +19,21 @@ import pytest
 
 from sublet_borrower.consumer.async_session import AsyncSession
 from sublet_borrower.consumer.session import Session
-from sublet_borrower.fetch import stream_fetcher
 from sublet_borrower.fetch.node_reader import NodeReader
 from sublet_borrower.settings import BorrowerSettings
 from sublet_leader.feed.service import FeedLimits
-from sublet_protocol.domain.errors import ProtocolMismatch, SubscriptionEnded, Unavailable, UsageError
+from sublet_protocol.domain.errors import Unavailable, UsageError
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.messages.feed import ERROR_METADATA, RETRY_AFTER_METADATA
 from sublet_protocol.messages.feed_fetch import FetchRequest, encode_fetch_request, encode_heads_request
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_storage.db.connect import connect
-from sublet_storage.producer import Publisher
-from sublet_storage.spaces.retention import apply_retention
-from sublet_storage.spaces.space_changes import rollover
 from tests.integration.feed_kit import address_of, serving, stub
-from tests.integration.log_kit import put, stream_of, with_a_short_lived_space
+from tests.integration.log_kit import stream_of
 from tests.integration.sharing_kit import ALL, WAIT_S, Stage
 from tests.kit import eventually
-from tests.kit_nodes import SPEED, environment
+from tests.kit_nodes import SPEED
 from tests.postgres_proxy import PostgresProxy
 
 SETTINGS = BorrowerSettings().scaled(SPEED)
@@ -141,67 +134,6 @@ def test_a_reader_leaves_a_frozen_node(stage: Stage) -> None:
     assert eventually(lambda: reader.fetch_heads([stream]), WAIT_S) == [(stream, head)]
     assert time.monotonic() - began < 10.0
     reader.close()
-
-
-def test_only_what_matches_is_given(stage: Stage) -> None:
-    stage.serve("n1")
-    stage.scene.publish(100)
-    with member(addresses(stage), "$share/g/t/3") as session:
-        found: list[bytes] = []
-        while len(found) < 20 and (batch := session.poll(WAIT_S)) is not None:
-            assert set(batch.table.column("topic").to_pylist()) == {"t/3"}
-            found += batch.table.column("value").to_pylist()
-        assert sorted(map(int, found)) == list(range(3, 100, 5))
-        assert session.poll(0.3) is None
-    assert stage.scene.ask("select sum(position)::int from lending where status = 'free'") == [(100,)], "passed over"
-
-
-@pytest.mark.conforms("E30")
-def test_of_a_name_the_newer_session_fences_the_older_without_a_database(stage: Stage, nowhere: Path) -> None:
-    stage.serve("n1")
-    nodes = addresses(stage)
-    with member(nodes, name="worker") as older:
-        assert older.poll(1.0) is None
-        eventually(lambda: stage.scene.shares() == [16], WAIT_S, stage.said)
-        with member(nodes, name="worker") as newer:
-            with pytest.raises(SubscriptionEnded, match="fenced"):
-                eventually(lambda: older.poll(0.1), WAIT_S)
-            assert newer.poll(0.1) is None
-            assert not newer.is_closed
-
-
-@pytest.mark.conforms("W4")
-def test_a_stream_that_is_gone_is_said_once_and_the_others_go_on(
-    database: str, stage: Stage, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It reads from a feed, and its leader is a node that is frozen: else that takes the stream back first."""
-    with with_a_short_lived_space(database) as conn, serving(database) as feed:
-        doomed, other = stream_of(conn, "eu"), stream_of(conn, "default")
-        stage.serve("n1")
-        node = stage.fleet.nodes["n1"]
-        with member([feed.address, address_of(node)]) as session:
-            seen: list[tuple[int, int]] = []
-
-            def look() -> set[tuple[int, int]]:
-                if (batch := session.poll(0.1)) is not None:
-                    seen.append((batch.stream_id, batch.first))
-                return set(seen)
-
-            eventually(lambda: look() or len(session.assignment()) == 2, WAIT_S, stage.said)
-            put(conn, doomed, b"0", topic="eu/1")
-            eventually(lambda: (doomed, 0) in look(), WAIT_S, stage.said)
-            node.signal(signal.SIGSTOP)
-            put(conn, doomed, b"1", topic="eu/1")
-            rollover(conn, "eu")
-            conn.execute("update generation set closed_at = closed_at - interval '101 s' where state = 'closed'")
-            assert apply_retention(conn)
-            with caplog.at_level(logging.WARNING, stream_fetcher.__name__):
-                eventually(lambda: look() and "is gone" in caplog.text, WAIT_S)
-            (said,) = [record.getMessage() for record in caplog.records if record.name == stream_fetcher.__name__]
-            assert f"stream {doomed}: offset 1 is gone" in said
-            node.signal(signal.SIGCONT)
-            put(conn, other, b"0", topic="us")
-            eventually(lambda: (other, 0) in look(), WAIT_S, stage.said)
 
 
 def test_an_async_session_goes_through_nodes_too(stage: Stage, nowhere: Path) -> None:
@@ -319,66 +251,4 @@ def test_reads_are_bounded(database: str) -> None:
         eventually(lambda: server.feed._reads.inside == 0)
 
 
-@pytest.mark.conforms("E30")
-def test_nodes_of_another_protocol_version_are_told_before_anything_is_joined(
-    database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sublet_protocol.messages.feed_fetch.PROTOCOL_VERSION", PROTOCOL_VERSION + 1)
-    with (
-        serving(database) as server,
-        pytest.raises(ProtocolMismatch, match=rf"version {PROTOCOL_VERSION + 1}: this node"),
-    ):
-        member([server.address])
-
-
 # --- processes --------------------------------------------------------------------------------------------------------
-
-FORKS = """
-import multiprocessing, os, sys, sublet
-from sublet_protocol.domain.errors import UsageError
-
-session = sublet.Session(
-    "$share/g/#", nodes=sys.argv[1:], transport="nodes", starting_position="earliest", auto_ack=False
-)
-batch = session.poll(30)
-assert batch is not None
-
-def work():
-    for use in (lambda: session.poll(1), batch.ack, session.assignment):
-        try:
-            use()
-        except UsageError as error:
-            print("UsageError" if f"process {os.getpid()}" in str(error) else error)
-    session.close()
-
-child = multiprocessing.get_context("fork").Process(target=work)
-child.start()
-child.join(60)
-print("child ended", child.exitcode)
-batch.ack()
-rest = len(batch)
-while rest < 40:
-    batch = session.poll(30)
-    batch.ack()
-    rest += len(batch)
-session.close()
-print("parent went on")
-"""
-
-
-def test_a_forked_child_may_not_use_it_and_the_parent_goes_on(stage: Stage) -> None:
-    stage.serve("n1")
-    with Publisher(stage.scene.url) as publisher:
-        for number in range(40):
-            publisher.publish(f"a/{number}", b"1")
-    settings = environment() | {"SUBLET_DATABASE_URL": "postgresql://nowhere.invalid/db"}
-    done = subprocess.run(
-        [sys.executable, "-c", FORKS, *addresses(stage)],
-        env=settings,
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == [*["UsageError"] * 3, "child ended 0", "parent went on"]
