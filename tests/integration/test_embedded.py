@@ -1,4 +1,7 @@
-"""The embedded server: shared, stopped by the last one out, and unharmed by whatever kills its users or itself."""
+"""The embedded server: shared, stopped by the last one out, and unharmed by whatever kills its users or itself.
+
+If it dies while it is used it comes back by itself, and whoever uses it gets over it.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
@@ -17,9 +21,13 @@ from typing import TextIO
 import psycopg
 import pytest
 
+from sublet_borrower.consumer.session import Session
 from sublet_protocol.domain.errors import EmbeddedDirectoryUnusable
 from sublet_storage.bootstrap.database import open_database
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres, usable_data_dir
+from sublet_storage.bootstrap.migrate import migrate
+from sublet_storage.producer import Publisher
+from tests.integration.cli_kit import a_shell
 from tests.kit import eventually, for_root
 from tools.source_path import source_path
 
@@ -94,9 +102,10 @@ def postmaster(data_dir: Path) -> int:
     return int((data_dir / "pg" / "postmaster.pid").read_text().split()[0])
 
 
-def somebody_waits_for(locked: TextIO) -> bool:
+def waiting_for(locked: TextIO) -> int:
+    """How many wait for a lock on this file."""
     inode = f":{os.fstat(locked.fileno()).st_ino} "
-    return any("->" in line and inode in line for line in Path("/proc/locks").read_text().splitlines())
+    return sum("->" in line and inode in line for line in Path("/proc/locks").read_text().splitlines())
 
 
 def test_a_server_is_durable_and_private(home: Path) -> None:
@@ -156,22 +165,12 @@ def test_the_watchdog_looks_again_before_it_stops(home: Path, user: Callable[[],
     with open(home / "data" / "server.lock") as server, open(home / "data" / "users.lock") as users:
         fcntl.flock(server, fcntl.LOCK_EX)
         only.kill()
-        eventually(lambda: somebody_waits_for(server))
+        eventually(lambda: waiting_for(server))
         fcntl.flock(users, fcntl.LOCK_SH)
         fcntl.flock(server, fcntl.LOCK_UN)
-        eventually(lambda: somebody_waits_for(users))
+        eventually(lambda: waiting_for(users))
         assert answers(url)
     eventually(lambda: not answers(url))
-
-
-def test_a_killed_server_is_started_by_hand(home: Path) -> None:
-    with EmbeddedPostgres(home / "data") as server:
-        with psycopg.connect(server.url, autocommit=True) as conn:
-            conn.execute("create table kept as select 42 as answer")
-        os.kill(postmaster(home / "data"), signal.SIGKILL)
-        eventually(lambda: not answers(server.url))
-        with psycopg.connect(server.start()) as conn:
-            assert conn.execute("select answer from kept").fetchone() == (42,)
 
 
 def test_a_killed_server_that_nobody_reaps_is_replaced(home: Path) -> None:
@@ -322,3 +321,93 @@ def test_a_cluster_of_another_version_is_refused(home: Path) -> None:
     version.write_text("9\n")
     with pytest.raises(EmbeddedDirectoryUnusable, match="was made by Postgres 9, found only"):
         EmbeddedPostgres(home / "data").start()
+
+
+# --- a server that dies while it is used ------------------------------------------------------------------------------
+
+
+def end_and_see_it_come_back(server: EmbeddedPostgres, number: signal.Signals = signal.SIGKILL) -> None:
+    before = postmaster(server.data_dir)
+    os.kill(before, number)
+    eventually(lambda: answers(server.url) and postmaster(server.data_dir) != before, 30)
+
+
+@pytest.mark.conforms("W1")
+def test_a_server_in_use_comes_back_by_itself(home: Path) -> None:
+    with EmbeddedPostgres(home / "data") as server:
+        with psycopg.connect(server.url, autocommit=True) as conn:
+            conn.execute("create table kept as select 42 as answer")
+        for number in (signal.SIGKILL, signal.SIGKILL, signal.SIGINT):
+            end_and_see_it_come_back(server, number)
+        with psycopg.connect(server.url) as conn:
+            assert conn.execute("select answer from kept").fetchone() == (42,)
+        log = (server.data_dir / "pg" / "server.log").read_text()
+        assert log.count("watchdog: the server was gone while it was used: starting it again") >= 2
+        assert "watchdog: it is back" in log
+        url = server.url
+    assert not answers(url), "the last one out stops it, as ever"
+
+
+def test_a_server_nobody_uses_stays_away(home: Path, user: Callable[[], User]) -> None:
+    """It dies, and its user is killed before the watchdog gets to it."""
+    only, data_dir = user(), home / "data"
+    url = only.url()
+    with open(data_dir / "server.lock") as lock, open(data_dir / "watchdog.lock") as watchdog:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.kill(postmaster(data_dir), signal.SIGKILL)
+        eventually(lambda: waiting_for(lock) == 1, 30, "the watchdog does not see that it is gone")
+        only.kill()
+        eventually(lambda: waiting_for(lock) == 2, 30, "the watchdog does not see that nobody is left")
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        fcntl.flock(watchdog, fcntl.LOCK_EX)
+        eventually(lambda: waiting_for(lock) == 0)
+    assert not answers(url)
+    assert "starting it again" not in (data_dir / "pg" / "server.log").read_text()
+
+
+@pytest.mark.long
+@pytest.mark.conforms("W1")
+def test_publishers_nodes_and_sessions_get_over_it(home: Path) -> None:
+    sent: list[bytes] = []
+    failed: list[BaseException] = []
+    stop = threading.Event()
+
+    def publish(url: str) -> None:
+        try:
+            with Publisher(url) as publisher:
+                while not stop.wait(0.002):
+                    sent.append(b"%d" % len(sent))
+                    publisher.publish(f"t/{len(sent) % 5}", sent[-1]).result(60)
+        except BaseException as error:  # noqa: BLE001 - shown by the test
+            failed.append(error)
+
+    with EmbeddedPostgres(home / "data") as server:
+        migrate(server.url)
+        with a_shell(SUBLET_DATABASE_URL=server.url) as shell:
+            shell.leader("n1")
+            caller = threading.Thread(target=publish, args=(server.url,))
+            with Session("$share/g/t/#", url=server.url, starting_position="earliest") as session:
+                caller.start()
+                seen = consumed(session, 50)
+                for _ in range(2):
+                    end_and_see_it_come_back(server)
+                    seen |= consumed(session, 50)
+                stop.set()
+                caller.join(60)
+                assert not failed
+                while seen != set(sent):
+                    seen |= consumed(session, 1)
+
+
+def consumed(session: Session, least: int) -> set[bytes]:
+    """So many values more, at least."""
+    seen: set[bytes] = set()
+
+    def more() -> bool:
+        batch = session.poll(1)
+        if batch is not None:
+            seen.update(batch.table.column("value").to_pylist())
+        return len(seen) >= least
+
+    eventually(more, 60, lambda: f"{len(seen)} of {least}")
+    return seen
