@@ -49,6 +49,15 @@ def story(database: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
+def goes_on(process: subprocess.Popen[str]) -> str:
+    """Let it publish once more; what it says of that."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("go on\n")
+    process.stdin.flush()
+    return process.stdout.readline()
+
+
 def frontier(database: str) -> tuple[tuple[int, ...], ...]:
     with connect(database) as conn:
         found = read_lower_frontier(conn, find_space(conn, "default").space_id)
@@ -62,11 +71,7 @@ def test_a_frozen_publisher_finds_its_epochs_closed(database: str) -> None:
         process.send_signal(signal.SIGSTOP)
         eventually(lambda: frontier(database) == ((4,),), WAIT_S)
         process.send_signal(signal.SIGCONT)
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write("go on\n")
-        process.stdin.flush()
-        assert process.stdout.readline() == "CapabilityExpired\n"
+        assert goes_on(process) == "CapabilityExpired\n"
 
 
 @pytest.mark.usefixtures("fleet")
@@ -81,8 +86,4 @@ def test_a_living_publisher_keeps_its_epochs(database: str) -> None:
             return bool(row and row[0])
 
         eventually(renewed, WAIT_S)
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write("go on\n")
-        process.stdin.flush()
-        assert process.stdout.readline() == "published\n"
+        assert goes_on(process) == "published\n"

@@ -30,46 +30,33 @@ def story(conn: psycopg.Connection[Any]) -> Story:
 # --- who joins ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.conforms("S1", "S2")
-def test_a_live_reader_sees_what_begins_after_it_has_come_and_nothing_of_what_had_begun(
-    conn: psycopg.Connection[Any], story: Story
+@pytest.mark.conforms("S1", "S2", "S4", "S7")
+@pytest.mark.parametrize(
+    ("begin", "at_first", "in_all"),
+    [
+        ("latest", {}, {6: 2, 7: 1, 8: 1}),
+        ("active", {3: 1, 5: 1}, {3: 2, 4: 1, 5: 3, 6: 2, 7: 1, 8: 1}),
+        ("earliest", {0: 1, 1: 1, 2: 1, 3: 1, 5: 1}, {0: 1, 1: 1, 2: 1, 3: 2, 4: 1, 5: 3, 6: 2, 7: 1, 8: 1}),
+    ],
+)
+def test_where_a_reader_begins_it_gets_whole_epochs(
+    conn: psycopg.Connection[Any],
+    story: Story,
+    begin: str,
+    at_first: dict[int | None, int],
+    in_all: dict[int | None, int],
 ) -> None:
+    """Live, nothing that had begun; of the active ones, all; from the beginning, the completed ones too."""
     story.three_and_five()
-    reading = EpochTailReader(conn, ALL)
+    reading = EpochTailReader(conn, ALL, begin)
     first = list(reading.read_available(conn))
-    assert first == [FrontierSnapshot(LowerFrontier(((3,),)), UpperFrontier(((5,),)))]
+    lower = None if begin == "earliest" else LowerFrontier(((3,),))
+    assert first[0] == reading.snapshot == FrontierSnapshot(lower, UpperFrontier(((5,),)))
+    assert numbers(seen(first)) == at_first
+    assert reported(first) == ([((3,),)] if begin == "earliest" else []), "history is told of what it was given"
     story.the_rest()
     rest = list(reading.read_available(conn))
-    assert numbers(seen(rest)) == {6: 2, 7: 1, 8: 1}
-    assert reported(rest) == [((9,),)]
-    check_course(first + rest)
-
-
-@pytest.mark.conforms("S7", "S1")
-def test_from_history_a_reader_gets_the_active_epochs_whole_and_no_completed_ones(
-    conn: psycopg.Connection[Any], story: Story
-) -> None:
-    story.three_and_five()
-    reading = EpochTailReader(conn, ALL, "active")
-    assert reading.snapshot == FrontierSnapshot(LowerFrontier(((3,),)), UpperFrontier(((5,),)))
-    first = list(reading.read_available(conn))
-    assert numbers(seen(first)) == {3: 1, 5: 1}
-    story.the_rest()
-    rest = list(reading.read_available(conn))
-    assert numbers(seen(first + rest)) == {3: 2, 4: 1, 5: 3, 6: 2, 7: 1, 8: 1}
-    check_course(first + rest)
-
-
-@pytest.mark.conforms("S1", "S4")
-def test_from_the_beginning_all_epochs_come_and_are_completed_once(conn: psycopg.Connection[Any], story: Story) -> None:
-    story.three_and_five()
-    reading = EpochTailReader(conn, ALL, "earliest")
-    first = list(reading.read_available(conn))
-    assert first[0] == FrontierSnapshot(None, UpperFrontier(((5,),)))
-    assert reported(first) == [((3,),)], "a reader of history is told of its epochs after it was given them"
-    story.the_rest()
-    rest = list(reading.read_available(conn))
-    assert numbers(seen(first + rest)) == {0: 1, 1: 1, 2: 1, 3: 2, 4: 1, 5: 3, 6: 2, 7: 1, 8: 1}
+    assert numbers(seen(first + rest)) == in_all
     assert reported(rest) == [((9,),)]
     check_course(first + rest)
 

@@ -39,10 +39,8 @@ def take_what_is_closed(conn: psycopg.Connection[Any]) -> None:
 
 
 @pytest.mark.conforms("S7")
-@pytest.mark.parametrize(("begin", "wanted"), [("earliest", {6: 3, 7: 1}), ("active", {6: 3, 7: 1})])
-def test_epochs_taken_in_part_do_not_come(
-    conn: psycopg.Connection[Any], story: Story, begin: str, wanted: dict[int | None, int]
-) -> None:
+@pytest.mark.parametrize("begin", ["earliest", "active"])
+def test_epochs_taken_in_part_do_not_come(conn: psycopg.Connection[Any], story: Story, begin: str) -> None:
     story.three_and_five()
     rollover(conn, "default")
     story.publish(A, 5, 6)
@@ -51,7 +49,7 @@ def test_epochs_taken_in_part_do_not_come(
     messages = list(reading.read_available(conn))
     story.publish(A, 4, 5, 6, stream=1)
     story.publish(A, 6, 7)
-    assert numbers(seen([*messages, *reading.read_available(conn)])) == wanted
+    assert numbers(seen([*messages, *reading.read_available(conn)])) == {6: 3, 7: 1}
 
 
 @pytest.mark.conforms("S3")
