@@ -54,11 +54,8 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def stage(server: Server, tmp_path: Path) -> Iterator[Stage]:
-    """A group on that server."""
-    stage = Stage(server.url, tmp_path)
-    yield stage
-    stage.close()
+def database(server: Server) -> str:
+    return server.url
 
 
 @pytest.mark.conforms("W1", "W2", "E13", "E17")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
@@ -17,14 +16,6 @@ from tests.kit_nodes import SPEED
 from tests.postgres_proxy import PostgresProxy
 
 ROUND_TRIP_S = 0.2 / SPEED
-
-
-@pytest.fixture
-def stage(database: str, tmp_path: Path) -> Iterator[Stage]:
-    """A database of the test's own."""
-    stage = Stage(database, tmp_path)
-    yield stage
-    stage.close()
 
 
 @pytest.fixture

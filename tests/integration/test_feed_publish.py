@@ -38,13 +38,6 @@ from tests.postgres_proxy import PostgresProxy
 
 
 @pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
-    with connect(database) as connection:
-        reshard(connection, "default", 3)
-        yield connection
-
-
-@pytest.fixture
 def server(database: str, conn: psycopg.Connection[Any]) -> Iterator[Serving]:
     with serving(database) as server:
         yield server

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -16,14 +14,6 @@ from tests.kit_nodes import SPEED
 ROUNDS = 3
 FROZEN_S = 60.0 / SPEED
 BORROWER = BorrowerSettings().scaled(SPEED)
-
-
-@pytest.fixture
-def stage(database: str, tmp_path: Path) -> Iterator[Stage]:
-    """A database of the test's own."""
-    stage = Stage(database, tmp_path)
-    yield stage
-    stage.close()
 
 
 @pytest.mark.conforms("E13", "E16")

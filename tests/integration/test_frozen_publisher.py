@@ -14,20 +14,11 @@ import psycopg
 import pytest
 
 from sublet_protocol.domain.errors import Unavailable
-from sublet_storage.db.connect import connect
 from sublet_storage.producer import Publisher, sender
-from sublet_storage.spaces.space_changes import reshard
 from tests.kit import eventually
 
 SPARE_S = 3.0
 """For a busy machine."""
-
-
-@pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
-    with connect(database) as connection:
-        reshard(connection, "default", 3)
-        yield connection
 
 
 @contextlib.contextmanager

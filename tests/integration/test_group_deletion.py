@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from sublet_borrower.agent.agent_loop import AgentLoop
@@ -25,11 +22,9 @@ STORED = GroupOptions(starting_position=StartingPosition.EARLIEST, session_expir
 
 
 @pytest.fixture
-def stage(database: str, tmp_path: Path) -> Iterator[Stage]:
-    """A database of the test's own, where groups without members stop soon."""
-    stage = Stage(database, tmp_path, {"SUBLET_LEADER_IDLE_TIMEOUT_S": f"{LEADER.reclaim_grace_s + 0.5:g}"})
-    yield stage
-    stage.close()
+def stage_settings() -> dict[str, str]:
+    """Groups without members stop soon."""
+    return {"SUBLET_LEADER_IDLE_TIMEOUT_S": f"{LEADER.reclaim_grace_s + 0.5:g}"}
 
 
 def ended(stage: Stage, *names: str) -> set[str | None]:

@@ -30,13 +30,6 @@ Sent = tuple[float, str, int, int]
 
 
 @pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
-    with connect(database) as connection:
-        reshard(connection, "default", 3)
-        yield connection
-
-
-@pytest.fixture
 def store(database: str) -> Iterator[PostgresGroupStore]:
     store = PostgresGroupStore(database, lock_timeout_s=10, statement_timeout_s=20)
     yield store

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +13,7 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions
 from tests.integration.cli_kit import a_shell
-from tests.integration.http_kit import Http
+from tests.integration.http_kit import Http, served
 from tests.integration.sharing_kit import ALL, WAIT_S, Stage
 from tests.kit import eventually
 
@@ -24,16 +22,8 @@ STRANGE = '$share/<b>&"é/a/#'
 
 
 @pytest.fixture
-def stage(database: str, tmp_path: Path) -> Iterator[Stage]:
-    """Nodes with HTTP ports and a token, on a database of the test's own."""
-    stage = Stage(database, tmp_path, extra={"SUBLET_HTTP": "yes", "SUBLET_ADMIN_TOKEN": TOKEN})
-    yield stage
-    stage.close()
-
-
-def served(stage: Stage, name: str = "n1") -> Http:
-    stage.serve(name)
-    return Http.of(stage.fleet.nodes[name])
+def stage_settings() -> dict[str, str]:
+    return {"SUBLET_HTTP": "yes", "SUBLET_ADMIN_TOKEN": TOKEN}
 
 
 def post(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -18,11 +15,8 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
 @pytest.fixture
-def stage(database: str, tmp_path: Path) -> Iterator[Stage]:
-    """Nodes with HTTP ports, on a database of the test's own."""
-    stage = Stage(database, tmp_path, extra={"SUBLET_HTTP": "yes"})
-    yield stage
-    stage.close()
+def stage_settings() -> dict[str, str]:
+    return {"SUBLET_HTTP": "yes"}
 
 
 def grpc_says(stage: Stage, node: str, service: str = "") -> bool:

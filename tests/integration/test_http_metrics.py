@@ -22,7 +22,7 @@ from sublet_storage.groups.status.overview import list_groups
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import reshard
 from tests.integration.cli_kit import a_shell
-from tests.integration.http_kit import Http
+from tests.integration.http_kit import Http, served
 from tests.integration.lending_kit import GROUP as LED_BY_HAND
 from tests.integration.lending_kit import NODE as LED_BY
 from tests.integration.lending_kit import a_world, open_streams
@@ -45,11 +45,6 @@ def staged(database: str, tmp_path: Path) -> Iterator[Staged]:
     yield build
     for stage in stages:
         stage.close()
-
-
-def served(stage: Stage, name: str = "n1") -> Http:
-    stage.serve(name)
-    return Http.of(stage.fleet.nodes[name])
 
 
 def lags(node: Http, group: str) -> dict[str, float]:

@@ -4,7 +4,6 @@ called."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -19,7 +18,7 @@ from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions
 from sublet_storage.node_directory import NodeRef, register
 from sublet_storage.spaces.space_changes import reshard
-from tests.integration.http_kit import Http
+from tests.integration.http_kit import Http, served
 from tests.integration.sharing_kit import ALL, WAIT_S, Stage
 from tests.kit import eventually
 from tools.browser import browser, missing
@@ -40,17 +39,15 @@ def chrome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
 
 
 @pytest.fixture
-def stage(database: str, tmp_path: Path) -> Iterator[Stage]:
-    """Nodes with HTTP ports and a token, on a database with four streams."""
-    stage = Stage(database, tmp_path, extra={"SUBLET_HTTP": "yes", "SUBLET_ADMIN_TOKEN": TOKEN})
+def stage_settings() -> dict[str, str]:
+    return {"SUBLET_HTTP": "yes", "SUBLET_ADMIN_TOKEN": TOKEN}
+
+
+@pytest.fixture
+def stage(stage: Stage) -> Stage:
+    """With four streams."""
     reshard(stage.scene.connection, "default", 4)
-    yield stage
-    stage.close()
-
-
-def served(stage: Stage) -> Http:
-    stage.serve("n1")
-    return Http.of(stage.fleet.nodes["n1"])
+    return stage
 
 
 def js(chrome: Chrome, what: str) -> Any:

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from tests.integration.sharing_kit import ALL, LEADER, WAIT_S, Stage
 from tests.kit import eventually
 
 ROUNDS = 3
-
-
-@pytest.fixture
-def stage(database: str, tmp_path: Path) -> Iterator[Stage]:
-    """A database of the test's own."""
-    stage = Stage(database, tmp_path)
-    yield stage
-    stage.close()
 
 
 @pytest.mark.long

@@ -41,13 +41,6 @@ HASTY = replace(SETTINGS, read_timeout_s=1.5)
 
 
 @pytest.fixture
-def stage(database: str, tmp_path: Path) -> Iterator[Stage]:
-    stage = Stage(database, tmp_path)
-    yield stage
-    stage.close()
-
-
-@pytest.fixture
 def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Whoever looks for a database finds none, and whoever starts one does it there."""
     monkeypatch.setenv("SUBLET_DATABASE_URL", "postgresql://nowhere.invalid/db")

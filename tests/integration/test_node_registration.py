@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from sublet_leader.listen_address import ListenAddress
 from sublet_leader.server import NodeServer
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import InvalidSetting
-from sublet_storage.db.connect import connect
 from sublet_storage.node_directory import NodeRef, list_nodes, live_nodes
 from tests.kit import eventually
 from tests.kit_nodes import Fleet
@@ -25,12 +24,6 @@ LEASE_S = 2.4
 LEASES_WATCHED = 2
 SLACK_S = 4.0
 """For a busy machine."""
-
-
-@pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
-    with connect(database) as conn:
-        yield conn
 
 
 def expiry(conn: psycopg.Connection[Any], name: str) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -26,12 +25,6 @@ from sublet_storage.node_directory import (
 
 OLD = NodeRef("a", "old", "127.0.0.1:1")
 NEW = NodeRef("a", "new", "127.0.0.1:2")
-
-
-@pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
-    with connect(database) as conn:
-        yield conn
 
 
 def expire(conn: psycopg.Connection[Any], node: NodeRef) -> None:

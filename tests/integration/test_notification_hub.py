@@ -19,6 +19,7 @@ from sublet_storage.notify.changes import Change, NotifySettings, group_change, 
 from sublet_storage.notify.drivers.registry import load_driver
 from sublet_storage.notify.publisher import publish_once
 from sublet_storage.spaces.space_changes import create_space
+from tests.integration.session_kit import until
 
 NEWS = NotifySettings().scaled(4)
 ODD: list[dict[str, Any] | None] = [
@@ -29,13 +30,6 @@ ODD: list[dict[str, Any] | None] = [
     {},
     None,
 ]
-
-
-async def until(fact: object) -> None:
-    assert callable(fact)
-    async with asyncio.timeout(20):
-        while not fact():
-            await asyncio.sleep(0.01)
 
 
 def heads(publisher: NodeSideMachine, name: str) -> list[object]:
