@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import signal
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -16,7 +14,7 @@ import psycopg
 import pytest
 
 import sublet_leader.feed.head_poller as watching
-from sublet_borrower.node_client import feed_reader as feed_reader
+from sublet_borrower.node_client import feed_reader
 from sublet_borrower.node_client.feed import Feed
 from sublet_leader.feed.service import FeedLimits
 from sublet_protocol.domain.errors import InvalidFilter, PositionBeyondHead, PositionGone, Unavailable, UsageError
@@ -212,61 +210,47 @@ def test_a_read_that_sees_a_rollover_finds_children(
 
 
 @pytest.mark.conforms("P6")
-def test_waiters_go_on_when_their_nodes_are_killed(database: str, tmp_path: Path) -> None:
-    fleet = Fleet(database, tmp_path)
-    try:
-        addresses = [address_of(fleet.node(name)) for name in ("n1", "n2")]
-        with Feed(addresses) as feed, Publisher(database) as publisher:
-            reader = feed.follow("#")
-            found: list[bytes] = []
-            for number in range(300):
-                publisher.publish("t", b"%d" % number, key=b"k")
-                if number in (100, 200):
-                    publisher.flush()
-                    found += read_values(reader, number + 1 - len(found), 30)
-                    fleet.nodes["n1" if number == 100 else "n2"].kill()
-                    if number == 100:
-                        addresses.append(address_of(fleet.node("n3")))
-                        reader._calls._nodes = tuple(addresses)
-            publisher.flush()
-            found += read_values(reader, 300 - len(found), 30)
-            assert reader.read(0.3) is None
-            reader.close()
-    finally:
-        fleet.close()
+def test_waiters_go_on_when_their_nodes_are_killed(database: str, fleet: Fleet) -> None:
+    addresses = [address_of(fleet.nodes["n1"]), *(address_of(fleet.node(name)) for name in ("n2", "n3"))]
+    killed = {100: "n1", 200: "n2"}
+    with Feed(addresses) as feed, Publisher(database) as publisher, feed.follow("#") as reader:
+        found: list[bytes] = []
+        for number in range(300):
+            publisher.publish("t", b"%d" % number, key=b"k")
+            if number in killed:
+                publisher.flush()
+                found += read_values(reader, number + 1 - len(found), 30)
+                fleet.nodes[killed[number]].kill()
+        publisher.flush()
+        found += read_values(reader, 300 - len(found), 30)
+        assert reader.read(0.3) is None
     assert found == numbers(0, 300)
 
 
 @pytest.mark.conforms("P6")
 def test_a_frozen_node_is_left_for_another(
-    database: str, conn: psycopg.Connection[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fleet: Fleet, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feed_reader, "RECEIVE_TIMEOUT_S", 3.0)
-    fleet = Fleet(database, tmp_path)
-    try:
-        addresses = [address_of(fleet.node(name)) for name in ("n1", "n2")]
-        with Feed(addresses) as feed, feed.follow("#") as reader:
-            stream = stream_of(conn, "default")
-            put(conn, stream, b"0")
-            assert read_values(reader, 1) == [b"0"]
-            fleet.nodes["n1"].signal(signal.SIGSTOP)
-            put(conn, stream, b"1")
-            assert read_values(reader, 1, 60) == [b"1"]
-    finally:
-        fleet.close()
+    addresses = [address_of(fleet.nodes["n1"]), address_of(fleet.node("n2"))]
+    with Feed(addresses) as feed, feed.follow("#") as reader:
+        stream = stream_of(conn, "default")
+        put(conn, stream, b"0")
+        assert read_values(reader, 1) == [b"0"]
+        fleet.nodes["n1"].signal(signal.SIGSTOP)
+        put(conn, stream, b"1")
+        assert read_values(reader, 1, 60) == [b"1"]
 
 
 def test_a_node_that_never_answers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_reader, "RECEIVE_TIMEOUT_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        began = time.monotonic()
         with (
             Feed(address, node_timeout_s=1.5) as feed,
             pytest.raises(Unavailable, match=f"{address}.*Given up after 1.5 s"),
         ):
             feed.follow("#")
-    assert time.monotonic() - began < 20
 
 
 def test_a_database_that_is_away_is_waited_for(feed: Feed, database: str, conn: psycopg.Connection[Any]) -> None:
@@ -316,9 +300,6 @@ def test_many_waiters_share_one_look(server: Serving, conn: psycopg.Connection[A
         assert last_query(conn, "sublet feed reading") == before
         put(conn, stream, b"1")
         assert [read_values(reader, 1) for reader in readers] == [[b"1"]] * 20
-    looks = eventually(lambda: not server.feed.watch._waiters and server.feed.watch.looks, 20)
-    eventually(lambda: server.feed.watch._task is None, 20)
-    assert looks
 
 
 def test_heads_from_elsewhere_wake_waiters(
@@ -327,7 +308,7 @@ def test_heads_from_elsewhere_wake_waiters(
     monkeypatch.setattr(watching, "BACKOFF_INITIAL_S", 3600.0)
     stream = stream_of(conn, "default")
     with serving(database) as server, Feed(server.address) as feed, feed.follow("#") as reader:
-        eventually(lambda: stream in server.feed.watch._heads)
+        eventually(lambda: server.feed.watch.looks)
         end = put(conn, stream, b"0")
         assert reader.read(0.3) is None
         server.feed.note_heads({stream: end, 999: 5})
@@ -351,7 +332,7 @@ def test_a_client_that_takes_no_pages_costs_few(server: Serving, database: str, 
         assert server.feed.pages_written < 30
         assert next(page.position for page in stuck if page.position >= 100) == 100
         stuck.cancel()
-    eventually(lambda: server.feed._readers.inside == 0)
+    eventually(lambda: server.feed.readers.inside == 0)
 
 
 @pytest.mark.conforms("X4")

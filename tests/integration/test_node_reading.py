@@ -7,7 +7,6 @@ import contextlib
 import signal
 import socket
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -52,9 +51,9 @@ def addresses(stage: Stage) -> list[str]:
     return [address_of(node) for node in stage.fleet.nodes.values()]
 
 
-def member(nodes: list[str], subscription: str = ALL, **settings: Any) -> Session:
+def member(nodes: list[str], **settings: Any) -> Session:
     wanted = {"starting_position": "earliest", "settings": SETTINGS, **settings}
-    return Session(subscription, nodes=nodes, transport="nodes", **wanted)
+    return Session(ALL, nodes=nodes, transport="nodes", **wanted)
 
 
 class Member:
@@ -122,10 +121,8 @@ def test_a_reader_leaves_a_frozen_node(stage: Stage) -> None:
     stage.scene.publish(100)
     stage.fleet.nodes["n1"].signal(signal.SIGSTOP)
     (stream, head), *_ = [each for each in stage.scene.heads().items() if each[1]]
-    began = time.monotonic()
     assert reader.fetch_heads([stream]) == []
     assert eventually(lambda: reader.fetch_heads([stream]), WAIT_S) == [(stream, head)]
-    assert time.monotonic() - began < 10.0
     reader.close()
 
 
@@ -181,7 +178,7 @@ def a_port(greeting: bytes | None) -> Iterator[str]:
         listener.shutdown(socket.SHUT_RDWR)
 
 
-@pytest.mark.parametrize("greeting", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"220 mail.example ESMTP\r\n", None])
+@pytest.mark.parametrize("greeting", [b"HTTP/1.1 400 Bad Request\r\n\r\n", None])
 def test_without_a_node_it_is_said_who_was_asked(greeting: bytes | None, nowhere: Path) -> None:
     with a_port(greeting) as wrong, pytest.raises(Unavailable, match=f"no node answers at {wrong}, 127.0.0.1:1"):
         member([wrong, "127.0.0.1:1"], settings=HASTY)
@@ -232,7 +229,7 @@ def test_reads_are_bounded(database: str) -> None:
         assert service.Read(request, timeout=20).head == 0
         proxy.hold()
         under_way = [service.Read.future(request, timeout=20) for _ in range(2)]
-        eventually(lambda: server.feed._reads.inside == 2)
+        eventually(lambda: server.feed.reads.inside == 2)
         under_way[0].cancel()  # it counts until its work is over
         for method, asked in [("Read", request), ("Heads", encode_heads_request([stream]))] * 20:
             with pytest.raises(grpc.RpcError) as refused:
@@ -241,7 +238,4 @@ def test_reads_are_bounded(database: str) -> None:
             assert int(dict(refused.value.trailing_metadata())[RETRY_AFTER_METADATA]) > 0
         proxy.resume()
         assert under_way[1].result().head == 0
-        eventually(lambda: server.feed._reads.inside == 0)
-
-
-# --- processes --------------------------------------------------------------------------------------------------------
+        eventually(lambda: server.feed.reads.inside == 0)
