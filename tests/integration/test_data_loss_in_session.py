@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -21,13 +20,6 @@ from tests.kit_nodes import SPEED, Fleet
 
 WAIT_S = 40.0
 GROUP = "$share/g/#"
-
-
-@pytest.fixture
-def fleet(database: str, tmp_path: Path) -> Iterator[Fleet]:
-    fleet = Fleet(database, tmp_path)
-    yield fleet
-    fleet.close()
 
 
 @pytest.fixture
@@ -58,8 +50,7 @@ def test_a_gone_stream_is_given_back_others_go_on(
     conn: psycopg.Connection[Any], fleet: Fleet, database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     doomed, other = stream_of(conn, "eu"), stream_of(conn, "default")
-    node = fleet.node("n1")
-    eventually(lambda: "serves on" in node.output(), WAIT_S, node.output)
+    node = fleet.nodes["n1"]
     settings = BorrowerSettings().scaled(SPEED)
     with Session(GROUP, database, starting_position="earliest", max_batch_bytes=1, settings=settings) as session:
         seen: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""Server processes of Postgres that are frozen: their connections stay open, their kernel acknowledges, no answer comes.
+"""Server processes of Postgres that are frozen: connections stay open, the kernel acknowledges, and no answer comes.
 
 A reader, a node and a publisher do not wait for them without end.
 """

@@ -11,29 +11,8 @@ from tests.integration.sharing_kit import LEADER, WAIT_S, Stage, last
 from tests.kit import eventually
 from tests.kit_nodes import SPEED
 
-ROUNDS = 3
 FROZEN_S = 60.0 / SPEED
 BORROWER = BorrowerSettings().scaled(SPEED)
-
-
-@pytest.mark.conforms("E13", "E16")
-@pytest.mark.long
-def test_leaders_frozen_in_turn_under_load_change_nothing_when_they_wake(stage: Stage) -> None:
-    stage.serve("n1", "n2")
-    stage.share("a", "b")
-    granted = stage.scene.grants()
-    with stage.scene.load():
-        for _ in range(ROUNDS):
-            stage.more()
-            before, leader = stage.leader()
-            leader.signal(signal.SIGSTOP)
-            after = stage.next_leader(before)
-            leader.signal(signal.SIGCONT)
-            stage.more()
-            assert stage.scene.claim().node.incarnation == after.node.incarnation
-    assert stage.verdict().explained == []
-    assert stage.scene.grants() == granted, "a stream has changed hands"
-    stage.written_by_one_at_a_time()
 
 
 @pytest.mark.long

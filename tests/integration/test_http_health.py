@@ -6,7 +6,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tests.integration.http_kit import Http
+from tests.integration.http_kit import Http, served
 from tests.integration.sharing_kit import ALL, WAIT_S, Stage
 from tests.kit import eventually
 from tests.postgres_proxy import PostgresProxy
@@ -56,8 +56,7 @@ def test_a_probe_sees_the_database_go_and_return(stage: Stage) -> None:
 
 @pytest.mark.conforms("A8")
 def test_a_probe_sees_that_a_lease_is_denied_and_why(stage: Stage) -> None:
-    stage.serve("n1")
-    node = Http.of(stage.fleet.nodes["n1"])
+    node = served(stage)
     eventually(lambda: state_of(node) == (200, "ok", True), WAIT_S, stage.said)
     ask = stage.scene.connection.execute
     # Somebody else has its name.
@@ -77,14 +76,9 @@ def test_a_probe_sees_that_a_lease_is_denied_and_why(stage: Stage) -> None:
     eventually(lambda: node.metric("sublet_database_up") == 1, WAIT_S)
     ask("drop function deny cascade")
     eventually(lambda: state_of(node) == (200, "ok", True), WAIT_S, stage.said)
-
-
-@pytest.mark.conforms("A8")
-def test_a_probe_sees_that_a_lease_was_taken_by_another_node(stage: Stage) -> None:
-    stage.serve("n1")
-    node = Http.of(stage.fleet.nodes["n1"])
+    # Another node has taken it.
     eventually(lambda: node.metric("sublet_leaderships", status="leading") == 1, WAIT_S, stage.said)
-    stage.scene.connection.execute(
+    ask(
         "update leadership set incarnation = 'another life', node = 'other', term = term + 1,"
         " expires_at = clock_timestamp() + interval '1 hour'"
     )
@@ -100,8 +94,7 @@ def test_a_probe_sees_a_group_without_a_leader(stage: Stage) -> None:
     eventually(lambda: node.metric("sublet_consumergroup_members", group=ALL) == 1, WAIT_S)
     stage.fleet.nodes["n1"].kill()
     stage.fleet.consumers["a"].kill()
-    stage.serve("n2")  # nobody asks it for the group
-    other = Http.of(stage.fleet.nodes["n2"])
+    other = served(stage, "n2")  # nobody asks it for the group
     eventually(lambda: state_of(other) == (200, "no_leader", True), WAIT_S, stage.said)
     found = other.ask("/readyz/leaders")
     assert (found.status, found.object["detail"]) == (503, "1 group has consumers and no leader")

@@ -137,6 +137,8 @@ ODD: dict[str, tuple[bytes, int, str]] = {
     "no host": (b"GET / HTTP/1.1\r\n\r\n", 400, "Host"),
     "two hosts": (GET + HOST + b"\r\n", 400, "Host"),
     "somebody else's host": (b"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n", 421, "loopback"),
+    "a host that begins like ours": (b"GET / HTTP/1.1\r\nHost: 127.0.0.1.evil.example\r\n\r\n", 421, "loopback"),
+    "a host without its bracket": (b"GET / HTTP/1.1\r\nHost: [::1\r\n\r\n", 421, "loopback"),
     "another version": (b"GET / HTTP/9.9\r\n" + HOST + b"\r\n", 505, "but 1.1"),
     "no HTTP at all": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400, "not HTTP"),
     "a method of no kind": (b"G(T / HTTP/1.1\r\n" + HOST + b"\r\n", 400, "not HTTP"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 import warnings
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,8 @@ from sublet_borrower.consumer.session import Session
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.streams.batch import Batch
 from sublet_protocol.domain.errors import GrantLost
-from sublet_storage.db.connect import connect
 from sublet_storage.spaces.space_changes import reshard
-from sublet_storage.spaces.space_queries import open_streams
-from tests.integration.log_kit import put
+from tests.integration.log_kit import put, stream_of
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet
 
@@ -31,19 +28,11 @@ INTERVAL_S = 2.0
 
 
 @pytest.fixture
-def conn(database: str, tmp_path: Path) -> Iterator[psycopg.Connection[Any]]:
+def conn(fleet: Fleet, conn: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
     """A database with one stream and one message in it, and a node."""
-    fleet = Fleet(database, tmp_path)
-    try:
-        node = fleet.node("n1")
-        eventually(lambda: "serves on" in node.output(), WAIT_S, node.output)
-        with connect(database) as conn:
-            reshard(conn, "default", 1)
-            (stream,) = (each.stream_id for each in open_streams(conn))
-            put(conn, stream, b"one", topic="a")
-            yield conn
-    finally:
-        fleet.close()
+    reshard(conn, "default", 1)
+    put(conn, stream_of(conn, "default"), b"one", topic="a")
+    return conn
 
 
 def opened(database: str, max_poll_interval_s: float) -> tuple[Session, Batch]:
