@@ -43,7 +43,7 @@ class Http:
     @classmethod
     def of(cls, node: Process) -> Http:
         """Of a node that was started with one, once it serves."""
-        found = eventually(lambda: _WHERE.search(node.output()), 30.0, node.output)
+        found = eventually(lambda: _WHERE.search(node.output()), 60.0, node.output)
         return cls(found[1])
 
     def ask(

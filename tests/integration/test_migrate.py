@@ -39,13 +39,15 @@ def test_an_empty_database_gets_its_tables(empty_database: str) -> None:
         check_schema(conn)
 
 
-def test_a_table_of_somebody_else_is_left_alone(empty_database: str) -> None:
+@pytest.mark.parametrize("name", ["space", "lending"])
+def test_a_table_of_somebody_else_is_left_alone(empty_database: str, name: str) -> None:
+    """And nothing is left of those that were made before it."""
     with psycopg.connect(empty_database, autocommit=True) as conn:
-        conn.execute("create schema sublet create table space (what text)")
-        with pytest.raises(SchemaMismatch, match='relation "space" already exists, and is none of sublet') as refused:
-            migrate(empty_database)
-        assert "SUBLET_SCHEMA" in str(refused.value)
-        assert tables(empty_database) == {"space"}
+        conn.execute(f"create schema sublet create table {name} (what text)")
+    with pytest.raises(SchemaMismatch, match=f'relation "{name}" already exists, and is none of sublet') as refused:
+        migrate(empty_database)
+    assert "SUBLET_SCHEMA" in str(refused.value)
+    assert tables(empty_database) == {name}
 
 
 def test_migrating_again_changes_nothing(database: str) -> None:
@@ -99,33 +101,29 @@ def test_a_database_without_tables_is_told_to_migrate(empty_database: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("version", "story"),
+    ("version", "story", "untouched"),
     [
-        ("0003", r"at version 0003, of before the first release, 0100: .*`drop schema ... cascade`.*`sublet migrate`"),
-        ("0999", r"0999, newer than .*Upgrade sublet here"),
+        (
+            "0003",
+            r"at version 0003, of before the first release, 0100: .*`drop schema ... cascade`.*`sublet migrate`",
+            r"0003, of before the first release, 0100.*Make it anew",
+        ),
+        ("0999", r"0999, newer than .*Upgrade sublet here", "0999, newer than"),
     ],
 )
-def test_an_older_or_newer_database_is_told_so(database: str, version: str, story: str) -> None:
+def test_an_older_or_newer_database_is_told_so(database: str, version: str, story: str, untouched: str) -> None:
+    """And `migrate` and `downgrade` leave it alone."""
     with connect(database) as conn:
         conn.execute("update alembic_version set version_num = %s, compatible_from = null", (version,))
         with pytest.raises(SchemaMismatch, match=story):
             check_schema(conn)
     with pytest.raises(SchemaMismatch, match=story), open_database(database):
         pass
-
-
-@pytest.mark.parametrize(
-    ("version", "story"),
-    [("0999", "0999, newer than"), ("0001", r"0001, of before the first release, 0100.*Make it anew")],
-)
-def test_migrate_leaves_unknown_versions_alone(database: str, version: str, story: str) -> None:
-    with connect(database) as conn:
-        conn.execute("update alembic_version set version_num = %s, compatible_from = null", (version,))
-        before = tables(database)
-        for attempt in (migrate, downgrade):
-            with pytest.raises(SchemaMismatch, match=story):
-                attempt(database)
-        assert tables(database) == before
+    before = tables(database)
+    for attempt in (migrate, downgrade):
+        with pytest.raises(SchemaMismatch, match=untouched):
+            attempt(database)
+    assert tables(database) == before
 
 
 def test_a_given_database_is_checked_and_not_migrated(empty_database: str, database: str) -> None:
@@ -141,17 +139,16 @@ def test_a_given_database_is_checked_and_not_migrated(empty_database: str, datab
         pass
 
 
-def test_the_environments_database_is_used_unless_a_directory_is_named(
+def test_the_embedded_server_migrates_itself_and_stops(
     database: str, server_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It is used where a directory is named, or nothing in the environment names a database."""
     monkeypatch.setenv("SUBLET_DATABASE_URL", database)
     with open_database() as opened:
         assert opened.url == database
     with open_database(data_dir=server_home / "data") as opened:
         assert opened.embedded
-
-
-def test_the_embedded_server_migrates_itself_and_stops(server_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SUBLET_DATABASE_URL")
     monkeypatch.setenv("SUBLET_DATA_DIR", str(server_home / "data"))
     with open_database() as opened, connect(opened.url) as conn:
         assert opened.embedded
