@@ -10,9 +10,8 @@ import pytest
 
 from sublet_leader.observe.lag_history import LagHistory
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions
-from tests.integration.cli_kit import a_shell
+from tests.integration.cli_kit import Running, Shell
 from tests.integration.http_kit import Http, served
 from tests.integration.sharing_kit import ALL, WAIT_S, Stage
 from tests.kit import eventually
@@ -26,6 +25,13 @@ def stage_settings() -> dict[str, str]:
     return {"SUBLET_HTTP": "yes", "SUBLET_ADMIN_TOKEN": TOKEN}
 
 
+def at(node: Running) -> str:
+    """Where a node answers."""
+    found = re.search(r"answers at http://([0-9.:]+)/", node.err)
+    assert found is not None, node.err
+    return found[1]
+
+
 def post(
     node: Http, what: str, reported: object, token: str | None = TOKEN, kind: str = "application/json"
 ) -> tuple[int, str]:
@@ -37,13 +43,12 @@ def post(
 
 
 @pytest.mark.conforms("A2", "A7", "A9")
-def test_any_node_tells_of_any_group(stage: Stage) -> None:
+def test_any_node_tells_of_any_group(stage: Stage, shell: Shell) -> None:
     nodes = {name: served(stage, name) for name in ("n1", "n2")}
     stage.share("a", "b")
     stage.scene.publish(100)
     eventually(stage.scene.consumed, WAIT_S, stage.said)
-    with a_shell(SUBLET_DATABASE_URL=stage.scene.url) as shell:
-        said = shell.run("groups", "describe", ALL, "--json").object
+    said = shell.run("groups", "describe", ALL, "--json").object
     leader = stage.scene.claim().node.name
     for name, node in nodes.items():
         reported = node.get("/api/v1/group", subscription=ALL)
@@ -63,11 +68,8 @@ def test_any_node_tells_of_any_group(stage: Stage) -> None:
 
 
 def test_groups_are_searched_sorted_and_paged(stage: Stage) -> None:
-    store = PostgresGroupStore(stage.scene.url)
-    for number in range(7):
-        store.declare_group(Subscription.parse(f"$share/g{number}/a/#"), GroupOptions())
-    store.declare_group(Subscription.parse(STRANGE), GroupOptions())
-    store.close()
+    for subscription in (*(f"$share/g{number}/a/#" for number in range(7)), STRANGE):
+        stage.scene.store.declare_group(Subscription.parse(subscription), GroupOptions())
     stage.scene.ask("update lending set position = 99 where group_id = (select min(group_id) from lending) returning 1")
     node = served(stage)
 
@@ -184,50 +186,43 @@ def test_a_node_is_drained_over_http(stage: Stage) -> None:
     eventually(lambda: nodes["n2"].ask("/readyz").object["state"] == "ok", WAIT_S)
 
 
-def test_without_a_token_nothing_can_be_done(database: str) -> None:
-    with a_shell(SUBLET_DATABASE_URL=database) as shell:
-        found = re.search(r"answers at http://(\S+)/", shell.leader("n1", "--http", "127.0.0.1:0").err)
-        assert found is not None
-        node = Http(found[1])
-        assert node.get("/api/v1/node")["actions"] is False
-        for what in ("create", "delete", "pause", "resume", "weight", "reset", "step-down", "node/drain"):
-            status, why = post(node, what, {"subscription": ALL})
-            assert (status, "SUBLET_ADMIN_TOKEN" in why) == (403, True), what
-    short = {"SUBLET_ADMIN_TOKEN": "xq7short", "SUBLET_LOG_FORMAT": "json"}
-    with a_shell(SUBLET_DATABASE_URL=database, **short) as shell:
-        refused = shell.run("leader", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0")
-        assert refused.code == 2
-        assert "SUBLET_ADMIN_TOKEN has 8 characters" in json.loads(refused.err)["message"], "its only line, and JSON"
-        assert "xq7" not in refused.err
+def test_without_a_token_nothing_can_be_done(shell: Shell) -> None:
+    """And it is a secret."""
+    node = Http(at(shell.leader("n1", "--http", "127.0.0.1:0")))
+    assert node.get("/api/v1/node")["actions"] is False
+    for what in ("create", "delete", "pause", "resume", "weight", "reset", "step-down", "node/drain"):
+        status, why = post(node, what, {"subscription": ALL})
+        assert (status, "SUBLET_ADMIN_TOKEN" in why) == (403, True), what
+    shell.environment |= {"SUBLET_ADMIN_TOKEN": "xq7short", "SUBLET_LOG_FORMAT": "json"}
+    refused = shell.run("leader", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0")
+    assert refused.code == 2
+    assert "SUBLET_ADMIN_TOKEN has 8 characters" in json.loads(refused.err)["message"], "its only line, and JSON"
+    assert "xq7" not in refused.err
 
 
-def test_a_port_on_all_addresses_is_advertised(database: str) -> None:
-    with a_shell(SUBLET_DATABASE_URL=database) as shell:
-        found: dict[str, str] = {}
-        for name, listen in (("n1", "127.0.0.1:0"), ("n2", "0.0.0.0:0")):
-            node = shell.start("leader", "--name", name, "--listen", listen, "--http", "0.0.0.0:0", "--insecure")
-            node.says("serves on")
-            answers = re.search(r"answers at http://0.0.0.0:(\d+)/", node.err)
-            assert answers is not None, node.err
-            found[name] = answers[1]
-        reported = Http(f"127.0.0.1:{found['n2']}").get("/api/v1/nodes")["nodes"]
-        advertised = {each["name"]: each["http_address"] for each in reported}
-        assert advertised == {"n1": f"127.0.0.1:{found['n1']}", "n2": None}
+def test_a_port_on_all_addresses_is_advertised(shell: Shell) -> None:
+    found: dict[str, str] = {}
+    for name, listen in (("n1", "127.0.0.1:0"), ("n2", "0.0.0.0:0")):
+        node = shell.start("leader", "--name", name, "--listen", listen, "--http", "0.0.0.0:0", "--insecure")
+        node.says("serves on")
+        found[name] = at(node).removeprefix("0.0.0.0:")
+    reported = Http(f"127.0.0.1:{found['n2']}").get("/api/v1/nodes")["nodes"]
+    advertised = {each["name"]: each["http_address"] for each in reported}
+    assert advertised == {"n1": f"127.0.0.1:{found['n1']}", "n2": None}
 
 
-def test_the_log_tells_who_did_what(database: str) -> None:
-    with a_shell(SUBLET_DATABASE_URL=database, SUBLET_ADMIN_TOKEN=TOKEN) as shell:
-        process = shell.leader("n1", "--log-format", "json", "--http", "127.0.0.1:0")
-        found = re.search(r"answers at http://([0-9.:]+)/", process.err)
-        assert found is not None
-        node, named = Http(found[1]), {"subscription": ALL}
-        for _ in range(3):
-            assert post(node, "pause", named, "a wrong token of some length")[0] == 401
-        assert post(node, "create", named)[0] == 200
-        assert post(node, "pause", {**named, "why": "typed wrongly"})[0] == 400
-        assert post(node, "delete", [])[0] == 400
-        assert post(node, "delete", named)[0] == 200
-        lines = [json.loads(line) for line in process.err.splitlines()]
+def test_the_log_tells_who_did_what(shell: Shell) -> None:
+    """With what outcome, and who was refused."""
+    shell.environment["SUBLET_ADMIN_TOKEN"] = TOKEN
+    process = shell.leader("n1", "--log-format", "json", "--http", "127.0.0.1:0")
+    node, named = Http(at(process)), {"subscription": ALL}
+    for _ in range(3):
+        assert post(node, "pause", named, "a wrong token of some length")[0] == 401
+    assert post(node, "create", named)[0] == 200
+    assert post(node, "pause", {**named, "why": "typed wrongly"})[0] == 400
+    assert post(node, "delete", [])[0] == 400
+    assert post(node, "delete", named)[0] == 200
+    lines = [json.loads(line) for line in process.err.splitlines()]
     reported = [
         (line["level"], line["action"], line["status"], line.get("subscription"), line["client"])
         for line in lines
