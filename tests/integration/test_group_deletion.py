@@ -1,4 +1,4 @@
-"""Groups that are declared, left, deleted and made again, and sessions with a name: with processes that live on."""
+"""Groups that are left, deleted and made again, and sessions with a name: with processes that live on."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from tests.integration.sharing_kit import ALL, LEADER, WAIT_S, Stage
 from tests.kit import eventually
 from tests.kit_nodes import SPEED
 
-QUEUE = "$queue/g/#"
-SHARED, QUEUED = Subscription.parse(ALL), Subscription.parse(QUEUE)
+SHARED = Subscription.parse(ALL)
 GROUPS = 40
 STORED = GroupOptions(starting_position=StartingPosition.EARLIEST, session_expiry_s=60.0)
 
@@ -32,26 +31,6 @@ def ended(stage: Stage, *names: str) -> set[str | None]:
     processes = [stage.fleet.consumers[name] for name in names]
     eventually(lambda: not any(process.alive for process in processes), WAIT_S, stage.said)
     return {stage.fleet.ended(name) for name in names}
-
-
-# --- queues ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.conforms("E2")
-def test_a_declared_queue_keeps_everything(stage: Stage) -> None:
-    stage.serve("n1")
-    stage.scene.publish(200)
-    stage.fleet.consumer("early", QUEUE)
-    assert ended(stage, "early") == {"denied"}
-    assert "groups create '$queue/g/#'" in stage.fleet.consumers["early"].output()
-    assert stage.scene.ask("select count(*) from consumer_group") == [(0,)]
-    group = stage.scene.store.declare_group(QUEUED, GroupOptions(starting_position=StartingPosition.EARLIEST))
-    stage.scene.publish(200, 200)
-    stage.fleet.consumer("a", QUEUE)
-    stage.fleet.consumer("b", QUEUE)
-    eventually(stage.scene.consumed, WAIT_S, stage.said)
-    verdict = judge(stage.scene.heads(), stage.fleet.delivered(), stage.scene.store.history(group.group_id))
-    assert (verdict.lost, verdict.unexplained, verdict.explained) == ([], [], [])
 
 
 # --- groups that nobody needs ---------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import socket
 import threading
 from collections import Counter
@@ -18,7 +17,6 @@ import pytest
 
 from sublet_borrower.consumer.async_session import AsyncSession
 from sublet_borrower.consumer.session import Session
-from sublet_borrower.fetch.node_reader import NodeReader
 from sublet_borrower.settings import BorrowerSettings
 from sublet_leader.feed.service import FeedLimits
 from sublet_protocol.domain.errors import Unavailable, UsageError
@@ -111,19 +109,6 @@ def test_two_members_survive_the_node_they_read_from(stage: Stage, nowhere: Path
     assert set(times.values()) == {1}
     assert stage.scene.shares() == []
     assert not (nowhere / ".sublet").exists()
-
-
-@pytest.mark.conforms("P6")
-def test_a_reader_leaves_a_frozen_node(stage: Stage) -> None:
-    stage.serve("n1", "n2")
-    reader = NodeReader(addresses(stage), 1, 1.0)
-    reader.warm_up()
-    stage.scene.publish(100)
-    stage.fleet.nodes["n1"].signal(signal.SIGSTOP)
-    (stream, head), *_ = [each for each in stage.scene.heads().items() if each[1]]
-    assert reader.fetch_heads([stream]) == []
-    assert eventually(lambda: reader.fetch_heads([stream]), WAIT_S) == [(stream, head)]
-    reader.close()
 
 
 def test_an_async_session_goes_through_nodes_too(stage: Stage, nowhere: Path) -> None:
