@@ -39,6 +39,10 @@ def test_half():
 
 def test_with_fixture(four):
     assert half(four) == 2
+
+
+def test_that_is_red():
+    assert half(4) == 1
 """
 
 
@@ -83,9 +87,11 @@ def test_a_noticed_fault_is_killed(tree: Path, capsys: pytest.CaptureFixture[str
     assert (tree / "leader/sublet_leader/numbers.py").read_text() == CODE
 
 
-def test_an_unnoticed_fault_survives_and_fails(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_an_unnoticed_fault_survives_and_fails(tree: Path, capsys: pytest.CaptureFixture[str], jobs: str) -> None:
+    """Also where one that is noticed was planted before it."""
     plant(tree, {}, {"name": "another limit", "find": "LIMIT = 10", "replace": "LIMIT = 11"})
-    assert run(tree, "--jobs", "2") == 1
+    assert run(tree, "--jobs", jobs) == 1
     out = capsys.readouterr().out
     assert "survived" in next(line for line in out.splitlines() if "another limit" in line)
     assert "1 of 2 mutants killed" in out
@@ -122,7 +128,8 @@ def test_a_fault_that_breaks_the_run_proves_nothing(
         ({"find": "number: int"}, "occurs 2 times in leader/sublet_leader/numbers.py"),
         ({"file": "leader/sublet_leader/nothing.py"}, "there is no file leader/sublet_leader/nothing.py"),
         ({"tests": ["tests/test_other.py"]}, "there is no test file"),
-        ({"tests": ["tests/test_numbers.py::test_nothing"]}, "is not green as it is"),
+        ({"tests": ["tests/test_numbers.py::test_nothing"]}, "test_nothing is not green as it is"),
+        ({"tests": ["tests/test_numbers.py::test_that_is_red"]}, "test_that_is_red is not green as it is"),
         ({"replace": "number / 2"}, "`replace` another"),
         ({"tests": []}, "`tests` must name at least one test"),
         ({"ids": "E1"}, "`ids` must be a list of strings"),
