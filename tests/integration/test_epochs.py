@@ -97,13 +97,6 @@ def test_who_leaves_holds_nothing_back(conn: psycopg.Connection[Any], space: int
     assert least(hold(conn, space, C, [(8,)])) == [(8,)]
 
 
-def test_spaces_have_frontiers_of_their_own(conn: psycopg.Connection[Any], space: int) -> None:
-    other = create_space(conn, "other", "other/#", shards=1)
-    hold(conn, space, A, [(3,)])
-    assert read_lower_frontier(conn, find_space(conn, "other").space_id) is None
-    assert other is not None
-
-
 # --- appends --------------------------------------------------------------------------------------------------------
 
 
