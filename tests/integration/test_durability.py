@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import threading
@@ -17,7 +16,7 @@ from sublet_storage.bootstrap.embedded import EmbeddedPostgres
 from sublet_storage.bootstrap.migrate import migrate
 from sublet_storage.db.connect import connect
 from tests.integration.log_kit import everything, kill_postgres
-from tests.kit import eventually, server_directory
+from tests.kit import eventually
 from tests.kit_nodes import Fleet
 
 ROLLER = """
@@ -94,30 +93,27 @@ def stored(url: str) -> list[int]:
 
 
 @pytest.mark.conforms("W1", "W2")
-def test_nothing_acknowledged_is_ever_lost() -> None:
-    directory = server_directory()
-    try:
-        with EmbeddedPostgres(directory / "data") as server:
-            migrate(server.url)
-            with victims(server, directory) as scene:
-                for _ in range(3):
-                    scene.begin()
-                    scene.published(200)
-                    scene.kill_helpers()
-                    scene.published(100)
-                    before = tuple(scene.acknowledged)
-                    kill_postgres(directory / "data")
-                    server.start()
-                    assert set(before) <= set(stored(server.url)), "acknowledged before Postgres was killed"
+def test_nothing_acknowledged_is_ever_lost(server_home: Path) -> None:
+    """Whoever is killed."""
+    with EmbeddedPostgres(server_home / "data") as server:
+        migrate(server.url)
+        with victims(server, server_home) as scene:
+            for _ in range(3):
+                scene.begin()
+                scene.published(200)
+                scene.kill_helpers()
                 scene.published(100)
-                scene.kill_publisher()
-                eventually(lambda: not _publishing(server.url))
-                found = stored(server.url)
-                assert set(scene.acknowledged) <= set(found)
-                assert len(found) == len(set(found)), "stored once"
-                _in_order(server.url)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+                before = tuple(scene.acknowledged)
+                kill_postgres(server_home / "data")
+                server.start()
+                assert set(before) <= set(stored(server.url)), "acknowledged before Postgres was killed"
+            scene.published(100)
+            scene.kill_publisher()
+            eventually(lambda: not _publishing(server.url))
+            found = stored(server.url)
+            assert set(scene.acknowledged) <= set(found)
+            assert len(found) == len(set(found)), "stored once"
+            _in_order(server.url)
 
 
 def _publishing(url: str) -> int:

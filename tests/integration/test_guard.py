@@ -115,7 +115,7 @@ def go_on(conn: psycopg.Connection[Any], count: int, *runs: Run) -> None:
             run.step()
         return len(sunk(conn)) >= count
 
-    eventually(there, 30.0, lambda: str(lending(conn)))
+    eventually(there, 60.0, lambda: str(lending(conn)))
 
 
 def positions(conn: psycopg.Connection[Any]) -> set[int]:
