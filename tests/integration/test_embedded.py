@@ -13,7 +13,6 @@ import signal
 import stat
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
@@ -21,13 +20,9 @@ from typing import TextIO
 import psycopg
 import pytest
 
-from sublet_borrower.consumer.session import Session
 from sublet_protocol.domain.errors import EmbeddedDirectoryUnusable
 from sublet_storage.bootstrap.database import open_database
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres, usable_data_dir
-from sublet_storage.bootstrap.migrate import migrate
-from sublet_storage.producer import Publisher
-from tests.integration.cli_kit import a_shell
 from tests.kit import eventually, for_root
 from tools.source_path import source_path
 
@@ -362,51 +357,3 @@ def test_a_server_nobody_uses_stays_away(home: Path, user: Callable[[], User]) -
         eventually(lambda: waiting_for(lock) == 0)
     assert not answers(url)
     assert "starting it again" not in (data_dir / "pg" / "server.log").read_text()
-
-
-@pytest.mark.long
-@pytest.mark.conforms("W1")
-def test_publishers_nodes_and_sessions_get_over_it(home: Path) -> None:
-    sent: list[bytes] = []
-    failed: list[BaseException] = []
-    stop = threading.Event()
-
-    def publish(url: str) -> None:
-        try:
-            with Publisher(url) as publisher:
-                while not stop.wait(0.002):
-                    sent.append(b"%d" % len(sent))
-                    publisher.publish(f"t/{len(sent) % 5}", sent[-1]).result(60)
-        except BaseException as error:  # noqa: BLE001 - shown by the test
-            failed.append(error)
-
-    with EmbeddedPostgres(home / "data") as server:
-        migrate(server.url)
-        with a_shell(SUBLET_DATABASE_URL=server.url) as shell:
-            shell.leader("n1")
-            caller = threading.Thread(target=publish, args=(server.url,))
-            with Session("$share/g/t/#", url=server.url, starting_position="earliest") as session:
-                caller.start()
-                seen = consumed(session, 50)
-                for _ in range(2):
-                    end_and_see_it_come_back(server)
-                    seen |= consumed(session, 50)
-                stop.set()
-                caller.join(60)
-                assert not failed
-                while seen != set(sent):
-                    seen |= consumed(session, 1)
-
-
-def consumed(session: Session, least: int) -> set[bytes]:
-    """So many values more, at least."""
-    seen: set[bytes] = set()
-
-    def more() -> bool:
-        batch = session.poll(1)
-        if batch is not None:
-            seen.update(batch.table.column("value").to_pylist())
-        return len(seen) >= least
-
-    eventually(more, 60, lambda: f"{len(seen)} of {least}")
-    return seen

@@ -1,29 +1,17 @@
-"""Groups that are left, deleted and made again, and sessions with a name: with processes that live on."""
+"""Groups that are deleted and made again, and sessions with a name: with processes that live on."""
 
 from __future__ import annotations
 
 import pytest
 
-from sublet_borrower.agent.agent_loop import AgentLoop
-from sublet_borrower.agent.session_event_queue import SessionEventQueue
-from sublet_borrower.machine.events import StreamGranted
-from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.groups.model.records import GroupOptions
 from tests.deliveries import judge
-from tests.integration.sharing_kit import ALL, LEADER, WAIT_S, Stage
+from tests.integration.sharing_kit import ALL, WAIT_S, Stage
 from tests.kit import eventually
-from tests.kit_nodes import SPEED
 
 SHARED = Subscription.parse(ALL)
-GROUPS = 40
 STORED = GroupOptions(starting_position=StartingPosition.EARLIEST, session_expiry_s=60.0)
-
-
-@pytest.fixture
-def stage_settings() -> dict[str, str]:
-    """Groups without members stop soon."""
-    return {"SUBLET_LEADER_IDLE_TIMEOUT_S": f"{LEADER.reclaim_grace_s + 0.5:g}"}
 
 
 def ended(stage: Stage, *names: str) -> set[str | None]:
@@ -31,55 +19,6 @@ def ended(stage: Stage, *names: str) -> set[str | None]:
     processes = [stage.fleet.consumers[name] for name in names]
     eventually(lambda: not any(process.alive for process in processes), WAIT_S, stage.said)
     return {stage.fleet.ended(name) for name in names}
-
-
-# --- groups that nobody needs ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.conforms("E22")
-def test_who_comes_as_a_leader_gives_up_is_served(stage: Stage) -> None:
-    """Many groups become idle at once; while their leader gives up one after the other, somebody wants them all."""
-    stage.serve("n1")
-    addresses = [row[0] for row in stage.scene.ask("select address from node")]
-    agent = AgentLoop(lambda: addresses, BorrowerSettings().scaled(SPEED))
-    try:
-        handles, wishes = subscribed(agent)
-        eventually(lambda: all(wish.is_served() for wish in wishes), WAIT_S, stage.said)
-        for handle in handles:
-            agent.unsubscribe(handle)
-        eventually(lambda: freed(stage) > 0, WAIT_S, stage.said, 0.001)
-        assert freed(stage) < GROUPS, "all gave up in one moment: nothing was seen of that moment"
-        handles, wishes = subscribed(agent)
-        eventually(lambda: all(wish.is_served() for wish in wishes), WAIT_S, stage.said)
-        for handle in handles:
-            agent.unsubscribe(handle)
-        eventually(lambda: freed(stage) == GROUPS, WAIT_S, stage.said)
-    finally:
-        agent.close()
-    assert stage.fleet.nodes["n1"].alive
-
-
-class GrantWatcher(SessionEventQueue):
-    """For a group's streams."""
-
-    served = False
-
-    def is_served(self) -> bool:
-        """Whether it was ever lent one."""
-        self.served = self.served or any(isinstance(news, StreamGranted) for news in self.take())
-        return self.served
-
-
-def subscribed(agent: AgentLoop) -> tuple[list[int], list[GrantWatcher]]:
-    """Subscribe to every group."""
-    wishes = [GrantWatcher() for _ in range(GROUPS)]
-    return [agent.subscribe(f"$share/group{n}/#", wish) for n, wish in enumerate(wishes)], wishes
-
-
-def freed(stage: Stage) -> int:
-    """Groups that had a leader and have none."""
-    ask = "select count(*) from leadership where leadership_id > 0 and expires_at <= clock_timestamp()"
-    return int(stage.scene.ask(ask)[0][0])
 
 
 # --- groups that are deleted ----------------------------------------------------------------------------------------
