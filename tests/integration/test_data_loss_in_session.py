@@ -14,11 +14,12 @@ from sublet_borrower.consumer.session import Session
 from sublet_borrower.settings import BorrowerSettings
 from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.space_changes import rollover
+from tests.integration.feed_kit import address_of
 from tests.integration.log_kit import put, stream_of, with_a_short_lived_space
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet
 
-WAIT_S = 40.0
+WAIT_S = 60.0
 GROUP = "$share/g/#"
 
 
@@ -51,6 +52,7 @@ def test_a_gone_stream_is_given_back_others_go_on(
 ) -> None:
     doomed, other = stream_of(conn, "eu"), stream_of(conn, "default")
     node = fleet.nodes["n1"]
+    address_of(node)
     settings = BorrowerSettings().scaled(SPEED)
     with Session(GROUP, database, starting_position="earliest", max_batch_bytes=1, settings=settings) as session:
         seen: list[tuple[int, int]] = []

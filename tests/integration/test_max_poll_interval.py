@@ -17,11 +17,12 @@ from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.streams.batch import Batch
 from sublet_protocol.domain.errors import GrantLost
 from sublet_storage.spaces.space_changes import reshard
+from tests.integration.feed_kit import address_of
 from tests.integration.log_kit import put, stream_of
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet
 
-WAIT_S = 40.0
+WAIT_S = 60.0
 GROUP = "$share/g/#"
 FAST = replace(BorrowerSettings().scaled(SPEED), read_timeout_s=30.0)
 INTERVAL_S = 2.0
@@ -30,6 +31,7 @@ INTERVAL_S = 2.0
 @pytest.fixture
 def conn(fleet: Fleet, conn: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
     """A database with one stream and one message in it, and a node."""
+    address_of(fleet.nodes["n1"])
     reshard(conn, "default", 1)
     put(conn, stream_of(conn, "default"), b"one", topic="a")
     return conn
