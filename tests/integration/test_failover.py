@@ -113,7 +113,7 @@ def pair(server_home: Path) -> Iterator[Pair]:
         source = urlsplit(replication.url)
         basebackup = find_binaries(primary.data_dir, user) / "pg_basebackup"
         where = f"host={source.hostname} port={source.port} user={source.username} sslmode=disable"
-        command = [basebackup, "-D", copy, "-d", where, *["-R", "-c", "fast", "-X", "stream"]]
+        command = [str(basebackup), "-D", str(copy), "-d", where, "-R", "-c", "fast", "-X", "stream"]
         subprocess.run(command, check=True, capture_output=True)
         for path in [copy, *copy.rglob("*")]:
             chown_to(path, user)
