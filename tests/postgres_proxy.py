@@ -16,7 +16,8 @@ KEY_DATA = b"K\0\0\0\x0c"
 
 
 class PostgresProxy:
-    """A context manager; connect to `url`, a TCP address in front of the server's Unix socket.
+    """A context manager; connect to `url`, a TCP address in front of the server's Unix socket. It also leads to any TCP
+    server. `port`: of that address; `sent`: the bytes that clients have sent.
 
     The network as a whole: `hang_up`, `go_away`, `slow`, `hold`. A single moment: `cut`, `cut_commit`, `freeze`.
     """
@@ -25,7 +26,9 @@ class PostgresProxy:
         parts = urlsplit(server_url)
         self.lead_to(server_url)
         self._listener = socket.create_server(("127.0.0.1", 0))
-        address = f"{parts.username}@127.0.0.1:{self._listener.getsockname()[1]}"
+        self.port = int(self._listener.getsockname()[1])
+        self.sent = 0
+        address = f"{parts.username}@127.0.0.1:{self.port}"
         self.url = urlunsplit(parts._replace(netloc=address, query=""))
         self._open, self._flowing = threading.Event(), threading.Event()
         self._refusing = False
@@ -40,8 +43,13 @@ class PostgresProxy:
 
     def lead_to(self, server_url: str) -> None:
         """To which server connections lead that are made from now on."""
-        query = {name: values[0] for name, values in parse_qs(urlsplit(server_url).query).items()}
-        self._server = f"{query['host']}/.s.PGSQL.{query.get('port', '5432')}"
+        parts = urlsplit(server_url)
+        query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+        self._server = (
+            f"{query['host']}/.s.PGSQL.{query.get('port', '5432')}"
+            if "host" in query
+            else (parts.hostname or "", parts.port or 0)
+        )
 
     # --- the network ------------------------------------------------------------------------------------------------
 
@@ -122,7 +130,7 @@ class PostgresProxy:
 
     def _connect(self, client: socket.socket) -> bool:
         """Lead the client on to the server; False where there is none."""
-        server = socket.socket(socket.AF_UNIX)
+        server = socket.socket(socket.AF_UNIX if isinstance(self._server, str) else socket.AF_INET)
         try:
             server.connect(self._server)
         except OSError:
@@ -160,6 +168,7 @@ class PostgresProxy:
 
     def _request(self, data: bytes, server: socket.socket) -> bool:
         """Pass it on, as far as that is allowed; False if the connection ends after it."""
+        self.sent += len(data)
         if self._allowed is not None:
             server.sendall(data[: self._allowed])
             self._allowed -= min(self._allowed, len(data))

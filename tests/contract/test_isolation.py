@@ -27,11 +27,11 @@ from tests.contract.test_group_postgres import (
     test_what_is_committed_while_a_leader_waits_stays,
 )
 from tests.integration.log_kit import block
-from tests.integration.test_epochs import space, test_the_frontier_waits_for_what_its_producer_is_writing
+from tests.integration.test_epochs import space, test_the_frontier_waits_for_an_open_append
 from tests.integration.test_log import (
     stream,
-    test_a_producer_registers_after_what_its_older_incarnation_is_writing_and_before_all_it_writes_later,
-    test_writers_that_roll_back_leave_no_hole_and_readers_skip_nothing,
+    test_a_registration_waits_for_an_open_append,
+    test_a_rollback_leaves_no_hole,
 )
 
 Connection = psycopg.Connection[Any]
@@ -43,11 +43,11 @@ __all__ = [
     "test_a_group_made_in_a_rollover_misses_no_stream",
     "test_a_lease_that_ends_before_a_commit_is_over",
     "test_a_position_is_read_after_who_moves_it",
-    "test_a_producer_registers_after_what_its_older_incarnation_is_writing_and_before_all_it_writes_later",
+    "test_a_registration_waits_for_an_open_append",
+    "test_a_rollback_leaves_no_hole",
     "test_many_first_subscribers_make_one_group",
-    "test_the_frontier_waits_for_what_its_producer_is_writing",
+    "test_the_frontier_waits_for_an_open_append",
     "test_what_is_committed_while_a_leader_waits_stays",
-    "test_writers_that_roll_back_leave_no_hole_and_readers_skip_nothing",
 ]
 
 pytestmark = pytest.mark.conforms("W9")

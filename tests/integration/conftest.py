@@ -12,6 +12,7 @@ import pytest
 from sublet_storage.db.connect import connect
 from sublet_storage.spaces.space_changes import reshard
 from tests.integration.cli_kit import Shell, a_shell
+from tests.integration.sharing_kit import Stage
 from tests.kit_nodes import Fleet
 
 
@@ -30,6 +31,20 @@ def fleet(database: str, tmp_path: Path) -> Iterator[Fleet]:
     fleet.node("n1")
     yield fleet
     fleet.close()
+
+
+@pytest.fixture
+def stage_settings() -> dict[str, str]:
+    """What the processes of `stage` are started with, beside their times."""
+    return {}
+
+
+@pytest.fixture
+def stage(database: str, tmp_path: Path, stage_settings: dict[str, str]) -> Iterator[Stage]:
+    """A group, and processes that act in it; none runs yet."""
+    stage = Stage(database, tmp_path, stage_settings)
+    yield stage
+    stage.close()
 
 
 @pytest.fixture

@@ -115,7 +115,7 @@ def read_values(reader: Any, count: int, timeout_s: float = 20.0) -> list[bytes]
 
 def address_of(node: Process) -> str:
     """Where a node's process serves, once it does."""
-    found = eventually(lambda: re.search(r"serves on (\S+)", node.output()), 30, node.output)
+    found = eventually(lambda: re.search(r"serves on (\S+)", node.output()), 60, node.output)
     return found[1]
 
 

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.integration.sharing_kit import Stage
 from tests.kit import eventually
 from tests.kit_nodes import Process
 
@@ -42,7 +43,7 @@ class Http:
     @classmethod
     def of(cls, node: Process) -> Http:
         """Of a node that was started with one, once it serves."""
-        found = eventually(lambda: _WHERE.search(node.output()), 30.0, node.output)
+        found = eventually(lambda: _WHERE.search(node.output()), 60.0, node.output)
         return cls(found[1])
 
     def ask(
@@ -81,3 +82,9 @@ class Http:
     def metric(self, name: str, **labels: object) -> float | None:
         """One sample; None: it is absent."""
         return self.metrics().get((name, tuple(sorted((label, str(value)) for label, value in labels.items()))))
+
+
+def served(stage: Stage, name: str = "n1") -> Http:
+    """Start a node with such a port; once it serves."""
+    stage.serve(name)
+    return Http.of(stage.fleet.nodes[name])

@@ -121,3 +121,11 @@ def kill_postgres(data_dir: Path) -> None:
     """kill -9 the postmaster of an embedded server; its backends die of it."""
     pid = int(next(data_dir.rglob("postmaster.pid")).read_text().split()[0])
     os.kill(pid, signal.SIGKILL)
+
+
+def waiting_for_locks(url: str) -> int:
+    """How many of a database's connections wait for a lock."""
+    query = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+    with connect(url) as conn:
+        (row,) = conn.execute(query).fetchall()
+    return int(row[0])

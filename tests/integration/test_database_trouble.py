@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
@@ -20,14 +19,6 @@ ROUND_TRIP_S = 0.2 / SPEED
 
 
 @pytest.fixture
-def stage(database: str, tmp_path: Path) -> Iterator[Stage]:
-    """A database of the test's own."""
-    stage = Stage(database, tmp_path)
-    yield stage
-    stage.close()
-
-
-@pytest.fixture
 def network() -> Iterator[ExitStack]:
     """Whatever proxies a test puts between."""
     with ExitStack() as opened:
@@ -36,9 +27,7 @@ def network() -> Iterator[ExitStack]:
 
 @pytest.mark.conforms("E13", "E15", "E16")
 @pytest.mark.long
-def test_a_leader_whose_way_to_the_database_is_in_trouble_costs_its_consumers_nothing(
-    stage: Stage, network: ExitStack
-) -> None:
+def test_a_leader_cut_off_costs_consumers_nothing(stage: Stage, network: ExitStack) -> None:
     paths = {name: network.enter_context(PostgresProxy(stage.scene.url)) for name in ("n1", "n2")}
     for name, way in paths.items():
         stage.serve(name, url=way.url)
@@ -64,9 +53,7 @@ def test_a_leader_whose_way_to_the_database_is_in_trouble_costs_its_consumers_no
 
 @pytest.mark.conforms("E17", "E28")
 @pytest.mark.long
-def test_a_consumer_whose_way_to_the_database_is_in_trouble_keeps_its_streams_and_goes_on_after(
-    stage: Stage, network: ExitStack
-) -> None:
+def test_a_consumer_cut_off_keeps_its_streams(stage: Stage, network: ExitStack) -> None:
     way = network.enter_context(PostgresProxy(stage.scene.url))
     stage.serve("n1")
     stage.fleet.consumer("a", ALL, 0.01, way.url)
@@ -91,7 +78,7 @@ def test_a_consumer_whose_way_to_the_database_is_in_trouble_keeps_its_streams_an
 
 @pytest.mark.long
 @pytest.mark.conforms("E12", "E13", "E17")
-def test_when_nobody_reaches_the_database_all_wait_and_all_go_on(stage: Stage, network: ExitStack) -> None:
+def test_all_wait_for_the_database_and_go_on(stage: Stage, network: ExitStack) -> None:
     way = network.enter_context(PostgresProxy(stage.scene.url))
     stage.serve("n1", "n2", url=way.url)
     stage.share("a", "b", url=way.url)
@@ -113,7 +100,7 @@ def test_when_nobody_reaches_the_database_all_wait_and_all_go_on(stage: Stage, n
 
 
 @pytest.mark.conforms("E16")
-def test_a_node_that_is_told_to_end_ends_though_the_database_is_silent(stage: Stage, network: ExitStack) -> None:
+def test_a_node_ends_though_the_database_is_silent(stage: Stage, network: ExitStack) -> None:
     way = network.enter_context(PostgresProxy(stage.scene.url))
     stage.serve("n1", url=way.url)
     stage.share("a")

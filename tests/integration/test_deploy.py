@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.integration.cli_kit import a_shell
+from tests.integration.cli_kit import Shell
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "healthcheck.py"
 
@@ -16,10 +16,9 @@ def healthy(address: str) -> bool:
     return subprocess.run([sys.executable, SCRIPT, address], stderr=subprocess.DEVNULL, check=False).returncode == 0
 
 
-def test_a_node_is_healthy_as_long_as_it_serves(database: str) -> None:
-    with a_shell(SUBLET_DATABASE_URL=database) as shell:
-        node = shell.leader("n1")
-        (address,) = re.findall(r"serves on (\S+)", node.err)
-        assert healthy(address)
-        node.kill()
-        assert not healthy(address)
+def test_a_node_is_healthy_as_long_as_it_serves(shell: Shell) -> None:
+    node = shell.leader("n1")
+    (address,) = re.findall(r"serves on (\S+)", node.err)
+    assert healthy(address)
+    node.kill()
+    assert not healthy(address)

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import psycopg
 import pytest
 
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres
 from sublet_storage.bootstrap.migrate import migrate
 from sublet_storage.db.connect import connect
-from sublet_storage.log.append import AppendOutcome, BlockAppend, ProducerStamp, append
-from sublet_storage.log.block import PackedBlock
-from sublet_storage.log.fetch import read_heads
-from sublet_storage.spaces.space_changes import reshard
-from sublet_storage.spaces.space_queries import open_streams
-from tests.integration.log_kit import block, everything, kill_postgres, stamped
-from tests.kit import eventually, server_directory
+from tests.integration.log_kit import everything, kill_postgres
+from tests.kit import eventually
 from tests.kit_nodes import Fleet
 
 ROLLER = """
@@ -101,30 +93,27 @@ def stored(url: str) -> list[int]:
 
 
 @pytest.mark.conforms("W1", "W2")
-def test_nothing_acknowledged_is_lost_whoever_is_killed() -> None:
-    directory = server_directory()
-    try:
-        with EmbeddedPostgres(directory / "data") as server:
-            migrate(server.url)
-            with victims(server, directory) as scene:
-                for _ in range(3):
-                    scene.begin()
-                    scene.published(200)
-                    scene.kill_helpers()
-                    scene.published(100)
-                    before = tuple(scene.acknowledged)
-                    kill_postgres(directory / "data")
-                    server.start()
-                    assert set(before) <= set(stored(server.url)), "acknowledged before Postgres was killed"
+def test_nothing_acknowledged_is_ever_lost(server_home: Path) -> None:
+    """Whoever is killed."""
+    with EmbeddedPostgres(server_home / "data") as server:
+        migrate(server.url)
+        with victims(server, server_home) as scene:
+            for _ in range(3):
+                scene.begin()
+                scene.published(200)
+                scene.kill_helpers()
                 scene.published(100)
-                scene.kill_publisher()
-                eventually(lambda: not _publishing(server.url))
-                found = stored(server.url)
-                assert set(scene.acknowledged) <= set(found)
-                assert len(found) == len(set(found)), "stored once"
-                _in_order(server.url)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+                before = tuple(scene.acknowledged)
+                kill_postgres(server_home / "data")
+                server.start()
+                assert set(before) <= set(stored(server.url)), "acknowledged before Postgres was killed"
+            scene.published(100)
+            scene.kill_publisher()
+            eventually(lambda: not _publishing(server.url))
+            found = stored(server.url)
+            assert set(scene.acknowledged) <= set(found)
+            assert len(found) == len(set(found)), "stored once"
+            _in_order(server.url)
 
 
 def _publishing(url: str) -> int:
@@ -145,47 +134,3 @@ def _in_order(url: str) -> None:
     assert len(topics) == 3
     for values in topics.values():
         assert values == sorted(values)
-
-
-@pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
-    with connect(database) as connection:
-        reshard(connection, "default", 3)
-        yield connection
-
-
-@pytest.mark.conforms("W1")
-def test_an_append_to_several_streams_of_which_one_fails_is_not_there_at_all(conn: psycopg.Connection[Any]) -> None:
-    streams = [each.stream_id for each in open_streams(conn)]
-    good = block(b"x", b"y")
-    bad = PackedBlock(0, good.first_timestamp, good.last_timestamp, good.topics, good.codec, good.payload)
-    with pytest.raises(psycopg.errors.CheckViolation):
-        append(conn, [BlockAppend(streams[0], good), BlockAppend(streams[1], bad), BlockAppend(streams[2], good)])
-    assert {head.head for head in read_heads(conn, streams).values()} == {0}
-    assert conn.execute("select count(*) from block").fetchone() == (0,)
-    assert append(conn, [BlockAppend(streams[0], good)])[0].outcome is AppendOutcome.APPENDED
-
-
-@pytest.mark.conforms("W1")
-def test_an_append_whose_backend_is_killed_before_its_commit_is_not_there_at_all(
-    database: str, conn: psycopg.Connection[Any]
-) -> None:
-    streams = [each.stream_id for each in open_streams(conn)]
-    with suppress(psycopg.OperationalError), connect(database) as doomed:
-        doomed.execute("begin")
-        append(doomed, [BlockAppend(stream_id, block(b"x", b"y")) for stream_id in streams])
-        conn.execute("select pg_terminate_backend(%s, 5000)", (doomed.info.backend_pid,))
-    assert {head.head for head in read_heads(conn, streams).values()} == {0}
-    assert all(not messages for messages in everything(conn).values())
-
-
-@pytest.mark.conforms("W2")
-def test_a_retry_of_an_append_to_several_streams_stores_none_of_it_twice(conn: psycopg.Connection[Any]) -> None:
-    streams = [each.stream_id for each in open_streams(conn)]
-    batch = [stamped(stream_id, ProducerStamp("p", 1, 1), b"x", b"y") for stream_id in streams]
-    first = append(conn, batch)
-    reshard(conn, "default", 2)
-    again = append(conn, batch)
-    assert {each.outcome for each in first} == {AppendOutcome.APPENDED}
-    assert {each.outcome for each in again} == {AppendOutcome.DUPLICATE}
-    assert [each.end_offset for each in again] == [each.end_offset for each in first] == [2, 2, 2]

@@ -1,4 +1,7 @@
-"""The embedded server: shared, stopped by the last one out, and unharmed by whatever kills its users or itself."""
+"""The embedded server: shared, stopped by the last one out, and unharmed by whatever kills its users or itself.
+
+If it dies while it is used it comes back by itself, and whoever uses it gets over it.
+"""
 
 from __future__ import annotations
 
@@ -94,12 +97,13 @@ def postmaster(data_dir: Path) -> int:
     return int((data_dir / "pg" / "postmaster.pid").read_text().split()[0])
 
 
-def somebody_waits_for(locked: TextIO) -> bool:
+def waiting_for(locked: TextIO) -> int:
+    """How many wait for a lock on this file."""
     inode = f":{os.fstat(locked.fileno()).st_ino} "
-    return any("->" in line and inode in line for line in Path("/proc/locks").read_text().splitlines())
+    return sum("->" in line and inode in line for line in Path("/proc/locks").read_text().splitlines())
 
 
-def test_a_server_is_durable_private_and_keeps_what_was_written(home: Path) -> None:
+def test_a_server_is_durable_and_private(home: Path) -> None:
     with EmbeddedPostgres(home / "data") as server, psycopg.connect(server.url) as conn:
         for name, value in {"fsync": "on", "synchronous_commit": "on", "listen_addresses": ""}.items():
             assert conn.execute("select current_setting(%s)", (name,)).fetchone() == (value,)
@@ -111,7 +115,7 @@ def test_a_server_is_durable_private_and_keeps_what_was_written(home: Path) -> N
         assert conn.execute("select answer from kept").fetchone() == (42,)
 
 
-def test_six_processes_start_it_at_once_and_the_last_out_stops_it(home: Path, user: Callable[[], User]) -> None:
+def test_the_last_of_six_processes_stops_it(home: Path, user: Callable[[], User]) -> None:
     users = [user() for _ in range(6)]
     urls = {one.url() for one in users}
     assert len(urls) == 1
@@ -123,15 +127,7 @@ def test_six_processes_start_it_at_once_and_the_last_out_stops_it(home: Path, us
     assert not answers(url)
 
 
-def test_a_killed_user_does_not_keep_the_server_alive(home: Path, user: Callable[[], User]) -> None:
-    only = user()
-    url = only.url()
-    assert answers(url)
-    only.kill()
-    eventually(lambda: not answers(url), message="the server outlived its last user")
-
-
-def test_a_killed_user_does_not_stop_the_server_of_others(home: Path, user: Callable[[], User]) -> None:
+def test_a_killed_user_leaves_others_their_server(home: Path, user: Callable[[], User]) -> None:
     killed, other = user(), user()
     url = killed.url()
     other.url()
@@ -144,7 +140,7 @@ def test_a_killed_user_does_not_stop_the_server_of_others(home: Path, user: Call
     assert not Path(f"/proc/{pid}/cmdline").exists() or not Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
-def test_the_watchdog_serves_the_users_that_came_after_it(home: Path, user: Callable[[], User]) -> None:
+def test_the_watchdog_serves_later_users_too(home: Path, user: Callable[[], User]) -> None:
     first, second = user(), user()
     first.url()
     url = second.url()
@@ -157,29 +153,19 @@ def test_the_watchdog_serves_the_users_that_came_after_it(home: Path, user: Call
     eventually(lambda: not answers(url))
 
 
-def test_the_watchdog_looks_again_before_it_stops_the_server(home: Path, user: Callable[[], User]) -> None:
+def test_the_watchdog_looks_again_before_it_stops(home: Path, user: Callable[[], User]) -> None:
     """A user that comes when the last one is gone, and the watchdog already on its way, finds a server that stays."""
     only = user()
     url = only.url()
     with open(home / "data" / "server.lock") as server, open(home / "data" / "users.lock") as users:
         fcntl.flock(server, fcntl.LOCK_EX)
         only.kill()
-        eventually(lambda: somebody_waits_for(server))
+        eventually(lambda: waiting_for(server))
         fcntl.flock(users, fcntl.LOCK_SH)
         fcntl.flock(server, fcntl.LOCK_UN)
-        eventually(lambda: somebody_waits_for(users))
+        eventually(lambda: waiting_for(users))
         assert answers(url)
     eventually(lambda: not answers(url))
-
-
-def test_a_killed_server_comes_back_with_what_was_committed(home: Path) -> None:
-    with EmbeddedPostgres(home / "data") as server:
-        with psycopg.connect(server.url, autocommit=True) as conn:
-            conn.execute("create table kept as select 42 as answer")
-        os.kill(postmaster(home / "data"), signal.SIGKILL)
-        eventually(lambda: not answers(server.url))
-        with psycopg.connect(server.start()) as conn:
-            assert conn.execute("select answer from kept").fetchone() == (42,)
 
 
 def test_a_killed_server_that_nobody_reaps_is_replaced(home: Path) -> None:
@@ -202,7 +188,7 @@ server.stop()
     subprocess.run([sys.executable, "-c", story, home / "data"], check=True, cwd=REPOSITORY, timeout=60)
 
 
-def test_a_start_killed_in_the_middle_of_initdb_leaves_nothing_in_the_way(home: Path, user: Callable[[], User]) -> None:
+def test_a_start_killed_in_initdb_is_not_in_the_way(home: Path, user: Callable[[], User]) -> None:
     data_dir = home / "data"
     first = user()
     eventually(lambda: list(data_dir.glob("making-*/PG_VERSION")), every_s=0.001, message="initdb never began")
@@ -226,15 +212,13 @@ def test_a_long_path_gets_a_short_private_socket(home: Path) -> None:
 
 
 def test_a_path_with_odd_characters_works(home: Path) -> None:
-    for name in ("d a'ta %20&x=$HOME", 'a,b"c'):
-        with EmbeddedPostgres(home / name) as server:
-            assert answers(server.url)
-            assert postmaster(home / name)
+    data_dir = home / """d a'ta %20&x=$HOME,b"c"""
+    with EmbeddedPostgres(data_dir) as server:
+        assert answers(server.url)
+        assert postmaster(data_dir)
 
 
-def test_the_processes_of_one_directory_meet_whatever_way_they_name_it(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_is_one_by_whatever_name(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (home / "alias").symlink_to(home)
     monkeypatch.chdir(home)
     with EmbeddedPostgres("data") as one, EmbeddedPostgres(home / "alias" / "data") as other:
@@ -242,7 +226,7 @@ def test_the_processes_of_one_directory_meet_whatever_way_they_name_it(
 
 
 @for_root
-def test_root_changes_no_permission_of_a_directory_that_exists(home: Path) -> None:
+def test_root_changes_no_permission(home: Path) -> None:
     data_dir = home / "mine" / "data"
     data_dir.mkdir(parents=True)
     data_dir.chmod(0o711)
@@ -254,7 +238,7 @@ def test_root_changes_no_permission_of_a_directory_that_exists(home: Path) -> No
 
 
 @for_root
-def test_a_directory_the_servers_user_cannot_enter_is_refused_by_name(home: Path) -> None:
+def test_a_closed_directory_is_refused_by_name(home: Path) -> None:
     closed = home / "closed"
     closed.mkdir(mode=0o700)
     with pytest.raises(EmbeddedDirectoryUnusable, match=rf"cannot enter {closed}\. Choose a directory .*chmod o\+x"):
@@ -264,7 +248,7 @@ def test_a_directory_the_servers_user_cannot_enter_is_refused_by_name(home: Path
 
 
 @for_root
-def test_the_default_directory_of_root_is_exchanged_aloud(
+def test_roots_default_directory_is_exchanged(
     home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     closed = home / "closed"
@@ -305,7 +289,7 @@ def test_binaries_that_only_root_can_reach_are_copied(home: Path) -> None:
     assert list((home / "data" / "server").rglob("bin/postgres"))
 
 
-def test_a_directory_that_cannot_be_written_is_refused_by_name(home: Path) -> None:
+def test_a_read_only_directory_is_refused_by_name(home: Path) -> None:
     home.chmod(0o555)
     user = os.geteuid()
     try:
@@ -319,16 +303,57 @@ def test_a_directory_that_cannot_be_written_is_refused_by_name(home: Path) -> No
 
 
 @pytest.mark.parametrize("below", ["", "deeper"])
-def test_a_file_in_the_place_of_the_directory_is_refused_by_name(home: Path, below: str) -> None:
+def test_a_file_for_a_directory_is_refused_by_name(home: Path, below: str) -> None:
     (home / "data").write_text("not a directory")
     with pytest.raises(EmbeddedDirectoryUnusable, match=f"{home / 'data'} is a file"):
         EmbeddedPostgres(home / "data" / below).start()
 
 
-def test_a_cluster_of_another_major_version_is_refused_with_the_story(home: Path) -> None:
+def test_a_cluster_of_another_version_is_refused(home: Path) -> None:
     with EmbeddedPostgres(home / "data"):
         pass
-    version = home / "data" / "pg" / "PG_VERSION"
-    version.write_text("9\n")
+    (home / "data" / "pg" / "PG_VERSION").write_text("9\n")
     with pytest.raises(EmbeddedDirectoryUnusable, match="was made by Postgres 9, found only"):
         EmbeddedPostgres(home / "data").start()
+
+
+# --- a server that dies while it is used ------------------------------------------------------------------------------
+
+
+def end_and_see_it_come_back(server: EmbeddedPostgres, number: signal.Signals = signal.SIGKILL) -> None:
+    before = postmaster(server.data_dir)
+    os.kill(before, number)
+    eventually(lambda: answers(server.url) and postmaster(server.data_dir) != before, 30)
+
+
+@pytest.mark.conforms("W1")
+def test_a_server_in_use_comes_back_by_itself(home: Path) -> None:
+    with EmbeddedPostgres(home / "data") as server:
+        with psycopg.connect(server.url, autocommit=True) as conn:
+            conn.execute("create table kept as select 42 as answer")
+        for number in (signal.SIGKILL, signal.SIGKILL, signal.SIGINT):
+            end_and_see_it_come_back(server, number)
+        with psycopg.connect(server.url) as conn:
+            assert conn.execute("select answer from kept").fetchone() == (42,)
+        log = (server.data_dir / "pg" / "server.log").read_text()
+        assert log.count("watchdog: the server was gone while it was used: starting it again") >= 2
+        assert "watchdog: it is back" in log
+        url = server.url
+    assert not answers(url), "the last one out stops it, as ever"
+
+
+def test_a_server_nobody_uses_stays_away(home: Path, user: Callable[[], User]) -> None:
+    """It dies, and its user is killed before the watchdog gets to it."""
+    only, data_dir = user(), home / "data"
+    url = only.url()
+    with open(data_dir / "server.lock") as lock, open(data_dir / "watchdog.lock") as watchdog:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.kill(postmaster(data_dir), signal.SIGKILL)
+        eventually(lambda: waiting_for(lock) == 1, 30, "the watchdog does not see that it is gone")
+        only.kill()
+        eventually(lambda: waiting_for(lock) == 2, 30, "the watchdog does not see that nobody is left")
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        fcntl.flock(watchdog, fcntl.LOCK_EX)
+        eventually(lambda: waiting_for(lock) == 0)
+    assert not answers(url)
+    assert "starting it again" not in (data_dir / "pg" / "server.log").read_text()

@@ -30,54 +30,39 @@ def story(conn: psycopg.Connection[Any]) -> Story:
 # --- who joins ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.conforms("S1", "S2")
-def test_a_live_reader_sees_what_begins_after_it_has_come_and_nothing_of_what_had_begun(
-    conn: psycopg.Connection[Any], story: Story
+@pytest.mark.conforms("S1", "S2", "S4", "S7")
+@pytest.mark.parametrize(
+    ("begin", "at_first", "in_all"),
+    [
+        ("latest", {}, {6: 2, 7: 1, 8: 1}),
+        ("active", {3: 1, 5: 1}, {3: 2, 4: 1, 5: 3, 6: 2, 7: 1, 8: 1}),
+        ("earliest", {0: 1, 1: 1, 2: 1, 3: 1, 5: 1}, {0: 1, 1: 1, 2: 1, 3: 2, 4: 1, 5: 3, 6: 2, 7: 1, 8: 1}),
+    ],
+)
+def test_where_a_reader_begins_it_gets_whole_epochs(
+    conn: psycopg.Connection[Any],
+    story: Story,
+    begin: str,
+    at_first: dict[int | None, int],
+    in_all: dict[int | None, int],
 ) -> None:
+    """Live, nothing that had begun; of the active ones, all; from the beginning, the completed ones too."""
     story.three_and_five()
-    reading = EpochTailReader(conn, ALL)
+    reading = EpochTailReader(conn, ALL, begin)
     first = list(reading.read_available(conn))
-    assert first == [FrontierSnapshot(LowerFrontier(((3,),)), UpperFrontier(((5,),)))]
+    lower = None if begin == "earliest" else LowerFrontier(((3,),))
+    assert first[0] == reading.snapshot == FrontierSnapshot(lower, UpperFrontier(((5,),)))
+    assert numbers(seen(first)) == at_first
+    assert reported(first) == ([((3,),)] if begin == "earliest" else []), "history is told of what it was given"
     story.the_rest()
     rest = list(reading.read_available(conn))
-    assert numbers(seen(rest)) == {6: 2, 7: 1, 8: 1}
-    assert reported(rest) == [((9,),)]
-    check_course(first + rest)
-
-
-@pytest.mark.conforms("S7", "S1")
-def test_from_history_a_reader_gets_the_active_epochs_whole_and_no_completed_ones(
-    conn: psycopg.Connection[Any], story: Story
-) -> None:
-    story.three_and_five()
-    reading = EpochTailReader(conn, ALL, "active")
-    assert reading.snapshot == FrontierSnapshot(LowerFrontier(((3,),)), UpperFrontier(((5,),)))
-    first = list(reading.read_available(conn))
-    assert numbers(seen(first)) == {3: 1, 5: 1}
-    story.the_rest()
-    rest = list(reading.read_available(conn))
-    assert numbers(seen(first + rest)) == {3: 2, 4: 1, 5: 3, 6: 2, 7: 1, 8: 1}
-    check_course(first + rest)
-
-
-@pytest.mark.conforms("S1", "S4")
-def test_from_the_beginning_all_epochs_come_and_are_completed_once(conn: psycopg.Connection[Any], story: Story) -> None:
-    story.three_and_five()
-    reading = EpochTailReader(conn, ALL, "earliest")
-    first = list(reading.read_available(conn))
-    assert first[0] == FrontierSnapshot(None, UpperFrontier(((5,),)))
-    assert reported(first) == [((3,),)], "a reader of history is told of its epochs after it was given them"
-    story.the_rest()
-    rest = list(reading.read_available(conn))
-    assert numbers(seen(first + rest)) == {0: 1, 1: 1, 2: 1, 3: 2, 4: 1, 5: 3, 6: 2, 7: 1, 8: 1}
+    assert numbers(seen(first + rest)) == in_all
     assert reported(rest) == [((9,),)]
     check_course(first + rest)
 
 
 @pytest.mark.conforms("S10")
-def test_who_opts_out_gets_epochs_in_part_and_hears_of_the_frontier(
-    conn: psycopg.Connection[Any], story: Story
-) -> None:
+def test_who_opts_out_gets_epochs_in_part(conn: psycopg.Connection[Any], story: Story) -> None:
     story.three_and_five()
     reading = EpochTailReader(conn, ALL, entire=False)
     story.the_rest()
@@ -89,7 +74,7 @@ def test_who_opts_out_gets_epochs_in_part_and_hears_of_the_frontier(
 
 
 @pytest.mark.conforms("S2", "S3")
-def test_in_product_order_what_lies_beside_the_filter_is_seen(conn: psycopg.Connection[Any], story: Story) -> None:
+def test_epochs_beside_the_filter_are_seen(conn: psycopg.Connection[Any], story: Story) -> None:
     story.advance(A, (0, 0))
     story.publish(A, (1, 2), (2, 1))
     reading = EpochTailReader(conn, ALL)
@@ -106,9 +91,7 @@ def test_in_product_order_what_lies_beside_the_filter_is_seen(conn: psycopg.Conn
     assert not reading.is_filtering
 
 
-def test_messages_without_an_epoch_always_come_also_out_of_blocks_that_have_others(
-    conn: psycopg.Connection[Any], story: Story
-) -> None:
+def test_messages_without_an_epoch_always_come(conn: psycopg.Connection[Any], story: Story) -> None:
     story.three_and_five()
     reading = EpochTailReader(conn, ALL)
     put(conn, story.streams()[0], b"plain")
@@ -125,9 +108,7 @@ def test_messages_without_an_epoch_always_come_also_out_of_blocks_that_have_othe
 
 
 @pytest.mark.conforms("S5")
-def test_the_frontiers_of_several_spaces_are_merged_and_epochs_whole_across_them(
-    conn: psycopg.Connection[Any], story: Story
-) -> None:
+def test_frontiers_of_several_spaces_are_merged(conn: psycopg.Connection[Any], story: Story) -> None:
     create_space(conn, "eu", "eu/#", shards=2)
     other = Story(conn, "eu")
     story.advance(A, 4)
@@ -147,9 +128,7 @@ def test_the_frontiers_of_several_spaces_are_merged_and_epochs_whole_across_them
 
 
 @pytest.mark.conforms("S4")
-def test_a_frontier_is_told_once_and_after_all_it_completes_also_across_a_rollover(
-    conn: psycopg.Connection[Any], story: Story
-) -> None:
+def test_a_frontier_is_told_once_after_its_messages(conn: psycopg.Connection[Any], story: Story) -> None:
     story.advance(A, 0)
     reading = EpochTailReader(conn, ALL)
     assert len(list(reading.read_available(conn))) == 1
@@ -169,9 +148,7 @@ def test_a_frontier_is_told_once_and_after_all_it_completes_also_across_a_rollov
 
 
 @pytest.mark.conforms("S4")
-def test_what_is_published_while_it_reads_does_not_hold_the_frontier_back(
-    conn: psycopg.Connection[Any], story: Story
-) -> None:
+def test_news_while_it_reads_hold_no_frontier_back(conn: psycopg.Connection[Any], story: Story) -> None:
     """The frontier is of the look: it does not wait for an end that never comes."""
     story.advance(A, 0)
     reading = EpochTailReader(conn, ALL)
@@ -187,9 +164,7 @@ def test_what_is_published_while_it_reads_does_not_hold_the_frontier_back(
 
 
 @pytest.mark.conforms("S4")
-def test_of_a_space_that_begins_late_nothing_comes_that_was_told_to_be_completed(
-    conn: psycopg.Connection[Any], story: Story
-) -> None:
+def test_a_late_space_adds_nothing_to_what_is_told(conn: psycopg.Connection[Any], story: Story) -> None:
     story.advance(A, 5)
     reading = EpochTailReader(conn, ALL)
     first = list(reading.read_available(conn))
@@ -209,9 +184,7 @@ def test_of_a_space_that_begins_late_nothing_comes_that_was_told_to_be_completed
 
 
 @pytest.mark.conforms("S3")
-def test_a_space_that_begins_while_others_are_read_is_not_read_beyond_the_look(
-    conn: psycopg.Connection[Any], story: Story
-) -> None:
+def test_a_new_space_is_read_no_further_than_the_look(conn: psycopg.Connection[Any], story: Story) -> None:
     """What it publishes meanwhile may be in epochs that are told to be completed at the end of this very round."""
     create_space(conn, "eu", "eu/#", shards=1)
     rollover(conn, "eu")
@@ -235,7 +208,7 @@ def test_a_space_that_begins_while_others_are_read_is_not_read_beyond_the_look(
 
 
 @pytest.mark.conforms("S5")
-def test_spaces_of_which_only_history_matches_are_not_compared(conn: psycopg.Connection[Any], story: Story) -> None:
+def test_spaces_beside_the_filter_are_not_compared(conn: psycopg.Connection[Any], story: Story) -> None:
     story.advance(A, (10**9, 1))
     story.publish(A, (10**9, 1))
     create_space(conn, "eu", "eu/#", shards=1)
@@ -259,7 +232,7 @@ def test_spaces_of_which_only_history_matches_are_not_compared(conn: psycopg.Con
 
 
 @pytest.mark.conforms("S6")
-def test_blocks_that_are_left_out_are_neither_fetched_nor_decoded(conn: psycopg.Connection[Any], story: Story) -> None:
+def test_blocks_left_out_are_not_even_fetched(conn: psycopg.Connection[Any], story: Story) -> None:
     story.three_and_five()
     reading = EpochTailReader(conn, ALL)
     stream = story.streams()[0]
@@ -273,28 +246,3 @@ def test_blocks_that_are_left_out_are_neither_fetched_nor_decoded(conn: psycopg.
     assert page.position == page.head, "what is not fetched does not count as bytes of a page"
     with pytest.raises(PoisonBlock):
         message_log.fetch(conn, stream, 3)
-
-
-@pytest.mark.conforms("S6")
-def test_with_the_frontier_past_it_there_is_no_filter_any_more(
-    conn: psycopg.Connection[Any], story: Story, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[object] = []
-    since = message_log.fetch
-
-    def noted(*args: Any, **kwargs: Any) -> message_log.LogPage:
-        asked.append(kwargs["left_out"])
-        return since(*args, **kwargs)
-
-    monkeypatch.setattr(message_log, "fetch", noted)
-    story.three_and_five()
-    reading = EpochTailReader(conn, ALL)
-    story.publish(A, 5)
-    list(reading.read_available(conn))
-    before = reading.is_filtering
-    story.advance(A, 6)
-    list(reading.read_available(conn))
-    assert (before, reading.is_filtering) == (True, False)
-    story.publish(A, 6)
-    assert numbers(seen(reading.read_available(conn))) == {6: 1}
-    assert asked == [ExcludedEpochs(UpperFrontier(((5,),)), None), None]

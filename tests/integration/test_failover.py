@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -51,18 +49,19 @@ from sublet_storage.log.append import (
     register_producer,
 )
 from sublet_storage.log.fetch import read_heads
-from sublet_storage.node_directory import live_nodes
 from sublet_storage.producer import Publisher
 from sublet_storage.readers.tail import MultiStreamReader, Tail
 from sublet_storage.spaces.space_changes import reshard, rollover
 from sublet_storage.spaces.space_queries import open_streams
 from tests.contract.group_world import LEASE_S, ONE, SHARE, TWO, grant
-from tests.integration.log_kit import block
+from tests.integration.feed_kit import address_of
+from tests.integration.log_kit import block, kill_postgres
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet
 from tests.postgres_proxy import PostgresProxy
 
 WAIT_S = 60.0
+SETTINGS = BorrowerSettings().scaled(SPEED)
 
 
 @dataclass
@@ -94,8 +93,7 @@ class Pair:
 
     def fail_over(self) -> None:
         """The primary dies, the standby takes over."""
-        pid = int(next(self.primary.data_dir.rglob("postmaster.pid")).read_text().split()[0])
-        os.kill(pid, signal.SIGKILL)
+        kill_postgres(self.primary.data_dir)
         self.clients.go_away()
         with psycopg.connect(self.standby.url, autocommit=True) as standby:
             assert standby.execute("select pg_promote()").fetchall() == [(True,)]
@@ -113,18 +111,10 @@ def pair(server_home: Path) -> Iterator[Pair]:
         standby.data_dir.mkdir(mode=0o755)
         copy = standby.data_dir / "pg"
         source = urlsplit(replication.url)
-        command = [
-            find_binaries(primary.data_dir, user) / "pg_basebackup",
-            "-D",
-            copy,
-            "-R",
-            "-c",
-            "fast",
-            "-X",
-            "stream",
-        ]
+        basebackup = find_binaries(primary.data_dir, user) / "pg_basebackup"
         where = f"host={source.hostname} port={source.port} user={source.username} sslmode=disable"
-        subprocess.run([*map(str, command), "-d", where], check=True, capture_output=True)
+        command = [str(basebackup), "-D", str(copy), "-d", where, "-R", "-c", "fast", "-X", "stream"]
+        subprocess.run(command, check=True, capture_output=True)
         for path in [copy, *copy.rglob("*")]:
             chown_to(path, user)
         chown_to(standby.data_dir, user)
@@ -137,8 +127,14 @@ def pair(server_home: Path) -> Iterator[Pair]:
             server.stop()
 
 
+@pytest.fixture
+def database(pair: Pair) -> str:
+    """For the node of `fleet`."""
+    return pair.url
+
+
 @pytest.mark.conforms("P10")
-def test_terms_grants_positions_and_producers_of_the_former_timeline_are_fenced(pair: Pair) -> None:
+def test_the_former_timeline_is_fenced(pair: Pair) -> None:
     groups = PostgresGroupStore(pair.url)
     with connect(pair.url) as conn:
         reshard(conn, "default", 1)
@@ -227,7 +223,7 @@ AHEAD_S = 86_400.0
 
 @pytest.mark.conforms("E13", "E34", "P10")
 @pytest.mark.parametrize("led", [True, False])
-def test_no_id_is_given_twice_by_a_standby_whose_clock_is_a_day_behind(pair: Pair, led: bool) -> None:
+def test_a_standby_a_day_behind_gives_no_id_twice(pair: Pair, led: bool) -> None:
     """It has neither what was given last nor a clock that says so: also of a group, a stream and a producer of which it
     has nothing yet. `led`: it knows of a leader."""
 
@@ -268,96 +264,75 @@ def test_no_id_is_given_twice_by_a_standby_whose_clock_is_a_day_behind(pair: Pai
 
 
 @pytest.mark.conforms("P10")
-def test_consumers_pass_over_nothing_of_the_new_timeline_and_publishers_go_on(pair: Pair, tmp_path: Path) -> None:
-    fleet = Fleet(pair.url, tmp_path)
-    fleet.node("n1")
-    seen: list[bytes] = []
-    try:
-        with (
-            Publisher(pair.url, producer="p", delivery_timeout_s=WAIT_S) as publisher,
-            Session(
-                "$share/g/#", pair.url, starting_position="earliest", settings=BorrowerSettings().scaled(SPEED)
-            ) as session,
-        ):
+@pytest.mark.usefixtures("fleet")
+def test_consumers_and_publishers_go_on(pair: Pair) -> None:
+    """And pass over nothing of the new timeline."""
+    seen: set[bytes] = set()
+    with (
+        Publisher(pair.url, producer="p", delivery_timeout_s=WAIT_S) as publisher,
+        Session("$share/g/#", pair.url, starting_position="earliest", settings=SETTINGS) as session,
+    ):
 
-            def publish(word: str, count: int) -> None:
-                for number in range(count):
-                    publisher.publish("t", f"{word} {number}")
-                publisher.flush()
+        def go_through(word: str, count: int) -> None:
+            wanted = {f"{word} {number}".encode() for number in range(count)}
+            for value in wanted:
+                publisher.publish("t", value)
+            publisher.flush()
 
-            def consume(word: str, count: int) -> None:
-                wanted = {f"{word} {number}".encode() for number in range(count)}
+            def is_consumed() -> bool:
+                if (batch := session.poll(1.0)) is not None:
+                    seen.update(batch.table.column("value").to_pylist())
+                return wanted <= seen
 
-                def all_of_it() -> bool:
-                    if (batch := session.poll(1.0)) is not None:
-                        seen.extend(batch.table.column("value").to_pylist())
-                    return wanted <= set(seen)
+            eventually(is_consumed, WAIT_S, lambda: f"missing: {sorted(wanted - seen)}")
 
-                eventually(all_of_it, WAIT_S, lambda: f"missing: {sorted(wanted - set(seen))}")
-
-            publish("kept", 10)
-            consume("kept", 10)
-            pair.part()
-            publish("lost", 10)
-            consume("lost", 10)
-            pair.fail_over()
-            publish("new", 30)
-            consume("new", 30)
-    finally:
-        fleet.close()
+        go_through("kept", 10)
+        pair.part()
+        go_through("lost", 10)
+        pair.fail_over()
+        go_through("new", 30)
 
 
 @pytest.mark.conforms("P10")
-def test_a_publisher_whose_streams_were_lost_is_fenced_by_name_and_so_is_who_follows_them(
-    pair: Pair, tmp_path: Path
-) -> None:
+def test_a_publisher_whose_stream_was_lost_is_fenced(pair: Pair, fleet: Fleet) -> None:
     """A stream that was opened last is missing on the new timeline, and its number may become another's."""
-    fleet = Fleet(pair.url, tmp_path)
-    node = fleet.node("n1")
-    eventually(lambda: "serves on" in node.output(), WAIT_S, node.output)
+    address = address_of(fleet.nodes["n1"])
+    pair.part()
     with connect(pair.url) as conn:
-        (address,) = (each.address for each in live_nodes(conn))
-        pair.part()
         rollover(conn, "default")
     publisher = Publisher(pair.url, delivery_timeout_s=WAIT_S)
-    try:
-        with Feed(address, node_timeout_s=WAIT_S) as feed:
-            pages = feed.follow(starting_position="earliest")
-            publisher.publish("t", b"lost").result()
-            assert next(pages).column("value").to_pylist() == [b"lost"]
-            pair.fail_over()
-            with pytest.raises(ProducerFenced, match="another timeline, where stream"):
-                publisher.publish("t", b"new").result(WAIT_S)
-            with pytest.raises(PositionBeyondHead, match="another timeline"):
-                next(pages)
-        with pytest.raises(ProducerFenced):
-            publisher.close()
-    finally:
-        fleet.close()
+    with Feed(address, node_timeout_s=WAIT_S) as feed:
+        pages = feed.follow(starting_position="earliest")
+        publisher.publish("t", b"lost").result()
+        assert next(pages).column("value").to_pylist() == [b"lost"]
+        pair.fail_over()
+        with pytest.raises(ProducerFenced, match="another timeline, where stream"):
+            publisher.publish("t", b"new").result(WAIT_S)
+        with pytest.raises(PositionBeyondHead, match="another timeline"):
+            next(pages)
+    with pytest.raises(ProducerFenced):
+        publisher.close()
 
 
 @pytest.mark.conforms("E35", "P10")
-def test_a_transaction_that_was_lost_in_a_failover_is_not_taken_for_done(pair: Pair, tmp_path: Path) -> None:
-    """Of a single message: where it begins is one before where it ends."""
+def test_a_lost_transaction_is_not_taken_for_done(pair: Pair, tmp_path: Path) -> None:
+    """Of a single message: where it begins is one before where it ends. The node reaches the primary by another way."""
     fleet = Fleet(pair.primary.url, tmp_path)
     fleet.node("n1")
-    settings = BorrowerSettings().scaled(SPEED)
-    try:
-        with (
-            connect(pair.url) as conn,
-            Session("$share/g/#", pair.url, starting_position="earliest", settings=settings, auto_ack=False) as session,
-        ):
-            reshard(conn, "default", 1)
-            append(conn, [BlockAppend(open_streams(conn)[0].stream_id, block(b"x"))])
-            batch = session.poll(WAIT_S)
-            assert batch is not None
-            pair.part()
-            pair.clients.cut_commit(resume=False, arrives=False)
-            with pytest.raises(UnknownOutcome), batch.transaction() as output:
-                output.execute("create table public.output ()")
-            pair.fail_over()
-            with pytest.raises(GrantLost), batch.transaction():
-                pass
-            assert not batch.committed
-    finally:
-        fleet.close()
+    with (
+        contextlib.closing(fleet),
+        connect(pair.url) as conn,
+        Session("$share/g/#", pair.url, starting_position="earliest", settings=SETTINGS, auto_ack=False) as session,
+    ):
+        reshard(conn, "default", 1)
+        append(conn, [BlockAppend(open_streams(conn)[0].stream_id, block(b"x"))])
+        batch = session.poll(WAIT_S)
+        assert batch is not None
+        pair.part()
+        pair.clients.cut_commit(resume=False, arrives=False)
+        with pytest.raises(UnknownOutcome), batch.transaction() as output:
+            output.execute("create table public.output ()")
+        pair.fail_over()
+        with pytest.raises(GrantLost), batch.transaction():
+            pass
+        assert not batch.committed

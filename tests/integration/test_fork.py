@@ -1,63 +1,30 @@
-"""A process that uses grpc and starts others: nothing about that on its stderr, and its session is its own."""
+"""A process with a session that starts others: nothing about that on its stderr, and its session is its own."""
 
 from __future__ import annotations
 
-import contextlib
 import signal
-import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from urllib.parse import parse_qs, urlencode, urlsplit, urlunsplit
 
 import pytest
 
-from tests.integration.cli_kit import QUICK, a_shell
+from sublet_storage.producer import Publisher
+from tests.integration.feed_kit import address_of
 from tests.kit import eventually
 from tests.kit_nodes import Fleet
+from tests.postgres_proxy import PostgresProxy
 from tests.readme import environment
 
 WAIT_S = 40.0
-
-QUIET = """
-import os, sublet
-with sublet.Publisher() as publisher:
-    publisher.publish("a", b"1")
-with sublet.Session("$share/g/#", starting_position="earliest") as session:
-    assert session.poll(30) is not None
-    for _ in range(20):
-        child = os.fork()
-        if child == 0:
-            os._exit(0)
-        os.waitpid(child, 0)
-"""
-
-
-def test_a_consumer_forks_without_a_word_from_grpc(database: str) -> None:
-    with a_shell(SUBLET_DATABASE_URL=database) as shell:
-        shell.leader("n1")
-        done = subprocess.run(
-            [sys.executable, "-c", QUIET],
-            env=environment(database) | QUICK,
-            capture_output=True,
-            timeout=60,
-            check=False,
-        )
-    assert (done.returncode, done.stderr.decode()) == (0, "")
-
-
-# --- a session in a forked child --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def node(database: str, tmp_path: Path) -> Iterator[str]:
     """The address of a node that serves, and does not evict a consumer that is stopped for some seconds."""
     fleet = Fleet(database, tmp_path, speed=0.5)
-    node = fleet.node("n1")
-    eventually(lambda: "serves on" in node.output(), WAIT_S, node.output)
-    yield node.output().partition("serves on ")[2].split()[0]
+    yield address_of(fleet.node("n1"))
     fleet.close()
 
 
@@ -116,7 +83,7 @@ print("parent went on")
 """
 
 
-def test_any_use_in_a_forked_child_is_an_error_and_the_parent_goes_on(database: str, node: str) -> None:
+def test_a_forked_child_may_not_use_a_session(database: str, node: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", USES], env=environment(database), capture_output=True, text=True, timeout=90, check=False
     )
@@ -155,17 +122,11 @@ print("parent went on", flush=True)
 """
 
 
-def test_what_a_child_takes_apart_sends_nothing_to_the_parents_peers(database: str, node: str) -> None:
-    subprocess.run(
-        [sys.executable, "-m", "sublet.cli", "publish", "a"],
-        env=environment(database),
-        input=b"1",
-        check=True,
-        timeout=60,
-        capture_output=True,
-    )
-    with a_counter(_postgres(database)) as database_side, a_counter(_tcp(node)) as node_side:
-        program = f"PG = {_by_way_of(database, database_side.port)!r}\nNODE = '127.0.0.1:{node_side.port}'\n{PARTS}"
+def test_what_a_child_drops_sends_nothing(database: str, node: str) -> None:
+    with Publisher(database) as publisher:
+        publisher.publish("a", b"1")
+    with PostgresProxy(database) as database_side, PostgresProxy(f"tcp://{node}") as node_side:
+        program = f"PG = {database_side.url!r}\nNODE = '127.0.0.1:{node_side.port}'\n{PARTS}"
         parent = subprocess.Popen(
             [sys.executable, "-c", program],
             env=environment(database),
@@ -191,49 +152,6 @@ def test_what_a_child_takes_apart_sends_nothing_to_the_parents_peers(database: s
         assert b"Traceback" not in complaints, "no more than a transaction that could not be rolled back in the child"
 
 
-# --- counting what a process sends ------------------------------------------------------------------------------------
-
-
-class Counter:
-    """Carries connections to a server; `sent`: bytes that clients have sent."""
-
-    def __init__(self, connect: Callable[[], socket.socket]) -> None:
-        self.sent = 0
-        self._connect = connect
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listener.getsockname()[1])
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def close(self) -> None:
-        self._listener.close()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                server = self._connect()
-                threading.Thread(target=self._carry, args=(client, server, True), daemon=True).start()
-                threading.Thread(target=self._carry, args=(server, client, False), daemon=True).start()
-
-    def _carry(self, source: socket.socket, target: socket.socket, counts: bool) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
-                self.sent += len(data) * counts
-                target.sendall(data)
-        for one in (source, target):
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-
-
-@contextlib.contextmanager
-def a_counter(connect: Callable[[], socket.socket]) -> Iterator[Counter]:
-    counter = Counter(connect)
-    try:
-        yield counter
-    finally:
-        counter.close()
-
-
 def settled(count: Callable[[], tuple[int, int]]) -> tuple[int, int]:
     """The counts once all that is on its way has come: the same in thirty looks, one after the other."""
     seen: list[tuple[int, int]] = []
@@ -244,26 +162,3 @@ def settled(count: Callable[[], tuple[int, int]]) -> tuple[int, int]:
 
     eventually(unchanged, WAIT_S)
     return seen[-1]
-
-
-def _tcp(address: str) -> Callable[[], socket.socket]:
-    host, _, port = address.rpartition(":")
-    return lambda: socket.create_connection((host, int(port)))
-
-
-def _postgres(url: str) -> Callable[[], socket.socket]:
-    """The test server listens on a Unix socket."""
-    query = parse_qs(urlsplit(url).query)
-    path = f"{query['host'][0]}/.s.PGSQL.{query.get('port', ['5432'])[0]}"
-
-    def connect() -> socket.socket:
-        one = socket.socket(socket.AF_UNIX)
-        one.connect(path)
-        return one
-
-    return connect
-
-
-def _by_way_of(url: str, port: int) -> str:
-    query = {name: values[0] for name, values in parse_qs(urlsplit(url).query).items()}
-    return urlunsplit(urlsplit(url)._replace(query=urlencode(query | {"host": "127.0.0.1", "port": str(port)})))

@@ -1,4 +1,7 @@
-"""A server process of Postgres that is frozen in the middle of a read: not waited for without end."""
+"""Server processes of Postgres that are frozen: connections stay open, the kernel acknowledges, and no answer comes.
+
+A reader, a node and a publisher do not wait for them without end.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -19,25 +21,31 @@ import pytest
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.streams.batch import Batch
+from sublet_protocol.domain.errors import Unavailable
 from sublet_storage.db.connect import connect
-from sublet_storage.spaces.space_changes import reshard
-from sublet_storage.spaces.space_queries import open_streams
-from tests.integration.log_kit import put
+from sublet_storage.producer import Publisher, sender
+from tests.integration.feed_kit import address_of
+from tests.integration.log_kit import put, stream_of
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet
 
-WAIT_S = 40.0
+WAIT_S = 60.0
 GROUP = "$share/g/#"
 SETTINGS = replace(BorrowerSettings().scaled(SPEED), read_timeout_s=30.0)
+
+
+def processes(conn: psycopg.Connection[Any], application: str) -> list[int]:
+    """The server's, of that application's connections."""
+    found = "select pid from pg_stat_activity where application_name = %s and datname = current_database()"
+    return [row[0] for row in conn.execute(found, (application,))]
 
 
 @contextmanager
 def frozen(conn: psycopg.Connection[Any], application: str) -> Iterator[None]:
     """The server processes of that application's connections, until the block ends. Each is frozen while it waits for
     its client, when it has none of the locks that all of Postgres would then wait for."""
-    found = "select pid from pg_stat_activity where application_name = %s and datname = current_database()"
     idle = "select from pg_stat_activity where pid = %s and state = 'idle' and wait_event = 'ClientRead'"
-    pids = [row[0] for row in conn.execute(found, (application,))]
+    pids = processes(conn, application)
     assert pids
 
     def freeze(pid: int) -> bool:
@@ -57,32 +65,34 @@ def frozen(conn: psycopg.Connection[Any], application: str) -> Iterator[None]:
 
 
 def in_time(work: Callable[[], Any]) -> Any:
-    """Its result; an AssertionError if it does not come back."""
+    """Its result, or what it raises; an AssertionError if it does not come back."""
     results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.append(work()), daemon=True)
+
+    def caught() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:  # noqa: BLE001 it is raised below
+            results.append(error)
+
+    thread = threading.Thread(target=caught, daemon=True)
     thread.start()
     thread.join(WAIT_S)
     assert results, "it hangs"
+    if isinstance(results[0], BaseException):
+        raise results[0]
     return results[0]
 
 
-def test_a_session_gets_over_a_frozen_reader_of_its_own(database: str, tmp_path: Path) -> None:
-    fleet = Fleet(database, tmp_path)
+def test_a_session_gets_over_a_frozen_reader(database: str, conn: psycopg.Connection[Any], fleet: Fleet) -> None:
     settings = replace(BorrowerSettings().scaled(SPEED), read_timeout_s=0.5)
-    try:
-        node = fleet.node("n1")
-        eventually(lambda: "serves on" in node.output(), WAIT_S, node.output)
-        with connect(database) as conn:
-            reshard(conn, "default", 1)
-            (stream,) = (each.stream_id for each in open_streams(conn))
-            with Session(GROUP, database, starting_position="earliest", settings=settings) as session:
-                put(conn, stream, b"before", topic="a")
-                first = in_time(lambda: session.poll(WAIT_S))
-                with frozen(conn, "sublet reader"):
-                    put(conn, stream, b"meanwhile", topic="a")
-                    second = in_time(lambda: session.poll(WAIT_S))
-    finally:
-        fleet.close()
+    stream = stream_of(conn, "default")
+    address_of(fleet.nodes["n1"])
+    with Session(GROUP, database, starting_position="earliest", settings=settings) as session:
+        put(conn, stream, b"before", topic="a")
+        first = in_time(lambda: session.poll(WAIT_S))
+        with frozen(conn, "sublet reader"):
+            put(conn, stream, b"meanwhile", topic="a")
+            second = in_time(lambda: session.poll(WAIT_S))
     assert isinstance(first, Batch)
     assert isinstance(second, Batch)
     assert [batch.table.column("value").to_pylist() for batch in (first, second)] == [[b"before"], [b"meanwhile"]]
@@ -90,57 +100,100 @@ def test_a_session_gets_over_a_frozen_reader_of_its_own(database: str, tmp_path:
 
 
 @pytest.mark.conforms("A8", "E16")
-def test_a_node_gets_over_the_frozen_server_process_of_its_groups(database: str, tmp_path: Path) -> None:
-    fleet = Fleet(database, tmp_path)
-    try:
-        node = fleet.node("n1")
-        eventually(lambda: "serves on" in node.output(), WAIT_S, node.output)
-        with (
-            connect(database) as conn,
-            Session(GROUP, database, starting_position="earliest", settings=SETTINGS) as session,
-        ):
-            reshard(conn, "default", 1)
-            (stream,) = (each.stream_id for each in open_streams(conn))
-            put(conn, stream, b"before", topic="a")
-            assert in_time(lambda: session.poll(WAIT_S))
-            with frozen(conn, "sublet groups"):
-                put(conn, stream, b"meanwhile", topic="a")
-                batch = in_time(lambda: session.poll(WAIT_S))
-                batch.ack()
-                saved = "select position from lending where stream_id = %s"
-                eventually(lambda: conn.execute(saved, (stream,)).fetchone() == (batch.end,), WAIT_S, node.output)
-    finally:
-        fleet.close()
+def test_a_node_gets_over_a_frozen_connection(database: str, conn: psycopg.Connection[Any], fleet: Fleet) -> None:
+    stream = stream_of(conn, "default")
+    address_of(fleet.nodes["n1"])
+    with Session(GROUP, database, starting_position="earliest", settings=SETTINGS) as session:
+        put(conn, stream, b"before", topic="a")
+        assert in_time(lambda: session.poll(WAIT_S))
+        with frozen(conn, "sublet groups"):
+            put(conn, stream, b"meanwhile", topic="a")
+            batch = in_time(lambda: session.poll(WAIT_S))
+            batch.ack()
+            saved, said = "select position from lending where stream_id = %s", fleet.nodes["n1"].output
+            eventually(lambda: conn.execute(saved, (stream,)).fetchone() == (batch.end,), WAIT_S, said)
 
 
-def test_silence_closes_the_connection_and_says_how_long_it_was(database: str) -> None:
-    with connect(database) as conn, connect(database, application_name="silent", silence_s=0.3) as silent:
+def test_silence_closes_the_connection(database: str, conn: psycopg.Connection[Any]) -> None:
+    with connect(database, application_name="silent", silence_s=0.3) as silent:
         assert silent.execute("select 1").fetchone() == (1,)
         with frozen(conn, "silent"), pytest.raises(psycopg.OperationalError, match=r"not a byte .* for 0\.3 s"):
-            in_time_or_raise(lambda: silent.execute("select 2"))
+            in_time(lambda: silent.execute("select 2"))
         assert silent.closed
 
 
-def test_an_answer_that_comes_piece_by_piece_is_waited_for(database: str) -> None:
+def test_an_answer_in_pieces_is_waited_for(database: str) -> None:
+    """It takes longer than the silence that is allowed."""
     with connect(database, silence_s=0.4) as conn:
-        begun = time.monotonic()
         rows = conn.execute(
             "select length(repeat('x', 9000)), pg_sleep(0.02)::text, repeat('x', 9000) from generate_series(1, 40)"
         ).fetchall()
         assert len(rows) == 40
-        assert time.monotonic() - begun > 0.4, "it was no longer than the silence that is allowed"
 
 
-def in_time_or_raise(work: Callable[[], Any]) -> None:
-    """As `in_time`, and raises what the work raised."""
+# --- a publisher ------------------------------------------------------------------------------------------------------
 
-    def caught() -> BaseException | str:
-        try:
-            work()
-        except BaseException as error:  # noqa: BLE001 it is raised by the caller
-            return error
-        return "done"
 
-    result = in_time(caught)
-    if isinstance(result, BaseException):
-        raise result
+def no_threads_left() -> bool:
+    return not [thread for thread in threading.enumerate() if thread.name.startswith("sublet publisher")]
+
+
+@pytest.mark.parametrize("size", [10, 900_000], ids=["waiting for an answer", "in the middle of sending"])
+def test_close_returns_and_says_what_failed(database: str, conn: psycopg.Connection[Any], size: int) -> None:
+    publisher = Publisher(database)
+    publisher.publish("t", b"first").result(20)
+    with frozen(conn, "sublet publisher"):
+        sent = [publisher.publish(f"t/{index}", os.urandom(size)) for index in range(10)]
+        time.sleep(0.5)  # the first of them are under way by then
+        later = publisher.publish("t", b"later")
+        reported = (
+            r"before the publisher was closed that it is stored, and given up: it had not answered yet\. It may be"
+        )
+        with pytest.raises(Unavailable, match=reported):
+            publisher.close(timeout_s=1)
+        assert all(delivery.done for delivery in (*sent, later))
+        with pytest.raises(Unavailable, match=r"given up: there was no time left to send it\. Publish it again\."):
+            later.result(0)
+        eventually(no_threads_left)
+
+
+def test_retry_timeout_bounds_a_frozen_server(
+    database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sender, "MIN_ATTEMPT_S", 0.2)
+    publisher = Publisher(database, delivery_timeout_s=1)
+    publisher.publish("t", b"first").result(20)
+    with frozen(conn, "sublet publisher"):
+        delivery = publisher.publish("t", b"lost")
+        with pytest.raises(
+            Unavailable, match=r"within 1 s that it is stored, and given up: .* It may be stored or not"
+        ):
+            delivery.result(60)
+    publisher.publish("t", b"next").result(20)
+    with pytest.raises(Unavailable):
+        publisher.close()
+
+
+def test_another_connection_is_tried(
+    database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sender, "ATTEMPT_TIMEOUT_S", 0.5)
+    with Publisher(database) as publisher:
+        publisher.publish("t", b"first").result(20)
+        with frozen(conn, "sublet publisher"):
+            assert publisher.publish("t", b"second").result(20).offset == 1
+        assert publisher.publish("t", b"third").result(20).offset == 2
+
+
+def test_a_server_that_answers_is_waited_for_as_ever(
+    database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sender, "ATTEMPT_TIMEOUT_S", 0.3)
+    with Publisher(database) as publisher:
+        publisher.publish("t", b"first").result(20)
+        before = processes(conn, "sublet publisher")
+        for pause_s in (0.0, 0.5, 0.0):
+            time.sleep(pause_s)  # longer than an answer may take: nothing is asked meanwhile
+            publisher.publish("t", b"x").result(20)
+        assert processes(conn, "sublet publisher") == before
+    eventually(no_threads_left)

@@ -1,35 +1,17 @@
-"""Groups that are declared, left, deleted and made again, and sessions with a name: with processes that live on."""
+"""Groups that are deleted and made again, and sessions with a name: with processes that live on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-from sublet_borrower.agent.agent_loop import AgentLoop
-from sublet_borrower.agent.session_event_queue import SessionEventQueue
-from sublet_borrower.machine.events import StreamGranted
-from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.groups.model.records import GroupOptions
 from tests.deliveries import judge
-from tests.integration.sharing_kit import ALL, LEADER, WAIT_S, Stage
+from tests.integration.sharing_kit import ALL, WAIT_S, Stage
 from tests.kit import eventually
-from tests.kit_nodes import SPEED
 
-QUEUE = "$queue/g/#"
-SHARED, QUEUED = Subscription.parse(ALL), Subscription.parse(QUEUE)
-GROUPS = 40
+SHARED = Subscription.parse(ALL)
 STORED = GroupOptions(starting_position=StartingPosition.EARLIEST, session_expiry_s=60.0)
-
-
-@pytest.fixture
-def stage(database: str, tmp_path: Path) -> Iterator[Stage]:
-    """A database of the test's own, where groups without members stop soon."""
-    stage = Stage(database, tmp_path, {"SUBLET_LEADER_IDLE_TIMEOUT_S": f"{LEADER.reclaim_grace_s + 0.5:g}"})
-    yield stage
-    stage.close()
 
 
 def ended(stage: Stage, *names: str) -> set[str | None]:
@@ -37,75 +19,6 @@ def ended(stage: Stage, *names: str) -> set[str | None]:
     processes = [stage.fleet.consumers[name] for name in names]
     eventually(lambda: not any(process.alive for process in processes), WAIT_S, stage.said)
     return {stage.fleet.ended(name) for name in names}
-
-
-# --- queues ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.conforms("E2")
-def test_a_queue_has_to_be_declared_and_then_keeps_everything_for_its_first_consumers(stage: Stage) -> None:
-    stage.serve("n1")
-    stage.scene.publish(200)
-    stage.fleet.consumer("early", QUEUE)
-    assert ended(stage, "early") == {"denied"}
-    assert "groups create '$queue/g/#'" in stage.fleet.consumers["early"].output()
-    assert stage.scene.ask("select count(*) from consumer_group") == [(0,)]
-    group = stage.scene.store.declare_group(QUEUED, GroupOptions(starting_position=StartingPosition.EARLIEST))
-    stage.scene.publish(200, 200)
-    stage.fleet.consumer("a", QUEUE)
-    stage.fleet.consumer("b", QUEUE)
-    eventually(stage.scene.consumed, WAIT_S, stage.said)
-    verdict = judge(stage.scene.heads(), stage.fleet.delivered(), stage.scene.store.history(group.group_id))
-    assert (verdict.lost, verdict.unexplained, verdict.explained) == ([], [], [])
-
-
-# --- groups that nobody needs ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.conforms("E22")
-def test_an_idle_leader_frees_its_claim_and_whoever_comes_in_that_moment_is_served(stage: Stage) -> None:
-    """Many groups become idle at once; while their leader gives up one after the other, somebody wants them all."""
-    stage.serve("n1")
-    addresses = [row[0] for row in stage.scene.ask("select address from node")]
-    agent = AgentLoop(lambda: addresses, BorrowerSettings().scaled(SPEED))
-    try:
-        handles, wishes = subscribed(agent)
-        eventually(lambda: all(wish.is_served() for wish in wishes), WAIT_S, stage.said)
-        for handle in handles:
-            agent.unsubscribe(handle)
-        eventually(lambda: freed(stage) > 0, WAIT_S, stage.said, 0.001)
-        assert freed(stage) < GROUPS, "all gave up in one moment: nothing was seen of that moment"
-        handles, wishes = subscribed(agent)
-        eventually(lambda: all(wish.is_served() for wish in wishes), WAIT_S, stage.said)
-        for handle in handles:
-            agent.unsubscribe(handle)
-        eventually(lambda: freed(stage) == GROUPS, WAIT_S, stage.said)
-    finally:
-        agent.close()
-    assert stage.fleet.nodes["n1"].alive
-
-
-class GrantWatcher(SessionEventQueue):
-    """For a group's streams."""
-
-    served = False
-
-    def is_served(self) -> bool:
-        """Whether it was ever lent one."""
-        self.served = self.served or any(isinstance(news, StreamGranted) for news in self.take())
-        return self.served
-
-
-def subscribed(agent: AgentLoop) -> tuple[list[int], list[GrantWatcher]]:
-    """Subscribe to every group."""
-    wishes = [GrantWatcher() for _ in range(GROUPS)]
-    return [agent.subscribe(f"$share/group{n}/#", wish) for n, wish in enumerate(wishes)], wishes
-
-
-def freed(stage: Stage) -> int:
-    """Groups that had a leader and have none."""
-    ask = "select count(*) from leadership where leadership_id > 0 and expires_at <= clock_timestamp()"
-    return int(stage.scene.ask(ask)[0][0])
 
 
 # --- groups that are deleted ----------------------------------------------------------------------------------------
@@ -118,7 +31,7 @@ def living(stage: Stage) -> int:
 
 @pytest.mark.conforms("E23", "E30")
 @pytest.mark.parametrize("leader_lives", [True, False], ids=["its leader lives", "its leader dies"])
-def test_a_group_deleted_under_load_ends_its_members_who_do_not_make_it_again(stage: Stage, leader_lives: bool) -> None:
+def test_a_deleted_group_ends_its_members(stage: Stage, leader_lives: bool) -> None:
     """Where the leader dies, the members ask a node that has never heard of the group."""
     stage.serve("n1", "n2")
     stage.share("a", "b")
@@ -134,7 +47,7 @@ def test_a_group_deleted_under_load_ends_its_members_who_do_not_make_it_again(st
 
 
 @pytest.mark.conforms("E23")
-def test_a_group_made_again_at_once_has_no_progress_and_no_member_of_its_former_life(stage: Stage) -> None:
+def test_a_group_made_again_begins_anew(stage: Stage) -> None:
     stage.serve("n1", "n2")
     stage.share("a", "b")
     with stage.scene.load():
@@ -159,7 +72,7 @@ def test_a_group_made_again_at_once_has_no_progress_and_no_member_of_its_former_
 
 
 @pytest.mark.conforms("E10")
-def test_a_named_session_that_was_killed_and_comes_back_in_time_has_its_own_streams_again(stage: Stage) -> None:
+def test_a_named_session_gets_its_own_streams_again(stage: Stage) -> None:
     stage.scene.store.declare_group(SHARED, STORED)
     stage.serve("n1", "n2")
     stage.fleet.consumer("worker-1", ALL, 0.01, session="worker")
@@ -185,7 +98,7 @@ def test_a_named_session_that_was_killed_and_comes_back_in_time_has_its_own_stre
 
 
 @pytest.mark.conforms("E30", "E11")
-def test_of_a_name_started_twice_the_newer_process_fences_the_older(stage: Stage) -> None:
+def test_the_newer_of_two_of_a_name_fences_the_older(stage: Stage) -> None:
     stage.scene.store.declare_group(SHARED, STORED)
     stage.serve("n1", "n2")
     stage.fleet.consumer("older", ALL, 0.01, session="worker")

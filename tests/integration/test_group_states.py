@@ -19,9 +19,7 @@ OTHER = Subscription.parse("$share/other/#")
 
 
 @pytest.mark.conforms("A2")
-def test_a_group_lacks_a_leader_only_where_somebody_consumes_and_is_stuck_where_one_cannot_read_on(
-    database: str, conn: psycopg.Connection[Any]
-) -> None:
+def test_the_states_of_a_group(database: str, conn: psycopg.Connection[Any]) -> None:
     first, second = open_streams(conn)[:2]
 
     def state() -> str:

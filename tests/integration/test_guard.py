@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
-from sublet_borrower.consumer.member import Member
+from sublet_borrower.agent.agent_loop import AgentLoop
 from sublet_borrower.machine.events import SessionProgress
 from sublet_borrower.planner.plan_ledger import PlanLedger
 from sublet_borrower.spark.source.exactly_once import Guard
 from sublet_protocol.domain.errors import BatchLost, DatabaseUnreachable, InvalidSetting, UnknownOutcome, UsageError
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.groups import consumer_progress
-from sublet_storage.groups.consumer_progress import TransactionIdentity
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions
 from sublet_storage.producer import Publisher
 from tests.integration.query_kit import POINTS, Checkpoint, Died, Rows, Run
-from tests.integration.test_stream_reader import LONG, SHORT, events, lending, publish
+from tests.integration.test_stream_reader import LONG, events, lending, publish
 from tests.kit import eventually
 from tests.kit_nodes import Fleet
 from tests.postgres_proxy import PostgresProxy
@@ -63,19 +62,60 @@ def url(database: str, fleet: Fleet, conn: psycopg.Connection[Any]) -> str:
     return database
 
 
+Make = Callable[..., Guarded]
+Block = Callable[[psycopg.Connection[Any]], object]
+
+
 @pytest.fixture
-def runs(url: str) -> Iterator[list[Run]]:
-    """Runs to be stopped at the end."""
-    made: list[Run] = []
-    yield made
+def guarded(url: str, tmp_path: Path) -> Iterator[Make]:
+    """Makes runs, whose checkpoints lie in the folder of that name, and stops them at the end."""
+    made: list[Guarded] = []
+
+    def make(checkpoint: Checkpoint, folder: str = "", **options: object) -> Guarded:
+        made.append(Guarded(checkpoint, url, tmp_path / folder, **{"inDoubtTimeout": LONG, **options}))
+        return made[-1]
+
+    yield make
     for run in made:
         run.stop()
 
 
-def read_only(run: Run) -> None:
-    """Let it read a batch, and die before it writes it."""
+@pytest.fixture
+def unwritten(url: str, guarded: Make, tmp_path: Path) -> Checkpoint:
+    """A checkpoint with a batch of 30 messages, which its process has read and not written."""
+    checkpoint = Checkpoint()
+    publish(url, 0, 30)
+    dies(guarded(checkpoint), "read")
+    logged(tmp_path, 0, checkpoint.offsets[0])
+    return checkpoint
+
+
+@pytest.fixture
+def guard(url: str, tmp_path: Path) -> Iterator[Guard]:
+    guard = Guard(tmp_path, url)
+    yield guard
+    guard.close()
+
+
+VALUES = [b"%06d" % number for number in range(30)]
+"""Of the batch of `unwritten`."""
+
+
+def dies(run: Run, point: str) -> None:
+    """It goes on until it dies there."""
     with pytest.raises(Died):
-        run.until(1_000, die="read")
+        run.until(1_000, die=point)
+
+
+def go_on(conn: psycopg.Connection[Any], count: int, *runs: Run) -> None:
+    """All of these, until so many messages are in the table."""
+
+    def there() -> bool:
+        for run in runs:
+            run.step()
+        return len(sunk(conn)) >= count
+
+    eventually(there, 60.0, lambda: str(lending(conn)))
 
 
 def positions(conn: psycopg.Connection[Any]) -> set[int]:
@@ -83,11 +123,15 @@ def positions(conn: psycopg.Connection[Any]) -> set[int]:
     return {position for _, position, _ in lending(conn).values()}
 
 
-def fail(guard: Guard) -> None:
-    """A function that raises after it has written."""
+def write(guard: Guard, value: bytes = b"x", then: Block = lambda _: None) -> None:
+    """One row of batch 0, and what else is done in the block."""
     with guard(0) as connection:
-        connection.execute(INSERT, (b"x",))
-        raise ZeroDivisionError
+        connection.execute(INSERT, (value,))
+        then(connection)
+
+
+def fail(connection: object) -> None:
+    raise ZeroDivisionError
 
 
 def sunk(conn: psycopg.Connection[Any]) -> list[bytes]:
@@ -96,84 +140,59 @@ def sunk(conn: psycopg.Connection[Any]) -> list[bytes]:
 
 @pytest.mark.conforms("E26", "E27")
 @pytest.mark.parametrize("point", POINTS)
-def test_whenever_the_query_dies_everything_is_written_once(
-    url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path, point: str
+def test_a_query_that_dies_writes_everything_once(
+    url: str, guarded: Make, conn: psycopg.Connection[Any], point: str
 ) -> None:
     checkpoint = Checkpoint()
     values = publish(url, 0, 30)
     for _ in range(3):
-        run = Guarded(checkpoint, url, tmp_path, inDoubtTimeout=LONG, maxOffsetsPerTrigger=7)
-        with pytest.raises(Died):
-            run.until(1_000, die=point)
-    runs.append(last := Guarded(checkpoint, url, tmp_path, inDoubtTimeout=LONG, maxOffsetsPerTrigger=7))
-    eventually(lambda: [last.step(), len(sunk(conn)) >= 30][1], 30.0)
+        dies(guarded(checkpoint, maxOffsetsPerTrigger=7), point)
+    last = guarded(checkpoint, maxOffsetsPerTrigger=7)
+    go_on(conn, 30, last)
     assert not last.step()
     assert sunk(conn) == values
 
 
 @pytest.mark.conforms("E26")
-def test_what_is_written_is_not_in_doubt_and_another_application_goes_on_behind_it(
-    url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path
-) -> None:
-    ours, theirs = Checkpoint(), Checkpoint()
+def test_what_is_written_is_not_in_doubt(url: str, guarded: Make, conn: psycopg.Connection[Any]) -> None:
+    """Another application goes on behind it."""
     values = publish(url, 0, 30)
-    run = Guarded(ours, url, tmp_path / "ours", inDoubtTimeout=LONG)
-    with pytest.raises(Died):
-        run.until(1_000, die="sunk")
-    publish(url, 30, 10)
-    runs.append(other := Guarded(theirs, url, tmp_path / "theirs", sessionName="other"))
-    eventually(lambda: [other.step(), len(sunk(conn)) >= 40][1], 30.0, lambda: str(lending(conn)))
-    assert sunk(conn) == [*values, *(b"%06d" % number for number in range(30, 40))]
+    dies(guarded(Checkpoint(), "ours"), "sunk")
+    values += publish(url, 30, 10)
+    go_on(conn, 40, guarded(Checkpoint(), "theirs", sessionName="other"))
+    assert sunk(conn) == values
     assert "reserve" not in events(conn)
 
 
 @pytest.mark.conforms("E26", "E27")
-def test_with_a_guard_nothing_needs_to_be_kept_for_the_query(
-    url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path
-) -> None:
-    ours, theirs = Checkpoint(), Checkpoint()
+def test_with_a_guard_nothing_needs_to_be_kept(url: str, guarded: Make, conn: psycopg.Connection[Any]) -> None:
+    ours = Checkpoint()
     values = publish(url, 0, 30)
-    gone = Guarded(ours, url, tmp_path / "ours", inDoubtTimeout="0 s", maxOffsetsPerTrigger=20)
-    read_only(gone)
-    runs.append(other := Guarded(theirs, url, tmp_path / "theirs", sessionName="other", inDoubtTimeout="0 s"))
-    eventually(lambda: [other.step(), len(sunk(conn)) >= 30][1], 30.0)
+    gone = guarded(ours, "ours", inDoubtTimeout="0 s", maxOffsetsPerTrigger=20)
+    dies(gone, "read")
+    other = guarded(Checkpoint(), "theirs", sessionName="other", inDoubtTimeout="0 s")
+    go_on(conn, 30, other)
     assert not {"reserve", "unreserve"} & set(events(conn))
-    with pytest.raises(BatchLost):
+    with pytest.raises(BatchLost, match=r"batch 0 must not be written: stream \d+ .* is not this query's to do now"):
         gone.sink(*ours.runs[-1])
-    runs.append(back := Guarded(ours, url, tmp_path / "ours", inDoubtTimeout="0 s"))
+    back = guarded(ours, "ours", inDoubtTimeout="0 s")
     back.step()
     values += publish(url, 30, 10)
-    eventually(lambda: [other.step(), back.step(), len(sunk(conn)) >= 40][2], 30.0)
-    assert sunk(conn) == values
-
-
-@pytest.mark.conforms("E26", "E27")
-def test_one_that_was_frozen_while_others_got_its_messages_writes_nothing(
-    url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path
-) -> None:
-    ours, theirs = Checkpoint(), Checkpoint()
-    values = publish(url, 0, 30)
-    frozen = Guarded(ours, url, tmp_path / "ours", inDoubtTimeout=SHORT)
-    read_only(frozen)
-    runs.append(other := Guarded(theirs, url, tmp_path / "theirs", sessionName="other"))
-    eventually(lambda: [other.step(), len(sunk(conn)) >= 30][1], 30.0)
-    number, rows = ours.runs[-1]
-    with pytest.raises(BatchLost, match=r"batch 0 must not be written: stream \d+ .* is not this query's to do now"):
-        frozen.sink(number, rows)
+    go_on(conn, 40, other, back)
     assert sunk(conn) == values
 
 
 @pytest.mark.conforms("E27")
 @pytest.mark.parametrize("first", ["older", "newer"])
-def test_of_two_on_copies_of_one_checkpoint_one_writes_the_batch(
-    url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path, first: str
+def test_of_two_checkpoint_copies_one_writes(
+    url: str, guarded: Make, conn: psycopg.Connection[Any], first: str
 ) -> None:
     checkpoint = Checkpoint()
     values = publish(url, 0, 30)
-    older = Guarded(checkpoint, url, tmp_path / "older", inDoubtTimeout=LONG)
-    read_only(older)
+    older = guarded(checkpoint, "older")
+    dies(older, "read")
     copy = Checkpoint(list(checkpoint.offsets))
-    newer = Guarded(copy, url, tmp_path / "newer", inDoubtTimeout=LONG)
+    newer = guarded(copy, "newer")
     with pytest.raises(Died):
         newer.step(die="read")
     assert copy.runs == checkpoint.runs
@@ -182,58 +201,44 @@ def test_of_two_on_copies_of_one_checkpoint_one_writes_the_batch(
     one.sink(number, rows)
     with pytest.raises(BatchLost, match="all of it was done before"):
         other.sink(number, rows)
-    runs.append(last := Guarded(copy, url, tmp_path / "newer", inDoubtTimeout=LONG))
-    last.step()
+    guarded(copy, "newer").step()
     assert copy.runs[-1] == (number, [])
     assert sunk(conn) == values
 
 
-def test_a_batch_of_which_only_a_part_is_ours_is_not_written(
-    url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path
+def test_a_batch_partly_ours_is_not_written(
+    unwritten: Checkpoint, guarded: Make, conn: psycopg.Connection[Any]
 ) -> None:
-    checkpoint = Checkpoint()
-    publish(url, 0, 30)
-    run = Guarded(checkpoint, url, tmp_path, inDoubtTimeout=LONG)
-    read_only(run)
     conn.execute(
         "update lending set in_doubt = null where stream_id ="
         " (select min(stream_id) from lending where in_doubt is not null)"
     )
     before = lending(conn)
     with pytest.raises(BatchLost, match="only a part is this query's to do now"):
-        run.sink(*checkpoint.runs[-1])
+        guarded(unwritten).sink(*unwritten.runs[-1])
     assert sunk(conn) == []
     assert lending(conn) == before
 
 
-def test_what_is_kept_for_the_query_is_not_written_by_one_that_has_lost_it(
-    url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path
+def test_a_process_that_lost_its_batch_cannot_write(
+    unwritten: Checkpoint, guarded: Make, conn: psycopg.Connection[Any]
 ) -> None:
-    checkpoint = Checkpoint()
-    values = publish(url, 0, 30)
-    run = Guarded(checkpoint, url, tmp_path, inDoubtTimeout=LONG)
-    read_only(run)
+    """Though it is kept for the query."""
     eventually(lambda: "reserved" in {row[0] for row in lending(conn).values()}, 30.0)
     with pytest.raises(BatchLost, match="is not this query's to do now"):
-        run.sink(*checkpoint.runs[-1])
-    runs.append(again := Guarded(checkpoint, url, tmp_path, inDoubtTimeout=LONG))
-    again.step()
-    assert sunk(conn) == values
+        guarded(unwritten).sink(*unwritten.runs[-1])
+    guarded(unwritten).step()
+    assert sunk(conn) == VALUES
 
 
-def test_an_exception_in_the_block_rolls_back_and_the_batch_is_still_to_be_done(
-    url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path
+def test_an_exception_leaves_the_batch_to_be_done(
+    unwritten: Checkpoint, guarded: Make, conn: psycopg.Connection[Any]
 ) -> None:
-    checkpoint = Checkpoint()
-    values = publish(url, 0, 30)
-    runs.append(run := Guarded(checkpoint, url, tmp_path, inDoubtTimeout=LONG))
-    read_only(run)
-    runs[:] = [again := Guarded(checkpoint, url, tmp_path, inDoubtTimeout=LONG)]
-    logged(tmp_path, 0, checkpoint.offsets[0])
+    again = guarded(unwritten)
     with pytest.raises(ZeroDivisionError):
-        fail(again.guard)
+        write(again.guard, then=fail)
     again.step()
-    assert sunk(conn) == values
+    assert sunk(conn) == VALUES
 
 
 def slow_commit(conn: psycopg.Connection[Any]) -> None:
@@ -251,13 +256,13 @@ def slow_commit(conn: psycopg.Connection[Any]) -> None:
 @pytest.mark.conforms("E35")
 @pytest.mark.parametrize("way", ["at once", "by the next process", "at once, while it is still being committed"])
 def test_a_commit_whose_answer_was_lost_is_found_out(
-    url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path, way: str
+    url: str, guarded: Make, conn: psycopg.Connection[Any], tmp_path: Path, way: str
 ) -> None:
     away = way == "by the next process"
     checkpoint = Checkpoint()
     values = publish(url, 0, 30 if away else 3)
     with PostgresProxy(url) as cutter:
-        runs.append(run := Guarded(checkpoint, url, tmp_path, inDoubtTimeout=LONG))
+        run = guarded(checkpoint)
         run.guard = Guard(tmp_path, cutter.url)
         if way == "at once, while it is still being committed":
             slow_commit(conn)
@@ -268,51 +273,34 @@ def test_a_commit_whose_answer_was_lost_is_found_out(
         else:
             run.until(len(values))
         run.guard.close()
-    runs.append(again := Guarded(checkpoint, url, tmp_path, inDoubtTimeout=LONG))
+    again = guarded(checkpoint)
     eventually(lambda: not again.step(), 30.0)
     assert sunk(conn) == values
 
 
 @pytest.mark.conforms("E36")
-@pytest.mark.parametrize("where", ["in the block", "before the commit"])
-def test_a_driver_that_is_frozen_in_the_transaction_gives_its_streams_up(
-    url: str,
-    runs: list[Run],
-    conn: psycopg.Connection[Any],
-    tmp_path: Path,
-    where: str,
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_frozen_driver_gives_its_streams_up(
+    url: str, guarded: Make, conn: psycopg.Connection[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server gives it half a second before its commit, and in the block as long as a batch may take besides."""
+    """In the block the server gives it as long as a batch may take, and what it has before its commit."""
     monkeypatch.setattr(consumer_progress, "BEFORE_COMMIT_S", 0.5)
-    monkeypatch.setenv("SUBLET_MAX_POLL_INTERVAL_S", "1" if where == "in the block" else "600")
-    checkpoint, settle = Checkpoint(), Guard._settle
+    monkeypatch.setenv("SUBLET_MAX_POLL_INTERVAL_S", "1")
+    checkpoint = Checkpoint()
+    values = publish(url, 0, 3)
+    dies(guarded(checkpoint), "read")
+    logged(tmp_path, 0, checkpoint.offsets[0])
+    again = guarded(checkpoint)
+    again.reader.partitions(again.reader.initialOffset(), checkpoint.offsets[0])
 
-    def freeze() -> None:
+    def freeze(connection: psycopg.Connection[Any]) -> None:
+        allowed = connection.execute("select current_setting('idle_in_transaction_session_timeout')").fetchone()
+        assert allowed == ("1500ms",)
         there = "select from pg_stat_activity where application_name = 'sublet guard'"
         eventually(lambda: not conn.execute(there).fetchall(), 60.0)
         conn.execute("select from lending for update nowait")
 
-    def settle_and_freeze(self: Guard, *arguments: Any) -> TransactionIdentity | None:
-        attempt = settle(self, *arguments)
-        freeze()
-        return attempt
-
-    values = publish(url, 0, 3)
-    run = Guarded(checkpoint, url, tmp_path, inDoubtTimeout=LONG)
-    read_only(run)
-    logged(tmp_path, 0, checkpoint.offsets[0])
-    runs.append(again := Guarded(checkpoint, url, tmp_path, inDoubtTimeout=LONG))
-    again.reader.partitions(again.reader.initialOffset(), checkpoint.offsets[0])
-    with monkeypatch.context() as frozen, pytest.raises(DatabaseUnreachable, match="nothing of batch 0 was written"):  # noqa: PT012
-        if where == "before the commit":
-            frozen.setattr(Guard, "_settle", settle_and_freeze)
-        with again.guard(0) as connection:
-            connection.execute(INSERT, (values[0],))
-            allowed = connection.execute("select current_setting('idle_in_transaction_session_timeout')").fetchone()
-            assert allowed == ("1500ms" if where == "in the block" else "600500ms",)
-            if where == "in the block":
-                freeze()
+    with pytest.raises(DatabaseUnreachable, match="nothing of batch 0 was written"):
+        write(again.guard, values[0], freeze)
     assert sunk(conn) == []
     again.until(len(values))
     assert sunk(conn) == values
@@ -321,7 +309,7 @@ def test_a_driver_that_is_frozen_in_the_transaction_gives_its_streams_up(
 @pytest.mark.conforms("S11")
 @pytest.mark.parametrize("point", ["read", "sunk", "committed"])
 def test_batches_of_whole_epochs_are_written_once(
-    url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path, point: str
+    url: str, guarded: Make, conn: psycopg.Connection[Any], point: str
 ) -> None:
     store = PostgresGroupStore(url)
     store.declare_group(
@@ -336,128 +324,88 @@ def test_batches_of_whole_epochs_are_written_once(
             publisher.advance(epoch + 1)
     checkpoint = Checkpoint()
     for _ in range(2):
-        run = Guarded(checkpoint, url, tmp_path, inDoubtTimeout=LONG, maxOffsetsPerTrigger=20)
-        with pytest.raises(Died):
-            run.until(1_000, die=point)
-    runs.append(last := Guarded(checkpoint, url, tmp_path, inDoubtTimeout=LONG, maxOffsetsPerTrigger=20))
-    eventually(lambda: [last.step(), len(sunk(conn)) >= 96][1], 30.0)
+        dies(guarded(checkpoint, maxOffsetsPerTrigger=20), point)
+    go_on(conn, 96, guarded(checkpoint, maxOffsetsPerTrigger=20))
     assert sunk(conn) == sorted(b"%d" % epoch for epoch in range(8) for _ in range(12))
 
 
-def test_a_query_of_two_sources_is_done_with_both_or_with_none(
-    url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path
-) -> None:
+def test_two_sources_are_done_together(url: str, guard: Guard, conn: psycopg.Connection[Any], tmp_path: Path) -> None:
     publish(url, 0, 10)
     ours, theirs = Checkpoint(), Checkpoint()
     for checkpoint, group in ((ours, "$share/g/#"), (theirs, "$share/h/#")):
-        runs.append(run := Run(checkpoint, url, subscription=group))
-        read_only(run)
+        dies(Run(checkpoint, url, subscription=group), "read")
     logged(tmp_path, 0, {"topic": {"0": 7}}, ours.offsets[0], theirs.offsets[0])
-    guard = Guard(tmp_path, url)
     with pytest.raises(ZeroDivisionError):
-        fail(guard)
+        write(guard, then=fail)
     assert positions(conn) == {0}
-    with guard(0) as connection:
-        connection.execute(INSERT, (b"x",))
-    guard.close()
+    write(guard)
     ends = conn.execute("select count(*) from lending where in_doubt is not null and position = (in_doubt->'end')::int")
     assert ends.fetchone() == (len(ours.offsets[0]["streams"]) + len(theirs.offsets[0]["streams"]),)
 
 
-@pytest.mark.parametrize("end", ["commit", "rollback", "begin; commit; begin"])
-def test_a_block_that_ends_its_transaction_is_not_counted_as_done(
-    url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path, end: str
+def roll_back(connection: object) -> None:
+    raise psycopg.Rollback
+
+
+@pytest.mark.usefixtures("unwritten")
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        (lambda connection: connection.execute("commit"), "by commit or rollback"),
+        (lambda connection: connection.execute("rollback"), "by commit or rollback"),
+        (lambda connection: connection.execute("begin; commit; begin"), "by commit or rollback"),
+        (roll_back, "by psycopg"),
+    ],
+    ids=["commit", "rollback", "another transaction", "a silent rollback"],
+)
+def test_a_block_that_ends_itself_is_not_done(
+    guard: Guard, conn: psycopg.Connection[Any], end: Block, said: str
 ) -> None:
-    checkpoint = Checkpoint()
-    publish(url, 0, 30)
-    runs.append(run := Guarded(checkpoint, url, tmp_path, inDoubtTimeout=LONG))
-    read_only(run)
-    logged(tmp_path, 0, checkpoint.offsets[0])
-    guard = Guard(tmp_path, url)
-
-    def work() -> None:
-        with guard(0) as connection:
-            connection.execute(INSERT, (b"x",))
-            connection.execute(end)
-
-    with pytest.raises(UsageError, match="ended its transaction itself, by commit or rollback"):
-        work()
-    guard.close()
-    assert positions(conn) == {0}
-
-
-def test_a_block_that_is_left_by_a_silent_rollback_is_not_counted_as_done(
-    url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path
-) -> None:
-    checkpoint = Checkpoint()
-    publish(url, 0, 30)
-    read_only(Guarded(checkpoint, url, tmp_path, inDoubtTimeout=LONG))
-    logged(tmp_path, 0, checkpoint.offsets[0])
-    guard = Guard(tmp_path, url)
-
-    def work() -> None:
-        with guard(0):
-            raise psycopg.Rollback
-
-    with pytest.raises(UsageError, match="itself, by psycopg"):
-        work()
-    guard.close()
+    with pytest.raises(UsageError, match=f"ended its transaction itself, {said}"):
+        write(guard, then=end)
     assert positions(conn) == {0}
 
 
 @pytest.mark.conforms("E26", "E27")
-def test_a_checkpoint_belongs_to_one_session_of_one_group(
-    url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path
+def test_a_checkpoint_belongs_to_one_session(
+    unwritten: Checkpoint, guarded: Make, conn: psycopg.Connection[Any]
 ) -> None:
-    checkpoint = Checkpoint()
-    values = publish(url, 0, 30)
-    run = Guarded(checkpoint, url, tmp_path, inDoubtTimeout=LONG)
-    read_only(run)
-    logged(tmp_path, 0, checkpoint.offsets[0])
     for other in ({"sessionName": "other"}, {"subscription": "$share/h/#"}):
-        runs.append(stranger := Guarded(checkpoint, url, tmp_path, **other))
+        stranger = guarded(unwritten, **other)
         with pytest.raises(InvalidSetting, match=r"the checkpoint belongs to session 'etl' of \$share/g/#"):
             stranger.step()
         stranger.stop()
-    runs.append(again := Guarded(checkpoint, url, tmp_path, inDoubtTimeout=LONG))
-    again.until(30)
-    assert sunk(conn) == values
+    guarded(unwritten).until(30)
+    assert sunk(conn) == VALUES
 
 
 @pytest.mark.conforms("E26")
-def test_what_another_session_holds_is_not_done_by_an_empty_batch(
-    url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path
+def test_an_empty_batch_does_nothing_of_others(
+    unwritten: Checkpoint, guard: Guard, conn: psycopg.Connection[Any], tmp_path: Path
 ) -> None:
-    checkpoint = Checkpoint()
-    publish(url, 0, 30)
-    runs.append(run := Guarded(checkpoint, url, tmp_path, inDoubtTimeout=LONG))
-    read_only(run)
-    foreign = {**checkpoint.offsets[0], "session": "other"}
-    logged(tmp_path, 0, foreign)
-    guard = Guard(tmp_path, url)
+    logged(tmp_path, 0, {**unwritten.offsets[0], "session": "other"})
     with guard(0):
         pass
-    guard.close()
     assert positions(conn) == {0}
 
 
 @pytest.mark.conforms("E27")
-def test_what_the_guard_of_an_earlier_process_writes_last_is_not_planned_again(
-    url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_is_written_last_is_not_planned_again(
+    url: str, guarded: Make, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The guard of an earlier process writes when the next has planned, and has not said so."""
     checkpoint = Checkpoint()
     values = publish(url, 0, 30)
-    older = Guarded(checkpoint, url, tmp_path / "older", inDoubtTimeout=LONG)
-    read_only(older)
+    older = guarded(checkpoint, "older")
+    dies(older, "read")
     values += publish(url, 30, 10)
-    anew = Checkpoint()
-    runs.append(newer := Guarded(anew, url, tmp_path / "newer", inDoubtTimeout=LONG))
-    plan, report = PlanLedger.plan, Member._report_progress
+    newer = guarded(Checkpoint(), "newer")
+    plan, report = PlanLedger.plan, AgentLoop.report_progress
     over: list[bool] = []
-    held_back: list[tuple[Member[PlanLedger], SessionProgress]] = []
+    held_back: list[tuple[AgentLoop, int, SessionProgress]] = []
 
-    def report_later(self: Member[PlanLedger], progress: SessionProgress) -> None:
-        report(self, progress) if over else held_back.append((self, progress))
+    def report_later(self: AgentLoop, handle: int, progress: SessionProgress) -> None:
+        report(self, handle, progress) if over else held_back.append((self, handle, progress))
 
     def plan_first(self: PlanLedger, ends: Mapping[int, int]) -> None:
         plan(self, ends)
@@ -467,19 +415,19 @@ def test_what_the_guard_of_an_earlier_process_writes_last_is_not_planned_again(
             for one in held_back:
                 report(*one)
 
-    monkeypatch.setattr(Member, "_report_progress", report_later)
+    monkeypatch.setattr(AgentLoop, "report_progress", report_later)
     monkeypatch.setattr(PlanLedger, "plan", plan_first)
-    eventually(lambda: [newer.step(), len(sunk(conn)) >= 40][1], 30.0, lambda: str(lending(conn)))
+    go_on(conn, 40, newer)
     assert over
     assert sunk(conn) == values
 
 
 def test_a_source_without_news_is_not_judged_again(
-    url: str, runs: list[Run], conn: psycopg.Connection[Any], tmp_path: Path
+    url: str, guarded: Make, conn: psycopg.Connection[Any], tmp_path: Path
 ) -> None:
     checkpoint = Checkpoint()
     values = publish(url, 0, 30)
-    runs.append(run := Guarded(checkpoint, url, tmp_path, inDoubtTimeout=LONG))
+    run = guarded(checkpoint)
     run.until(30)
     logged(tmp_path, 7, checkpoint.offsets[-1], {"topic": {"0": 7}})
     logged(tmp_path, 8, checkpoint.offsets[-1], {"topic": {"0": 8}})
@@ -488,16 +436,10 @@ def test_a_source_without_news_is_not_judged_again(
     assert sunk(conn) == [*values, b"zzz"]
 
 
-def test_a_first_batch_without_anything_may_be_guarded(url: str, tmp_path: Path) -> None:
+def test_it_is_said_what_cannot_be_guarded(guard: Guard, url: str, tmp_path: Path) -> None:
     logged(tmp_path, 0, {})
-    guard = Guard(tmp_path, url)
     with guard(0) as connection:
-        connection.execute("select")
-    guard.close()
-
-
-def test_it_is_said_what_cannot_be_guarded(url: str, tmp_path: Path) -> None:
-    guard = Guard(tmp_path, url)
+        connection.execute("select")  # a first batch without anything may be guarded
     logged(tmp_path, 3, {"topic": {"0": 7}})
     with pytest.raises(UsageError, match=r"batch 3 in checkpoint .* has nothing that was read from sublet"), guard(3):
         pass
@@ -507,4 +449,3 @@ def test_it_is_said_what_cannot_be_guarded(url: str, tmp_path: Path) -> None:
     for checkpoint in (tmp_path, f"file:{tmp_path}", f"file://{tmp_path}"):
         with pytest.raises(UsageError, match="keeps state"), Guard(checkpoint, url)(3):
             pass
-    guard.close()

@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from sublet_leader.observe.lag_history import LagHistory
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions
-from tests.integration.cli_kit import a_shell
-from tests.integration.http_kit import Http
+from tests.integration.cli_kit import Running, Shell
+from tests.integration.http_kit import Http, served
 from tests.integration.sharing_kit import ALL, WAIT_S, Stage
 from tests.kit import eventually
 
@@ -24,16 +21,15 @@ STRANGE = '$share/<b>&"é/a/#'
 
 
 @pytest.fixture
-def stage(database: str, tmp_path: Path) -> Iterator[Stage]:
-    """Nodes with HTTP ports and a token, on a database of the test's own."""
-    stage = Stage(database, tmp_path, extra={"SUBLET_HTTP": "yes", "SUBLET_ADMIN_TOKEN": TOKEN})
-    yield stage
-    stage.close()
+def stage_settings() -> dict[str, str]:
+    return {"SUBLET_HTTP": "yes", "SUBLET_ADMIN_TOKEN": TOKEN}
 
 
-def served(stage: Stage, name: str = "n1") -> Http:
-    stage.serve(name)
-    return Http.of(stage.fleet.nodes[name])
+def at(node: Running) -> str:
+    """Where a node answers."""
+    found = re.search(r"answers at http://([0-9.:]+)/", node.err)
+    assert found is not None, node.err
+    return found[1]
 
 
 def post(
@@ -47,13 +43,12 @@ def post(
 
 
 @pytest.mark.conforms("A2", "A7", "A9")
-def test_any_node_tells_of_any_group_what_the_command_line_tells(stage: Stage) -> None:
+def test_any_node_tells_of_any_group(stage: Stage, shell: Shell) -> None:
     nodes = {name: served(stage, name) for name in ("n1", "n2")}
     stage.share("a", "b")
     stage.scene.publish(100)
     eventually(stage.scene.consumed, WAIT_S, stage.said)
-    with a_shell(SUBLET_DATABASE_URL=stage.scene.url) as shell:
-        said = shell.run("groups", "describe", ALL, "--json").object
+    said = shell.run("groups", "describe", ALL, "--json").object
     leader = stage.scene.claim().node.name
     for name, node in nodes.items():
         reported = node.get("/api/v1/group", subscription=ALL)
@@ -73,11 +68,8 @@ def test_any_node_tells_of_any_group_what_the_command_line_tells(stage: Stage) -
 
 
 def test_groups_are_searched_sorted_and_paged(stage: Stage) -> None:
-    store = PostgresGroupStore(stage.scene.url)
-    for number in range(7):
-        store.declare_group(Subscription.parse(f"$share/g{number}/a/#"), GroupOptions())
-    store.declare_group(Subscription.parse(STRANGE), GroupOptions())
-    store.close()
+    for subscription in (*(f"$share/g{number}/a/#" for number in range(7)), STRANGE):
+        stage.scene.store.declare_group(Subscription.parse(subscription), GroupOptions())
     stage.scene.ask("update lending set position = 99 where group_id = (select min(group_id) from lending) returning 1")
     node = served(stage)
 
@@ -112,7 +104,7 @@ def test_groups_are_searched_sorted_and_paged(stage: Stage) -> None:
 
 
 @pytest.mark.conforms("A5")
-def test_a_group_is_paused_and_resumed_and_its_leader_moved_by_who_has_the_token(stage: Stage) -> None:
+def test_who_has_the_token_may_act(stage: Stage) -> None:
     node = served(stage)
     stage.share("a")
     named = {"subscription": ALL}
@@ -138,7 +130,7 @@ def test_a_group_is_paused_and_resumed_and_its_leader_moved_by_who_has_the_token
 
 
 @pytest.mark.conforms("A1", "A4", "A5", "A6")
-def test_a_group_is_made_weighed_reset_and_deleted_over_http(stage: Stage) -> None:
+def test_a_group_is_managed_over_http(stage: Stage) -> None:
     node, named = served(stage), {"subscription": ALL}
     assert post(node, "create", {**named, "starting_position": "earliest"}) == (200, "")
     assert post(node, "create", {**named, "starting_position": "earliest"}) == (200, "")
@@ -194,50 +186,43 @@ def test_a_node_is_drained_over_http(stage: Stage) -> None:
     eventually(lambda: nodes["n2"].ask("/readyz").object["state"] == "ok", WAIT_S)
 
 
-def test_without_a_token_nothing_can_be_done_and_a_token_is_a_secret(database: str) -> None:
-    with a_shell(SUBLET_DATABASE_URL=database) as shell:
-        found = re.search(r"answers at http://(\S+)/", shell.leader("n1", "--http", "127.0.0.1:0").err)
-        assert found is not None
-        node = Http(found[1])
-        assert node.get("/api/v1/node")["actions"] is False
-        for what in ("create", "delete", "pause", "resume", "weight", "reset", "step-down", "node/drain"):
-            status, why = post(node, what, {"subscription": ALL})
-            assert (status, "SUBLET_ADMIN_TOKEN" in why) == (403, True), what
-    short = {"SUBLET_ADMIN_TOKEN": "xq7short", "SUBLET_LOG_FORMAT": "json"}
-    with a_shell(SUBLET_DATABASE_URL=database, **short) as shell:
-        refused = shell.run("leader", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0")
-        assert refused.code == 2
-        assert "SUBLET_ADMIN_TOKEN has 8 characters" in json.loads(refused.err)["message"], "its only line, and JSON"
-        assert "xq7" not in refused.err
+def test_without_a_token_nothing_can_be_done(shell: Shell) -> None:
+    """And it is a secret."""
+    node = Http(at(shell.leader("n1", "--http", "127.0.0.1:0")))
+    assert node.get("/api/v1/node")["actions"] is False
+    for what in ("create", "delete", "pause", "resume", "weight", "reset", "step-down", "node/drain"):
+        status, why = post(node, what, {"subscription": ALL})
+        assert (status, "SUBLET_ADMIN_TOKEN" in why) == (403, True), what
+    shell.environment |= {"SUBLET_ADMIN_TOKEN": "xq7short", "SUBLET_LOG_FORMAT": "json"}
+    refused = shell.run("leader", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0")
+    assert refused.code == 2
+    assert "SUBLET_ADMIN_TOKEN has 8 characters" in json.loads(refused.err)["message"], "its only line, and JSON"
+    assert "xq7" not in refused.err
 
 
-def test_a_port_on_all_addresses_is_advertised_at_the_nodes_own_or_not_at_all(database: str) -> None:
-    with a_shell(SUBLET_DATABASE_URL=database) as shell:
-        found: dict[str, str] = {}
-        for name, listen in (("n1", "127.0.0.1:0"), ("n2", "0.0.0.0:0")):
-            node = shell.start("leader", "--name", name, "--listen", listen, "--http", "0.0.0.0:0", "--insecure")
-            node.says("serves on")
-            answers = re.search(r"answers at http://0.0.0.0:(\d+)/", node.err)
-            assert answers is not None, node.err
-            found[name] = answers[1]
-        reported = Http(f"127.0.0.1:{found['n2']}").get("/api/v1/nodes")["nodes"]
-        advertised = {each["name"]: each["http_address"] for each in reported}
-        assert advertised == {"n1": f"127.0.0.1:{found['n1']}", "n2": None}
+def test_a_port_on_all_addresses_is_advertised(shell: Shell) -> None:
+    found: dict[str, str] = {}
+    for name, listen in (("n1", "127.0.0.1:0"), ("n2", "0.0.0.0:0")):
+        node = shell.start("leader", "--name", name, "--listen", listen, "--http", "0.0.0.0:0", "--insecure")
+        node.says("serves on")
+        found[name] = at(node).removeprefix("0.0.0.0:")
+    reported = Http(f"127.0.0.1:{found['n2']}").get("/api/v1/nodes")["nodes"]
+    advertised = {each["name"]: each["http_address"] for each in reported}
+    assert advertised == {"n1": f"127.0.0.1:{found['n1']}", "n2": None}
 
 
-def test_the_log_tells_who_did_what_with_what_outcome_and_who_was_refused(database: str) -> None:
-    with a_shell(SUBLET_DATABASE_URL=database, SUBLET_ADMIN_TOKEN=TOKEN) as shell:
-        process = shell.leader("n1", "--log-format", "json", "--http", "127.0.0.1:0")
-        found = re.search(r"answers at http://([0-9.:]+)/", process.err)
-        assert found is not None
-        node, named = Http(found[1]), {"subscription": ALL}
-        for _ in range(3):
-            assert post(node, "pause", named, "a wrong token of some length")[0] == 401
-        assert post(node, "create", named)[0] == 200
-        assert post(node, "pause", {**named, "why": "typed wrongly"})[0] == 400
-        assert post(node, "delete", [])[0] == 400
-        assert post(node, "delete", named)[0] == 200
-        lines = [json.loads(line) for line in process.err.splitlines()]
+def test_the_log_tells_who_did_what(shell: Shell) -> None:
+    """With what outcome, and who was refused."""
+    shell.environment["SUBLET_ADMIN_TOKEN"] = TOKEN
+    process = shell.leader("n1", "--log-format", "json", "--http", "127.0.0.1:0")
+    node, named = Http(at(process)), {"subscription": ALL}
+    for _ in range(3):
+        assert post(node, "pause", named, "a wrong token of some length")[0] == 401
+    assert post(node, "create", named)[0] == 200
+    assert post(node, "pause", {**named, "why": "typed wrongly"})[0] == 400
+    assert post(node, "delete", [])[0] == 400
+    assert post(node, "delete", named)[0] == 200
+    lines = [json.loads(line) for line in process.err.splitlines()]
     reported = [
         (line["level"], line["action"], line["status"], line.get("subscription"), line["client"])
         for line in lines
@@ -255,7 +240,7 @@ def test_the_log_tells_who_did_what_with_what_outcome_and_who_was_refused(databa
     assert not any("a wrong token" in message or TOKEN in message for message in said)
 
 
-def test_curves_remember_what_was_and_what_was_not_known() -> None:
+def test_curves_remember_what_was_not_known() -> None:
     curves = LagHistory(reading=None, minutes=1, most_groups=2)  # type: ignore[arg-type]
     now = time.time()
     curves.add_sample(now, {1: 5, 2: None})

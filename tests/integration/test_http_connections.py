@@ -56,9 +56,7 @@ def test_a_connection_is_set_up_as_all_of_ours_are(database: str) -> None:
         assert ask(pool) == 1
 
 
-def test_what_the_server_has_ended_is_made_anew_and_nobody_is_refused(
-    database: str, conn: psycopg.Connection[Any]
-) -> None:
+def test_an_ended_connection_is_made_anew(database: str, conn: psycopg.Connection[Any]) -> None:
     def ended() -> bool:
         return conn.execute(END_THEM).fetchall() == [] and conn.execute(OURS).fetchone() == (0,)
 
@@ -69,7 +67,7 @@ def test_what_the_server_has_ended_is_made_anew_and_nobody_is_refused(
         assert ask(pool) == 1
 
 
-def test_there_are_few_and_whoever_finds_none_is_refused_in_time(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_beyond_a_few_connections_one_is_refused(database: str, conn: psycopg.Connection[Any]) -> None:
     with a_pool(database) as pool, ThreadPoolExecutor(ASKERS) as threads, ExitStack() as stack:
         held = [stack.enter_context(pool.connection()) for _ in range(MAX_CONNECTIONS)]
         assert len({id(each) for each in held}) == MAX_CONNECTIONS
@@ -82,7 +80,7 @@ def test_there_are_few_and_whoever_finds_none_is_refused_in_time(database: str, 
         assert waiting.result() == 1
 
 
-def test_whoever_asks_while_the_database_is_away_is_told_why(database: str) -> None:
+def test_without_a_database_one_is_told_why(database: str) -> None:
     with PostgresProxy(database) as way, a_pool(way.url) as pool:
         assert ask(pool) == 1
         way.go_away()
@@ -102,7 +100,7 @@ def answer(pool: HttpConnections) -> Any:
     return None
 
 
-def test_a_silent_database_holds_nobody_for_long_and_no_end_up(database: str) -> None:
+def test_a_silent_database_holds_nobody_up(database: str) -> None:
     with PostgresProxy(database) as way, a_pool(way.url) as pool:
         assert ask(pool) == 1
         way.hold()

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -21,35 +19,28 @@ from sublet_storage.groups.status.lag_queries import all_lags, status_lags, stre
 from sublet_storage.groups.status.overview import list_groups
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import reshard
-from tests.integration.cli_kit import a_shell
-from tests.integration.http_kit import Http
+from tests.integration.cli_kit import Shell
+from tests.integration.http_kit import Http, served
 from tests.integration.lending_kit import GROUP as LED_BY_HAND
 from tests.integration.lending_kit import NODE as LED_BY
 from tests.integration.lending_kit import a_world, open_streams
 from tests.integration.sharing_kit import ALL, WAIT_S, Stage
 from tests.kit import eventually
 
-Staged = Callable[..., Stage]
+LIMITS = {"SUBLET_HTTP_MAX_STREAM_SERIES": "3", "SUBLET_HTTP_MAX_GROUP_SERIES": "2"}
 
 
 @pytest.fixture
-def staged(database: str, tmp_path: Path) -> Iterator[Staged]:
-    """A stage on a database of the test's own, whose nodes have HTTP ports with these settings."""
-    stages: list[Stage] = []
-
-    def build(**settings: str) -> Stage:
-        stages.append(Stage(database, tmp_path, extra={"SUBLET_HTTP": "yes", **settings}))
-        reshard(stages[-1].scene.connection, "default", 2)
-        return stages[-1]
-
-    yield build
-    for stage in stages:
-        stage.close()
+def stage_settings(request: pytest.FixtureRequest) -> dict[str, str]:
+    """A test may be parametrized with more of them."""
+    return {"SUBLET_HTTP": "yes", **getattr(request, "param", {})}
 
 
-def served(stage: Stage, name: str = "n1") -> Http:
-    stage.serve(name)
-    return Http.of(stage.fleet.nodes[name])
+@pytest.fixture
+def stage(stage: Stage) -> Stage:
+    """With two streams."""
+    reshard(stage.scene.connection, "default", 2)
+    return stage
 
 
 def lags(node: Http, group: str) -> dict[str, float]:
@@ -62,8 +53,7 @@ def lags(node: Http, group: str) -> dict[str, float]:
 
 
 @pytest.mark.conforms("A3")
-def test_lag_is_right_for_empty_caught_up_and_behind_and_absent_where_unknown(staged: Staged) -> None:
-    stage = staged()
+def test_lag_is_right_or_absent(stage: Stage) -> None:
     node = served(stage)
     stage.fleet.consumer("a", ALL)
     group = stage.scene.group()
@@ -105,9 +95,8 @@ def test_lag_is_right_for_empty_caught_up_and_behind_and_absent_where_unknown(st
 @pytest.mark.conforms("A3")
 def test_lag_of_what_retention_has_taken_is_unknown(conn: psycopg.Connection[Any], database: str) -> None:
     """Without a node, which would tidy up at once."""
-    store = PostgresGroupStore(database)
-    group_id = store.open_group(Subscription.parse(ALL)).group_id
-    store.close()
+    with closing(PostgresGroupStore(database)) as store:
+        group_id = store.open_group(Subscription.parse(ALL)).group_id
     with Publisher(database) as publisher:
         for number in range(100):
             publisher.publish("t", b"m", key=b"%d" % number)
@@ -124,8 +113,7 @@ def test_lag_of_what_retention_has_taken_is_unknown(conn: psycopg.Connection[Any
     assert list_groups(conn)[0].unknown_lag_count == 2, "the command line says the same"
 
 
-def test_each_group_is_exported_by_the_node_that_leads_it_alone(staged: Staged) -> None:
-    stage = staged()
+def test_a_group_is_exported_by_its_leader_alone(stage: Stage) -> None:
     nodes = {name: served(stage, name) for name in ("n1", "n2")}
     stage.fleet.consumer("a", ALL)
     eventually(lambda: stage.scene.shares() == [2], WAIT_S, stage.said)
@@ -143,11 +131,9 @@ def test_each_group_is_exported_by_the_node_that_leads_it_alone(staged: Staged) 
 
 
 @pytest.mark.conforms("A3")
-def test_a_group_that_nobody_leads_is_told_of_by_the_node_that_keeps_house(staged: Staged, database: str) -> None:
+def test_a_group_without_a_leader_is_exported(stage: Stage) -> None:
     """Its consumers are all gone: what lag is watched for."""
-    stage = staged()
-    with closing(PostgresGroupStore(database)) as store:
-        store.open_group(Subscription.parse(ALL))
+    stage.scene.store.open_group(Subscription.parse(ALL))
     stage.scene.publish(100)
     nodes = [served(stage, name) for name in ("n1", "n2")]
 
@@ -174,10 +160,7 @@ def test_a_group_that_nobody_leads_is_told_of_by_the_node_that_keeps_house(stage
     assert not [name for node in nodes for name, _ in node.metrics() if name.endswith("_created")]
 
 
-def test_what_is_stuck_in_a_group_that_nobody_leads_is_counted(
-    staged: Staged, database: str, conn: psycopg.Connection[Any]
-) -> None:
-    stage = staged()
+def test_stuck_streams_without_a_leader_are_counted(stage: Stage, database: str, conn: psycopg.Connection[Any]) -> None:
     with a_world(database, conn) as led:
         led.lead(listed=False)
         first = open_streams(conn)[0]
@@ -188,36 +171,30 @@ def test_what_is_stuck_in_a_group_that_nobody_leads_is_counted(
     assert eventually(lambda: node.metrics().get(stuck), WAIT_S, stage.said) == 1
 
 
-def test_groups_that_nobody_leads_are_bounded_as_well(staged: Staged, database: str) -> None:
-    stage = staged(SUBLET_HTTP_MAX_STREAM_SERIES="3", SUBLET_HTTP_MAX_GROUP_SERIES="2")
-    with closing(PostgresGroupStore(database)) as store:
+@pytest.mark.parametrize("stage_settings", [LIMITS], indirect=True, ids=["limits"])
+@pytest.mark.parametrize("led", [True, False], ids=["led", "nobody leads"])
+def test_beyond_the_limits_groups_are_counted(stage: Stage, led: bool) -> None:
+    """Of some there are sums only, and of others nothing."""
+    node = served(stage)
+    if led:
+        stage.fleet.subscriber("many", "$share/g{}/#", 3)
+        eventually(lambda: node.metric("sublet_leader_events_total", event="takeover") == 3, WAIT_S, stage.said)
+    else:
         for number in range(3):
-            store.open_group(Subscription.parse(f"$share/g{number}/#"))
-    node = served(stage)
-    eventually(lambda: node.metric("sublet_groups_not_exported", series="all") == 1, WAIT_S, stage.said)
-    assert node.metric("sublet_groups_not_exported", series="streams") == 2
-    shown = [dict(labels)["group"] for name, labels in node.metrics() if name == "sublet_consumergroup_members"]
-    assert sorted(shown) == ["$share/g0/#", "$share/g1/#"]
-
-
-def test_beyond_the_limits_groups_have_sums_only_and_then_nothing_and_are_counted(staged: Staged) -> None:
-    stage = staged(SUBLET_HTTP_MAX_STREAM_SERIES="3", SUBLET_HTTP_MAX_GROUP_SERIES="2")
-    node = served(stage)
-    stage.fleet.subscriber("many", "$share/g{}/#", 3)
-    eventually(lambda: node.metric("sublet_leader_events_total", event="takeover") == 3, WAIT_S, stage.said)
+            stage.scene.store.open_group(Subscription.parse(f"$share/g{number}/#"))
 
     def groups(name: str) -> int:
         return len({dict(labels)["group"] for each, labels in node.metrics() if each == name})
 
-    eventually(lambda: groups("sublet_consumergroup_streams") == 2, WAIT_S)
-    assert groups("sublet_consumergroup_lag_sum") == 2
-    assert groups("sublet_consumergroup_lag") == 1
-    assert node.metric("sublet_groups_not_exported", series="all") == 1
+    eventually(lambda: node.metric("sublet_groups_not_exported", series="all") == 1, WAIT_S, stage.said)
     assert node.metric("sublet_groups_not_exported", series="streams") == 2
+    for name in ("members", "streams", "lag_sum"):
+        assert groups(f"sublet_consumergroup_{name}") == 2
+    assert groups("sublet_consumergroup_lag") == 1
 
 
-def test_all_that_is_exported_is_declared(staged: Staged) -> None:
-    stage = staged(SUBLET_NOTIFY="postgres")
+@pytest.mark.parametrize("stage_settings", [{"SUBLET_NOTIFY": "postgres"}], indirect=True, ids=["push"])
+def test_all_that_is_exported_is_declared(stage: Stage) -> None:
     node = served(stage)
     stage.fleet.consumer("a", ALL)
     eventually(lambda: stage.scene.shares() == [2], WAIT_S, stage.said)
@@ -234,30 +211,28 @@ def test_all_that_is_exported_is_declared(staged: Staged) -> None:
             assert set(dict(labels)) - {"le"} == declared[name], name
 
 
-def test_logs_are_json_with_the_ids_of_what_happened(database: str) -> None:
-    with a_shell(SUBLET_DATABASE_URL=database) as shell:
-        node = shell.leader("n1", "--log-format", "json", "--http", "127.0.0.1:0")
-        shell.run("publish", "t", stdin="one\n")
-        consumed = shell.run("consume", "$share/g/#", "--from", "earliest", "--max-messages", "1", "--name", "worker-1")
-        assert consumed.code == 0, consumed.err
-        eventually(lambda: '"event": "release"' in node.err, 20, lambda: node.err)
-        lines = [json.loads(line) for line in node.err.splitlines()]
-        assert {line["node"] for line in lines} == {"n1"}
-        grant = next(line for line in lines if line.get("event") == "grant")
-        assert {"term", "stream_id", "grant_id", "borrower_id", "agent", "position"} <= set(grant)
-        assert (grant["subscription"], grant["session"], grant["level"]) == ("$share/g/#", "worker-1", "info")
-        text = shell.leader("n2")
-        assert re.fullmatch(r"node n2 serves on \S+", text.err.splitlines()[-1])
+def test_logs_are_json_with_the_ids_of_what_happened(shell: Shell) -> None:
+    node = shell.leader("n1", "--log-format", "json", "--http", "127.0.0.1:0")
+    shell.run("publish", "t", stdin="one\n")
+    consumed = shell.run("consume", "$share/g/#", "--from", "earliest", "--max-messages", "1", "--name", "worker-1")
+    assert consumed.code == 0, consumed.err
+    eventually(lambda: '"event": "release"' in node.err, 20, lambda: node.err)
+    lines = [json.loads(line) for line in node.err.splitlines()]
+    assert {line["node"] for line in lines} == {"n1"}
+    grant = next(line for line in lines if line.get("event") == "grant")
+    assert {"term", "stream_id", "grant_id", "borrower_id", "agent", "position"} <= set(grant)
+    assert (grant["subscription"], grant["session"], grant["level"]) == ("$share/g/#", "worker-1", "info")
+    text = shell.leader("n2")
+    assert re.fullmatch(r"node n2 serves on \S+", text.err.splitlines()[-1])
 
 
-def test_a_port_that_others_can_reach_must_be_wanted(database: str) -> None:
-    with a_shell(SUBLET_DATABASE_URL=database) as shell:
-        refused = shell.run("leader", "--listen", "127.0.0.1:0", "--http", "0.0.0.0:0")
-        assert refused.code == 2
-        assert "--insecure" in refused.err
-        node = shell.leader("n1", "--http", "127.0.0.1:0")
-        taken = re.search(r"answers at http://(\S+)/", node.err)
-        assert taken is not None
-        refused = shell.run("leader", "--name", "n2", "--listen", "127.0.0.1:0", "--http", taken[1])
-        assert refused.code == 2
-        assert "the port is in use" in refused.err
+def test_a_port_that_others_can_reach_must_be_wanted(shell: Shell) -> None:
+    refused = shell.run("leader", "--listen", "127.0.0.1:0", "--http", "0.0.0.0:0")
+    assert refused.code == 2
+    assert "--insecure" in refused.err
+    node = shell.leader("n1", "--http", "127.0.0.1:0")
+    taken = re.search(r"answers at http://(\S+)/", node.err)
+    assert taken is not None
+    refused = shell.run("leader", "--name", "n2", "--listen", "127.0.0.1:0", "--http", taken[1])
+    assert refused.code == 2
+    assert "the port is in use" in refused.err

@@ -4,7 +4,6 @@ called."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -19,7 +18,7 @@ from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions
 from sublet_storage.node_directory import NodeRef, register
 from sublet_storage.spaces.space_changes import reshard
-from tests.integration.http_kit import Http
+from tests.integration.http_kit import Http, served
 from tests.integration.sharing_kit import ALL, WAIT_S, Stage
 from tests.kit import eventually
 from tools.browser import browser, missing
@@ -40,17 +39,15 @@ def chrome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
 
 
 @pytest.fixture
-def stage(database: str, tmp_path: Path) -> Iterator[Stage]:
-    """Nodes with HTTP ports and a token, on a database with four streams."""
-    stage = Stage(database, tmp_path, extra={"SUBLET_HTTP": "yes", "SUBLET_ADMIN_TOKEN": TOKEN})
+def stage_settings() -> dict[str, str]:
+    return {"SUBLET_HTTP": "yes", "SUBLET_ADMIN_TOKEN": TOKEN}
+
+
+@pytest.fixture
+def stage(stage: Stage) -> Stage:
+    """With four streams."""
     reshard(stage.scene.connection, "default", 4)
-    yield stage
-    stage.close()
-
-
-def served(stage: Stage) -> Http:
-    stage.serve("n1")
-    return Http.of(stage.fleet.nodes["n1"])
+    return stage
 
 
 def js(chrome: Chrome, what: str) -> Any:
@@ -123,7 +120,7 @@ def test_a_group_is_seen_live_and_acted_on_by_keyboard(stage: Stage, chrome: Chr
     shown(chrome, "this node does not answer")
 
 
-def test_many_groups_are_searched_sorted_and_paged_whatever_they_are_called(stage: Stage, chrome: Chrome) -> None:
+def test_many_groups_are_searched_and_paged(stage: Stage, chrome: Chrome) -> None:
     store = PostgresGroupStore(stage.scene.url)
     for number in range(60):
         store.declare_group(Subscription.parse(f"$share/g{number:02}/#"), GroupOptions())
@@ -155,9 +152,7 @@ def test_many_groups_are_searched_sorted_and_paged_whatever_they_are_called(stag
     assert complaints(chrome) == []
 
 
-def test_of_a_group_that_is_not_there_the_page_says_so_once_and_offers_nothing_to_do(
-    stage: Stage, chrome: Chrome
-) -> None:
+def test_a_missing_group_is_said_once(stage: Stage, chrome: Chrome) -> None:
     node = served(stage)
     chrome.get(f"http://{node.address}/#/group/{quote(ALL, safe='')}")
     shown(chrome, "there is no such group")
@@ -194,7 +189,7 @@ def test_no_leader_is_red_where_consumers_wait_for_one(stage: Stage, chrome: Chr
     eventually(lambda: js(chrome, found) == [["no leader", "badge bad"]], WAIT_S, lambda: str(js(chrome, found)))
 
 
-def test_nodes_are_shown_with_how_notifications_reach_them(stage: Stage, chrome: Chrome) -> None:
+def test_nodes_are_shown_with_their_driver(stage: Stage, chrome: Chrome) -> None:
     register(stage.scene.connection, NodeRef("other", "a life", "127.0.0.1:1"), 600, 1, notify_endpoint="pigeons:coop")
     chrome.get(f"http://{served(stage).address}/#/nodes")
     shown(chrome, "other", "pigeons")
@@ -216,7 +211,7 @@ def test_a_long_reason_leaves_names_in_one_piece(stage: Stage, chrome: Chrome) -
     assert lines == 1
 
 
-def test_pages_fit_any_width_and_are_told_to_screen_readers(stage: Stage, chrome: Chrome) -> None:
+def test_pages_fit_any_width_and_screen_readers(stage: Stage, chrome: Chrome) -> None:
     node = served(stage)
     stage.fleet.consumer("a", ALL, session="a-consumer-with-a-rather-long-name-of-its-own")
     eventually(lambda: stage.scene.shares() == [4], WAIT_S, stage.said)

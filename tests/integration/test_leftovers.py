@@ -56,9 +56,7 @@ def test_a_tidy_run_leaves_no_files(tmp_path: Path) -> None:
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_a_process_that_is_left_fails_the_run_and_is_named_and_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_left_behind_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TESTS_END_TIMEOUT_S", "0")
     with run(tmp_path, UNTIDY) as pytest_run:
         output, _ = pytest_run.communicate(timeout=100)

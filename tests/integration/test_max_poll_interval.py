@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 import warnings
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,33 +16,25 @@ from sublet_borrower.consumer.session import Session
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.streams.batch import Batch
 from sublet_protocol.domain.errors import GrantLost
-from sublet_storage.db.connect import connect
 from sublet_storage.spaces.space_changes import reshard
-from sublet_storage.spaces.space_queries import open_streams
-from tests.integration.log_kit import put
+from tests.integration.feed_kit import address_of
+from tests.integration.log_kit import put, stream_of
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet
 
-WAIT_S = 40.0
+WAIT_S = 60.0
 GROUP = "$share/g/#"
 FAST = replace(BorrowerSettings().scaled(SPEED), read_timeout_s=30.0)
 INTERVAL_S = 2.0
 
 
 @pytest.fixture
-def conn(database: str, tmp_path: Path) -> Iterator[psycopg.Connection[Any]]:
+def conn(fleet: Fleet, conn: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
     """A database with one stream and one message in it, and a node."""
-    fleet = Fleet(database, tmp_path)
-    try:
-        node = fleet.node("n1")
-        eventually(lambda: "serves on" in node.output(), WAIT_S, node.output)
-        with connect(database) as conn:
-            reshard(conn, "default", 1)
-            (stream,) = (each.stream_id for each in open_streams(conn))
-            put(conn, stream, b"one", topic="a")
-            yield conn
-    finally:
-        fleet.close()
+    address_of(fleet.nodes["n1"])
+    reshard(conn, "default", 1)
+    put(conn, stream_of(conn, "default"), b"one", topic="a")
+    return conn
 
 
 def opened(database: str, max_poll_interval_s: float) -> tuple[Session, Batch]:
@@ -61,7 +52,7 @@ def given_up(conn: psycopg.Connection[Any]) -> list[tuple[str, int, int]]:
 
 
 @pytest.mark.conforms("E36")
-def test_a_user_who_does_not_come_back_in_time_loses_the_streams_and_joins_again_when_there(
+def test_a_user_who_is_away_loses_the_streams(
     conn: psycopg.Connection[Any], database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     session, batch = opened(database, INTERVAL_S)
@@ -85,7 +76,7 @@ def test_a_user_who_does_not_come_back_in_time_loses_the_streams_and_joins_again
 
 
 @pytest.mark.conforms("E36")
-def test_a_session_that_was_given_up_ends_when_it_is_to_leave(conn: psycopg.Connection[Any], database: str) -> None:
+def test_a_given_up_session_can_leave(conn: psycopg.Connection[Any], database: str) -> None:
     session, _ = opened(database, INTERVAL_S)
     with session:
         eventually(lambda: bool(given_up(conn)), WAIT_S)
@@ -95,9 +86,7 @@ def test_a_session_that_was_given_up_ends_when_it_is_to_leave(conn: psycopg.Conn
 
 
 @pytest.mark.conforms("E36", "E28")
-def test_a_user_who_waits_or_works_for_less_than_the_interval_keeps_the_streams(
-    conn: psycopg.Connection[Any], database: str
-) -> None:
+def test_a_user_who_waits_keeps_the_streams(conn: psycopg.Connection[Any], database: str) -> None:
     session, batch = opened(database, INTERVAL_S)
     with session:
         session.wait(1.5 * INTERVAL_S)
@@ -108,9 +97,7 @@ def test_a_user_who_waits_or_works_for_less_than_the_interval_keeps_the_streams(
 
 
 @pytest.mark.conforms("E36")
-def test_a_session_that_is_dropped_without_being_closed_leaves_at_once_and_says_where_it_was_made(
-    conn: psycopg.Connection[Any], database: str
-) -> None:
+def test_a_dropped_session_leaves_at_once(conn: psycopg.Connection[Any], database: str) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         session, batch = opened(database, 3600.0)

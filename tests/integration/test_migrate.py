@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 import venv
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
 
 from sublet_protocol.domain.errors import DatabaseUnreachable, InvalidSetting, SchemaMismatch
-from sublet_storage.bootstrap import migrate as module
 from sublet_storage.bootstrap.database import open_database
 from sublet_storage.bootstrap.migrate import current_version, downgrade, latest_version, migrate
 from sublet_storage.db.connect import SCHEMA_VERSION, check_schema, connect
@@ -32,7 +29,7 @@ def tables(url: str) -> set[str]:
         return {row[0] for row in found}
 
 
-def test_an_empty_database_gets_the_tables_and_the_default_space(empty_database: str) -> None:
+def test_an_empty_database_gets_its_tables(empty_database: str) -> None:
     assert current_version(empty_database) is None
     assert migrate(empty_database) == latest_version() == SCHEMA_VERSION == current_version(empty_database)
     with connect(empty_database) as conn:
@@ -42,13 +39,15 @@ def test_an_empty_database_gets_the_tables_and_the_default_space(empty_database:
         check_schema(conn)
 
 
-def test_a_table_of_somebody_elses_in_the_schema_is_named_and_left_alone(empty_database: str) -> None:
+@pytest.mark.parametrize("name", ["space", "lending"])
+def test_a_table_of_somebody_else_is_left_alone(empty_database: str, name: str) -> None:
+    """And nothing is left of those that were made before it."""
     with psycopg.connect(empty_database, autocommit=True) as conn:
-        conn.execute("create schema sublet create table space (what text)")
-        with pytest.raises(SchemaMismatch, match='relation "space" already exists, and is none of sublet') as refused:
-            migrate(empty_database)
-        assert "SUBLET_SCHEMA" in str(refused.value)
-        assert tables(empty_database) == {"space"}
+        conn.execute(f"create schema sublet create table {name} (what text)")
+    with pytest.raises(SchemaMismatch, match=f'relation "{name}" already exists, and is none of sublet') as refused:
+        migrate(empty_database)
+    assert "SUBLET_SCHEMA" in str(refused.value)
+    assert tables(empty_database) == {name}
 
 
 def test_migrating_again_changes_nothing(database: str) -> None:
@@ -68,23 +67,6 @@ def test_everybody_may_migrate_at_once(empty_database: str) -> None:
         assert conn.execute("select count(*) from space").fetchone() == (1,)
 
 
-def test_migrations_of_one_schema_exclude_each_other(empty_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    inside, met, create = threading.Lock(), threading.Event(), module._create_schema
-
-    def create_alone(conn: psycopg.Connection[Any], schema: str) -> None:
-        if not inside.acquire(blocking=False):
-            met.set()
-            return
-        met.wait(0.5)  # time enough for the others to come in, if they can
-        create(conn, schema)
-        inside.release()
-
-    monkeypatch.setattr(module, "_create_schema", create_alone)
-    with ThreadPoolExecutor(3) as threads:
-        list(threads.map(migrate, [empty_database] * 3))
-    assert not met.is_set()
-
-
 def test_schemas_of_one_database_are_strangers(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUBLET_SCHEMA", "second")
     assert current_version(database) is None
@@ -99,7 +81,7 @@ def test_schemas_of_one_database_are_strangers(database: str, monkeypatch: pytes
         assert conn.execute("select shards from space").fetchall() == [(16,)]
 
 
-def test_downgrade_leaves_nothing_behind_and_can_be_undone(database: str) -> None:
+def test_downgrade_leaves_nothing_behind(database: str) -> None:
     downgrade(database)
     assert tables(database) == {"alembic_version"}
     with connect(database) as conn:
@@ -110,7 +92,7 @@ def test_downgrade_leaves_nothing_behind_and_can_be_undone(database: str) -> Non
     assert migrate(database) == SCHEMA_VERSION
 
 
-def test_a_database_without_our_tables_is_told_to_migrate(empty_database: str) -> None:
+def test_a_database_without_tables_is_told_to_migrate(empty_database: str) -> None:
     with (
         pytest.raises(SchemaMismatch, match=r"'sublet'.*has no sublet tables.*Run `sublet migrate`"),
         connect(empty_database) as conn,
@@ -119,42 +101,29 @@ def test_a_database_without_our_tables_is_told_to_migrate(empty_database: str) -
 
 
 @pytest.mark.parametrize(
-    ("version", "story"),
+    ("version", "story", "untouched"),
     [
-        ("0003", r"at version 0003, of before the first release, 0100: .*`drop schema ... cascade`.*`sublet migrate`"),
-        ("0999", r"0999, newer than .*Upgrade sublet here"),
+        (
+            "0003",
+            r"at version 0003, of before the first release, 0100: .*`drop schema ... cascade`.*`sublet migrate`",
+            r"0003, of before the first release, 0100.*Make it anew",
+        ),
+        ("0999", r"0999, newer than .*Upgrade sublet here", "0999, newer than"),
     ],
 )
-def test_an_older_or_newer_database_is_told_so(database: str, version: str, story: str) -> None:
+def test_an_older_or_newer_database_is_told_so(database: str, version: str, story: str, untouched: str) -> None:
+    """And `migrate` and `downgrade` leave it alone."""
     with connect(database) as conn:
         conn.execute("update alembic_version set version_num = %s, compatible_from = null", (version,))
         with pytest.raises(SchemaMismatch, match=story):
             check_schema(conn)
     with pytest.raises(SchemaMismatch, match=story), open_database(database):
         pass
-
-
-@pytest.mark.parametrize(
-    ("version", "story"),
-    [("0999", "0999, newer than"), ("0001", r"0001, of before the first release, 0100.*Make it anew")],
-)
-def test_a_database_without_scripts_here_is_not_touched_by_migrate(database: str, version: str, story: str) -> None:
-    with connect(database) as conn:
-        conn.execute("update alembic_version set version_num = %s, compatible_from = null", (version,))
-        before = tables(database)
-        for attempt in (migrate, downgrade):
-            with pytest.raises(SchemaMismatch, match=story):
-                attempt(database)
-        assert tables(database) == before
-
-
-def test_a_failed_migration_leaves_the_database_as_it_was(empty_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with connect(empty_database) as conn:
-        conn.execute("create schema sublet")
-        conn.execute("create table lending ()")
-    with pytest.raises(Exception, match="already exists"):
-        migrate(empty_database)
-    assert tables(empty_database) == {"lending"}
+    before = tables(database)
+    for attempt in (migrate, downgrade):
+        with pytest.raises(SchemaMismatch, match=untouched):
+            attempt(database)
+    assert tables(database) == before
 
 
 def test_a_given_database_is_checked_and_not_migrated(empty_database: str, database: str) -> None:
@@ -170,17 +139,16 @@ def test_a_given_database_is_checked_and_not_migrated(empty_database: str, datab
         pass
 
 
-def test_the_environments_database_is_used_unless_a_directory_is_named(
+def test_the_embedded_server_migrates_itself_and_stops(
     database: str, server_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It is used where a directory is named, or nothing in the environment names a database."""
     monkeypatch.setenv("SUBLET_DATABASE_URL", database)
     with open_database() as opened:
         assert opened.url == database
     with open_database(data_dir=server_home / "data") as opened:
         assert opened.embedded
-
-
-def test_the_embedded_server_migrates_itself_and_stops(server_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SUBLET_DATABASE_URL")
     monkeypatch.setenv("SUBLET_DATA_DIR", str(server_home / "data"))
     with open_database() as opened, connect(opened.url) as conn:
         assert opened.embedded

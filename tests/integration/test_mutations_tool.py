@@ -39,6 +39,10 @@ def test_half():
 
 def test_with_fixture(four):
     assert half(four) == 2
+
+
+def test_that_is_red():
+    assert half(4) == 1
 """
 
 
@@ -74,9 +78,7 @@ def run(tree: Path, *arguments: str) -> int:
     return main(["--root", str(tree), *arguments])
 
 
-def test_a_fault_that_a_test_notices_is_killed_and_the_tree_untouched(
-    tree: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_noticed_fault_is_killed(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plant(tree, {})
     assert run(tree) == 0
     out = capsys.readouterr().out
@@ -85,19 +87,14 @@ def test_a_fault_that_a_test_notices_is_killed_and_the_tree_untouched(
     assert (tree / "leader/sublet_leader/numbers.py").read_text() == CODE
 
 
-def test_a_fault_that_no_test_notices_is_reported_and_fails(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_an_unnoticed_fault_survives_and_fails(tree: Path, capsys: pytest.CaptureFixture[str], jobs: str) -> None:
+    """Also where one that is noticed was planted before it."""
     plant(tree, {}, {"name": "another limit", "find": "LIMIT = 10", "replace": "LIMIT = 11"})
-    assert run(tree, "--jobs", "2") == 1
+    assert run(tree, "--jobs", jobs) == 1
     out = capsys.readouterr().out
     assert "survived" in next(line for line in out.splitlines() if "another limit" in line)
     assert "1 of 2 mutants killed" in out
-
-
-@pytest.mark.long
-def test_one_fault_does_not_outlive_its_turn(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plant(tree, {}, {"name": "harmless", "find": "Two numbers", "replace": "2 numbers"})
-    assert run(tree) == 1
-    assert "survived" in next(line for line in capsys.readouterr().out.splitlines() if "harmless" in line)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +111,7 @@ def test_one_fault_does_not_outlive_its_turn(tree: Path, capsys: pytest.CaptureF
     ids=["import error", "name error", "syntax error", "fixture"],
 )
 @pytest.mark.long
-def test_a_fault_that_only_breaks_the_run_proves_nothing(
+def test_a_fault_that_breaks_the_run_proves_nothing(
     tree: Path, capsys: pytest.CaptureFixture[str], change: dict[str, object], why: str
 ) -> None:
     plant(tree, change)
@@ -131,7 +128,8 @@ def test_a_fault_that_only_breaks_the_run_proves_nothing(
         ({"find": "number: int"}, "occurs 2 times in leader/sublet_leader/numbers.py"),
         ({"file": "leader/sublet_leader/nothing.py"}, "there is no file leader/sublet_leader/nothing.py"),
         ({"tests": ["tests/test_other.py"]}, "there is no test file"),
-        ({"tests": ["tests/test_numbers.py::test_nothing"]}, "is not green as it is"),
+        ({"tests": ["tests/test_numbers.py::test_nothing"]}, "test_nothing is not green as it is"),
+        ({"tests": ["tests/test_numbers.py::test_that_is_red"]}, "test_that_is_red is not green as it is"),
         ({"replace": "number / 2"}, "`replace` another"),
         ({"tests": []}, "`tests` must name at least one test"),
         ({"ids": "E1"}, "`ids` must be a list of strings"),
@@ -146,14 +144,6 @@ def test_an_entry_that_cannot_be_planted_is_an_error(
     plant(tree, change)
     assert run(tree) == 2
     assert why in capsys.readouterr().err
-
-
-@pytest.mark.long
-def test_a_test_that_is_red_anyway_is_an_error(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tree / "leader/sublet_leader/numbers.py").write_text(CODE.replace("number / 2", "number / 4 * 1"))
-    plant(tree, {"find": "/ 4", "replace": "/ 3"})
-    assert run(tree) == 2
-    assert "is not green as it is: tests/test_numbers.py::test_half" in capsys.readouterr().err
 
 
 @pytest.mark.long
@@ -175,7 +165,7 @@ def share(number: int, parts: int) -> int:
 """
 
 
-def test_drawn_faults_are_tried_the_survivors_shown_and_counted(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_drawn_faults_are_tried_and_counted(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tree / "leader/sublet_leader/numbers.py").write_text(GUARDED)
     (tree / "tests/unit").mkdir()
     (tree / "tests/unit/test_share.py").write_text(
@@ -191,9 +181,7 @@ def test_drawn_faults_are_tried_the_survivors_shown_and_counted(tree: Path, caps
 
 
 @pytest.mark.long
-def test_what_is_red_without_the_drawn_fault_as_well_proves_nothing(
-    tree: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_red_anyway_proves_nothing(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tree / "leader/sublet_leader/numbers.py").write_text(GUARDED)
     (tree / "tests/unit").mkdir()
     (tree / "tests/unit/test_share.py").write_text(
@@ -241,7 +229,7 @@ def test_the_copy_leaves_out_what_is_not_source(tree: Path) -> None:
         ]
 
 
-def test_a_package_that_is_not_taken_from_the_copy_is_an_error(
+def test_a_package_from_elsewhere_is_an_error(
     tree: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Copy, "foreign_packages", lambda self: ["sublet_leader"])

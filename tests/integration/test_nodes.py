@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -28,17 +27,11 @@ OLD = NodeRef("a", "old", "127.0.0.1:1")
 NEW = NodeRef("a", "new", "127.0.0.1:2")
 
 
-@pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
-    with connect(database) as conn:
-        yield conn
-
-
 def expire(conn: psycopg.Connection[Any], node: NodeRef) -> None:
     conn.execute("update node set expires_at = clock_timestamp() where incarnation = %s", (node.incarnation,))
 
 
-def test_a_registered_node_is_found_until_it_is_removed(conn: psycopg.Connection[Any]) -> None:
+def test_a_node_is_found_until_it_is_removed(conn: psycopg.Connection[Any]) -> None:
     other = NodeRef("b", "other", "127.0.0.1:3")
     register(conn, other, 10, 1)
     register(conn, OLD, 10, 1, http_address="127.0.0.1:8080")
@@ -50,7 +43,7 @@ def test_a_registered_node_is_found_until_it_is_removed(conn: psycopg.Connection
     assert live_nodes(conn) == [other]
 
 
-def test_a_living_nodes_name_is_taken_and_the_error_says_for_how_long(conn: psycopg.Connection[Any]) -> None:
+def test_a_living_nodes_name_is_taken(conn: psycopg.Connection[Any]) -> None:
     register(conn, OLD, 10, 1)
     with pytest.raises(NodeNameTaken, match=r"'a' belongs to the node at 127.0.0.1:1, whose lease has \d") as raised:
         register(conn, NEW, 10, 1)
@@ -58,7 +51,7 @@ def test_a_living_nodes_name_is_taken_and_the_error_says_for_how_long(conn: psyc
     assert live_nodes(conn) == [OLD]
 
 
-def test_the_same_incarnation_registers_again_with_another_address(conn: psycopg.Connection[Any]) -> None:
+def test_a_node_may_register_a_new_address(conn: psycopg.Connection[Any]) -> None:
     register(conn, OLD, 1, 1)
     started = list_nodes(conn)[0].started_at
     moved = NodeRef(OLD.name, OLD.incarnation, "127.0.0.1:9")
@@ -79,7 +72,7 @@ def test_a_name_is_free_once_its_lease_has_run_out(conn: psycopg.Connection[Any]
     assert list_nodes(conn)[0].started_at > started
 
 
-def test_a_replaced_incarnation_can_neither_renew_nor_remove_its_successor(conn: psycopg.Connection[Any]) -> None:
+def test_a_replaced_node_cannot_touch_its_successor(conn: psycopg.Connection[Any]) -> None:
     register(conn, OLD, 10, 1)
     expire(conn, OLD)
     register(conn, NEW, 10, 1)
@@ -104,7 +97,7 @@ def test_of_many_that_want_a_name_at_once_one_gets_it(database: str) -> None:
 
 
 @pytest.mark.conforms("D8")
-def test_collect_takes_only_what_is_stale_at_that_instant(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_collection_takes_only_what_is_stale(database: str, conn: psycopg.Connection[Any]) -> None:
     register(conn, OLD, 10, 1)
     dead = NodeRef("b", "dead", "127.0.0.1:3")
     register(conn, dead, 10, 1)
@@ -123,7 +116,7 @@ def test_collect_takes_only_what_is_stale_at_that_instant(database: str, conn: p
 
 
 @pytest.mark.conforms("D8")
-def test_where_notifications_reach_the_living_is_told_once_each(conn: psycopg.Connection[Any]) -> None:
+def test_each_notify_endpoint_is_told_once(conn: psycopg.Connection[Any]) -> None:
     for number, notify in enumerate(["postgres:", None, "postgres:", "zmq:tcp://127.0.0.1:7"]):
         register(conn, NodeRef(f"n{number}", "i", f"127.0.0.1:{number}"), 10, 1, notify_endpoint=notify)
     register(conn, OLD, 10, 1, notify_endpoint="zmq:tcp://127.0.0.1:9")
@@ -134,7 +127,7 @@ def test_where_notifications_reach_the_living_is_told_once_each(conn: psycopg.Co
     assert [entry.notify_endpoint for entry in list_nodes(conn) if entry.node == NEW] == [None]
 
 
-def test_what_programs_are_shown_of_a_node_names_the_driver_and_never_its_endpoint(
+def test_programs_are_never_shown_an_endpoint(
     conn: psycopg.Connection[Any],
 ) -> None:
     """It ends in the key that lets in whoever has it."""

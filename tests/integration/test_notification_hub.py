@@ -19,6 +19,7 @@ from sublet_storage.notify.changes import Change, NotifySettings, group_change, 
 from sublet_storage.notify.drivers.registry import load_driver
 from sublet_storage.notify.publisher import publish_once
 from sublet_storage.spaces.space_changes import create_space
+from tests.integration.session_kit import until
 
 NEWS = NotifySettings().scaled(4)
 ODD: list[dict[str, Any] | None] = [
@@ -31,20 +32,13 @@ ODD: list[dict[str, Any] | None] = [
 ]
 
 
-async def until(fact: object) -> None:
-    assert callable(fact)
-    async with asyncio.timeout(20):
-        while not fact():
-            await asyncio.sleep(0.01)
-
-
 def heads(publisher: NodeSideMachine, name: str) -> list[object]:
     found = publisher.poll(name, 0, "", 0.0, 0.0)
     return [delivery.body for delivery in found.deliveries] if isinstance(found, PollDeliveries) else []
 
 
 @pytest.mark.conforms("P1", "D6", "E21")
-def test_who_follows_a_stream_is_told_of_it_and_of_nothing_else_is_kept(database: str) -> None:
+def test_a_hub_passes_on_what_is_followed(database: str) -> None:
     async def story(conn: psycopg.Connection[object]) -> None:
         publisher = new_publisher("n1#1")
         grown: list[int] = []

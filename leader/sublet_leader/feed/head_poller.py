@@ -60,7 +60,7 @@ class HeadWaiter:
 class HeadPoller:
     """Polls heads while there is a waiter. Made and used on one event loop; `note_heads` may be called from any thread.
 
-    `timeline`: of the database, when it looked last, if that is known.
+    `timeline`: of the database, when it looked last, if that is known. `looks`: how often it has looked.
     """
 
     def __init__(self, look: Look) -> None:
@@ -136,7 +136,6 @@ class HeadPoller:
         self._hurried.clear()
 
     async def _try_to_look(self, stream_ids: list[int]) -> dict[int, HeadState] | None:
-        self.looks += 1
         try:
             self.timeline, found = await self._look(stream_ids)
             return found
@@ -144,6 +143,8 @@ class HeadPoller:
             log.warning("readers wait: looking for the ends of their streams failed. %s", error)
         except Exception:
             log.exception("readers wait: looking for the ends of their streams failed in our own code")
+        finally:
+            self.looks += 1
         return None
 
     def _notify(self, heads: Mapping[int, HeadState]) -> bool:

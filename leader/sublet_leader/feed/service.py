@@ -72,6 +72,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
     """Made, used and closed on one event loop; `note_heads` may be called from any thread.
 
     `on_stored` is called, on the loop, with the new heads after something was published here: {stream: head}.
+    `batches`, `readers` and `reads` know how much of each is under way (`inside`).
     """
 
     def __init__(
@@ -86,9 +87,9 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         self._watching = DatabaseThreads(url, 1, "feed watching")
         self._on_stored = on_stored
         self._writer = PublishedBatchStore()
-        self._batches = AdmissionLimiter("batches", limits.max_batches, limits.max_batch_bytes, limits.retry_after_ms)
-        self._readers = AdmissionLimiter("readers", limits.max_readers, 0, limits.reader_retry_after_ms)
-        self._reads = AdmissionLimiter("reads", limits.max_reads, 0, limits.retry_after_ms)
+        self.batches = AdmissionLimiter("batches", limits.max_batches, limits.max_batch_bytes, limits.retry_after_ms)
+        self.readers = AdmissionLimiter("readers", limits.max_readers, 0, limits.reader_retry_after_ms)
+        self.reads = AdmissionLimiter("reads", limits.max_reads, 0, limits.retry_after_ms)
         self.watch = HeadPoller(lambda ids: self._watching.run(partial(_look, stream_ids=ids)))
         self.pages_written = 0
 
@@ -163,9 +164,9 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         """Return a call of a member. It counts until its work is over, also where the client has gone."""
         try:
             asked = decode(request)
-            self._reads.acquire()
+            self.reads.acquire()
             future = self._reading.submit(lambda conn: work(conn, asked))
-            future.add_done_callback(lambda _: self._reads.release())
+            future.add_done_callback(lambda _: self.reads.release())
             found = await asyncio.wrap_future(future)
         except Exception as error:
             await _refuse(context, error)
@@ -175,9 +176,9 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
     def _submit(self, batch: feed.PublishCommand) -> Future[Any]:
         """It counts until it is over, also where the client has gone."""
         size = len(batch.messages)
-        self._batches.acquire(size)
+        self.batches.acquire(size)
         future = self._writing.submit(lambda conn: self._writer.store(conn, batch))
-        future.add_done_callback(lambda _: self._batches.release(size))
+        future.add_done_callback(lambda _: self.batches.release(size))
         return future
 
     async def _serve(self, request: Any, context: Any, how: Callable[[FeedReadCall], Any]) -> None:
@@ -187,11 +188,11 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
 
         try:
             read = feed.decode_read(request)
-            self._readers.acquire()
+            self.readers.acquire()
             try:
                 await how(FeedReadCall(self._reading, self.watch, read, write))
             finally:
-                self._readers.release()
+                self.readers.release()
         except Exception as error:  # noqa: BLE001 - as above
             if not (context.cancelled() or context.done()):  # else the client has gone, and the page with it
                 await _refuse(context, error)
