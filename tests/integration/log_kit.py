@@ -23,6 +23,7 @@ from sublet_storage.spaces.space_changes import create_space, reshard
 from sublet_storage.spaces.space_queries import find_space, open_streams
 
 Message = dict[str, Any]
+Connection = psycopg.Connection[Any]
 
 
 def batch(values: Iterable[bytes], topic: str | Sequence[str] = "t", key: bytes | None = None) -> pa.RecordBatch:

@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 
 from sublet_leader.jobs.maintenance import _steps
@@ -41,7 +40,7 @@ from sublet_storage.spaces.past_generations import PastGenerationCleaner
 from sublet_storage.spaces.retention import IdleProducerCleaner, apply_retention
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover
 from sublet_storage.spaces.tiering import tier_space
-from tests.integration.log_kit import put, stream_of
+from tests.integration.log_kit import Connection, put, stream_of
 from tests.payload_kit import LocalWorld
 
 GROUP = Subscription.parse("$share/g/#")
@@ -53,7 +52,7 @@ UNSEEN = "select from generation where state = 'closed' and is_past is null"
 class House:
     """A database with one group, its leader, and housekeeping that is done when it is called for."""
 
-    def __init__(self, url: str, conn: psycopg.Connection[Any]) -> None:
+    def __init__(self, url: str, conn: Connection) -> None:
         self.url, self.conn, self.store = url, conn, PostgresGroupStore(url)
         reshard(conn, "default", 1)
         self.group = self.store.declare_group(GROUP, GroupOptions(StartingPosition.EARLIEST))
@@ -217,7 +216,7 @@ def test_progress_of_before_is_taken_where_nothing_of_it_was_lost(
         begin()
 
 
-def read(conn: psycopg.Connection[Any]) -> int:
+def read(conn: Connection) -> int:
     """Rows of our tables that were read so far, and what the server had to look up about the partitions of blocks."""
     conn.execute("select pg_stat_force_next_flush()")
     conn.execute("select pg_stat_clear_snapshot()")
@@ -412,7 +411,7 @@ select count(*) from pg_locks join pg_inherits on inhrelid = relation
     ids=["messages", "marks of blocks", "positions by time", "when appended"],
 )
 def test_who_reads_a_stream_again_and_again_locks_no_other_generation(
-    house: House, look: Callable[[psycopg.Connection[Any], int, int], object]
+    house: House, look: Callable[[Connection, int, int], object]
 ) -> None:
     """A plan for any generation would lock all of them, and a server has not so many locks."""
     streams = [house.ended(b"0") for _ in range(5)]

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 
 from sublet_borrower.consumer.session import Session
@@ -32,7 +31,7 @@ from tests.integration.cli_kit import a_shell
 from tests.integration.http_kit import Http
 from tests.integration.lending_kit import GROUP as LED_BY_HAND
 from tests.integration.lending_kit import a_world, open_streams
-from tests.integration.log_kit import stream_of
+from tests.integration.log_kit import Connection, stream_of
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet
 from tests.payload_kit import LocalWorld, a_closed_stream, a_space, fill, move
@@ -44,7 +43,7 @@ SUBSCRIPTION = Subscription.parse(GROUP)
 
 
 @pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+def conn(database: str) -> Iterator[Connection]:
     with connect(database) as connection:
         yield connection
 
@@ -61,22 +60,22 @@ def world(tmp_path: Path) -> LocalWorld:
     return LocalWorld(tmp_path)
 
 
-def reason(conn: psycopg.Connection[Any], stream: int) -> StallReason | None:
+def reason(conn: Connection, stream: int) -> StallReason | None:
     answers = diagnosis_queries.diagnose_group(conn, SUBSCRIPTION)[1]
     return next((each.diagnosis.reason for each in answers if each.stream.stream_id == stream), None)
 
 
-def line_of(conn: psycopg.Connection[Any], stream: int) -> StreamView:
+def line_of(conn: Connection, stream: int) -> StreamView:
     (line,) = [each for each in describe_group(conn, SUBSCRIPTION).streams if each.stream_id == stream]
     return line
 
 
-def reading(conn: psycopg.Connection[Any]) -> Finding:
+def reading(conn: Connection) -> Finding:
     (finding,) = [each for each in run_checks(conn, 0.0, PROTOCOL_VERSION) if each.check == "reading"]
     return finding
 
 
-def troubles(conn: psycopg.Connection[Any]) -> list[str]:
+def troubles(conn: Connection) -> list[str]:
     lines = read_history(conn, describe_group(conn, SUBSCRIPTION).group.group_id).records
     return [line.event for line in lines if line.event in ("unreadable", "readable")]
 
@@ -84,7 +83,7 @@ def troubles(conn: psycopg.Connection[Any]) -> list[str]:
 @pytest.mark.conforms("A7")
 @pytest.mark.conforms("W10")
 def test_a_stream_whose_payload_is_damaged_is_blocked_and_goes_on_when_that_is_put_right(
-    database: str, conn: psycopg.Connection[Any], fleet: Fleet, world: LocalWorld
+    database: str, conn: Connection, fleet: Fleet, world: LocalWorld
 ) -> None:
     space = a_space(conn, world)
     stream = a_closed_stream(conn, BLOCKS)
@@ -113,7 +112,7 @@ def test_a_stream_whose_payload_is_damaged_is_blocked_and_goes_on_when_that_is_p
 
 @pytest.mark.conforms("A7")
 def test_a_stream_whose_payload_cannot_be_read_is_named_until_it_is_read_on_whoever_leads(
-    database: str, conn: psycopg.Connection[Any], fleet: Fleet, world: LocalWorld, monkeypatch: pytest.MonkeyPatch
+    database: str, conn: Connection, fleet: Fleet, world: LocalWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sublet_borrower.fetch.stream_fetcher.UNREADABLE_RETRY_S", 0.2)
     space = a_space(conn, world)
@@ -177,7 +176,7 @@ def test_a_stream_whose_payload_cannot_be_read_is_named_until_it_is_read_on_whoe
 
 
 def test_a_place_that_stays_away_is_named_and_one_that_is_back_soon_is_not(
-    database: str, conn: psycopg.Connection[Any], fleet: Fleet, world: LocalWorld, monkeypatch: pytest.MonkeyPatch
+    database: str, conn: Connection, fleet: Fleet, world: LocalWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sublet_borrower.fetch.stream_fetcher.UNAVAILABLE_RETRY_S", 0.1)
     space = a_space(conn, world)
@@ -201,7 +200,7 @@ def test_a_place_that_stays_away_is_named_and_one_that_is_back_soon_is_not(
 
 @pytest.mark.conforms("A7")
 def test_trouble_is_of_the_grant_and_the_holder_that_told_of_it_and_is_remembered_as_long_as_it_lasts(
-    database: str, conn: psycopg.Connection[Any]
+    database: str, conn: Connection
 ) -> None:
     first, second = open_streams(conn)[:2]
     with a_world(database, conn) as led:
@@ -228,13 +227,11 @@ def test_trouble_is_of_the_grant_and_the_holder_that_told_of_it_and_is_remembere
 # --- what is late ----------------------------------------------------------------------------------------------------
 
 
-def overdue(conn: psycopg.Connection[Any]) -> list[str]:
+def overdue(conn: Connection) -> list[str]:
     return [each.detail for each in location_checks.check_locations(conn) if each.state is Severity.WARNING]
 
 
-def test_the_doctor_warns_of_what_should_have_been_moved_long_ago(
-    conn: psycopg.Connection[Any], world: LocalWorld
-) -> None:
+def test_the_doctor_warns_of_what_should_have_been_moved_long_ago(conn: Connection, world: LocalWorld) -> None:
     space = a_space(conn, world)
     a_closed_stream(conn, BLOCKS)
     fill(conn, stream_of(conn, "eu"), BLOCKS)
@@ -254,7 +251,7 @@ def test_the_doctor_warns_of_what_should_have_been_moved_long_ago(
     assert overdue(conn) == []
 
 
-def test_what_is_too_small_to_be_moved_is_not_late(conn: psycopg.Connection[Any], world: LocalWorld) -> None:
+def test_what_is_too_small_to_be_moved_is_not_late(conn: Connection, world: LocalWorld) -> None:
     space = a_space(conn, world)
     fill(conn, stream_of(conn, "eu"), 1, size=10)
     rollover(conn, "eu")
@@ -271,7 +268,7 @@ def test_what_is_too_small_to_be_moved_is_not_late(conn: psycopg.Connection[Any]
 
 
 def test_a_node_says_once_that_a_place_is_away_and_once_that_it_is_back(
-    database: str, conn: psycopg.Connection[Any], world: LocalWorld, caplog: pytest.LogCaptureFixture
+    database: str, conn: Connection, world: LocalWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "sublet_leader.jobs.maintenance")
     a_space(conn, world)

@@ -43,7 +43,7 @@ from sublet_storage.spaces.rollover import partition_table
 from sublet_storage.spaces.routing import Space
 from sublet_storage.spaces.small_block_compaction import compact_stream
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, rollover
-from tests.integration.log_kit import in_epochs, read, stream_of
+from tests.integration.log_kit import Connection, in_epochs, read, stream_of
 from tests.kit import eventually
 from tests.payload_kit import LocalWorld, a_closed_stream, a_space, fill, move, swept
 from tests.payload_kit import outside as named
@@ -55,7 +55,7 @@ NAME = "5/7-1-" + "0" * 32 + "-" + "0" * 16
 
 
 @pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+def conn(database: str) -> Iterator[Connection]:
     with connect(database) as connection:
         yield connection
 
@@ -66,17 +66,17 @@ def world(tmp_path: Path) -> LocalWorld:
 
 
 @pytest.fixture
-def space(conn: psycopg.Connection[Any], world: LocalWorld) -> Space:
+def space(conn: Connection, world: LocalWorld) -> Space:
     return a_space(conn, world)
 
 
 @pytest.fixture
-def stream(conn: psycopg.Connection[Any], space: Space) -> int:
+def stream(conn: Connection, space: Space) -> int:
     """Closed, and not moved yet."""
     return a_closed_stream(conn, BLOCKS)
 
 
-def again(conn: psycopg.Connection[Any], space: Space) -> int:
+def again(conn: Connection, space: Space) -> int:
     """As the next passes do; how many blocks were moved."""
     try:
         return move(conn, space)
@@ -84,11 +84,11 @@ def again(conn: psycopg.Connection[Any], space: Space) -> int:
         return 0
 
 
-def rows(conn: psycopg.Connection[Any]) -> int:
+def rows(conn: Connection) -> int:
     return conn.execute("select from payload_object").rowcount
 
 
-def age(conn: psycopg.Connection[Any]) -> None:
+def age(conn: Connection) -> None:
     conn.execute("update block set appended_at = appended_at - interval '1 hour'")
 
 
@@ -96,7 +96,7 @@ def age(conn: psycopg.Connection[Any]) -> None:
 
 
 def test_a_directory_that_is_not_there_is_not_made(
-    conn: psycopg.Connection[Any], world: LocalWorld, space: Space, stream: int
+    conn: Connection, world: LocalWorld, space: Space, stream: int
 ) -> None:
     world.root.rmdir()
     with pytest.raises(PayloadUnavailable, match=rf"no directory {world.root}, and it must exist.*mkdir"):
@@ -108,7 +108,7 @@ def test_a_directory_that_is_not_there_is_not_made(
 
 
 def test_a_place_that_is_not_mounted_is_away_to_all_spaces_and_nothing_is_written_there(
-    conn: psycopg.Connection[Any], world: LocalWorld, space: Space, stream: int
+    conn: Connection, world: LocalWorld, space: Space, stream: int
 ) -> None:
     move(conn, space)
     before, retained = read(conn, stream), world.names()
@@ -132,7 +132,7 @@ def test_a_place_that_is_not_mounted_is_away_to_all_spaces_and_nothing_is_writte
 
 
 def test_what_is_orphaned_at_a_place_that_is_not_mounted_stays_orphaned(
-    conn: psycopg.Connection[Any], world: LocalWorld, space: Space, stream: int
+    conn: Connection, world: LocalWorld, space: Space, stream: int
 ) -> None:
     move(conn, space)
     alter_space(conn, "eu", payload_location=None)
@@ -161,7 +161,7 @@ def test_a_place_that_has_an_id_keeps_it(tmp_path: Path) -> None:
 
 
 def test_a_place_that_goes_away_while_it_is_written_to_has_nothing_named(
-    conn: psycopg.Connection[Any], world: LocalWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
+    conn: Connection, world: LocalWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = LocalBackend.write
 
@@ -182,7 +182,7 @@ def test_a_place_that_goes_away_while_it_is_written_to_has_nothing_named(
 
 
 def test_a_database_that_is_restored_finds_what_was_recalled_since(
-    server_url: str, database: str, conn: psycopg.Connection[Any], world: LocalWorld, space: Space, stream: int
+    server_url: str, database: str, conn: Connection, world: LocalWorld, space: Space, stream: int
 ) -> None:
     move(conn, space)
     before = read(conn, stream)
@@ -205,7 +205,7 @@ def test_a_database_that_is_restored_finds_what_was_recalled_since(
 
 
 def test_tables_are_not_dropped_for_who_asks_while_payloads_are_moved(
-    database: str, conn: psycopg.Connection[Any], space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
+    database: str, conn: Connection, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, claim = read(conn, stream), unreferenced_objects.claim_objects
     said: list[str] = []
@@ -233,7 +233,7 @@ def test_tables_are_not_dropped_for_who_asks_while_payloads_are_moved(
 
 
 def test_tables_are_not_dropped_while_retention_drops_what_names_objects(
-    database: str, conn: psycopg.Connection[Any], space: Space, stream: int
+    database: str, conn: Connection, space: Space, stream: int
 ) -> None:
     move(conn, space)
     generation_id = generation_of(conn, stream)
@@ -256,7 +256,7 @@ def waiting(database: str) -> bool:
 
 
 def test_who_appends_and_advances_is_not_killed_by_who_moves_payloads(
-    database: str, conn: psycopg.Connection[Any], world: LocalWorld, monkeypatch: pytest.MonkeyPatch
+    database: str, conn: Connection, world: LocalWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     space = a_space(conn, world, tier_after_s=60)
     stream = stream_of(conn, "eu")
@@ -288,7 +288,7 @@ def test_who_appends_and_advances_is_not_killed_by_who_moves_payloads(
 
 
 def test_compaction_leaves_what_was_moved_since_it_looked(
-    conn: psycopg.Connection[Any], world: LocalWorld, monkeypatch: pytest.MonkeyPatch
+    conn: Connection, world: LocalWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     space = a_space(conn, world, tier_after_s=60)
     stream = stream_of(conn, "eu")
@@ -308,11 +308,11 @@ def test_compaction_leaves_what_was_moved_since_it_looked(
 
 
 def test_who_was_deposed_and_comes_late_leaves_no_object_that_is_forgotten(
-    database: str, conn: psycopg.Connection[Any], world: LocalWorld, space: Space, stream: int, monkeypatch: Any
+    database: str, conn: Connection, world: LocalWorld, space: Space, stream: int, monkeypatch: Any
 ) -> None:
     over: list[bool] = []
 
-    def guard(_: psycopg.Connection[Any]) -> None:
+    def guard(_: Connection) -> None:
         if over:
             raise StaleTerm("the term is over")
 
@@ -332,7 +332,7 @@ def test_who_was_deposed_and_comes_late_leaves_no_object_that_is_forgotten(
 
 
 def test_a_place_that_is_taken_away_meanwhile_gets_nothing(
-    database: str, conn: psycopg.Connection[Any], world: LocalWorld, space: Space, stream: int, monkeypatch: Any
+    database: str, conn: Connection, world: LocalWorld, space: Space, stream: int, monkeypatch: Any
 ) -> None:
     try_to_write = ObjectStore.check_writable
 
@@ -347,7 +347,7 @@ def test_a_place_that_is_taken_away_meanwhile_gets_nothing(
 
 
 def test_how_far_a_stream_is_moved_is_not_said_by_who_moves_nothing(
-    conn: psycopg.Connection[Any], world: LocalWorld, space: Space, monkeypatch: pytest.MonkeyPatch
+    conn: Connection, world: LocalWorld, space: Space, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = stream_of(conn, "eu")
     fill(conn, stream, 1, size=10)
@@ -358,9 +358,7 @@ def test_how_far_a_stream_is_moved_is_not_said_by_who_moves_nothing(
     assert conn.execute("select tiered_offset from stream where stream_id = %s", (stream,)).fetchone() == (None,)
 
 
-def test_of_a_space_that_was_dropped_nothing_more_is_moved(
-    conn: psycopg.Connection[Any], space: Space, stream: int
-) -> None:
+def test_of_a_space_that_was_dropped_nothing_more_is_moved(conn: Connection, space: Space, stream: int) -> None:
     assert [each.name for each in maintenance._spaces_with_remote_payloads(conn)] == ["eu"]
     drop_space(conn, "eu")
     assert maintenance._spaces_with_remote_payloads(conn) == []
@@ -371,7 +369,7 @@ def test_of_a_space_that_was_dropped_nothing_more_is_moved(
 
 
 def test_of_a_batch_of_which_one_object_cannot_be_written_the_others_are_moved(
-    conn: psycopg.Connection[Any], world: LocalWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
+    conn: Connection, world: LocalWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write, before = LocalBackend.write, read(conn, stream)
 
@@ -393,11 +391,7 @@ def test_of_a_batch_of_which_one_object_cannot_be_written_the_others_are_moved(
 @pytest.mark.conforms("W4")
 @pytest.mark.parametrize("retained", [b"", b"10000\r\n", None], ids=["nothing", "another form", "not at all"])
 def test_a_store_that_keeps_something_else_than_it_was_given_gets_nothing_named(
-    conn: psycopg.Connection[Any],
-    space: Space,
-    stream: int,
-    monkeypatch: pytest.MonkeyPatch,
-    retained: bytes | None,
+    conn: Connection, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch, retained: bytes | None
 ) -> None:
     write, before = LocalBackend.write, read(conn, stream)
 
@@ -415,12 +409,7 @@ def test_a_store_that_keeps_something_else_than_it_was_given_gets_nothing_named(
 
 
 def test_what_lies_behind_an_object_that_cannot_be_written_is_moved_and_known_and_can_be_brought_back(
-    database: str,
-    conn: psycopg.Connection[Any],
-    world: LocalWorld,
-    space: Space,
-    stream: int,
-    monkeypatch: pytest.MonkeyPatch,
+    database: str, conn: Connection, world: LocalWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk that is full for the first block, in each pass, and not for later ones."""
     write, compact, before, compacted = (
@@ -457,12 +446,7 @@ def test_what_lies_behind_an_object_that_cannot_be_written_is_moved_and_known_an
 
 
 def test_of_what_could_not_be_named_in_time_nothing_is_left_behind(
-    database: str,
-    conn: psycopg.Connection[Any],
-    world: LocalWorld,
-    space: Space,
-    stream: int,
-    monkeypatch: pytest.MonkeyPatch,
+    database: str, conn: Connection, world: LocalWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with connect(database) as other, monkeypatch.context() as patched, other.transaction():
 
@@ -481,7 +465,7 @@ def test_of_what_could_not_be_named_in_time_nothing_is_left_behind(
 
 
 def test_what_ails_one_stream_holds_up_no_other(
-    conn: psycopg.Connection[Any], space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
+    conn: Connection, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     later = stream_of(conn, "eu")
     fill(conn, later, BLOCKS, size=70_000)
@@ -500,7 +484,7 @@ def test_what_ails_one_stream_holds_up_no_other(
 
 
 def test_an_object_that_cannot_be_deleted_holds_up_no_other(
-    conn: psycopg.Connection[Any], world: LocalWorld, space: Space, stream: int
+    conn: Connection, world: LocalWorld, space: Space, stream: int
 ) -> None:
     move(conn, space)
     alter_space(conn, "eu", payload_location=None)
@@ -520,7 +504,7 @@ def test_an_object_that_cannot_be_deleted_holds_up_no_other(
 
 
 def test_objects_that_cannot_be_deleted_are_tried_after_all_others(
-    conn: psycopg.Connection[Any], world: LocalWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
+    conn: Connection, world: LocalWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     move(conn, space)
     alter_space(conn, "eu", payload_location=None)
@@ -540,7 +524,7 @@ def test_objects_that_cannot_be_deleted_are_tried_after_all_others(
     assert world.names() == {stuck}
 
 
-def test_a_sweep_looks_at_no_more_than_it_deletes(conn: psycopg.Connection[Any], space: Space) -> None:
+def test_a_sweep_looks_at_no_more_than_it_deletes(conn: Connection, space: Space) -> None:
     """Each 5 s; with a grace of 7 days there are millions."""
     conn.execute(
         "insert into payload_object (uri, space_id, generation_id, stream_id, end_offset, orphaned_at)"
@@ -567,16 +551,14 @@ def test_a_sweep_looks_at_no_more_than_it_deletes(conn: psycopg.Connection[Any],
         assert "Sort Key: payload_object" not in plan, plan
 
 
-def test_where_nothing_waits_a_sweep_asks_once_and_does_nothing(conn: psycopg.Connection[Any], space: Space) -> None:
-    def guard(_: psycopg.Connection[Any]) -> None:
+def test_where_nothing_waits_a_sweep_asks_once_and_does_nothing(conn: Connection, space: Space) -> None:
+    def guard(_: Connection) -> None:
         raise AssertionError("a transaction")
 
     assert unreferenced_objects.delete_expired_objects(conn, guard) == 0
 
 
-def test_retention_reads_no_row_of_a_space_that_never_had_a_place(
-    conn: psycopg.Connection[Any], space: Space, stream: int
-) -> None:
+def test_retention_reads_no_row_of_a_space_that_never_had_a_place(conn: Connection, space: Space, stream: int) -> None:
     create_space(conn, "us", "us/#", shards=1)
     well = stream_of(conn, "us")
     fill(conn, well, 3)
@@ -586,7 +568,7 @@ def test_retention_reads_no_row_of_a_space_that_never_had_a_place(
     assert [reads_rows(conn, each) for each in generations] == [False, True]
 
 
-def reads_rows(conn: psycopg.Connection[Any], generation_id: int) -> bool:
+def reads_rows(conn: Connection, generation_id: int) -> bool:
     """Whether what retention does before it drops the generation looks at its blocks."""
     statement = sql.SQL("explain (analyze) " + retention._DOOM).format(
         part=partition_table(generation_id), generation=sql.Literal(generation_id)
@@ -598,7 +580,7 @@ def reads_rows(conn: psycopg.Connection[Any], generation_id: int) -> bool:
 
 
 def test_a_place_that_is_gone_for_good_holds_up_no_other(
-    conn: psycopg.Connection[Any], world: LocalWorld, space: Space, stream: int, tmp_path: Path
+    conn: Connection, world: LocalWorld, space: Space, stream: int, tmp_path: Path
 ) -> None:
     move(conn, space)
     other = LocalWorld(tmp_path / "other")
@@ -616,7 +598,7 @@ def test_a_place_that_is_gone_for_good_holds_up_no_other(
 
 
 def test_an_object_that_cannot_be_read_is_damaged_and_its_place_is_not_away(
-    conn: psycopg.Connection[Any], world: LocalWorld, space: Space, stream: int
+    conn: Connection, world: LocalWorld, space: Space, stream: int
 ) -> None:
     move(conn, space)
     (name,) = [each for each in world.names() if f"/{stream}-6-" in each]
@@ -653,12 +635,7 @@ def hang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[LocalWorld], Non
 
 
 def test_while_a_place_hangs_housekeeping_goes_on(
-    database: str,
-    conn: psycopg.Connection[Any],
-    world: LocalWorld,
-    space: Space,
-    stream: int,
-    hang: Callable[[LocalWorld], None],
+    database: str, conn: Connection, world: LocalWorld, space: Space, stream: int, hang: Callable[[LocalWorld], None]
 ) -> None:
     tried = threading.Event()
     hang(world)
@@ -685,7 +662,7 @@ def test_while_a_place_hangs_housekeeping_goes_on(
 
 def test_while_a_place_hangs_payloads_are_moved_to_others_and_deleted_there(
     database: str,
-    conn: psycopg.Connection[Any],
+    conn: Connection,
     world: LocalWorld,
     space: Space,
     stream: int,
@@ -737,7 +714,7 @@ parallel_calls.run_with_timeout(there, parallel_calls.TO_READ, there.check_marke
 
 
 def test_while_a_place_is_away_a_tail_shows_what_lies_elsewhere(
-    conn: psycopg.Connection[Any], world: LocalWorld, space: Space, stream: int
+    conn: Connection, world: LocalWorld, space: Space, stream: int
 ) -> None:
     move(conn, space)
     create_space(conn, "us", "us/#", shards=1)
@@ -763,7 +740,7 @@ def streams_shown(tables: Iterable[pa.Table]) -> list[int]:
 
 def test_while_a_place_hangs_others_are_read_and_it_counts_as_away(
     database: str,
-    conn: psycopg.Connection[Any],
+    conn: Connection,
     world: LocalWorld,
     space: Space,
     stream: int,
@@ -786,7 +763,7 @@ def test_while_a_place_hangs_others_are_read_and_it_counts_as_away(
 
 
 def test_a_sweep_has_an_end(
-    conn: psycopg.Connection[Any], world: LocalWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
+    conn: Connection, world: LocalWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     move(conn, space)
     alter_space(conn, "eu", payload_location=None)
@@ -800,7 +777,7 @@ def test_a_sweep_has_an_end(
 
 
 def test_of_what_is_young_nothing_is_fetched_and_nothing_written(
-    conn: psycopg.Connection[Any], world: LocalWorld, monkeypatch: pytest.MonkeyPatch
+    conn: Connection, world: LocalWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     space = a_space(conn, world, tier_after_s=60)
     stream = stream_of(conn, "eu")
@@ -820,14 +797,14 @@ def test_of_what_is_young_nothing_is_fetched_and_nothing_written(
     assert move(conn, space) == 2, "it was not passed over"
 
 
-def generation_of(conn: psycopg.Connection[Any], stream: int) -> int:
+def generation_of(conn: Connection, stream: int) -> int:
     row = conn.execute("select generation_id from stream where stream_id = %s", (stream,)).fetchone()
     assert row is not None
     return int(row[0])
 
 
 def test_the_marker_is_written_once(
-    conn: psycopg.Connection[Any], world: LocalWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
+    conn: Connection, world: LocalWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write, wrote = LocalBackend.write, list[str]()
 
@@ -871,7 +848,7 @@ def test_nothing_is_written_or_deleted_through_a_link(tmp_path: Path) -> None:
 
 
 def test_an_old_place_matters_to_the_doctor_as_long_as_something_lies_there(
-    conn: psycopg.Connection[Any], world: LocalWorld, space: Space, stream: int
+    conn: Connection, world: LocalWorld, space: Space, stream: int
 ) -> None:
     move(conn, space)
     alter_space(conn, "eu", payload_location=None)
@@ -889,7 +866,7 @@ def test_an_old_place_matters_to_the_doctor_as_long_as_something_lies_there(
 
 
 def test_where_one_may_only_read_the_doctor_warns(
-    conn: psycopg.Connection[Any], world: LocalWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
+    conn: Connection, world: LocalWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     move(conn, space)
 
@@ -902,7 +879,7 @@ def test_where_one_may_only_read_the_doctor_warns(
 
 
 def test_where_a_place_is_not_mounted_the_doctor_makes_nothing(
-    conn: psycopg.Connection[Any], world: LocalWorld, space: Space
+    conn: Connection, world: LocalWorld, space: Space
 ) -> None:
     world.root.rmdir()
     (found,) = location_checks.check_locations(conn)

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 
 from sublet_borrower.fetch.database_reader import DatabaseReader
@@ -35,7 +34,7 @@ from sublet_storage.spaces.space_changes import alter_space, create_space, rollo
 from sublet_storage.spaces.space_queries import find_space
 from tests.integration.cli_kit import Shell, a_shell
 from tests.integration.feed_kit import read_values, serving
-from tests.integration.log_kit import read, stream_of
+from tests.integration.log_kit import Connection, read, stream_of
 from tests.kit import eventually
 from tests.kit_nodes import Fleet
 from tests.payload_kit import LocalWorld, a_closed_stream, a_space, fill, move, outside
@@ -45,7 +44,7 @@ BLOCKS = 6
 
 
 @pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+def conn(database: str) -> Iterator[Connection]:
     with connect(database) as connection:
         yield connection
 
@@ -56,7 +55,7 @@ def world(tmp_path: Path) -> LocalWorld:
 
 
 @pytest.fixture
-def stream(conn: psycopg.Connection[Any], world: LocalWorld) -> int:
+def stream(conn: Connection, world: LocalWorld) -> int:
     """All of it is outside."""
     space = a_space(conn, world)
     stream = a_closed_stream(conn, BLOCKS)
@@ -64,14 +63,14 @@ def stream(conn: psycopg.Connection[Any], world: LocalWorld) -> int:
     return stream
 
 
-def granted_of(conn: psycopg.Connection[Any], stream: int) -> GrantedStream:
+def granted_of(conn: Connection, stream: int) -> GrantedStream:
     row = conn.execute("select generation_id from stream where stream_id = %s", (stream,)).fetchone()
     assert row is not None
     return GrantedStream(stream, 1, row[0], TopicFilter("#"), 0)
 
 
 def test_a_group_consumes_what_nodes_have_moved_each_message_once(
-    conn: psycopg.Connection[Any], fleet: Fleet, world: LocalWorld
+    conn: Connection, fleet: Fleet, world: LocalWorld
 ) -> None:
     """From the first message to the last: generations outside, and the open one in Postgres."""
     create_space(conn, "eu", "eu/#", shards=1, payload_location=world.uri)
@@ -94,7 +93,7 @@ def test_a_group_consumes_what_nodes_have_moved_each_message_once(
 
 
 def test_a_consumers_reader_names_the_place_and_goes_on_when_it_is_back(
-    database: str, conn: psycopg.Connection[Any], world: LocalWorld, stream: int
+    database: str, conn: Connection, world: LocalWorld, stream: int
 ) -> None:
     reader, granted = DatabaseReader(database, 1, 5.0), granted_of(conn, stream)
     assert reader.fetch(granted, lambda _: True) is not None
@@ -118,7 +117,7 @@ def page_of(reader: DatabaseReader | NodeReader, granted: GrantedStream) -> Any:
 
 
 def test_an_object_that_cannot_be_read_is_named_and_its_place_is_not_away(
-    database: str, conn: psycopg.Connection[Any], world: LocalWorld, stream: int, monkeypatch: pytest.MonkeyPatch
+    database: str, conn: Connection, world: LocalWorld, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bad sector, or an object that a lifecycle rule has archived."""
     act = LocalBackend.read
@@ -143,7 +142,7 @@ def test_an_object_that_cannot_be_read_is_named_and_its_place_is_not_away(
 
 
 def test_through_a_node_it_is_the_same_and_all_other_streams_go_on(
-    database: str, conn: psycopg.Connection[Any], world: LocalWorld, stream: int, caplog: pytest.LogCaptureFixture
+    database: str, conn: Connection, world: LocalWorld, stream: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     create_space(conn, "us", "us/#", shards=1)
@@ -169,7 +168,7 @@ def test_through_a_node_it_is_the_same_and_all_other_streams_go_on(
 
 
 def test_a_feed_shows_what_lies_elsewhere_and_then_says_what_it_waits_for(
-    database: str, conn: psycopg.Connection[Any], world: LocalWorld, stream: int
+    database: str, conn: Connection, world: LocalWorld, stream: int
 ) -> None:
     create_space(conn, "us", "us/#", shards=1)
     well = stream_of(conn, "us")
@@ -191,7 +190,7 @@ def test_a_feed_shows_what_lies_elsewhere_and_then_says_what_it_waits_for(
 
 
 def test_a_spark_task_waits_for_the_place(
-    database: str, conn: psycopg.Connection[Any], world: LocalWorld, stream: int, monkeypatch: pytest.MonkeyPatch
+    database: str, conn: Connection, world: LocalWorld, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sublet_borrower.spark.common.columns import all_columns, to_arrow_schema
 
@@ -216,9 +215,7 @@ def test_a_spark_task_waits_for_the_place(
     assert sum(batch.num_rows for batch in read_task(task, schema)) == 2 * BLOCKS
 
 
-def test_tables_are_not_dropped_while_payloads_are_outside(
-    database: str, conn: psycopg.Connection[Any], stream: int
-) -> None:
+def test_tables_are_not_dropped_while_payloads_are_outside(database: str, conn: Connection, stream: int) -> None:
     before = read(conn, stream)
     with pytest.raises(
         Conflict, match=rf"{BLOCKS} blocks have their payload outside.*--no-payload-location --restore-payloads"
@@ -230,7 +227,7 @@ def test_tables_are_not_dropped_while_payloads_are_outside(
     downgrade(database)
 
 
-def test_a_space_cannot_move_by_age_without_a_place(conn: psycopg.Connection[Any], world: LocalWorld) -> None:
+def test_a_space_cannot_move_by_age_without_a_place(conn: Connection, world: LocalWorld) -> None:
     with pytest.raises(InvalidSetting, match="no place that its payloads could be moved to"):
         create_space(conn, "eu", "eu/#", tier_after_s=60)
     a_space(conn, world, tier_after_s=60)
@@ -260,9 +257,7 @@ def shell(database: str) -> Iterator[Shell]:
         yield shell
 
 
-def test_places_are_given_altered_and_taken_away(
-    shell: Shell, conn: psycopg.Connection[Any], world: LocalWorld
-) -> None:
+def test_places_are_given_altered_and_taken_away(shell: Shell, conn: Connection, world: LocalWorld) -> None:
     place = ("--payload-location", world.uri, "--tier-after", "1d")
     created = shell.run("spaces", "create", "eu", "eu/#", "--shards", "1", *place, "--json").object
     assert (created["payload_location"], created["tier_after_s"]) == (world.uri, 86400)
@@ -293,7 +288,7 @@ def test_places_are_given_altered_and_taken_away(
 
 @pytest.mark.parametrize("how", [(), ("--epochs",)])
 def test_tail_waits_for_the_place_and_leaves_nothing_out(
-    shell: Shell, conn: psycopg.Connection[Any], world: LocalWorld, stream: int, how: tuple[str, ...]
+    shell: Shell, conn: Connection, world: LocalWorld, stream: int, how: tuple[str, ...]
 ) -> None:
     well = stream_of(conn, "default")
     fill(conn, well, 2)

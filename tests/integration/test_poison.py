@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pyarrow as pa
 import pytest
 
@@ -34,7 +33,7 @@ from sublet_storage.spaces.small_block_compaction import compact_stream
 from sublet_storage.spaces.space_changes import create_space
 from tests.integration.cli_kit import a_shell
 from tests.integration.feed_kit import address_of, serving
-from tests.integration.log_kit import batch, read
+from tests.integration.log_kit import Connection, batch, read
 from tests.integration.query_kit import Checkpoint, Run
 from tests.integration.replay_kit import Plan
 from tests.kit import eventually
@@ -71,7 +70,7 @@ DAMAGES: list[Callable[[bytes], bytes]] = [garbage, truncated, another, offsets_
 
 
 @pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+def conn(database: str) -> Iterator[Connection]:
     with connect(database) as connection:
         create_space(connection, "eu", "eu/#", shards=len(DAMAGES) + 1)
         yield connection
@@ -85,7 +84,7 @@ def fleet(database: str, tmp_path: Path) -> Iterator[Fleet]:
 
 
 @pytest.fixture
-def streams(conn: psycopg.Connection[Any]) -> list[int]:
+def streams(conn: Connection) -> list[int]:
     """A stream for each damage, in its third block of four, and one that is well."""
     found = [
         row[0]
@@ -115,7 +114,7 @@ def take(session: Session, seen: list[bytes], until: Callable[[], bool], node: A
     eventually(look, WAIT_S, node.output)
 
 
-def statuses(conn: psycopg.Connection[Any]) -> dict[int, tuple[str, int, int]]:
+def statuses(conn: Connection) -> dict[int, tuple[str, int, int]]:
     rows = conn.execute(
         "select stream_id, status, position, lost_message_count from lending where position > 0"
     ).fetchall()
@@ -125,7 +124,7 @@ def statuses(conn: psycopg.Connection[Any]) -> dict[int, tuple[str, int, int]]:
 @pytest.mark.conforms("W10")
 @pytest.mark.parametrize("through_nodes", [False, True])
 def test_a_group_blocks_such_a_stream_and_says_why_and_goes_past_it_and_all_others_go_on(
-    database: str, conn: psycopg.Connection[Any], fleet: Fleet, streams: list[int], through_nodes: bool
+    database: str, conn: Connection, fleet: Fleet, streams: list[int], through_nodes: bool
 ) -> None:
     node, bad = fleet.node("n1"), streams[:-1]
     way: dict[str, Any] = {"nodes": [address_of(node)], "transport": "nodes"} if through_nodes else {"url": database}
@@ -158,7 +157,7 @@ def test_a_group_blocks_such_a_stream_and_says_why_and_goes_past_it_and_all_othe
 
 @pytest.mark.conforms("W10")
 def test_a_group_that_skips_goes_on_behind_it_and_history_has_what_it_lost(
-    database: str, conn: psycopg.Connection[Any], fleet: Fleet, streams: list[int]
+    database: str, conn: Connection, fleet: Fleet, streams: list[int]
 ) -> None:
     node, bad, seen = fleet.node("n1"), streams[:-1], list[bytes]()
     group, _ = create_group(database, SUBSCRIPTION, GroupOptions(StartingPosition.EARLIEST, on_poison=OnPoison.SKIP))
@@ -182,7 +181,7 @@ def test_a_group_that_skips_goes_on_behind_it_and_history_has_what_it_lost(
 
 @pytest.mark.conforms("W10")
 def test_who_reads_without_a_group_sees_all_else_and_then_the_error_by_name(
-    database: str, conn: psycopg.Connection[Any], streams: list[int]
+    database: str, conn: Connection, streams: list[int]
 ) -> None:
     entire = sorted(values_of(streams[:-1], range(4)) + values_of(streams[-1:], range(8)))
     for stream in streams[:-1]:
@@ -210,7 +209,7 @@ def test_who_reads_without_a_group_sees_all_else_and_then_the_error_by_name(
 
 @pytest.mark.conforms("W10")
 def test_a_streaming_query_fails_by_name_and_goes_on_when_its_group_is_past_it(
-    database: str, conn: psycopg.Connection[Any], fleet: Fleet, streams: list[int]
+    database: str, conn: Connection, fleet: Fleet, streams: list[int]
 ) -> None:
     eventually(lambda: fleet.node("n1") if not fleet.nodes else fleet.state("n1"), WAIT_S)
     checkpoint, options = Checkpoint(), {"subscription": GROUP, "inDoubtTimeout": "1 s"}
@@ -233,9 +232,7 @@ def test_a_streaming_query_fails_by_name_and_goes_on_when_its_group_is_past_it(
 
 
 @pytest.mark.conforms("W10")
-def test_compaction_leaves_it_as_it_is_says_so_and_merges_all_others(
-    conn: psycopg.Connection[Any], streams: list[int]
-) -> None:
+def test_compaction_leaves_it_as_it_is_says_so_and_merges_all_others(conn: Connection, streams: list[int]) -> None:
     before = dict(conn.execute("select stream_id, payload from block where end_offset = %s", (BAD,)).fetchall())
     for stream in streams[:-1]:
         ahead, behind = fetch(conn, stream, 0).batches, read(conn, stream, 6)

@@ -39,30 +39,30 @@ from sublet_storage.producer.batches.message_accumulator import PendingBlock
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover
 from sublet_storage.spaces.space_queries import find_space, open_streams
 from tests.broken_off import broken_off
-from tests.integration.log_kit import by_key, everything, kill_postgres
+from tests.integration.log_kit import Connection, by_key, everything, kill_postgres
 from tests.kit import eventually, server_directory
 from tests.postgres_proxy import PostgresProxy
 
 
 @pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+def conn(database: str) -> Iterator[Connection]:
     with connect(database) as connection:
         reshard(connection, "default", 3)
         yield connection
 
 
-def stored(conn: psycopg.Connection[Any]) -> list[dict[str, Any]]:
+def stored(conn: Connection) -> list[dict[str, Any]]:
     return [message for messages in everything(conn).values() for message in messages]
 
 
-def values(conn: psycopg.Connection[Any]) -> list[bytes]:
+def values(conn: Connection) -> list[bytes]:
     return sorted(message["value"] for message in stored(conn))
 
 
 # --- what is published is what is read --------------------------------------------------------------------------------
 
 
-def test_a_message_arrives_as_it_was_given(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_a_message_arrives_as_it_was_given(database: str, conn: Connection) -> None:
     at = datetime(2026, 2, 3, 4, 5, 6, 789, tzinfo=UTC)
     with Publisher(database) as publisher:
         delivery = publisher.publish("a/b", "värde", key="k", headers={"h": b"1", "n": None}, timestamp=at)
@@ -84,7 +84,7 @@ def test_a_message_arrives_as_it_was_given(database: str, conn: psycopg.Connecti
     assert abs(bare["timestamp"].timestamp() - time.time()) < 60
 
 
-def test_each_delivery_has_the_position_of_its_message(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_each_delivery_has_the_position_of_its_message(database: str, conn: Connection) -> None:
     with Publisher(database, block_messages=7) as publisher:
         deliveries = [publisher.publish(f"t/{index % 5}", b"%d" % index) for index in range(200)]
         found = {(at.stream, at.offset): index for index, at in enumerate(each.result(10) for each in deliveries)}
@@ -93,7 +93,7 @@ def test_each_delivery_has_the_position_of_its_message(database: str, conn: psyc
 
 
 @pytest.mark.parametrize("form", ["table", "batch", "mapping"])
-def test_a_batch_arrives_by_columns(database: str, conn: psycopg.Connection[Any], form: str) -> None:
+def test_a_batch_arrives_by_columns(database: str, conn: Connection, form: str) -> None:
     count = 300
     columns: dict[str, Any] = {
         "topic": [f"t/{index % 4}" for index in range(count)],
@@ -131,9 +131,7 @@ def test_an_empty_batch_is_delivered_at_once(database: str) -> None:
         publisher.flush()
 
 
-def test_text_times_in_nanoseconds_and_dictionaries_are_understood(
-    database: str, conn: psycopg.Connection[Any]
-) -> None:
+def test_text_times_in_nanoseconds_and_dictionaries_are_understood(database: str, conn: Connection) -> None:
     table = pa.table(
         {
             "topic": pa.array(["a", "b"]).dictionary_encode(),
@@ -148,9 +146,7 @@ def test_text_times_in_nanoseconds_and_dictionaries_are_understood(
     assert second["timestamp"].year > 2000
 
 
-def test_what_waits_while_an_append_is_under_way_is_the_next_block(
-    database: str, conn: psycopg.Connection[Any]
-) -> None:
+def test_what_waits_while_an_append_is_under_way_is_the_next_block(database: str, conn: Connection) -> None:
     reshard(conn, "default", 1)
     with Publisher(database) as publisher:
         with conn.transaction():
@@ -167,7 +163,7 @@ def test_what_waits_while_an_append_is_under_way_is_the_next_block(
 @pytest.mark.conforms("W2")
 @pytest.mark.usefixtures("untold")
 def test_blocks_committed_together_are_told_their_places_also_by_a_retry(
-    database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+    database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answered = _answers(monkeypatch)
     reshard(conn, "default", 1)
@@ -190,7 +186,7 @@ def test_blocks_committed_together_are_told_their_places_also_by_a_retry(
 
 @pytest.mark.conforms("W1")
 def test_wherever_an_exception_breaks_off_a_call_a_flush_ends_and_nothing_else_is_lost(
-    database: str, conn: psycopg.Connection[Any]
+    database: str, conn: Connection
 ) -> None:
     sure: list[bytes] = []
     maybe: list[bytes] = []
@@ -220,7 +216,7 @@ def test_wherever_an_exception_breaks_off_a_call_a_flush_ends_and_nothing_else_i
     assert place > 100
 
 
-def test_lingering_gathers_and_a_flush_does_not_wait_for_it(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_lingering_gathers_and_a_flush_does_not_wait_for_it(database: str, conn: Connection) -> None:
     reshard(conn, "default", 1)
     with Publisher(database, linger_ms=60_000, block_messages=10) as publisher:
         for _ in range(3):
@@ -231,7 +227,7 @@ def test_lingering_gathers_and_a_flush_does_not_wait_for_it(database: str, conn:
     assert [row[0] for row in conn.execute("select count from block order by end_offset")] == [3, 10]
 
 
-def test_blocks_are_bounded_in_messages_and_bytes(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_blocks_are_bounded_in_messages_and_bytes(database: str, conn: Connection) -> None:
     reshard(conn, "default", 1)
     with Publisher(database, block_messages=8, block_bytes=10_000) as publisher:
         publisher.publish_batch({"topic": "t", "value": [b"x"] * 20})
@@ -246,7 +242,7 @@ def test_blocks_are_bounded_in_messages_and_bytes(database: str, conn: psycopg.C
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
-def test_bad_messages_are_refused_by_name_and_the_others_go_on(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_bad_messages_are_refused_by_name_and_the_others_go_on(database: str, conn: Connection) -> None:
     with Publisher(database, max_message_bytes=1000) as publisher:
         for topic in ("a/+", "#", "$SYS/x", "", "a\0b", "\ud800"):
             with pytest.raises(InvalidTopic):
@@ -269,7 +265,7 @@ def test_bad_messages_are_refused_by_name_and_the_others_go_on(database: str, co
     assert values(conn) == [b"good"]
 
 
-def test_a_publisher_of_one_space_refuses_topics_of_others(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_a_publisher_of_one_space_refuses_topics_of_others(database: str, conn: Connection) -> None:
     create_space(conn, "eu", "eu/#", shards=1)
     with pytest.raises(UnknownSpace, match=r"'ue'.*default, eu"):
         Publisher(database, space="ue")
@@ -303,7 +299,7 @@ def test_silly_settings_are_refused(setting: str) -> None:
 # --- trouble ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_full_buffer_makes_the_caller_wait_and_drops_nothing(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_a_full_buffer_makes_the_caller_wait_and_drops_nothing(database: str, conn: Connection) -> None:
     reshard(conn, "default", 1)
     published = 0
 
@@ -328,7 +324,7 @@ def test_a_full_buffer_makes_the_caller_wait_and_drops_nothing(database: str, co
 
 
 @pytest.mark.conforms("W2")
-def test_lost_connections_store_each_message_once_and_in_order(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_lost_connections_store_each_message_once_and_in_order(database: str, conn: Connection) -> None:
     sent: dict[bytes, list[bytes]] = {b"%d" % key: [] for key in range(5)}
     stop = threading.Event()
 
@@ -360,7 +356,7 @@ def test_lost_connections_store_each_message_once_and_in_order(database: str, co
 @pytest.mark.usefixtures("untold")
 @pytest.mark.parametrize("rolled_over", [False, True])
 def test_an_append_whose_reply_was_lost_is_stored_once_also_when_its_stream_closed_meanwhile(
-    database: str, conn: psycopg.Connection[Any], rolled_over: bool
+    database: str, conn: Connection, rolled_over: bool
 ) -> None:
     with PostgresProxy(database) as cutter, Publisher(cutter.url) as publisher:
         publisher.publish("t", b"first").result(20)
@@ -378,7 +374,7 @@ def test_an_append_whose_reply_was_lost_is_stored_once_also_when_its_stream_clos
     assert values(conn) == [b"first", b"lost", b"waiting"]
 
 
-def test_a_database_that_stays_away_fails_the_deliveries_by_name(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_a_database_that_stays_away_fails_the_deliveries_by_name(database: str, conn: Connection) -> None:
     publisher = Publisher(database, delivery_timeout_s=0.3)
     publisher.publish("t", b"x").result(20)
     name = conn.info.dbname
@@ -396,7 +392,7 @@ def test_a_database_that_stays_away_fails_the_deliveries_by_name(database: str, 
     assert b"y" in values(conn)
 
 
-def test_a_newer_incarnation_of_a_named_producer_fences_the_older(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_a_newer_incarnation_of_a_named_producer_fences_the_older(database: str, conn: Connection) -> None:
     older = Publisher(database, producer="meter")
     older.publish("t", b"1").result(10)
     with Publisher(database, producer="meter") as newer:
@@ -433,9 +429,7 @@ def test_a_fault_of_our_own_in_the_sender_reaches_everybody_who_waits(
 
 
 @pytest.mark.conforms("W2", "W3")
-def test_what_waits_when_its_stream_is_closed_goes_to_the_children_in_order(
-    database: str, conn: psycopg.Connection[Any]
-) -> None:
+def test_what_waits_when_its_stream_is_closed_goes_to_the_children_in_order(database: str, conn: Connection) -> None:
     keys = [b"%d" % index for index in range(20)]
     with connect(database) as locker, Publisher(database, block_messages=5) as publisher:
         with locker.transaction():
@@ -462,7 +456,7 @@ def test_what_waits_when_its_stream_is_closed_goes_to_the_children_in_order(
     assert [place[rows[row]] for row in range(40)] == [(key, value) for value in (b"10", b"11") for key in keys]
 
 
-def test_blocks_are_compressed_as_the_space_says(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_blocks_are_compressed_as_the_space_says(database: str, conn: Connection) -> None:
     alter_space(conn, "default", compression="zstd")
     with Publisher(database) as publisher:
         publisher.publish_batch({"topic": "t", "value": [b"the same again and again"] * 1000})
@@ -478,7 +472,7 @@ def test_blocks_are_compressed_as_the_space_says(database: str, conn: psycopg.Co
 
 
 @pytest.mark.conforms("W1")
-def test_what_was_acknowledged_survives_the_kill_of_its_publisher(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_what_was_acknowledged_survives_the_kill_of_its_publisher(database: str, conn: Connection) -> None:
     command = [sys.executable, "-m", "tests.integration.publisher_process", database]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -533,7 +527,7 @@ def _kill_under_load(server: EmbeddedPostgres, directory: Any) -> None:
 # --- asyncio ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_async_twin_publishes_waits_and_reports(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_the_async_twin_publishes_waits_and_reports(database: str, conn: Connection) -> None:
     async def main() -> None:
         async with AsyncPublisher(database, max_buffered_bytes=2000) as publisher:
             deliveries = [await publisher.publish("t", b"%d" % index, key=b"k") for index in range(300)]
@@ -565,7 +559,7 @@ def _answers(monkeypatch: pytest.MonkeyPatch) -> list[list[AppendResult]]:
     """What the log answers to publishers of this process from now on, one list for each transaction."""
     received: list[list[AppendResult]] = []
 
-    def listening(conn: psycopg.Connection[Any], appends: Sequence[BlockAppend]) -> list[AppendResult]:
+    def listening(conn: Connection, appends: Sequence[BlockAppend]) -> list[AppendResult]:
         received.append(append(conn, appends))
         return received[-1]
 
@@ -573,7 +567,7 @@ def _answers(monkeypatch: pytest.MonkeyPatch) -> list[list[AppendResult]]:
     return received
 
 
-def _heads(conn: psycopg.Connection[Any]) -> int:
+def _heads(conn: Connection) -> int:
     row = conn.execute("select sum(head) from stream").fetchone()
     return int(row[0]) if row else 0
 
@@ -586,7 +580,7 @@ def _waiting(database: str) -> bool:
     return row is not None and row[0] > 0
 
 
-def _connected(conn: psycopg.Connection[Any]) -> int:
+def _connected(conn: Connection) -> int:
     row = conn.execute(
         "select count(*) from pg_stat_activity"
         " where datname = current_database() and application_name = 'sublet publisher'"
@@ -594,7 +588,7 @@ def _connected(conn: psycopg.Connection[Any]) -> int:
     return int(row[0]) if row else 0
 
 
-def _cut(conn: psycopg.Connection[Any]) -> int:
+def _cut(conn: Connection) -> int:
     """Terminate the publishers' connections; how many."""
     row = conn.execute(
         "select count(pg_terminate_backend(pid)) from pg_stat_activity"

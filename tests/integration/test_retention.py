@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import psycopg
 import pytest
@@ -19,11 +18,11 @@ from sublet_storage.spaces import retention
 from sublet_storage.spaces.retention import IdleProducerCleaner, apply_retention, drop_gone, mark_expired_gone
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover
 from sublet_storage.spaces.space_queries import find_space, open_streams
-from tests.integration.log_kit import put, read
+from tests.integration.log_kit import Connection, put, read
 
 
 @pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+def conn(database: str) -> Iterator[Connection]:
     with connect(database) as connection:
         reshard(connection, "default", 1)
         create_space(connection, "eu", "eu/#", shards=1, retention_s=100)
@@ -31,7 +30,7 @@ def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
 
 
 @pytest.fixture
-def old(conn: psycopg.Connection[Any]) -> int:
+def old(conn: Connection) -> int:
     """A closed stream of `eu` with one message, past its retention."""
     stream_id = stream_of(conn, "eu")
     put(conn, stream_id, b"old", topic="eu/1")
@@ -40,16 +39,16 @@ def old(conn: psycopg.Connection[Any]) -> int:
     return stream_id
 
 
-def stream_of(conn: psycopg.Connection[Any], space: str) -> int:
+def stream_of(conn: Connection, space: str) -> int:
     space_id = find_space(conn, space).space_id
     return next(each.stream_id for each in open_streams(conn) if each.space_id == space_id)
 
 
-def age(conn: psycopg.Connection[Any]) -> None:
+def age(conn: Connection) -> None:
     conn.execute("update generation set closed_at = closed_at - interval '101 s' where state = 'closed'")
 
 
-def is_gone(conn: psycopg.Connection[Any], stream_id: int) -> bool:
+def is_gone(conn: Connection, stream_id: int) -> bool:
     try:
         fetch(conn, stream_id, 0)
     except PositionGone:
@@ -57,11 +56,11 @@ def is_gone(conn: psycopg.Connection[Any], stream_id: int) -> bool:
     return False
 
 
-def partitions(conn: psycopg.Connection[Any]) -> set[str]:
+def partitions(conn: Connection) -> set[str]:
     return {row[0] for row in conn.execute("select relname from pg_class where relname ~ '^block_[0-9]+$'")}
 
 
-def group(conn: psycopg.Connection[Any], kind: str, filter: str, options: str = "{}") -> int:
+def group(conn: Connection, kind: str, filter: str, options: str = "{}") -> int:
     row = conn.execute(
         "insert into consumer_group (kind, name, filter, options, after_generation)"
         " select %s, 'g', %s, %s, max(generation_id) from generation returning group_id",
@@ -71,7 +70,7 @@ def group(conn: psycopg.Connection[Any], kind: str, filter: str, options: str = 
     return int(row[0])
 
 
-def lend(conn: psycopg.Connection[Any], group_id: int, stream_id: int, status: str, position: int) -> None:
+def lend(conn: Connection, group_id: int, stream_id: int, status: str, position: int) -> None:
     conn.execute(
         "insert into lending (group_id, stream_id, status, position) values (%s, %s, %s, %s)"
         " on conflict (group_id, stream_id) do update set status = excluded.status, position = excluded.position",
@@ -80,7 +79,7 @@ def lend(conn: psycopg.Connection[Any], group_id: int, stream_id: int, status: s
 
 
 @pytest.mark.conforms("W4")
-def test_one_spaces_retention_takes_its_old_generations_and_no_others(conn: psycopg.Connection[Any], old: int) -> None:
+def test_one_spaces_retention_takes_its_old_generations_and_no_others(conn: Connection, old: int) -> None:
     new, other = stream_of(conn, "eu"), stream_of(conn, "default")
     put(conn, new, b"new", topic="eu/1")
     put(conn, other, b"kept for ever")
@@ -95,7 +94,7 @@ def test_one_spaces_retention_takes_its_old_generations_and_no_others(conn: psyc
 
 
 @pytest.mark.conforms("W4")
-def test_what_is_young_or_open_stays(conn: psycopg.Connection[Any]) -> None:
+def test_what_is_young_or_open_stays(conn: Connection) -> None:
     stream_id = stream_of(conn, "eu")
     put(conn, stream_id, b"x", topic="eu/1")
     assert apply_retention(conn) == []
@@ -107,7 +106,7 @@ def test_what_is_young_or_open_stays(conn: psycopg.Connection[Any]) -> None:
 
 
 @pytest.mark.conforms("W4")
-def test_a_dropped_space_keeps_its_retention(conn: psycopg.Connection[Any], old: int) -> None:
+def test_a_dropped_space_keeps_its_retention(conn: Connection, old: int) -> None:
     drop_space(conn, "eu")
     apply_retention(conn)
     assert is_gone(conn, old)
@@ -118,7 +117,7 @@ def test_a_dropped_space_keeps_its_retention(conn: psycopg.Connection[Any], old:
     ("kind", "options"), [("queue", "{}"), ("share", json.dumps(GroupOptions(holds_retention=True).to_row()))]
 )
 def test_an_unfinished_queue_holds_its_messages_back_until_it_is_done(
-    conn: psycopg.Connection[Any], old: int, kind: str, options: str
+    conn: Connection, old: int, kind: str, options: str
 ) -> None:
     holder = group(conn, kind, "eu/+", options)
     lend(conn, holder, old, "free", 0)
@@ -133,7 +132,7 @@ def test_an_unfinished_queue_holds_its_messages_back_until_it_is_done(
 
 
 @pytest.mark.conforms("W4", "E2")
-def test_a_queue_holds_also_what_it_has_not_been_told_of_yet(conn: psycopg.Connection[Any]) -> None:
+def test_a_queue_holds_also_what_it_has_not_been_told_of_yet(conn: Connection) -> None:
     holder = group(conn, "queue", "+/1")
     rollover(conn, "eu")
     later = stream_of(conn, "eu")
@@ -148,7 +147,7 @@ def test_a_queue_holds_also_what_it_has_not_been_told_of_yet(conn: psycopg.Conne
 
 
 @pytest.mark.conforms("W4", "E2")
-def test_a_queue_holds_what_its_filter_matched_when_it_was_published(conn: psycopg.Connection[Any]) -> None:
+def test_a_queue_holds_what_its_filter_matched_when_it_was_published(conn: Connection) -> None:
     group(conn, "queue", "eu/1")
     rollover(conn, "eu")
     later = stream_of(conn, "eu")
@@ -161,14 +160,14 @@ def test_a_queue_holds_what_its_filter_matched_when_it_was_published(conn: psyco
 
 @pytest.mark.conforms("W4")
 @pytest.mark.parametrize(("kind", "filter"), [("share", "eu/#"), ("queue", "us/#")])
-def test_other_groups_hold_nothing_back(conn: psycopg.Connection[Any], old: int, kind: str, filter: str) -> None:
+def test_other_groups_hold_nothing_back(conn: Connection, old: int, kind: str, filter: str) -> None:
     lend(conn, group(conn, kind, filter), old, "free", 0)
     apply_retention(conn)
     assert is_gone(conn, old)
 
 
 def test_a_reader_in_the_way_leaves_the_partition_to_the_next_pass(
-    database: str, conn: psycopg.Connection[Any], old: int, monkeypatch: pytest.MonkeyPatch
+    database: str, conn: Connection, old: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention, "LOCK_TIMEOUT_S", 0.1)
     before = partitions(conn)
@@ -185,8 +184,8 @@ def test_a_reader_in_the_way_leaves_the_partition_to_the_next_pass(
     assert len(before - partitions(conn)) == len(declared)
 
 
-def test_a_deposed_maintainer_declares_nothing(conn: psycopg.Connection[Any], old: int) -> None:
-    def deposed(_: psycopg.Connection[Any]) -> None:
+def test_a_deposed_maintainer_declares_nothing(conn: Connection, old: int) -> None:
+    def deposed(_: Connection) -> None:
         raise StaleTerm("the term is over")
 
     with pytest.raises(StaleTerm):
@@ -196,7 +195,7 @@ def test_a_deposed_maintainer_declares_nothing(conn: psycopg.Connection[Any], ol
 
 @pytest.mark.conforms("W4")
 def test_a_detach_left_pending_is_finished_first_and_holds_up_nothing_for_ever(
-    database: str, conn: psycopg.Connection[Any], old: int
+    database: str, conn: Connection, old: int
 ) -> None:
     """A reader outlives the lock timeout of a detach, and then an older generation becomes due as well."""
     older = stream_of(conn, "default")
@@ -216,7 +215,7 @@ def test_a_detach_left_pending_is_finished_first_and_holds_up_nothing_for_ever(
     assert not gone & partitions(conn), "one pass is enough"
 
 
-def is_pending(conn: psycopg.Connection[Any], space: str) -> bool:
+def is_pending(conn: Connection, space: str) -> bool:
     row = conn.execute(
         "select p.name from pg_inherits i join generation g on i.inhrelid = to_regclass('block_' || g.generation_id)"
         " join space p using (space_id) where i.inhdetachpending"
@@ -225,7 +224,7 @@ def is_pending(conn: psycopg.Connection[Any], space: str) -> bool:
 
 
 @pytest.mark.conforms("W4")
-def test_what_ails_one_partition_holds_up_no_other_and_is_told(conn: psycopg.Connection[Any], old: int) -> None:
+def test_what_ails_one_partition_holds_up_no_other_and_is_told(conn: Connection, old: int) -> None:
     alter_space(conn, "default", retention_s=1)
     rollover(conn, "default")
     conn.execute("update generation set closed_at = closed_at - interval '1 h' where state = 'closed'")
@@ -241,7 +240,7 @@ def test_what_ails_one_partition_holds_up_no_other_and_is_told(conn: psycopg.Con
     assert drop_gone(conn) == [row[0]]
 
 
-def test_retention_under_load_disturbs_no_publisher_and_no_reader(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_retention_under_load_disturbs_no_publisher_and_no_reader(database: str, conn: Connection) -> None:
     stop, sent, trouble = threading.Event(), [0], list[BaseException]()
 
     def publish() -> None:
@@ -268,9 +267,7 @@ def test_retention_under_load_disturbs_no_publisher_and_no_reader(database: str,
     assert row == (sent[0],)
 
 
-def test_producers_idle_for_long_are_forgotten_and_registered_ones_are_not(
-    database: str, conn: psycopg.Connection[Any]
-) -> None:
+def test_producers_idle_for_long_are_forgotten_and_registered_ones_are_not(database: str, conn: Connection) -> None:
     with Publisher(database, producer="meter") as publisher:
         publisher.publish("eu/1", b"x").result(30)
     assert IdleProducerCleaner(idle_s=60)(conn) == 0
@@ -281,7 +278,7 @@ def test_producers_idle_for_long_are_forgotten_and_registered_ones_are_not(
 
 @pytest.mark.conforms("E39")
 def test_idle_producers_are_looked_for_some_at_a_time_and_all_are_found_whoever_comes_meanwhile(
-    conn: psycopg.Connection[Any],
+    conn: Connection,
 ) -> None:
     def add(*names: str, idle: bool) -> None:
         for name in names:

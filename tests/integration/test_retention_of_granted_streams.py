@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import psycopg
 import pytest
 
 from sublet_protocol.domain.subscriptions import Subscription
@@ -15,7 +13,7 @@ from sublet_storage.groups.status.overview_model import StreamView
 from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.space_changes import rollover
 from tests.integration.cli_kit import a_shell
-from tests.integration.log_kit import put, read, stream_of, with_a_short_lived_space
+from tests.integration.log_kit import Connection, put, read, stream_of, with_a_short_lived_space
 from tests.kit import eventually
 from tests.kit_nodes import Fleet
 
@@ -31,19 +29,19 @@ def fleet(database: str, tmp_path: Path) -> Iterator[Fleet]:
 
 
 @pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+def conn(database: str) -> Iterator[Connection]:
     with with_a_short_lived_space(database) as connection:
         yield connection
 
 
-def lines(conn: psycopg.Connection[Any]) -> dict[int, StreamView]:
+def lines(conn: Connection) -> dict[int, StreamView]:
     return {line.stream_id: line for line in describe_group(conn, Subscription.parse(GROUP)).streams}
 
 
 @pytest.mark.conforms("W4")
 @pytest.mark.long
 def test_what_retention_takes_from_under_a_consumer_is_said_blocked_and_counted_and_all_else_goes_on(
-    conn: psycopg.Connection[Any], fleet: Fleet, database: str
+    conn: Connection, fleet: Fleet, database: str
 ) -> None:
     doomed, other = stream_of(conn, "eu"), stream_of(conn, "default")
     for number in range(10):

@@ -6,9 +6,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
-import psycopg
 import pytest
 
 from sublet_leader.jobs.maintenance import MaintenanceRunner
@@ -34,32 +32,32 @@ from sublet_storage.spaces.space_changes import (
     rollover_due,
 )
 from sublet_storage.spaces.space_queries import find_space, list_spaces, open_streams
-from tests.integration.log_kit import by_key, put, read
+from tests.integration.log_kit import Connection, by_key, put, read
 from tests.kit import eventually
 
 
 @pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+def conn(database: str) -> Iterator[Connection]:
     with connect(database) as connection:
         reshard(connection, "default", 2)
         yield connection
 
 
-def streams(conn: psycopg.Connection[Any], space: str) -> list[int]:
+def streams(conn: Connection, space: str) -> list[int]:
     space_id = find_space(conn, space).space_id
     return [stream.stream_id for stream in open_streams(conn) if stream.space_id == space_id]
 
 
-def parents(conn: psycopg.Connection[Any], stream_ids: list[int]) -> set[int]:
+def parents(conn: Connection, stream_ids: list[int]) -> set[int]:
     rows = conn.execute("select unnest(parents) from stream where stream_id = any(%s)", (stream_ids,))
     return {row[0] for row in rows}
 
 
-def states(conn: psycopg.Connection[Any], stream_ids: list[int]) -> set[str]:
+def states(conn: Connection, stream_ids: list[int]) -> set[str]:
     return {row[0] for row in conn.execute("select state from stream where stream_id = any(%s)", (stream_ids,))}
 
 
-def test_the_default_space_is_made_once(conn: psycopg.Connection[Any]) -> None:
+def test_the_default_space_is_made_once(conn: Connection) -> None:
     before = find_space(conn, "default")
     assert before.filter.text == "#"
     ensure_default(conn)
@@ -68,7 +66,7 @@ def test_the_default_space_is_made_once(conn: psycopg.Connection[Any]) -> None:
 
 
 @pytest.mark.conforms("A1")
-def test_creating_twice_with_the_same_arguments_changes_nothing(conn: psycopg.Connection[Any]) -> None:
+def test_creating_twice_with_the_same_arguments_changes_nothing(conn: Connection) -> None:
     settings = {"shards": 3, "retention_s": 60, "rollover_s": 10, "compression": "zstd"}
     made = create_space(conn, "eu", "eu/#", **settings)  # type: ignore[arg-type]
     before = open_streams(conn)
@@ -81,14 +79,14 @@ def test_creating_twice_with_the_same_arguments_changes_nothing(conn: psycopg.Co
         create_space(conn, "other", "eu/#")
 
 
-def test_an_unknown_space_is_named_together_with_those_that_exist(conn: psycopg.Connection[Any]) -> None:
+def test_an_unknown_space_is_named_together_with_those_that_exist(conn: Connection) -> None:
     create_space(conn, "eu", "eu/#")
     for change in (lambda: rollover(conn, "ue"), lambda: reshard(conn, "ue", 2), lambda: drop_space(conn, "ue")):
         with pytest.raises(UnknownSpace, match=r"'ue'.*default, eu"):
             change()
 
 
-def test_bad_settings_are_refused_and_change_nothing(conn: psycopg.Connection[Any]) -> None:
+def test_bad_settings_are_refused_and_change_nothing(conn: Connection) -> None:
     before = open_streams(conn)
     with pytest.raises(InvalidFilter):
         create_space(conn, "x", "a/#/b")
@@ -115,7 +113,7 @@ def test_bad_settings_are_refused_and_change_nothing(conn: psycopg.Connection[An
 
 
 @pytest.mark.conforms("W3")
-def test_a_rollover_closes_the_streams_and_opens_their_children(conn: psycopg.Connection[Any]) -> None:
+def test_a_rollover_closes_the_streams_and_opens_their_children(conn: Connection) -> None:
     old = streams(conn, "default")
     rollover(conn, "default")
     new = streams(conn, "default")
@@ -124,7 +122,7 @@ def test_a_rollover_closes_the_streams_and_opens_their_children(conn: psycopg.Co
 
 
 @pytest.mark.conforms("W3")
-def test_a_reshard_makes_parents_of_the_overlapping(conn: psycopg.Connection[Any]) -> None:
+def test_a_reshard_makes_parents_of_the_overlapping(conn: Connection) -> None:
     one, two = streams(conn, "default")
     reshard(conn, "default", 3)
     assert [parents(conn, [child]) for child in streams(conn, "default")] == [{one}, {one, two}, {two}]
@@ -135,9 +133,7 @@ def test_a_reshard_makes_parents_of_the_overlapping(conn: psycopg.Connection[Any
 
 
 @pytest.mark.conforms("W3")
-def test_only_spaces_whose_topics_move_roll_over_and_only_from_there_come_parents(
-    conn: psycopg.Connection[Any],
-) -> None:
+def test_only_spaces_whose_topics_move_roll_over_and_only_from_there_come_parents(conn: Connection) -> None:
     create_space(conn, "us", "us/#", shards=1)
     create_space(conn, "de", "eu/de/#", shards=1)
     before = {name: streams(conn, name) for name in ("default", "us", "de")}
@@ -162,7 +158,7 @@ def test_only_spaces_whose_topics_move_roll_over_and_only_from_there_come_parent
 
 
 @pytest.mark.conforms("W3", "W4")
-def test_what_was_filled_under_a_former_filter_is_found_and_held_by_it(conn: psycopg.Connection[Any]) -> None:
+def test_what_was_filled_under_a_former_filter_is_found_and_held_by_it(conn: Connection) -> None:
     create_space(conn, "eu", "eu/#", shards=1, retention_s=100)
     conn.execute("insert into consumer_group (kind, name, filter) values ('queue', 'g', 'eu/#')")
     held = rollover(conn, "eu")
@@ -180,7 +176,7 @@ def test_what_was_filled_under_a_former_filter_is_found_and_held_by_it(conn: psy
     assert held in mark_expired_gone(conn)
 
 
-def test_altering_retention_moves_no_stream(conn: psycopg.Connection[Any]) -> None:
+def test_altering_retention_moves_no_stream(conn: Connection) -> None:
     before = open_streams(conn)
     altered = alter_space(conn, "default", retention_s=5, compression="lz4")
     assert find_space(conn, "default") == altered
@@ -188,7 +184,7 @@ def test_altering_retention_moves_no_stream(conn: psycopg.Connection[Any]) -> No
     assert open_streams(conn) == before
 
 
-def test_a_space_rolls_over_when_due_and_not_while_it_is_empty(conn: psycopg.Connection[Any]) -> None:
+def test_a_space_rolls_over_when_due_and_not_while_it_is_empty(conn: Connection) -> None:
     alter_space(conn, "default", retention_s=40)
     age = "update generation set opened_at = opened_at - interval '11 s' where state = 'open'"
     conn.execute(age)
@@ -202,7 +198,7 @@ def test_a_space_rolls_over_when_due_and_not_while_it_is_empty(conn: psycopg.Con
     assert rollover_due(conn) == [], "rollover_s is asked before retention_s"
 
 
-def test_the_longest_retention_and_rollover_keep_the_database_in_order(conn: psycopg.Connection[Any]) -> None:
+def test_the_longest_retention_and_rollover_keep_the_database_in_order(conn: Connection) -> None:
     create_space(conn, "eu", "eu/#", shards=1, retention_s=MAX_S, rollover_s=MAX_S)
     put(conn, streams(conn, "eu")[0], b"x", topic="eu/1")
     rollover(conn, "eu")
@@ -211,7 +207,7 @@ def test_the_longest_retention_and_rollover_keep_the_database_in_order(conn: psy
 
 
 def test_a_step_of_maintenance_that_fails_keeps_no_other_from_running(
-    database: str, conn: psycopg.Connection[Any], caplog: pytest.LogCaptureFixture
+    database: str, conn: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     create_space(conn, "eu", "eu/#", shards=1)
     with Publisher(database) as publisher:
@@ -241,8 +237,8 @@ def test_a_step_of_maintenance_that_fails_keeps_no_other_from_running(
         keeper.stop()
 
 
-def test_maintenance_asks_its_guard_first(conn: psycopg.Connection[Any]) -> None:
-    def deposed(_: psycopg.Connection[Any]) -> None:
+def test_maintenance_asks_its_guard_first(conn: Connection) -> None:
+    def deposed(_: Connection) -> None:
         raise Unavailable("the term is over")
 
     alter_space(conn, "default", rollover_s=1)
@@ -254,7 +250,7 @@ def test_maintenance_asks_its_guard_first(conn: psycopg.Connection[Any]) -> None
     assert open_streams(conn) == before
 
 
-def test_a_change_waits_for_no_reader_and_holds_none_up(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_a_change_waits_for_no_reader_and_holds_none_up(database: str, conn: Connection) -> None:
     old = streams(conn, "default")[0]
     put(conn, old, b"x")
     with connect(database) as reader, reader.transaction():
@@ -265,7 +261,7 @@ def test_a_change_waits_for_no_reader_and_holds_none_up(database: str, conn: psy
 
 
 def test_a_lock_that_is_not_to_be_had_is_an_error_that_says_so(
-    database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+    database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rollovers, "LOCK_TIMEOUT_S", 0.05)
     monkeypatch.setattr(rollovers, "RETRY_TIMEOUT_S", 0.3)
@@ -276,9 +272,7 @@ def test_a_lock_that_is_not_to_be_had_is_an_error_that_says_so(
 
 
 @pytest.mark.conforms("W3", "W2")
-def test_under_load_no_key_loses_its_order_and_nothing_is_lost_or_doubled(
-    database: str, conn: psycopg.Connection[Any]
-) -> None:
+def test_under_load_no_key_loses_its_order_and_nothing_is_lost_or_doubled(database: str, conn: Connection) -> None:
     stop = threading.Event()
     sent: dict[bytes, list[bytes]] = {}
     publishers = [threading.Thread(target=_publish, args=(database, number, stop, sent)) for number in range(2)]
@@ -329,10 +323,10 @@ def _publish(database: str, number: int, stop: threading.Event, sent: dict[bytes
     sent |= mine
 
 
-def _stored(conn: psycopg.Connection[Any]) -> int:
+def _stored(conn: Connection) -> int:
     row = conn.execute("select sum(head) from stream").fetchone()
     return int(row[0]) if row else 0
 
 
-def _stored_more_than(conn: psycopg.Connection[Any], count: int) -> bool:
+def _stored_more_than(conn: Connection, count: int) -> bool:
     return _stored(conn) > count

@@ -7,21 +7,18 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
-import psycopg
 import pytest
 
 from sublet_protocol.domain.errors import BatchOutOfSequence, StagedBlocksLost
 from sublet_storage.db.connect import connect
 from sublet_storage.producer.staging import RETENTION_S, delete_abandoned_blocks
 from sublet_storage.spaces.space_changes import create_space, reshard, rollover
+from tests.integration.log_kit import Connection
 from tests.integration.notify_kit import listening
 from tests.integration.sink_kit import Query, left_staged, numbered, one_write, stored
 from tests.kit import eventually
 from tests.postgres_proxy import PostgresProxy
-
-Connection = psycopg.Connection[Any]
 
 
 class Died(Exception):

@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import ArrayType, StructType
@@ -17,10 +16,8 @@ from sublet_protocol.domain.errors import DatabaseUnreachable, InvalidSetting, S
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres
 from sublet_storage.bootstrap.migrate import migrate
 from sublet_storage.spaces.space_changes import create_space
-from tests.integration.log_kit import everything
+from tests.integration.log_kit import Connection, everything
 from tests.integration.sink_kit import SCHEMA, left_staged, numbered, one_write
-
-Connection = psycopg.Connection[Any]
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 WHEN = datetime(2026, 11, 22, 10, 30, tzinfo=UTC)

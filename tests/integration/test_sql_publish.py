@@ -7,7 +7,6 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
@@ -17,7 +16,7 @@ from sublet_storage.producer import Publisher
 from sublet_storage.producer.outbox import OutboxBacklog, read_backlog
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover
 from tests.integration.cli_kit import a_shell
-from tests.integration.log_kit import by_key, everything
+from tests.integration.log_kit import Connection, by_key, everything
 from tests.kit import eventually
 from tests.kit_nodes import Fleet
 
@@ -30,7 +29,7 @@ CUT = "select pg_terminate_backend(pid) from pg_stat_activity where application_
 
 
 @pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+def conn(database: str) -> Iterator[Connection]:
     with connect(database) as connection:
         yield connection
 
@@ -92,20 +91,20 @@ def is_served(fleet: Fleet, *names: str) -> None:
         eventually(lambda node=node: "serves on" in node.output(), WAIT_S, node.output)  # type: ignore[misc]
 
 
-def leader(conn: psycopg.Connection[Any]) -> str | None:
+def leader(conn: Connection) -> str | None:
     """The node that leads the maintenance now."""
     row = conn.execute("select node from leadership where leadership_id = 0 and expires_at > now()").fetchone()
     return None if row is None else str(row[0])
 
 
-def all_moved(conn: psycopg.Connection[Any], fleet: Fleet) -> None:
+def all_moved(conn: Connection, fleet: Fleet) -> None:
     def story() -> str:
         return str(read_backlog(conn)) + "".join(node.output()[-1500:] for node in fleet.nodes.values())
 
     eventually(lambda: read_backlog(conn) == OutboxBacklog(0, None, 0), WAIT_S, story, every_s=0.05)
 
 
-def exactly_once_in_order(conn: psycopg.Connection[Any], *writers: Writer) -> None:
+def exactly_once_in_order(conn: Connection, *writers: Writer) -> None:
     """Each writer counts through all its messages, and its keys take turns."""
     found = by_key(conn)
     for writer in writers:
@@ -117,7 +116,7 @@ def exactly_once_in_order(conn: psycopg.Connection[Any], *writers: Writer) -> No
 
 @pytest.mark.conforms("W7", "W3")
 def test_leaders_that_are_killed_and_cut_off_move_each_message_once_and_in_order(
-    database: str, conn: psycopg.Connection[Any], fleet: Fleet
+    database: str, conn: Connection, fleet: Fleet
 ) -> None:
     random.seed(11)
     names = [f"n{number}" for number in range(6)]
@@ -140,7 +139,7 @@ def test_leaders_that_are_killed_and_cut_off_move_each_message_once_and_in_order
 
 
 @pytest.mark.conforms("W7", "W3")
-def test_spaces_may_change_under_the_relay(database: str, conn: psycopg.Connection[Any], fleet: Fleet) -> None:
+def test_spaces_may_change_under_the_relay(database: str, conn: Connection, fleet: Fleet) -> None:
     is_served(fleet, "n1")
     changes: list[Callable[[], object]] = [
         lambda: rollover(conn, "default"),
@@ -161,9 +160,7 @@ def test_spaces_may_change_under_the_relay(database: str, conn: psycopg.Connecti
 
 
 @pytest.mark.conforms("W7")
-def test_a_transaction_that_stays_open_blocks_nobody(
-    database: str, conn: psycopg.Connection[Any], fleet: Fleet
-) -> None:
+def test_a_transaction_that_stays_open_blocks_nobody(database: str, conn: Connection, fleet: Fleet) -> None:
     is_served(fleet, "n1")
     with psycopg.connect(database) as slow, psycopg.connect(database) as reader:
         slow.execute("select sublet.publish('eu/1', n::text, 'slow') from generate_series(1, 1000) n")
@@ -186,7 +183,7 @@ def test_a_transaction_that_stays_open_blocks_nobody(
 
 @pytest.mark.conforms("W7")
 def test_a_hundred_thousand_rows_of_one_transaction_come_at_its_commit(
-    database: str, conn: psycopg.Connection[Any], fleet: Fleet
+    database: str, conn: Connection, fleet: Fleet
 ) -> None:
     is_served(fleet, "n1")
     with psycopg.connect(database) as user:
@@ -203,7 +200,7 @@ def test_a_hundred_thousand_rows_of_one_transaction_come_at_its_commit(
     assert "Traceback" not in fleet.nodes["n1"].output()
 
 
-def test_what_waits_and_what_was_set_aside_is_shown(database: str, conn: psycopg.Connection[Any], fleet: Fleet) -> None:
+def test_what_waits_and_what_was_set_aside_is_shown(database: str, conn: Connection, fleet: Fleet) -> None:
     conn.execute("select publish('t', 'v') from generate_series(1, 3)")
     conn.execute("insert into outbox (topic) values ('t/#')")
     with a_shell(SUBLET_DATABASE_URL=database) as shell:

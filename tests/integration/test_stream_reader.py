@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import psycopg
 import pytest
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
@@ -29,6 +28,7 @@ from sublet_storage.groups.model.desired_state import PauseGroup
 from sublet_storage.groups.model.records import MAX_LOSSES, GroupOptions
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import reshard
+from tests.integration.log_kit import Connection
 from tests.integration.query_kit import POINTS, Checkpoint, Died, Run
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet
@@ -37,7 +37,7 @@ LONG, SHORT = 60.0, 0.5
 
 
 @pytest.fixture
-def runs(database: str, fleet: Fleet, conn: psycopg.Connection[Any]) -> Iterator[list[Run]]:
+def runs(database: str, fleet: Fleet, conn: Connection) -> Iterator[list[Run]]:
     """Runs to be stopped at the end."""
     made: list[Run] = []
     yield made
@@ -54,7 +54,7 @@ def publish(url: str, first: int, count: int, block: int = 5) -> list[bytes]:
     return values
 
 
-def lending(conn: psycopg.Connection[Any]) -> dict[int, tuple[str, int, Any]]:
+def lending(conn: Connection) -> dict[int, tuple[str, int, Any]]:
     """{stream: (status, position, in doubt)} of those that are not finished."""
     rows = conn.execute("select stream_id, status, position, in_doubt from lending where status <> 'finished'")
     return {stream: (status, position, doubt) for stream, status, position, doubt in rows}
@@ -71,7 +71,7 @@ def until_both_have(count: int, *both: Run) -> None:
     eventually(there, 30.0, lambda: str([run.checkpoint for run in both]))
 
 
-def events(conn: psycopg.Connection[Any]) -> list[str]:
+def events(conn: Connection) -> list[str]:
     return [event for (event,) in conn.execute("select event from lending_history order by history_id")]
 
 
@@ -80,9 +80,7 @@ def url(database: str) -> str:
     return database
 
 
-def test_everything_is_in_the_sink_once_and_acknowledged(
-    url: str, runs: list[Run], conn: psycopg.Connection[Any]
-) -> None:
+def test_everything_is_in_the_sink_once_and_acknowledged(url: str, runs: list[Run], conn: Connection) -> None:
     checkpoint = Checkpoint()
     runs.append(run := Run(checkpoint, url))
     values = publish(url, 0, 40)
@@ -97,9 +95,7 @@ def test_everything_is_in_the_sink_once_and_acknowledged(
 
 
 @pytest.mark.conforms("E27")
-def test_what_is_planned_is_in_the_row_before_it_is_begun(
-    url: str, runs: list[Run], conn: psycopg.Connection[Any]
-) -> None:
+def test_what_is_planned_is_in_the_row_before_it_is_begun(url: str, runs: list[Run], conn: Connection) -> None:
     checkpoint = Checkpoint()
     publish(url, 0, 10)
     runs.append(run := Run(checkpoint, url))
@@ -117,7 +113,7 @@ def test_what_is_planned_is_in_the_row_before_it_is_begun(
 @pytest.mark.conforms("E26", "E27")
 @pytest.mark.parametrize("point", POINTS)
 def test_a_query_that_dies_at_any_point_goes_on_as_if_it_had_not(
-    url: str, runs: list[Run], conn: psycopg.Connection[Any], point: str
+    url: str, runs: list[Run], conn: Connection, point: str
 ) -> None:
     checkpoint = Checkpoint()
     values = publish(url, 0, 30)
@@ -139,7 +135,7 @@ def test_a_query_that_dies_at_any_point_goes_on_as_if_it_had_not(
 @pytest.mark.conforms("E26", "E27")
 @pytest.mark.parametrize("point", ["committed", "read"])
 def test_what_was_done_is_not_done_again_by_the_process_after_next(
-    url: str, runs: list[Run], conn: psycopg.Connection[Any], point: str
+    url: str, runs: list[Run], conn: Connection, point: str
 ) -> None:
     """Of two streams that a batch has had, one comes late to the next process, which goes on with the other."""
     checkpoint = Checkpoint()
@@ -174,7 +170,7 @@ def test_what_was_done_is_not_done_again_by_the_process_after_next(
 @pytest.mark.conforms("E26", "E27")
 @pytest.mark.parametrize("point", ["read", "sunk"])
 def test_another_application_gets_everything_but_what_is_in_doubt(
-    url: str, runs: list[Run], conn: psycopg.Connection[Any], point: str
+    url: str, runs: list[Run], conn: Connection, point: str
 ) -> None:
     ours, theirs = Checkpoint(), Checkpoint()
     values = publish(url, 0, 30)
@@ -192,7 +188,7 @@ def test_another_application_gets_everything_but_what_is_in_doubt(
 @pytest.mark.conforms("E26", "E27")
 @pytest.mark.parametrize("policy", ["drop", "fail"])
 def test_after_the_hold_another_application_has_it_and_it_is_never_read_again(
-    url: str, runs: list[Run], conn: psycopg.Connection[Any], policy: str
+    url: str, runs: list[Run], conn: Connection, policy: str
 ) -> None:
     ours, theirs = Checkpoint(), Checkpoint()
     values = publish(url, 0, 30)
@@ -215,7 +211,7 @@ def test_after_the_hold_another_application_has_it_and_it_is_never_read_again(
 
 
 def test_of_two_processes_of_one_name_the_newer_stays_and_goes_on_with_the_batch(
-    url: str, runs: list[Run], conn: psycopg.Connection[Any]
+    url: str, runs: list[Run], conn: Connection
 ) -> None:
     checkpoint = Checkpoint()
     values = publish(url, 0, 30)
@@ -230,9 +226,7 @@ def test_of_two_processes_of_one_name_the_newer_stays_and_goes_on_with_the_batch
 
 
 @pytest.mark.conforms("E26")
-def test_a_query_that_stops_hands_over_at_once(
-    url: str, fleet: Fleet, runs: list[Run], conn: psycopg.Connection[Any]
-) -> None:
+def test_a_query_that_stops_hands_over_at_once(url: str, fleet: Fleet, runs: list[Run], conn: Connection) -> None:
     ours, theirs = Checkpoint(), Checkpoint()
     publish(url, 0, 10)
     run = Run(ours, url)
@@ -247,7 +241,7 @@ def test_a_query_that_stops_hands_over_at_once(
 
 
 def test_a_query_that_stops_in_a_batch_leaves_it_reserved_and_the_rest_free(
-    url: str, runs: list[Run], conn: psycopg.Connection[Any]
+    url: str, runs: list[Run], conn: Connection
 ) -> None:
     checkpoint = Checkpoint()
     publish(url, 0, 10)
@@ -263,7 +257,7 @@ def test_a_query_that_stops_in_a_batch_leaves_it_reserved_and_the_rest_free(
 
 @pytest.mark.conforms("E28")
 def test_a_batch_that_takes_longer_than_every_timeout_keeps_its_streams(
-    url: str, runs: list[Run], conn: psycopg.Connection[Any]
+    url: str, runs: list[Run], conn: Connection
 ) -> None:
     checkpoint = Checkpoint()
     publish(url, 0, 20)
@@ -280,7 +274,7 @@ def test_a_batch_that_takes_longer_than_every_timeout_keeps_its_streams(
 
 
 def test_a_leader_that_is_killed_pauses_the_query_and_does_not_end_it(
-    url: str, fleet: Fleet, runs: list[Run], conn: psycopg.Connection[Any]
+    url: str, fleet: Fleet, runs: list[Run], conn: Connection
 ) -> None:
     checkpoint = Checkpoint()
     values = publish(url, 0, 20)
@@ -295,7 +289,7 @@ def test_a_leader_that_is_killed_pauses_the_query_and_does_not_end_it(
 
 @pytest.mark.parametrize(("option", "limit"), [("maxOffsetsPerTrigger", 4), ("maxBytesPerTrigger", 1)])
 def test_a_batch_is_as_large_as_the_query_allows(
-    url: str, runs: list[Run], conn: psycopg.Connection[Any], option: str, limit: int
+    url: str, runs: list[Run], conn: Connection, option: str, limit: int
 ) -> None:
     checkpoint = Checkpoint()
     values = publish(url, 0, 24, block=1)
@@ -312,9 +306,7 @@ def test_a_batch_is_as_large_as_the_query_allows(
     assert isinstance(Run(checkpoint, url).reader.getDefaultReadLimit(), ReadAllAvailable)
 
 
-def test_a_batch_is_divided_into_as_many_tasks_as_are_asked_for(
-    url: str, runs: list[Run], conn: psycopg.Connection[Any]
-) -> None:
+def test_a_batch_is_divided_into_as_many_tasks_as_are_asked_for(url: str, runs: list[Run], conn: Connection) -> None:
     checkpoint = Checkpoint()
     values = publish(url, 0, 40)
     runs.append(run := Run(checkpoint, url, minPartitions=7))
@@ -327,7 +319,7 @@ def test_a_batch_is_divided_into_as_many_tasks_as_are_asked_for(
 
 @pytest.mark.conforms("E27")
 def test_a_query_that_dies_of_one_batch_again_and_again_does_the_same_each_time(
-    url: str, runs: list[Run], conn: psycopg.Connection[Any]
+    url: str, runs: list[Run], conn: Connection
 ) -> None:
     checkpoint = Checkpoint()
     values = publish(url, 0, 10)
@@ -344,7 +336,7 @@ def test_a_query_that_dies_of_one_batch_again_and_again_does_the_same_each_time(
 
 
 def test_a_batch_has_as_few_tasks_as_are_asked_for(
-    url: str, runs: list[Run], conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+    url: str, runs: list[Run], conn: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts: list[int] = []
     partitions = SubletStreamReader.partitions
@@ -364,9 +356,7 @@ def test_a_batch_has_as_few_tasks_as_are_asked_for(
     assert max(len(offset["streams"]) for offset in checkpoint.offsets) > 1
 
 
-def test_available_now_takes_what_is_there_in_batches_and_ends(
-    url: str, runs: list[Run], conn: psycopg.Connection[Any]
-) -> None:
+def test_available_now_takes_what_is_there_in_batches_and_ends(url: str, runs: list[Run], conn: Connection) -> None:
     checkpoint = Checkpoint()
     values = publish(url, 0, 30)
     runs.append(run := Run(checkpoint, url, maxOffsetsPerTrigger=8))
@@ -379,16 +369,14 @@ def test_available_now_takes_what_is_there_in_batches_and_ends(
     assert len(checkpoint.sink) >= 4
 
 
-def test_available_now_ends_where_there_is_nothing(url: str, runs: list[Run], conn: psycopg.Connection[Any]) -> None:
+def test_available_now_ends_where_there_is_nothing(url: str, runs: list[Run], conn: Connection) -> None:
     runs.append(run := Run(Checkpoint(), url))
     run.reader.prepareForTriggerAvailableNow()
     assert not run.step()
 
 
 @pytest.mark.conforms("E26")
-def test_available_now_waits_for_what_another_member_gives_back(
-    url: str, runs: list[Run], conn: psycopg.Connection[Any]
-) -> None:
+def test_available_now_waits_for_what_another_member_gives_back(url: str, runs: list[Run], conn: Connection) -> None:
     """Which takes longer than any leader needs to lend what is free."""
     values = publish(url, 0, 30)
     other = Session("$share/g/#", url, starting_position="earliest", settings=BorrowerSettings().scaled(SPEED))
@@ -407,7 +395,7 @@ def test_available_now_waits_for_what_another_member_gives_back(
 
 
 def test_available_now_fails_where_what_was_there_is_not_lent_in_time(
-    url: str, runs: list[Run], conn: psycopg.Connection[Any]
+    url: str, runs: list[Run], conn: Connection
 ) -> None:
     publish(url, 0, 30)
     group, _ = admin.create_group(url, Subscription.parse("$share/g/#"), GroupOptions(StartingPosition.EARLIEST))
@@ -420,9 +408,7 @@ def test_available_now_fails_where_what_was_there_is_not_lent_in_time(
         run.step()
 
 
-def test_it_reads_on_in_the_children_of_streams_that_are_closed(
-    url: str, runs: list[Run], conn: psycopg.Connection[Any]
-) -> None:
+def test_it_reads_on_in_the_children_of_streams_that_are_closed(url: str, runs: list[Run], conn: Connection) -> None:
     checkpoint = Checkpoint()
     values = publish(url, 0, 20)
     runs.append(run := Run(checkpoint, url, maxOffsetsPerTrigger=6))
@@ -433,9 +419,7 @@ def test_it_reads_on_in_the_children_of_streams_that_are_closed(
     assert checkpoint.values() == values
 
 
-def test_the_progress_says_how_far_behind_the_query_is(
-    url: str, runs: list[Run], conn: psycopg.Connection[Any]
-) -> None:
+def test_the_progress_says_how_far_behind_the_query_is(url: str, runs: list[Run], conn: Connection) -> None:
     checkpoint = Checkpoint()
     publish(url, 0, 12)
     runs.append(run := Run(checkpoint, url, maxOffsetsPerTrigger=6))

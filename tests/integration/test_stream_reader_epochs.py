@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-import psycopg
 import pytest
 
 from sublet_protocol.domain.errors import InvalidSetting
@@ -15,6 +14,7 @@ from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import reshard
+from tests.integration.log_kit import Connection
 from tests.integration.query_kit import Checkpoint, Died, Run
 from tests.kit import eventually
 from tests.kit_nodes import Fleet
@@ -23,7 +23,7 @@ OF_EACH = 12
 
 
 @pytest.fixture
-def url(database: str, fleet: Fleet, conn: psycopg.Connection[Any]) -> str:
+def url(database: str, fleet: Fleet, conn: Connection) -> str:
     store = PostgresGroupStore(database)
     options = GroupOptions(starting_position=StartingPosition.parse("earliest"), atomic=True)
     store.declare_group(Subscription.parse("$share/g/#"), options)
@@ -73,13 +73,13 @@ def are_complete(checkpoint: Checkpoint, epochs: int) -> None:
     assert all(count == OF_EACH for batch in batches(checkpoint) for epoch, count in batch.items() if epoch != b"-")
 
 
-def consumed(conn: psycopg.Connection[Any]) -> Any:
+def consumed(conn: Connection) -> Any:
     return conn.execute("select least from consumed_frontier").fetchone()
 
 
 @pytest.mark.conforms("S11", "S8")
 def test_a_batch_has_whole_epochs_of_all_streams_and_none_that_is_open(
-    url: str, runs: list[Run], publisher: Publisher, conn: psycopg.Connection[Any]
+    url: str, runs: list[Run], publisher: Publisher, conn: Connection
 ) -> None:
     checkpoint = Checkpoint()
     runs.append(run := Run(checkpoint, url, wholeEpochs=True))
@@ -117,7 +117,7 @@ def test_a_limit_divides_between_epochs(
 @pytest.mark.conforms("S11", "S8", "E27")
 @pytest.mark.parametrize("point", ["logged", "read", "sunk"])
 def test_a_batch_that_is_done_again_has_the_same_epochs(
-    url: str, runs: list[Run], publisher: Publisher, conn: psycopg.Connection[Any], point: str
+    url: str, runs: list[Run], publisher: Publisher, conn: Connection, point: str
 ) -> None:
     checkpoint = Checkpoint()
     for epoch in range(6):
