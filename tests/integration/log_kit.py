@@ -62,6 +62,12 @@ def stream_of(conn: psycopg.Connection[Any], space: str) -> int:
     return next(each.stream_id for each in open_streams(conn) if each.space_id == space_id)
 
 
+def generation_of(conn: Connection, stream_id: int) -> int:
+    """The generation that a stream belongs to."""
+    ((generation_id,),) = conn.execute("select generation_id from stream where stream_id = %s", (stream_id,)).fetchall()
+    return int(generation_id)
+
+
 @contextmanager
 def with_a_short_lived_space(database: str) -> Iterator[psycopg.Connection[Any]]:
     """A connection; the spaces `default` and `eu`, of one stream each, and of `eu` retention takes what is old."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,32 +24,19 @@ from sublet_protocol.domain.errors import (
 )
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.bootstrap.migrate import downgrade
-from sublet_storage.db.connect import connect
 from sublet_storage.log import fetch as message_log
-from sublet_storage.objects.location import parse_location
 from sublet_storage.objects.object_stores import LocalBackend
 from sublet_storage.spaces.space_changes import alter_space, create_space, rollover
 from sublet_storage.spaces.space_queries import find_space
-from tests.integration.cli_kit import Shell, a_shell
+from tests.integration.cli_kit import Shell
 from tests.integration.feed_kit import read_values, serving
-from tests.integration.log_kit import Connection, read, stream_of
+from tests.integration.log_kit import Connection, generation_of, read, stream_of
 from tests.kit import eventually
 from tests.kit_nodes import Fleet
 from tests.payload_kit import LocalWorld, a_closed_stream, a_space, fill, move, outside
 
 WAIT_S = 40.0
 BLOCKS = 6
-
-
-@pytest.fixture
-def conn(database: str) -> Iterator[Connection]:
-    with connect(database) as connection:
-        yield connection
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> LocalWorld:
-    return LocalWorld(tmp_path)
 
 
 @pytest.fixture
@@ -64,9 +49,7 @@ def stream(conn: Connection, world: LocalWorld) -> int:
 
 
 def granted_of(conn: Connection, stream: int) -> GrantedStream:
-    row = conn.execute("select generation_id from stream where stream_id = %s", (stream,)).fetchone()
-    assert row is not None
-    return GrantedStream(stream, 1, row[0], TopicFilter("#"), 0)
+    return GrantedStream(stream, 1, generation_of(conn, stream), TopicFilter("#"), 0)
 
 
 def test_a_group_consumes_what_nodes_have_moved_each_message_once(
@@ -237,24 +220,7 @@ def test_a_space_cannot_move_by_age_without_a_place(conn: Connection, world: Loc
         create_space(conn, "eu", "eu/#", shards=1)
 
 
-def test_a_link_that_leads_out_of_the_directory_is_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "place" / "1").mkdir(parents=True)
-    (tmp_path / "secret").write_bytes(b"secret")
-    (tmp_path / "place" / "1" / "link").symlink_to(tmp_path / "secret")
-    (tmp_path / "place" / "2").symlink_to(tmp_path)
-    backend = LocalBackend(parse_location(f"file://{tmp_path}/place"))
-    for name in ("1/link", "2/secret"):
-        with pytest.raises(OSError, match=r"leads out of|symbolic link"):
-            backend.read(name, 10)
-
-
 # --- the command line -------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def shell(database: str) -> Iterator[Shell]:
-    with a_shell(SUBLET_DATABASE_URL=database) as shell:
-        yield shell
 
 
 def test_places_are_given_altered_and_taken_away(shell: Shell, conn: Connection, world: LocalWorld) -> None:
