@@ -6,7 +6,6 @@ import itertools
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,13 +23,6 @@ from tests.kit_nodes import Fleet
 WAIT_S = 60.0
 TOPICS = ("eu/1", "eu/2", "us/1")
 KEYS = [f"{key}@{topic}".encode() for key in range(6) for topic in TOPICS]
-
-
-@pytest.fixture
-def fleet(database: str, tmp_path: Path) -> Iterator[Fleet]:
-    fleet = Fleet(database, tmp_path)
-    yield fleet
-    fleet.close()
 
 
 @pytest.fixture
@@ -66,7 +58,11 @@ class Load:
             while not self._stop.is_set():
                 value = b"%d" % self.rounds
                 for key in KEYS:
-                    publisher.publish(key.decode().split("@")[1], value, key=key)
+                    topic = key.decode().split("@")[1]
+                    if self.rounds % 2:
+                        publisher.publish_batch({"topic": topic, "value": [value], "key": key})
+                    else:
+                        publisher.publish(topic, value, key=key)
                 publisher.flush(30)
                 self.rounds += 1
 
@@ -75,7 +71,7 @@ class Load:
 def test_each_key_is_consumed_in_order_whatever_becomes_of_its_space(
     database: str, conn: Connection, fleet: Fleet
 ) -> None:
-    node = fleet.node("n1")
+    node = fleet.nodes["n1"]
     eventually(lambda: "serves on" in node.output(), WAIT_S, node.output)
     for name in ("a", "b"):
         fleet.consumer(name, "$share/g/#")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -34,7 +33,6 @@ from sublet_storage.spaces.space_changes import create_space
 from tests.integration.cli_kit import a_shell
 from tests.integration.feed_kit import address_of, serving
 from tests.integration.log_kit import Connection, batch, read
-from tests.integration.query_kit import Checkpoint, Run
 from tests.integration.replay_kit import Plan
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet
@@ -74,13 +72,6 @@ def conn(database: str) -> Iterator[Connection]:
     with connect(database) as connection:
         create_space(connection, "eu", "eu/#", shards=len(DAMAGES) + 1)
         yield connection
-
-
-@pytest.fixture
-def fleet(database: str, tmp_path: Path) -> Iterator[Fleet]:
-    fleet = Fleet(database, tmp_path)
-    yield fleet
-    fleet.close()
 
 
 @pytest.fixture
@@ -126,7 +117,7 @@ def statuses(conn: Connection) -> dict[int, tuple[str, int, int]]:
 def test_a_group_blocks_such_a_stream_and_says_why_and_goes_past_it_and_all_others_go_on(
     database: str, conn: Connection, fleet: Fleet, streams: list[int], through_nodes: bool
 ) -> None:
-    node, bad = fleet.node("n1"), streams[:-1]
+    node, bad = fleet.nodes["n1"], streams[:-1]
     way: dict[str, Any] = {"nodes": [address_of(node)], "transport": "nodes"} if through_nodes else {"url": database}
     settings, seen = BorrowerSettings().scaled(SPEED), list[bytes]()
     blocked = dict.fromkeys(bad, ("blocked", 4, 0))
@@ -159,7 +150,7 @@ def test_a_group_blocks_such_a_stream_and_says_why_and_goes_past_it_and_all_othe
 def test_a_group_that_skips_goes_on_behind_it_and_history_has_what_it_lost(
     database: str, conn: Connection, fleet: Fleet, streams: list[int]
 ) -> None:
-    node, bad, seen = fleet.node("n1"), streams[:-1], list[bytes]()
+    node, bad, seen = fleet.nodes["n1"], streams[:-1], list[bytes]()
     group, _ = create_group(database, SUBSCRIPTION, GroupOptions(StartingPosition.EARLIEST, on_poison=OnPoison.SKIP))
     with Session(GROUP, database, settings=BorrowerSettings().scaled(SPEED)) as session:
         lost = {stream: ("held", 8, 2 if stream in bad else 0) for stream in streams}
@@ -205,30 +196,6 @@ def test_who_reads_without_a_group_sees_all_else_and_then_the_error_by_name(
         assert drained(feed.history("eu/#", "earliest")) == entire
     with pytest.raises(PoisonBlock, match=r"offset 4 .*offset 6 "):
         Plan(database, filter="eu/#").rows()
-
-
-@pytest.mark.conforms("W10")
-def test_a_streaming_query_fails_by_name_and_goes_on_when_its_group_is_past_it(
-    database: str, conn: Connection, fleet: Fleet, streams: list[int]
-) -> None:
-    eventually(lambda: fleet.node("n1") if not fleet.nodes else fleet.state("n1"), WAIT_S)
-    checkpoint, options = Checkpoint(), {"subscription": GROUP, "inDoubtTimeout": "1 s"}
-    run = Run(checkpoint, database, **options)
-    with pytest.raises(PoisonBlock, match=r"offset 4 .*offset 6 .*sublet groups reset"):
-        run.until(40)
-    run.stop()
-    with a_shell(SUBLET_DATABASE_URL=database) as shell:
-        for stream in streams[:-1]:
-            reported = shell.run(
-                "groups", "reset", GROUP, "--stream", str(stream), "--to-offset", "6", "--yes", "--force"
-            )
-            assert reported.code == 0, reported.err
-    run = Run(checkpoint, database, **options)
-    try:
-        run.until(2 * len(streams) - 2 + 8)
-        assert checkpoint.values() == sorted(values_of(streams[:-1], range(6, 8)) + values_of(streams[-1:], range(8)))
-    finally:
-        run.stop()
 
 
 @pytest.mark.conforms("W10")

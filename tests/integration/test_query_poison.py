@@ -14,7 +14,6 @@ from sublet_borrower.spark.source import range_reader
 from sublet_borrower.spark.source.range_reader import RangePartition, poison_in
 from sublet_protocol.domain.errors import PoisonBlock
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
-from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin.admin import create_group
 from sublet_storage.groups.model.history import read_history
 from sublet_storage.groups.model.records import Group, GroupOptions, OnPoison
@@ -35,12 +34,6 @@ BAD = 6
 """The damaged block of a stream has the offsets 4 and 5; there are 8."""
 LABEL = 7
 """Bytes by which a message is known; what follows makes blocks worth moving."""
-
-
-@pytest.fixture
-def conn(database: str) -> Iterator[Connection]:
-    with connect(database) as connection:
-        yield connection
 
 
 @pytest.fixture(params=["in Postgres", "outside of it"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -58,14 +57,6 @@ def newer(tmp_path: Path) -> Path:
 def knows_more(newer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """This process has the newer releases' scripts."""
     monkeypatch.setattr(migrations, "scripts_path", lambda: newer)
-
-
-@pytest.fixture
-def stage(database: str, tmp_path: Path) -> Iterator[Stage]:
-    """A database of the test's own."""
-    stage = Stage(database, tmp_path)
-    yield stage
-    stage.close()
 
 
 class Releases:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -19,13 +18,6 @@ from tests.kit_nodes import Fleet
 
 WAIT_S = 40.0
 GROUP = "$share/g/#"
-
-
-@pytest.fixture
-def fleet(database: str, tmp_path: Path) -> Iterator[Fleet]:
-    fleet = Fleet(database, tmp_path)
-    yield fleet
-    fleet.close()
 
 
 @pytest.fixture
@@ -46,7 +38,7 @@ def test_what_retention_takes_from_under_a_consumer_is_said_blocked_and_counted_
     doomed, other = stream_of(conn, "eu"), stream_of(conn, "default")
     for number in range(10):
         put(conn, doomed, b"%d" % number, topic="eu/1")
-    node = fleet.node("n1")
+    node = fleet.nodes["n1"]
     eventually(lambda: "serves on" in node.output(), WAIT_S, node.output)
     slow = fleet.consumer("slow", GROUP, pause_s=1.5)
     eventually(lambda: fleet.delivered("slow"), WAIT_S, slow.output)

@@ -17,10 +17,23 @@ from sublet_protocol.pubsub.agent_side_machine import AgentSideSettings
 from sublet_protocol.pubsub.mailbox import MailboxLimits
 from sublet_protocol.pubsub.model import Channel, DeliveredMessage, MailboxOverflow
 from tests.integration.session_kit import FAST, Agent, a_node, an_agent, event, free_port, run, until
-from tests.integration.test_session_faults import KILLED_NODE
 
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = [str(number) for number in range(100)]
+KILLED_NODE = """
+    import asyncio, grpc.aio
+    from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, new_publisher
+
+    async def main():
+        sessions = PubSubServer(new_publisher("victim"), lambda subscriber_id, message: None)
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        sessions.register(server)
+        server.add_insecure_port("127.0.0.1:{port}")
+        await server.start()
+        await server.wait_for_termination()
+
+    asyncio.run(main())
+"""
 
 
 class Subscriptions:
@@ -85,7 +98,7 @@ def test_a_killed_node_fails_every_subscription_once_and_its_next_life_serves_th
                 for key in KEYS:
                     reported.add(Channel.STREAM, key)
                 agent.node.send(Ping((), 1.0))
-                await until(lambda: not agent.node._machine.unacknowledged_count)
+                await until(lambda: not agent.node.unacknowledged_count)
                 victim.kill()
                 victim.wait()
                 await until(lambda: agent.node.status is ConnectionStatus.DISCONNECTED)

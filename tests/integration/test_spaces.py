@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-import threading
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 
 import pytest
 
@@ -32,15 +29,8 @@ from sublet_storage.spaces.space_changes import (
     rollover_due,
 )
 from sublet_storage.spaces.space_queries import find_space, list_spaces, open_streams
-from tests.integration.log_kit import Connection, by_key, put, read
+from tests.integration.log_kit import Connection, put, read
 from tests.kit import eventually
-
-
-@pytest.fixture
-def conn(database: str) -> Iterator[Connection]:
-    with connect(database) as connection:
-        reshard(connection, "default", 2)
-        yield connection
 
 
 def streams(conn: Connection, space: str) -> list[int]:
@@ -86,29 +76,33 @@ def test_an_unknown_space_is_named_together_with_those_that_exist(conn: Connecti
             change()
 
 
+BAD_SETTINGS: dict[str, Callable[[Connection], object]] = {
+    "shards 0": lambda conn: create_space(conn, "x", "x/#", shards=0),
+    "space name 'a/b'": lambda conn: create_space(conn, "a/b", "x/#"),
+    "gzip": lambda conn: create_space(conn, "x", "x/#", compression="gzip"),
+    "retention_s -1": lambda conn: create_space(conn, "x", "x/#", retention_s=-1),
+    "retention_s 31536000001: must be at most 31536000000 seconds": lambda conn: create_space(
+        conn, "x", "x/#", retention_s=MAX_S + 1
+    ),
+    "rollover_s 31536000001: must be at most 31536000000 seconds": lambda conn: create_space(
+        conn, "x", "x/#", rollover_s=MAX_S + 1
+    ),
+    "retention_s 8639999999913600: .* Leave it out": lambda conn: alter_space(
+        conn, "default", retention_s=99999999999 * 86400
+    ),
+    "cannot be dropped": lambda conn: drop_space(conn, "default"),
+    "filter #": lambda conn: alter_space(conn, "default", filter="a/#"),
+    "colour": lambda conn: alter_space(conn, "default", colour="red"),
+}
+
+
 def test_bad_settings_are_refused_and_change_nothing(conn: Connection) -> None:
     before = open_streams(conn)
     with pytest.raises(InvalidFilter):
         create_space(conn, "x", "a/#/b")
-    with pytest.raises(InvalidSetting, match="shards 0"):
-        create_space(conn, "x", "x/#", shards=0)
-    with pytest.raises(InvalidSetting, match="space name 'a/b'"):
-        create_space(conn, "a/b", "x/#")
-    with pytest.raises(InvalidSetting, match="gzip"):
-        create_space(conn, "x", "x/#", compression="gzip")
-    with pytest.raises(InvalidSetting, match="retention_s -1"):
-        create_space(conn, "x", "x/#", retention_s=-1)
-    for what in ("retention_s", "rollover_s"):
-        with pytest.raises(InvalidSetting, match=f"{what} 31536000001: must be at most 31536000000 seconds"):
-            create_space(conn, "x", "x/#", **{what: MAX_S + 1})  # type: ignore[arg-type]
-        with pytest.raises(InvalidSetting, match=f"{what} 8639999999913600: .* Leave it out"):
-            alter_space(conn, "default", **{what: 99999999999 * 86400})
-    with pytest.raises(InvalidSetting, match="cannot be dropped"):
-        drop_space(conn, "default")
-    with pytest.raises(InvalidSetting, match="filter #"):
-        alter_space(conn, "default", filter="a/#")
-    with pytest.raises(InvalidSetting, match="colour"):
-        alter_space(conn, "default", colour="red")
+    for said, change in BAD_SETTINGS.items():
+        with pytest.raises(InvalidSetting, match=said):
+            change(conn)
     assert open_streams(conn) == before
 
 
@@ -269,64 +263,3 @@ def test_a_lock_that_is_not_to_be_had_is_an_error_that_says_so(
         other.execute("lock table space in share row exclusive mode")
         with pytest.raises(Unavailable, match="locked by others"):
             rollover(conn, "default")
-
-
-@pytest.mark.conforms("W3", "W2")
-def test_under_load_no_key_loses_its_order_and_nothing_is_lost_or_doubled(database: str, conn: Connection) -> None:
-    stop = threading.Event()
-    sent: dict[bytes, list[bytes]] = {}
-    publishers = [threading.Thread(target=_publish, args=(database, number, stop, sent)) for number in range(2)]
-    for thread in publishers:
-        thread.start()
-    changes: list[Callable[[], object]] = [
-        lambda: rollover(conn, "default"),
-        lambda: reshard(conn, "default", 5),
-        lambda: create_space(conn, "eu", "eu/#", shards=3),
-        lambda: alter_space(conn, "eu", filter="+/1"),
-        lambda: reshard(conn, "eu", 2),
-        lambda: drop_space(conn, "eu"),
-        lambda: reshard(conn, "default", 2),
-    ]
-    ended: dict[int, int] = {}
-    for change in 3 * changes:
-        before = _stored(conn)
-        change()
-        ended |= conn.execute("select stream_id, head from stream where state = 'closed'").fetchall()
-        eventually(partial(_stored_more_than, conn, before + 50))
-    stop.set()
-    for thread in publishers:
-        thread.join(60)
-    assert len(sent) == 2 * 12
-    assert by_key(conn) == sent
-    heads = dict(conn.execute("select stream_id, head from stream").fetchall())
-    assert {stream_id: heads[stream_id] for stream_id in ended} == ended, "what is closed has ended for good"
-
-
-def _publish(database: str, number: int, stop: threading.Event, sent: dict[bytes, list[bytes]]) -> None:
-    """Every key under three topics of different spaces, one by one and by columns."""
-    keys = [b"%d.%d" % (number, index) for index in range(12)]
-    topics = ("eu/1", "eu/2", "us/1")
-    mine: dict[bytes, list[bytes]] = {key + b"@" + topic.encode(): [] for key in keys[:4] for topic in topics}
-    with Publisher(database, block_messages=50, max_buffered_bytes=20_000) as publisher:
-        for count in itertools.count():
-            if stop.is_set():
-                break
-            for full in mine:
-                topic = full.split(b"@")[1].decode()
-                for part in range(3):
-                    mine[full].append(b"%d.%d" % (count, part))
-                if count % 2:
-                    publisher.publish_batch({"topic": topic, "key": full, "value": mine[full][-3:]})
-                else:
-                    for value in mine[full][-3:]:
-                        publisher.publish(topic, value, key=full)
-    sent |= mine
-
-
-def _stored(conn: Connection) -> int:
-    row = conn.execute("select sum(head) from stream").fetchone()
-    return int(row[0]) if row else 0
-
-
-def _stored_more_than(conn: Connection, count: int) -> bool:
-    return _stored(conn) > count
