@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from sublet_leader.jobs.maintenance import _steps
 from sublet_protocol.domain.epochs import LowerFrontier
 from sublet_protocol.domain.errors import Conflict, NotFound, PositionGone
 from sublet_protocol.domain.subscriptions import Bookmark, Subscription
@@ -38,7 +37,15 @@ from sublet_storage.readers.epoch_steps import read_block_summaries
 from sublet_storage.readers.tail import MultiStreamReader, Tail
 from sublet_storage.spaces.past_generations import PastGenerationCleaner
 from sublet_storage.spaces.retention import IdleProducerCleaner, apply_retention
-from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover
+from sublet_storage.spaces.small_block_compaction import newly_fragmented
+from sublet_storage.spaces.space_changes import (
+    alter_space,
+    create_space,
+    drop_space,
+    list_overdue_rollovers,
+    reshard,
+    rollover,
+)
 from sublet_storage.spaces.tiering import tier_space
 from tests.integration.log_kit import Connection, put, stream_of
 from tests.payload_kit import LocalWorld
@@ -216,7 +223,7 @@ def test_progress_of_before_is_taken_where_nothing_of_it_was_lost(
         begin()
 
 
-def read(conn: Connection) -> int:
+def rows_read(conn: Connection) -> int:
     """Rows of our tables that were read so far, and what the server had to look up about the partitions of blocks."""
     conn.execute("select pg_stat_force_next_flush()")
     conn.execute("select pg_stat_clear_snapshot()")
@@ -233,40 +240,6 @@ def renew_once(house: House) -> None:
     with closing(PostgresGroupStore(house.url)) as store:
         term = store.claim(house.group.group_id, NODE, 60).term
         store.commit([GroupWrites(house.group.group_id, term, (), True)])
-
-
-def cost(house: House) -> int:
-    """Rows that a renewal and a round of housekeeping read while nothing happens."""
-    for _ in range(2):  # the second finds what the first has left
-        with connect(house.url) as conn:
-            before = read(conn)
-        collapse, producers = PastGenerationCleaner(rest_s=0), IdleProducerCleaner()
-        renew_once(house)
-        with connect(house.url) as conn:
-            for _, step in _steps(conn, lambda _: None, 1e9, lambda _: None, collapse, producers):
-                step()
-        with connect(house.url) as conn:
-            after = read(conn)
-    return after - before
-
-
-@pytest.mark.conforms("E39")
-@pytest.mark.parametrize("retained", [False, True])
-def test_what_nothing_costs_does_not_grow_with_what_has_been(house: House, retained: bool) -> None:
-    """`retained`: of each generation a message is still there, which the group has consumed."""
-    found = []
-    for count in (10, 290):
-        streams = [house.ended(*([b"0"] if retained else [])) for _ in range(count)]
-        house.renew()
-        for stream in streams if retained else []:
-            house.consume(stream)
-        house.conn.execute("update generation set closed_at = closed_at - interval '1 hour'")
-        house.conn.execute("update block set appended_at = appended_at - interval '1 hour'")
-        assert (len(house.keep()) > count) == retained
-        house.conn.execute("analyze generation, stream, lending")
-        cost(house)
-        found.append(cost(house))
-    assert found[1] <= found[0] * 1.2 + 20, found
 
 
 # Rows as of the last closed generation: so many are soon there, as none has a partition.
@@ -312,7 +285,7 @@ def test_what_is_asked_again_and_again_reads_what_is_live(house: House, tmp_path
         conn.execute(OVER)
         while not tier_space(conn, space).is_complete:
             pass
-        reading = MultiStreamReader(conn, ALL, "earliest")
+        collapse, reading = PastGenerationCleaner(rest_s=0), MultiStreamReader(conn, ALL, "earliest")
         house.ended(b"0")
         tier_space(conn, space)
         conn.execute("vacuum analyze generation, stream, lending")
@@ -328,13 +301,19 @@ def test_what_is_asked_again_and_again_reads_what_is_live(house: House, tmp_path
             "payloads to be moved": lambda: tier_space(conn, space),
             "payloads that should have been moved": lambda: list(location_checks.check_locations(conn)),
             "streams of an atomic group": lambda: add_streams(conn, [atomic.group_id], 0),
+            "the renewal of a claim": lambda: renew_once(house),
+            "spaces to be rolled over": lambda: list_overdue_rollovers(conn),
+            "what is past its retention": lambda: apply_retention(conn),
+            "past generations": lambda: collapse(conn),
+            "fragmented streams": lambda: newly_fragmented(conn),
+            "idle producers": lambda: IdleProducerCleaner()(conn),
             "a rollover": lambda: rollover(conn, "default"),
         }
         found = {}
         for what, look in looks.items():
-            before = read(conn)
+            before = rows_read(conn)
             look()
-            found[what] = read(conn) - before
+            found[what] = rows_read(conn) - before
         return found
 
     few = reads()
@@ -366,9 +345,9 @@ def test_what_an_atomic_group_costs_does_not_grow_with_the_spaces_that_were_drop
         conn.execute(DROPPED, {"times": times, "group": house.group.group_id})
         house.renew()
         conn.execute("vacuum analyze space, consumed_frontier, generation, stream, lending")
-        before = read(conn)
+        before = rows_read(conn)
         renew_once(house)
-        found.append(read(conn) - before)
+        found.append(rows_read(conn) - before)
     assert found[1] <= found[0] * 1.2 + 20, found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -27,17 +28,16 @@ Staged = Callable[[dict[str, str]], Stage]
 @pytest.fixture
 def staged(database: str, tmp_path: Path) -> Iterator[Staged]:
     """Sets a stage whose processes have these settings, on a database of the test's own."""
-    stages: list[Stage] = []
+    news = {f"SUBLET_NOTIFY_{name.upper()}": str(value) for name, value in asdict(NEWS).items()}
+    path = {"PYTHONPATH": f"{source_path(ROOT)}:{PLUGINS}"}
+    with contextlib.ExitStack() as stages:
 
-    def build(extra: dict[str, str]) -> Stage:
-        news = {f"SUBLET_NOTIFY_{name.upper()}": str(value) for name, value in asdict(NEWS).items()}
-        path = {"PYTHONPATH": f"{source_path(ROOT)}:{PLUGINS}"}
-        stages.append(Stage(database, tmp_path, extra={**news, **path, **extra}))
-        return stages[-1]
+        def build(extra: dict[str, str]) -> Stage:
+            stage = Stage(database, tmp_path, extra={**news, **path, **extra})
+            stages.callback(stage.close)
+            return stage
 
-    yield build
-    for stage in stages:
-        stage.close()
+        yield build
 
 
 @pytest.fixture
