@@ -173,7 +173,7 @@ def test_a_bad_driver_is_told_of_and_harms_no_other(
     assert len(complaints) == 1, "it is said once"
 
 
-def test_a_fork_is_silent_and_speaks_with_a_voice_of_its_own(database: str) -> None:
+def test_a_fork_speaks_by_a_publisher_of_its_own(database: str) -> None:
     notifier = shared_publisher(database)
     assert shared_publisher(database) is notifier
     with listening(database) as received:
@@ -235,9 +235,10 @@ def test_a_publisher_at_rest_keeps_nothing_open(
 
 
 @pytest.mark.conforms("D3")
-def test_when_too_much_was_told_at_once_another_incarnation_says_so(
+def test_too_much_at_once_begins_an_incarnation(
     database: str, monkeypatch: pytest.MonkeyPatch, notifier: NotificationPublisher
 ) -> None:
+    """Which tells everybody that something is missing."""
     with listening(database) as received:
         notifier.publish([stream_change(5, 1, False)])
         eventually(lambda: received.of("stream", "5"))

@@ -89,7 +89,7 @@ def test_without_push_changes_are_found_later(database: str, conn: Connection, n
 
 
 @pytest.mark.conforms("D6")
-def test_what_changes_between_subscribing_and_the_first_read_is_seen(
+def test_a_change_before_the_first_read_is_seen(
     database: str, conn: Connection, notifier: NotificationPublisher
 ) -> None:
     """The first read is held up until a change has been committed and told; the read itself does not see it."""
@@ -163,7 +163,7 @@ def test_a_dropped_event_costs_exactly_one_read(bench: Bench, conn: Connection) 
 
 
 @pytest.mark.conforms("D9")
-def test_a_handler_that_raises_and_noise_do_not_stop_the_loop(database: str, conn: Connection) -> None:
+def test_a_failing_handler_and_noise_stop_nothing(database: str, conn: Connection) -> None:
     def fail(change: Change) -> None:
         raise ValueError("no")
 

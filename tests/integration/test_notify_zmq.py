@@ -80,7 +80,8 @@ def test_who_is_frozen_or_killed_harms_no_other(received: Received, start: Start
     eventually(lambda: received.events == ["connected", "lost", "connected"])
 
 
-def test_a_killed_processs_fork_does_not_stand_in_its_successors_way(received: Received, start: Start) -> None:
+def test_a_fork_does_not_stand_in_a_successors_way(received: Received, start: Start) -> None:
+    """The fork of a process that was killed has its socket, and a process of the same name comes after it."""
     forked = start("a", "fork")
     from_all(received, "a")
     child = int(eventually(forked.output))

@@ -68,9 +68,8 @@ class Load:
 
 
 @pytest.mark.conforms("W3", "E29")
-def test_each_key_is_consumed_in_order_whatever_becomes_of_its_space(
-    database: str, conn: Connection, fleet: Fleet
-) -> None:
+def test_each_key_is_consumed_in_order(database: str, conn: Connection, fleet: Fleet) -> None:
+    """Its space may be altered, resharded, rolled over or dropped meanwhile."""
     node = fleet.nodes["n1"]
     eventually(lambda: "serves on" in node.output(), WAIT_S, node.output)
     for name in ("a", "b"):

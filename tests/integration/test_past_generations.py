@@ -115,7 +115,8 @@ def house(database: str) -> Iterator[House]:
 
 
 @pytest.mark.conforms("E39")
-def test_what_is_empty_or_gone_leaves_no_rows_and_what_is_unread_keeps_all_of_them(house: House) -> None:
+def test_rows_of_the_past_go_unless_unread(house: House) -> None:
+    """What is empty or gone leaves no rows, and what is unread keeps all of them."""
     first = house.ended(b"0")
     for _ in range(5):
         house.ended()
@@ -136,7 +137,8 @@ def test_what_is_empty_or_gone_leaves_no_rows_and_what_is_unread_keeps_all_of_th
 
 
 @pytest.mark.conforms("E39", "W4")
-def test_messages_that_a_group_was_to_have_are_not_forgotten(house: House) -> None:
+def test_lost_messages_are_not_forgotten(house: House) -> None:
+    """Those that a group was to have, and retention has taken, block their stream until the group is gone."""
     unread = house.ended(b"0")
     house.retire()
     left = house.keep()
@@ -162,9 +164,8 @@ def by_bookmark(house: House, stream: int) -> None:
 
 @pytest.mark.conforms("E39", "P10")
 @pytest.mark.parametrize("read", [by_offset, by_bookmark])
-def test_a_position_in_a_stream_that_is_no_more_is_gone_and_one_that_never_was_is_unknown(
-    house: House, read: Callable[[House, int], None]
-) -> None:
+def test_a_position_in_a_deleted_stream_is_gone(house: House, read: Callable[[House, int], None]) -> None:
+    """A position in a stream that never was is unknown."""
     stream = house.ended(b"0", b"1")
     house.renew()
     house.consume(stream)
@@ -178,7 +179,7 @@ def test_a_position_in_a_stream_that_is_no_more_is_gone_and_one_that_never_was_i
 
 @pytest.mark.conforms("E39")
 @pytest.mark.parametrize("had_messages", [False, True])
-def test_a_reader_that_was_away_meanwhile_goes_on_behind_what_is_no_more(house: House, had_messages: bool) -> None:
+def test_a_reader_goes_on_behind_deleted_streams(house: House, had_messages: bool) -> None:
     gone: list[PositionGone] = []
     tail = Tail(house.conn, ALL, "earliest", gone.append)
     assert list(tail.pages()) == []
@@ -197,9 +198,8 @@ def test_a_reader_that_was_away_meanwhile_goes_on_behind_what_is_no_more(house: 
 @pytest.mark.conforms("E39", "A4")
 @pytest.mark.parametrize("on_data_loss", OnDataLoss)
 @pytest.mark.parametrize("had_messages", [False, True])
-def test_progress_of_before_is_taken_where_nothing_of_it_was_lost(
-    house: House, on_data_loss: OnDataLoss, had_messages: bool
-) -> None:
+def test_exported_progress_outlives_deleted_streams(house: House, on_data_loss: OnDataLoss, had_messages: bool) -> None:
+    """It is taken where nothing of it was lost."""
     house.renew()
     stored = json.dumps(progress_transfer.progress_to_json(progress_transfer.read_progress(house.conn, house.group)))
     stream = house.ended(*([b"0"] if had_messages else []))
@@ -268,7 +268,8 @@ OVER = "update leadership set expires_at = clock_timestamp() - interval '1 hour'
 
 
 @pytest.mark.conforms("E39")
-def test_what_is_asked_again_and_again_reads_what_is_live(house: House, tmp_path: Path) -> None:
+def test_regular_queries_read_only_what_is_live(house: House, tmp_path: Path) -> None:
+    """What is asked again and again reads as many rows after 3000 generations as after ten."""
     conn = house.conn
     space = alter_space(conn, "default", payload_location=LocalWorld(tmp_path).uri)
     atomic = house.store.declare_group(
@@ -335,7 +336,7 @@ insert into consumed_frontier (group_id, space_id, least) select %(group)s, spac
 
 
 @pytest.mark.conforms("E39", "S5")
-def test_what_an_atomic_group_costs_does_not_grow_with_the_spaces_that_were_dropped(house: House) -> None:
+def test_atomic_groups_cost_nothing_per_dropped_space(house: House) -> None:
     conn = house.conn
     house.group = house.store.declare_group(
         Subscription.parse("$share/a/#"), GroupOptions(StartingPosition.EARLIEST, atomic=True)
@@ -352,7 +353,8 @@ def test_what_an_atomic_group_costs_does_not_grow_with_the_spaces_that_were_drop
 
 
 @pytest.mark.conforms("S5")
-def test_of_a_space_that_was_dropped_long_ago_a_group_hears_until_it_has_consumed_all_of_it(house: House) -> None:
+def test_epochs_of_a_dropped_space_are_told_at_its_end(house: House) -> None:
+    """Once, when the group has consumed all of it."""
     conn = house.conn
     create_space(conn, "eu", "eu/#", shards=1)
     house.group = house.store.declare_group(
@@ -389,7 +391,7 @@ select count(*) from pg_locks join pg_inherits on inhrelid = relation
     ],
     ids=["messages", "marks of blocks", "positions by time", "when appended"],
 )
-def test_who_reads_a_stream_again_and_again_locks_no_other_generation(
+def test_reading_a_stream_locks_no_other_generation(
     house: House, look: Callable[[Connection, int, int], object]
 ) -> None:
     """A plan for any generation would lock all of them, and a server has not so many locks."""

@@ -70,9 +70,8 @@ def troubles(conn: Connection) -> list[str]:
 
 @pytest.mark.conforms("A7")
 @pytest.mark.conforms("W10")
-def test_a_stream_whose_payload_is_damaged_is_blocked_and_goes_on_when_that_is_put_right(
-    database: str, conn: Connection, fleet: Fleet, world: LocalWorld
-) -> None:
+def test_a_damaged_payload_blocks_its_stream(database: str, conn: Connection, fleet: Fleet, world: LocalWorld) -> None:
+    """It goes on when the payload is put right and the stream is reset."""
     space = a_space(conn, world)
     stream = a_closed_stream(conn, BLOCKS)
     move(conn, space)
@@ -99,9 +98,10 @@ def test_a_stream_whose_payload_is_damaged_is_blocked_and_goes_on_when_that_is_p
 
 
 @pytest.mark.conforms("A7")
-def test_a_stream_whose_payload_cannot_be_read_is_named_until_it_is_read_on_whoever_leads(
+def test_an_unreadable_stream_is_named_until_read_on(
     database: str, conn: Connection, fleet: Fleet, world: LocalWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Every command names it, whoever leads the group."""
     monkeypatch.setattr("sublet_borrower.fetch.stream_fetcher.UNREADABLE_RETRY_S", 0.2)
     space = a_space(conn, world)
     stream = a_closed_stream(conn, BLOCKS)
@@ -164,9 +164,8 @@ def test_a_stream_whose_payload_cannot_be_read_is_named_until_it_is_read_on_whoe
 
 
 @pytest.mark.conforms("A7")
-def test_trouble_is_of_the_grant_and_the_holder_that_told_of_it_and_is_remembered_as_long_as_it_lasts(
-    database: str, conn: Connection
-) -> None:
+def test_trouble_belongs_to_grant_and_holder(database: str, conn: Connection) -> None:
+    """It is remembered as long as that grant and its holder last."""
     first, second = open_streams(conn)[:2]
     with a_world(database, conn) as led:
         led.lead()
@@ -196,7 +195,7 @@ def overdue(conn: Connection) -> list[str]:
     return [each.detail for each in location_checks.check_locations(conn) if each.state is Severity.WARNING]
 
 
-def test_the_doctor_warns_of_what_should_have_been_moved_long_ago(conn: Connection, world: LocalWorld) -> None:
+def test_the_doctor_warns_of_late_payloads(conn: Connection, world: LocalWorld) -> None:
     space = a_space(conn, world)
     a_closed_stream(conn, BLOCKS)
     fill(conn, stream_of(conn, "eu"), BLOCKS)

@@ -91,9 +91,10 @@ def test_a_directory_that_is_not_there_is_not_made(conn: Connection, world: Loca
     assert eventually(lambda: again(conn, space), WAIT_S) == BLOCKS
 
 
-def test_a_place_that_is_not_mounted_is_away_to_all_spaces_and_nothing_is_written_there(
+def test_a_place_not_mounted_is_away_to_all_spaces(
     conn: Connection, world: LocalWorld, space: Space, stream: int
 ) -> None:
+    """Nothing is written to the empty directory."""
     move(conn, space)
     before, retained = read(conn, stream), world.names()
     other = create_space(conn, "us", "us/#", shards=1, payload_location=world.uri)
@@ -115,9 +116,10 @@ def test_a_place_that_is_not_mounted_is_away_to_all_spaces_and_nothing_is_writte
     assert retained <= world.names()
 
 
-def test_what_is_orphaned_at_a_place_that_is_not_mounted_stays_orphaned(
+def test_orphans_at_a_foreign_place_stay_orphans(
     conn: Connection, world: LocalWorld, space: Space, stream: int
 ) -> None:
+    """Another place, with an id of its own, lies where theirs should be mounted."""
     move(conn, space)
     alter_space(conn, "eu", payload_location=None)
     restore.restore_payloads(conn, space.space_id)
@@ -144,9 +146,10 @@ def test_a_place_that_has_an_id_keeps_it(tmp_path: Path) -> None:
     assert (first, place.write_marker("b" * 32)) == ("a" * 32, "a" * 32)
 
 
-def test_a_place_that_goes_away_while_it_is_written_to_has_nothing_named(
+def test_blocks_name_nothing_that_was_not_written(
     conn: Connection, world: LocalWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The place goes away while it is written to."""
     write = LocalBackend.write
 
     def late(self: LocalBackend, name: str, payload: bytes) -> None:
@@ -165,9 +168,10 @@ def test_a_place_that_goes_away_while_it_is_written_to_has_nothing_named(
 # --- backups, and going back ------------------------------------------------------------------------------------------
 
 
-def test_a_database_that_is_restored_finds_what_was_recalled_since(
+def test_a_restored_database_finds_its_objects(
     server_url: str, database: str, conn: Connection, world: LocalWorld, space: Space, stream: int
 ) -> None:
+    """Within the grace it finds also those that were brought back since."""
     move(conn, space)
     before = read(conn, stream)
     conn.close()
@@ -188,7 +192,7 @@ def test_a_database_that_is_restored_finds_what_was_recalled_since(
     assert world.names() == set()
 
 
-def test_tables_are_not_dropped_for_who_asks_while_payloads_are_moved(
+def test_tables_stay_while_payloads_are_moved(
     database: str, conn: Connection, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, claim = read(conn, stream), unreferenced_objects.claim_objects
@@ -263,7 +267,7 @@ def test_who_advances_is_not_killed_by_who_moves(database: str, conn: Connection
         assert orders.explore({"advance": advance, "tier": tier}, judge, {"tier": "for update"}) > 1
 
 
-def test_who_was_deposed_and_comes_late_leaves_no_object_that_is_forgotten(
+def test_a_deposed_mover_leaves_no_forgotten_object(
     database: str, conn: Connection, world: LocalWorld, space: Space, stream: int, monkeypatch: Any
 ) -> None:
     over: list[bool] = []
@@ -297,9 +301,10 @@ def test_nothing_is_moved_of_a_dropped_space(conn: Connection, space: Space, str
 
 @pytest.mark.conforms("W4")
 @pytest.mark.parametrize("retained", [b"", b"10000\r\n", None], ids=["nothing", "another form", "not at all"])
-def test_a_store_that_keeps_something_else_than_it_was_given_gets_nothing_named(
+def test_a_careless_store_gets_nothing_named(
     conn: Connection, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch, retained: bytes | None
 ) -> None:
+    """It keeps something else than it was given, or nothing."""
     write, before = LocalBackend.write, read(conn, stream)
 
     def careless(self: LocalBackend, name: str, payload: bytes) -> None:
@@ -315,7 +320,7 @@ def test_a_store_that_keeps_something_else_than_it_was_given_gets_nothing_named(
     assert read(conn, stream) == before
 
 
-def test_what_lies_behind_an_object_that_cannot_be_written_is_moved_and_known_and_can_be_brought_back(
+def test_all_but_what_cannot_be_written_is_moved(
     database: str, conn: Connection, world: LocalWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk that is full for the first block, in each pass, and not for later ones."""
@@ -420,14 +425,14 @@ def test_a_sweep_reads_no_more_than_it_deletes(conn: Connection, space: Space, t
     assert rows_read() - before < 1000 + 20 * deleted
 
 
-def test_where_nothing_waits_a_sweep_asks_once_and_does_nothing(conn: Connection, space: Space) -> None:
+def test_a_sweep_of_nothing_opens_no_transaction(conn: Connection, space: Space) -> None:
     def guard(_: Connection) -> None:
         raise AssertionError("a transaction")
 
     assert unreferenced_objects.delete_expired_objects(conn, guard) == 0
 
 
-def test_a_place_that_is_gone_for_good_holds_up_no_other(
+def test_a_place_gone_for_good_holds_up_no_other(
     conn: Connection, world: LocalWorld, space: Space, stream: int, tmp_path: Path
 ) -> None:
     move(conn, space)
@@ -445,9 +450,8 @@ def test_a_place_that_is_gone_for_good_holds_up_no_other(
     assert rows(conn) == BLOCKS
 
 
-def test_an_object_that_cannot_be_read_is_damaged_and_its_place_is_not_away(
-    conn: Connection, world: LocalWorld, space: Space, stream: int
-) -> None:
+def test_a_directory_for_an_object_is_damage(conn: Connection, world: LocalWorld, space: Space, stream: int) -> None:
+    """The place is not taken for away."""
     move(conn, space)
     (name,) = [each for each in world.names() if f"/{stream}-6-" in each]
     world.remove(name)
@@ -559,7 +563,7 @@ parallel_calls.run_with_timeout(there, parallel_calls.TO_READ, there.check_marke
     assert b"has not answered for 0.1 s" in ended.stderr, ended.stderr
 
 
-def test_while_a_place_is_away_a_tail_shows_what_lies_elsewhere(
+def test_tails_show_the_rest_while_a_place_is_away(
     conn: Connection, world: LocalWorld, space: Space, stream: int
 ) -> None:
     move(conn, space)
@@ -584,7 +588,7 @@ def streams_shown(tables: Iterable[pa.Table]) -> list[int]:
     return shown
 
 
-def test_while_a_place_hangs_others_are_read_and_it_counts_as_away(
+def test_a_place_that_hangs_counts_as_away(
     database: str,
     conn: Connection,
     world: LocalWorld,
@@ -594,6 +598,7 @@ def test_while_a_place_hangs_others_are_read_and_it_counts_as_away(
     hang: Callable[[LocalWorld], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Other places are read meanwhile."""
     other = LocalWorld(tmp_path / "other")
     theirs = create_space(conn, "us", "us/#", shards=1, payload_location=other.uri)
     well = stream_of(conn, "us")
@@ -670,9 +675,7 @@ def test_nothing_is_written_or_deleted_through_a_link(tmp_path: Path) -> None:
 # --- the doctor -------------------------------------------------------------------------------------------------------
 
 
-def test_an_old_place_matters_to_the_doctor_as_long_as_something_lies_there(
-    conn: Connection, world: LocalWorld, space: Space, stream: int
-) -> None:
+def test_the_doctor_looks_at_old_places_in_use(conn: Connection, world: LocalWorld, space: Space, stream: int) -> None:
     move(conn, space)
     alter_space(conn, "eu", payload_location=None)
     assert [each.state for each in location_checks.check_locations(conn)] == [Severity.OK]

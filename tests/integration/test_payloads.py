@@ -52,9 +52,7 @@ def granted_of(conn: Connection, stream: int) -> GrantedStream:
     return GrantedStream(stream, 1, generation_of(conn, stream), TopicFilter("#"), 0)
 
 
-def test_a_group_consumes_what_nodes_have_moved_each_message_once(
-    conn: Connection, fleet: Fleet, world: LocalWorld
-) -> None:
+def test_a_group_consumes_what_nodes_have_moved(conn: Connection, fleet: Fleet, world: LocalWorld) -> None:
     """From the first message to the last: generations outside, and the open one in Postgres."""
     create_space(conn, "eu", "eu/#", shards=1, payload_location=world.uri)
     streams = []
@@ -75,9 +73,10 @@ def test_a_group_consumes_what_nodes_have_moved_each_message_once(
     assert delivered() == due
 
 
-def test_a_consumers_reader_names_the_place_and_goes_on_when_it_is_back(
+def test_a_reader_waits_for_a_place_that_is_away(
     database: str, conn: Connection, world: LocalWorld, stream: int
 ) -> None:
+    """It names the place, and goes on when it is back."""
     reader, granted = DatabaseReader(database, 1, 5.0), granted_of(conn, stream)
     assert reader.fetch(granted, lambda _: True) is not None
     world.go_away()
@@ -99,7 +98,7 @@ def page_of(reader: DatabaseReader | NodeReader, granted: GrantedStream) -> Any:
         return None
 
 
-def test_an_object_that_cannot_be_read_is_named_and_its_place_is_not_away(
+def test_an_unreadable_object_is_named(
     database: str, conn: Connection, world: LocalWorld, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bad sector, or an object that a lifecycle rule has archived."""
@@ -124,9 +123,10 @@ def test_an_object_that_cannot_be_read_is_named_and_its_place_is_not_away(
     reader.close()
 
 
-def test_through_a_node_it_is_the_same_and_all_other_streams_go_on(
+def test_through_a_node_others_go_on(
     database: str, conn: Connection, world: LocalWorld, stream: int, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """While a place is away or a payload damaged, all other streams go on."""
     caplog.set_level(logging.INFO)
     create_space(conn, "us", "us/#", shards=1)
     well = stream_of(conn, "us")
@@ -150,7 +150,7 @@ def test_through_a_node_it_is_the_same_and_all_other_streams_go_on(
         reader.close()
 
 
-def test_a_feed_shows_what_lies_elsewhere_and_then_says_what_it_waits_for(
+def test_a_feed_shows_the_rest_and_what_it_waits_for(
     database: str, conn: Connection, world: LocalWorld, stream: int
 ) -> None:
     create_space(conn, "us", "us/#", shards=1)
@@ -198,7 +198,7 @@ def test_a_spark_task_waits_for_the_place(
     assert sum(batch.num_rows for batch in read_task(task, schema)) == 2 * BLOCKS
 
 
-def test_tables_are_not_dropped_while_payloads_are_outside(database: str, conn: Connection, stream: int) -> None:
+def test_tables_stay_while_payloads_are_outside(database: str, conn: Connection, stream: int) -> None:
     before = read(conn, stream)
     with pytest.raises(
         Conflict, match=rf"{BLOCKS} blocks have their payload outside.*--no-payload-location --restore-payloads"
@@ -253,7 +253,7 @@ def test_places_are_given_altered_and_taken_away(shell: Shell, conn: Connection,
 
 
 @pytest.mark.parametrize("how", [(), ("--epochs",)])
-def test_tail_waits_for_the_place_and_leaves_nothing_out(
+def test_tail_waits_for_a_place_and_omits_nothing(
     shell: Shell, conn: Connection, world: LocalWorld, stream: int, how: tuple[str, ...]
 ) -> None:
     well = stream_of(conn, "default")

@@ -114,9 +114,10 @@ def statuses(conn: Connection) -> dict[int, tuple[str, int, int]]:
 
 @pytest.mark.conforms("W10")
 @pytest.mark.parametrize("through_nodes", [False, True])
-def test_a_group_blocks_such_a_stream_and_says_why_and_goes_past_it_and_all_others_go_on(
+def test_a_group_blocks_at_a_bad_block(
     database: str, conn: Connection, fleet: Fleet, streams: list[int], through_nodes: bool
 ) -> None:
+    """It says why and how to get past it, and all other streams go on."""
     node, bad = fleet.nodes["n1"], streams[:-1]
     way: dict[str, Any] = {"nodes": [address_of(node)], "transport": "nodes"} if through_nodes else {"url": database}
     settings, seen = BorrowerSettings().scaled(SPEED), list[bytes]()
@@ -147,9 +148,10 @@ def test_a_group_blocks_such_a_stream_and_says_why_and_goes_past_it_and_all_othe
 
 
 @pytest.mark.conforms("W10")
-def test_a_group_that_skips_goes_on_behind_it_and_history_has_what_it_lost(
+def test_a_group_that_skips_goes_on_behind_a_bad_block(
     database: str, conn: Connection, fleet: Fleet, streams: list[int]
 ) -> None:
+    """Its history has what it lost."""
     node, bad, seen = fleet.nodes["n1"], streams[:-1], list[bytes]()
     group, _ = create_group(database, SUBSCRIPTION, GroupOptions(StartingPosition.EARLIEST, on_poison=OnPoison.SKIP))
     with Session(GROUP, database, settings=BorrowerSettings().scaled(SPEED)) as session:
@@ -171,9 +173,8 @@ def test_a_group_that_skips_goes_on_behind_it_and_history_has_what_it_lost(
 
 
 @pytest.mark.conforms("W10")
-def test_who_reads_without_a_group_sees_all_else_and_then_the_error_by_name(
-    database: str, conn: Connection, streams: list[int]
-) -> None:
+def test_readers_without_a_group_see_all_else(database: str, conn: Connection, streams: list[int]) -> None:
+    """They are then told of the bad block by name."""
     entire = sorted(values_of(streams[:-1], range(4)) + values_of(streams[-1:], range(8)))
     for stream in streams[:-1]:
         assert fetch(conn, stream, 0).position == 4, "what lies before it"
@@ -199,7 +200,8 @@ def test_who_reads_without_a_group_sees_all_else_and_then_the_error_by_name(
 
 
 @pytest.mark.conforms("W10")
-def test_compaction_leaves_it_as_it_is_says_so_and_merges_all_others(conn: Connection, streams: list[int]) -> None:
+def test_compaction_leaves_a_bad_block_as_it_is(conn: Connection, streams: list[int]) -> None:
+    """It says so, and merges all others."""
     before = dict(conn.execute("select stream_id, payload from block where end_offset = %s", (BAD,)).fetchall())
     for stream in streams[:-1]:
         ahead, behind = fetch(conn, stream, 0).batches, read(conn, stream, 6)

@@ -114,7 +114,7 @@ def test_an_empty_batch_is_delivered_at_once(database: str) -> None:
         assert publisher.publish_batch({"topic": [], "value": []}).result(5) == ()
 
 
-def test_what_waits_while_an_append_is_under_way_is_the_next_block(database: str, conn: Connection) -> None:
+def test_what_waits_for_an_append_is_the_next_block(database: str, conn: Connection) -> None:
     reshard(conn, "default", 1)
     with Publisher(database) as publisher:
         with conn.transaction():
@@ -130,9 +130,10 @@ def test_what_waits_while_an_append_is_under_way_is_the_next_block(database: str
 
 @pytest.mark.conforms("W2")
 @pytest.mark.usefixtures("untold")
-def test_blocks_committed_together_are_told_their_places_also_by_a_retry(
+def test_blocks_committed_together_have_their_places(
     database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """They are told also where the first answer was lost."""
     answered: list[list[AppendResult]] = []
 
     def listening(own: Connection, appends: Sequence[BlockAppend]) -> list[AppendResult]:
@@ -159,9 +160,8 @@ def test_blocks_committed_together_are_told_their_places_also_by_a_retry(
 
 
 @pytest.mark.conforms("W1")
-def test_wherever_an_exception_breaks_off_a_call_a_flush_ends_and_nothing_else_is_lost(
-    database: str, conn: Connection
-) -> None:
+def test_an_exception_in_a_call_loses_nothing_else(database: str, conn: Connection) -> None:
+    """Wherever it breaks off the call, a flush ends, and a batch is there whole or not at all."""
     sure: list[bytes] = []
     maybe: list[bytes] = []
     where = Path(sys.modules[Publisher.__module__].__file__ or "").parent
@@ -190,7 +190,7 @@ def test_wherever_an_exception_breaks_off_a_call_a_flush_ends_and_nothing_else_i
     assert place > 100
 
 
-def test_lingering_gathers_and_a_flush_does_not_wait_for_it(database: str, conn: Connection) -> None:
+def test_a_flush_does_not_wait_for_lingering(database: str, conn: Connection) -> None:
     reshard(conn, "default", 1)
     with Publisher(database, linger_ms=60_000, block_messages=10) as publisher:
         for _ in range(3):
@@ -216,7 +216,7 @@ def test_blocks_are_bounded_in_messages_and_bytes(database: str, conn: Connectio
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
-def test_a_publisher_of_one_space_refuses_topics_of_others(database: str, conn: Connection) -> None:
+def test_a_publisher_of_a_space_refuses_other_topics(database: str, conn: Connection) -> None:
     create_space(conn, "eu", "eu/#", shards=1)
     with Publisher(database, space="eu") as publisher:
         publisher.publish("eu/1", b"x").result(10)
@@ -242,7 +242,8 @@ def test_a_closed_publisher_says_so(database: str) -> None:
 # --- trouble ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_full_buffer_makes_the_caller_wait_and_drops_nothing(database: str, conn: Connection) -> None:
+def test_a_full_buffer_makes_the_caller_wait(database: str, conn: Connection) -> None:
+    """Nothing is dropped."""
     reshard(conn, "default", 1)
     published = 0
 
@@ -267,7 +268,8 @@ def test_a_full_buffer_makes_the_caller_wait_and_drops_nothing(database: str, co
 
 
 @pytest.mark.conforms("W2")
-def test_lost_connections_store_each_message_once_and_in_order(database: str, conn: Connection) -> None:
+def test_lost_connections_double_nothing(database: str, conn: Connection) -> None:
+    """Each message is stored once, and in order."""
     sent: dict[bytes, list[bytes]] = {b"%d" % key: [] for key in range(5)}
     stop = threading.Event()
 
@@ -298,9 +300,8 @@ def test_lost_connections_store_each_message_once_and_in_order(database: str, co
 @pytest.mark.conforms("W2")
 @pytest.mark.usefixtures("untold")
 @pytest.mark.parametrize("rolled_over", [False, True])
-def test_an_append_whose_reply_was_lost_is_stored_once_also_when_its_stream_closed_meanwhile(
-    database: str, conn: Connection, rolled_over: bool
-) -> None:
+def test_an_append_without_a_reply_is_stored_once(database: str, conn: Connection, rolled_over: bool) -> None:
+    """That holds also when its stream was closed meanwhile."""
     with PostgresProxy(database) as cutter, Publisher(cutter.url) as publisher:
         publisher.publish("t", b"first").result(20)
         (before,) = {stream_id for stream_id, found in everything(conn).items() if found}
@@ -317,7 +318,7 @@ def test_an_append_whose_reply_was_lost_is_stored_once_also_when_its_stream_clos
     assert values(conn) == [b"first", b"lost", b"waiting"]
 
 
-def test_a_database_that_stays_away_fails_the_deliveries_by_name(database: str, conn: Connection) -> None:
+def test_a_database_that_stays_away_fails_deliveries(database: str, conn: Connection) -> None:
     publisher = Publisher(database, delivery_timeout_s=0.3)
     publisher.publish("t", b"x").result(20)
     name = conn.info.dbname
@@ -335,7 +336,7 @@ def test_a_database_that_stays_away_fails_the_deliveries_by_name(database: str, 
     assert b"y" in values(conn)
 
 
-def test_a_newer_incarnation_of_a_named_producer_fences_the_older(database: str, conn: Connection) -> None:
+def test_a_newer_incarnation_fences_the_older(database: str, conn: Connection) -> None:
     older = Publisher(database, producer="meter")
     older.publish("t", b"1").result(10)
     with Publisher(database, producer="meter") as newer:
@@ -350,9 +351,7 @@ def test_a_newer_incarnation_of_a_named_producer_fences_the_older(database: str,
     assert values(conn) == [b"1", b"2", b"4"]
 
 
-def test_a_fault_of_our_own_in_the_sender_reaches_everybody_who_waits(
-    database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_in_the_sender_reaches_all_who_wait(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise ZeroDivisionError("our own fault")
 
@@ -372,7 +371,8 @@ def test_a_fault_of_our_own_in_the_sender_reaches_everybody_who_waits(
 
 
 @pytest.mark.conforms("W2", "W3")
-def test_what_waits_when_its_stream_is_closed_goes_to_the_children_in_order(database: str, conn: Connection) -> None:
+def test_what_waits_for_a_closed_stream_goes_on(database: str, conn: Connection) -> None:
+    """It goes to the stream's children, in order."""
     keys = [b"%d" % index for index in range(20)]
 
     def reshard_twice() -> None:

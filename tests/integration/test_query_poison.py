@@ -132,9 +132,10 @@ def is_past(conn: Connection, streams: Sequence[int], policy: OnPoison) -> bool:
 
 @pytest.mark.conforms("W10")
 @pytest.mark.parametrize("policy", OnPoison)
-def test_its_group_blocks_the_stream_or_skips_the_block_and_the_query_goes_on(
+def test_a_query_goes_on_past_a_bad_block(
     database: str, conn: Connection, lives: Lives, streams: list[int], policy: OnPoison
 ) -> None:
+    """Its group blocks the stream, or skips the block."""
     group, bad = of_group(database, policy), streams[:-1]
     lives.until(lambda: is_past(conn, streams, policy), most=len(bad))
     assert lives.failures > 0
@@ -156,7 +157,7 @@ def test_its_group_blocks_the_stream_or_skips_the_block_and_the_query_goes_on(
 @pytest.mark.conforms("W10", "E27")
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("streams", ["in Postgres"], indirect=True)
-def test_it_may_die_at_any_point_behind_that_and_everything_is_in_the_sink_once(
+def test_it_may_die_at_any_point_behind_that(
     database: str, conn: Connection, lives: Lives, streams: list[int], point: str
 ) -> None:
     """A range that is put off is not a lost one, also in the life after that."""
@@ -186,9 +187,7 @@ def test_what_is_written_under_a_guard_is_written_once(
 
 
 @pytest.mark.conforms("W10", "S11")
-def test_in_a_group_of_whole_epochs_it_has_all_epochs_before_that(
-    database: str, conn: Connection, lives: Lives
-) -> None:
+def test_it_has_all_whole_epochs_before_that(database: str, conn: Connection, lives: Lives) -> None:
     create_group(database, GROUP, GroupOptions(StartingPosition.EARLIEST, atomic=True))
     create_space(conn, "eu", "eu/#", shards=2)
     epochs = [b"%07d" % epoch for epoch in range(6)]

@@ -111,7 +111,7 @@ def test_an_unfinished_queue_holds_its_messages_back(conn: Connection, old: int,
 
 
 @pytest.mark.conforms("W4", "E2")
-def test_a_queue_holds_also_what_it_has_not_been_told_of_yet(conn: Connection) -> None:
+def test_a_queue_holds_what_it_was_not_told_of_yet(conn: Connection) -> None:
     holder = group(conn, "queue", "+/1")
     rollover(conn, "eu")
     later = stream_of(conn, "eu")
@@ -133,7 +133,7 @@ def test_other_groups_hold_nothing_back(conn: Connection, old: int, kind: str, f
     assert is_gone(conn, old)
 
 
-def test_a_reader_in_the_way_leaves_the_partition_to_the_next_pass(
+def test_a_reader_leaves_a_partition_to_the_next_pass(
     database: str, conn: Connection, old: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention, "LOCK_TIMEOUT_S", 0.1)
@@ -161,9 +161,7 @@ def test_a_deposed_maintainer_declares_nothing(conn: Connection, old: int) -> No
 
 
 @pytest.mark.conforms("W4")
-def test_a_detach_left_pending_is_finished_first_and_holds_up_nothing_for_ever(
-    database: str, conn: Connection, old: int
-) -> None:
+def test_a_detach_left_pending_is_finished_first(database: str, conn: Connection, old: int) -> None:
     """A reader outlives the lock timeout of a detach, and then an older generation becomes due as well."""
     older = stream_of(conn, "default")
     put(conn, older, b"x")
@@ -191,7 +189,8 @@ def is_pending(conn: Connection, space: str) -> bool:
 
 
 @pytest.mark.conforms("W4")
-def test_what_ails_one_partition_holds_up_no_other_and_is_told(conn: Connection, old: int) -> None:
+def test_what_ails_one_partition_holds_up_no_other(conn: Connection, old: int) -> None:
+    """It is reported."""
     alter_space(conn, "default", retention_s=1)
     rollover(conn, "default")
     conn.execute("update generation set closed_at = closed_at - interval '1 h' where state = 'closed'")
@@ -207,7 +206,7 @@ def test_what_ails_one_partition_holds_up_no_other_and_is_told(conn: Connection,
     assert drop_gone(conn) == [row[0]]
 
 
-def test_retention_under_load_disturbs_no_publisher_and_no_reader(database: str, conn: Connection) -> None:
+def test_retention_disturbs_no_publisher(database: str, conn: Connection) -> None:
     stop, sent, trouble = threading.Event(), [0], list[BaseException]()
 
     def publish() -> None:
@@ -234,7 +233,8 @@ def test_retention_under_load_disturbs_no_publisher_and_no_reader(database: str,
     assert row == (sent[0],)
 
 
-def test_producers_idle_for_long_are_forgotten_and_registered_ones_are_not(database: str, conn: Connection) -> None:
+def test_idle_producers_are_forgotten(database: str, conn: Connection) -> None:
+    """Those that are registered are not."""
     with Publisher(database, producer="meter") as publisher:
         publisher.publish("eu/1", b"x").result(30)
     assert IdleProducerCleaner(idle_s=60)(conn) == 0
@@ -244,9 +244,11 @@ def test_producers_idle_for_long_are_forgotten_and_registered_ones_are_not(datab
 
 
 @pytest.mark.conforms("E39")
-def test_idle_producers_are_looked_for_some_at_a_time_and_all_are_found_whoever_comes_meanwhile(
+def test_idle_producers_are_found_some_at_a_time(
     conn: Connection,
 ) -> None:
+    """All of them are found, whoever comes meanwhile."""
+
     def add(*names: str, idle: bool) -> None:
         for name in names:
             conn.execute(

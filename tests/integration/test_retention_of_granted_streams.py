@@ -32,9 +32,8 @@ def lines(conn: Connection) -> dict[int, StreamView]:
 
 @pytest.mark.conforms("W4")
 @pytest.mark.long
-def test_what_retention_takes_from_under_a_consumer_is_said_blocked_and_counted_and_all_else_goes_on(
-    conn: Connection, fleet: Fleet, database: str
-) -> None:
+def test_what_is_taken_from_a_consumer_is_counted(conn: Connection, fleet: Fleet, database: str) -> None:
+    """Its stream is blocked, with the reason, and all others go on."""
     doomed, other = stream_of(conn, "eu"), stream_of(conn, "default")
     for number in range(10):
         put(conn, doomed, b"%d" % number, topic="eu/1")

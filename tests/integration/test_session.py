@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.conforms("R1")
-def test_an_agent_holds_one_poll_however_much_it_subscribes() -> None:
+def test_an_agent_with_10000_keys_holds_one_poll() -> None:
     subscriptions = 10_000
 
     async def test() -> None:
@@ -61,7 +61,9 @@ def test_as_many_polls_are_held_as_there_are_agents() -> None:
 
 
 @pytest.mark.conforms("R2")
-def test_commands_arrive_in_order_one_batch_at_a_time_behind_a_slow_one() -> None:
+def test_commands_arrive_in_order_behind_a_slow_one() -> None:
+    """There is one batch at a time."""
+
     async def test() -> None:
         async with a_node() as node, an_agent(node.address) as agent:
             gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -108,7 +110,7 @@ def test_a_message_without_a_poll_waits_for_the_next() -> None:
 
 
 @pytest.mark.conforms("R12")
-def test_group_messages_stream_heads_and_watches_are_served_alike() -> None:
+def test_all_channels_are_served_alike() -> None:
     async def test() -> None:
         async with a_node() as node, an_agent(node.address) as agent:
             node.sessions.publish(Channel.STREAM, "7", StreamHead(7, 100), version=100)
@@ -129,7 +131,7 @@ def test_group_messages_stream_heads_and_watches_are_served_alike() -> None:
 
 
 @pytest.mark.conforms("R12")
-def test_the_machines_import_nothing_of_leaders_and_borrowers() -> None:
+def test_the_machines_import_nothing_of_their_owners() -> None:
     code = (
         "import sys, sublet_protocol.pubsub.node_side_machine, sublet_protocol.pubsub.agent_side_machine\n"
         "ours = ('grpc', 'google', 'sublet_leader', 'sublet_borrower', 'sublet_storage', 'sublet_protocol.messages')\n"

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.conforms("R2")
-def test_a_batch_whose_receipt_was_lost_is_not_executed_again() -> None:
+def test_a_batch_without_a_receipt_is_executed_once() -> None:
     async def test() -> None:
         async with a_node() as node, an_agent(node.address, settings=FAST) as agent:
             node.drop_replies = 1
@@ -40,7 +40,9 @@ def test_a_batch_whose_receipt_was_lost_is_not_executed_again() -> None:
 
 
 @pytest.mark.conforms("R2")
-def test_a_batch_that_the_agent_gave_up_waiting_for_is_executed_to_its_end_once() -> None:
+def test_a_batch_given_up_is_executed_once() -> None:
+    """It is executed to its end, though the agent does not wait any more."""
+
     async def test() -> None:
         async with a_node() as node:
             gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -59,7 +61,7 @@ def test_a_batch_that_the_agent_gave_up_waiting_for_is_executed_to_its_end_once(
 
 
 @pytest.mark.conforms("R2")
-def test_a_repeated_batch_is_answered_only_once_the_first_is_executed() -> None:
+def test_a_repeat_is_answered_when_the_first_is_done() -> None:
     async def test() -> None:
         async with a_node() as node, grpc.aio.insecure_channel(node.address) as channel:
             gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -102,7 +104,7 @@ def test_a_lost_reply_is_given_again_and_seen_once() -> None:
 
 
 @pytest.mark.conforms("R6")
-def test_a_restarted_node_is_noticed_and_subscriptions_are_declared_again() -> None:
+def test_a_restarted_node_is_subscribed_to_again() -> None:
     async def test() -> None:
         port = free_port()
         async with a_node("n1", port=port) as node, an_agent(node.address, settings=FAST) as agent:
@@ -160,7 +162,7 @@ KILLED_AGENT = """
 
 
 @pytest.mark.conforms("R8")
-def test_a_killed_agent_is_gone_within_three_holds_and_a_quiet_one_stays() -> None:
+def test_a_killed_agent_is_gone_and_a_quiet_one_stays() -> None:
     async def test() -> None:
         hold_s = 0.4
         quiet = AgentSideSettings(hold_s=hold_s)
@@ -185,7 +187,9 @@ def test_a_killed_agent_is_gone_within_three_holds_and_a_quiet_one_stays() -> No
 
 
 @pytest.mark.conforms("R11", "X4")
-def test_bad_commands_and_bad_bytes_harm_their_sender_only() -> None:
+def test_bad_bytes_harm_their_sender_only() -> None:
+    """Bad commands do so, too."""
+
     async def test() -> None:
         async with a_node() as node, an_agent(node.address, "good") as good:
             good.node.subscribe(Channel.GROUP, "k")
@@ -218,7 +222,7 @@ def test_bad_commands_and_bad_bytes_harm_their_sender_only() -> None:
 
 
 @pytest.mark.conforms("R11")
-def test_what_the_owner_refuses_goes_back_to_its_sender() -> None:
+def test_what_the_owner_refuses_goes_back() -> None:
     async def test() -> None:
         async with a_node() as node, an_agent(node.address) as agent:
             wanted = LeaderWanted("b", "agent", "$queue/g/a")
@@ -231,7 +235,9 @@ def test_what_the_owner_refuses_goes_back_to_its_sender() -> None:
     run(test)
 
 
-def test_another_protocol_version_is_refused_with_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_protocol_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The refusal has both numbers."""
+
     async def test() -> None:
         async with a_node() as node:
             monkeypatch.setattr("sublet_protocol.pubsub.wire.PROTOCOL_VERSION", 99)
@@ -247,7 +253,7 @@ def test_another_protocol_version_is_refused_with_both_numbers(monkeypatch: pyte
     run(test)
 
 
-def test_closing_delivers_what_was_sent_or_says_that_it_did_not() -> None:
+def test_closing_delivers_or_says_that_it_did_not() -> None:
     async def test() -> None:
         async with a_node() as node:
             agent = Agent(node.address)

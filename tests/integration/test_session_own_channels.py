@@ -95,7 +95,7 @@ def test_a_station_and_its_watchers() -> None:
 
 
 @pytest.mark.conforms("R12", "R11")
-def test_a_channel_that_is_not_of_this_session_is_refused_on_both_sides() -> None:
+def test_a_foreign_channel_is_refused_on_both_sides() -> None:
     async def test() -> None:
         async with a_node() as node, an_agent(node.address, channels=WEATHER) as agent:
             with pytest.raises(UsageError, match=r"'stream'.*temperature, storm"):

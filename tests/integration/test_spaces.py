@@ -56,7 +56,7 @@ def test_the_default_space_is_made_once(conn: Connection) -> None:
 
 
 @pytest.mark.conforms("A1")
-def test_creating_twice_with_the_same_arguments_changes_nothing(conn: Connection) -> None:
+def test_creating_the_same_twice_changes_nothing(conn: Connection) -> None:
     settings = {"shards": 3, "retention_s": 60, "rollover_s": 10, "compression": "zstd"}
     made = create_space(conn, "eu", "eu/#", **settings)  # type: ignore[arg-type]
     before = open_streams(conn)
@@ -69,7 +69,7 @@ def test_creating_twice_with_the_same_arguments_changes_nothing(conn: Connection
         create_space(conn, "other", "eu/#")
 
 
-def test_an_unknown_space_is_named_together_with_those_that_exist(conn: Connection) -> None:
+def test_an_unknown_space_is_named_with_the_others(conn: Connection) -> None:
     create_space(conn, "eu", "eu/#")
     for change in (lambda: rollover(conn, "ue"), lambda: reshard(conn, "ue", 2), lambda: drop_space(conn, "ue")):
         with pytest.raises(UnknownSpace, match=r"'ue'.*default, eu"):
@@ -107,7 +107,7 @@ def test_bad_settings_are_refused_and_change_nothing(conn: Connection) -> None:
 
 
 @pytest.mark.conforms("W3")
-def test_a_rollover_closes_the_streams_and_opens_their_children(conn: Connection) -> None:
+def test_a_rollover_closes_streams_and_opens_children(conn: Connection) -> None:
     old = streams(conn, "default")
     rollover(conn, "default")
     new = streams(conn, "default")
@@ -127,7 +127,8 @@ def test_a_reshard_makes_parents_of_the_overlapping(conn: Connection) -> None:
 
 
 @pytest.mark.conforms("W3")
-def test_only_spaces_whose_topics_move_roll_over_and_only_from_there_come_parents(conn: Connection) -> None:
+def test_only_spaces_whose_topics_move_roll_over(conn: Connection) -> None:
+    """The parents of new streams are of these spaces."""
     create_space(conn, "us", "us/#", shards=1)
     create_space(conn, "de", "eu/de/#", shards=1)
     before = {name: streams(conn, name) for name in ("default", "us", "de")}
@@ -152,7 +153,8 @@ def test_only_spaces_whose_topics_move_roll_over_and_only_from_there_come_parent
 
 
 @pytest.mark.conforms("W3", "W4")
-def test_what_was_filled_under_a_former_filter_is_found_and_held_by_it(conn: Connection) -> None:
+def test_a_generation_is_judged_by_its_own_filter(conn: Connection) -> None:
+    """What was filled under a former filter is found, and held for a queue, by that."""
     create_space(conn, "eu", "eu/#", shards=1, retention_s=100)
     conn.execute("insert into consumer_group (kind, name, filter) values ('queue', 'g', 'eu/#')")
     held = rollover(conn, "eu")
@@ -178,7 +180,7 @@ def test_altering_retention_moves_no_stream(conn: Connection) -> None:
     assert open_streams(conn) == before
 
 
-def test_a_space_rolls_over_when_due_and_not_while_it_is_empty(conn: Connection) -> None:
+def test_a_space_rolls_over_when_due_unless_empty(conn: Connection) -> None:
     alter_space(conn, "default", retention_s=40)
     age = "update generation set opened_at = opened_at - interval '11 s' where state = 'open'"
     conn.execute(age)
@@ -192,7 +194,7 @@ def test_a_space_rolls_over_when_due_and_not_while_it_is_empty(conn: Connection)
     assert rollover_due(conn) == [], "rollover_s is asked before retention_s"
 
 
-def test_the_longest_retention_and_rollover_keep_the_database_in_order(conn: Connection) -> None:
+def test_the_longest_times_harm_nothing(conn: Connection) -> None:
     create_space(conn, "eu", "eu/#", shards=1, retention_s=MAX_S, rollover_s=MAX_S)
     put(conn, streams(conn, "eu")[0], b"x", topic="eu/1")
     rollover(conn, "eu")
@@ -200,7 +202,7 @@ def test_the_longest_retention_and_rollover_keep_the_database_in_order(conn: Con
     assert mark_expired_gone(conn) == []
 
 
-def test_a_step_of_maintenance_that_fails_keeps_no_other_from_running(
+def test_a_failing_step_of_maintenance_stops_no_other(
     database: str, conn: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     create_space(conn, "eu", "eu/#", shards=1)
@@ -244,7 +246,8 @@ def test_maintenance_asks_its_guard_first(conn: Connection) -> None:
     assert open_streams(conn) == before
 
 
-def test_a_change_waits_for_no_reader_and_holds_none_up(database: str, conn: Connection) -> None:
+def test_a_change_and_a_reader_do_not_wait(database: str, conn: Connection) -> None:
+    """Neither waits for the other."""
     old = streams(conn, "default")[0]
     put(conn, old, b"x")
     with connect(database) as reader, reader.transaction():
@@ -254,7 +257,7 @@ def test_a_change_waits_for_no_reader_and_holds_none_up(database: str, conn: Con
     put(conn, streams(conn, "default")[0], b"y")
 
 
-def test_a_lock_that_is_not_to_be_had_is_an_error_that_says_so(
+def test_a_lock_that_is_not_to_be_had_is_an_error(
     database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rollovers, "LOCK_TIMEOUT_S", 0.05)

@@ -93,7 +93,7 @@ def test_everything_is_in_the_sink_and_acknowledged(database: str, runs: list[Ru
 
 
 @pytest.mark.conforms("E27")
-def test_what_is_planned_is_in_the_row_before_it_is_begun(database: str, runs: list[Run], conn: Connection) -> None:
+def test_a_plan_is_written_before_it_is_begun(database: str, runs: list[Run], conn: Connection) -> None:
     checkpoint = Checkpoint()
     publish(database, 0, 10)
     runs.append(run := Run(checkpoint, database))
@@ -110,9 +110,8 @@ def test_what_is_planned_is_in_the_row_before_it_is_begun(database: str, runs: l
 
 @pytest.mark.conforms("E26", "E27")
 @pytest.mark.parametrize("point", POINTS)
-def test_a_query_that_dies_at_any_point_goes_on_as_if_it_had_not(
-    database: str, runs: list[Run], conn: Connection, point: str
-) -> None:
+def test_a_query_may_die_at_any_point(database: str, runs: list[Run], conn: Connection, point: str) -> None:
+    """It goes on as if it had not."""
     checkpoint = Checkpoint()
     values = publish(database, 0, 30)
     for _ in range(3):
@@ -132,9 +131,7 @@ def test_a_query_that_dies_at_any_point_goes_on_as_if_it_had_not(
 
 @pytest.mark.conforms("E26", "E27")
 @pytest.mark.parametrize("point", ["committed", "read"])
-def test_what_was_done_is_not_done_again_by_the_process_after_next(
-    database: str, runs: list[Run], conn: Connection, point: str
-) -> None:
+def test_what_was_done_is_not_done_again(database: str, runs: list[Run], conn: Connection, point: str) -> None:
     """Of two streams that a batch has had, one comes late to the next process, which goes on with the other."""
     checkpoint = Checkpoint()
     values = publish(database, 0, 30)
@@ -167,9 +164,7 @@ def test_what_was_done_is_not_done_again_by_the_process_after_next(
 
 @pytest.mark.conforms("E26", "E27")
 @pytest.mark.parametrize("point", ["read", "sunk"])
-def test_another_application_gets_everything_but_what_is_in_doubt(
-    database: str, runs: list[Run], conn: Connection, point: str
-) -> None:
+def test_others_get_all_but_what_is_in_doubt(database: str, runs: list[Run], conn: Connection, point: str) -> None:
     ours, theirs = Checkpoint(), Checkpoint()
     values = publish(database, 0, 30)
     run = Run(ours, database, inDoubtTimeout=LONG, maxOffsetsPerTrigger=8)
@@ -185,9 +180,8 @@ def test_another_application_gets_everything_but_what_is_in_doubt(
 
 @pytest.mark.conforms("E26", "E27")
 @pytest.mark.parametrize("policy", ["drop", "fail"])
-def test_after_the_hold_another_application_has_it_and_it_is_never_read_again(
-    database: str, runs: list[Run], conn: Connection, policy: str
-) -> None:
+def test_after_the_hold_others_have_it(database: str, runs: list[Run], conn: Connection, policy: str) -> None:
+    """The query that comes back does not read it again."""
     ours, theirs = Checkpoint(), Checkpoint()
     values = publish(database, 0, 30)
     run = Run(ours, database, inDoubtTimeout=SHORT, maxOffsetsPerTrigger=8)
@@ -208,9 +202,8 @@ def test_after_the_hold_another_application_has_it_and_it_is_never_read_again(
         until_both_have(40, other, back)
 
 
-def test_of_two_processes_of_one_name_the_newer_stays_and_goes_on_with_the_batch(
-    database: str, runs: list[Run], conn: Connection
-) -> None:
+def test_of_two_of_one_name_the_newer_goes_on(database: str, runs: list[Run], conn: Connection) -> None:
+    """It goes on with the batch that the older had begun."""
     checkpoint = Checkpoint()
     values = publish(database, 0, 30)
     runs.append(older := Run(checkpoint, database, inDoubtTimeout=LONG, maxOffsetsPerTrigger=8))
@@ -238,9 +231,8 @@ def test_a_query_that_stops_hands_over_at_once(database: str, fleet: Fleet, runs
     other.until(10)
 
 
-def test_a_query_that_stops_in_a_batch_leaves_it_reserved_and_the_rest_free(
-    database: str, runs: list[Run], conn: Connection
-) -> None:
+def test_a_query_that_stops_in_a_batch_reserves_it(database: str, runs: list[Run], conn: Connection) -> None:
+    """The rest is left free."""
     checkpoint = Checkpoint()
     publish(database, 0, 10)
     run = Run(checkpoint, database, maxOffsetsPerTrigger=1)
@@ -254,9 +246,8 @@ def test_a_query_that_stops_in_a_batch_leaves_it_reserved_and_the_rest_free(
 
 
 @pytest.mark.conforms("E28")
-def test_a_batch_that_takes_longer_than_every_timeout_keeps_its_streams(
-    database: str, runs: list[Run], conn: Connection
-) -> None:
+def test_a_long_batch_keeps_its_streams(database: str, runs: list[Run], conn: Connection) -> None:
+    """It takes longer than every timeout."""
     checkpoint = Checkpoint()
     publish(database, 0, 20)
     runs.append(run := Run(checkpoint, database, maxOffsetsPerTrigger=5))
@@ -271,9 +262,7 @@ def test_a_batch_that_takes_longer_than_every_timeout_keeps_its_streams(
     assert run.reader.latestOffset(planned, ReadMaxRows(5)) not in ({}, planned)
 
 
-def test_a_leader_that_is_killed_pauses_the_query_and_does_not_end_it(
-    database: str, fleet: Fleet, runs: list[Run], conn: Connection
-) -> None:
+def test_a_killed_leader_does_not_end_a_query(database: str, fleet: Fleet, runs: list[Run], conn: Connection) -> None:
     checkpoint = Checkpoint()
     values = publish(database, 0, 20)
     runs.append(run := Run(checkpoint, database, maxOffsetsPerTrigger=5, inDoubtTimeout=LONG))
@@ -305,9 +294,8 @@ def test_a_batch_is_as_large_as_the_query_allows(
 
 
 @pytest.mark.conforms("E27")
-def test_a_query_that_dies_of_one_batch_again_and_again_does_the_same_each_time(
-    database: str, runs: list[Run], conn: Connection
-) -> None:
+def test_a_query_that_dies_of_a_batch_does_it_again(database: str, runs: list[Run], conn: Connection) -> None:
+    """It does the very same each time."""
     checkpoint = Checkpoint()
     values = publish(database, 0, 10)
     for _ in range(MAX_LOSSES + 2):
@@ -364,9 +352,7 @@ def test_available_now_takes_what_is_there_and_ends(
 
 
 @pytest.mark.conforms("E26")
-def test_available_now_waits_for_what_another_member_gives_back(
-    database: str, runs: list[Run], conn: Connection
-) -> None:
+def test_available_now_waits_for_what_is_given_back(database: str, runs: list[Run], conn: Connection) -> None:
     """Which takes longer than any leader needs to lend what is free."""
     values = publish(database, 0, 30)
     other = Session("$share/g/#", database, starting_position="earliest", settings=BorrowerSettings().scaled(SPEED))
@@ -384,9 +370,7 @@ def test_available_now_waits_for_what_another_member_gives_back(
     assert run.checkpoint.values() == values
 
 
-def test_available_now_fails_where_what_was_there_is_not_lent_in_time(
-    database: str, runs: list[Run], conn: Connection
-) -> None:
+def test_available_now_fails_if_not_lent_in_time(database: str, runs: list[Run], conn: Connection) -> None:
     publish(database, 0, 30)
     group, _ = admin.create_group(database, Subscription.parse("$share/g/#"), GroupOptions(StartingPosition.EARLIEST))
     admin.send_command(database, group.subscription, PauseGroup("repairs"))

@@ -78,9 +78,10 @@ def consumed(conn: Connection) -> Any:
 
 
 @pytest.mark.conforms("S11", "S8")
-def test_a_batch_has_whole_epochs_of_all_streams_and_none_that_is_open(
+def test_a_batch_has_whole_epochs_of_all_streams(
     url: str, runs: list[Run], publisher: Publisher, conn: Connection
 ) -> None:
+    """It has none that is open."""
     checkpoint = Checkpoint()
     runs.append(run := Run(checkpoint, url, wholeEpochs=True))
     publish(publisher, 0)
@@ -116,7 +117,7 @@ def test_a_limit_divides_between_epochs(
 
 @pytest.mark.conforms("S11", "S8", "E27")
 @pytest.mark.parametrize("point", ["logged", "read", "sunk"])
-def test_a_batch_that_is_done_again_has_the_same_epochs(
+def test_a_batch_done_again_has_the_same_epochs(
     url: str, runs: list[Run], publisher: Publisher, conn: Connection, point: str
 ) -> None:
     checkpoint = Checkpoint()
@@ -158,7 +159,8 @@ def test_available_now_ends_though_an_epoch_is_open(url: str, runs: list[Run], p
 
 
 @pytest.mark.conforms("S11")
-def test_available_now_gives_out_no_more_than_was_there(url: str, runs: list[Run], publisher: Publisher) -> None:
+def test_available_now_gives_out_what_was_there(url: str, runs: list[Run], publisher: Publisher) -> None:
+    """It gives out no more."""
     checkpoint = Checkpoint()
     for epoch in range(3):
         publish(publisher, epoch)
@@ -175,9 +177,8 @@ def test_available_now_gives_out_no_more_than_was_there(url: str, runs: list[Run
 
 @pytest.mark.conforms("S11", "S9")
 @pytest.mark.parametrize("query", ["goes on", "begins anew", "available now"])
-def test_an_epoch_is_given_out_though_another_stream_has_nothing_of_it(
-    url: str, runs: list[Run], publisher: Publisher, query: str
-) -> None:
+def test_an_epoch_of_one_stream_is_given_out(url: str, runs: list[Run], publisher: Publisher, query: str) -> None:
+    """Another stream has nothing of it."""
     checkpoint = Checkpoint()
     publish(publisher, 0)
     publisher.flush()

@@ -88,9 +88,8 @@ def answers(conn: Connection, stream: int, seconds: int) -> set[int]:
 @pytest.mark.conforms("W8")
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=STEPS)
-def test_wherever_one_asks_a_time_is_where_it_was_whatever_was_merged_with_what(
-    conn: Connection, steps: list[tuple[int, int] | int]
-) -> None:
+def test_a_time_is_where_it_was_whatever_was_merged(conn: Connection, steps: list[tuple[int, int] | int]) -> None:
+    """All ways to ask have the same answer."""
     if "eu" not in {space.name for space in list_spaces(conn)}:
         create_space(conn, "eu", "eu/#", shards=1)
     rollover(conn, "eu")
@@ -112,9 +111,8 @@ def test_wherever_one_asks_a_time_is_where_it_was_whatever_was_merged_with_what(
 
 
 @pytest.mark.conforms("W8")
-def test_an_hour_that_is_read_again_is_the_same_after_compaction_when_moved_out_and_when_brought_back(
-    database: str, conn: Connection, tmp_path: Path
-) -> None:
+def test_an_hour_stays_the_same(database: str, conn: Connection, tmp_path: Path) -> None:
+    """It has the same messages after compaction, moved out, and brought back."""
     space = a_space(conn, LocalWorld(tmp_path))
     stream = stream_of(conn, "eu")
     for number in range(12):
@@ -143,7 +141,7 @@ def test_an_hour_that_is_read_again_is_the_same_after_compaction_when_moved_out_
 
 
 @pytest.mark.conforms("W8")
-def test_the_age_of_what_waits_is_that_of_the_first_message_that_waits(conn: Connection) -> None:
+def test_the_age_of_what_waits_is_that_of_the_first(conn: Connection) -> None:
     create_space(conn, "eu", "eu/#", shards=1)
     stream = stream_of(conn, "eu")
     for number in range(6):

@@ -193,7 +193,7 @@ update lending set status = 'free', grant_id = grant_id + 1, borrower_id = null,
 
 
 @pytest.mark.conforms("E11", "E25", "E36")
-def test_a_stream_that_somebody_took_by_hand_is_given_up_and_lent_anew(place: Place) -> None:
+def test_a_stream_taken_by_hand_is_lent_anew(place: Place) -> None:
     place.publish(3, key="taken")
     place.publish(2, key="kept")
     lost: list[Batch] = []
@@ -221,7 +221,7 @@ def test_a_stream_that_somebody_took_by_hand_is_given_up_and_lent_anew(place: Pl
 
 
 @pytest.mark.parametrize("away", [False, True], ids=["found out at once", "found out by the next try"])
-def test_a_commit_whose_answer_was_lost_is_not_done_twice(place: Place, away: bool) -> None:
+def test_a_commit_without_an_answer_is_done_once(place: Place, away: bool) -> None:
     place.publish(3, key="k")
     with PostgresProxy(place.url) as cutter, place.session(cutter.url) as session:
         calls = 0
@@ -268,9 +268,7 @@ AGAIN: dict[str, Callable[[list[Batch], list[Batch]], tuple[Batch, ...]]] = {
         *((again, False) for again in ("the same", "one fewer", "acknowledged")),
     ],
 )
-def test_whatever_follows_on_an_unknown_outcome_each_message_has_its_effect_once(
-    place: Place, again: str, arrives: bool
-) -> None:
+def test_after_an_unknown_outcome_each_counts_once(place: Place, again: str, arrives: bool) -> None:
     """Two streams of two batches each; of both the first is in the transaction that gets no answer."""
     for key in ("a", "b"):
         place.publish(2, key)
@@ -304,7 +302,8 @@ def test_whatever_follows_on_an_unknown_outcome_each_message_has_its_effect_once
     assert (place.output(), place.progress()) == (sorted(2 * expected(2)), 4)
 
 
-def test_a_function_that_raises_after_its_commit_is_not_called_again_for_it(place: Place) -> None:
+def test_a_function_that_commits_is_not_called_again(place: Place) -> None:
+    """It is not called again though it raises afterwards."""
     place.publish(4, key="k")
     with place.session(auto_ack=False, max_batch_bytes=1) as session:
 
@@ -321,7 +320,8 @@ def test_a_function_that_raises_after_its_commit_is_not_called_again_for_it(plac
 
 
 @pytest.mark.conforms("E35")
-def test_several_batches_in_one_transaction_and_the_order_of_their_stream(place: Place) -> None:
+def test_several_batches_in_one_transaction(place: Place) -> None:
+    """They are committed in the order of their streams."""
     for key in ("a", "b"):
         place.publish(3, key)
     with place.session(auto_ack=False, max_batch_bytes=1) as session:
@@ -338,7 +338,8 @@ def test_several_batches_in_one_transaction_and_the_order_of_their_stream(place:
 
 
 @pytest.mark.conforms("E37")
-def test_parts_of_a_batch_are_committed_in_their_order_without_a_gap_and_none_twice(place: Place) -> None:
+def test_parts_of_a_batch_are_committed_in_order(place: Place) -> None:
+    """There is no gap, and none is committed twice."""
     with Publisher(place.url) as publisher:
         for number in range(5):
             publisher.publish("t", str(number), key="k")
@@ -363,7 +364,7 @@ def test_parts_of_a_batch_are_committed_in_their_order_without_a_gap_and_none_tw
 
 
 @pytest.mark.conforms("E25")
-def test_a_session_of_an_event_loop_commits_on_its_own_thread(place: Place) -> None:
+def test_an_async_session_commits_on_its_own_thread(place: Place) -> None:
     place.publish(5, key="k")
     threads: set[int] = set()
 
