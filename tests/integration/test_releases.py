@@ -169,19 +169,6 @@ def test_an_empty_database_can_get_an_older_version(empty_database: str) -> None
     assert migrate(empty_database) == LATER
 
 
-@pytest.mark.usefixtures("knows_more")
-def test_a_failed_migration_leaves_the_version_before(database: str, newer: Path) -> None:
-    script = newer / "versions" / f"{NEXT}_more.py"
-    script.write_text(script.read_text().replace('"leadership"', '"no_such_table"'))
-    with pytest.raises(Exception, match="no_such_table"):
-        migrate(database)
-    assert current_version(database) == SCHEMA_VERSION
-    with connect(database) as conn:
-        check_schema(conn)
-        found = conn.execute("select from information_schema.columns where column_name = %s", (f"from_{NEXT}",))
-        assert found.fetchall() == []
-
-
 @pytest.mark.conforms("A10")
 @pytest.mark.usefixtures("knows_more")
 def test_what_would_break_programs_at_work_is_refused(database: str) -> None:

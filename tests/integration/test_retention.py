@@ -10,11 +10,9 @@ import psycopg
 import pytest
 
 from sublet_protocol.domain.errors import PositionGone, StaleTerm, SubletError
-from sublet_storage.db.connect import connect
 from sublet_storage.groups.model.records import GroupOptions
 from sublet_storage.log.fetch import fetch
 from sublet_storage.producer import Publisher
-from sublet_storage.spaces import retention
 from sublet_storage.spaces.retention import IdleProducerCleaner, apply_retention, drop_gone, mark_expired_gone
 from sublet_storage.spaces.space_changes import alter_space, drop_space, rollover
 from tests.integration.log_kit import Connection, put, read, stream_of, with_a_short_lived_space
@@ -133,24 +131,6 @@ def test_other_groups_hold_nothing_back(conn: Connection, old: int, kind: str, f
     assert is_gone(conn, old)
 
 
-def test_a_reader_leaves_a_partition_to_the_next_pass(
-    database: str, conn: Connection, old: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(retention, "LOCK_TIMEOUT_S", 0.1)
-    before = partitions(conn)
-    with connect(database) as reader, reader.transaction():
-        reader.execute("select count(*) from block")
-        declared = mark_expired_gone(conn)
-        assert declared
-        assert drop_gone(conn) == []
-        assert is_gone(conn, old), "gone is committed before anything is dropped"
-        put(conn, stream_of(conn, "eu"), b"y", topic="eu/1")
-    row = conn.execute("select count(*) from pg_inherits where inhdetachpending").fetchone()
-    assert row == (1,), "the detach was begun and cut short"
-    assert drop_gone(conn) == declared
-    assert len(before - partitions(conn)) == len(declared)
-
-
 def test_a_deposed_maintainer_declares_nothing(conn: Connection, old: int) -> None:
     def deposed(_: Connection) -> None:
         raise StaleTerm("the term is over")
@@ -169,7 +149,9 @@ def test_a_detach_left_pending_is_finished_first(database: str, conn: Connection
     with psycopg.connect(database, options="-c search_path=sublet") as reader:
         reader.execute("select from block")
         apply_retention(conn)
-        assert is_pending(conn, "eu")
+        assert is_gone(conn, old), "that is committed before anything is dropped"
+        assert is_pending(conn, "eu"), "the detach was begun and cut short"
+        put(conn, stream_of(conn, "eu"), b"y", topic="eu/1")
         alter_space(conn, "default", retention_s=100)
         conn.execute("update generation set closed_at = closed_at - interval '1 h' where state = 'closed'")
         apply_retention(conn)

@@ -25,21 +25,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.conforms("R2")
-def test_a_batch_without_a_receipt_is_executed_once() -> None:
-    async def test() -> None:
-        async with a_node() as node, an_agent(node.address, settings=FAST) as agent:
-            node.drop_replies = 1
-            agent.node.send(Ping((), 1.0))
-            agent.node.send(Ping((), 2.0))
-            assert await agent.node.close(timeout_s=10)
-            assert [message for _, message in node.received] == [Ping((), 1.0), Ping((), 2.0)]
-            assert node.calls.count("Commands") == 3
-            assert not agent.lost
-
-    run(test)
-
-
-@pytest.mark.conforms("R2")
 def test_a_batch_given_up_is_executed_once() -> None:
     """It is executed to its end, though the agent does not wait any more."""
 

@@ -168,13 +168,16 @@ def test_of_two_commits_of_a_batch_one_stores_it(database: str, conn: Connection
 
 
 def test_a_driver_that_is_behind_is_refused_by_name(database: str, conn: Connection) -> None:
-    zombie = Query(database)
+    """One with a new checkpoint is not: it begins anew."""
+    zombie, anew = Query(database), Query(database, "query 2")
     old = zombie.write(0, [numbered(0, 100)])
     batch(Query(database), 0)
     batch(Query(database), 1)
     with pytest.raises(BatchOutOfSequence, match="query 1: batch 0 is not stored now, as batch 1 is stored already"):
         zombie.commit(old, 0)
     assert stored(conn) == list(range(6000))
+    anew.commit(anew.write(0, [numbered(6000, 10)]), 0)
+    assert stored(conn) == list(range(6010))
 
 
 def test_a_batch_with_other_rows_is_told_of(database: str, conn: Connection, caplog: pytest.LogCaptureFixture) -> None:
@@ -186,14 +189,6 @@ def test_a_batch_with_other_rows_is_told_of(database: str, conn: Connection, cap
     query.commit(query.write(0, [numbered(3000, 10)]), 0)
     assert "batch 0 was stored already, with 3000 messages, and nothing is stored of the 10 that it has" in caplog.text
     assert stored(conn) == list(range(3000))
-
-
-def test_a_query_with_a_new_checkpoint_begins_anew(database: str, conn: Connection) -> None:
-    batch(Query(database), 0)
-    batch(Query(database), 1)
-    other = Query(database, "query 2")
-    other.commit(other.write(0, [numbered(6000, 10)]), 0)
-    assert stored(conn) == list(range(6010))
 
 
 def test_an_empty_batch_counts(database: str, conn: Connection) -> None:

@@ -81,7 +81,10 @@ def stage_rows(
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """See the module's page. Pickled on its way to the tasks, and to the commit."""
+    """See the module's page. Pickled on its way to the tasks, and to the commit.
+
+    `target`: the database. `batch`: under which the rows are staged and published.
+    """
 
     def __init__(self, target: SinkDatabase, options: WriteOptions, write: SinkBatch) -> None:
         self.target, self.options, self.batch = target, options, write
