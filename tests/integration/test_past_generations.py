@@ -102,6 +102,14 @@ class House:
         done = AdvancePosition(stream, granted.lending.grant_id, granted.lending.head)
         self.store.commit([GroupWrites(self.group.group_id, term, (done,))])
 
+    def forget(self, stream: int, had_messages: bool) -> None:
+        """It is consumed, past its retention, and deleted."""
+        self.renew()
+        if had_messages:
+            self.consume(stream)
+        self.retire()
+        self.keep()
+
     def rows(self) -> set[int]:
         return {row[0] for row in self.conn.execute("select stream_id from lending")}
 
@@ -167,10 +175,7 @@ def by_bookmark(house: House, stream: int) -> None:
 def test_a_position_in_a_deleted_stream_is_gone(house: House, read: Callable[[House, int], None]) -> None:
     """A position in a stream that never was is unknown."""
     stream = house.ended(b"0", b"1")
-    house.renew()
-    house.consume(stream)
-    house.retire()
-    house.keep()
+    house.forget(stream, had_messages=True)
     with pytest.raises(PositionGone):
         read(house, stream)
     with pytest.raises(NotFound):
@@ -184,11 +189,7 @@ def test_a_reader_goes_on_behind_deleted_streams(house: House, had_messages: boo
     tail = Tail(house.conn, ALL, "earliest", gone.append)
     assert list(tail.pages()) == []
     stream = house.ended(*([b"0"] if had_messages else []))
-    house.renew()
-    if had_messages:
-        house.consume(stream)
-    house.retire()
-    house.keep()
+    house.forget(stream, had_messages)
     put(house.conn, stream_of(house.conn, "default"), b"1")
     found = [value.as_py() for table in [*tail.pages(), *tail.pages()] for value in table.column("value")]
     assert found == [b"1"]
@@ -203,11 +204,7 @@ def test_exported_progress_outlives_deleted_streams(house: House, on_data_loss: 
     house.renew()
     stored = json.dumps(progress_transfer.progress_to_json(progress_transfer.read_progress(house.conn, house.group)))
     stream = house.ended(*([b"0"] if had_messages else []))
-    house.renew()
-    if had_messages:
-        house.consume(stream)
-    house.retire()
-    house.keep()
+    house.forget(stream, had_messages)
     other, options = Subscription.parse("$share/other/#"), GroupOptions(on_data_loss=on_data_loss)
 
     def begin() -> None:

@@ -69,6 +69,13 @@ def again(conn: Connection, space: Space) -> int:
         return 0
 
 
+def orphan_all(conn: Connection, space: Space) -> None:
+    """Payloads are moved out and brought back, so that no block names the objects any more."""
+    move(conn, space)
+    alter_space(conn, "eu", payload_location=None)
+    restore.restore_payloads(conn, space.space_id)
+
+
 def rows(conn: Connection) -> int:
     return conn.execute("select from payload_object").rowcount
 
@@ -120,9 +127,7 @@ def test_orphans_at_a_foreign_place_stay_orphans(
     conn: Connection, world: LocalWorld, space: Space, stream: int
 ) -> None:
     """Another place, with an id of its own, lies where theirs should be mounted."""
-    move(conn, space)
-    alter_space(conn, "eu", payload_location=None)
-    restore.restore_payloads(conn, space.space_id)
+    orphan_all(conn, space)
     world.go_away()
     (world.root / MARKER).write_text("sublet keeps payloads of messages here, id " + "0" * 32)
     with pytest.raises(PayloadUnavailable, match="is not the one that it was"):
@@ -380,9 +385,7 @@ def test_a_stuck_object_holds_up_no_other(
     conn: Connection, world: LocalWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that cannot be deleted is tried after all others, and told of by the doctor."""
-    move(conn, space)
-    alter_space(conn, "eu", payload_location=None)
-    restore.restore_payloads(conn, space.space_id)
+    orphan_all(conn, space)
     stuck = world.root / min(world.names())
     stuck.unlink()
     stuck.mkdir()
@@ -525,9 +528,7 @@ def test_while_a_place_hangs_others_are_served(
     """An NFS mount that is `hard`, as it is unless somebody says otherwise: to others payloads are moved, and deleted
     there."""
     other = LocalWorld(tmp_path / "other")
-    move(conn, space)
-    alter_space(conn, "eu", payload_location=None)
-    restore.restore_payloads(conn, space.space_id)
+    orphan_all(conn, space)
     alter_space(conn, "eu", payload_location=world.uri)
     us = create_space(conn, "us", "us/#", shards=1, payload_location=other.uri)
     fill(conn, stream_of(conn, "us"), BLOCKS, size=70_000)
@@ -616,9 +617,7 @@ def test_a_place_that_hangs_counts_as_away(
 def test_a_sweep_has_an_end(
     conn: Connection, world: LocalWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    move(conn, space)
-    alter_space(conn, "eu", payload_location=None)
-    restore.restore_payloads(conn, space.space_id)
+    orphan_all(conn, space)
     monkeypatch.setattr(unreferenced_objects, "CHUNK", 1)
     assert unreferenced_objects.delete_expired_objects(conn, grace_s=0.0, most_s=0.0) == 0
     assert swept(conn) == BLOCKS
