@@ -38,13 +38,7 @@ from sublet_storage.readers.tail import MultiStreamReader, Tail
 from sublet_storage.spaces.past_generations import PastGenerationCleaner
 from sublet_storage.spaces.retention import IdleProducerCleaner, apply_retention
 from sublet_storage.spaces.small_block_compaction import newly_fragmented
-from sublet_storage.spaces.space_changes import (
-    alter_space,
-    create_space,
-    drop_space,
-    reshard,
-    rollover,
-)
+from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover, rollover_due
 from sublet_storage.spaces.tiering import tier_space
 from tests.integration.log_kit import Connection, put, stream_of
 from tests.payload_kit import LocalWorld
