@@ -121,8 +121,9 @@ def roll_back_silently(connection: psycopg.Connection[object]) -> None:
 
 
 def be_cut_off(connection: psycopg.Connection[object]) -> None:
-    with psycopg.connect(connection.info.dsn, autocommit=True) as other:
-        other.execute("select pg_terminate_backend(%s, 5000)", (connection.info.backend_pid,))
+    info = connection.info
+    with psycopg.connect(info.dsn, password=info.password, autocommit=True) as other:
+        other.execute("select pg_terminate_backend(%s, 5000)", (info.backend_pid,))
 
 
 ENDED = (UsageError, "the block has ended its transaction itself")
