@@ -14,6 +14,7 @@ from sublet_storage.spaces.space_changes import reshard
 from tests.integration.cli_kit import Shell, a_shell
 from tests.integration.sharing_kit import Stage
 from tests.kit_nodes import Fleet
+from tests.payload_kit import LocalWorld
 
 
 @pytest.fixture
@@ -25,12 +26,18 @@ def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
 
 
 @pytest.fixture
-def fleet(database: str, tmp_path: Path) -> Iterator[Fleet]:
-    """Processes on a database, a node to begin with."""
+def empty_fleet(database: str, tmp_path: Path) -> Iterator[Fleet]:
+    """Processes on a database, none to begin with."""
     fleet = Fleet(database, tmp_path)
-    fleet.node("n1")
     yield fleet
     fleet.close()
+
+
+@pytest.fixture
+def fleet(empty_fleet: Fleet) -> Fleet:
+    """Processes on a database, a node to begin with."""
+    empty_fleet.node("n1")
+    return empty_fleet
 
 
 @pytest.fixture
@@ -45,6 +52,12 @@ def stage(database: str, tmp_path: Path, stage_settings: dict[str, str]) -> Iter
     stage = Stage(database, tmp_path, stage_settings)
     yield stage
     stage.close()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> LocalWorld:
+    """A place for payloads."""
+    return LocalWorld(tmp_path)
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from sublet_storage.spaces.space_changes import create_space, reshard
 from sublet_storage.spaces.space_queries import find_space, open_streams
 
 Message = dict[str, Any]
+Connection = psycopg.Connection[Any]
 
 
 def batch(values: Iterable[bytes], topic: str | Sequence[str] = "t", key: bytes | None = None) -> pa.RecordBatch:
@@ -59,6 +60,12 @@ def stream_of(conn: psycopg.Connection[Any], space: str) -> int:
     """The first stream of a space that is open."""
     space_id = find_space(conn, space).space_id
     return next(each.stream_id for each in open_streams(conn) if each.space_id == space_id)
+
+
+def generation_of(conn: Connection, stream_id: int) -> int:
+    """The generation that a stream belongs to."""
+    ((generation_id,),) = conn.execute("select generation_id from stream where stream_id = %s", (stream_id,)).fetchall()
+    return int(generation_id)
 
 
 @contextmanager

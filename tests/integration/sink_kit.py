@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
-from unittest import mock
 
 import psycopg
 import pyarrow as pa
@@ -16,8 +14,10 @@ from sublet_borrower.spark.sink.writer import (
     StagedTaskMessage,
     StreamWriter,
     batch_writer,
+    stage_rows,
     stream_writer,
 )
+from sublet_storage.producer.staging import SinkBatch
 from tests.integration.log_kit import by_key
 
 KEYS = 7
@@ -29,31 +29,6 @@ def numbered(first: int, count: int) -> pa.RecordBatch:
     numbers = range(first, first + count)
     keys = pa.array([b"k%d" % (number % KEYS) for number in numbers], pa.binary())
     return pa.record_batch({"key": keys, "value": pa.array([b"%d" % number for number in numbers], pa.binary())})
-
-
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """What Spark tells a task of itself."""
-
-    number: int
-    properties: Mapping[str, str]
-
-    def partitionId(self) -> int:  # noqa: N802 Spark's name
-        return self.number
-
-    def getLocalProperty(self, name: str) -> str | None:  # noqa: N802 Spark's name
-        return self.properties.get(name)
-
-
-def in_task(
-    writer: BatchWriter | StreamWriter,
-    rows: Iterator[pa.RecordBatch],
-    number: int = 0,
-    told: Mapping[str, str] | None = None,
-) -> StagedTaskMessage:
-    """Write as the task of that number, which Spark has told these properties."""
-    with mock.patch("pyspark.TaskContext.get", return_value=_Task(number, told or {})):
-        return writer.write(rows)
 
 
 class Query:
@@ -69,8 +44,8 @@ class Query:
 
     def task(self, batch: int, number: int, rows: Sequence[pa.RecordBatch]) -> StagedTaskMessage:
         """One attempt at a task."""
-        told = {"sql.streaming.queryId": self._name.removeprefix("query "), "streaming.sql.batchId": str(batch)}
-        return in_task(self._writer(), iter(rows), number, told)
+        writer = self._writer()
+        return stage_rows(writer.target, writer.options, SinkBatch(self._name, batch), number, iter(rows))
 
     def commit(self, done: Sequence[StagedTaskMessage | None], batch: int) -> None:
         """As Spark does it: by a writer that has just been made."""
@@ -87,7 +62,8 @@ class Query:
 def one_write(url: str, rows: Iterator[pa.RecordBatch], schema: StructType = SCHEMA, **options: str) -> BatchWriter:
     """A batch write of one task, whose commit comes next."""
     writer = batch_writer({"url": url, **options}, schema, overwrite=False)
-    writer.commit([in_task(writer, rows)])
+    done = stage_rows(writer.target, writer.options, writer.batch, 0, rows)
+    writer.commit([done])
     return writer
 
 

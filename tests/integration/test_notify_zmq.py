@@ -65,28 +65,23 @@ def connected(received: Received) -> list[int]:
     )
 
 
-def test_each_process_has_one_connection_and_one_that_is_killed_harms_no_other(
-    received: Received, start: Start
-) -> None:
+def test_who_is_frozen_or_killed_harms_no_other(received: Received, start: Start) -> None:
+    """Each process has one connection; one that was frozen goes on when it wakes."""
     processes = {name: start(name) for name in "abc"}
     from_all(received, "abc")
     assert connected(received) == sorted(process.pid for process in processes.values())
+    processes["a"].signal(signal.SIGSTOP)
+    from_all(received, "bc")
+    processes["a"].signal(signal.SIGCONT)
+    from_all(received, "abc")
     processes.pop("a").kill()
     eventually(lambda: connected(received) == sorted(process.pid for process in processes.values()))
     from_all(received, "bc")
     eventually(lambda: received.events == ["connected", "lost", "connected"])
 
 
-def test_a_frozen_process_harms_no_other_and_goes_on_when_it_wakes(received: Received, start: Start) -> None:
-    processes = {name: start(name) for name in "ab"}
-    from_all(received, "ab")
-    processes["a"].signal(signal.SIGSTOP)
-    from_all(received, "b")
-    processes["a"].signal(signal.SIGCONT)
-    from_all(received, "ab")
-
-
-def test_a_killed_processs_fork_does_not_stand_in_its_successors_way(received: Received, start: Start) -> None:
+def test_a_fork_does_not_stand_in_a_successors_way(received: Received, start: Start) -> None:
+    """The fork of a process that was killed has its socket, and a process of the same name comes after it."""
     forked = start("a", "fork")
     from_all(received, "a")
     child = int(eventually(forked.output))

@@ -9,10 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 
-from sublet_leader.jobs.maintenance import _steps
 from sublet_protocol.domain.epochs import LowerFrontier
 from sublet_protocol.domain.errors import Conflict, NotFound, PositionGone
 from sublet_protocol.domain.subscriptions import Bookmark, Subscription
@@ -39,9 +37,10 @@ from sublet_storage.readers.epoch_steps import read_block_summaries
 from sublet_storage.readers.tail import MultiStreamReader, Tail
 from sublet_storage.spaces.past_generations import PastGenerationCleaner
 from sublet_storage.spaces.retention import IdleProducerCleaner, apply_retention
-from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover
+from sublet_storage.spaces.small_block_compaction import newly_fragmented
+from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover, rollover_due
 from sublet_storage.spaces.tiering import tier_space
-from tests.integration.log_kit import put, stream_of
+from tests.integration.log_kit import Connection, put, stream_of
 from tests.payload_kit import LocalWorld
 
 GROUP = Subscription.parse("$share/g/#")
@@ -53,7 +52,7 @@ UNSEEN = "select from generation where state = 'closed' and is_past is null"
 class House:
     """A database with one group, its leader, and housekeeping that is done when it is called for."""
 
-    def __init__(self, url: str, conn: psycopg.Connection[Any]) -> None:
+    def __init__(self, url: str, conn: Connection) -> None:
         self.url, self.conn, self.store = url, conn, PostgresGroupStore(url)
         reshard(conn, "default", 1)
         self.group = self.store.declare_group(GROUP, GroupOptions(StartingPosition.EARLIEST))
@@ -96,6 +95,14 @@ class House:
         done = AdvancePosition(stream, granted.lending.grant_id, granted.lending.head)
         self.store.commit([GroupWrites(self.group.group_id, term, (done,))])
 
+    def forget(self, stream: int, had_messages: bool) -> None:
+        """It is consumed, past its retention, and deleted."""
+        self.renew()
+        if had_messages:
+            self.consume(stream)
+        self.retire()
+        self.keep()
+
     def rows(self) -> set[int]:
         return {row[0] for row in self.conn.execute("select stream_id from lending")}
 
@@ -109,7 +116,8 @@ def house(database: str) -> Iterator[House]:
 
 
 @pytest.mark.conforms("E39")
-def test_what_is_empty_or_gone_leaves_no_rows_and_what_is_unread_keeps_all_of_them(house: House) -> None:
+def test_rows_of_the_past_go_unless_unread(house: House) -> None:
+    """What is empty or gone leaves no rows, and what is unread keeps all of them."""
     first = house.ended(b"0")
     for _ in range(5):
         house.ended()
@@ -130,7 +138,8 @@ def test_what_is_empty_or_gone_leaves_no_rows_and_what_is_unread_keeps_all_of_th
 
 
 @pytest.mark.conforms("E39", "W4")
-def test_messages_that_a_group_was_to_have_are_not_forgotten(house: House) -> None:
+def test_lost_messages_are_not_forgotten(house: House) -> None:
+    """Those that a group was to have, and retention has taken, block their stream until the group is gone."""
     unread = house.ended(b"0")
     house.retire()
     left = house.keep()
@@ -156,14 +165,10 @@ def by_bookmark(house: House, stream: int) -> None:
 
 @pytest.mark.conforms("E39", "P10")
 @pytest.mark.parametrize("read", [by_offset, by_bookmark])
-def test_a_position_in_a_stream_that_is_no_more_is_gone_and_one_that_never_was_is_unknown(
-    house: House, read: Callable[[House, int], None]
-) -> None:
+def test_a_position_in_a_deleted_stream_is_gone(house: House, read: Callable[[House, int], None]) -> None:
+    """A position in a stream that never was is unknown."""
     stream = house.ended(b"0", b"1")
-    house.renew()
-    house.consume(stream)
-    house.retire()
-    house.keep()
+    house.forget(stream, had_messages=True)
     with pytest.raises(PositionGone):
         read(house, stream)
     with pytest.raises(NotFound):
@@ -172,16 +177,12 @@ def test_a_position_in_a_stream_that_is_no_more_is_gone_and_one_that_never_was_i
 
 @pytest.mark.conforms("E39")
 @pytest.mark.parametrize("had_messages", [False, True])
-def test_a_reader_that_was_away_meanwhile_goes_on_behind_what_is_no_more(house: House, had_messages: bool) -> None:
+def test_a_reader_goes_on_behind_deleted_streams(house: House, had_messages: bool) -> None:
     gone: list[PositionGone] = []
     tail = Tail(house.conn, ALL, "earliest", gone.append)
     assert list(tail.pages()) == []
     stream = house.ended(*([b"0"] if had_messages else []))
-    house.renew()
-    if had_messages:
-        house.consume(stream)
-    house.retire()
-    house.keep()
+    house.forget(stream, had_messages)
     put(house.conn, stream_of(house.conn, "default"), b"1")
     found = [value.as_py() for table in [*tail.pages(), *tail.pages()] for value in table.column("value")]
     assert found == [b"1"]
@@ -191,17 +192,12 @@ def test_a_reader_that_was_away_meanwhile_goes_on_behind_what_is_no_more(house: 
 @pytest.mark.conforms("E39", "A4")
 @pytest.mark.parametrize("on_data_loss", OnDataLoss)
 @pytest.mark.parametrize("had_messages", [False, True])
-def test_progress_of_before_is_taken_where_nothing_of_it_was_lost(
-    house: House, on_data_loss: OnDataLoss, had_messages: bool
-) -> None:
+def test_exported_progress_outlives_deleted_streams(house: House, on_data_loss: OnDataLoss, had_messages: bool) -> None:
+    """It is taken where nothing of it was lost."""
     house.renew()
     stored = json.dumps(progress_transfer.progress_to_json(progress_transfer.read_progress(house.conn, house.group)))
     stream = house.ended(*([b"0"] if had_messages else []))
-    house.renew()
-    if had_messages:
-        house.consume(stream)
-    house.retire()
-    house.keep()
+    house.forget(stream, had_messages)
     other, options = Subscription.parse("$share/other/#"), GroupOptions(on_data_loss=on_data_loss)
 
     def begin() -> None:
@@ -217,7 +213,7 @@ def test_progress_of_before_is_taken_where_nothing_of_it_was_lost(
         begin()
 
 
-def read(conn: psycopg.Connection[Any]) -> int:
+def rows_read(conn: Connection) -> int:
     """Rows of our tables that were read so far, and what the server had to look up about the partitions of blocks."""
     conn.execute("select pg_stat_force_next_flush()")
     conn.execute("select pg_stat_clear_snapshot()")
@@ -236,24 +232,26 @@ def renew_once(house: House) -> None:
         store.commit([GroupWrites(house.group.group_id, term, (), True)])
 
 
-def cost(house: House) -> int:
+def idle_cost(house: House) -> int:
     """Rows that a renewal and a round of housekeeping read while nothing happens."""
     for _ in range(2):  # the second finds what the first has left
         with connect(house.url) as conn:
-            before = read(conn)
-        collapse, producers = PastGenerationCleaner(rest_s=0), IdleProducerCleaner()
+            before = rows_read(conn)
         renew_once(house)
         with connect(house.url) as conn:
-            for _, step in _steps(conn, lambda _: None, 1e9, lambda _: None, collapse, producers):
-                step()
+            rollover_due(conn)
+            apply_retention(conn)
+            PastGenerationCleaner(rest_s=0)(conn)
+            newly_fragmented(conn)
+            IdleProducerCleaner()(conn)
         with connect(house.url) as conn:
-            after = read(conn)
+            after = rows_read(conn)
     return after - before
 
 
 @pytest.mark.conforms("E39")
 @pytest.mark.parametrize("retained", [False, True])
-def test_what_nothing_costs_does_not_grow_with_what_has_been(house: House, retained: bool) -> None:
+def test_idle_costs_do_not_grow_with_what_has_been(house: House, retained: bool) -> None:
     """`retained`: of each generation a message is still there, which the group has consumed."""
     found = []
     for count in (10, 290):
@@ -265,8 +263,8 @@ def test_what_nothing_costs_does_not_grow_with_what_has_been(house: House, retai
         house.conn.execute("update block set appended_at = appended_at - interval '1 hour'")
         assert (len(house.keep()) > count) == retained
         house.conn.execute("analyze generation, stream, lending")
-        cost(house)
-        found.append(cost(house))
+        idle_cost(house)
+        found.append(idle_cost(house))
     assert found[1] <= found[0] * 1.2 + 20, found
 
 
@@ -296,7 +294,8 @@ OVER = "update leadership set expires_at = clock_timestamp() - interval '1 hour'
 
 
 @pytest.mark.conforms("E39")
-def test_what_is_asked_again_and_again_reads_what_is_live(house: House, tmp_path: Path) -> None:
+def test_regular_queries_read_only_what_is_live(house: House, tmp_path: Path) -> None:
+    """What is asked again and again reads as many rows after 3000 generations as after ten."""
     conn = house.conn
     space = alter_space(conn, "default", payload_location=LocalWorld(tmp_path).uri)
     atomic = house.store.declare_group(
@@ -333,9 +332,9 @@ def test_what_is_asked_again_and_again_reads_what_is_live(house: House, tmp_path
         }
         found = {}
         for what, look in looks.items():
-            before = read(conn)
+            before = rows_read(conn)
             look()
-            found[what] = read(conn) - before
+            found[what] = rows_read(conn) - before
         return found
 
     few = reads()
@@ -357,7 +356,7 @@ insert into consumed_frontier (group_id, space_id, least) select %(group)s, spac
 
 
 @pytest.mark.conforms("E39", "S5")
-def test_what_an_atomic_group_costs_does_not_grow_with_the_spaces_that_were_dropped(house: House) -> None:
+def test_atomic_groups_cost_nothing_per_dropped_space(house: House) -> None:
     conn = house.conn
     house.group = house.store.declare_group(
         Subscription.parse("$share/a/#"), GroupOptions(StartingPosition.EARLIEST, atomic=True)
@@ -367,14 +366,15 @@ def test_what_an_atomic_group_costs_does_not_grow_with_the_spaces_that_were_drop
         conn.execute(DROPPED, {"times": times, "group": house.group.group_id})
         house.renew()
         conn.execute("vacuum analyze space, consumed_frontier, generation, stream, lending")
-        before = read(conn)
+        before = rows_read(conn)
         renew_once(house)
-        found.append(read(conn) - before)
+        found.append(rows_read(conn) - before)
     assert found[1] <= found[0] * 1.2 + 20, found
 
 
 @pytest.mark.conforms("S5")
-def test_of_a_space_that_was_dropped_long_ago_a_group_hears_until_it_has_consumed_all_of_it(house: House) -> None:
+def test_epochs_of_a_dropped_space_are_told_at_its_end(house: House) -> None:
+    """Once, when the group has consumed all of it."""
     conn = house.conn
     create_space(conn, "eu", "eu/#", shards=1)
     house.group = house.store.declare_group(
@@ -411,8 +411,8 @@ select count(*) from pg_locks join pg_inherits on inhrelid = relation
     ],
     ids=["messages", "marks of blocks", "positions by time", "when appended"],
 )
-def test_who_reads_a_stream_again_and_again_locks_no_other_generation(
-    house: House, look: Callable[[psycopg.Connection[Any], int, int], object]
+def test_reading_a_stream_locks_no_other_generation(
+    house: House, look: Callable[[Connection, int, int], object]
 ) -> None:
     """A plan for any generation would lock all of them, and a server has not so many locks."""
     streams = [house.ended(b"0") for _ in range(5)]

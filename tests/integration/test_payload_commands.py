@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 
 from sublet_borrower.consumer.session import Session
@@ -15,7 +14,6 @@ from sublet_borrower.settings import BorrowerSettings
 from sublet_leader.jobs.maintenance import MaintenanceRunner
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
-from sublet_storage.db.connect import connect
 from sublet_storage.doctor import location_checks
 from sublet_storage.doctor.checks import Finding, Severity, run_checks
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
@@ -32,21 +30,15 @@ from tests.integration.cli_kit import a_shell
 from tests.integration.http_kit import Http
 from tests.integration.lending_kit import GROUP as LED_BY_HAND
 from tests.integration.lending_kit import a_world, open_streams
-from tests.integration.log_kit import stream_of
+from tests.integration.log_kit import Connection, stream_of
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet
-from tests.payload_kit import LocalWorld, a_closed_stream, a_space, fill, move
+from tests.payload_kit import LocalWorld, a_closed_stream, a_space, fill, move, outside
 
 WAIT_S = 40.0
 BLOCKS = 6
 GROUP = "$share/g/eu/#"
 SUBSCRIPTION = Subscription.parse(GROUP)
-
-
-@pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
-    with connect(database) as connection:
-        yield connection
 
 
 @pytest.fixture
@@ -56,36 +48,30 @@ def fleet(database: str, tmp_path: Path) -> Iterator[Fleet]:
     fleet.close()
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> LocalWorld:
-    return LocalWorld(tmp_path)
-
-
-def reason(conn: psycopg.Connection[Any], stream: int) -> StallReason | None:
+def reason(conn: Connection, stream: int) -> StallReason | None:
     answers = diagnosis_queries.diagnose_group(conn, SUBSCRIPTION)[1]
     return next((each.diagnosis.reason for each in answers if each.stream.stream_id == stream), None)
 
 
-def line_of(conn: psycopg.Connection[Any], stream: int) -> StreamView:
+def line_of(conn: Connection, stream: int) -> StreamView:
     (line,) = [each for each in describe_group(conn, SUBSCRIPTION).streams if each.stream_id == stream]
     return line
 
 
-def reading(conn: psycopg.Connection[Any]) -> Finding:
+def reading(conn: Connection) -> Finding:
     (finding,) = [each for each in run_checks(conn, 0.0, PROTOCOL_VERSION) if each.check == "reading"]
     return finding
 
 
-def troubles(conn: psycopg.Connection[Any]) -> list[str]:
+def troubles(conn: Connection) -> list[str]:
     lines = read_history(conn, describe_group(conn, SUBSCRIPTION).group.group_id).records
     return [line.event for line in lines if line.event in ("unreadable", "readable")]
 
 
 @pytest.mark.conforms("A7")
 @pytest.mark.conforms("W10")
-def test_a_stream_whose_payload_is_damaged_is_blocked_and_goes_on_when_that_is_put_right(
-    database: str, conn: psycopg.Connection[Any], fleet: Fleet, world: LocalWorld
-) -> None:
+def test_a_damaged_payload_blocks_its_stream(database: str, conn: Connection, fleet: Fleet, world: LocalWorld) -> None:
+    """It goes on when the payload is put right and the stream is reset."""
     space = a_space(conn, world)
     stream = a_closed_stream(conn, BLOCKS)
     move(conn, space)
@@ -98,7 +84,7 @@ def test_a_stream_whose_payload_is_damaged_is_blocked_and_goes_on_when_that_is_p
         def consume(until: Any) -> Any:
             return eventually(lambda: session.poll(0.05) is None and until(), WAIT_S, node.output)
 
-        consume(lambda: session._member.group_id and reason(conn, stream) is StallReason.BLOCKED)
+        consume(lambda: list_groups(conn) and reason(conn, stream) is StallReason.BLOCKED)
         (answer,) = diagnosis_queries.diagnose_group(conn, SUBSCRIPTION, stream)[1]
         assert third in answer.diagnosis.detail
         assert str(answer.diagnosis.hint).endswith(f": sublet groups reset '{GROUP}' --stream {stream} --to-offset 6")
@@ -112,9 +98,10 @@ def test_a_stream_whose_payload_is_damaged_is_blocked_and_goes_on_when_that_is_p
 
 
 @pytest.mark.conforms("A7")
-def test_a_stream_whose_payload_cannot_be_read_is_named_until_it_is_read_on_whoever_leads(
-    database: str, conn: psycopg.Connection[Any], fleet: Fleet, world: LocalWorld, monkeypatch: pytest.MonkeyPatch
+def test_an_unreadable_stream_is_named_until_read_on(
+    database: str, conn: Connection, fleet: Fleet, world: LocalWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Every command names it, whoever leads the group."""
     monkeypatch.setattr("sublet_borrower.fetch.stream_fetcher.UNREADABLE_RETRY_S", 0.2)
     space = a_space(conn, world)
     stream = a_closed_stream(conn, BLOCKS)
@@ -176,33 +163,9 @@ def test_a_stream_whose_payload_cannot_be_read_is_named_until_it_is_read_on_whoe
         assert json_views.summary_to_json(list_groups(conn)[0])["unreadable_streams"] == 0
 
 
-def test_a_place_that_stays_away_is_named_and_one_that_is_back_soon_is_not(
-    database: str, conn: psycopg.Connection[Any], fleet: Fleet, world: LocalWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sublet_borrower.fetch.stream_fetcher.UNAVAILABLE_RETRY_S", 0.1)
-    space = a_space(conn, world)
-    stream = a_closed_stream(conn, BLOCKS)
-    move(conn, space)
-    world.go_away()
-    node = fleet.node("n1")
-    with Session(GROUP, database, starting_position="earliest", settings=BorrowerSettings().scaled(SPEED)) as session:
-
-        def consume(until: Any) -> None:
-            eventually(lambda: session.poll(0.05) is None and until(), WAIT_S, node.output)
-
-        consume(lambda: session._assignment.read_errors())
-        assert reason(conn, stream) is not StallReason.UNREADABLE
-        consume(lambda: reason(conn, stream) is StallReason.UNREADABLE)
-        assert "the place of payloads" in str(line_of(conn, stream).unreadable_reason)
-        world.come_back()
-        eventually(lambda: session.poll(0.05) is None and session.assignment() == {stream_of(conn, "eu"): 0}, WAIT_S)
-        assert troubles(conn) == ["unreadable", "readable"]
-
-
 @pytest.mark.conforms("A7")
-def test_trouble_is_of_the_grant_and_the_holder_that_told_of_it_and_is_remembered_as_long_as_it_lasts(
-    database: str, conn: psycopg.Connection[Any]
-) -> None:
+def test_trouble_belongs_to_grant_and_holder(database: str, conn: Connection) -> None:
+    """It is remembered as long as that grant and its holder last."""
     first, second = open_streams(conn)[:2]
     with a_world(database, conn) as led:
         led.lead()
@@ -228,13 +191,11 @@ def test_trouble_is_of_the_grant_and_the_holder_that_told_of_it_and_is_remembere
 # --- what is late ----------------------------------------------------------------------------------------------------
 
 
-def overdue(conn: psycopg.Connection[Any]) -> list[str]:
+def overdue(conn: Connection) -> list[str]:
     return [each.detail for each in location_checks.check_locations(conn) if each.state is Severity.WARNING]
 
 
-def test_the_doctor_warns_of_what_should_have_been_moved_long_ago(
-    conn: psycopg.Connection[Any], world: LocalWorld
-) -> None:
+def test_the_doctor_warns_of_late_payloads(conn: Connection, world: LocalWorld) -> None:
     space = a_space(conn, world)
     a_closed_stream(conn, BLOCKS)
     fill(conn, stream_of(conn, "eu"), BLOCKS)
@@ -254,7 +215,7 @@ def test_the_doctor_warns_of_what_should_have_been_moved_long_ago(
     assert overdue(conn) == []
 
 
-def test_what_is_too_small_to_be_moved_is_not_late(conn: psycopg.Connection[Any], world: LocalWorld) -> None:
+def test_what_is_too_small_to_be_moved_is_not_late(conn: Connection, world: LocalWorld) -> None:
     space = a_space(conn, world)
     fill(conn, stream_of(conn, "eu"), 1, size=10)
     rollover(conn, "eu")
@@ -270,35 +231,43 @@ def test_what_is_too_small_to_be_moved_is_not_late(conn: psycopg.Connection[Any]
 # --- what a node's log says ------------------------------------------------------------------------------------------
 
 
-def test_a_node_says_once_that_a_place_is_away_and_once_that_it_is_back(
-    database: str, conn: psycopg.Connection[Any], world: LocalWorld, caplog: pytest.LogCaptureFixture
+def test_an_outage_of_a_place_and_its_end_are_logged(
+    database: str, conn: Connection, world: LocalWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Each once, in however many passes; another outage is news again."""
     caplog.set_level(logging.INFO, "sublet_leader.jobs.maintenance")
     a_space(conn, world)
     a_closed_stream(conn, BLOCKS)
     store = PostgresGroupStore(database)
     term = store.claim(MAINTENANCE, NodeRef("n1", "a life", "127.0.0.1:1"), 60).term
     store.close()
-    keeper = MaintenanceRunner(database, lambda: term, 60.0)._keepers[1]
+    passes = 0
+
+    def term_of() -> int:
+        nonlocal passes
+        passes += 1
+        return term
 
     def said(level: int) -> list[str]:
-        return [record.getMessage() for record in caplog.records if record.levelno == level]
+        return [
+            each.getMessage() for each in caplog.records if each.levelno == level and "of space eu" in each.getMessage()
+        ]
 
     world.root.rmdir()
-    for _ in range(3):
-        keeper._run_steps(conn, term)
-    (warning,) = said(logging.WARNING)
-    assert warning.startswith("1 maintenance steps failed, and are tried again: moving of payloads of space eu: ")
-    assert not [each for each in said(logging.INFO) if "again" in each]
-    world.root.mkdir()
-
-    def is_over() -> list[str]:
-        keeper._run_steps(conn, term)
-        return [each for each in said(logging.INFO) if "well again" in each]
-
-    assert eventually(is_over, WAIT_S) == ["what had failed goes well again: moving of payloads of space eu"]
-    world.go_away()
-    fill(conn, stream_of(conn, "eu"), 1, size=70_000)
-    rollover(conn, "eu")
-    keeper._run_steps(conn, term)
-    assert len(said(logging.WARNING)) == 2, "it is news again"
+    keeper = MaintenanceRunner(database, term_of, 60.0, every_s=0.05)
+    keeper.start()
+    try:
+        eventually(lambda: said(logging.WARNING) and passes > 10, WAIT_S)
+        (warning,) = said(logging.WARNING)
+        assert warning.startswith("1 maintenance steps failed, and are tried again: moving of payloads of space eu: ")
+        assert said(logging.INFO) == []
+        world.root.mkdir()
+        eventually(lambda: said(logging.INFO), WAIT_S)
+        assert said(logging.INFO)[0] == "what had failed goes well again: moving of payloads of space eu"
+        eventually(lambda: len(outside(conn)) == BLOCKS, WAIT_S)
+        world.go_away()
+        fill(conn, stream_of(conn, "eu"), 1, size=70_000)
+        rollover(conn, "eu")
+        eventually(lambda: len(said(logging.WARNING)) == 2, WAIT_S)
+    finally:
+        keeper.stop()

@@ -18,9 +18,10 @@ from tests.kit_nodes import SPEED, Fleet
 
 @pytest.mark.conforms("E26")
 @pytest.mark.parametrize("finite", [False, True])
-def test_a_plan_that_nobody_writes_down_keeps_its_query_only_for_a_while_and_is_begun_later(
+def test_a_plan_that_is_not_written_is_begun_later(
     fleet: Fleet, database: str, monkeypatch: pytest.MonkeyPatch, finite: bool
 ) -> None:
+    """A plan that no leader writes down keeps its query for a while only."""
     monkeypatch.setattr(module, "PLAN_SAVED_TIMEOUT_S", 0.5)
     settings = BorrowerSettings().scaled(SPEED)
     planner = MicroBatchPlanner(

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-import psycopg
 import pyarrow as pa
 import pytest
 
@@ -34,8 +32,7 @@ from sublet_storage.spaces.small_block_compaction import compact_stream
 from sublet_storage.spaces.space_changes import create_space
 from tests.integration.cli_kit import a_shell
 from tests.integration.feed_kit import address_of, serving
-from tests.integration.log_kit import batch, read
-from tests.integration.query_kit import Checkpoint, Run
+from tests.integration.log_kit import Connection, batch, read
 from tests.integration.replay_kit import Plan
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet
@@ -71,21 +68,14 @@ DAMAGES: list[Callable[[bytes], bytes]] = [garbage, truncated, another, offsets_
 
 
 @pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+def conn(database: str) -> Iterator[Connection]:
     with connect(database) as connection:
         create_space(connection, "eu", "eu/#", shards=len(DAMAGES) + 1)
         yield connection
 
 
 @pytest.fixture
-def fleet(database: str, tmp_path: Path) -> Iterator[Fleet]:
-    fleet = Fleet(database, tmp_path)
-    yield fleet
-    fleet.close()
-
-
-@pytest.fixture
-def streams(conn: psycopg.Connection[Any]) -> list[int]:
+def streams(conn: Connection) -> list[int]:
     """A stream for each damage, in its third block of four, and one that is well."""
     found = [
         row[0]
@@ -115,7 +105,7 @@ def take(session: Session, seen: list[bytes], until: Callable[[], bool], node: A
     eventually(look, WAIT_S, node.output)
 
 
-def statuses(conn: psycopg.Connection[Any]) -> dict[int, tuple[str, int, int]]:
+def statuses(conn: Connection) -> dict[int, tuple[str, int, int]]:
     rows = conn.execute(
         "select stream_id, status, position, lost_message_count from lending where position > 0"
     ).fetchall()
@@ -124,10 +114,11 @@ def statuses(conn: psycopg.Connection[Any]) -> dict[int, tuple[str, int, int]]:
 
 @pytest.mark.conforms("W10")
 @pytest.mark.parametrize("through_nodes", [False, True])
-def test_a_group_blocks_such_a_stream_and_says_why_and_goes_past_it_and_all_others_go_on(
-    database: str, conn: psycopg.Connection[Any], fleet: Fleet, streams: list[int], through_nodes: bool
+def test_a_group_blocks_at_a_bad_block(
+    database: str, conn: Connection, fleet: Fleet, streams: list[int], through_nodes: bool
 ) -> None:
-    node, bad = fleet.node("n1"), streams[:-1]
+    """It says why and how to get past it, and all other streams go on."""
+    node, bad = fleet.nodes["n1"], streams[:-1]
     way: dict[str, Any] = {"nodes": [address_of(node)], "transport": "nodes"} if through_nodes else {"url": database}
     settings, seen = BorrowerSettings().scaled(SPEED), list[bytes]()
     blocked = dict.fromkeys(bad, ("blocked", 4, 0))
@@ -157,10 +148,11 @@ def test_a_group_blocks_such_a_stream_and_says_why_and_goes_past_it_and_all_othe
 
 
 @pytest.mark.conforms("W10")
-def test_a_group_that_skips_goes_on_behind_it_and_history_has_what_it_lost(
-    database: str, conn: psycopg.Connection[Any], fleet: Fleet, streams: list[int]
+def test_a_group_that_skips_goes_on_behind_a_bad_block(
+    database: str, conn: Connection, fleet: Fleet, streams: list[int]
 ) -> None:
-    node, bad, seen = fleet.node("n1"), streams[:-1], list[bytes]()
+    """Its history has what it lost."""
+    node, bad, seen = fleet.nodes["n1"], streams[:-1], list[bytes]()
     group, _ = create_group(database, SUBSCRIPTION, GroupOptions(StartingPosition.EARLIEST, on_poison=OnPoison.SKIP))
     with Session(GROUP, database, settings=BorrowerSettings().scaled(SPEED)) as session:
         lost = {stream: ("held", 8, 2 if stream in bad else 0) for stream in streams}
@@ -181,9 +173,8 @@ def test_a_group_that_skips_goes_on_behind_it_and_history_has_what_it_lost(
 
 
 @pytest.mark.conforms("W10")
-def test_who_reads_without_a_group_sees_all_else_and_then_the_error_by_name(
-    database: str, conn: psycopg.Connection[Any], streams: list[int]
-) -> None:
+def test_readers_without_a_group_see_all_else(database: str, conn: Connection, streams: list[int]) -> None:
+    """They are then told of the bad block by name."""
     entire = sorted(values_of(streams[:-1], range(4)) + values_of(streams[-1:], range(8)))
     for stream in streams[:-1]:
         assert fetch(conn, stream, 0).position == 4, "what lies before it"
@@ -209,33 +200,8 @@ def test_who_reads_without_a_group_sees_all_else_and_then_the_error_by_name(
 
 
 @pytest.mark.conforms("W10")
-def test_a_streaming_query_fails_by_name_and_goes_on_when_its_group_is_past_it(
-    database: str, conn: psycopg.Connection[Any], fleet: Fleet, streams: list[int]
-) -> None:
-    eventually(lambda: fleet.node("n1") if not fleet.nodes else fleet.state("n1"), WAIT_S)
-    checkpoint, options = Checkpoint(), {"subscription": GROUP, "inDoubtTimeout": "1 s"}
-    run = Run(checkpoint, database, **options)
-    with pytest.raises(PoisonBlock, match=r"offset 4 .*offset 6 .*sublet groups reset"):
-        run.until(40)
-    run.stop()
-    with a_shell(SUBLET_DATABASE_URL=database) as shell:
-        for stream in streams[:-1]:
-            reported = shell.run(
-                "groups", "reset", GROUP, "--stream", str(stream), "--to-offset", "6", "--yes", "--force"
-            )
-            assert reported.code == 0, reported.err
-    run = Run(checkpoint, database, **options)
-    try:
-        run.until(2 * len(streams) - 2 + 8)
-        assert checkpoint.values() == sorted(values_of(streams[:-1], range(6, 8)) + values_of(streams[-1:], range(8)))
-    finally:
-        run.stop()
-
-
-@pytest.mark.conforms("W10")
-def test_compaction_leaves_it_as_it_is_says_so_and_merges_all_others(
-    conn: psycopg.Connection[Any], streams: list[int]
-) -> None:
+def test_compaction_leaves_a_bad_block_as_it_is(conn: Connection, streams: list[int]) -> None:
+    """It says so, and merges all others."""
     before = dict(conn.execute("select stream_id, payload from block where end_offset = %s", (BAD,)).fetchall())
     for stream in streams[:-1]:
         ahead, behind = fetch(conn, stream, 0).batches, read(conn, stream, 6)

@@ -8,14 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 
 from sublet_borrower.spark.source import range_reader
 from sublet_borrower.spark.source.range_reader import RangePartition, poison_in
 from sublet_protocol.domain.errors import PoisonBlock
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
-from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin.admin import create_group
 from sublet_storage.groups.model.history import read_history
 from sublet_storage.groups.model.records import Group, GroupOptions, OnPoison
@@ -24,7 +22,7 @@ from sublet_storage.log.append import BlockAppend, append
 from sublet_storage.log.block import pack
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import create_space, rollover
-from tests.integration.log_kit import batch
+from tests.integration.log_kit import Connection, batch
 from tests.integration.query_kit import POINTS, Checkpoint, Died, Run
 from tests.integration.test_guard import Guarded
 from tests.kit import eventually
@@ -38,14 +36,8 @@ LABEL = 7
 """Bytes by which a message is known; what follows makes blocks worth moving."""
 
 
-@pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
-    with connect(database) as connection:
-        yield connection
-
-
 @pytest.fixture(params=["in Postgres", "outside of it"])
-def streams(request: pytest.FixtureRequest, conn: psycopg.Connection[Any], tmp_path: Path) -> list[int]:
+def streams(request: pytest.FixtureRequest, conn: Connection, tmp_path: Path) -> list[int]:
     """Two with a damaged block, and one that is well."""
     world = LocalWorld(tmp_path) if request.param == "outside of it" else None
     space = create_space(conn, "eu", "eu/#", shards=3, payload_location=world.uri if world else None)
@@ -124,13 +116,13 @@ def of_group(database: str, policy: OnPoison) -> Group:
     return create_group(database, GROUP, GroupOptions(StartingPosition.EARLIEST, on_poison=policy))[0]
 
 
-def rows(conn: psycopg.Connection[Any], streams: Sequence[int]) -> list[tuple[str, int, int]]:
+def rows(conn: Connection, streams: Sequence[int]) -> list[tuple[str, int, int]]:
     """(status, position, lost messages) of each."""
     reported = "select status, position, lost_message_count from lending where stream_id = any(%s) order by stream_id"
     return conn.execute(reported, (list(streams),)).fetchall()
 
 
-def is_past(conn: psycopg.Connection[Any], streams: Sequence[int], policy: OnPoison) -> bool:
+def is_past(conn: Connection, streams: Sequence[int], policy: OnPoison) -> bool:
     """Whether the group has decided of the bad ones, and has all of the rest."""
     *bad, well = rows(conn, streams) or [("", 0, 0)]
     if policy is OnPoison.BLOCK:
@@ -140,9 +132,10 @@ def is_past(conn: psycopg.Connection[Any], streams: Sequence[int], policy: OnPoi
 
 @pytest.mark.conforms("W10")
 @pytest.mark.parametrize("policy", OnPoison)
-def test_its_group_blocks_the_stream_or_skips_the_block_and_the_query_goes_on(
-    database: str, conn: psycopg.Connection[Any], lives: Lives, streams: list[int], policy: OnPoison
+def test_a_query_goes_on_past_a_bad_block(
+    database: str, conn: Connection, lives: Lives, streams: list[int], policy: OnPoison
 ) -> None:
+    """Its group blocks the stream, or skips the block."""
     group, bad = of_group(database, policy), streams[:-1]
     lives.until(lambda: is_past(conn, streams, policy), most=len(bad))
     assert lives.failures > 0
@@ -164,8 +157,8 @@ def test_its_group_blocks_the_stream_or_skips_the_block_and_the_query_goes_on(
 @pytest.mark.conforms("W10", "E27")
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("streams", ["in Postgres"], indirect=True)
-def test_it_may_die_at_any_point_behind_that_and_everything_is_in_the_sink_once(
-    database: str, conn: psycopg.Connection[Any], lives: Lives, streams: list[int], point: str
+def test_it_may_die_at_any_point_behind_that(
+    database: str, conn: Connection, lives: Lives, streams: list[int], point: str
 ) -> None:
     """A range that is put off is not a lost one, also in the life after that."""
     of_group(database, OnPoison.SKIP)
@@ -183,7 +176,7 @@ def test_it_may_die_at_any_point_behind_that_and_everything_is_in_the_sink_once(
 @pytest.mark.conforms("W10", "E27")
 @pytest.mark.parametrize("streams", ["in Postgres"], indirect=True)
 def test_what_is_written_under_a_guard_is_written_once(
-    database: str, conn: psycopg.Connection[Any], lives: Lives, streams: list[int], tmp_path: Path
+    database: str, conn: Connection, lives: Lives, streams: list[int], tmp_path: Path
 ) -> None:
     conn.execute("create table public.sunk (value bytea)")
     of_group(database, OnPoison.SKIP)
@@ -194,9 +187,7 @@ def test_what_is_written_under_a_guard_is_written_once(
 
 
 @pytest.mark.conforms("W10", "S11")
-def test_in_a_group_of_whole_epochs_it_has_all_epochs_before_that(
-    database: str, conn: psycopg.Connection[Any], lives: Lives
-) -> None:
+def test_it_has_all_whole_epochs_before_that(database: str, conn: Connection, lives: Lives) -> None:
     create_group(database, GROUP, GroupOptions(StartingPosition.EARLIEST, atomic=True))
     create_space(conn, "eu", "eu/#", shards=2)
     epochs = [b"%07d" % epoch for epoch in range(6)]
@@ -218,7 +209,7 @@ def test_in_a_group_of_whole_epochs_it_has_all_epochs_before_that(
 
 
 def test_what_is_away_or_gone_is_left_to_the_tasks(
-    database: str, conn: psycopg.Connection[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    database: str, conn: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(range_reader, "DATABASE_TIMEOUT_S", 0.0)
     world = LocalWorld(tmp_path)

@@ -19,7 +19,8 @@ GROUP = "$share/billing/orders/#"
 
 
 @pytest.mark.conforms("E1")
-def test_the_first_program_prints_what_it_published_and_hands_over_on_ctrl_c(database: str, tmp_path: Path) -> None:
+def test_the_first_program_does_what_it_says(database: str, tmp_path: Path) -> None:
+    """It prints what it published, and hands over on Ctrl-C."""
     program, _ = programs()
     (tmp_path / "first.py").write_text(program)
     with a_shell(SUBLET_DATABASE_URL=database) as shell, (tmp_path / "out").open("w") as out:

@@ -33,7 +33,7 @@ async def the_end(agent: AgentLoop, subscribe: Callable[[SessionEventQueue], int
 
 
 @pytest.mark.conforms("E30", "R11")
-def test_a_subscription_that_a_node_refuses_is_over_with_the_nodes_reason() -> None:
+def test_a_refused_subscription_ends_with_the_reason() -> None:
     async def test() -> None:
         async with a_node() as node:
             agent = AgentLoop(lambda: [node.address], SETTINGS)
@@ -56,7 +56,7 @@ def test_a_subscription_that_a_node_refuses_is_over_with_the_nodes_reason() -> N
     run(test)
 
 
-def test_refusals_are_logged_ever_more_seldom_and_never_whole(caplog: pytest.LogCaptureFixture) -> None:
+def test_refusals_are_logged_seldom_and_in_short(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         async with a_node() as node, an_agent(node.address) as agent:
             for number in range(40):

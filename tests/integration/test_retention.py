@@ -5,33 +5,27 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import psycopg
 import pytest
 
 from sublet_protocol.domain.errors import PositionGone, StaleTerm, SubletError
-from sublet_storage.db.connect import connect
 from sublet_storage.groups.model.records import GroupOptions
 from sublet_storage.log.fetch import fetch
 from sublet_storage.producer import Publisher
-from sublet_storage.spaces import retention
 from sublet_storage.spaces.retention import IdleProducerCleaner, apply_retention, drop_gone, mark_expired_gone
-from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover
-from sublet_storage.spaces.space_queries import find_space, open_streams
-from tests.integration.log_kit import put, read
+from sublet_storage.spaces.space_changes import alter_space, drop_space, rollover
+from tests.integration.log_kit import Connection, put, read, stream_of, with_a_short_lived_space
 
 
 @pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
-    with connect(database) as connection:
-        reshard(connection, "default", 1)
-        create_space(connection, "eu", "eu/#", shards=1, retention_s=100)
+def conn(database: str) -> Iterator[Connection]:
+    with with_a_short_lived_space(database) as connection:
         yield connection
 
 
 @pytest.fixture
-def old(conn: psycopg.Connection[Any]) -> int:
+def old(conn: Connection) -> int:
     """A closed stream of `eu` with one message, past its retention."""
     stream_id = stream_of(conn, "eu")
     put(conn, stream_id, b"old", topic="eu/1")
@@ -40,16 +34,11 @@ def old(conn: psycopg.Connection[Any]) -> int:
     return stream_id
 
 
-def stream_of(conn: psycopg.Connection[Any], space: str) -> int:
-    space_id = find_space(conn, space).space_id
-    return next(each.stream_id for each in open_streams(conn) if each.space_id == space_id)
-
-
-def age(conn: psycopg.Connection[Any]) -> None:
+def age(conn: Connection) -> None:
     conn.execute("update generation set closed_at = closed_at - interval '101 s' where state = 'closed'")
 
 
-def is_gone(conn: psycopg.Connection[Any], stream_id: int) -> bool:
+def is_gone(conn: Connection, stream_id: int) -> bool:
     try:
         fetch(conn, stream_id, 0)
     except PositionGone:
@@ -57,11 +46,11 @@ def is_gone(conn: psycopg.Connection[Any], stream_id: int) -> bool:
     return False
 
 
-def partitions(conn: psycopg.Connection[Any]) -> set[str]:
+def partitions(conn: Connection) -> set[str]:
     return {row[0] for row in conn.execute("select relname from pg_class where relname ~ '^block_[0-9]+$'")}
 
 
-def group(conn: psycopg.Connection[Any], kind: str, filter: str, options: str = "{}") -> int:
+def group(conn: Connection, kind: str, filter: str, options: str = "{}") -> int:
     row = conn.execute(
         "insert into consumer_group (kind, name, filter, options, after_generation)"
         " select %s, 'g', %s, %s, max(generation_id) from generation returning group_id",
@@ -71,7 +60,7 @@ def group(conn: psycopg.Connection[Any], kind: str, filter: str, options: str = 
     return int(row[0])
 
 
-def lend(conn: psycopg.Connection[Any], group_id: int, stream_id: int, status: str, position: int) -> None:
+def lend(conn: Connection, group_id: int, stream_id: int, status: str, position: int) -> None:
     conn.execute(
         "insert into lending (group_id, stream_id, status, position) values (%s, %s, %s, %s)"
         " on conflict (group_id, stream_id) do update set status = excluded.status, position = excluded.position",
@@ -80,7 +69,8 @@ def lend(conn: psycopg.Connection[Any], group_id: int, stream_id: int, status: s
 
 
 @pytest.mark.conforms("W4")
-def test_one_spaces_retention_takes_its_old_generations_and_no_others(conn: psycopg.Connection[Any], old: int) -> None:
+def test_retention_takes_what_is_old_in_its_space(conn: Connection, old: int) -> None:
+    """What is open or young stays, and what is old in a space without retention."""
     new, other = stream_of(conn, "eu"), stream_of(conn, "default")
     put(conn, new, b"new", topic="eu/1")
     put(conn, other, b"kept for ever")
@@ -89,25 +79,17 @@ def test_one_spaces_retention_takes_its_old_generations_and_no_others(conn: psyc
     before = partitions(conn)
     assert len(apply_retention(conn)) == len(before - partitions(conn)) > 0
     assert is_gone(conn, old)
-    assert [message["value"] for message in read(conn, new)] == [b"new"]
-    assert [message["value"] for message in read(conn, other)] == [b"kept for ever"]
-    assert apply_retention(conn) == []
-
-
-@pytest.mark.conforms("W4")
-def test_what_is_young_or_open_stays(conn: psycopg.Connection[Any]) -> None:
-    stream_id = stream_of(conn, "eu")
-    put(conn, stream_id, b"x", topic="eu/1")
-    assert apply_retention(conn) == []
     rollover(conn, "eu")
     assert apply_retention(conn) == []
+    assert [message["value"] for message in read(conn, new)] == [b"new"]
+    assert [message["value"] for message in read(conn, other)] == [b"kept for ever"]
     age(conn)
-    assert len(apply_retention(conn)) >= 1
-    assert is_gone(conn, stream_id)
+    assert len(apply_retention(conn)) == 1
+    assert is_gone(conn, new)
 
 
 @pytest.mark.conforms("W4")
-def test_a_dropped_space_keeps_its_retention(conn: psycopg.Connection[Any], old: int) -> None:
+def test_a_dropped_space_keeps_its_retention(conn: Connection, old: int) -> None:
     drop_space(conn, "eu")
     apply_retention(conn)
     assert is_gone(conn, old)
@@ -117,23 +99,17 @@ def test_a_dropped_space_keeps_its_retention(conn: psycopg.Connection[Any], old:
 @pytest.mark.parametrize(
     ("kind", "options"), [("queue", "{}"), ("share", json.dumps(GroupOptions(holds_retention=True).to_row()))]
 )
-def test_an_unfinished_queue_holds_its_messages_back_until_it_is_done(
-    conn: psycopg.Connection[Any], old: int, kind: str, options: str
-) -> None:
+def test_an_unfinished_queue_holds_its_messages_back(conn: Connection, old: int, kind: str, options: str) -> None:
+    """Until it has consumed them; so does a group that was told to."""
     holder = group(conn, kind, "eu/+", options)
-    lend(conn, holder, old, "free", 0)
-    apply_retention(conn)
-    assert not is_gone(conn, old)
-    lend(conn, holder, old, "held", 0)
-    apply_retention(conn)
-    assert not is_gone(conn, old)
-    lend(conn, holder, old, "finished", 1)
-    apply_retention(conn)
-    assert is_gone(conn, old)
+    for status, position, is_over in (("free", 0, False), ("held", 0, False), ("finished", 1, True)):
+        lend(conn, holder, old, status, position)
+        apply_retention(conn)
+        assert is_gone(conn, old) == is_over
 
 
 @pytest.mark.conforms("W4", "E2")
-def test_a_queue_holds_also_what_it_has_not_been_told_of_yet(conn: psycopg.Connection[Any]) -> None:
+def test_a_queue_holds_what_it_was_not_told_of_yet(conn: Connection) -> None:
     holder = group(conn, "queue", "+/1")
     rollover(conn, "eu")
     later = stream_of(conn, "eu")
@@ -147,46 +123,16 @@ def test_a_queue_holds_also_what_it_has_not_been_told_of_yet(conn: psycopg.Conne
     assert is_gone(conn, later)
 
 
-@pytest.mark.conforms("W4", "E2")
-def test_a_queue_holds_what_its_filter_matched_when_it_was_published(conn: psycopg.Connection[Any]) -> None:
-    group(conn, "queue", "eu/1")
-    rollover(conn, "eu")
-    later = stream_of(conn, "eu")
-    put(conn, later, b"x", topic="eu/1")
-    alter_space(conn, "eu", filter="us/#")
-    age(conn)
-    apply_retention(conn)
-    assert not is_gone(conn, later)
-
-
 @pytest.mark.conforms("W4")
 @pytest.mark.parametrize(("kind", "filter"), [("share", "eu/#"), ("queue", "us/#")])
-def test_other_groups_hold_nothing_back(conn: psycopg.Connection[Any], old: int, kind: str, filter: str) -> None:
+def test_other_groups_hold_nothing_back(conn: Connection, old: int, kind: str, filter: str) -> None:
     lend(conn, group(conn, kind, filter), old, "free", 0)
     apply_retention(conn)
     assert is_gone(conn, old)
 
 
-def test_a_reader_in_the_way_leaves_the_partition_to_the_next_pass(
-    database: str, conn: psycopg.Connection[Any], old: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(retention, "LOCK_TIMEOUT_S", 0.1)
-    before = partitions(conn)
-    with connect(database) as reader, reader.transaction():
-        reader.execute("select count(*) from block")
-        declared = mark_expired_gone(conn)
-        assert declared
-        assert drop_gone(conn) == []
-        assert is_gone(conn, old), "gone is committed before anything is dropped"
-        put(conn, stream_of(conn, "eu"), b"y", topic="eu/1")
-    row = conn.execute("select count(*) from pg_inherits where inhdetachpending").fetchone()
-    assert row == (1,), "the detach was begun and cut short"
-    assert drop_gone(conn) == declared
-    assert len(before - partitions(conn)) == len(declared)
-
-
-def test_a_deposed_maintainer_declares_nothing(conn: psycopg.Connection[Any], old: int) -> None:
-    def deposed(_: psycopg.Connection[Any]) -> None:
+def test_a_deposed_maintainer_declares_nothing(conn: Connection, old: int) -> None:
+    def deposed(_: Connection) -> None:
         raise StaleTerm("the term is over")
 
     with pytest.raises(StaleTerm):
@@ -195,9 +141,7 @@ def test_a_deposed_maintainer_declares_nothing(conn: psycopg.Connection[Any], ol
 
 
 @pytest.mark.conforms("W4")
-def test_a_detach_left_pending_is_finished_first_and_holds_up_nothing_for_ever(
-    database: str, conn: psycopg.Connection[Any], old: int
-) -> None:
+def test_a_detach_left_pending_is_finished_first(database: str, conn: Connection, old: int) -> None:
     """A reader outlives the lock timeout of a detach, and then an older generation becomes due as well."""
     older = stream_of(conn, "default")
     put(conn, older, b"x")
@@ -205,7 +149,9 @@ def test_a_detach_left_pending_is_finished_first_and_holds_up_nothing_for_ever(
     with psycopg.connect(database, options="-c search_path=sublet") as reader:
         reader.execute("select from block")
         apply_retention(conn)
-        assert is_pending(conn, "eu")
+        assert is_gone(conn, old), "that is committed before anything is dropped"
+        assert is_pending(conn, "eu"), "the detach was begun and cut short"
+        put(conn, stream_of(conn, "eu"), b"y", topic="eu/1")
         alter_space(conn, "default", retention_s=100)
         conn.execute("update generation set closed_at = closed_at - interval '1 h' where state = 'closed'")
         apply_retention(conn)
@@ -216,7 +162,7 @@ def test_a_detach_left_pending_is_finished_first_and_holds_up_nothing_for_ever(
     assert not gone & partitions(conn), "one pass is enough"
 
 
-def is_pending(conn: psycopg.Connection[Any], space: str) -> bool:
+def is_pending(conn: Connection, space: str) -> bool:
     row = conn.execute(
         "select p.name from pg_inherits i join generation g on i.inhrelid = to_regclass('block_' || g.generation_id)"
         " join space p using (space_id) where i.inhdetachpending"
@@ -225,7 +171,8 @@ def is_pending(conn: psycopg.Connection[Any], space: str) -> bool:
 
 
 @pytest.mark.conforms("W4")
-def test_what_ails_one_partition_holds_up_no_other_and_is_told(conn: psycopg.Connection[Any], old: int) -> None:
+def test_what_ails_one_partition_holds_up_no_other(conn: Connection, old: int) -> None:
+    """It is reported."""
     alter_space(conn, "default", retention_s=1)
     rollover(conn, "default")
     conn.execute("update generation set closed_at = closed_at - interval '1 h' where state = 'closed'")
@@ -241,7 +188,7 @@ def test_what_ails_one_partition_holds_up_no_other_and_is_told(conn: psycopg.Con
     assert drop_gone(conn) == [row[0]]
 
 
-def test_retention_under_load_disturbs_no_publisher_and_no_reader(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_retention_disturbs_no_publisher(database: str, conn: Connection) -> None:
     stop, sent, trouble = threading.Event(), [0], list[BaseException]()
 
     def publish() -> None:
@@ -268,9 +215,8 @@ def test_retention_under_load_disturbs_no_publisher_and_no_reader(database: str,
     assert row == (sent[0],)
 
 
-def test_producers_idle_for_long_are_forgotten_and_registered_ones_are_not(
-    database: str, conn: psycopg.Connection[Any]
-) -> None:
+def test_idle_producers_are_forgotten(database: str, conn: Connection) -> None:
+    """Those that are registered are not."""
     with Publisher(database, producer="meter") as publisher:
         publisher.publish("eu/1", b"x").result(30)
     assert IdleProducerCleaner(idle_s=60)(conn) == 0
@@ -280,9 +226,11 @@ def test_producers_idle_for_long_are_forgotten_and_registered_ones_are_not(
 
 
 @pytest.mark.conforms("E39")
-def test_idle_producers_are_looked_for_some_at_a_time_and_all_are_found_whoever_comes_meanwhile(
-    conn: psycopg.Connection[Any],
+def test_idle_producers_are_found_some_at_a_time(
+    conn: Connection,
 ) -> None:
+    """All of them are found, whoever comes meanwhile."""
+
     def add(*names: str, idle: bool) -> None:
         for name in names:
             conn.execute(

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
-import psycopg
 import pytest
 
 from sublet_protocol.domain.subscriptions import Subscription
@@ -15,7 +12,7 @@ from sublet_storage.groups.status.overview_model import StreamView
 from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.space_changes import rollover
 from tests.integration.cli_kit import a_shell
-from tests.integration.log_kit import put, read, stream_of, with_a_short_lived_space
+from tests.integration.log_kit import Connection, put, read, stream_of, with_a_short_lived_space
 from tests.kit import eventually
 from tests.kit_nodes import Fleet
 
@@ -24,31 +21,23 @@ GROUP = "$share/g/#"
 
 
 @pytest.fixture
-def fleet(database: str, tmp_path: Path) -> Iterator[Fleet]:
-    fleet = Fleet(database, tmp_path)
-    yield fleet
-    fleet.close()
-
-
-@pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+def conn(database: str) -> Iterator[Connection]:
     with with_a_short_lived_space(database) as connection:
         yield connection
 
 
-def lines(conn: psycopg.Connection[Any]) -> dict[int, StreamView]:
+def lines(conn: Connection) -> dict[int, StreamView]:
     return {line.stream_id: line for line in describe_group(conn, Subscription.parse(GROUP)).streams}
 
 
 @pytest.mark.conforms("W4")
 @pytest.mark.long
-def test_what_retention_takes_from_under_a_consumer_is_said_blocked_and_counted_and_all_else_goes_on(
-    conn: psycopg.Connection[Any], fleet: Fleet, database: str
-) -> None:
+def test_what_is_taken_from_a_consumer_is_counted(conn: Connection, fleet: Fleet, database: str) -> None:
+    """Its stream is blocked, with the reason, and all others go on."""
     doomed, other = stream_of(conn, "eu"), stream_of(conn, "default")
     for number in range(10):
         put(conn, doomed, b"%d" % number, topic="eu/1")
-    node = fleet.node("n1")
+    node = fleet.nodes["n1"]
     eventually(lambda: "serves on" in node.output(), WAIT_S, node.output)
     slow = fleet.consumer("slow", GROUP, pause_s=1.5)
     eventually(lambda: fleet.delivered("slow"), WAIT_S, slow.output)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -24,8 +23,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.conforms("R1")
-@pytest.mark.parametrize("subscriptions", [1, 100, 10_000])
-def test_an_agent_holds_one_poll_however_much_it_subscribes(subscriptions: int) -> None:
+def test_an_agent_with_10000_keys_holds_one_poll() -> None:
+    subscriptions = 10_000
+
     async def test() -> None:
         async with a_node() as node, an_agent(node.address, "a") as agent, an_agent(node.address, "b") as other:
             for number in range(subscriptions):
@@ -61,7 +61,9 @@ def test_as_many_polls_are_held_as_there_are_agents() -> None:
 
 
 @pytest.mark.conforms("R2")
-def test_commands_arrive_in_order_one_batch_at_a_time_behind_a_slow_one() -> None:
+def test_commands_arrive_in_order_behind_a_slow_one() -> None:
+    """There is one batch at a time."""
+
     async def test() -> None:
         async with a_node() as node, an_agent(node.address) as agent:
             gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -83,31 +85,14 @@ def test_commands_arrive_in_order_one_batch_at_a_time_behind_a_slow_one() -> Non
     run(test)
 
 
-@pytest.mark.conforms("R3")
-def test_keys_and_all_keys_over_the_wire() -> None:
-    async def test() -> None:
-        async with a_node() as node, an_agent(node.address, "key") as key, an_agent(node.address, "both") as both:
-            key.node.subscribe(Channel.GROUP, "k")
-            both.node.subscribe(Channel.GROUP, "k")
-            both.node.subscribe(Channel.GROUP)
-            await until(lambda: len(node.subscriptions()) == 3)
-            for number in range(3_000):
-                node.sessions.publish(Channel.GROUP, "k" if number % 2 else "other", event(number))
-                if number % 500 == 0:
-                    await asyncio.sleep(0)
-            await until(lambda: len(both.seen) == 3_000 and len(key.seen) == 1_500)
-            assert both.bodies() == [event(number) for number in range(3_000)]
-            assert key.bodies() == [event(number) for number in range(1, 3_000, 2)]
-
-    run(test)
-
-
 @pytest.mark.conforms("R4")
-def test_a_message_without_a_poll_waits_for_the_next_one() -> None:
+def test_a_message_without_a_poll_waits_for_the_next() -> None:
+    """A poll that is held is answered at once, and not at the end of its hold, which outlasts the test."""
+
     async def test() -> None:
-        async with a_node() as node, grpc.aio.insecure_channel(node.address) as channel:
+        async with a_node(hold_s=600.0) as node, grpc.aio.insecure_channel(node.address) as channel:
             stub = sublet_pb2_grpc.SessionStub(channel)
-            request = pb.PollRequest(protocol_version=PROTOCOL_VERSION, subscriber_id="early", hold_ms=5_000)
+            request = pb.PollRequest(protocol_version=PROTOCOL_VERSION, subscriber_id="early", hold_ms=500_000)
             held = asyncio.ensure_future(stub.Poll(request))
             await until(lambda: node.sessions.held_polls == 1)
             for name in ("early", "late"):
@@ -115,21 +100,17 @@ def test_a_message_without_a_poll_waits_for_the_next_one() -> None:
                 batch = pb.CommandBatch(protocol_version=PROTOCOL_VERSION, subscriber_id=name, number=1)
                 batch.commands.add(subscribe=subject)
                 await stub.Commands(batch)
-            begun = time.monotonic()
             node.sessions.publish(Channel.GROUP, "k", event(1))
             assert [one.group_event for one in (await held).messages] == [b"1"]
-            assert time.monotonic() - begun < 4
             request.subscriber_id = "late"
-            begun = time.monotonic()
             reply = await stub.Poll(request)
             assert [one.group_event for one in reply.messages] == [b"1"]
-            assert time.monotonic() - begun < 4
 
     run(test)
 
 
 @pytest.mark.conforms("R12")
-def test_group_messages_stream_heads_and_watches_are_served_alike() -> None:
+def test_all_channels_are_served_alike() -> None:
     async def test() -> None:
         async with a_node() as node, an_agent(node.address) as agent:
             node.sessions.publish(Channel.STREAM, "7", StreamHead(7, 100), version=100)
@@ -150,7 +131,7 @@ def test_group_messages_stream_heads_and_watches_are_served_alike() -> None:
 
 
 @pytest.mark.conforms("R12")
-def test_the_machines_import_nothing_of_leaders_and_borrowers() -> None:
+def test_the_machines_import_nothing_of_their_owners() -> None:
     code = (
         "import sys, sublet_protocol.pubsub.node_side_machine, sublet_protocol.pubsub.agent_side_machine\n"
         "ours = ('grpc', 'google', 'sublet_leader', 'sublet_borrower', 'sublet_storage', 'sublet_protocol.messages')\n"

@@ -17,10 +17,23 @@ from sublet_protocol.pubsub.agent_side_machine import AgentSideSettings
 from sublet_protocol.pubsub.mailbox import MailboxLimits
 from sublet_protocol.pubsub.model import Channel, DeliveredMessage, MailboxOverflow
 from tests.integration.session_kit import FAST, Agent, a_node, an_agent, event, free_port, run, until
-from tests.integration.test_session_faults import KILLED_NODE
 
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = [str(number) for number in range(100)]
+KILLED_NODE = """
+    import asyncio, grpc.aio
+    from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, new_publisher
+
+    async def main():
+        sessions = PubSubServer(new_publisher("victim"), lambda subscriber_id, message: None)
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        sessions.register(server)
+        server.add_insecure_port("127.0.0.1:{port}")
+        await server.start()
+        await server.wait_for_termination()
+
+    asyncio.run(main())
+"""
 
 
 class Subscriptions:
@@ -48,7 +61,9 @@ class Subscriptions:
 
 
 @pytest.mark.conforms("R3")
-def test_a_key_all_keys_and_both_each_have_every_message_once_and_in_order() -> None:
+def test_each_has_every_message_once_and_in_order() -> None:
+    """Who subscribes to a key, to all keys or to both is called once for each."""
+
     async def test() -> None:
         async with a_node() as node, an_agent(node.address, "one") as one, an_agent(node.address, "other") as other:
             of_one, of_other = Subscriptions(one), Subscriptions(other)
@@ -71,7 +86,9 @@ def test_a_key_all_keys_and_both_each_have_every_message_once_and_in_order() -> 
 
 
 @pytest.mark.conforms("R9", "R6")
-def test_a_killed_node_fails_every_subscription_once_and_its_next_life_serves_them_all() -> None:
+def test_a_killed_node_fails_each_subscription_once() -> None:
+    """The node's next life serves them all."""
+
     async def test() -> None:
         port = free_port()
         victim = subprocess.Popen([sys.executable, "-c", textwrap.dedent(KILLED_NODE).format(port=port)], cwd=ROOT)
@@ -85,7 +102,7 @@ def test_a_killed_node_fails_every_subscription_once_and_its_next_life_serves_th
                 for key in KEYS:
                     reported.add(Channel.STREAM, key)
                 agent.node.send(Ping((), 1.0))
-                await until(lambda: not agent.node._machine.unacknowledged_count)
+                await until(lambda: not agent.node.unacknowledged_count)
                 victim.kill()
                 victim.wait()
                 await until(lambda: agent.node.status is ConnectionStatus.DISCONNECTED)
@@ -118,7 +135,7 @@ def test_a_killed_node_fails_every_subscription_once_and_its_next_life_serves_th
 
 
 @pytest.mark.conforms("R9")
-def test_a_subscription_that_the_node_refuses_fails_once_and_alone() -> None:
+def test_a_refused_subscription_fails_once_and_alone() -> None:
     async def test() -> None:
         async with a_node() as node, an_agent(node.address) as agent:
             node.sessions.publisher.settings = type(node.sessions.publisher.settings)(subscriptions_each=2)
@@ -136,7 +153,7 @@ def test_a_subscription_that_the_node_refuses_fails_once_and_alone() -> None:
 
 
 @pytest.mark.conforms("R10")
-def test_a_gap_is_told_to_who_reads_its_channel_and_to_nobody_else() -> None:
+def test_a_gap_is_told_to_who_reads_its_channel() -> None:
     async def test() -> None:
         async with a_node(mailbox=MailboxLimits(messages=50)) as node, an_agent(node.address) as agent:
             reported = Subscriptions(agent)

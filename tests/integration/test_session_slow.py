@@ -56,7 +56,9 @@ def everything(channel: Any) -> pb.Subject:
     [(MailboxLimits(messages=500), b"small"), (MailboxLimits(bytes=200_000), b"x" * 1_000)],
     ids=["by number", "by bytes"],
 )
-def test_others_go_on_receiving_while_one_holds_no_poll(limits: MailboxLimits, payload: bytes) -> None:
+def test_one_that_holds_no_poll_slows_nobody(limits: MailboxLimits, payload: bytes) -> None:
+    """It is told what it has missed."""
+
     async def test() -> None:
         async with (
             a_node(mailbox=limits) as node,
@@ -92,7 +94,7 @@ def test_others_go_on_receiving_while_one_holds_no_poll(limits: MailboxLimits, p
 
 
 @pytest.mark.conforms("R10")
-def test_after_a_gap_the_agent_goes_on_in_the_same_life() -> None:
+def test_after_a_gap_an_agent_goes_on_in_its_life() -> None:
     async def test() -> None:
         async with a_node(mailbox=MailboxLimits(messages=5)) as node, an_agent(node.address) as agent:
             agent.node.subscribe(Channel.GROUP)

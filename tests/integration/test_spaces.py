@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-import threading
-from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any
+from collections.abc import Callable
 
-import psycopg
 import pytest
 
 from sublet_leader.jobs.maintenance import MaintenanceRunner
@@ -34,32 +29,25 @@ from sublet_storage.spaces.space_changes import (
     rollover_due,
 )
 from sublet_storage.spaces.space_queries import find_space, list_spaces, open_streams
-from tests.integration.log_kit import by_key, put, read
+from tests.integration.log_kit import Connection, put, read
 from tests.kit import eventually
 
 
-@pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
-    with connect(database) as connection:
-        reshard(connection, "default", 2)
-        yield connection
-
-
-def streams(conn: psycopg.Connection[Any], space: str) -> list[int]:
+def streams(conn: Connection, space: str) -> list[int]:
     space_id = find_space(conn, space).space_id
     return [stream.stream_id for stream in open_streams(conn) if stream.space_id == space_id]
 
 
-def parents(conn: psycopg.Connection[Any], stream_ids: list[int]) -> set[int]:
+def parents(conn: Connection, stream_ids: list[int]) -> set[int]:
     rows = conn.execute("select unnest(parents) from stream where stream_id = any(%s)", (stream_ids,))
     return {row[0] for row in rows}
 
 
-def states(conn: psycopg.Connection[Any], stream_ids: list[int]) -> set[str]:
+def states(conn: Connection, stream_ids: list[int]) -> set[str]:
     return {row[0] for row in conn.execute("select state from stream where stream_id = any(%s)", (stream_ids,))}
 
 
-def test_the_default_space_is_made_once(conn: psycopg.Connection[Any]) -> None:
+def test_the_default_space_is_made_once(conn: Connection) -> None:
     before = find_space(conn, "default")
     assert before.filter.text == "#"
     ensure_default(conn)
@@ -68,7 +56,7 @@ def test_the_default_space_is_made_once(conn: psycopg.Connection[Any]) -> None:
 
 
 @pytest.mark.conforms("A1")
-def test_creating_twice_with_the_same_arguments_changes_nothing(conn: psycopg.Connection[Any]) -> None:
+def test_creating_the_same_twice_changes_nothing(conn: Connection) -> None:
     settings = {"shards": 3, "retention_s": 60, "rollover_s": 10, "compression": "zstd"}
     made = create_space(conn, "eu", "eu/#", **settings)  # type: ignore[arg-type]
     before = open_streams(conn)
@@ -81,41 +69,45 @@ def test_creating_twice_with_the_same_arguments_changes_nothing(conn: psycopg.Co
         create_space(conn, "other", "eu/#")
 
 
-def test_an_unknown_space_is_named_together_with_those_that_exist(conn: psycopg.Connection[Any]) -> None:
+def test_an_unknown_space_is_named_with_the_others(conn: Connection) -> None:
     create_space(conn, "eu", "eu/#")
     for change in (lambda: rollover(conn, "ue"), lambda: reshard(conn, "ue", 2), lambda: drop_space(conn, "ue")):
         with pytest.raises(UnknownSpace, match=r"'ue'.*default, eu"):
             change()
 
 
-def test_bad_settings_are_refused_and_change_nothing(conn: psycopg.Connection[Any]) -> None:
+BAD_SETTINGS: dict[str, Callable[[Connection], object]] = {
+    "shards 0": lambda conn: create_space(conn, "x", "x/#", shards=0),
+    "space name 'a/b'": lambda conn: create_space(conn, "a/b", "x/#"),
+    "gzip": lambda conn: create_space(conn, "x", "x/#", compression="gzip"),
+    "retention_s -1": lambda conn: create_space(conn, "x", "x/#", retention_s=-1),
+    "retention_s 31536000001: must be at most 31536000000 seconds": lambda conn: create_space(
+        conn, "x", "x/#", retention_s=MAX_S + 1
+    ),
+    "rollover_s 31536000001: must be at most 31536000000 seconds": lambda conn: create_space(
+        conn, "x", "x/#", rollover_s=MAX_S + 1
+    ),
+    "retention_s 8639999999913600: .* Leave it out": lambda conn: alter_space(
+        conn, "default", retention_s=99999999999 * 86400
+    ),
+    "cannot be dropped": lambda conn: drop_space(conn, "default"),
+    "filter #": lambda conn: alter_space(conn, "default", filter="a/#"),
+    "colour": lambda conn: alter_space(conn, "default", colour="red"),
+}
+
+
+def test_bad_settings_are_refused_and_change_nothing(conn: Connection) -> None:
     before = open_streams(conn)
     with pytest.raises(InvalidFilter):
         create_space(conn, "x", "a/#/b")
-    with pytest.raises(InvalidSetting, match="shards 0"):
-        create_space(conn, "x", "x/#", shards=0)
-    with pytest.raises(InvalidSetting, match="space name 'a/b'"):
-        create_space(conn, "a/b", "x/#")
-    with pytest.raises(InvalidSetting, match="gzip"):
-        create_space(conn, "x", "x/#", compression="gzip")
-    with pytest.raises(InvalidSetting, match="retention_s -1"):
-        create_space(conn, "x", "x/#", retention_s=-1)
-    for what in ("retention_s", "rollover_s"):
-        with pytest.raises(InvalidSetting, match=f"{what} 31536000001: must be at most 31536000000 seconds"):
-            create_space(conn, "x", "x/#", **{what: MAX_S + 1})  # type: ignore[arg-type]
-        with pytest.raises(InvalidSetting, match=f"{what} 8639999999913600: .* Leave it out"):
-            alter_space(conn, "default", **{what: 99999999999 * 86400})
-    with pytest.raises(InvalidSetting, match="cannot be dropped"):
-        drop_space(conn, "default")
-    with pytest.raises(InvalidSetting, match="filter #"):
-        alter_space(conn, "default", filter="a/#")
-    with pytest.raises(InvalidSetting, match="colour"):
-        alter_space(conn, "default", colour="red")
+    for said, change in BAD_SETTINGS.items():
+        with pytest.raises(InvalidSetting, match=said):
+            change(conn)
     assert open_streams(conn) == before
 
 
 @pytest.mark.conforms("W3")
-def test_a_rollover_closes_the_streams_and_opens_their_children(conn: psycopg.Connection[Any]) -> None:
+def test_a_rollover_closes_streams_and_opens_children(conn: Connection) -> None:
     old = streams(conn, "default")
     rollover(conn, "default")
     new = streams(conn, "default")
@@ -124,7 +116,7 @@ def test_a_rollover_closes_the_streams_and_opens_their_children(conn: psycopg.Co
 
 
 @pytest.mark.conforms("W3")
-def test_a_reshard_makes_parents_of_the_overlapping(conn: psycopg.Connection[Any]) -> None:
+def test_a_reshard_makes_parents_of_the_overlapping(conn: Connection) -> None:
     one, two = streams(conn, "default")
     reshard(conn, "default", 3)
     assert [parents(conn, [child]) for child in streams(conn, "default")] == [{one}, {one, two}, {two}]
@@ -135,9 +127,8 @@ def test_a_reshard_makes_parents_of_the_overlapping(conn: psycopg.Connection[Any
 
 
 @pytest.mark.conforms("W3")
-def test_only_spaces_whose_topics_move_roll_over_and_only_from_there_come_parents(
-    conn: psycopg.Connection[Any],
-) -> None:
+def test_only_spaces_whose_topics_move_roll_over(conn: Connection) -> None:
+    """The parents of new streams are of these spaces."""
     create_space(conn, "us", "us/#", shards=1)
     create_space(conn, "de", "eu/de/#", shards=1)
     before = {name: streams(conn, name) for name in ("default", "us", "de")}
@@ -162,7 +153,8 @@ def test_only_spaces_whose_topics_move_roll_over_and_only_from_there_come_parent
 
 
 @pytest.mark.conforms("W3", "W4")
-def test_what_was_filled_under_a_former_filter_is_found_and_held_by_it(conn: psycopg.Connection[Any]) -> None:
+def test_a_generation_is_judged_by_its_own_filter(conn: Connection) -> None:
+    """What was filled under a former filter is found, and held for a queue, by that."""
     create_space(conn, "eu", "eu/#", shards=1, retention_s=100)
     conn.execute("insert into consumer_group (kind, name, filter) values ('queue', 'g', 'eu/#')")
     held = rollover(conn, "eu")
@@ -180,7 +172,7 @@ def test_what_was_filled_under_a_former_filter_is_found_and_held_by_it(conn: psy
     assert held in mark_expired_gone(conn)
 
 
-def test_altering_retention_moves_no_stream(conn: psycopg.Connection[Any]) -> None:
+def test_altering_retention_moves_no_stream(conn: Connection) -> None:
     before = open_streams(conn)
     altered = alter_space(conn, "default", retention_s=5, compression="lz4")
     assert find_space(conn, "default") == altered
@@ -188,7 +180,7 @@ def test_altering_retention_moves_no_stream(conn: psycopg.Connection[Any]) -> No
     assert open_streams(conn) == before
 
 
-def test_a_space_rolls_over_when_due_and_not_while_it_is_empty(conn: psycopg.Connection[Any]) -> None:
+def test_a_space_rolls_over_when_due_unless_empty(conn: Connection) -> None:
     alter_space(conn, "default", retention_s=40)
     age = "update generation set opened_at = opened_at - interval '11 s' where state = 'open'"
     conn.execute(age)
@@ -202,7 +194,7 @@ def test_a_space_rolls_over_when_due_and_not_while_it_is_empty(conn: psycopg.Con
     assert rollover_due(conn) == [], "rollover_s is asked before retention_s"
 
 
-def test_the_longest_retention_and_rollover_keep_the_database_in_order(conn: psycopg.Connection[Any]) -> None:
+def test_the_longest_times_harm_nothing(conn: Connection) -> None:
     create_space(conn, "eu", "eu/#", shards=1, retention_s=MAX_S, rollover_s=MAX_S)
     put(conn, streams(conn, "eu")[0], b"x", topic="eu/1")
     rollover(conn, "eu")
@@ -210,8 +202,8 @@ def test_the_longest_retention_and_rollover_keep_the_database_in_order(conn: psy
     assert mark_expired_gone(conn) == []
 
 
-def test_a_step_of_maintenance_that_fails_keeps_no_other_from_running(
-    database: str, conn: psycopg.Connection[Any], caplog: pytest.LogCaptureFixture
+def test_a_failing_step_of_maintenance_stops_no_other(
+    database: str, conn: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     create_space(conn, "eu", "eu/#", shards=1)
     with Publisher(database) as publisher:
@@ -241,8 +233,8 @@ def test_a_step_of_maintenance_that_fails_keeps_no_other_from_running(
         keeper.stop()
 
 
-def test_maintenance_asks_its_guard_first(conn: psycopg.Connection[Any]) -> None:
-    def deposed(_: psycopg.Connection[Any]) -> None:
+def test_maintenance_asks_its_guard_first(conn: Connection) -> None:
+    def deposed(_: Connection) -> None:
         raise Unavailable("the term is over")
 
     alter_space(conn, "default", rollover_s=1)
@@ -254,7 +246,8 @@ def test_maintenance_asks_its_guard_first(conn: psycopg.Connection[Any]) -> None
     assert open_streams(conn) == before
 
 
-def test_a_change_waits_for_no_reader_and_holds_none_up(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_a_change_and_a_reader_do_not_wait(database: str, conn: Connection) -> None:
+    """Neither waits for the other."""
     old = streams(conn, "default")[0]
     put(conn, old, b"x")
     with connect(database) as reader, reader.transaction():
@@ -264,8 +257,8 @@ def test_a_change_waits_for_no_reader_and_holds_none_up(database: str, conn: psy
     put(conn, streams(conn, "default")[0], b"y")
 
 
-def test_a_lock_that_is_not_to_be_had_is_an_error_that_says_so(
-    database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+def test_a_lock_that_is_not_to_be_had_is_an_error(
+    database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rollovers, "LOCK_TIMEOUT_S", 0.05)
     monkeypatch.setattr(rollovers, "RETRY_TIMEOUT_S", 0.3)
@@ -273,66 +266,3 @@ def test_a_lock_that_is_not_to_be_had_is_an_error_that_says_so(
         other.execute("lock table space in share row exclusive mode")
         with pytest.raises(Unavailable, match="locked by others"):
             rollover(conn, "default")
-
-
-@pytest.mark.conforms("W3", "W2")
-def test_under_load_no_key_loses_its_order_and_nothing_is_lost_or_doubled(
-    database: str, conn: psycopg.Connection[Any]
-) -> None:
-    stop = threading.Event()
-    sent: dict[bytes, list[bytes]] = {}
-    publishers = [threading.Thread(target=_publish, args=(database, number, stop, sent)) for number in range(2)]
-    for thread in publishers:
-        thread.start()
-    changes: list[Callable[[], object]] = [
-        lambda: rollover(conn, "default"),
-        lambda: reshard(conn, "default", 5),
-        lambda: create_space(conn, "eu", "eu/#", shards=3),
-        lambda: alter_space(conn, "eu", filter="+/1"),
-        lambda: reshard(conn, "eu", 2),
-        lambda: drop_space(conn, "eu"),
-        lambda: reshard(conn, "default", 2),
-    ]
-    ended: dict[int, int] = {}
-    for change in 3 * changes:
-        before = _stored(conn)
-        change()
-        ended |= conn.execute("select stream_id, head from stream where state = 'closed'").fetchall()
-        eventually(partial(_stored_more_than, conn, before + 50))
-    stop.set()
-    for thread in publishers:
-        thread.join(60)
-    assert len(sent) == 2 * 12
-    assert by_key(conn) == sent
-    heads = dict(conn.execute("select stream_id, head from stream").fetchall())
-    assert {stream_id: heads[stream_id] for stream_id in ended} == ended, "what is closed has ended for good"
-
-
-def _publish(database: str, number: int, stop: threading.Event, sent: dict[bytes, list[bytes]]) -> None:
-    """Every key under three topics of different spaces, one by one and by columns."""
-    keys = [b"%d.%d" % (number, index) for index in range(12)]
-    topics = ("eu/1", "eu/2", "us/1")
-    mine: dict[bytes, list[bytes]] = {key + b"@" + topic.encode(): [] for key in keys[:4] for topic in topics}
-    with Publisher(database, block_messages=50, max_buffered_bytes=20_000) as publisher:
-        for count in itertools.count():
-            if stop.is_set():
-                break
-            for full in mine:
-                topic = full.split(b"@")[1].decode()
-                for part in range(3):
-                    mine[full].append(b"%d.%d" % (count, part))
-                if count % 2:
-                    publisher.publish_batch({"topic": topic, "key": full, "value": mine[full][-3:]})
-                else:
-                    for value in mine[full][-3:]:
-                        publisher.publish(topic, value, key=full)
-    sent |= mine
-
-
-def _stored(conn: psycopg.Connection[Any]) -> int:
-    row = conn.execute("select sum(head) from stream").fetchone()
-    return int(row[0]) if row else 0
-
-
-def _stored_more_than(conn: psycopg.Connection[Any], count: int) -> bool:
-    return _stored(conn) > count

@@ -7,21 +7,18 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
-import psycopg
 import pytest
 
 from sublet_protocol.domain.errors import BatchOutOfSequence, StagedBlocksLost
 from sublet_storage.db.connect import connect
 from sublet_storage.producer.staging import RETENTION_S, delete_abandoned_blocks
 from sublet_storage.spaces.space_changes import create_space, reshard, rollover
+from tests.integration.log_kit import Connection
 from tests.integration.notify_kit import listening
 from tests.integration.sink_kit import Query, left_staged, numbered, one_write, stored
 from tests.kit import eventually
 from tests.postgres_proxy import PostgresProxy
-
-Connection = psycopg.Connection[Any]
 
 
 class Died(Exception):
@@ -46,7 +43,8 @@ def batch(query: Query, number: int, die: str = "") -> None:
         raise Died
 
 
-def test_a_batch_is_published_whole_by_the_commit_and_not_before(database: str, conn: Connection) -> None:
+def test_a_batch_is_published_by_its_commit(database: str, conn: Connection) -> None:
+    """It is published whole, and not before."""
     query = Query(database)
     done = query.write(0, [numbered(0, 2500)], [numbered(2500, 10)], [])
     assert [each.staged.messages for each in done] == [2500, 10, 0]
@@ -58,7 +56,8 @@ def test_a_batch_is_published_whole_by_the_commit_and_not_before(database: str, 
 
 @pytest.mark.conforms("W2")
 @pytest.mark.parametrize("point", POINTS)
-def test_a_query_that_dies_at_any_point_stores_each_batch_once(database: str, conn: Connection, point: str) -> None:
+def test_a_query_that_dies_stores_each_batch_once(database: str, conn: Connection, point: str) -> None:
+    """It may die at any point."""
     for number in range(3):
         for _ in range(2):
             with pytest.raises(Died):
@@ -69,9 +68,8 @@ def test_a_query_that_dies_at_any_point_stores_each_batch_once(database: str, co
     assert conn.execute("select batch from sink_batch").fetchall() == [(2,)]
 
 
-def test_of_several_attempts_at_a_task_the_one_is_published_that_the_commit_names(
-    database: str, conn: Connection
-) -> None:
+def test_the_attempt_that_the_commit_names_counts(database: str, conn: Connection) -> None:
+    """The others at that task are removed."""
     query = Query(database)
     attempts = [query.task(0, 0, [numbered(0, 1200)]) for _ in range(3)]
     other = query.task(0, 1, [numbered(1200, 300)])
@@ -95,9 +93,8 @@ def test_the_order_of_a_key_is_that_of_the_tasks(database: str, conn: Connection
 
 @pytest.mark.conforms("W2", "W3")
 @pytest.mark.parametrize("shards", [1, 2, 5])
-def test_what_was_staged_for_streams_that_are_closed_goes_to_their_children(
-    database: str, conn: Connection, shards: int
-) -> None:
+def test_what_was_staged_goes_to_the_children(database: str, conn: Connection, shards: int) -> None:
+    """That is so where its streams were closed meanwhile."""
     query = Query(database)
     query.commit(query.write(0, [numbered(0, 3000)]), 0)
     early = query.write(1, [numbered(3000, 70_000)], [numbered(73_000, 2000)])
@@ -111,7 +108,8 @@ def test_what_was_staged_for_streams_that_are_closed_goes_to_their_children(
     assert left_staged(conn) == 0
 
 
-def test_what_was_staged_goes_where_its_topic_belongs_by_then(database: str, conn: Connection) -> None:
+def test_what_was_staged_goes_where_its_topic_belongs(database: str, conn: Connection) -> None:
+    """It goes by the spaces at the time of the commit."""
     query = Query(database, space="default")
     done = query.write(0, [numbered(0, 2000)])
     create_space(conn, "own", "t", shards=3)
@@ -122,7 +120,7 @@ def test_what_was_staged_goes_where_its_topic_belongs_by_then(database: str, con
 
 
 @pytest.mark.conforms("W3")
-def test_batches_are_stored_once_and_in_order_while_streams_are_closed(database: str, conn: Connection) -> None:
+def test_batches_keep_order_while_streams_are_closed(database: str, conn: Connection) -> None:
     def turn() -> int:
         with connect(database) as mine:
             return rollover(mine, "default")
@@ -139,7 +137,7 @@ def test_batches_are_stored_once_and_in_order_while_streams_are_closed(database:
 
 @pytest.mark.conforms("W2")
 @pytest.mark.parametrize("when", ["reply to COMMIT", "away for a while"])
-def test_a_commit_that_loses_its_connection_is_made_once(database: str, conn: Connection, when: str) -> None:
+def test_a_commit_without_a_connection_is_made_once(database: str, conn: Connection, when: str) -> None:
     with PostgresProxy(database) as proxy:
         query = Query(proxy.url)
         done = query.write(0, [numbered(0, 4000)])
@@ -156,7 +154,7 @@ def test_a_commit_that_loses_its_connection_is_made_once(database: str, conn: Co
     assert left_staged(conn) == 0
 
 
-def test_of_two_drivers_that_commit_a_batch_at_once_one_stores_it(database: str, conn: Connection) -> None:
+def test_of_two_commits_of_a_batch_one_stores_it(database: str, conn: Connection) -> None:
     for number in range(5):
         first = number * 3000
         drivers = [Query(database), Query(database)]
@@ -170,18 +168,20 @@ def test_of_two_drivers_that_commit_a_batch_at_once_one_stores_it(database: str,
 
 
 def test_a_driver_that_is_behind_is_refused_by_name(database: str, conn: Connection) -> None:
-    zombie = Query(database)
+    """One with a new checkpoint is not: it begins anew."""
+    zombie, anew = Query(database), Query(database, "query 2")
     old = zombie.write(0, [numbered(0, 100)])
     batch(Query(database), 0)
     batch(Query(database), 1)
     with pytest.raises(BatchOutOfSequence, match="query 1: batch 0 is not stored now, as batch 1 is stored already"):
         zombie.commit(old, 0)
     assert stored(conn) == list(range(6000))
+    anew.commit(anew.write(0, [numbered(6000, 10)]), 0)
+    assert stored(conn) == list(range(6010))
 
 
-def test_a_batch_that_has_other_rows_the_second_time_is_told_of(
-    database: str, conn: Connection, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_batch_with_other_rows_is_told_of(database: str, conn: Connection, caplog: pytest.LogCaptureFixture) -> None:
+    """That is told of when it is done for the second time."""
     query = Query(database)
     batch(query, 0)
     batch(query, 0)
@@ -189,14 +189,6 @@ def test_a_batch_that_has_other_rows_the_second_time_is_told_of(
     query.commit(query.write(0, [numbered(3000, 10)]), 0)
     assert "batch 0 was stored already, with 3000 messages, and nothing is stored of the 10 that it has" in caplog.text
     assert stored(conn) == list(range(3000))
-
-
-def test_a_query_with_a_new_checkpoint_begins_anew(database: str, conn: Connection) -> None:
-    batch(Query(database), 0)
-    batch(Query(database), 1)
-    other = Query(database, "query 2")
-    other.commit(other.write(0, [numbered(6000, 10)]), 0)
-    assert stored(conn) == list(range(6010))
 
 
 def test_an_empty_batch_counts(database: str, conn: Connection) -> None:
@@ -222,7 +214,7 @@ def test_abort_removes_what_was_staged(database: str, conn: Connection) -> None:
     assert stored(conn) == list(range(3000))
 
 
-def test_what_a_crash_of_postgres_takes_is_missed_by_the_commit(database: str, conn: Connection) -> None:
+def test_a_commit_misses_what_a_crash_has_taken(database: str, conn: Connection) -> None:
     query = Query(database)
     done = query.write(0, [numbered(0, 5000)])
     conn.execute("delete from staged_block where ordinal = 1")
@@ -231,7 +223,8 @@ def test_what_a_crash_of_postgres_takes_is_missed_by_the_commit(database: str, c
     assert stored(conn) == []
 
 
-def test_what_nobody_publishes_is_forgotten_after_a_day(database: str, conn: Connection) -> None:
+def test_what_nobody_publishes_is_forgotten(database: str, conn: Connection) -> None:
+    """It is forgotten after a day."""
     query = Query(database)
     query.write(0, [numbered(0, 100)])
     one_write(database, iter([numbered(0, 100)]), topic="t")
@@ -246,7 +239,7 @@ def test_what_nobody_publishes_is_forgotten_after_a_day(database: str, conn: Con
     assert conn.execute("select sink, batch from sink_batch").fetchall() == [("sink daily", 7)]
 
 
-def test_a_write_with_a_name_and_a_number_is_stored_once(database: str, conn: Connection) -> None:
+def test_a_numbered_write_is_stored_once(database: str, conn: Connection) -> None:
     for first, number in ((0, 0), (0, 0), (10, 4)):
         one_write(database, iter([numbered(first, 10)]), topic="t", sinkName="daily", batchId=str(number))
     assert stored(conn) == list(range(20))
@@ -264,9 +257,7 @@ def test_whoever_listens_is_told(database: str, conn: Connection) -> None:
         eventually(lambda: all(received.of("stream", str(stream)) for stream in heads), 10.0)
 
 
-def test_a_lock_that_somebody_keeps_for_a_while_is_waited_for(
-    database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_commit_waits_for_a_lock(database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sublet_borrower.spark.sink.target.LOCK_TIMEOUT_S", 0.1)
     query = Query(database)
     done = query.write(0, [numbered(0, 100)])

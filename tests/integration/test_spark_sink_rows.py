@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import ArrayType, StructType
@@ -17,10 +16,8 @@ from sublet_protocol.domain.errors import DatabaseUnreachable, InvalidSetting, S
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres
 from sublet_storage.bootstrap.migrate import migrate
 from sublet_storage.spaces.space_changes import create_space
-from tests.integration.log_kit import everything
+from tests.integration.log_kit import Connection, everything
 from tests.integration.sink_kit import SCHEMA, left_staged, numbered, one_write
-
-Connection = psycopg.Connection[Any]
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 WHEN = datetime(2026, 11, 22, 10, 30, tzinfo=UTC)
@@ -106,23 +103,14 @@ def test_a_row_that_cannot_be_a_message_fails_its_task(
     assert left_staged(conn) == 0
 
 
-def test_a_message_that_is_too_large_is_refused(database: str, conn: Connection) -> None:
-    rows = pa.record_batch({"value": pa.array([b"1", bytes(2 * 1024 * 1024)])})
+def test_what_cannot_be_written_to_is_named(database: str, empty_database: str) -> None:
+    too_large = pa.record_batch({"key": pa.nulls(2, pa.binary()), "value": pa.array([b"1", bytes(2 * 1024 * 1024)])})
     with pytest.raises(SubletError, match="message 1 of the batch takes 2097185 bytes and the limit is 1048576"):
-        one_write(database, iter([rows]), columns("value binary"), topic="t")
-
-
-def test_a_space_that_does_not_exist_is_named(database: str, conn: Connection) -> None:
+        one_write(database, iter([too_large]), topic="t")
     with pytest.raises(SubletError, match="space 'nowhere': there is no such space"):
         one_write(database, iter([numbered(0, 1)]), topic="t", space="nowhere")
-
-
-def test_a_database_that_is_not_ours_is_not_written_to(empty_database: str) -> None:
     with pytest.raises(SchemaMismatch, match="Run `sublet migrate`"):
         one_write(empty_database, iter([numbered(0, 1)]), topic="t")
-
-
-def test_a_task_says_that_there_is_no_database() -> None:
     with pytest.raises(DatabaseUnreachable):
         one_write("postgresql://nobody@127.0.0.1:1/none", iter([numbered(0, 1)]), topic="t")
 
@@ -132,16 +120,16 @@ def test_an_embedded_server_is_written_to_where_it_is(server_home: Path) -> None
     with EmbeddedPostgres(directory) as server:
         migrate(server.url)
         writer = batch_writer({"dataDir": str(directory), "topic": "t"}, SCHEMA, False)
-        done = stage_rows(writer._target, writer._options, writer._write, 0, iter([numbered(0, 10)]))
+        done = stage_rows(writer.target, writer.options, writer.batch, 0, iter([numbered(0, 10)]))
         writer.commit([done])
-        with writer._target.open_connection() as (_, conn):
+        with writer.target.open_connection() as (_, conn):
             assert sum(map(len, everything(conn).values())) == 10
         elsewhere = SinkDatabase(None, directory, None, "another-machine")
         with pytest.raises(InvalidSetting, match="was given a database that only another-machine can reach"):
-            stage_rows(elsewhere, writer._options, writer._write, 0, iter([numbered(0, 10)]))
+            stage_rows(elsewhere, writer.options, writer.batch, 0, iter([numbered(0, 10)]))
 
 
 def test_the_password_is_not_shown() -> None:
     writer = batch_writer({"url": "postgresql://u:secret@h/d", "topic": "t"}, SCHEMA, False)
-    assert "secret" not in repr(writer._target)
-    assert "secret" not in repr(writer._options)
+    assert "secret" not in repr(writer.target)
+    assert "secret" not in repr(writer.options)

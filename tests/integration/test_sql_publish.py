@@ -5,19 +5,15 @@ from __future__ import annotations
 import itertools
 import random
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import psycopg
 import pytest
 
-from sublet_storage.db.connect import connect
-from sublet_storage.producer import Publisher
 from sublet_storage.producer.outbox import OutboxBacklog, read_backlog
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover
 from tests.integration.cli_kit import a_shell
-from tests.integration.log_kit import by_key, everything
+from tests.integration.log_kit import Connection, by_key, everything
 from tests.kit import eventually
 from tests.kit_nodes import Fleet
 
@@ -29,26 +25,13 @@ select sublet.publish('eu/' || n %% 2, n::text, %s::text || n %% %s) from genera
 CUT = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'sublet relay'"
 
 
-@pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
-    with connect(database) as connection:
-        yield connection
-
-
-@pytest.fixture
-def fleet(database: str, tmp_path: Path) -> Iterator[Fleet]:
-    fleet = Fleet(database, tmp_path)
-    yield fleet
-    fleet.close()
-
-
 class Writer:
     """A thread with transactions of its own, one after the other; every fifth is rolled back."""
 
     def __init__(self, database: str, name: str) -> None:
         self.committed = 0
         self.failure: Exception | None = None
-        self._database, self._name, self._stop = database, name, threading.Event()
+        self._database, self.name, self._stop = database, name, threading.Event()
         self._thread = threading.Thread(target=self._run)
 
     def __enter__(self) -> Writer:
@@ -72,13 +55,13 @@ class Writer:
             self.failure = error
 
     def _write(self) -> None:
-        chance = random.Random(self._name)
+        chance = random.Random(self.name)
         with psycopg.connect(self._database) as mine:
             for turn in itertools.count():
                 if self._stop.wait(0.003):
                     return
                 rows = chance.randint(1, 40)
-                mine.execute(MANY, (self._name, KEYS, self.committed, self.committed + rows - 1))
+                mine.execute(MANY, (self.name, KEYS, self.committed, self.committed + rows - 1))
                 if turn % 5 == 4:
                     mine.rollback()
                 else:
@@ -86,62 +69,39 @@ class Writer:
                     self.committed += rows
 
 
-def is_served(fleet: Fleet, *names: str) -> None:
+def serve(fleet: Fleet, *names: str) -> None:
     for name in names:
         node = fleet.node(name)
         eventually(lambda node=node: "serves on" in node.output(), WAIT_S, node.output)  # type: ignore[misc]
 
 
-def leader(conn: psycopg.Connection[Any]) -> str | None:
+def leader(conn: Connection) -> str | None:
     """The node that leads the maintenance now."""
     row = conn.execute("select node from leadership where leadership_id = 0 and expires_at > now()").fetchone()
     return None if row is None else str(row[0])
 
 
-def all_moved(conn: psycopg.Connection[Any], fleet: Fleet) -> None:
+def all_moved(conn: Connection, fleet: Fleet) -> None:
     def story() -> str:
         return str(read_backlog(conn)) + "".join(node.output()[-1500:] for node in fleet.nodes.values())
 
     eventually(lambda: read_backlog(conn) == OutboxBacklog(0, None, 0), WAIT_S, story, every_s=0.05)
 
 
-def exactly_once_in_order(conn: psycopg.Connection[Any], *writers: Writer) -> None:
+def exactly_once_in_order(conn: Connection, *writers: Writer) -> None:
     """Each writer counts through all its messages, and its keys take turns."""
     found = by_key(conn)
     for writer in writers:
         for key in range(KEYS):
-            numbers = list(map(int, found.pop(f"{writer._name}{key}".encode())))
-            assert numbers == list(range(key, writer.committed, KEYS)), writer._name
+            numbers = list(map(int, found.pop(f"{writer.name}{key}".encode())))
+            assert numbers == list(range(key, writer.committed, KEYS)), writer.name
     assert not found
 
 
 @pytest.mark.conforms("W7", "W3")
-def test_leaders_that_are_killed_and_cut_off_move_each_message_once_and_in_order(
-    database: str, conn: psycopg.Connection[Any], fleet: Fleet
-) -> None:
+def test_each_message_is_moved_once_and_in_order(database: str, conn: Connection, empty_fleet: Fleet) -> None:
+    """While leaders are killed and cut off from the database, and spaces change."""
     random.seed(11)
-    names = [f"n{number}" for number in range(6)]
-    is_served(fleet, names.pop(0), names.pop(0))
-    with Writer(database, "a") as one, Writer(database, "b") as two:
-        for _ in range(3):
-            one.more(300)
-            for _ in range(3):
-                conn.execute(CUT)
-                one.more(random.randint(1, 100))
-            doomed = eventually(lambda: leader(conn), WAIT_S)
-            before = len(conn.execute("select from block").fetchall())
-            eventually(lambda before=before: len(conn.execute("select from block").fetchall()) > before, WAIT_S)  # type: ignore[misc]
-            one.more(random.randint(1, 60))
-            fleet.nodes[doomed].kill()
-            is_served(fleet, names.pop(0))
-        two.more(100)
-    all_moved(conn, fleet)
-    exactly_once_in_order(conn, one, two)
-
-
-@pytest.mark.conforms("W7", "W3")
-def test_spaces_may_change_under_the_relay(database: str, conn: psycopg.Connection[Any], fleet: Fleet) -> None:
-    is_served(fleet, "n1")
     changes: list[Callable[[], object]] = [
         lambda: rollover(conn, "default"),
         lambda: create_space(conn, "eu", "eu/#", shards=3, compression="zstd"),
@@ -151,44 +111,28 @@ def test_spaces_may_change_under_the_relay(database: str, conn: psycopg.Connecti
         lambda: drop_space(conn, "eu"),
         lambda: reshard(conn, "default", 4),
     ]
+    names = [f"n{number}" for number in range(6)]
+    serve(empty_fleet, names.pop(0), names.pop(0))
     with Writer(database, "a") as one, Writer(database, "b") as two:
-        for change in changes:
-            one.more(200)
-            change()
-        two.more(300)
-    all_moved(conn, fleet)
+        for round_ in (changes[:2], changes[2:5], changes[5:]):
+            one.more(300)
+            for change in round_:
+                change()
+                conn.execute(CUT)
+                one.more(random.randint(1, 100))
+            doomed = eventually(lambda: leader(conn), WAIT_S)
+            before = len(conn.execute("select from block").fetchall())
+            eventually(lambda before=before: len(conn.execute("select from block").fetchall()) > before, WAIT_S)  # type: ignore[misc]
+            one.more(random.randint(1, 60))
+            empty_fleet.nodes[doomed].kill()
+            serve(empty_fleet, names.pop(0))
+        two.more(100)
+    all_moved(conn, empty_fleet)
     exactly_once_in_order(conn, one, two)
 
 
 @pytest.mark.conforms("W7")
-def test_a_transaction_that_stays_open_blocks_nobody(
-    database: str, conn: psycopg.Connection[Any], fleet: Fleet
-) -> None:
-    is_served(fleet, "n1")
-    with psycopg.connect(database) as slow, psycopg.connect(database) as reader:
-        slow.execute("select sublet.publish('eu/1', n::text, 'slow') from generate_series(1, 1000) n")
-        reader.execute("set transaction isolation level repeatable read")
-        reader.execute("select count(*) from sublet.outbox")
-        with Writer(database, "a") as writer:
-            writer.more(500)
-            with Publisher(database) as publisher:
-                publisher.publish("eu/1", "normal", key="normal").result(10)
-            eventually(lambda: len(by_key(conn)) == KEYS + 1, WAIT_S)
-        all_moved(conn, fleet)
-        assert b"slow" not in by_key(conn)
-        slow.commit()
-    all_moved(conn, fleet)
-    found = by_key(conn)
-    assert found.pop(b"slow") == [b"%d" % n for n in range(1, 1001)]
-    assert found.pop(b"normal") == [b"normal"]
-    assert sum(map(len, found.values())) == writer.committed
-
-
-@pytest.mark.conforms("W7")
-def test_a_hundred_thousand_rows_of_one_transaction_come_at_its_commit(
-    database: str, conn: psycopg.Connection[Any], fleet: Fleet
-) -> None:
-    is_served(fleet, "n1")
+def test_a_large_transaction_comes_at_its_commit(database: str, conn: Connection, fleet: Fleet) -> None:
     with psycopg.connect(database) as user:
         many = "select sublet.publish('t', n::text, (n % 3)::text) from generate_series(0, 99999) n"
         user.execute(many)
@@ -203,7 +147,7 @@ def test_a_hundred_thousand_rows_of_one_transaction_come_at_its_commit(
     assert "Traceback" not in fleet.nodes["n1"].output()
 
 
-def test_what_waits_and_what_was_set_aside_is_shown(database: str, conn: psycopg.Connection[Any], fleet: Fleet) -> None:
+def test_what_waits_and_what_was_set_aside_is_shown(database: str, conn: Connection, empty_fleet: Fleet) -> None:
     conn.execute("select publish('t', 'v') from generate_series(1, 3)")
     conn.execute("insert into outbox (topic) values ('t/#')")
     with a_shell(SUBLET_DATABASE_URL=database) as shell:
@@ -212,9 +156,9 @@ def test_what_waits_and_what_was_set_aside_is_shown(database: str, conn: psycopg
         answer = shell.run("spaces", "list", "--json").object["outbox"]
         assert (answer["messages"], answer["rejected"]) == (4, 0)
         assert answer["oldest_age_s"] > 0
-        is_served(fleet, "n1")
+        serve(empty_fleet, "n1")
         eventually(lambda: read_backlog(conn) == OutboxBacklog(0, None, 1), WAIT_S)
         reported = shell.run("spaces", "list")
         assert reported.err == "1 published by SQL could not be moved: see `reason` in the table outbox_rejected.\n"
-    output = fleet.nodes["n1"].output()
+    output = empty_fleet.nodes["n1"].output()
     assert output.count("message 4 of the outbox cannot be published and is now in outbox_rejected: topic 't/#'") == 1

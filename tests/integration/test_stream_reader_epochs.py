@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-import psycopg
 import pytest
 
 from sublet_protocol.domain.errors import InvalidSetting
@@ -15,6 +14,7 @@ from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import reshard
+from tests.integration.log_kit import Connection
 from tests.integration.query_kit import Checkpoint, Died, Run
 from tests.kit import eventually
 from tests.kit_nodes import Fleet
@@ -22,17 +22,16 @@ from tests.kit_nodes import Fleet
 OF_EACH = 12
 
 
-@pytest.fixture
-def url(database: str, fleet: Fleet, conn: psycopg.Connection[Any]) -> str:
+@pytest.fixture(autouse=True)
+def _atomic_group(database: str, fleet: Fleet, conn: Connection) -> None:
     store = PostgresGroupStore(database)
     options = GroupOptions(starting_position=StartingPosition.parse("earliest"), atomic=True)
     store.declare_group(Subscription.parse("$share/g/#"), options)
     store.close()
-    return database
 
 
 @pytest.fixture
-def runs(url: str) -> Iterator[list[Run]]:
+def runs(database: str) -> Iterator[list[Run]]:
     """Runs to be stopped at the end."""
     made: list[Run] = []
     yield made
@@ -41,8 +40,8 @@ def runs(url: str) -> Iterator[list[Run]]:
 
 
 @pytest.fixture
-def publisher(url: str) -> Iterator[Publisher]:
-    with Publisher(url, space="default", block_messages=3) as publisher:
+def publisher(database: str) -> Iterator[Publisher]:
+    with Publisher(database, space="default", block_messages=3) as publisher:
         yield publisher
 
 
@@ -73,16 +72,17 @@ def are_complete(checkpoint: Checkpoint, epochs: int) -> None:
     assert all(count == OF_EACH for batch in batches(checkpoint) for epoch, count in batch.items() if epoch != b"-")
 
 
-def consumed(conn: psycopg.Connection[Any]) -> Any:
+def consumed(conn: Connection) -> Any:
     return conn.execute("select least from consumed_frontier").fetchone()
 
 
 @pytest.mark.conforms("S11", "S8")
-def test_a_batch_has_whole_epochs_of_all_streams_and_none_that_is_open(
-    url: str, runs: list[Run], publisher: Publisher, conn: psycopg.Connection[Any]
+def test_a_batch_has_whole_epochs_of_all_streams(
+    database: str, runs: list[Run], publisher: Publisher, conn: Connection
 ) -> None:
+    """It has none that is open."""
     checkpoint = Checkpoint()
-    runs.append(run := Run(checkpoint, url, wholeEpochs=True))
+    runs.append(run := Run(checkpoint, database, wholeEpochs=True))
     publish(publisher, 0)
     publish(publisher, 1, advance=False)
     publisher.flush()
@@ -100,13 +100,13 @@ def test_a_batch_has_whole_epochs_of_all_streams_and_none_that_is_open(
 @pytest.mark.conforms("S11")
 @pytest.mark.parametrize(("option", "most"), [("maxOffsetsPerTrigger", 30), ("maxBytesPerTrigger", 1)])
 def test_a_limit_divides_between_epochs(
-    url: str, runs: list[Run], publisher: Publisher, option: str, most: int
+    database: str, runs: list[Run], publisher: Publisher, option: str, most: int
 ) -> None:
     checkpoint = Checkpoint()
     for epoch in range(8):
         publish(publisher, epoch)
     publisher.flush()
-    runs.append(run := Run(checkpoint, url, **{option: most}))
+    runs.append(run := Run(checkpoint, database, **{option: most}))
     run.until(8 * (OF_EACH + 1))
     are_complete(checkpoint, 8)
     per_batch = [sum(epoch != b"-" for epoch in batch) for batch in batches(checkpoint)]
@@ -116,8 +116,8 @@ def test_a_limit_divides_between_epochs(
 
 @pytest.mark.conforms("S11", "S8", "E27")
 @pytest.mark.parametrize("point", ["logged", "read", "sunk"])
-def test_a_batch_that_is_done_again_has_the_same_epochs(
-    url: str, runs: list[Run], publisher: Publisher, conn: psycopg.Connection[Any], point: str
+def test_a_batch_done_again_has_the_same_epochs(
+    database: str, runs: list[Run], publisher: Publisher, conn: Connection, point: str
 ) -> None:
     checkpoint = Checkpoint()
     for epoch in range(6):
@@ -126,11 +126,11 @@ def test_a_batch_that_is_done_again_has_the_same_epochs(
             reshard(conn, "default", 3)
     publisher.flush()
     for life in range(3):
-        run = Run(checkpoint, url, inDoubtTimeout=60, maxOffsetsPerTrigger=30)
+        run = Run(checkpoint, database, inDoubtTimeout=60, maxOffsetsPerTrigger=30)
         with pytest.raises(Died):
             run.until(1_000, die=point)
         publish(publisher, 6 + life)
-    runs.append(last := Run(checkpoint, url, inDoubtTimeout=60, maxOffsetsPerTrigger=30))
+    runs.append(last := Run(checkpoint, database, inDoubtTimeout=60, maxOffsetsPerTrigger=30))
     last.until(9 * (OF_EACH + 1))
     seen: dict[int, Any] = {}
     for number, rows in checkpoint.runs:
@@ -145,25 +145,14 @@ def test_a_batch_that_is_done_again_has_the_same_epochs(
 
 
 @pytest.mark.conforms("S11")
-def test_available_now_ends_though_an_epoch_is_open(url: str, runs: list[Run], publisher: Publisher) -> None:
-    checkpoint = Checkpoint()
-    publish(publisher, 0)
-    publish(publisher, 1, advance=False)
-    publisher.flush()
-    runs.append(run := Run(checkpoint, url))
-    run.reader.prepareForTriggerAvailableNow()
-    while run.step():
-        publish(publisher, 1, advance=False)
-    are_complete(checkpoint, 1)
-
-
-@pytest.mark.conforms("S11")
-def test_available_now_gives_out_no_more_than_was_there(url: str, runs: list[Run], publisher: Publisher) -> None:
+def test_available_now_gives_out_what_was_there(database: str, runs: list[Run], publisher: Publisher) -> None:
+    """It gives out no more, and ends though an epoch is open."""
     checkpoint = Checkpoint()
     for epoch in range(3):
         publish(publisher, epoch)
+    publish(publisher, 3, advance=False)
     publisher.flush()
-    runs.append(run := Run(checkpoint, url, maxOffsetsPerTrigger=1))
+    runs.append(run := Run(checkpoint, database, maxOffsetsPerTrigger=1))
     run.reader.prepareForTriggerAvailableNow()
     while run.step():
         publisher.publish("t", b"later", key=b"k0")
@@ -175,13 +164,12 @@ def test_available_now_gives_out_no_more_than_was_there(url: str, runs: list[Run
 
 @pytest.mark.conforms("S11", "S9")
 @pytest.mark.parametrize("query", ["goes on", "begins anew", "available now"])
-def test_an_epoch_is_given_out_though_another_stream_has_nothing_of_it(
-    url: str, runs: list[Run], publisher: Publisher, query: str
-) -> None:
+def test_an_epoch_of_one_stream_is_given_out(database: str, runs: list[Run], publisher: Publisher, query: str) -> None:
+    """Another stream has nothing of it."""
     checkpoint = Checkpoint()
     publish(publisher, 0)
     publisher.flush()
-    runs.append(run := Run(checkpoint, url))
+    runs.append(run := Run(checkpoint, database))
     run.until(OF_EACH + 1)
     assert not run.step(), "all streams are consumed to their heads"
     publisher.in_epoch(1).publish("t", b"late", key=b"k0")
@@ -189,7 +177,7 @@ def test_an_epoch_is_given_out_though_another_stream_has_nothing_of_it(
     publisher.flush()
     if query != "goes on":
         run.stop()
-        runs.append(run := Run(checkpoint, url))
+        runs.append(run := Run(checkpoint, database))
     if query == "available now":
         run.reader.prepareForTriggerAvailableNow()
         while run.step():
@@ -199,8 +187,8 @@ def test_an_epoch_is_given_out_though_another_stream_has_nothing_of_it(
     assert checkpoint.values().count(b"late") == 1
 
 
-def test_a_group_that_is_not_atomic_is_refused(url: str, runs: list[Run], publisher: Publisher) -> None:
+def test_a_group_that_is_not_atomic_is_refused(database: str, runs: list[Run], publisher: Publisher) -> None:
     checkpoint = Checkpoint()
-    runs.append(run := Run(checkpoint, url, subscription="$share/other/#", wholeEpochs=True))
+    runs.append(run := Run(checkpoint, database, subscription="$share/other/#", wholeEpochs=True))
     with pytest.raises(InvalidSetting, match="option wholeEpochs is true, and the group of \\$share/other/# is not at"):
         eventually(lambda: run.step() and False, 20.0)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
-import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -29,7 +27,7 @@ from sublet_storage.spaces.small_block_compaction import compact_stream
 from sublet_storage.spaces.space_changes import alter_space, create_space, rollover
 from sublet_storage.spaces.space_queries import list_spaces
 from tests.integration.feed_kit import serving, values
-from tests.integration.log_kit import put, stream_of
+from tests.integration.log_kit import Connection, put, stream_of
 from tests.payload_kit import LocalWorld, a_space, fill, move
 
 BEGUN = datetime(2026, 11, 24, tzinfo=UTC)
@@ -45,12 +43,12 @@ STEPS = st.lists(
 
 
 @pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+def conn(database: str) -> Iterator[Connection]:
     with connect(database) as connection:
         yield connection
 
 
-def dated(conn: psycopg.Connection[Any], stream: int, seconds: int) -> None:
+def dated(conn: Connection, stream: int, seconds: int) -> None:
     """The last block was appended then."""
     conn.execute(
         "update block set appended_at = %s where stream_id = %s and end_offset = (select head from stream s"
@@ -59,7 +57,7 @@ def dated(conn: psycopg.Connection[Any], stream: int, seconds: int) -> None:
     )
 
 
-def answers(conn: psycopg.Connection[Any], stream: int, seconds: int) -> set[int]:
+def answers(conn: Connection, stream: int, seconds: int) -> set[int]:
     """Where each way to ask begins or ends at that time; one number, where they agree."""
     when = BEGUN + timedelta(seconds=seconds)
     start, name = StartingPosition.parse(when.isoformat()), Subscription.parse("$share/at/eu/#")
@@ -90,9 +88,8 @@ def answers(conn: psycopg.Connection[Any], stream: int, seconds: int) -> set[int
 @pytest.mark.conforms("W8")
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=STEPS)
-def test_wherever_one_asks_a_time_is_where_it_was_whatever_was_merged_with_what(
-    conn: psycopg.Connection[Any], steps: list[tuple[int, int] | int]
-) -> None:
+def test_a_time_is_where_it_was_whatever_was_merged(conn: Connection, steps: list[tuple[int, int] | int]) -> None:
+    """All ways to ask have the same answer."""
     if "eu" not in {space.name for space in list_spaces(conn)}:
         create_space(conn, "eu", "eu/#", shards=1)
     rollover(conn, "eu")
@@ -114,9 +111,8 @@ def test_wherever_one_asks_a_time_is_where_it_was_whatever_was_merged_with_what(
 
 
 @pytest.mark.conforms("W8")
-def test_an_hour_that_is_read_again_is_the_same_after_compaction_when_moved_out_and_when_brought_back(
-    database: str, conn: psycopg.Connection[Any], tmp_path: Path
-) -> None:
+def test_an_hour_stays_the_same(database: str, conn: Connection, tmp_path: Path) -> None:
+    """It has the same messages after compaction, moved out, and brought back."""
     space = a_space(conn, LocalWorld(tmp_path))
     stream = stream_of(conn, "eu")
     for number in range(12):
@@ -145,7 +141,7 @@ def test_an_hour_that_is_read_again_is_the_same_after_compaction_when_moved_out_
 
 
 @pytest.mark.conforms("W8")
-def test_the_age_of_what_waits_is_that_of_the_first_message_that_waits(conn: psycopg.Connection[Any]) -> None:
+def test_the_age_of_what_waits_is_that_of_the_first(conn: Connection) -> None:
     create_space(conn, "eu", "eu/#", shards=1)
     stream = stream_of(conn, "eu")
     for number in range(6):

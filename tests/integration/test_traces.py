@@ -82,7 +82,8 @@ def of_batches() -> list[ReadableSpan]:
     return [span for span in EXPORTED.get_finished_spans() if span.kind is trace.SpanKind.CONSUMER]
 
 
-def test_the_span_of_a_batch_is_linked_to_those_its_messages_were_published_in(url: str) -> None:
+def test_a_batchs_span_is_linked_to_its_messages(url: str) -> None:
+    """The links are to the spans in which they were published."""
     published = publish_in_spans(url, 5)
     current: list[int] = []
 
@@ -115,7 +116,8 @@ def test_an_error_is_in_the_span_and_goes_on(url: str) -> None:
     assert spans[0].events[0].attributes["exception.message"] == "no such order"  # type: ignore[index]
 
 
-def test_of_very_many_contexts_some_are_linked_and_all_are_counted(url: str) -> None:
+def test_of_many_contexts_all_are_counted(url: str) -> None:
+    """Only some of them are linked."""
     count = traces.MAX_LINKS + 10
     contexts = [f"00-{'a' * 32}-{number:016x}-01".encode() for number in range(1, count)] + [b"\xff no context"]
     with Publisher(url) as publisher:  # a block, and so a batch
@@ -127,7 +129,8 @@ def test_of_very_many_contexts_some_are_linked_and_all_are_counted(url: str) -> 
     assert [link.context.span_id for link in span.links] == list(range(1, traces.MAX_LINKS + 1))
 
 
-def test_headers_keep_what_they_are_given_and_are_nothing_new_outside_of_a_span() -> None:
+def test_headers_keep_what_they_are_given() -> None:
+    """Outside of a span nothing is added to them."""
     assert traces.trace_headers() == []
     assert traces.trace_headers({"a": b"1", "traceparent": b"theirs"}) == [("a", b"1"), ("traceparent", b"theirs")]
     with trace.get_tracer("test").start_as_current_span("one") as span:
@@ -141,7 +144,7 @@ def test_a_traced_function_travels_to_an_executor() -> None:
     assert pickle.loads(pickle.dumps(traces.traced(len, GROUP))).args[1] == GROUP
 
 
-def test_without_the_package_the_error_says_what_to_install() -> None:
+def test_without_the_package_it_is_said_what_to_do() -> None:
     program = (
         "import sys\nsys.modules['opentelemetry'] = None\nimport sublet\ntry:\n    sublet.traces\n"
         "except ModuleNotFoundError as missing:\n    print(missing)"

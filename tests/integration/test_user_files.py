@@ -33,7 +33,7 @@ def write_user_files(directory: Path) -> None:
         (directory / f"{name}.py").write_text("MINE = 'of the user'\n")
 
 
-def test_a_session_runs_beside_files_named_as_our_folders(database: str, tmp_path: Path) -> None:
+def test_a_session_runs_beside_files_of_our_names(database: str, tmp_path: Path) -> None:
     write_user_files(tmp_path)
     (tmp_path / "job.py").write_text(PROGRAM)
     with a_shell(SUBLET_DATABASE_URL=database) as shell:

@@ -89,7 +89,8 @@ def leader_of(shell: Shell) -> str:
 
 
 @pytest.mark.conforms("A9")
-def test_a_watcher_sees_what_history_says_and_who_comes_and_goes(shell: Shell) -> None:
+def test_a_watcher_sees_what_history_says(shell: Shell) -> None:
+    """It sees who comes and goes, too."""
     shell.leader("n1")
     assert shell.run("groups", "create", GROUP).code == 0
     watch = watching(shell)
@@ -111,7 +112,8 @@ def test_a_watcher_sees_what_history_says_and_who_comes_and_goes(shell: Shell) -
     assert "Traceback" not in watch.err + plain.err
 
 
-def test_a_killed_consumer_is_seen_to_be_evicted_with_what_may_be_seen_again(shell: Shell, database: str) -> None:
+def test_a_watcher_sees_an_eviction(shell: Shell, database: str) -> None:
+    """It is told what may be seen again."""
     shell.leader("n1")
     consumer = shell.start("consume", GROUP, "--from", "earliest", "--max-messages", "1000000")
     eventually(lambda: "held" in shell.run("groups", "list", "--json").out, TIMEOUT_S)
@@ -130,7 +132,7 @@ def test_a_killed_consumer_is_seen_to_be_evicted_with_what_may_be_seen_again(she
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
-def test_the_watch_goes_on_where_the_next_leader_begins(shell: Shell, end: signal.Signals) -> None:
+def test_a_watch_goes_on_with_the_next_leader(shell: Shell, end: signal.Signals) -> None:
     nodes = {name: shell.leader(name) for name in ("n1", "n2")}
     consumer = shell.start("consume", GROUP)
     eventually(lambda: "held" in shell.run("groups", "list", "--json").out, TIMEOUT_S)
@@ -149,7 +151,8 @@ def test_the_watch_goes_on_where_the_next_leader_begins(shell: Shell, end: signa
 
 
 @pytest.mark.long
-def test_without_the_database_any_node_shows_the_way_to_the_one_that_leads(shell: Shell) -> None:
+def test_any_node_shows_the_way_to_the_leader(shell: Shell) -> None:
+    """The watcher knows of no database."""
     nodes = {name: shell.leader(name) for name in ("n1", "n2")}
     shell.start("consume", GROUP)
     eventually(lambda: "held" in shell.run("groups", "list", "--json").out, TIMEOUT_S)
@@ -167,7 +170,8 @@ def test_without_the_database_any_node_shows_the_way_to_the_one_that_leads(shell
 
 
 @pytest.mark.conforms("A9")
-def test_a_group_that_is_not_there_or_not_any_more_is_not_found(shell: Shell) -> None:
+def test_a_group_that_is_not_there_is_not_found(shell: Shell) -> None:
+    """Nor is one that was deleted meanwhile."""
     node = shell.leader("n1")
     for way in ((), ("--node", address(node))):
         with away(shell) if way else contextlib.nullcontext():
@@ -183,7 +187,7 @@ def test_a_group_that_is_not_there_or_not_any_more_is_not_found(shell: Shell) ->
 
 
 @pytest.mark.conforms("A9")
-def test_a_group_is_watched_by_the_name_that_is_printed(shell: Shell, database: str) -> None:
+def test_a_group_is_watched_by_its_printed_name(shell: Shell, database: str) -> None:
     printed, literal = "$share/evil\\x1b\\u202ea/a", Subscription("share", "evil\\x1b\\u202ea", TopicFilter("a"))
     store = PostgresGroupStore(database)
     store.declare_group(Subscription("share", "evil\x1b\u202ea", TopicFilter("a")), GroupOptions())

@@ -144,6 +144,11 @@ class NodeConnection:
         """What happened so far."""
         return self._machine.counters
 
+    @property
+    def unacknowledged_count(self) -> int:
+        """Commands that the node has not acknowledged yet."""
+        return self._machine.unacknowledged_count
+
     def find_leaks(self) -> tuple[str, ...]:
         """Return what is still stored though nothing needs it; empty unless there is a leak."""
         unwanted = [subject for subject in self._callbacks.subjects() if not self._machine.is_subscribed(*subject)]
