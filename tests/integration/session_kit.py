@@ -29,7 +29,6 @@ FAST = AgentSideSettings(hold_s=0.3, retry_s=0.02, max_retry_s=0.1)
 
 
 async def until(fact: Callable[[], Any], timeout_s: float = 10.0) -> None:
-    """Poll for a fact on the loop."""
     deadline = time.monotonic() + timeout_s
     while not fact():
         assert time.monotonic() < deadline, "not true in time"
@@ -91,7 +90,7 @@ class Node:
         await until(lambda: not self.sessions.find_leaks() and not self.sessions.held_polls)
         assert publisher.subscriber_ids == ()
         assert [publisher.subscribed_keys(channel) for channel in CHANNELS] == [SubscribedKeys(frozenset(), False)] * 3
-        assert len(publisher._index) == 0
+        assert publisher.find_leaks() == ()
 
     async def stop(self) -> None:
         await self.sessions.close()

@@ -45,14 +45,13 @@ class Query:
     def task(self, batch: int, number: int, rows: Sequence[pa.RecordBatch]) -> StagedTaskMessage:
         """One attempt at a task."""
         writer = self._writer()
-        return stage_rows(writer._target, writer._options, SinkBatch(self._name, batch), number, iter(rows))
+        return stage_rows(writer.target, writer.options, SinkBatch(self._name, batch), number, iter(rows))
 
     def commit(self, done: Sequence[StagedTaskMessage | None], batch: int) -> None:
         """As Spark does it: by a writer that has just been made."""
         self._writer().commit(done, batch)
 
     def abort(self, done: Sequence[StagedTaskMessage | None], batch: int) -> None:
-        """The same."""
         self._writer().abort(done, batch)
 
     def _writer(self) -> StreamWriter:
@@ -62,7 +61,7 @@ class Query:
 def one_write(url: str, rows: Iterator[pa.RecordBatch], schema: StructType = SCHEMA, **options: str) -> BatchWriter:
     """A batch write of one task, whose commit comes next."""
     writer = batch_writer({"url": url, **options}, schema, overwrite=False)
-    done = stage_rows(writer._target, writer._options, writer._write, 0, rows)
+    done = stage_rows(writer.target, writer.options, writer.batch, 0, rows)
     writer.commit([done])
     return writer
 

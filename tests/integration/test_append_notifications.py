@@ -35,7 +35,6 @@ def overhearing(url: str) -> Iterator[Connection]:
 
 
 def speakers(ear: Connection) -> set[str]:
-    """The applications whose notifications have come."""
     pids = {said.pid for said in ear.notifies(timeout=0)}
     return {_application(ear, pid) for pid in pids}
 
@@ -46,7 +45,7 @@ def _application(conn: Connection, pid: int) -> str:
 
 
 @pytest.mark.conforms("D11")
-def test_no_notification_is_said_in_the_transaction_of_an_append(database: str) -> None:
+def test_no_append_notifies_in_its_transaction(database: str) -> None:
     with listening(database), overhearing(database) as ear, Publisher(database) as publisher:
 
         def received() -> set[str]:
@@ -57,7 +56,7 @@ def test_no_notification_is_said_in_the_transaction_of_an_append(database: str) 
 
 
 @pytest.mark.conforms("D11")
-def test_many_appends_are_told_of_in_few_notifications(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_appends_cause_few_notifications(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUBLET_NOTIFY_MAX_SENDS_PER_S", str(FEW_PER_S))
     with listening(database), overhearing(database) as ear, Publisher(database) as publisher:
 

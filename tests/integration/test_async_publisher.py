@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
 import psycopg
@@ -34,6 +34,12 @@ class Slow:
         return self.made[-1]
 
 
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    yield
+    eventually(lambda: threads() == [])
+
+
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
     slow = Slow()
@@ -54,32 +60,27 @@ def values(conn: psycopg.Connection[Any]) -> list[bytes]:
 
 
 @pytest.mark.conforms("W1")
-def test_many_first_messages_at_once_are_all_durable_after_close(database: str) -> None:
+@pytest.mark.parametrize("end", ["close", "flush"])
+def test_first_messages_share_one_publisher(database: str, end: str) -> None:
+    """All that ask at once have it open one, and are durable after `close`, or `flush`."""
+
     async def main() -> None:
         publisher = AsyncPublisher(database, linger_ms=60_000)
         deliveries = await asyncio.gather(*(publisher.publish("t", b"%02d" % index) for index in range(12)))
-        await publisher.close()
+        if end == "flush":
+            await publisher.publish_batch({"topic": "t", "value": [b"batch"] * 3})
+            await publisher.flush(20)
+            assert len(threads()) == 1, "one sender"
+        else:
+            await publisher.close()
         assert all(delivery.done for delivery in deliveries)
         assert len({(await each).offset for each in deliveries}) == 12
-
-    run(main())
-    eventually(lambda: threads() == [])
-    with connect(database) as conn:
-        assert values(conn) == [b"%02d" % index for index in range(12)]
-
-
-def test_a_flush_counts_for_all_first_messages(database: str) -> None:
-    async def main() -> None:
-        publisher = AsyncPublisher(database, linger_ms=60_000)
-        deliveries = await asyncio.gather(*(publisher.publish(f"t/{index}", b"x") for index in range(12)))
-        await publisher.publish_batch({"topic": "t", "value": [b"y"] * 3})
-        await publisher.flush(20)
-        assert all(delivery.done for delivery in deliveries)
-        assert len(threads()) == 1, "one sender"
         await publisher.close()
 
     run(main())
-    eventually(lambda: threads() == [])
+    with connect(database) as conn:
+        batch = [b"batch"] * 3 if end == "flush" else []
+        assert values(conn) == [*(b"%02d" % index for index in range(12)), *batch]
 
 
 def test_closed_before_it_was_opened_it_stays_closed(database: str) -> None:
@@ -95,10 +96,9 @@ def test_closed_before_it_was_opened_it_stays_closed(database: str) -> None:
             await publisher.open()
 
     run(main())
-    eventually(lambda: threads() == [])
 
 
-def test_closed_while_it_opens_it_delivers_to_whoever_waited_and_ends(database: str, slow: Slow) -> None:
+def test_closing_while_it_opens_ends_it(database: str, slow: Slow) -> None:
     async def main() -> None:
         publisher = AsyncPublisher(database)
         waiting = asyncio.create_task(publisher.publish("a", b"x"))
@@ -113,12 +113,11 @@ def test_closed_while_it_opens_it_delivers_to_whoever_waited_and_ends(database: 
             return
 
     run(main())
-    eventually(lambda: threads() == [])
     assert len(slow.made) == 1
 
 
 @pytest.mark.parametrize("how", ["open", "publish", "with"])
-def test_cancelled_while_it_opens_it_leaves_nothing_behind(database: str, slow: Slow, how: str) -> None:
+def test_cancelling_an_opening_leaves_nothing_behind(database: str, slow: Slow, how: str) -> None:
     async def main() -> None:
         publisher = AsyncPublisher(database)
         begun = {"open": publisher.open, "publish": lambda: publisher.publish("a", b"x"), "with": publisher.__aenter__}
@@ -130,8 +129,7 @@ def test_cancelled_while_it_opens_it_leaves_nothing_behind(database: str, slow: 
 
     run(main())
     slow.may_open.set()
-    eventually(lambda: slow.made and slow.made[0]._sender.is_alive() is False)
-    eventually(lambda: threads() == [])
+    eventually(lambda: slow.made and threads() == [])
 
 
 def test_one_of_two_cancelled_the_other_publishes(database: str, slow: Slow) -> None:
@@ -146,7 +144,6 @@ def test_one_of_two_cancelled_the_other_publishes(database: str, slow: Slow) -> 
         await publisher.close()
 
     run(main())
-    eventually(lambda: threads() == [])
     assert slow.asked == 1
 
 
@@ -158,33 +155,35 @@ def test_cancelled_and_asked_again_it_connects_again(database: str, slow: Slow) 
         waiting.cancel()
         await asyncio.wait({waiting})
         slow.may_open.set()
-        await _until(lambda: slow.made and not slow.made[0]._sender.is_alive())
+        await _until(lambda: slow.made and threads() == [])
         await (await publisher.publish("a", b"2"))
         await publisher.close()
 
     run(main())
-    eventually(lambda: threads() == [])
     assert slow.asked == 2
 
 
 def test_what_could_not_be_opened_is_tried_again(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def nowhere(*_: Any, **__: Any) -> Publisher:
-        raise DatabaseUnreachable("not there now")
+    tries = 0
+
+    def away_at_first(*arguments: Any, **settings: Any) -> Publisher:
+        nonlocal tries
+        tries += 1
+        if tries <= 2:
+            raise DatabaseUnreachable("not there now")
+        return Publisher(*arguments, **settings)
 
     async def main() -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(async_publisher, "Publisher", nowhere)
-            publisher = AsyncPublisher(database)
+        monkeypatch.setattr(async_publisher, "Publisher", away_at_first)
+        publisher = AsyncPublisher(database)
         for _ in range(2):
             with pytest.raises(DatabaseUnreachable, match="not there now"):
                 await publisher.publish("a", b"x")
         await publisher.flush()
-        publisher._make = lambda: Publisher(database)
         async with publisher:
             await (await publisher.publish("a", b"x"))
 
     run(main())
-    eventually(lambda: threads() == [])
 
 
 async def _until(fact: Any) -> None:
@@ -192,7 +191,7 @@ async def _until(fact: Any) -> None:
 
 
 @pytest.mark.conforms("S9")
-def test_epochs_are_published_and_completed_by_coroutines_too(database: str) -> None:
+def test_coroutines_publish_in_epochs(database: str) -> None:
     async def story() -> list[Any]:
         async with AsyncPublisher(database, space="default") as publisher:
             await publisher.advance(7)
@@ -213,8 +212,8 @@ def test_epochs_are_published_and_completed_by_coroutines_too(database: str) -> 
 
 
 @pytest.mark.conforms("W1")
-def test_a_loop_that_ends_while_somebody_waits_leaves_the_publisher_to_the_next(database: str) -> None:
-    """One whose buffer is full, and one whose message is on its way, are cancelled with their loop."""
+def test_a_publisher_outlives_its_loop(database: str) -> None:
+    """Those that wait, for a full buffer and for a message on its way, are cancelled with their loop."""
     publisher = AsyncPublisher(database, linger_ms=300, max_buffered_bytes=1)
 
     async def first() -> None:

@@ -168,7 +168,7 @@ SKIPPED: list[tuple[list[Any], dict[str, str], str]] = [
 
 
 @pytest.mark.parametrize(("filters", "options", "unwanted"), SKIPPED, ids=[unwanted[:40] for _, _, unwanted in SKIPPED])
-def test_blocks_without_anything_that_is_wanted_are_not_fetched(
+def test_unwanted_blocks_are_not_fetched(
     world: str,
     traps: Callable[[str], int],
     filters: list[Any],

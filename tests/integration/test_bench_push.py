@@ -53,7 +53,7 @@ def test_cost_of_push(files: tuple[str, ...]) -> None:
 
 
 @pytest.mark.long
-def test_cost_of_push_with_processes_that_hear_it_themselves(files: tuple[str, ...]) -> None:
+def test_cost_of_push_that_processes_hear(files: tuple[str, ...]) -> None:
     push_cost.main(["--messages", "2000", "--calls", "100", "--rounds", "1", "--listeners", "2", *files])
     claims = result(files)["claims"]
     assert [claim["what"] for claim in claims if "heard" in claim["what"]] == [

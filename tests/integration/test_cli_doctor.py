@@ -69,7 +69,7 @@ def test_nodes_are_missed_counted_and_compared(conn: psycopg.Connection[Any]) ->
     assert found(conn, "nodes").state is Severity.ERROR
 
 
-def test_a_node_that_is_drained_is_named_with_how_that_is_undone(conn: psycopg.Connection[Any]) -> None:
+def test_a_drained_node_is_named_with_the_remedy(conn: psycopg.Connection[Any]) -> None:
     register(conn, N1, 60, PROTOCOL_VERSION)
     set_draining(conn, N1, True)
     nodes = found(conn, "nodes")
@@ -91,9 +91,7 @@ def test_a_node_that_is_drained_is_named_with_how_that_is_undone(conn: psycopg.C
     assert found(conn, "nodes").detail == "2: n2, n3", "it is gone"
 
 
-def test_groups_without_a_leader_blocked_streams_and_pauses_are_named(
-    conn: psycopg.Connection[Any], store: PostgresGroupStore
-) -> None:
+def test_what_is_wrong_with_groups_is_named(conn: psycopg.Connection[Any], store: PostgresGroupStore) -> None:
     store.open_group(GROUP)
     assert is_well(found(conn, "groups")), "it has no consumer"
     conn.execute("update lending set status = 'held', grant_id = 1")
@@ -109,7 +107,7 @@ def test_groups_without_a_leader_blocked_streams_and_pauses_are_named(
     assert [is_well(found(conn, check)) for check in ("groups", "streams", "pauses")] == [True] * 3
 
 
-def test_groups_whose_messages_wait_while_nobody_is_there_are_named(
+def test_groups_that_nobody_consumes_are_named(
     conn: psycopg.Connection[Any], store: PostgresGroupStore, database: str
 ) -> None:
     store.open_group(GROUP)
@@ -141,7 +139,7 @@ def reader(database: str, conn: psycopg.Connection[Any]) -> Iterator[str]:
     conn.execute(f"drop owned by {user}; drop role {user}")
 
 
-def test_rights_that_are_missing_are_named_with_whom_they_matter_to(conn: psycopg.Connection[Any], reader: str) -> None:
+def test_missing_rights_are_named(conn: psycopg.Connection[Any], reader: str) -> None:
     assert is_well(found(conn, "rights"))
     conn.execute(f"grant usage on schema sublet to {reader}; grant select on space, stream, node to {reader}")
     conn.execute(f"set role {reader}")
@@ -163,14 +161,14 @@ def test_rights_that_are_missing_are_named_with_whom_they_matter_to(conn: psycop
     conn.execute("reset role")
 
 
-def test_a_server_that_may_lose_what_it_acknowledged_is_an_error(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_a_server_without_durability_is_an_error(database: str, conn: psycopg.Connection[Any]) -> None:
     assert is_well(found(conn, "durability"))
     conn.execute("set synchronous_commit = off")
     assert found(conn, "durability").state is Severity.ERROR
     assert "synchronous_commit off" in found(conn, "durability").detail
 
 
-def test_clocks_connections_and_long_transactions_are_looked_at(
+def test_clocks_connections_and_transactions(
     database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "60.0 s ahead" in found(conn, "clock", time.time() + 60).detail
@@ -189,7 +187,7 @@ def test_clocks_connections_and_long_transactions_are_looked_at(
 
 
 @pytest.mark.conforms("A8", "A9")
-def test_the_command_says_it_in_words_and_in_json_and_by_its_exit_code(database: str, empty_database: str) -> None:
+def test_the_command_answers_in_words_and_json(database: str, empty_database: str) -> None:
     with a_shell(SUBLET_DATABASE_URL=database) as shell:
         answer = shell.run("doctor")
         assert answer.code == 1
@@ -212,9 +210,7 @@ def test_the_command_says_it_in_words_and_in_json_and_by_its_exit_code(database:
 
 
 @pytest.mark.conforms("A8", "A9")
-def test_the_command_answers_whole_where_it_may_read_nothing(
-    database: str, conn: psycopg.Connection[Any], reader: str
-) -> None:
+def test_the_command_works_where_it_may_read_nothing(database: str, conn: psycopg.Connection[Any], reader: str) -> None:
     conn.execute(f"grant usage on schema sublet to {reader}")
     with a_shell(SUBLET_DATABASE_URL=make_conninfo(database, user=reader)) as shell:
         answer = shell.run("doctor", "--json")
@@ -241,7 +237,7 @@ def test_nodes_that_are_gone_are_listed_as_such(database: str, conn: psycopg.Con
         assert (" postgres " in reported, "postgres:" in reported) == (True, False)
 
 
-def test_who_listens_and_does_not_read_is_missed_before_the_queue_is_full(
+def test_a_listener_that_does_not_read_is_found(
     conn: psycopg.Connection[Any], database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert is_well(found(conn, "notifications"))

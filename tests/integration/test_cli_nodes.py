@@ -49,9 +49,7 @@ def consumed(consumers: dict[str, Running], count: int) -> None:
     assert {consumer.out.count("\n") for consumer in consumers.values()} == {count}
 
 
-def test_drained_and_asked_to_step_down_nodes_hand_over_and_consumers_notice_nothing(
-    database: str, shell: Shell
-) -> None:
+def test_nodes_hand_over_unnoticed(database: str, shell: Shell) -> None:
     nodes = {name: shell.leader(name) for name in ("n1", "n2")}
     consumers = {group: shell.start("consume", group, "--from", "earliest", "--json") for group in GROUPS}
     publish(database, 100)
@@ -89,7 +87,7 @@ def test_drained_and_asked_to_step_down_nodes_hand_over_and_consumers_notice_not
         assert (drained in [line["reason"] for line in lines]) is (node == "n1")
 
 
-def test_what_cannot_be_ordered_is_refused_with_the_reason(conn: psycopg.Connection[Any], shell: Shell) -> None:
+def test_what_cannot_be_ordered_is_refused(conn: psycopg.Connection[Any], shell: Shell) -> None:
     refused(shell.run("nodes", "drain", "n1"), 3, "no node 'n1' is there")
     register(conn, N1, 60, PROTOCOL_VERSION)
     refused(shell.run("nodes", "step-down", "n1"), 4, "no other node is there to take over from n1")
@@ -115,7 +113,7 @@ def test_what_cannot_be_ordered_is_refused_with_the_reason(conn: psycopg.Connect
     assert node_desired_state.read_desired_state(conn, N1) == node_desired_state.NodeDesiredState(False, {7: 1})
 
 
-def test_orders_are_for_one_life_of_a_node_and_for_one_term(conn: psycopg.Connection[Any]) -> None:
+def test_orders_are_for_one_life_and_one_term(conn: psycopg.Connection[Any]) -> None:
     for node in (N1, N2):
         register(conn, node, 60, PROTOCOL_VERSION)
     assert node_desired_state.set_draining(conn, N1, True)

@@ -70,9 +70,7 @@ def test_from_nobody_there_to_everything_consumed(world: World, streams: tuple[i
 
 
 @pytest.mark.conforms("A7")
-def test_what_is_kept_reserved_blocked_and_behind_its_parents(
-    database: str, world: World, streams: tuple[int, ...]
-) -> None:
+def test_reserved_blocked_and_behind_parents(database: str, world: World, streams: tuple[int, ...]) -> None:
     first, second = streams
     world.lead()
     held = world.lend(first, epoch=5)
@@ -100,7 +98,7 @@ def test_what_is_kept_reserved_blocked_and_behind_its_parents(
 
 
 @pytest.mark.conforms("A7", "S9")
-def test_whole_epochs_wait_for_the_publisher_that_may_still_publish_in_them(
+def test_whole_epochs_wait_for_their_publisher(
     database: str, conn: psycopg.Connection[Any], streams: tuple[int, ...]
 ) -> None:
     with (
@@ -128,9 +126,7 @@ def test_whole_epochs_wait_for_the_publisher_that_may_still_publish_in_them(
 
 
 @pytest.mark.conforms("A7", "A9")
-def test_the_command_tells_streams_with_one_reason_together_and_names_them_for_programs(
-    shell: Shell, world: World, streams: tuple[int, ...]
-) -> None:
+def test_the_command_groups_streams_by_reason(shell: Shell, world: World, streams: tuple[int, ...]) -> None:
     first, second = streams
     answer = shell.run("groups", "why", GROUP)
     assert answer.out == (

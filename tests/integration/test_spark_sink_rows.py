@@ -132,16 +132,16 @@ def test_an_embedded_server_is_written_to_where_it_is(server_home: Path) -> None
     with EmbeddedPostgres(directory) as server:
         migrate(server.url)
         writer = batch_writer({"dataDir": str(directory), "topic": "t"}, SCHEMA, False)
-        done = stage_rows(writer._target, writer._options, writer._write, 0, iter([numbered(0, 10)]))
+        done = stage_rows(writer.target, writer.options, writer.batch, 0, iter([numbered(0, 10)]))
         writer.commit([done])
-        with writer._target.open_connection() as (_, conn):
+        with writer.target.open_connection() as (_, conn):
             assert sum(map(len, everything(conn).values())) == 10
         elsewhere = SinkDatabase(None, directory, None, "another-machine")
         with pytest.raises(InvalidSetting, match="was given a database that only another-machine can reach"):
-            stage_rows(elsewhere, writer._options, writer._write, 0, iter([numbered(0, 10)]))
+            stage_rows(elsewhere, writer.options, writer.batch, 0, iter([numbered(0, 10)]))
 
 
 def test_the_password_is_not_shown() -> None:
     writer = batch_writer({"url": "postgresql://u:secret@h/d", "topic": "t"}, SCHEMA, False)
-    assert "secret" not in repr(writer._target)
-    assert "secret" not in repr(writer._options)
+    assert "secret" not in repr(writer.target)
+    assert "secret" not in repr(writer.options)

@@ -81,29 +81,29 @@ def stage_rows(
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """See the module's page. Pickled on its way to the tasks, and to the commit."""
+    """See the module's page. Pickled on its way to the tasks, and to the commit. `batch` names what it writes."""
 
     def __init__(self, target: SinkDatabase, options: WriteOptions, write: SinkBatch) -> None:
-        self._target, self._options, self._write = target, options, write
+        self.target, self.options, self.batch = target, options, write
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedTaskMessage:
         """On executors: one attempt at a task."""
-        return stage_rows(self._target, self._options, self._write, _context().partitionId(), iterator)
+        return stage_rows(self.target, self.options, self.batch, _context().partitionId(), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """On the driver, when all tasks are done."""
-        _commit(self._target, self._write, _done(messages))
+        _commit(self.target, self.batch, _done(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """On the driver, when a task or the commit has failed."""
-        _abort(self._target, [self._write])
+        _abort(self.target, [self.batch])
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
     """See the module's page."""
 
     def __init__(self, target: SinkDatabase, options: WriteOptions) -> None:
-        self._target, self._options = target, options
+        self.target, self.options = target, options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedTaskMessage:
         """On executors: one attempt at a task of a micro-batch."""
@@ -115,17 +115,17 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 "foreachBatch, with the options sinkName and batchId of write."
             )
         write = SinkBatch(f"query {query}", int(batch))
-        return stage_rows(self._target, self._options, write, context.partitionId(), iterator)
+        return stage_rows(self.target, self.options, write, context.partitionId(), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 Spark's name
         """On the driver, when all tasks of the micro-batch are done."""
         done = _done(messages)
         if done:
-            _commit(self._target, done[0].write, done)
+            _commit(self.target, done[0].write, done)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 Spark's name
         """On the driver, when a task or the commit has failed."""
-        _abort(self._target, {each.write for each in _done(messages)})
+        _abort(self.target, {each.write for each in _done(messages)})
 
 
 def _context() -> Any:
