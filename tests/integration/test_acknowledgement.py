@@ -76,7 +76,7 @@ def place(database: str, tmp_path: Path) -> Iterator[Place]:
 
 
 class Failed(Exception):
-    pass
+    """Work has."""
 
 
 Seen = list[int]
@@ -366,13 +366,15 @@ def test_an_event_loop_does_the_same(place: Place, end: str) -> None:
             async with session:
                 await loop(begin(session), error, seen)
             return
-        async with contextlib.aclosing(session):  # type: ignore[type-var]
+        try:
             with contextlib.suppress(Failed, asyncio.CancelledError):
                 await loop(begin(session), error, seen)
             if end == "entered again":
                 async for batch in session:
                     seen.append(batch.first)
                     break
+        finally:
+            await session.close()
 
     for begin, error in itertools.product((plainly, over_a_generator), (None, Failed, asyncio.CancelledError)):
         seen: Seen = []

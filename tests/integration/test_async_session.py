@@ -44,23 +44,6 @@ async def test_all_is_consumed_once_and_durable_at_the_end(scene: Scene) -> None
 
 @pytest.mark.conforms("E29")
 @in_a_loop
-async def test_asking_on_acknowledges_the_batch_before(scene: Scene, stream: int) -> None:
-    scene.publish(20)
-    async with scene.session() as session:
-        first = await session.poll(WAIT_S)
-        assert first is not None
-        await session.wait(0.0)
-        assert (session.assignment(), scene.rows()) == ({stream: 0}, {stream: ("held", 0)})
-        second = await session.poll(WAIT_S)
-        assert second is not None
-        assert session.assignment() == {stream: first.end} == {stream: second.first}
-        await until(lambda: scene.rows() == {stream: ("held", first.end)})
-        assert await session.poll(0.0) is None
-        await until(lambda: scene.rows() == {stream: ("held", second.end)})
-
-
-@pytest.mark.conforms("E29")
-@in_a_loop
 async def test_what_is_not_acknowledged_holds_progress_back(scene: Scene, stream: int) -> None:
     scene.publish(30)
     async with scene.session(auto_ack=False) as session:

@@ -89,25 +89,6 @@ def test_readers_in_the_middle_do_not_notice(database: str, conn: psycopg.Connec
 
 
 @pytest.mark.conforms("W5")
-def test_two_at_once_do_it_once(database: str, conn: psycopg.Connection[Any], stream: int) -> None:
-    trickle(conn, stream, 100)
-    before = read(conn, stream)
-    saved: list[int] = []
-
-    def compact() -> None:
-        with connect(database) as other:
-            saved.append(compact_stream(other, stream, older_than_s=0, block_messages=40))
-
-    threads = [threading.Thread(target=compact) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert 100 - len(blocks(conn)) == sum(saved)
-    assert read(conn, stream) == before
-
-
-@pytest.mark.conforms("W5")
 def test_what_was_merged_meanwhile_is_left_alone(database: str, conn: psycopg.Connection[Any], stream: int) -> None:
     trickle(conn, stream, 10)
     before = read(conn, stream)
