@@ -20,9 +20,9 @@ from sublet_storage.db.connect import connect
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import reshard
 from tests.broken_off import broken_off
-from tests.integration.sharing_kit import WAIT_S
+from tests.integration.sharing_kit import WAIT_S, Stage
 from tests.kit import eventually
-from tests.kit_nodes import SPEED, Fleet
+from tests.kit_nodes import SPEED
 
 ARGUMENTS: dict[str, Any] = {
     "starting_position": "earliest",
@@ -32,47 +32,43 @@ ARGUMENTS: dict[str, Any] = {
 BORROWER = Path(sys.modules[Session.__module__].__file__ or "").parents[1]
 
 
-class Place:
+class Place(Stage):
     """A node, and a stream of numbered messages, each a batch."""
 
-    def __init__(self, url: str, directory: Path) -> None:
-        self.url, self.fleet = url, Fleet(url, directory)
-        with connect(url) as connection:
-            reshard(connection, "default", 1)
-            connection.execute("delete from stream where state <> 'open'")
-        node = self.fleet.node("n1")
-        eventually(lambda: "serves on" in node.output(), WAIT_S, node.output)
-
     def publish(self, count: int) -> None:
-        with Publisher(self.url, block_messages=1) as publisher:
+        with Publisher(self.scene.url, block_messages=1) as publisher:
             for _ in range(count):
                 publisher.publish("t", b"", key=b"k")
 
     def session(self, group: str = "g") -> Session:
-        return Session(f"$share/{group}/#", self.url, **ARGUMENTS)
+        return Session(f"$share/{group}/#", self.scene.url, **ARGUMENTS)
 
     def of_a_loop(self, group: str = "g") -> AsyncSession:
-        return AsyncSession(f"$share/{group}/#", self.url, **ARGUMENTS)
+        return AsyncSession(f"$share/{group}/#", self.scene.url, **ARGUMENTS)
 
     def progress(self, group: str = "g") -> int:
         """Of a group, once nobody holds its stream."""
-        lendings = "from lending join consumer_group using (group_id) where name = %s"
-        with connect(self.url) as connection:
+        statement = "select status, position from lending join consumer_group using (group_id) where name = %s"
 
-            def at_rest() -> list[tuple[int]]:
-                held = connection.execute(f"select {lendings} and status = 'held'", (group,))
-                assert not held.fetchall()
-                return connection.execute(f"select max(position) {lendings}", (group,)).fetchall()
+        def at_rest() -> list[tuple[str, int]]:
+            rows = self.scene.ask(statement, (group,))
+            return [] if any(status == "held" for status, _ in rows) else rows
 
-            return int(eventually(at_rest, WAIT_S)[0][0])
+        return max(position for _, position in eventually(at_rest, WAIT_S))
 
 
 @pytest.fixture
 def place(database: str, tmp_path: Path) -> Iterator[Place]:
+    with connect(database) as connection:
+        reshard(connection, "default", 1)
+        connection.execute("delete from stream where state <> 'open'")
     found = Place(database, tmp_path)
-    found.publish(6)
-    yield found
-    found.fleet.close()
+    try:
+        found.serve("n1")
+        found.publish(6)
+        yield found
+    finally:
+        found.close()
 
 
 class Failed(Exception):

@@ -14,83 +14,60 @@ from sublet_borrower.consumer.session import Session
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.streams.batch import Batch
 from sublet_leader.settings import LeaderSettings
-from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.db.connect import connect
-from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import HistoryRecord
 from sublet_storage.producer import Publisher
 from tests.integration.log_kit import everything
+from tests.integration.sharing_kit import ALL, WAIT_S, Stage
 from tests.kit import eventually
-from tests.kit_nodes import SPEED, Delivered, Fleet, Process
+from tests.kit_nodes import SPEED, Delivered, Process
 
-ALL = "$share/g/#"
-WAIT_S = 40.0
 LEADER, BORROWER = LeaderSettings().scaled(SPEED), BorrowerSettings().scaled(SPEED)
 
 
-class Place:
+class Place(Stage):
     """A node, attempts that it lends to, and what the database says of them."""
-
-    def __init__(self, url: str, directory: Path) -> None:
-        self.url, self.directory = url, directory
-        self.fleet = Fleet(url, directory)
-        self.store = PostgresGroupStore(url)
-        self.connection = connect(url)
-
-    def serve(self) -> None:
-        node = self.fleet.node("n1")
-        eventually(lambda: "serves on" in node.output(), WAIT_S, node.output)
 
     def attempt(self, name: str, work: str, seconds: float) -> Process:
         """Start one, and wait until it holds all that there is."""
-        arguments = (self.url, ALL, str(self.record(name)), work, str(seconds))
-        process = Process("tests.processes.attempt", *arguments, log=self.directory / f"{name}.log", speed=SPEED)
+        record, log = self.fleet.directory / f"{name}.jsonl", self.fleet.directory / f"{name}.log"
+        arguments = (self.scene.url, ALL, str(record), work, str(seconds))
+        process = Process("tests.processes.attempt", *arguments, log=log, speed=SPEED)
         self.fleet.consumers[name] = process
-        eventually(lambda: len(self.grants()) == 16, WAIT_S, process.output)
+        eventually(lambda: len(self.scene.grants()) == 16, WAIT_S, process.output)
         return process
 
     def publish(self, count: int = 1) -> None:
         """As many messages as are asked for, each a block and so a batch of its own."""
-        with Publisher(self.url, block_messages=1) as publisher:
+        with Publisher(self.scene.url, block_messages=1) as publisher:
             for number in range(count):
                 publisher.publish("t", str(number).encode(), key=b"k%d" % number)
+
+    def session(self) -> Session:
+        """One that is given topics of one level: nothing of what is kept of those that fail."""
+        return Session("$share/g/+", self.scene.url, starting_position="earliest", auto_ack=False, settings=BORROWER)
 
     def working(self, name: str) -> Delivered:
         """The first thing that it has begun to work on."""
         return eventually(lambda: self.fleet.delivered(name), WAIT_S)[0]
 
     def done(self, name: str) -> int:
-        return self.record(name).read_text().count('{"done": true}\n')
-
-    def grants(self) -> dict[int, int]:
-        """{stream: grant id} of all that is held."""
-        found = self.connection.execute("select stream_id, grant_id from lending where status = 'held'")
-        return dict(found.fetchall())
+        """How often its function has returned."""
+        return (self.fleet.directory / f"{name}.jsonl").read_text().count('{"done": true}\n')
 
     def progress(self) -> dict[int, int]:
         """{stream: durable position} of all that has moved."""
-        found = self.connection.execute("select stream_id, position from lending where position > 0")
-        return dict(found.fetchall())
+        return dict(self.scene.ask("select stream_id, position from lending where position > 0"))
 
     def forced(self) -> list[HistoryRecord]:
         """The moves that may have something done twice."""
-        group = self.store.open_group(Subscription.parse(ALL))
-        return [line for line in self.store.history(group.group_id) if line.is_forced]
-
-    def record(self, name: str) -> Path:
-        return self.directory / f"{name}.jsonl"
-
-    def close(self) -> None:
-        self.fleet.close()
-        self.store.close()
-        self.connection.close()
+        return [line for line in self.scene.history() if line.is_forced]
 
 
 @pytest.fixture
 def place(database: str, tmp_path: Path) -> Iterator[Place]:
     place = Place(database, tmp_path)
     try:
-        place.serve()
+        place.serve("n1")
         yield place
     finally:
         place.close()
@@ -116,18 +93,18 @@ docs/heartbeats.md promises of a call that holds the interpreter."""
 def test_a_long_call_costs_nothing(place: Place, work: str, seconds: float) -> None:
     assert seconds > BORROWER.ping_timeout_s
     place.attempt("a", work, seconds)
-    before = place.grants()
+    before = place.scene.grants()
     place.publish()
     eventually(lambda: place.progress(), WAIT_S)
     assert place.done("a") == 1
-    assert place.grants() == before
+    assert place.scene.grants() == before
     assert place.forced() == []
     assert len(place.fleet.delivered()) == 1
 
 
 def test_one_that_holds_it_longer_is_evicted(place: Place) -> None:
     place.attempt("a", "hold", 2 * LEADER.eviction_timeout_s)
-    before = place.grants()
+    before = place.scene.grants()
     place.publish()
     first = place.working("a")
     again = eventually(lambda: place.fleet.delivered()[1:], WAIT_S)[0]
@@ -155,7 +132,7 @@ def test_a_process_told_to_end_hands_over_exactly(place: Place, number: signal.S
     assert place.done("a") == len(delivered), "a call was cut off"
     done = {one.stream: 1 + max(one.offsets) for one in delivered}
     assert place.progress() == done
-    assert place.grants() == {}
+    assert place.scene.grants() == {}
     assert place.forced() == []
     assert process.stop() == 128 + number, "Spark would take it for finished"
 
@@ -168,7 +145,7 @@ def test_a_call_that_takes_too_long_is_cut_off(place: Place, work: str) -> None:
     place.publish()
     stuck = place.working("a")
     process.signal(signal.SIGHUP)
-    eventually(lambda: place.grants() == {}, WAIT_S, process.output)
+    eventually(lambda: place.scene.grants() == {}, WAIT_S, process.output)
     assert (place.progress(), place.done("a")) == ({}, 0)
     eventually(lambda: not process.alive, WAIT_S, process.output)
     forced = {(line.stream_id, line.position): line.reason for line in place.forced()}
@@ -183,12 +160,12 @@ def test_a_call_that_takes_too_long_is_cut_off(place: Place, work: str) -> None:
 @pytest.mark.conforms("E17")
 def test_records_that_fail_are_kept_and_others_done(place: Place) -> None:
     bad = {0, 37, 38, 99}
-    with Publisher(place.url, block_messages=25) as publisher:
+    with Publisher(place.scene.url, block_messages=25) as publisher:
         for number in range(100):
             publisher.publish(
                 "t", None if number == 38 else b"\0%d" % number, key=b"k", headers=[("h", b"\xff"), ("n", None)]
             )
-    with Publisher(place.url) as publisher:
+    with Publisher(place.scene.url) as publisher:
         publisher.publish("u", b"last", key=b"k")
     done: list[int] = []
 
@@ -201,7 +178,7 @@ def test_records_that_fail_are_kept_and_others_done(place: Place) -> None:
             session.drain()
 
     policy = RetryPolicy(max_attempts=2, backoff_s=0.01, max_backoff_s=0.01, dead_letter_topic="failed/orders")
-    with Session("$share/g/+", place.url, starting_position="earliest", auto_ack=False, settings=BORROWER) as session:
+    with place.session() as session:
         summary = run(session, work, policy=policy)
     assert (summary.messages, summary.dead_lettered) == (101, 4)
     assert done == [offset for offset in range(101) if offset not in bad]
@@ -209,7 +186,7 @@ def test_records_that_fail_are_kept_and_others_done(place: Place) -> None:
     assert position == 101
 
     def retained() -> list[dict[str, Any]]:
-        rows = [row for rows in everything(place.connection).values() for row in rows]
+        rows = [row for rows in everything(place.scene.connection).values() for row in rows]
         return [row for row in rows if row["topic"] == "failed/orders"]
 
     found = eventually(lambda: retained() if len(retained()) >= 4 else [], WAIT_S)
@@ -226,12 +203,13 @@ def test_a_record_of_a_lost_stream_is_not_kept(place: Place) -> None:
     place.publish(1)
 
     def work(batch: Batch) -> None:
-        place.connection.execute("update lending set grant_id = grant_id + 1 where stream_id = %s", (batch.stream_id,))
+        regranted = "update lending set grant_id = grant_id + 1 where stream_id = %s"
+        place.scene.connection.execute(regranted, (batch.stream_id,))
         session.drain()
         raise ValueError("cannot")
 
     policy = RetryPolicy(max_attempts=1, dead_letter_topic="failed/orders")
-    with Session("$share/g/+", place.url, starting_position="earliest", auto_ack=False, settings=BORROWER) as session:
+    with place.session() as session:
         summary = run(session, work, policy=policy)
     assert (summary.dead_lettered, summary.lost_batches) == (0, 1)
-    assert place.connection.execute("select count(*) from outbox").fetchone() == (0,)
+    assert place.scene.connection.execute("select count(*) from outbox").fetchone() == (0,)

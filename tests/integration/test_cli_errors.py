@@ -366,24 +366,16 @@ def test_a_taken_port_is_refused_in_one_sentence(shell: Shell) -> None:
 
 
 @pytest.mark.conforms("A9")
-def test_for_programs_an_error_is_an_object_on_stderr(shell: Shell) -> None:
-    answer = shell.run("groups", "describe", "$share/g/#", "--json")
-    refused(answer, NOT_FOUND, "there is no such group")
-    reported = json.loads(answer.err)
-    assert reported == {"error": reported["error"], "exit_code": NOT_FOUND}
-
-
-@pytest.mark.conforms("A9")
 def test_under_json_nothing_is_asked(shell: Shell) -> None:
+    """And an error is an object on stderr."""
     assert shell.run("groups", "create", "$share/g/#").code == 0
     assert shell.run("spaces", "create", "us", "us/#").code == 0
-    for command in (
-        ("groups", "reset", "$share/g/#", "--to-earliest"), ("groups", "delete", "$share/g/#"), ("spaces", "drop", "us")
-    ):  # fmt: skip
-        answer = shell.run(*command, "--json", stdin="y\n")
+    for command in ("groups reset $share/g/# --to-earliest", "groups delete $share/g/#", "spaces drop us"):
+        answer = shell.run(*command.split(), "--json", stdin="y\n")
         refused(answer, USAGE, "Nothing was ", "Give --yes.")
-        assert json.loads(answer.err)["exit_code"] == USAGE
-        assert done(shell.run(*command, "--json", "--yes"))
+        reported = json.loads(answer.err)
+        assert reported == {"error": reported["error"], "exit_code": USAGE}
+        assert done(shell.run(*command.split(), "--json", "--yes"))
 
 
 @pytest.mark.conforms("A9")
