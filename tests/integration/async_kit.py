@@ -26,7 +26,8 @@ QUICK = BorrowerSettings().scaled(SPEED)
 WAIT_S = 30.0
 LIMIT_S = 90.0
 
-_P, _T = ParamSpec("_P"), TypeVar("_T")
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 class Seen:

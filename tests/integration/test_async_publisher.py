@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -15,6 +16,7 @@ from sublet_protocol.domain.errors import DatabaseUnreachable, EpochCompleted, P
 from sublet_storage.db.connect import connect
 from sublet_storage.producer import AsyncPublisher, Publisher, async_publisher
 from sublet_storage.producer.delivery import Delivery
+from tests.integration.async_kit import in_a_loop, run
 from tests.integration.log_kit import everything
 from tests.kit import eventually
 
@@ -47,10 +49,6 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
     return slow
 
 
-def run(story: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(story, 60))
-
-
 def threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("sublet publisher")]
 
@@ -61,58 +59,49 @@ def values(conn: psycopg.Connection[Any]) -> list[bytes]:
 
 @pytest.mark.conforms("W1")
 @pytest.mark.parametrize("end", ["close", "flush"])
-def test_first_messages_share_one_publisher(database: str, end: str) -> None:
+@in_a_loop
+async def test_first_messages_share_one_publisher(database: str, end: str) -> None:
     """All that ask at once have it open one, and are durable after `close`, or `flush`."""
-
-    async def main() -> None:
-        publisher = AsyncPublisher(database, linger_ms=60_000)
-        deliveries = await asyncio.gather(*(publisher.publish("t", b"%02d" % index) for index in range(12)))
-        if end == "flush":
-            await publisher.publish_batch({"topic": "t", "value": [b"batch"] * 3})
-            await publisher.flush(20)
-            assert len(threads()) == 1, "one sender"
-        else:
-            await publisher.close()
-        assert all(delivery.done for delivery in deliveries)
-        assert len({(await each).offset for each in deliveries}) == 12
+    publisher = AsyncPublisher(database, linger_ms=60_000)
+    deliveries = await asyncio.gather(*(publisher.publish("t", b"%02d" % index) for index in range(12)))
+    if end == "flush":
+        await publisher.publish_batch({"topic": "t", "value": [b"batch"] * 3})
+        await publisher.flush(20)
+        assert len(threads()) == 1, "one sender"
+    else:
         await publisher.close()
-
-    run(main())
+    assert all(delivery.done for delivery in deliveries)
+    assert len({(await each).offset for each in deliveries}) == 12
+    await publisher.close()
     with connect(database) as conn:
         batch = [b"batch"] * 3 if end == "flush" else []
         assert values(conn) == [*(b"%02d" % index for index in range(12)), *batch]
 
 
-def test_closed_before_it_was_opened_it_stays_closed(database: str) -> None:
-    async def main() -> None:
-        publisher = AsyncPublisher(database)
-        await publisher.flush()
-        await publisher.close()
-        await publisher.close()
-        for call in (publisher.publish("a", b"x"), publisher.publish_batch({"topic": "a", "value": [b"x"]})):
-            with pytest.raises(PublisherClosed, match="this publisher is closed"):
-                await call
-        with pytest.raises(PublisherClosed):
-            await publisher.open()
-
-    run(main())
+@in_a_loop
+async def test_closed_before_it_was_opened_it_stays_closed(database: str) -> None:
+    publisher = AsyncPublisher(database)
+    await publisher.flush()
+    await publisher.close()
+    await publisher.close()
+    for call in (publisher.publish("a", b"x"), publisher.publish_batch({"topic": "a", "value": [b"x"]})):
+        with pytest.raises(PublisherClosed, match="this publisher is closed"):
+            await call
+    with pytest.raises(PublisherClosed):
+        await publisher.open()
 
 
-def test_closing_while_it_opens_ends_it(database: str, slow: Slow) -> None:
-    async def main() -> None:
-        publisher = AsyncPublisher(database)
-        waiting = asyncio.create_task(publisher.publish("a", b"x"))
-        await _until(lambda: slow.asked == 1)
-        closing = asyncio.create_task(publisher.close())
-        await asyncio.sleep(0)
-        slow.may_open.set()
-        await closing
-        try:
-            await (await waiting)
-        except PublisherClosed:
-            return
-
-    run(main())
+@in_a_loop
+async def test_closing_while_it_opens_ends_it(database: str, slow: Slow) -> None:
+    publisher = AsyncPublisher(database)
+    waiting = asyncio.create_task(publisher.publish("a", b"x"))
+    await _until(lambda: slow.asked == 1)
+    closing = asyncio.create_task(publisher.close())
+    await asyncio.sleep(0)
+    slow.may_open.set()
+    await closing
+    with contextlib.suppress(PublisherClosed):
+        await (await waiting)
     assert len(slow.made) == 1
 
 
@@ -132,34 +121,30 @@ def test_cancelling_an_opening_leaves_nothing_behind(database: str, slow: Slow, 
     eventually(lambda: slow.made and threads() == [])
 
 
-def test_one_of_two_cancelled_the_other_publishes(database: str, slow: Slow) -> None:
-    async def main() -> None:
-        publisher = AsyncPublisher(database)
-        first, second = (asyncio.create_task(publisher.publish("a", value)) for value in (b"1", b"2"))
-        await _until(lambda: slow.asked == 1)
-        first.cancel()
-        await asyncio.wait({first})
-        slow.may_open.set()
-        await (await second)
-        await publisher.close()
-
-    run(main())
+@in_a_loop
+async def test_one_of_two_cancelled_the_other_publishes(database: str, slow: Slow) -> None:
+    publisher = AsyncPublisher(database)
+    first, second = (asyncio.create_task(publisher.publish("a", value)) for value in (b"1", b"2"))
+    await _until(lambda: slow.asked == 1)
+    first.cancel()
+    await asyncio.wait({first})
+    slow.may_open.set()
+    await (await second)
+    await publisher.close()
     assert slow.asked == 1
 
 
-def test_cancelled_and_asked_again_it_connects_again(database: str, slow: Slow) -> None:
-    async def main() -> None:
-        publisher = AsyncPublisher(database)
-        waiting = asyncio.create_task(publisher.publish("a", b"1"))
-        await _until(lambda: slow.asked == 1)
-        waiting.cancel()
-        await asyncio.wait({waiting})
-        slow.may_open.set()
-        await _until(lambda: slow.made and threads() == [])
-        await (await publisher.publish("a", b"2"))
-        await publisher.close()
-
-    run(main())
+@in_a_loop
+async def test_cancelled_and_asked_again_it_connects_again(database: str, slow: Slow) -> None:
+    publisher = AsyncPublisher(database)
+    waiting = asyncio.create_task(publisher.publish("a", b"1"))
+    await _until(lambda: slow.asked == 1)
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    slow.may_open.set()
+    await _until(lambda: slow.made and threads() == [])
+    await (await publisher.publish("a", b"2"))
+    await publisher.close()
     assert slow.asked == 2
 
 
@@ -191,24 +176,20 @@ async def _until(fact: Any) -> None:
 
 
 @pytest.mark.conforms("S9")
-def test_coroutines_publish_in_epochs(database: str) -> None:
-    async def story() -> list[Any]:
-        async with AsyncPublisher(database, space="default") as publisher:
-            await publisher.advance(7)
-            seventh = await publisher.in_epoch(7)
-            await (await seventh.publish("t", b"1"))
-            await (await seventh.publish_batch({"topic": "t", "value": [b"2", b"3"]}))
-            await publisher.advance(8)
-            with pytest.raises(EpochCompleted):
-                await publisher.in_epoch(7)
-        with connect(database) as connection:
-            found = connection.execute("select epoch_bounds from block where epoch_bounds is not null").fetchall()
-            found += connection.execute("select lower_frontier from space").fetchall()
-            return [each for (each,) in found]
-
-    *blocks, lower = asyncio.run(story())
-    assert {json.dumps(block["least"]) for block in blocks} == {"[[7]]"}
-    assert lower == [[8]]
+@in_a_loop
+async def test_coroutines_publish_in_epochs(database: str) -> None:
+    async with AsyncPublisher(database, space="default") as publisher:
+        await publisher.advance(7)
+        seventh = await publisher.in_epoch(7)
+        await (await seventh.publish("t", b"1"))
+        await (await seventh.publish_batch({"topic": "t", "value": [b"2", b"3"]}))
+        await publisher.advance(8)
+        with pytest.raises(EpochCompleted):
+            await publisher.in_epoch(7)
+    with connect(database) as connection:
+        bounds = connection.execute("select epoch_bounds from block where epoch_bounds is not null").fetchall()
+        assert {json.dumps(bound["least"]) for (bound,) in bounds} == {"[[7]]"}
+        assert connection.execute("select lower_frontier from space").fetchall() == [([[8]],)]
 
 
 @pytest.mark.conforms("W1")
