@@ -48,7 +48,7 @@ def found(conn: psycopg.Connection[Any], check: str, now_s: float | None = None)
     return finding
 
 
-def told(conn: psycopg.Connection[Any], check: str, state: Severity, detail: str, hint: str = "") -> None:
+def check_finding(conn: psycopg.Connection[Any], check: str, state: Severity, detail: str, hint: str = "") -> None:
     """It is found, and its text and remedy have these."""
     finding = found(conn, check)
     assert finding.state is state
@@ -68,22 +68,24 @@ def test_a_database_that_is_looked_after_is_well(conn: psycopg.Connection[Any], 
 
 
 def test_nodes_are_missed_counted_and_compared(conn: psycopg.Connection[Any]) -> None:
-    told(conn, "nodes", Severity.ERROR, "", "Start one: sublet leader")
+    check_finding(conn, "nodes", Severity.ERROR, "", "Start one: sublet leader")
     assert found(conn, "housekeeping").state is Severity.WARNING
     register(conn, N1, 60, PROTOCOL_VERSION)
     assert "nobody takes over from it" in found(conn, "nodes").detail
     register(conn, N2, 60, PROTOCOL_VERSION + 1)
-    told(conn, "nodes", Severity.ERROR, f"n2 ({PROTOCOL_VERSION + 1})")
+    check_finding(conn, "nodes", Severity.ERROR, f"n2 ({PROTOCOL_VERSION + 1})")
 
 
 def test_a_drained_node_is_named_with_the_remedy(conn: psycopg.Connection[Any]) -> None:
     register(conn, N1, 60, PROTOCOL_VERSION)
     set_draining(conn, N1, True)
     undo = "lead again: sublet nodes drain n1 --undo"
-    told(conn, "nodes", Severity.ERROR, "no node is there that may lead: an operator has drained n1", f"let it {undo}")
+    check_finding(
+        conn, "nodes", Severity.ERROR, "no node is there that may lead: an operator has drained n1", f"let it {undo}"
+    )
     register(conn, N2, 60, PROTOCOL_VERSION)
     detail = "1: n2; drained: n1; nobody takes over from it"
-    told(conn, "nodes", Severity.WARNING, detail, f"let a drained one {undo}")
+    check_finding(conn, "nodes", Severity.WARNING, detail, f"let a drained one {undo}")
     set_draining(conn, N1, False)
     assert is_well(found(conn, "nodes"))
     set_draining(conn, N1, True)
@@ -100,7 +102,7 @@ def test_what_is_wrong_with_groups_is_named(conn: psycopg.Connection[Any], store
     assert found(conn, "groups").detail == "1 have consumers and no leader: $share/g/#"
     conn.execute("update lending set status = 'blocked' where stream_id = (select min(stream_id) from lending)")
     remedy = "sublet groups reset '$share/g/#' --stream 1 --to-current"
-    told(conn, "streams", Severity.ERROR, "1 are blocked: 1 of $share/g/#", remedy)
+    check_finding(conn, "streams", Severity.ERROR, "1 are blocked: 1 of $share/g/#", remedy)
     store.apply_command(GROUP, PauseGroup("why"))
     assert found(conn, "pauses").detail == "1 groups are paused: $share/g/#"
     store.delete_group(GROUP)
@@ -114,7 +116,7 @@ def test_groups_that_nobody_consumes_are_named(
     with Publisher(database) as publisher:
         publisher.publish("orders/eu", b"1").result(10)
     waiting = "1 groups have messages and nobody who holds a stream: $share/g/# (1)"
-    told(conn, "lag", Severity.WARNING, waiting, "sublet groups why '$share/g/#'")
+    check_finding(conn, "lag", Severity.WARNING, waiting, "sublet groups why '$share/g/#'")
     conn.execute("update lending set status = 'held', grant_id = 1 where stream_id = 1")
     assert is_well(found(conn, "lag")), "somebody is there, and may take the others"
     conn.execute("update lending set status = 'free'")
@@ -139,9 +141,9 @@ def test_missing_rights_are_named(conn: psycopg.Connection[Any], reader: str) ->
     assert is_well(found(conn, "rights"))
     conn.execute(f"grant usage on schema sublet to {reader}; grant select on space, stream, node to {reader}")
     conn.execute(f"set role {reader}")
-    told(conn, "rights", Severity.ERROR, "for consumers it lacks select on block, consumer_group, generation")
+    check_finding(conn, "rights", Severity.ERROR, "for consumers it lacks select on block, consumer_group, generation")
     denied, remedy = "permission denied for table leadership", "grant select on all tables in schema sublet"
-    told(conn, "housekeeping", Severity.ERROR, denied, remedy)
+    check_finding(conn, "housekeeping", Severity.ERROR, denied, remedy)
     conn.execute(f"reset role; grant select on all tables in schema sublet to {reader}; set role {reader}")
     rights = found(conn, "rights")
     assert rights.state is Severity.WARNING, "it does for a consumer"
@@ -156,7 +158,7 @@ def test_missing_rights_are_named(conn: psycopg.Connection[Any], reader: str) ->
 def test_a_server_without_durability_is_an_error(database: str, conn: psycopg.Connection[Any]) -> None:
     assert is_well(found(conn, "durability"))
     conn.execute("set synchronous_commit = off")
-    told(conn, "durability", Severity.ERROR, "synchronous_commit off")
+    check_finding(conn, "durability", Severity.ERROR, "synchronous_commit off")
 
 
 def test_clocks_connections_and_transactions(
