@@ -292,8 +292,8 @@ BADLY: list[Leave] = [
 
 
 @pytest.mark.conforms("E37")
-def test_what_failed_comes_again_and_what_ended_well_does_not(place: Place) -> None:
-    """Where a session goes on after its loop."""
+def test_what_failed_comes_again_and_no_more(place: Place) -> None:
+    """Where a session goes on after its loop; what ended well is not repeated."""
     for leave in (*WELL, *BADLY):
         seen: Seen = []
         with place.session(leave.__name__) as session:
@@ -320,7 +320,8 @@ def closed(session: Session, leave: Leave, seen: Seen) -> None:
 
 
 @pytest.mark.conforms("E37")
-def test_the_end_of_a_session_acknowledges_what_ended_well(place: Place) -> None:
+def test_the_end_of_a_session_acknowledges(place: Place) -> None:
+    """What ended well, and nothing else."""
     for end, leave in itertools.product(
         (with_it, caught_within, closed), (break_, by_hand, in_a_call, interrupted, over_a_stored_iterator)
     ):

@@ -80,9 +80,8 @@ def test_a_drained_node_is_named_with_the_remedy(conn: psycopg.Connection[Any]) 
     register(conn, N1, 60, PROTOCOL_VERSION)
     set_draining(conn, N1, True)
     undo = "lead again: sublet nodes drain n1 --undo"
-    check_finding(
-        conn, "nodes", Severity.ERROR, "no node is there that may lead: an operator has drained n1", f"let it {undo}"
-    )
+    nobody = "no node is there that may lead: an operator has drained n1"
+    check_finding(conn, "nodes", Severity.ERROR, nobody, f"let it {undo}")
     register(conn, N2, 60, PROTOCOL_VERSION)
     detail = "1: n2; drained: n1; nobody takes over from it"
     check_finding(conn, "nodes", Severity.WARNING, detail, f"let a drained one {undo}")

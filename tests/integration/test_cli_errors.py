@@ -225,7 +225,7 @@ def test_a_closed_data_directory_is_named() -> None:
         assert not (Path(closed) / "data").exists()
 
 
-def test_the_demo_keeps_its_records_in_an_empty_directory(tmp_path: Path) -> None:
+def test_the_demo_needs_an_empty_directory(tmp_path: Path) -> None:
     """Another is refused before anything starts."""
     (tmp_path / "file").write_text("mine")
     (tmp_path / "old" / "records").mkdir(parents=True)
