@@ -101,9 +101,8 @@ def test_history_says_who_gave_an_order(shell: Shell, orders: str) -> None:
                 f"paused: to be reset to latest{by}",
             ]  # fmt: skip
             assert reported[-1] == f"paused, by database user {conn.info.user}"
-            assert {line["reason"] for line in lines if line["event"] == "reset"} == {
-                f"reset to latest{by}; was at 0",
-            }
+            resets = {line["reason"] for line in lines if line["event"] == "reset"}
+            assert resets == {f"reset to latest{by}; was at 0"}
             assert f"repairs{by}" in shell.run("groups", "history", GROUP).out
             assert f"group 1{by}" in shell.run("groups", "history", GROUP.replace("billing", "copy")).out
             conn.execute(
@@ -129,11 +128,7 @@ def test_of_two_resets_at_once_the_second_is_refused(shell: Shell, orders: str, 
         for force in ([], ["--force"]):
             second = shell.run("groups", "reset", GROUP, "--to-earliest", "--yes", *force)
             assert (second.code, "Traceback" in second.err) == (4, False)
-            for reported in (
-                "it is being reset already by database user",
-                f"process {holder[0]} of",
-                "reset to latest",
-            ):
+            for reported in ("is being reset already by database user", f"process {holder[0]} of", "reset to latest"):
                 assert reported in second.err
         assert done(shell.run("groups", "reset", GROUP, "--to-earliest", "--dry-run", "--json"))["done"] is False
         other = GROUP.replace("billing", "other")
@@ -148,19 +143,6 @@ def test_of_two_resets_at_once_the_second_is_refused(shell: Shell, orders: str, 
         dying.kill()
         eventually(lambda: consumer.read() or not held(orders), 30.0)
         eventually(lambda: shell.run("groups", "reset", GROUP, "--to-latest", "--yes").code == 0, 30.0)
-
-
-@pytest.mark.conforms("A4", "A5")
-def test_a_live_group_goes_back_to_the_beginning(shell: Shell, orders: str, fleet: Fleet) -> None:
-    consumer = NumberConsumer(orders)
-    with consumer.session:
-        consumer.until(200)
-        resetting = shell.start("groups", "reset", GROUP, "--to-earliest", "--yes", "--json")
-        eventually(lambda: consumer.read() or resetting.process.poll() is not None, 60.0)
-        reported = done(resetting.end())
-        assert (reported["target"], reported["done"]) == ("earliest", True)
-        consumer.until(400)
-    assert sorted(consumer.seen) == sorted([*range(200), *range(200)])
 
 
 @pytest.mark.conforms("A5")
