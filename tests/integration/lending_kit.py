@@ -38,7 +38,7 @@ class World:
     def publish(self, url: str, count: int = 10) -> None:
         with Publisher(url) as publisher:
             for number in range(count):
-                publisher.publish("orders/eu", b"x", key=b"%d" % number).result(10)
+                publisher.publish("orders/eu", b"x", key=b"%d" % number).result(60)
 
     def lead(self, listed: bool = True) -> None:
         if listed:

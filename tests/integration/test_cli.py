@@ -103,14 +103,14 @@ def test_describe_tells_who_holds_what(shell: Shell) -> None:
         group = described(shell)
         return group if group["streams_by_status"] == {"held": 16} else None
 
-    group = eventually(held, 30)
+    group = eventually(held, 60)
     assert (group["state"], group["leader"]["node"], group["leader"]["alive"]) == ("consuming", "n1", True)
     (member,) = group["members"]
     assert (member["session"], len(member["streams"])) == ("worker-1", 16)
     assert {line["session"] for line in group["streams"]} == {"worker-1"}
     shell.run("publish", "a", stdin="".join(f"{n}\n" for n in range(500)))
     eventually(lambda: len(consumer.out.splitlines()) == 500, 30)
-    eventually(lambda: described(shell)["lag"] == 0, 20)
+    eventually(lambda: described(shell)["lag"] == 0, 60)
     answer = consumer.ask(signal.SIGINT)
     assert answer.code == 130
     assert sorted(map(int, values(answer.out))) == list(range(500))
@@ -132,7 +132,7 @@ def test_members_that_hold_nothing_stand_by(shell: Shell) -> None:
         group = described(shell, "$share/few/#")
         return len(group["members"]) == 1 and group["standby_members"] and group
 
-    group = eventually(standing_by, 30)
+    group = eventually(standing_by, 60)
     (holder,), (standby,) = group["members"], group["standby_members"]
     assert {holder["session"], standby["session"]} == {"first", "second"}
     shown = shell.run("groups", "describe", "$share/few/#").out
@@ -296,7 +296,7 @@ def test_ctrl_c_leaves_nothing_running(server_home: Path, at_once: bool) -> None
         for running in job:
             answer = running.end() if at_once else running.ask(signal.SIGINT)
             assert (answer.code, "Traceback" in answer.err) == (130, False), answer.err
-    eventually(lambda: not processes_about(server_home), 20, lambda: "\n".join(processes_about(server_home)))
+    eventually(lambda: not processes_about(server_home), 60, lambda: "\n".join(processes_about(server_home)))
 
 
 def test_ctrl_c_while_libraries_are_loaded_is_clean(shell: Shell) -> None:

@@ -113,7 +113,7 @@ def test_groups_that_nobody_consumes_are_named(
 ) -> None:
     store.open_group(GROUP)
     with Publisher(database) as publisher:
-        publisher.publish("orders/eu", b"1").result(10)
+        publisher.publish("orders/eu", b"1").result(60)
     waiting = "1 groups have messages and nobody who holds a stream: $share/g/# (1)"
     check_finding(conn, "lag", Severity.WARNING, waiting, "sublet groups why '$share/g/#'")
     conn.execute("update lending set status = 'held', grant_id = 1 where stream_id = 1")
@@ -121,7 +121,7 @@ def test_groups_that_nobody_consumes_are_named(
     conn.execute("update lending set status = 'free'")
     rollover(conn, "default")
     with Publisher(database) as publisher:
-        publisher.publish("orders/eu", b"2").result(10)
+        publisher.publish("orders/eu", b"2").result(60)
     assert "$share/g/# (2)" in found(conn, "lag").detail, "no leader has noticed the new streams, and none will"
     store.apply_command(GROUP, PauseGroup())
     assert is_well(found(conn, "lag")), "that it is paused is told elsewhere"
@@ -186,7 +186,7 @@ def test_the_command_answers_in_words_and_json(database: str, empty_database: st
         assert "no leader node is there" in answer.out
         assert "nodes: Start one: sublet leader" in answer.out
         shell.leader("n1")
-        eventually(lambda: shell.run("doctor", "--json").object["ok"], 30.0)
+        eventually(lambda: shell.run("doctor", "--json").object["ok"], 60)
         listed = shell.run("nodes", "list", "--json").object["nodes"]
         assert [(each["name"], each["lives"], each["leads"]) for each in listed] == [("n1", True, 0)]
         assert "n1" in shell.run("nodes", "list").out

@@ -341,7 +341,7 @@ def test_a_consumer_without_a_leader_says_so(shell: Shell) -> None:
 def test_of_two_consumers_of_a_name_the_older_ends(shell: Shell) -> None:
     shell.leader("n1")
     older = shell.start("consume", "$share/g/#", "--name", "etl")
-    eventually(lambda: members(shell), 30)
+    eventually(lambda: members(shell), 60)
     newer = shell.start("consume", "$share/g/#", "--name", "etl")
     answer = older.end()
     assert (answer.code, answer.out) == (CONFLICT, ""), answer.err

@@ -91,11 +91,11 @@ def test_a_clone_has_the_options_and_progress(world: World) -> None:
 def test_a_clone_of_an_atomic_group_has_its_epochs(database: str, conn: psycopg.Connection[Any]) -> None:
     store = PostgresGroupStore(database)
     with Publisher(database, space="default") as publisher:
-        publisher.in_epoch(7).publish("orders/eu", b"1", key=b"k").result(10)
+        publisher.in_epoch(7).publish("orders/eu", b"1", key=b"k").result(60)
         source = store.declare_group(
             SUBSCRIPTION, GroupOptions(atomic=True, starting_position=StartingPosition.EARLIEST)
         )
-        publisher.in_epoch(8).publish("orders/eu", b"2", key=b"k").result(10)
+        publisher.in_epoch(8).publish("orders/eu", b"2", key=b"k").result(60)
     conn.execute(
         "update lending l set consumed = %s from stream s where s.stream_id = l.stream_id and s.head > 0",
         (json.dumps({"upto": 1, "least": [[8]]}),),
@@ -124,7 +124,7 @@ def test_a_clone_goes_on_where_its_source_was(database: str, world: World, fleet
             seen.extend(batch.table.column("offset").to_pylist() if batch is not None else [])
             return len(seen) >= int(left)
 
-        eventually(read, 30.0)
+        eventually(read, 60)
         assert session.poll(0.5) is None
     assert len(seen) == left
     assert min(seen) == 2, "from where the source was"

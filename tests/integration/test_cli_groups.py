@@ -86,7 +86,7 @@ def test_deleting_a_group_ends_its_members(shell: Shell) -> None:
         answer = shell.run("groups", "describe", GROUP, "--json")
         return answer.code == 0 and answer.object["streams_by_status"] == {"held": 16} and answer.object
 
-    group = eventually(held, 30)
+    group = eventually(held, 60)
     retained = shell.run("groups", "delete", GROUP, stdin="n\n")
     assert (retained.code, "Nothing was deleted" in retained.err) == (1, True)
     assert "the lending of 16 streams?" in retained.err

@@ -39,7 +39,7 @@ def test_a_paused_group_goes_on_where_it_was(shell: Shell, orders: str, fleet: F
     with consumer.session:
         consumer.until(200)
         assert done(shell.run("groups", "pause", GROUP, "--reason", "repairs", "--json"))["changed"] is True
-        eventually(lambda: consumer.read() or not held(orders), 30.0)
+        eventually(lambda: consumer.read() or not held(orders), 60)
         publish_numbers(orders, range(200, 250))
         assert not consumer.read(1.0)
         described = shell.run("groups", "describe", GROUP).out
@@ -64,10 +64,10 @@ def test_a_paused_group_goes_on_where_it_was(shell: Shell, orders: str, fleet: F
 def test_a_reset_waits_for_members_to_hand_over(shell: Shell, orders: str, fleet: Fleet) -> None:
     consumer = NumberConsumer(orders, max_batch_bytes=1)
     with consumer.session:
-        eventually(consumer.read, 30.0)
+        eventually(consumer.read, 60)
         resetting = shell.start("groups", "reset", GROUP, "--to-latest", "--yes")
         resetting.says("waiting for members to hand over")
-        eventually(lambda: consumer.read() or not held(orders), 30.0)
+        eventually(lambda: consumer.read() or not held(orders), 60)
         assert resetting.end().code == 0
         before = list(consumer.seen)
         assert len(before) < 200
@@ -121,7 +121,7 @@ def test_history_says_who_gave_an_order(shell: Shell, orders: str) -> None:
 def test_of_two_resets_at_once_the_second_is_refused(shell: Shell, orders: str, fleet: Fleet) -> None:
     consumer = NumberConsumer(orders, max_batch_bytes=1)
     with consumer.session, connect(orders) as conn:
-        eventually(consumer.read, 30.0)
+        eventually(consumer.read, 60)
         first = shell.start("groups", "reset", GROUP, "--to-latest", "--yes")
         first.says("waiting for members to hand over")
         (holder,) = conn.execute("select pid from pg_stat_activity where application_name = 'sublet reset'").fetchall()
@@ -135,14 +135,14 @@ def test_of_two_resets_at_once_the_second_is_refused(shell: Shell, orders: str, 
         assert shell.run("groups", "create", other).code == 0
         assert shell.run("groups", "reset", other, "--to-earliest", "--yes").code == 0
         assert "paused   to be reset to latest" in shell.run("groups", "describe", GROUP).out, "the first one's"
-        eventually(lambda: consumer.read() or not held(orders), 30.0)
+        eventually(lambda: consumer.read() or not held(orders), 60)
         assert first.end().code == 0
         assert "paused   " not in shell.run("groups", "describe", GROUP).out
         dying = shell.start("groups", "reset", GROUP, "--to-latest", "--yes")
         eventually(lambda: consumer.read() or "waiting for members" in dying.err or dying.process.poll() is not None)
         dying.kill()
-        eventually(lambda: consumer.read() or not held(orders), 30.0)
-        eventually(lambda: shell.run("groups", "reset", GROUP, "--to-latest", "--yes").code == 0, 30.0)
+        eventually(lambda: consumer.read() or not held(orders), 60)
+        eventually(lambda: shell.run("groups", "reset", GROUP, "--to-latest", "--yes").code == 0, 60)
 
 
 @pytest.mark.conforms("A5")
@@ -228,7 +228,7 @@ def test_what_cannot_be_reset_is_refused(shell: Shell, orders: str, tmp_path: Pa
 def test_a_reset_waits_for_an_absent_holder_or_forces(shell: Shell, orders: str, fleet: Fleet) -> None:
     consumer = NumberConsumer(orders)
     with consumer.session:
-        eventually(consumer.read, 30.0)
+        eventually(consumer.read, 60)
         fleet.close()
         answer = shell.run("groups", "reset", GROUP, "--to-earliest", "--yes", "--timeout", "1s")
         assert answer.code == 4

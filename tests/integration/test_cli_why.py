@@ -106,10 +106,10 @@ def test_whole_epochs_wait_for_their_publisher(
         Publisher(database, space="default", producer="other") as other,
     ):
         for publisher, epoch in ((closing, 7), (other, 9)):
-            publisher.in_epoch(epoch).publish("orders/eu", b"1", key=b"k").result(10)
+            publisher.in_epoch(epoch).publish("orders/eu", b"1", key=b"k").result(60)
         store = PostgresGroupStore(database)
         group = store.declare_group(SUBSCRIPTION, GroupOptions(atomic=True))
-        closing.in_epoch(7).publish("orders/eu", b"1", key=b"k").result(10)
+        closing.in_epoch(7).publish("orders/eu", b"1", key=b"k").result(60)
         conn.execute("update lending l set consumed = jsonb_set(consumed, '{least}', p.lower_frontier) from space p")
         register(conn, NODE, 60, PROTOCOL_VERSION)
         store.claim(group.group_id, NODE, 60)

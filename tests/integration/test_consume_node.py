@@ -49,9 +49,9 @@ def test_a_member_without_a_database(node: Running, near: Shell, away: Shell) ->
     assert [row["value"] for row in first.lines] == ["one", "two"], first.err
     assert first.code == 0
     consumer = away.start("consume", GROUP, "--name", "worker-1", *through)
-    eventually(lambda: values(consumer.out) == ["three"], 30, lambda: consumer.err)
+    eventually(lambda: values(consumer.out) == ["three"], 60, lambda: consumer.err)
     near.run("publish", "orders/eu", "--key", "k", stdin="four\n")
-    eventually(lambda: values(consumer.out) == ["three", "four"], 30)
+    eventually(lambda: values(consumer.out) == ["three", "four"], 60)
     answer = consumer.ask(signal.SIGINT)
     assert answer.code == 130
     assert "2 messages consumed." in answer.err
@@ -67,10 +67,10 @@ def test_it_goes_on_at_the_other_node(near: Shell, away: Shell) -> None:
     through = [word for node in nodes.values() for word in ("--node", node.address)]
     near.run("publish", "a", stdin="1\n")
     consumer = away.start("consume", GROUP, "--from", "earliest", *through)
-    eventually(lambda: values(consumer.out) == ["1"], 30, lambda: consumer.err)
+    eventually(lambda: values(consumer.out) == ["1"], 60, lambda: consumer.err)
     nodes["n1"].kill()
     near.run("publish", "a", stdin="2\n")
-    eventually(lambda: values(consumer.out) == ["1", "2"], 30, lambda: consumer.err)
+    eventually(lambda: values(consumer.out) == ["1", "2"], 60, lambda: consumer.err)
     assert consumer.ask(signal.SIGTERM).code == 143
 
 
@@ -118,7 +118,7 @@ def test_a_standby_is_told_why_and_ends_with_its_nodes(node: Running, near: Shel
     assert near.run("spaces", "reshard", "default", "1").code == 0
     near.run("publish", "a", stdin="1\n")
     holder = near.start("consume", GROUP, "--from", "earliest")
-    eventually(lambda: values(holder.out) == ["1"], 30, lambda: holder.err)
+    eventually(lambda: values(holder.out) == ["1"], 60, lambda: holder.err)
     standby = away.start("consume", GROUP, "--node", node.address, "--idle-timeout", "5s")
     standby.says("Waiting for streams: a leader is being chosen, or others hold them all. Or the leader's own address")
     node.kill()
