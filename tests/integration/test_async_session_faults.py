@@ -220,24 +220,6 @@ def consumer(scene: Scene, entering: str, before: str = "") -> Iterator[subproce
             program.kill()
 
 
-@pytest.mark.conforms("E8")
-def test_ctrl_c_hands_over_and_ends_as_python_does(scene: Scene) -> None:
-    scene.publish(200)
-    with consumer(scene, ENTERED) as program:
-        assert program.stdout is not None
-        lines = [program.stdout.readline()]
-        eventually(lambda: all(status == "held" for status, _ in scene.rows().values()), WAIT_S)
-        while sum(int(end) - int(first) for _, first, end in map(str.split, lines)) < 200:
-            lines.append(program.stdout.readline())
-        program.send_signal(signal.SIGINT)
-        _, error = program.communicate(timeout=WAIT_S)
-    assert program.returncode == -signal.SIGINT
-    assert error.rstrip().endswith("KeyboardInterrupt")
-    assert "never retrieved" not in error
-    assert "was destroyed" not in error
-    assert scene.is_handed_over()
-
-
 AT_ANOTHER_THREAD = """
     import signal, threading
 
@@ -249,17 +231,26 @@ AT_ANOTHER_THREAD = """
 
     threading.Thread(target=interrupt, daemon=True).start()
 """
+"""The kernel gives it to any thread, and to one that waits already it says nothing."""
 
 
-def test_ctrl_c_that_wakes_no_event_loop_is_noticed(scene: Scene) -> None:
-    """The kernel gives it to any thread, and to one that waits already it says nothing."""
-    scene.publish(1)
-    with consumer(scene, ENTERED, AT_ANOTHER_THREAD) as program:
+@pytest.mark.conforms("E8")
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["the loop's thread", "another thread"])
+def test_ctrl_c_hands_over_and_ends_as_python_does(scene: Scene, elsewhere: bool) -> None:
+    scene.publish(200)
+    with consumer(scene, ENTERED, AT_ANOTHER_THREAD if elsewhere else "") as program:
         assert program.stdout is not None
-        program.stdout.readline()
-        _, error = program.communicate("now\n", timeout=WAIT_S)
+        lines = [program.stdout.readline()]
+        eventually(lambda: all(status == "held" for status, _ in scene.rows().values()), WAIT_S)
+        while sum(int(end) - int(first) for _, first, end in map(str.split, lines)) < 200:
+            lines.append(program.stdout.readline())
+        if not elsewhere:
+            program.send_signal(signal.SIGINT)
+        _, error = program.communicate("now\n" if elsewhere else None, timeout=WAIT_S)
     assert program.returncode == -signal.SIGINT
     assert error.rstrip().endswith("KeyboardInterrupt")
+    assert "never retrieved" not in error
+    assert "was destroyed" not in error
     assert scene.is_handed_over()
 
 
