@@ -19,7 +19,7 @@ from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_storage.db.connect import SCHEMA_VERSION, connect
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.desired_state import PauseGroup
-from sublet_storage.groups.model.records import GroupOptions
+from sublet_storage.groups.model.records import GroupOptions, StartingPosition
 from sublet_storage.node_directory import NodeRef, register
 from tests.integration.cli_kit import REPOSITORY, Shell, a_shell, done, refused
 from tests.kit import eventually
@@ -130,11 +130,12 @@ def test_a_group_may_be_named_as_it_is_printed(shell: Shell, database: str) -> N
 def test_a_consumer_joins_the_group_that_was_printed(shell: Shell, database: str) -> None:
     printed, literal = "$share/a\\u202eb/#", "$share/c\\u202ed/#"
     store = PostgresGroupStore(database)
-    store.declare_group(Subscription("share", "a\u202eb", TopicFilter("#")), GroupOptions())
+    store.declare_group(Subscription("share", "a\u202eb", TopicFilter("#")), GroupOptions(StartingPosition.EARLIEST))
     store.close()
     shell.leader("n1")
+    shell.run("publish", "t", stdin="x\n")
     for given in (printed, literal):
-        assert shell.run("consume", given, "--idle-timeout", "3s").code == 0
+        assert shell.run("consume", given, "--from", "earliest", "--max-messages", "1").out == "t\t\tx\n"
     listed = shell.run("groups", "list", "--json").object["groups"]
     assert {group["subscription"] for group in listed} == {"$share/a\u202eb/#", literal}
     through_node = shell.run("consume", printed, "--node", "127.0.0.1:1")
