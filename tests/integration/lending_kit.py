@@ -94,7 +94,7 @@ class NumberConsumer:
             self.read()
             return len(self.seen) >= count
 
-        eventually(there, 40.0, lambda: f"{len(self.seen)} of {count} seen: {sorted(self.seen)}")
+        eventually(there, 60.0, lambda: f"{len(self.seen)} of {count} seen: {sorted(self.seen)}")
 
 
 def publish_numbers(url: str, numbers: range, topic: str = "orders/eu") -> None:
