@@ -23,8 +23,8 @@ from tests.kit_nodes import SPEED, Fleet, Process
 
 ALL = "$share/g/#"
 QUICK = BorrowerSettings().scaled(SPEED)
-WAIT_S = 30.0
-LIMIT_S = 90.0
+WAIT_S = 60.0
+LIMIT_S = 110.0
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
