@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import psycopg
 
@@ -18,13 +18,15 @@ from sublet_borrower.streams.batch import Batch
 from sublet_storage.db.connect import connect
 from sublet_storage.producer import Publisher
 from tests.integration.session_kit import until
+from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet, Process
 
 ALL = "$share/g/#"
 QUICK = BorrowerSettings().scaled(SPEED)
-WAIT_S = 30.0
-LIMIT_S = 90.0
+WAIT_S = 60.0
+LIMIT_S = 110.0
 
+_P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
@@ -38,7 +40,6 @@ class Seen:
         return len(self.counts)
 
     def add(self, batch: Batch) -> None:
-        """All of the batch."""
         self.counts.update((batch.stream_id, offset) for offset in batch.table.column("offset").to_pylist())
 
 
@@ -51,14 +52,13 @@ class Scene:
         self.connection = connect(url)
 
     def close(self) -> None:
-        """End the processes."""
         self.fleet.close()
         self.connection.close()
 
-    async def node(self, name: str = "n1") -> Process:
-        """A node that serves."""
+    def node(self, name: str) -> Process:
+        """Start one, and wait until it serves."""
         node = self.fleet.node(name)
-        await until(lambda: "serves on" in node.output(), WAIT_S)
+        eventually(lambda: "serves on" in node.output(), WAIT_S, node.output)
         return node
 
     def session(self, **settings: Any) -> AsyncSession:
@@ -78,7 +78,6 @@ class Scene:
                 publisher.publish(f"t/{number % 5}", b"%d" % number, key=b"k%d" % (number % 97))
 
     def everything(self) -> Counter[tuple[int, int]]:
-        """Each message once."""
         heads = self.connection.execute("select stream_id, head from stream").fetchall()
         return Counter((stream, offset) for stream, head in heads for offset in range(head))
 
@@ -98,7 +97,6 @@ class Scene:
         return self.rows() == {stream: ("free", head) for stream, head in heads.items()}
 
     async def consume(self, session: AsyncSession, seen: Seen, pause_s: float = 0.0) -> None:
-        """Until it ends."""
         async for batch in session:
             seen.add(batch)
             await asyncio.sleep(pause_s)
@@ -110,13 +108,23 @@ class Scene:
         assert sum((one.counts for one in seen), Counter()) == wanted
 
 
-def run(test: Callable[[], Awaitable[_T]]) -> _T:
-    """A test in a loop of its own, for so long at most."""
+def run(test: Awaitable[_T]) -> _T:
+    """It in a loop of its own, for so long at most."""
 
     async def bounded() -> _T:
-        return await asyncio.wait_for(test(), LIMIT_S)
+        return await asyncio.wait_for(test, LIMIT_S)
 
     return asyncio.run(bounded())
+
+
+def in_a_loop(test: Callable[_P, Awaitable[None]]) -> Callable[_P, None]:
+    """A test that is a coroutine."""
+
+    @functools.wraps(test)
+    def runs(*arguments: _P.args, **named: _P.kwargs) -> None:
+        run(test(*arguments, **named))
+
+    return runs
 
 
 @contextlib.asynccontextmanager
@@ -139,9 +147,9 @@ async def postgres_through_this_loop(url: str, gate: asyncio.Event | None = None
         if gate is not None:
             await gate.wait()
         opens = (
-            partial(asyncio.open_unix_connection, f"{host}/.s.PGSQL.{port}")
+            functools.partial(asyncio.open_unix_connection, f"{host}/.s.PGSQL.{port}")
             if host.startswith("/")
-            else partial(asyncio.open_connection, host, int(port))
+            else functools.partial(asyncio.open_connection, host, int(port))
         )
         theirs, ours = await opens()
         await asyncio.gather(carry(reader, ours), carry(theirs, writer))

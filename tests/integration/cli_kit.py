@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -40,12 +41,10 @@ class Answer:
 
     @property
     def lines(self) -> list[Any]:
-        """Stdout, an object per line."""
         return [json.loads(line) for line in self.out.splitlines()]
 
     @property
     def object(self) -> Any:
-        """Stdout, if it is one object."""
         (found,) = self.lines
         return found
 
@@ -72,12 +71,10 @@ class Running:
 
     @property
     def out(self) -> str:
-        """Its stdout so far."""
         return _text(self._out)
 
     @property
     def err(self) -> str:
-        """Its stderr so far."""
         return _text(self._err)
 
     def says(self, text: str) -> None:
@@ -87,18 +84,22 @@ class Running:
         )
         assert text in self.out + self.err, self.out[-500:] + self.err
 
+    @property
+    def address(self) -> str:
+        """Where a node serves, once it does."""
+        self.says("serves on")
+        (address,) = re.findall(r"serves on (\S+:\d+)", self.out + self.err)
+        return str(address)
+
     def ask(self, number: signal.Signals) -> Answer:
-        """Send a signal, and wait for the end."""
         self.process.send_signal(number)
         return self.end()
 
     def end(self) -> Answer:
-        """Wait for the end."""
         code = self.process.wait(TIMEOUT_S)
         return Answer(code, self.out, self.err)
 
     def kill(self) -> None:
-        """End it, whatever it is doing."""
         self.process.kill()
         self.process.wait()
 
@@ -117,7 +118,6 @@ class Shell:
 
     @staticmethod
     def argv(*arguments: str) -> list[str]:
-        """A command as a process's arguments."""
         return [sys.executable, "-m", "sublet.cli", *arguments]
 
     def start(self, *arguments: str, stdin: int | None = None, program: str | None = None) -> Running:
@@ -141,10 +141,17 @@ class Shell:
             return Answer(code, _text(out), _text(err))
 
     def leader(self, name: str, *arguments: str) -> Running:
-        """A leader node that serves."""
         node = self.start("leader", "--name", name, "--listen", "127.0.0.1:0", *arguments)
         node.says(f"node {name} serves on")
         return node
+
+    def newer_leader(self, name: str) -> Running:
+        """A node of a release that speaks another protocol version."""
+        program = (
+            "import sublet_protocol.messages.borrower_leader as m, sys; m.PROTOCOL_VERSION += 1\n"
+            "sys.argv[0] = 'sublet'\nfrom sublet.cli import main\nmain()"
+        )
+        return self.start("leader", "--name", name, "--listen", "127.0.0.1:0", program=program)
 
     def stop(self) -> None:
         """End what runs: nodes last, so that consumers can leave."""
@@ -158,7 +165,6 @@ class Shell:
 
 @contextlib.contextmanager
 def a_shell(**settings: str) -> Iterator[Shell]:
-    """A `Shell` that leaves nothing running."""
     shell = Shell(**settings)
     try:
         yield shell

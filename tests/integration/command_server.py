@@ -139,7 +139,6 @@ def _import_all() -> None:
 
 
 def main() -> None:
-    """Serve, and be the command in each child."""
     _import_all()
     gc.freeze()  # or a child that ends would look for garbage among all of it
     sys.argv = ["sublet", *_serve()]

@@ -11,6 +11,7 @@ import pytest
 
 from sublet_storage.db.connect import connect
 from sublet_storage.spaces.space_changes import reshard
+from tests.integration.async_kit import Scene
 from tests.integration.cli_kit import Shell, a_shell
 from tests.integration.sharing_kit import Stage
 from tests.kit_nodes import Fleet
@@ -65,3 +66,14 @@ def shell(database: str) -> Iterator[Shell]:
     """The command line on a database."""
     with a_shell(SUBLET_DATABASE_URL=database) as shell:
         yield shell
+
+
+@pytest.fixture
+def scene(database: str, tmp_path: Path) -> Iterator[Scene]:
+    """A database for an `AsyncSession`, and processes on it, a node to begin with."""
+    scene = Scene(database, tmp_path)
+    try:
+        scene.node("n1")
+        yield scene
+    finally:
+        scene.close()

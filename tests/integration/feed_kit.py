@@ -37,12 +37,10 @@ class Serving:
         self.address: str
 
     def start(self) -> None:
-        """Until it serves."""
         self._thread.start()
         assert self._ready.wait(30)
 
     def stop(self) -> None:
-        """Until it does not."""
         self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join(30)
         assert not self._thread.is_alive()
@@ -62,7 +60,6 @@ class Serving:
 
 @contextmanager
 def serving(url: str, limits: FeedLimits | None = None) -> Iterator[Serving]:
-    """A feed that serves that database."""
     server = Serving(url, limits)
     server.start()
     try:
@@ -101,7 +98,6 @@ def places(reply: Any) -> set[tuple[int, int, int]]:
 
 
 def values(tables: Sequence[pa.Table]) -> list[bytes]:
-    """The values of all messages, in order."""
     return [value for table in tables for value in table.column("value").to_pylist()]
 
 

@@ -30,7 +30,6 @@ class Answer:
 
     @property
     def object(self) -> Any:
-        """The body as JSON."""
         return json.loads(self.body)
 
 
@@ -62,7 +61,6 @@ class Http:
             connection.close()
 
     def get(self, path: str, **query: object) -> Any:
-        """The JSON of a path."""
         asked = "&".join(f"{name}={quote(str(value), safe='')}" for name, value in query.items())
         answer = self.ask(f"{path}?{asked}" if asked else path)
         assert answer.status == 200, answer.body
@@ -80,7 +78,6 @@ class Http:
         }
 
     def metric(self, name: str, **labels: object) -> float | None:
-        """One sample; None: it is absent."""
         return self.metrics().get((name, tuple(sorted((label, str(value)) for label, value in labels.items()))))
 
 

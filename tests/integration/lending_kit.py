@@ -8,6 +8,8 @@ from typing import Any
 
 import psycopg
 
+from sublet_borrower.consumer.session import Session
+from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
@@ -16,6 +18,8 @@ from sublet_storage.groups.status import diagnosis_queries
 from sublet_storage.groups.status.diagnosis_facts import StallReason
 from sublet_storage.node_directory import NodeRef, register
 from sublet_storage.producer import Publisher
+from tests.kit import eventually
+from tests.kit_nodes import SPEED
 
 GROUP = "$share/billing/orders/#"
 SUBSCRIPTION = Subscription.parse(GROUP)
@@ -34,7 +38,7 @@ class World:
     def publish(self, url: str, count: int = 10) -> None:
         with Publisher(url) as publisher:
             for number in range(count):
-                publisher.publish("orders/eu", b"x", key=b"%d" % number).result(10)
+                publisher.publish("orders/eu", b"x", key=b"%d" % number).result(60)
 
     def lead(self, listed: bool = True) -> None:
         if listed:
@@ -67,6 +71,37 @@ class World:
     def now_us(self) -> int:
         (row,) = self.conn.execute("select (extract(epoch from clock_timestamp()) * 1000000)::bigint").fetchall()
         return int(row[0])
+
+
+class NumberConsumer:
+    """A session in this process, and the numbers that it was given."""
+
+    def __init__(self, url: str, group: str = GROUP, **arguments: Any) -> None:
+        self.session = Session(group, url, settings=BorrowerSettings().scaled(SPEED), **arguments)
+        self.seen: list[int] = []
+
+    def read(self, timeout_s: float = 0.05) -> bool:
+        """Whether there was a batch; the one before it is acknowledged by that."""
+        batch = self.session.poll(timeout_s)
+        if batch is not None:
+            self.seen += [int(value) for value in batch.table.column("value").to_pylist()]
+        return batch is not None
+
+    def until(self, count: int) -> None:
+        """Read until it has been given so many."""
+
+        def there() -> bool:
+            self.read()
+            return len(self.seen) >= count
+
+        eventually(there, 60.0, lambda: f"{len(self.seen)} of {count} seen: {sorted(self.seen)}")
+
+
+def publish_numbers(url: str, numbers: range, topic: str = "orders/eu") -> None:
+    """In small blocks, under 20 keys; durable when it returns."""
+    with Publisher(url, block_messages=10) as publisher:
+        for number in numbers:
+            publisher.publish(topic, b"%d" % number, key=b"%d" % (number % 20))
 
 
 def open_streams(conn: psycopg.Connection[Any]) -> tuple[int, ...]:

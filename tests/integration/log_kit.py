@@ -37,7 +37,6 @@ def batch(values: Iterable[bytes], topic: str | Sequence[str] = "t", key: bytes 
 
 
 def block(*values: bytes, topic: str | Sequence[str] = "t") -> PackedBlock:
-    """A block of these values."""
     return pack(batch(values, topic))
 
 
@@ -78,7 +77,6 @@ def with_a_short_lived_space(database: str) -> Iterator[psycopg.Connection[Any]]
 
 
 def stamped(stream_id: int, stamp: ProducerStamp, *values: bytes) -> BlockAppend:
-    """An append under a stamp."""
     return BlockAppend(stream_id, block(*values), stamp)
 
 

@@ -142,5 +142,4 @@ class Bench:
 
 
 def threads() -> set[str]:
-    """The names of our threads that run now."""
     return {thread.name for thread in threading.enumerate() if thread.name.startswith("sublet")}

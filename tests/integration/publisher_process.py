@@ -8,7 +8,6 @@ from sublet_storage.producer import Publisher
 
 
 def main(url: str) -> None:
-    """Runs until killed."""
     with Publisher(url, block_messages=20) as publisher:
         count = 0
         while True:

@@ -40,13 +40,10 @@ class Checkpoint:
     runs: list[tuple[int, Rows]] = field(default_factory=list)
 
     def values(self) -> list[bytes]:
-        """All that is in the sink, in order."""
         return sorted(value for rows in self.sink.values() for _, _, value in rows)
 
 
 class Fast(StreamOptions):
-    """With the times of tests."""
-
     __slots__ = ()
 
     def settings(self) -> BorrowerSettings:
@@ -121,7 +118,6 @@ class Run:
             planner._member.resources.close()
 
     def stop(self) -> None:
-        """As Spark stops a query."""
         self.reader.stop()
 
 

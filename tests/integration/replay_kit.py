@@ -34,7 +34,6 @@ class Plan:
         return [part for task in self.tasks for part in self.ranges_of(task)]
 
     def ranges_of(self, task: InputPartition) -> list[tuple[int, int, int]]:
-        """The same of one task."""
         parts = task.ranges if isinstance(task, MultiRangePartition) else (task,)
         return [(part.stream_id, part.start, part.end) for part in parts if isinstance(part, RangePartition)]
 
@@ -44,10 +43,8 @@ class Plan:
         return [row for task in tasks for batch in reader.read(task) for row in batch.to_pylist()]
 
     def values(self) -> list[bytes]:
-        """All of them."""
         return sorted(row["value"] for row in self.rows())
 
 
 def values(url: str, filters: Sequence[Filter] = (), **options: object) -> list[bytes]:
-    """What a query gives."""
     return Plan(url, filters, **options).values()

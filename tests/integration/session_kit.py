@@ -29,7 +29,6 @@ FAST = AgentSideSettings(hold_s=0.3, retry_s=0.02, max_retry_s=0.1)
 
 
 async def until(fact: Callable[[], Any], timeout_s: float = 10.0) -> None:
-    """Poll for a fact on the loop."""
     deadline = time.monotonic() + timeout_s
     while not fact():
         assert time.monotonic() < deadline, "not true in time"

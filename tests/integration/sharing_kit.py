@@ -72,7 +72,6 @@ class Scene:
         self._group: Group | None = None
 
     def close(self) -> None:
-        """Close the connections."""
         self.store.close()
         self.connection.close()
 
@@ -106,7 +105,6 @@ class Scene:
         assert sum(self.heads().values()) == published
 
     def heads(self) -> dict[int, int]:
-        """{stream: head}."""
         return dict(self.ask("select stream_id, head from stream"))
 
     # --- the group --------------------------------------------------------------------------------------------------
@@ -118,7 +116,6 @@ class Scene:
         return self._group
 
     def claim(self) -> Leadership:
-        """Who leads it."""
         try:
             found = self.store.read_leaderships([self.group().group_id])
         except Unavailable as error:
@@ -143,13 +140,11 @@ class Scene:
         return sorted(held.values())
 
     def consumed(self) -> bool:
-        """Every stream's durable progress is at its head."""
         heads = self.heads()
         rows = self.rows()
         return len(rows) == len(heads) and all(position == heads[stream] for stream, _, position, _ in rows)
 
     def history(self) -> tuple[HistoryRecord, ...]:
-        """Every grant and end of a grant."""
         return self.store.history(self.group().group_id)
 
     def us(self, what: str) -> int:
@@ -165,7 +160,6 @@ class Stage:
         self.fleet, self.scene = Fleet(url, directory, extra=extra), Scene(url)
 
     def close(self) -> None:
-        """End the processes."""
         self.fleet.close()
         self.scene.close()
 
@@ -195,13 +189,11 @@ class Stage:
         eventually(lambda: len(self.fleet.delivered(of)) >= least, WAIT_S, self.said, 0.05)
 
     def next_leader(self, before: Leadership) -> Leadership:
-        """Wait until somebody leads under a later term."""
         return eventually(
             lambda: self.scene.claim() if self.scene.claim().term > before.term else None, WAIT_S, self.said
         )
 
     def leader(self) -> tuple[Leadership, Process]:
-        """Who leads now, and its process."""
         claim = self.scene.claim()
         return claim, self.fleet.nodes[claim.node.name]
 

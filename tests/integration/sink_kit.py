@@ -52,7 +52,6 @@ class Query:
         self._writer().commit(done, batch)
 
     def abort(self, done: Sequence[StagedTaskMessage | None], batch: int) -> None:
-        """The same."""
         self._writer().abort(done, batch)
 
     def _writer(self) -> StreamWriter:

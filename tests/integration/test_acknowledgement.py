@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import itertools
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,53 +20,55 @@ from sublet_storage.db.connect import connect
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import reshard
 from tests.broken_off import broken_off
-from tests.integration.sharing_kit import ALL, WAIT_S
+from tests.integration.sharing_kit import WAIT_S, Stage
 from tests.kit import eventually
-from tests.kit_nodes import SPEED, Fleet
+from tests.kit_nodes import SPEED
 
-SETTINGS = BorrowerSettings().scaled(SPEED)
+ARGUMENTS: dict[str, Any] = {
+    "starting_position": "earliest",
+    "max_batch_bytes": 1,
+    "settings": BorrowerSettings().scaled(SPEED),
+}
 BORROWER = Path(sys.modules[Session.__module__].__file__ or "").parents[1]
 
 
-class Place:
+class Place(Stage):
     """A node, and a stream of numbered messages, each a batch."""
 
-    def __init__(self, url: str, directory: Path) -> None:
-        self.url, self.fleet = url, Fleet(url, directory)
-        with connect(url) as connection:
-            reshard(connection, "default", 1)
-            connection.execute("delete from stream where state <> 'open'")
-        node = self.fleet.node("n1")
-        eventually(lambda: "serves on" in node.output(), WAIT_S, node.output)
-
     def publish(self, count: int) -> None:
-        with Publisher(self.url, block_messages=1) as publisher:
+        with Publisher(self.scene.url, block_messages=1) as publisher:
             for _ in range(count):
                 publisher.publish("t", b"", key=b"k")
 
-    def session(self, subscription: str = ALL) -> Session:
-        return Session(subscription, self.url, starting_position="earliest", max_batch_bytes=1, settings=SETTINGS)
+    def session(self, group: str = "g") -> Session:
+        return Session(f"$share/{group}/#", self.scene.url, **ARGUMENTS)
 
-    def of_a_loop(self) -> AsyncSession:
-        return AsyncSession(ALL, self.url, starting_position="earliest", max_batch_bytes=1, settings=SETTINGS)
+    def of_a_loop(self, group: str = "g") -> AsyncSession:
+        return AsyncSession(f"$share/{group}/#", self.scene.url, **ARGUMENTS)
 
-    def progress(self) -> int:
-        """Once nobody holds the stream."""
-        with connect(self.url) as connection:
+    def progress(self, group: str = "g") -> int:
+        """Of a group, once nobody holds its stream."""
+        statement = "select status, position from lending join consumer_group using (group_id) where name = %s"
 
-            def at_rest() -> list[tuple[int]]:
-                assert not connection.execute("select from lending where status = 'held'").fetchall()
-                return connection.execute("select max(position) from lending").fetchall()
+        def at_rest() -> list[tuple[str, int]]:
+            rows = self.scene.ask(statement, (group,))
+            return [] if any(status == "held" for status, _ in rows) else rows
 
-            return int(eventually(at_rest, WAIT_S)[0][0])
+        return max(position for _, position in eventually(at_rest, WAIT_S))
 
 
 @pytest.fixture
 def place(database: str, tmp_path: Path) -> Iterator[Place]:
+    with connect(database) as connection:
+        reshard(connection, "default", 1)
+        connection.execute("delete from stream where state <> 'open'")
     found = Place(database, tmp_path)
-    found.publish(6)
-    yield found
-    found.fleet.close()
+    try:
+        found.serve("n1")
+        found.publish(6)
+        yield found
+    finally:
+        found.close()
 
 
 class Failed(Exception):
@@ -289,10 +292,11 @@ BADLY: list[Leave] = [
 
 
 @pytest.mark.conforms("E37")
-def test_what_ended_well_is_not_repeated_and_what_failed_comes_again_when_a_loop_is_entered_again(place: Place) -> None:
+def test_what_failed_comes_again_and_no_more(place: Place) -> None:
+    """Where a session goes on after its loop; what ended well is not repeated."""
     for leave in (*WELL, *BADLY):
         seen: Seen = []
-        with place.session(f"$share/{leave.__name__}/#") as session:
+        with place.session(leave.__name__) as session:
             with contextlib.suppress(Failed, KeyboardInterrupt):
                 leave(session, seen)
             assert seen == [0, 1], leave
@@ -300,41 +304,51 @@ def test_what_ended_well_is_not_repeated_and_what_failed_comes_again_when_a_loop
             assert again == ([2, 3] if leave in WELL else [1]), leave
 
 
-@pytest.mark.conforms("E37")
-@pytest.mark.parametrize(
-    "leave", [break_, by_hand, in_a_call, interrupted, over_a_stored_iterator], ids=lambda leave: leave.__name__
-)
-@pytest.mark.parametrize("way", ["with", "caught within", "closed"])
-def test_what_ended_well_is_acknowledged_by_the_end_of_a_session_and_what_failed_is_not(
-    place: Place, leave: Leave, way: str
-) -> None:
-    seen: Seen = []
-    with contextlib.suppress(Failed, KeyboardInterrupt):
-        if way == "closed":
-            session = place.session()
-            try:
-                leave(session, seen)
-            finally:
-                session.close()
-        else:
-            with place.session() as session:
-                if way == "with":
-                    leave(session, seen)
-                else:
-                    with contextlib.suppress(Failed, KeyboardInterrupt):
-                        leave(session, seen)
-    retained = leave is break_ or (leave is by_hand and way != "closed")
-    assert (seen, place.progress()) == ([0, 1], 2 if retained else 1)
+def with_it(session: Session, leave: Leave, seen: Seen) -> None:
+    with session:
+        leave(session, seen)
+
+
+def caught_within(session: Session, leave: Leave, seen: Seen) -> None:
+    with session, contextlib.suppress(Failed, KeyboardInterrupt):
+        leave(session, seen)
+
+
+def closed(session: Session, leave: Leave, seen: Seen) -> None:
+    with contextlib.closing(session):
+        leave(session, seen)
 
 
 @pytest.mark.conforms("E37")
-@pytest.mark.parametrize("error", [None, Failed, asyncio.CancelledError])
-@pytest.mark.parametrize("way", ["entered again", "with", "closed"])
-def test_so_it_is_in_an_event_loop(place: Place, error: type[BaseException] | None, way: str) -> None:
-    seen: Seen = []
+def test_the_end_of_a_session_acknowledges(place: Place) -> None:
+    """What ended well, and nothing else."""
+    for end, leave in itertools.product(
+        (with_it, caught_within, closed), (break_, by_hand, in_a_call, interrupted, over_a_stored_iterator)
+    ):
+        seen: Seen = []
+        group = f"{leave.__name__} {end.__name__}"
+        with contextlib.suppress(Failed, KeyboardInterrupt):
+            end(place.session(group), leave, seen)
+        ended_well = leave is break_ or (leave is by_hand and end is not closed)
+        assert (seen, place.progress(group)) == ([0, 1], 2 if ended_well else 1), group
 
-    async def loop(session: AsyncSession) -> None:
-        async for batch in session:
+
+def plainly(session: AsyncSession) -> AsyncIterable[Batch]:
+    return session
+
+
+async def over_a_generator(session: AsyncSession) -> AsyncIterator[Batch]:
+    async for batch in session:
+        yield batch
+
+
+@pytest.mark.conforms("E37")
+@pytest.mark.parametrize("end", ["entered again", "with", "closed"])
+def test_an_event_loop_does_the_same(place: Place, end: str) -> None:
+    """But that how a loop over an asynchronous generator was left cannot be seen, and so it has failed."""
+
+    async def loop(batches: AsyncIterable[Batch], error: type[BaseException] | None, seen: Seen) -> None:
+        async for batch in batches:
             seen.append(batch.first)
             await asyncio.sleep(0)
             if batch.first == 1:
@@ -342,61 +356,35 @@ def test_so_it_is_in_an_event_loop(place: Place, error: type[BaseException] | No
                     raise error
                 break
 
-    async def main() -> None:
-        session = place.of_a_loop()
-        if way == "with":
+    async def story(
+        session: AsyncSession, begin: Callable[[AsyncSession], AsyncIterable[Batch]], error: Any, seen: Seen
+    ) -> None:
+        if end == "with":
             async with session:
-                await loop(session)
+                await loop(begin(session), error, seen)
             return
         try:
             with contextlib.suppress(Failed, asyncio.CancelledError):
-                await loop(session)
-            if way == "entered again":
+                await loop(begin(session), error, seen)
+            if end == "entered again":
                 async for batch in session:
                     seen.append(batch.first)
                     break
         finally:
             await session.close()
 
-    with contextlib.suppress(Failed, asyncio.CancelledError):
-        asyncio.run(main())
-    again = [] if way != "entered again" else [1 if error else 2]
-    assert (seen, place.progress()) == ([0, 1, *again], (2 if error else 3) if again else (1 if error else 2))
+    for begin, error in itertools.product((plainly, over_a_generator), (None, Failed, asyncio.CancelledError)):
+        seen: Seen = []
+        group = f"{begin.__name__} {error}"
+        with contextlib.suppress(Failed, asyncio.CancelledError):
+            asyncio.run(story(place.of_a_loop(group), begin, error, seen))
+        done = 2 if error is None and begin is plainly else 1
+        again = [done] if end == "entered again" else []
+        assert (seen, place.progress(group)) == ([0, 1, *again], done + len(again)), group
 
 
 @pytest.mark.conforms("E37")
-@pytest.mark.parametrize("error", [None, Failed])
-@pytest.mark.parametrize("way", ["entered again", "with"])
-def test_how_a_loop_over_an_asynchronous_generator_was_left_cannot_be_seen(
-    place: Place, error: type[BaseException] | None, way: str
-) -> None:
-    seen: Seen = []
-
-    async def batches(session: AsyncSession) -> AsyncIterator[Batch]:
-        async for batch in session:
-            yield batch
-
-    async def main() -> None:
-        async with place.of_a_loop() as session:
-            with contextlib.suppress(Failed):
-                async for batch in batches(session):
-                    seen.append(batch.first)
-                    if batch.first == 1:
-                        if error is not None:
-                            raise error
-                        break
-            if way == "entered again":
-                async for batch in session:
-                    seen.append(batch.first)
-                    break
-
-    asyncio.run(main())
-    again = [1] if way == "entered again" else []
-    assert (seen, place.progress()) == ([0, 1, *again], 1 + len(again))
-
-
-@pytest.mark.conforms("E37")
-def test_an_iterator_whose_loop_failed_begins_another_with_what_failed(place: Place) -> None:
+def test_an_iterator_goes_on_with_what_failed(place: Place) -> None:
     seen: Seen = []
     with place.session() as session:
         batches = iter(session)
@@ -412,7 +400,7 @@ def test_an_iterator_whose_loop_failed_begins_another_with_what_failed(place: Pl
 
 
 @pytest.mark.conforms("E37")
-def test_what_a_loop_is_at_work_on_is_not_acknowledged_by_asking_for_more_in_its_body(place: Place) -> None:
+def test_asking_for_more_within_a_loop_is_no_ack(place: Place) -> None:
     with place.session() as session, contextlib.suppress(Failed):
         for batch in session:
             assert (batch.first, next_of(session).first, next_of(session).first) == (0, 1, 2)
@@ -451,7 +439,7 @@ def test_each_of_several_tasks_acknowledges_its_own(place: Place) -> None:
 
 
 @pytest.mark.conforms("E37")
-def test_wherever_an_exception_breaks_off_the_wait_for_a_batch_the_next_call_gets_it(place: Place) -> None:
+def test_a_wait_that_is_broken_off_loses_no_batch(place: Place) -> None:
     place.publish(600)
     seen: Seen = []
     with place.session() as session:

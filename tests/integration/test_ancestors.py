@@ -71,7 +71,7 @@ def cut_off(conn: psycopg.Connection[Any]) -> list[int]:
 
 @pytest.mark.conforms("E33")
 @pytest.mark.parametrize("read", [at_once, cut_off])
-def test_empty_generations_do_not_let_later_messages_pass(
+def test_empty_generations_let_nothing_pass(
     conn: psycopg.Connection[Any], read: Callable[[psycopg.Connection[Any]], list[int]]
 ) -> None:
     published(conn, 0)
@@ -83,7 +83,7 @@ def test_empty_generations_do_not_let_later_messages_pass(
 
 
 @pytest.mark.conforms("E33")
-def test_nor_do_such_that_end_while_a_reader_is_still_before_them(conn: psycopg.Connection[Any]) -> None:
+def test_nor_do_those_that_end_before_a_reader(conn: psycopg.Connection[Any]) -> None:
     published(conn, 0)
     rollover(conn, "default")
     reading = MultiStreamReader(conn, ALL, "earliest")
@@ -95,7 +95,7 @@ def test_nor_do_such_that_end_while_a_reader_is_still_before_them(conn: psycopg.
 
 
 @pytest.mark.conforms("E33")
-def test_what_comes_after_an_empty_generation_is_not_lent_while_what_was_before_it_is_in_hand(
+def test_a_group_is_not_lent_what_comes_after_them(
     conn: psycopg.Connection[Any], database: str, tmp_path: Path
 ) -> None:
     stage, settings = Stage(database, tmp_path), BorrowerSettings().scaled(SPEED)

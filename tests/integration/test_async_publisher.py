@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
-from collections.abc import Coroutine
+from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -15,6 +16,7 @@ from sublet_protocol.domain.errors import DatabaseUnreachable, EpochCompleted, P
 from sublet_storage.db.connect import connect
 from sublet_storage.producer import AsyncPublisher, Publisher, async_publisher
 from sublet_storage.producer.delivery import Delivery
+from tests.integration.async_kit import in_a_loop, run
 from tests.integration.log_kit import everything
 from tests.kit import eventually
 
@@ -34,15 +36,17 @@ class Slow:
         return self.made[-1]
 
 
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    yield
+    eventually(lambda: threads() == [])
+
+
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
     slow = Slow()
     monkeypatch.setattr(async_publisher, "Publisher", slow)
     return slow
-
-
-def run(story: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(story, 60))
 
 
 def threads() -> list[str]:
@@ -54,71 +58,55 @@ def values(conn: psycopg.Connection[Any]) -> list[bytes]:
 
 
 @pytest.mark.conforms("W1")
-def test_many_first_messages_at_once_are_all_durable_after_close(database: str) -> None:
-    async def main() -> None:
-        publisher = AsyncPublisher(database, linger_ms=60_000)
-        deliveries = await asyncio.gather(*(publisher.publish("t", b"%02d" % index) for index in range(12)))
-        await publisher.close()
-        assert all(delivery.done for delivery in deliveries)
-        assert len({(await each).offset for each in deliveries}) == 12
-
-    run(main())
-    eventually(lambda: threads() == [])
-    with connect(database) as conn:
-        assert values(conn) == [b"%02d" % index for index in range(12)]
-
-
-def test_a_flush_counts_for_all_first_messages(database: str) -> None:
-    async def main() -> None:
-        publisher = AsyncPublisher(database, linger_ms=60_000)
-        deliveries = await asyncio.gather(*(publisher.publish(f"t/{index}", b"x") for index in range(12)))
-        await publisher.publish_batch({"topic": "t", "value": [b"y"] * 3})
+@pytest.mark.parametrize("end", ["close", "flush"])
+@in_a_loop
+async def test_first_messages_share_one_publisher(database: str, end: str) -> None:
+    """All that ask at once have it open one, and are durable after `close`, or `flush`."""
+    publisher = AsyncPublisher(database, linger_ms=60_000)
+    deliveries = await asyncio.gather(*(publisher.publish("t", b"%02d" % index) for index in range(12)))
+    if end == "flush":
+        await publisher.publish_batch({"topic": "t", "value": [b"batch"] * 3})
         await publisher.flush(20)
-        assert all(delivery.done for delivery in deliveries)
         assert len(threads()) == 1, "one sender"
+    else:
         await publisher.close()
-
-    run(main())
-    eventually(lambda: threads() == [])
-
-
-def test_closed_before_it_was_opened_it_stays_closed(database: str) -> None:
-    async def main() -> None:
-        publisher = AsyncPublisher(database)
-        await publisher.flush()
-        await publisher.close()
-        await publisher.close()
-        for call in (publisher.publish("a", b"x"), publisher.publish_batch({"topic": "a", "value": [b"x"]})):
-            with pytest.raises(PublisherClosed, match="this publisher is closed"):
-                await call
-        with pytest.raises(PublisherClosed):
-            await publisher.open()
-
-    run(main())
-    eventually(lambda: threads() == [])
+    assert all(delivery.done for delivery in deliveries)
+    assert len({(await each).offset for each in deliveries}) == 12
+    await publisher.close()
+    with connect(database) as conn:
+        batch = [b"batch"] * 3 if end == "flush" else []
+        assert values(conn) == [*(b"%02d" % index for index in range(12)), *batch]
 
 
-def test_closed_while_it_opens_it_delivers_to_whoever_waited_and_ends(database: str, slow: Slow) -> None:
-    async def main() -> None:
-        publisher = AsyncPublisher(database)
-        waiting = asyncio.create_task(publisher.publish("a", b"x"))
-        await _until(lambda: slow.asked == 1)
-        closing = asyncio.create_task(publisher.close())
-        await asyncio.sleep(0)
-        slow.may_open.set()
-        await closing
-        try:
-            await (await waiting)
-        except PublisherClosed:
-            return
+@in_a_loop
+async def test_closed_before_it_was_opened_it_stays_closed(database: str) -> None:
+    publisher = AsyncPublisher(database)
+    await publisher.flush()
+    await publisher.close()
+    await publisher.close()
+    for call in (publisher.publish("a", b"x"), publisher.publish_batch({"topic": "a", "value": [b"x"]})):
+        with pytest.raises(PublisherClosed, match="this publisher is closed"):
+            await call
+    with pytest.raises(PublisherClosed):
+        await publisher.open()
 
-    run(main())
-    eventually(lambda: threads() == [])
+
+@in_a_loop
+async def test_closing_while_it_opens_ends_it(database: str, slow: Slow) -> None:
+    publisher = AsyncPublisher(database)
+    waiting = asyncio.create_task(publisher.publish("a", b"x"))
+    await _until(lambda: slow.asked == 1)
+    closing = asyncio.create_task(publisher.close())
+    await asyncio.sleep(0)
+    slow.may_open.set()
+    await closing
+    with contextlib.suppress(PublisherClosed):
+        await (await waiting)
     assert len(slow.made) == 1
 
 
 @pytest.mark.parametrize("how", ["open", "publish", "with"])
-def test_cancelled_while_it_opens_it_leaves_nothing_behind(database: str, slow: Slow, how: str) -> None:
+def test_cancelling_an_opening_leaves_nothing_behind(database: str, slow: Slow, how: str) -> None:
     async def main() -> None:
         publisher = AsyncPublisher(database)
         begun = {"open": publisher.open, "publish": lambda: publisher.publish("a", b"x"), "with": publisher.__aenter__}
@@ -130,61 +118,57 @@ def test_cancelled_while_it_opens_it_leaves_nothing_behind(database: str, slow: 
 
     run(main())
     slow.may_open.set()
-    eventually(lambda: slow.made and slow.made[0]._sender.is_alive() is False)
-    eventually(lambda: threads() == [])
+    eventually(lambda: slow.made and threads() == [])
 
 
-def test_one_of_two_cancelled_the_other_publishes(database: str, slow: Slow) -> None:
-    async def main() -> None:
-        publisher = AsyncPublisher(database)
-        first, second = (asyncio.create_task(publisher.publish("a", value)) for value in (b"1", b"2"))
-        await _until(lambda: slow.asked == 1)
-        first.cancel()
-        await asyncio.wait({first})
-        slow.may_open.set()
-        await (await second)
-        await publisher.close()
-
-    run(main())
-    eventually(lambda: threads() == [])
+@in_a_loop
+async def test_one_of_two_cancelled_the_other_publishes(database: str, slow: Slow) -> None:
+    publisher = AsyncPublisher(database)
+    first, second = (asyncio.create_task(publisher.publish("a", value)) for value in (b"1", b"2"))
+    await _until(lambda: slow.asked == 1)
+    first.cancel()
+    await asyncio.wait({first})
+    slow.may_open.set()
+    await (await second)
+    await publisher.close()
     assert slow.asked == 1
 
 
-def test_cancelled_and_asked_again_it_connects_again(database: str, slow: Slow) -> None:
-    async def main() -> None:
-        publisher = AsyncPublisher(database)
-        waiting = asyncio.create_task(publisher.publish("a", b"1"))
-        await _until(lambda: slow.asked == 1)
-        waiting.cancel()
-        await asyncio.wait({waiting})
-        slow.may_open.set()
-        await _until(lambda: slow.made and not slow.made[0]._sender.is_alive())
-        await (await publisher.publish("a", b"2"))
-        await publisher.close()
-
-    run(main())
-    eventually(lambda: threads() == [])
+@in_a_loop
+async def test_cancelled_and_asked_again_it_connects_again(database: str, slow: Slow) -> None:
+    publisher = AsyncPublisher(database)
+    waiting = asyncio.create_task(publisher.publish("a", b"1"))
+    await _until(lambda: slow.asked == 1)
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    slow.may_open.set()
+    await _until(lambda: slow.made and threads() == [])
+    await (await publisher.publish("a", b"2"))
+    await publisher.close()
     assert slow.asked == 2
 
 
 def test_what_could_not_be_opened_is_tried_again(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def nowhere(*_: Any, **__: Any) -> Publisher:
-        raise DatabaseUnreachable("not there now")
+    tries = 0
+
+    def away_at_first(*arguments: Any, **settings: Any) -> Publisher:
+        nonlocal tries
+        tries += 1
+        if tries <= 2:
+            raise DatabaseUnreachable("not there now")
+        return Publisher(*arguments, **settings)
 
     async def main() -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(async_publisher, "Publisher", nowhere)
-            publisher = AsyncPublisher(database)
+        monkeypatch.setattr(async_publisher, "Publisher", away_at_first)
+        publisher = AsyncPublisher(database)
         for _ in range(2):
             with pytest.raises(DatabaseUnreachable, match="not there now"):
                 await publisher.publish("a", b"x")
         await publisher.flush()
-        publisher._make = lambda: Publisher(database)
         async with publisher:
             await (await publisher.publish("a", b"x"))
 
     run(main())
-    eventually(lambda: threads() == [])
 
 
 async def _until(fact: Any) -> None:
@@ -192,29 +176,25 @@ async def _until(fact: Any) -> None:
 
 
 @pytest.mark.conforms("S9")
-def test_epochs_are_published_and_completed_by_coroutines_too(database: str) -> None:
-    async def story() -> list[Any]:
-        async with AsyncPublisher(database, space="default") as publisher:
-            await publisher.advance(7)
-            seventh = await publisher.in_epoch(7)
-            await (await seventh.publish("t", b"1"))
-            await (await seventh.publish_batch({"topic": "t", "value": [b"2", b"3"]}))
-            await publisher.advance(8)
-            with pytest.raises(EpochCompleted):
-                await publisher.in_epoch(7)
-        with connect(database) as connection:
-            found = connection.execute("select epoch_bounds from block where epoch_bounds is not null").fetchall()
-            found += connection.execute("select lower_frontier from space").fetchall()
-            return [each for (each,) in found]
-
-    *blocks, lower = asyncio.run(story())
-    assert {json.dumps(block["least"]) for block in blocks} == {"[[7]]"}
-    assert lower == [[8]]
+@in_a_loop
+async def test_coroutines_publish_in_epochs(database: str) -> None:
+    async with AsyncPublisher(database, space="default") as publisher:
+        await publisher.advance(7)
+        seventh = await publisher.in_epoch(7)
+        await (await seventh.publish("t", b"1"))
+        await (await seventh.publish_batch({"topic": "t", "value": [b"2", b"3"]}))
+        await publisher.advance(8)
+        with pytest.raises(EpochCompleted):
+            await publisher.in_epoch(7)
+    with connect(database) as connection:
+        bounds = connection.execute("select epoch_bounds from block where epoch_bounds is not null").fetchall()
+        assert {json.dumps(bound["least"]) for (bound,) in bounds} == {"[[7]]"}
+        assert connection.execute("select lower_frontier from space").fetchall() == [([[8]],)]
 
 
 @pytest.mark.conforms("W1")
-def test_a_loop_that_ends_while_somebody_waits_leaves_the_publisher_to_the_next(database: str) -> None:
-    """One whose buffer is full, and one whose message is on its way, are cancelled with their loop."""
+def test_a_publisher_outlives_its_loop(database: str) -> None:
+    """Those that wait, for a full buffer and for a message on its way, are cancelled with their loop."""
     publisher = AsyncPublisher(database, linger_ms=300, max_buffered_bytes=1)
 
     async def first() -> None:

@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
 import pytest
 
 from sublet_borrower.consumer.session import Session
-from sublet_borrower.streams.batch import Batch
 from sublet_protocol.domain.errors import UsageError
 from sublet_storage.spaces.space_changes import reshard
-from tests.integration.async_kit import ALL, QUICK, WAIT_S, Scene, Seen, postgres_through_this_loop, run
+from tests.integration.async_kit import ALL, QUICK, WAIT_S, Scene, Seen, in_a_loop, postgres_through_this_loop
 from tests.integration.session_kit import until
 from tests.kit import eventually
-
-
-@pytest.fixture
-def scene(database: str, tmp_path: Path) -> Iterator[Scene]:
-    """A database, and processes that end with the test."""
-    scene = Scene(database, tmp_path)
-    yield scene
-    scene.close()
 
 
 @pytest.fixture
@@ -37,93 +26,61 @@ def stream(scene: Scene) -> int:
 
 
 @pytest.mark.conforms("E1", "E29")
-def test_the_messages_of_all_streams_are_consumed_once_and_progress_is_durable_at_the_end(scene: Scene) -> None:
-    async def test() -> None:
-        await scene.node()
-        scene.publish(1_000)
-        seen = Seen()
-        async with scene.session() as session:
-            async for batch in session:
-                seen.add(batch)
-                if len(seen) == 1_000:
-                    session.drain()
-            assert session.is_closed
-            assert await session.poll() is None
-        assert seen.counts == scene.everything()
-        assert len({stream for stream, _ in seen.counts}) > 3
-        assert scene.is_handed_over()
-
-    run(test)
+@in_a_loop
+async def test_all_is_consumed_once_and_durable_at_the_end(scene: Scene) -> None:
+    scene.publish(1_000)
+    seen = Seen()
+    async with scene.session() as session:
+        async for batch in session:
+            seen.add(batch)
+            if len(seen) == 1_000:
+                session.drain()
+        assert session.is_closed
+        assert await session.poll() is None
+    assert seen.counts == scene.everything()
+    assert len({stream for stream, _ in seen.counts}) > 3
+    assert scene.is_handed_over()
 
 
 @pytest.mark.conforms("E29")
-def test_asking_for_a_batch_acknowledges_the_one_before(scene: Scene, stream: int) -> None:
-    async def test() -> None:
-        await scene.node()
-        scene.publish(20)
-        async with scene.session() as session:
-            first = await session.poll(WAIT_S)
-            assert first is not None
-            await session.wait(0.0)
-            assert (session.assignment(), scene.rows()) == ({stream: 0}, {stream: ("held", 0)})
-            second = await session.poll(WAIT_S)
-            assert second is not None
-            assert session.assignment() == {stream: first.end} == {stream: second.first}
-            await until(lambda: scene.rows() == {stream: ("held", first.end)})
-            assert await session.poll(0.0) is None
-            await until(lambda: scene.rows() == {stream: ("held", second.end)})
-
-    run(test)
-
-
-@pytest.mark.conforms("E29")
-def test_what_is_not_acknowledged_holds_progress_back_and_acknowledging_takes_effect_while_others_wait(
-    scene: Scene, stream: int
-) -> None:
-    async def test() -> None:
-        await scene.node()
-        scene.publish(30)
-        async with scene.session(auto_ack=False) as session:
-            batches = [await session.poll(WAIT_S) for _ in range(3)]
-            first, second, third = [batch for batch in batches if batch is not None]
-            waiting = asyncio.create_task(session.poll())
-            second.ack()
-            await session.wait(0.0)
-            assert session.assignment() == {stream: 0}
-            first.ack(upto=4)
-            await until(lambda: scene.rows() == {stream: ("held", 4)})
-            first.ack()
-            await until(lambda: scene.rows() == {stream: ("held", second.end)})
-            threading.Thread(target=third.ack).start()
-            await until(lambda: scene.rows() == {stream: ("held", third.end)})
-            assert not waiting.done()
-            scene.publish(5)
-            batch = await waiting
-            assert batch is not None
-            assert batch.first == third.end
-
-    run(test)
+@in_a_loop
+async def test_what_is_not_acknowledged_holds_progress_back(scene: Scene, stream: int) -> None:
+    scene.publish(30)
+    async with scene.session(auto_ack=False) as session:
+        batches = [await session.poll(WAIT_S) for _ in range(3)]
+        first, second, third = [batch for batch in batches if batch is not None]
+        waiting = asyncio.create_task(session.poll())
+        second.ack()
+        await session.wait(0.0)
+        assert session.assignment() == {stream: 0}
+        first.ack(upto=4)
+        await until(lambda: scene.rows() == {stream: ("held", 4)})
+        first.ack()
+        await until(lambda: scene.rows() == {stream: ("held", second.end)})
+        threading.Thread(target=third.ack).start()
+        await until(lambda: scene.rows() == {stream: ("held", third.end)})
+        assert not waiting.done()
+        scene.publish(5)
+        batch = await waiting
+        assert batch is not None
+        assert batch.first == third.end
 
 
-def test_a_timeout_of_nothing_gets_what_has_come_since_the_last_look(scene: Scene, stream: int) -> None:
-    async def test() -> None:
-        await scene.node()
-        seen = Seen()
-        async with asyncio.timeout(WAIT_S), scene.session() as session:
-            for _ in range(2):
-                scene.publish(20)
-                wanted = len(scene.everything())
-                while len(seen) < wanted:
-                    if (batch := await session.poll(0.0)) is not None:
-                        seen.add(batch)
-                    await asyncio.sleep(0.001)
-        assert seen.counts == scene.everything()
-
-    run(test)
+@in_a_loop
+async def test_a_timeout_of_0_gets_what_has_come(scene: Scene, stream: int) -> None:
+    seen = Seen()
+    async with asyncio.timeout(WAIT_S), scene.session() as session:
+        for _ in range(2):
+            scene.publish(20)
+            wanted = len(scene.everything())
+            while len(seen) < wanted:
+                if (batch := await session.poll(0.0)) is not None:
+                    seen.add(batch)
+                await asyncio.sleep(0.001)
+    assert seen.counts == scene.everything()
 
 
-def test_a_plain_session_that_never_waits_gets_what_has_come_too(scene: Scene, stream: int) -> None:
-    run(scene.node)
+def test_a_plain_session_with_a_timeout_of_0_does_too(scene: Scene, stream: int) -> None:
     seen = Seen()
 
     def look(session: Session, wanted: int) -> bool:
@@ -139,172 +96,124 @@ def test_a_plain_session_that_never_waits_gets_what_has_come_too(scene: Scene, s
 
 
 @pytest.mark.conforms("E18", "E29")
-def test_sessions_of_one_group_in_one_loop_share_its_streams(scene: Scene) -> None:
-    async def test() -> None:
-        await scene.node()
-        seen = [Seen() for _ in range(3)]
-        sessions = [scene.session(name=f"s{number}") for number in range(3)]
-        tasks = [asyncio.create_task(scene.consume(session, one)) for session, one in zip(sessions, seen, strict=True)]
-        await until(lambda: sorted(len(session.assignment()) for session in sessions) == [5, 5, 6], WAIT_S)
-        scene.publish(2_000)
-        await scene.all_seen(*seen)
-        assert all(len(one) for one in seen)
-        await asyncio.gather(*(session.close() for session in sessions))
-        await asyncio.gather(*tasks)
-        assert not scene.holders()
-
-    run(test)
+@in_a_loop
+async def test_sessions_in_one_loop_share_the_streams(scene: Scene) -> None:
+    seen = [Seen() for _ in range(3)]
+    sessions = [scene.session(name=f"s{number}") for number in range(3)]
+    tasks = [asyncio.create_task(scene.consume(session, one)) for session, one in zip(sessions, seen, strict=True)]
+    await until(lambda: sorted(len(session.assignment()) for session in sessions) == [5, 5, 6], WAIT_S)
+    scene.publish(2_000)
+    await scene.all_seen(*seen)
+    assert all(len(one) for one in seen)
+    await asyncio.gather(*(session.close() for session in sessions))
+    await asyncio.gather(*tasks)
+    assert not scene.holders()
 
 
 @pytest.mark.conforms("E29")
-def test_tasks_that_ask_one_session_at_once_get_a_batch_each(scene: Scene, stream: int) -> None:
-    async def test() -> None:
-        await scene.node()
-        seen = [Seen() for _ in range(4)]
+@in_a_loop
+async def test_each_task_of_one_session_gets_a_batch(scene: Scene, stream: int) -> None:
+    seen = [Seen() for _ in range(4)]
 
-        async def work(mine: Seen) -> None:
-            while (batch := await session.poll()) is not None:
-                mine.add(batch)
-                await asyncio.sleep(0)
-                batch.ack()
-
-        async with scene.session(auto_ack=False) as session:
-            tasks = [asyncio.create_task(work(one)) for one in seen]
-            await until(lambda: session.assignment() == {stream: 0}, WAIT_S)
-            scene.publish(400)
-            await scene.all_seen(*seen)
-            await until(lambda: scene.rows() == {stream: ("held", 400)})
-            session.drain()
-            await asyncio.gather(*tasks)
-
-    run(test)
-
-
-def test_the_loop_goes_on_while_a_session_opens_waits_reads_and_closes(scene: Scene) -> None:
-    """All that it asks of the database passes through this loop: were the loop blocked, it would wait for ever."""
-
-    async def test() -> None:
-        await scene.node()
-        async with postgres_through_this_loop(scene.url) as url:
-            seen, ticks = Seen(), 0
-            session = scene.session(url=url)
-            async with session:
-                consuming = asyncio.create_task(scene.consume(session, seen))
-                await until(lambda: len(session.assignment()) == 16, WAIT_S)
-                for _ in range(200):
-                    await asyncio.sleep(0)
-                    ticks += 1
-                assert ticks == 200
-                assert not consuming.done()
-                scene.publish(300)
-                await scene.all_seen(seen)
-            await consuming
-
-    run(test)
-
-
-@pytest.mark.conforms("E8")
-def test_when_close_returns_the_streams_are_free_at_their_exact_positions(scene: Scene, stream: int) -> None:
-    async def test() -> None:
-        await scene.node()
-        scene.publish(50)
-        async with scene.session() as session:
-            batches: list[Batch] = []
-            async for batch in session:
-                batches.append(batch)
-                if len(batches) == 3:
-                    break
-            await session.close()
-            assert scene.rows() == {stream: ("free", batches[2].end)}
-            assert session.is_closed
-        async with scene.session() as session:
-            again = await session.poll(WAIT_S)
-            assert again is not None
-            assert again.first == batches[2].end
-            again.ack()
-        assert scene.rows() == {stream: ("free", again.end)}
-
-    run(test)
-
-
-def test_closing_between_two_batches_ends_the_iteration(scene: Scene) -> None:
-    async def test() -> None:
-        await scene.node()
-        scene.publish(100)
-        session, count = scene.session(), 0
-        async for _ in session:
-            count += 1
-            await session.close()
-        assert count == 1
-
-    run(test)
-
-
-def test_closing_again_waits_for_the_same_end_and_what_comes_after_is_refused_by_name(
-    scene: Scene, stream: int
-) -> None:
-    async def test() -> None:
-        await scene.node()
-        session = await scene.session().open()
-        await until(lambda: not session.is_closed and scene.holders(), WAIT_S)
-        waiting = asyncio.create_task(session.poll())
-        await asyncio.sleep(0)
-        first, second = asyncio.create_task(session.close()), asyncio.create_task(session.close(aborted=True))
-        await second
-        assert session.is_closed
-        assert scene.rows() == {stream: ("free", 0)}
-        await first
-        assert await waiting is None
-        await session.close()
-        session.drain()
-        session.leave()
-        assert session.assignment() == {}
-        for use in (session.open(), session.poll(), session.poll(0.0), session.wait(0.0)):
-            with pytest.raises(UsageError, match=r"\$share/g/#: this session is closed. Make another"):
-                await use
-        with pytest.raises(UsageError, match="closed"):
-            await anext(aiter(session))
-        never = scene.session()
-        await never.close()
-        assert never.is_closed
-
-    run(test)
-
-
-def test_who_drains_before_it_is_open_gets_an_end_and_no_messages(scene: Scene) -> None:
-    async def test() -> None:
-        await scene.node()
-        scene.publish(10)
-        session = scene.session()
-        session.drain()
-        async with session:
-            assert await session.poll(WAIT_S) is None
-            assert session.is_closed
-        opening = scene.session()
-        task = asyncio.create_task(opening.poll())
-        await asyncio.sleep(0)
-        opening.drain()
-        assert await task is None
-        await opening.close()
-        assert not scene.holders()
-
-    run(test)
-
-
-@pytest.mark.conforms("E8")
-def test_leaving_in_the_middle_of_a_batch_waits_for_its_acknowledgement(scene: Scene, stream: int) -> None:
-    async def test() -> None:
-        await scene.node()
-        scene.publish(20)
-        async with scene.session(auto_ack=False) as session:
-            batch = await session.poll(WAIT_S)
-            assert batch is not None
-            session.leave()
-            assert session.may_continue(batch)
-            waiting = asyncio.create_task(session.poll())
+    async def work(mine: Seen) -> None:
+        while (batch := await session.poll()) is not None:
+            mine.add(batch)
+            await asyncio.sleep(0)
             batch.ack()
-            assert await waiting is None
-            assert session.is_closed
-        assert scene.rows() == {stream: ("free", batch.end)}
 
-    run(test)
+    async with scene.session(auto_ack=False) as session:
+        tasks = [asyncio.create_task(work(one)) for one in seen]
+        await until(lambda: session.assignment() == {stream: 0}, WAIT_S)
+        scene.publish(400)
+        await scene.all_seen(*seen)
+        await until(lambda: scene.rows() == {stream: ("held", 400)})
+        session.drain()
+        await asyncio.gather(*tasks)
+
+
+@in_a_loop
+async def test_a_session_never_blocks_the_loop(scene: Scene) -> None:
+    """All that it asks of the database passes through this loop: were the loop blocked, it would wait for ever."""
+    async with postgres_through_this_loop(scene.url) as url:
+        seen, ticks = Seen(), 0
+        session = scene.session(url=url)
+        async with session:
+            consuming = asyncio.create_task(scene.consume(session, seen))
+            await until(lambda: len(session.assignment()) == 16, WAIT_S)
+            for _ in range(200):
+                await asyncio.sleep(0)
+                ticks += 1
+            assert ticks == 200
+            assert not consuming.done()
+            scene.publish(300)
+            await scene.all_seen(seen)
+        await consuming
+
+
+@in_a_loop
+async def test_closing_ends_the_iteration(scene: Scene) -> None:
+    scene.publish(100)
+    session, count = scene.session(), 0
+    async for _ in session:
+        count += 1
+        await session.close()
+    assert count == 1
+
+
+@in_a_loop
+async def test_closing_twice_waits_for_one_end(scene: Scene, stream: int) -> None:
+    session = await scene.session().open()
+    await until(lambda: not session.is_closed and scene.holders(), WAIT_S)
+    waiting = asyncio.create_task(session.poll())
+    await asyncio.sleep(0)
+    first, second = asyncio.create_task(session.close()), asyncio.create_task(session.close(aborted=True))
+    await second
+    assert session.is_closed
+    assert scene.rows() == {stream: ("free", 0)}
+    await first
+    assert await waiting is None
+    await session.close()
+    session.drain()
+    session.leave()
+    assert session.assignment() == {}
+    for use in (session.open(), session.poll(), session.poll(0.0), session.wait(0.0)):
+        with pytest.raises(UsageError, match=r"\$share/g/#: this session is closed. Make another"):
+            await use
+    with pytest.raises(UsageError, match="closed"):
+        await anext(aiter(session))
+    never = scene.session()
+    await never.close()
+    assert never.is_closed
+
+
+@in_a_loop
+async def test_draining_before_it_is_open_gives_no_messages(scene: Scene) -> None:
+    scene.publish(10)
+    session = scene.session()
+    session.drain()
+    async with session:
+        assert await session.poll(WAIT_S) is None
+        assert session.is_closed
+    opening = scene.session()
+    task = asyncio.create_task(opening.poll())
+    await asyncio.sleep(0)
+    opening.drain()
+    assert await task is None
+    await opening.close()
+    assert not scene.holders()
+
+
+@pytest.mark.conforms("E8")
+@in_a_loop
+async def test_leaving_waits_for_the_batch_in_hand(scene: Scene, stream: int) -> None:
+    scene.publish(20)
+    async with scene.session(auto_ack=False) as session:
+        batch = await session.poll(WAIT_S)
+        assert batch is not None
+        session.leave()
+        assert session.may_continue(batch)
+        waiting = asyncio.create_task(session.poll())
+        batch.ack()
+        assert await waiting is None
+        assert session.is_closed
+    assert scene.rows() == {stream: ("free", batch.end)}

@@ -12,218 +12,161 @@ import sys
 import textwrap
 import threading
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sublet_borrower.consumer.async_session import AsyncSession
-from tests.integration.async_kit import WAIT_S, Scene, Seen, postgres_through_this_loop, run
+from tests.integration.async_kit import WAIT_S, Scene, Seen, in_a_loop, postgres_through_this_loop
 from tests.integration.session_kit import until
 from tests.kit import eventually
 from tests.kit_nodes import ROOT, environment
 
 
-@pytest.fixture
-def scene(database: str, tmp_path: Path) -> Iterator[Scene]:
-    """A database, and processes that end with the test."""
-    scene = Scene(database, tmp_path)
-    yield scene
-    scene.close()
-
-
 def workers() -> list[threading.Thread]:
-    """The threads of sessions."""
     return [thread for thread in threading.enumerate() if thread.name == "sublet-session"]
 
 
 async def cancelled(task: asyncio.Task[Any]) -> None:
-    """Cancel it, and wait for its end."""
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
 
 
 @pytest.mark.conforms("E29")
-def test_cancelling_what_waits_for_a_batch_loses_none_and_the_session_goes_on(scene: Scene) -> None:
-    async def test() -> None:
-        await scene.node()
-        seen, broken_off = Seen(), 0
-        async with asyncio.timeout(WAIT_S), scene.session() as session:
+@in_a_loop
+async def test_a_cancelled_wait_loses_no_batch(scene: Scene) -> None:
+    seen, broken_off = Seen(), 0
+    async with asyncio.timeout(WAIT_S), scene.session() as session:
+        waiting = asyncio.create_task(session.poll())
+        await until(lambda: len(session.assignment()) == 16, WAIT_S)
+        await cancelled(waiting)
+        scene.publish(500, block=5)
+        while len(seen) < 500:
             waiting = asyncio.create_task(session.poll())
-            await until(lambda: len(session.assignment()) == 16, WAIT_S)
-            await cancelled(waiting)
-            scene.publish(500, block=5)
-            while len(seen) < 500:
-                waiting = asyncio.create_task(session.poll())
-                for _ in range(broken_off % 7):
-                    await asyncio.sleep(0)
-                waiting.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    batch = await waiting
-                    assert batch is not None
-                    seen.add(batch)
-                broken_off += 1
-                with contextlib.suppress(TimeoutError):
-                    batch = await asyncio.wait_for(session.poll(), 0.001)
-                    assert batch is not None
-                    seen.add(batch)
-            assert seen.counts == scene.everything()
-            waiting = asyncio.create_task(session.poll())
-            await asyncio.sleep(0)
-            await cancelled(waiting)
-        assert scene.is_handed_over()
-        assert broken_off > 1
-
-    run(test)
+            for _ in range(broken_off % 7):
+                await asyncio.sleep(0)
+            waiting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                batch = await waiting
+                assert batch is not None
+                seen.add(batch)
+            broken_off += 1
+            with contextlib.suppress(TimeoutError):
+                batch = await asyncio.wait_for(session.poll(), 0.001)
+                assert batch is not None
+                seen.add(batch)
+        assert seen.counts == scene.everything()
+        waiting = asyncio.create_task(session.poll())
+        await asyncio.sleep(0)
+        await cancelled(waiting)
+    assert scene.is_handed_over()
+    assert broken_off > 1
 
 
 @pytest.mark.conforms("E8")
-def test_a_batch_whose_work_was_cancelled_comes_again_to_the_next_holder(scene: Scene) -> None:
-    async def test() -> None:
-        await scene.node()
-        scene.publish(300)
-        done, begun = Seen(), asyncio.Event()
-        at_work: list[tuple[int, int]] = []
+@in_a_loop
+async def test_a_batch_whose_work_was_cancelled_comes_again(scene: Scene) -> None:
+    scene.publish(300)
+    done, begun = Seen(), asyncio.Event()
+    at_work: list[tuple[int, int]] = []
 
-        async def work() -> None:
-            async with scene.session() as session:
-                async for batch in session:
-                    if len(done) >= 100:
-                        at_work.extend((batch.stream_id, offset) for offset in range(batch.first, batch.end))
-                        begun.set()
-                        await asyncio.sleep(WAIT_S * 10)
-                    done.add(batch)
-
-        task = asyncio.create_task(work())
-        await begun.wait()
-        await cancelled(task)
-        assert not scene.holders()
+    async def work() -> None:
         async with scene.session() as session:
-            consuming = asyncio.create_task(scene.consume(session, done))
-            await scene.all_seen(done)
-            assert set(at_work) <= set(done.counts)
-        await consuming
+            async for batch in session:
+                if len(done) >= 100:
+                    at_work.extend((batch.stream_id, offset) for offset in range(batch.first, batch.end))
+                    begun.set()
+                    await asyncio.sleep(WAIT_S * 10)
+                done.add(batch)
 
-    run(test)
-
-
-def test_cancelling_an_opening_leaves_nothing_behind(scene: Scene) -> None:
-    async def test() -> None:
-        await scene.node()
-        before, gate = workers(), asyncio.Event()
-        async with postgres_through_this_loop(scene.url, gate) as url:
-            session = scene.session(url=url)
-
-            async def enter() -> None:
-                async with session:
-                    pytest.fail("it was cancelled before")
-
-            task = asyncio.create_task(enter())
-            await until(lambda: workers() != before)
-            task.cancel()
-            await asyncio.sleep(0)
-            gate.set()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert session.is_closed
-            await until(lambda: workers() == before)
-            assert not scene.holders()
-
-    run(test)
+    task = asyncio.create_task(work())
+    await begun.wait()
+    await cancelled(task)
+    assert not scene.holders()
+    async with scene.session() as session:
+        consuming = asyncio.create_task(scene.consume(session, done))
+        await scene.all_seen(done)
+        assert set(at_work) <= set(done.counts)
+    await consuming
 
 
-def test_a_session_that_cannot_open_leaves_no_thread_behind() -> None:
-    async def test() -> None:
-        before = workers()
-        for _ in range(3):
-            with pytest.raises(Exception, match="cannot connect"):
-                async with AsyncSession("$share/g/#", "postgresql://me@127.0.0.1:1/x"):
-                    pytest.fail("there is nothing to open")
-            with pytest.raises(Exception, match="cannot connect"):
-                await AsyncSession("$share/g/#", "postgresql://me@127.0.0.1:1/x").open()
-        await until(lambda: gc.collect() >= 0 and workers() == before)
+@in_a_loop
+async def test_cancelling_an_opening_leaves_nothing_behind(scene: Scene) -> None:
+    before, gate = workers(), asyncio.Event()
+    async with postgres_through_this_loop(scene.url, gate) as url:
+        session = scene.session(url=url)
 
-    run(test)
+        async def enter() -> None:
+            async with session:
+                pytest.fail("it was cancelled before")
+
+        task = asyncio.create_task(enter())
+        await until(lambda: workers() != before)
+        task.cancel()
+        await asyncio.sleep(0)
+        gate.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert session.is_closed
+        await until(lambda: workers() == before)
+        assert not scene.holders()
+
+
+@in_a_loop
+async def test_a_session_that_cannot_open_leaves_no_thread() -> None:
+    before = workers()
+    for _ in range(3):
+        with pytest.raises(Exception, match="cannot connect"):
+            async with AsyncSession("$share/g/#", "postgresql://me@127.0.0.1:1/x"):
+                pytest.fail("there is nothing to open")
+        with pytest.raises(Exception, match="cannot connect"):
+            await AsyncSession("$share/g/#", "postgresql://me@127.0.0.1:1/x").open()
+    await until(lambda: gc.collect() >= 0 and workers() == before)
 
 
 @pytest.mark.conforms("E16")
-def test_a_killed_leader_loses_and_repeats_nothing(scene: Scene) -> None:
-    async def test() -> None:
-        first = await scene.node("n1")
-        seen = [Seen(), Seen()]
-        sessions = [scene.session(), scene.session()]
-        tasks = [
-            asyncio.create_task(scene.consume(session, one, 0.005)) for session, one in zip(sessions, seen, strict=True)
-        ]
-        await until(lambda: [len(session.assignment()) for session in sessions] == [8, 8], WAIT_S)
-        await scene.node("n2")
-        scene.publish(2_000, block=5)
-        await until(lambda: all(len(one) > 20 for one in seen), WAIT_S)
-        first.kill()
-        scene.publish(1_000)
-        await scene.all_seen(*seen)
-        await asyncio.gather(*(session.close() for session in sessions))
-        await asyncio.gather(*tasks)
-
-    run(test)
-
-
-@pytest.mark.conforms("E29")
-def test_a_batch_that_nobody_has_taken_waits_for_a_leaders_word_when_its_own_is_too_old(scene: Scene) -> None:
-    async def test() -> None:
-        node = await scene.node("n1")
-        async with scene.session() as session:
-            while len(session.assignment()) < 16:
-                assert await session.poll(0.01) is None
-            scene.publish(1)
-            while not (session._fetching and session._fetching.done() and session._fetching.result()):
-                if await session.poll(0.0) is not None:
-                    scene.publish(1)  # it was found while the call waited, which may be: another
-                await until(lambda: session._fetching is None or session._fetching.done())
-            retained = session._fetching.result()
-            assert retained is not None
-            node.kill()
-            await until(lambda: not session.may_continue(retained), WAIT_S)
-            assert await session.poll(0.3) is None
-            await scene.node("n2")
-            batch = await session.poll(WAIT_S)
-            assert batch is retained
-            assert session.may_continue(batch)
-
-    run(test)
-
-
-@pytest.mark.conforms("E29")
-def test_sessions_in_loops_of_their_own_share_the_streams(scene: Scene) -> None:
-    run(partial(scene.node, "n1"))
-    seen, sessions = [Seen(), Seen()], [scene.session(), scene.session()]
-
-    def loop(session: AsyncSession, mine: Seen) -> None:
-        async def consume() -> None:
-            async with session:
-                await scene.consume(session, mine)
-
-        asyncio.run(consume())
-
-    threads = [threading.Thread(target=loop, args=pair) for pair in zip(sessions, seen, strict=True)]
-    for thread in threads:
-        thread.start()
-    eventually(lambda: [len(session.assignment()) for session in sessions] == [8, 8], WAIT_S)
+@in_a_loop
+async def test_a_killed_leader_loses_and_repeats_nothing(scene: Scene) -> None:
+    seen = [Seen(), Seen()]
+    sessions = [scene.session(), scene.session()]
+    tasks = [
+        asyncio.create_task(scene.consume(session, one, 0.005)) for session, one in zip(sessions, seen, strict=True)
+    ]
+    await until(lambda: [len(session.assignment()) for session in sessions] == [8, 8], WAIT_S)
+    scene.node("n2")
+    scene.publish(2_000, block=5)
+    await until(lambda: all(len(one) > 20 for one in seen), WAIT_S)
+    scene.fleet.nodes["n1"].kill()
     scene.publish(1_000)
-    run(lambda: scene.all_seen(*seen))
-    for session in sessions:
-        session.drain()
-    for thread in threads:
-        thread.join(WAIT_S)
-        assert not thread.is_alive()
-    assert scene.is_handed_over()
+    await scene.all_seen(*seen)
+    await asyncio.gather(*(session.close() for session in sessions))
+    await asyncio.gather(*tasks)
 
 
 @pytest.mark.conforms("E29")
-def test_a_session_outlives_the_loop_in_which_somebody_waited_for_it(scene: Scene) -> None:
-    run(partial(scene.node, "n1"))
+@in_a_loop
+async def test_a_batch_in_store_waits_for_a_leaders_word(scene: Scene) -> None:
+    """One that was fetched and that nobody has taken is not given out when the last word of a leader is too old."""
+    async with scene.session(auto_ack=False) as session:
+        scene.publish(1)
+        taken = await session.poll(WAIT_S)
+        assert taken is not None
+        assert await session.poll(0.0) is None  # this fetches the next one
+        scene.publish(1)
+        await asyncio.sleep(1.0)
+        scene.fleet.nodes["n1"].kill()
+        await until(lambda: not session.may_continue(taken), WAIT_S)
+        assert await session.poll(0.3) is None
+        scene.node("n2")
+        batch = await session.poll(WAIT_S)
+        assert batch is not None
+        assert (batch.first, session.may_continue(batch)) == (1, True)
+
+
+@pytest.mark.conforms("E29")
+def test_a_session_outlives_its_loop(scene: Scene) -> None:
     scene.publish(200)
     session, seen = scene.session(), Seen()
 
@@ -260,7 +203,6 @@ FORGOTTEN = "if session := await AsyncSession(sys.argv[1], sys.argv[2], starting
 
 @contextlib.contextmanager
 def consumer(scene: Scene, entering: str, before: str = "") -> Iterator[subprocess.Popen[str]]:
-    """A program of a user's."""
     code = "import sys\n" + textwrap.dedent(before) + textwrap.dedent(CONSUMER).format(entering=entering)
     argv = [sys.executable, "-c", code, "$share/g/#", scene.url]
     with subprocess.Popen(
@@ -278,25 +220,6 @@ def consumer(scene: Scene, entering: str, before: str = "") -> Iterator[subproce
             program.kill()
 
 
-@pytest.mark.conforms("E8")
-def test_ctrl_c_hands_over_and_ends_as_python_does(scene: Scene) -> None:
-    run(partial(scene.node, "n1"))
-    scene.publish(200)
-    with consumer(scene, ENTERED) as program:
-        assert program.stdout is not None
-        lines = [program.stdout.readline()]
-        eventually(lambda: all(status == "held" for status, _ in scene.rows().values()), WAIT_S)
-        while sum(int(end) - int(first) for _, first, end in map(str.split, lines)) < 200:
-            lines.append(program.stdout.readline())
-        program.send_signal(signal.SIGINT)
-        _, error = program.communicate(timeout=WAIT_S)
-    assert program.returncode == -signal.SIGINT
-    assert error.rstrip().endswith("KeyboardInterrupt")
-    assert "never retrieved" not in error
-    assert "was destroyed" not in error
-    assert scene.is_handed_over()
-
-
 AT_ANOTHER_THREAD = """
     import signal, threading
 
@@ -308,25 +231,30 @@ AT_ANOTHER_THREAD = """
 
     threading.Thread(target=interrupt, daemon=True).start()
 """
+"""The kernel gives it to any thread, and to one that waits already it says nothing."""
 
 
-def test_ctrl_c_that_wakes_no_event_loop_is_noticed(scene: Scene) -> None:
-    """The kernel gives it to any thread, and to one that waits already it says nothing."""
-    run(partial(scene.node, "n1"))
-    scene.publish(1)
-    with consumer(scene, ENTERED, AT_ANOTHER_THREAD) as program:
+@pytest.mark.conforms("E8")
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["the loop's thread", "another thread"])
+def test_ctrl_c_hands_over_and_ends_as_python_does(scene: Scene, elsewhere: bool) -> None:
+    scene.publish(200)
+    with consumer(scene, ENTERED, AT_ANOTHER_THREAD if elsewhere else "") as program:
         assert program.stdout is not None
-        program.stdout.readline()
-        _, error = program.communicate("now\n", timeout=WAIT_S)
+        lines = [program.stdout.readline()]
+        eventually(lambda: all(status == "held" for status, _ in scene.rows().values()), WAIT_S)
+        while sum(int(end) - int(first) for _, first, end in map(str.split, lines)) < 200:
+            lines.append(program.stdout.readline())
+        if not elsewhere:
+            program.send_signal(signal.SIGINT)
+        _, error = program.communicate("now\n" if elsewhere else None, timeout=WAIT_S)
     assert program.returncode == -signal.SIGINT
     assert error.rstrip().endswith("KeyboardInterrupt")
+    assert "never retrieved" not in error
+    assert "was destroyed" not in error
     assert scene.is_handed_over()
 
 
-def test_the_program_of_the_page_prints_what_it_published_and_hands_over_on_ctrl_c(
-    scene: Scene, tmp_path: Path
-) -> None:
-    run(partial(scene.node, "n1"))
+def test_the_program_of_the_page_works(scene: Scene, tmp_path: Path) -> None:
     (program,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/asyncio.md").read_text(), re.DOTALL | re.MULTILINE)
     argv, out = [sys.executable, "-uc", program], tmp_path / "out"
     with (
@@ -343,8 +271,7 @@ def test_the_program_of_the_page_prints_what_it_published_and_hands_over_on_ctrl
     assert scene.is_handed_over()
 
 
-def test_a_program_that_forgets_to_close_ends_all_the_same(scene: Scene) -> None:
-    run(partial(scene.node, "n1"))
+def test_a_program_that_forgets_to_close_ends_too(scene: Scene) -> None:
     scene.publish(10)
     with consumer(scene, FORGOTTEN) as program:
         assert program.stdout is not None

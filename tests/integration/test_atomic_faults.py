@@ -16,6 +16,7 @@ from sublet_storage.db.connect import connect
 from sublet_storage.groups.model.records import EPOCHS_CONSUMED, GroupOptions
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import reshard
+from tests.integration.log_kit import everything
 from tests.integration.sharing_kit import ALL, WAIT_S, Stage
 from tests.kit import eventually
 
@@ -131,40 +132,21 @@ def test_epochs_stay_whole_and_each_is_announced_once(stage: Stage, trouble: Cal
 
 
 def _check_epochs(stage: Stage, load: EpochLoad) -> None:
-    epochs = _epochs_by_place(stage)
-    delivered = stage.fleet.delivered()
+    with connect(stage.scene.url) as connection:
+        messages = everything(connection)
+    epochs = {(stream, row["offset"]): row["epoch"][0] for stream, rows in messages.items() for row in rows}
     parts: dict[tuple[int, int], set[int]] = defaultdict(set)
     for (stream, offset), epoch in epochs.items():
         parts[stream, epoch].add(offset)
-    given: dict[tuple[int, int, int], set[int]] = defaultdict(set)
-    for batch in delivered:
+    given: dict[tuple[int, int], dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
+    for batch in stage.fleet.delivered():
         for offset in batch.offsets:
             epoch = epochs[batch.stream, offset]
             assert batch.at > load.completed_at.get(epoch, 0.0), f"epoch {epoch} was given out before it was completed"
-            given[batch.stream, epoch, batch.grant].add(offset)
-    grants = defaultdict(set)
-    for stream, _, grant in given:
-        grants[stream].add(grant)
-    for (stream, epoch), part in parts.items():
-        assert any(given[stream, epoch, grant] == part for grant in grants[stream]), f"{stream}: {epoch} was split"
+            given[batch.stream, epoch][batch.grant].add(offset)
+    for place, part in parts.items():
+        assert part in given[place].values(), f"(stream, epoch) {place} was split"
     _check_announcements(stage, epochs)
-
-
-def _epochs_by_place(stage: Stage) -> dict[tuple[int, int], int]:
-    """{(stream, offset): epoch} of all messages."""
-    from sublet_storage.log.fetch import fetch
-
-    with connect(stage.scene.url) as connection:
-        found = {}
-        for stream, head in stage.scene.heads().items():
-            position = 0
-            while position < head:
-                page = fetch(connection, stream, position)
-                position = page.position
-                for batch in page.batches:
-                    for row in batch.select(["offset", "epoch"]).to_pylist():
-                        found[stream, row["offset"]] = row["epoch"][0]
-        return found
 
 
 def _check_announcements(stage: Stage, epochs: dict[tuple[int, int], int]) -> None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from sublet_borrower.consumer.session import Session
-from sublet_borrower.consumer.transaction import ProgressTransactions
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.streams.batch import Batch
 from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier, LowerFrontier
-from sublet_protocol.domain.errors import GrantLost, InvalidSetting, UnknownOutcome, UsageError
+from sublet_protocol.domain.errors import GrantLost, UnknownOutcome, UsageError
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.db.connect import connect
 from sublet_storage.groups import consumer_progress
@@ -21,12 +21,13 @@ from sublet_storage.groups.model.records import GroupOptions
 from sublet_storage.node_directory import live_nodes
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import create_space, drop_space
-from sublet_storage.spaces.space_queries import open_streams
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet
+from tests.postgres_proxy import PostgresProxy
 
 GROUP = "$share/g/#"
 FAST = BorrowerSettings().scaled(SPEED)
+WAIT_S = 60.0
 
 
 def declare(url: str, start: str = "latest") -> None:
@@ -38,7 +39,7 @@ def declare(url: str, start: str = "latest") -> None:
 
 
 class Reader:
-    """A session, what it was given by epoch, and what was announced to it."""
+    """A session, the batches that it was given, and what was announced to it."""
 
     def __init__(self, url: str, **arguments: Any) -> None:
         self.announced: list[GroupFrontier] = []
@@ -46,26 +47,25 @@ class Reader:
         self.batches: list[Batch] = []
 
     def until(self, fact: Callable[[], bool]) -> None:
-        """Read until it is true."""
-
         def read_on() -> bool:
             batch = self.session.poll(0.05)
             self.batches += [batch] if batch is not None else []
             return fact()
 
-        eventually(read_on, 20.0, lambda: f"given {self.given()}, announced {self.announced}")
+        eventually(read_on, WAIT_S, lambda: f"given {self.given()}, announced {self.announced}")
 
     def given(self) -> dict[int | None, int]:
-        """{epoch: how many messages}."""
-        counts: dict[int | None, int] = {}
-        for batch in self.batches:
-            for epoch in batch.table.column("epoch").to_pylist():
-                key = None if epoch is None else epoch[0]
-                counts[key] = counts.get(key, 0) + 1
-        return counts
+        """{first number of an epoch: how many messages}."""
+        epochs = (epoch for batch in self.batches for epoch in batch.table.column("epoch").to_pylist())
+        return Counter(None if epoch is None else epoch[0] for epoch in epochs)
 
     def reached(self) -> LowerFrontier | None:
         return self.announced[-1].consumed if self.announced else None
+
+    def gets(self, given: dict[int | None, int], reached: tuple[int, ...] | None = None) -> None:
+        """Read until it has been given these, and the group has consumed all epochs before that one."""
+        consumed = None if reached is None else LowerFrontier((reached,))
+        self.until(lambda: self.given() == given and consumed in (None, self.reached()))
 
 
 def publish(publisher: Publisher, epoch: int | tuple[int, int], count: int) -> None:
@@ -74,35 +74,7 @@ def publish(publisher: Publisher, epoch: int | tuple[int, int], count: int) -> N
     publisher.flush()
 
 
-def test_streams_that_have_nothing_do_not_delay_the_one_that_has(database: str, fleet: Fleet) -> None:
-    declare(database, start="earliest")
-    with Publisher(database, space="default") as publisher:
-        publisher.advance(1)
-        for epoch in (1, 2, 3):
-            publish(publisher, epoch, 1)  # all of one key, and so in one stream
-            publisher.advance(epoch + 1)
-    with Session(GROUP, database, settings=FAST) as session:
-        with connect(database) as connection:
-            streams = len(open_streams(connection))
-        eventually(lambda: len(session._assignment.positions()) == streams, 20.0)
-        waits: list[float] = []
-        take = session._member.events.take
-
-        def taken(wait_s: float = 0.0) -> Any:
-            waits.append(wait_s)
-            return take(wait_s)
-
-        session._member.events.take = taken  # type: ignore[method-assign]
-        batch = session.poll(20.0)
-        assert streams > 1
-        assert batch is not None
-        assert len(batch) == 3
-        assert not any(waits)
-
-
-def test_an_epoch_is_given_out_when_it_is_completed_and_announced_when_it_is_consumed(
-    database: str, fleet: Fleet
-) -> None:
+def test_completed_epochs_come_and_are_announced(database: str, fleet: Fleet) -> None:
     declare(database)
     reader = Reader(database)
     with reader.session, Publisher(database, space="default") as publisher:
@@ -111,25 +83,23 @@ def test_an_epoch_is_given_out_when_it_is_completed_and_announced_when_it_is_con
         publish(publisher, 8, 100)
         publish(publisher, 7, 50)
         publisher.publish("t", b"in no epoch").result()
-        reader.until(lambda: reader.given() == {None: 1})
+        reader.gets({None: 1})
         publisher.advance(8)
-        reader.until(lambda: reader.given() == {None: 1, 7: 150})
-        reader.until(lambda: reader.reached() == LowerFrontier(((8,),)))
+        reader.gets({None: 1, 7: 150}, reached=(8,))
         publisher.advance(9)
-        reader.until(lambda: reader.given() == {None: 1, 7: 150, 8: 100})
-        reader.until(lambda: reader.reached() == LowerFrontier(((9,),)))
+        reader.gets({None: 1, 7: 150, 8: 100}, reached=(9,))
         publisher.advance(20)
-        reader.until(lambda: reader.reached() == LowerFrontier(((20,),)))
+        reader.gets({None: 1, 7: 150, 8: 100}, reached=(20,))
     again = Reader(database)
     with again.session, Publisher(database, space="default") as publisher:
         publisher.advance(20)
         publish(publisher, 20, 10)
         publisher.advance(21)
-        again.until(lambda: again.given() == {20: 10})
+        again.gets({20: 10})
 
 
 @pytest.mark.conforms("S2")
-def test_a_live_group_is_given_the_epochs_that_begin_after_it(database: str, fleet: Fleet) -> None:
+def test_a_live_group_gets_the_epochs_after_it(database: str, fleet: Fleet) -> None:
     with Publisher(database, space="default") as publisher:
         for epoch in (0, 1, 2, 3, 5):
             publish(publisher, epoch, 10)
@@ -137,41 +107,39 @@ def test_a_live_group_is_given_the_epochs_that_begin_after_it(database: str, fle
         declare(database)
         reader = Reader(database)
         with reader.session:
-            reader.until(lambda: reader.reached() == LowerFrontier(((6,),)))
+            reader.gets({}, reached=(6,))
             for epoch in (3, 4, 5, 6, 7, 8):
                 publish(publisher, epoch, 10)
             publisher.advance(8)
-            reader.until(lambda: reader.given() == {6: 10, 7: 10})
+            reader.gets({6: 10, 7: 10})
             publisher.advance(9)
-            reader.until(lambda: reader.given() == {6: 10, 7: 10, 8: 10})
+            reader.gets({6: 10, 7: 10, 8: 10})
 
 
-def test_epochs_of_several_numbers_are_given_out_in_product_order(database: str, fleet: Fleet) -> None:
+def test_epochs_of_two_numbers_come_in_product_order(database: str, fleet: Fleet) -> None:
     declare(database, "earliest")
     reader = Reader(database)
     with reader.session, Publisher(database, space="default") as publisher:
         for epoch in ((0, 0), (1, 0), (0, 1), (1, 1)):
             publish(publisher, epoch, 10)
         publisher.advance((0, 1))
-        reader.until(lambda: len(reader.batches) > 0 and sum(map(len, reader.batches)) == 20)
-        assert {tuple(epoch) for batch in reader.batches for epoch in batch.table.column("epoch").to_pylist()} == {
-            (0, 0),
-            (1, 0),
-        }
+        reader.gets({0: 10, 1: 10})
+        assert {epoch[1] for batch in reader.batches for epoch in batch.table.column("epoch").to_pylist()} == {0}
         publisher.advance((1, 1))
-        reader.until(lambda: sum(map(len, reader.batches)) == 30)
-        reader.until(lambda: reader.reached() == LowerFrontier(((1, 1),)))
+        reader.gets({0: 20, 1: 10}, reached=(1, 1))
 
 
 @pytest.mark.conforms("S10")
-def test_a_group_that_is_not_atomic_is_given_everything_at_once(database: str, fleet: Fleet) -> None:
+def test_a_group_that_is_not_atomic_gets_all_at_once(database: str, fleet: Fleet) -> None:
     with Publisher(database, space="default") as publisher:
         publish(publisher, 7, 10)
         with Session(GROUP, database, settings=FAST, starting_position="earliest") as session:
-            found = [session.poll(20.0)]
-            while sum(len(batch) for batch in found if batch) < 10:
-                found.append(session.poll(20.0))
-        assert not any(batch.is_atomic or batch.completes_epochs for batch in found if batch)
+            found: list[Batch] = []
+            while sum(map(len, found)) < 10:
+                batch = session.poll(WAIT_S)
+                assert batch is not None
+                found.append(batch)
+        assert not any(batch.is_atomic or batch.completes_epochs for batch in found)
 
 
 def rows(database: str) -> list[tuple[int, Any]]:
@@ -190,7 +158,7 @@ def one_stream(database: str, messages: int) -> None:
         publisher.advance(2)
 
 
-def test_output_and_whole_epochs_are_committed_together(database: str, fleet: Fleet) -> None:
+def test_output_and_epochs_are_committed_together(database: str, fleet: Fleet) -> None:
     one_stream(database, 20)
     with connect(database) as connection:
         connection.execute("create table public.seen (number text)")
@@ -214,19 +182,23 @@ def test_output_and_whole_epochs_are_committed_together(database: str, fleet: Fl
 
 
 @pytest.mark.conforms("E13")
-def test_of_a_commit_without_an_answer_under_a_grant_that_is_over_nobody_says_that_nothing_was_written(
-    database: str, fleet: Fleet
+def test_a_commit_under_a_past_grant_stays_unknown(
+    database: str, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of one without an answer nobody says that nothing was written, when its stream was granted anew since."""
     one_stream(database, 20)
-    reader = Reader(database, auto_ack=False)
-    reader.until(lambda: len(reader.batches) == 1)
-    (batch,) = reader.batches
-    with connect(database) as connection:
-        connection.execute("update lending set grant_id = grant_id + 1 where stream_id = %s", (batch.stream_id,))
-        transactions = ProgressTransactions(database, lambda: 1, 60.0)
-        with pytest.raises(UnknownOutcome, match="granted anew since"):
-            transactions._is_durable(connection, batch)
-    reader.session.close()
+    with PostgresProxy(database) as proxy, connect(database) as connection:
+        reader = Reader(proxy.url, auto_ack=False)
+        reader.until(lambda: len(reader.batches) == 1)
+        (batch,) = reader.batches
+
+        def is_unknown_to_another_server(*_: object) -> None:
+            connection.execute("update lending set grant_id = grant_id + 1 where stream_id = %s", (batch.stream_id,))
+
+        monkeypatch.setattr(consumer_progress, "was_committed", is_unknown_to_another_server)
+        with pytest.raises(UnknownOutcome, match="granted anew since"), batch.transaction():
+            proxy.cut_commit(resume=True)
+        reader.session.close()
 
 
 def _values(batch: Batch) -> list[bytes]:
@@ -263,19 +235,7 @@ def test_a_batch_may_be_bounded_to_whole_epochs(database: str, fleet: Fleet) -> 
         reader.until(lambda: rows(database) == [(30, {"upto": 30, "least": [[2]]})])
 
 
-def test_who_drains_gives_the_epoch_that_has_begun_out_first(database: str, fleet: Fleet) -> None:
-    one_stream(database, 50)
-    reader = Reader(database, max_batch_bytes=1)
-    reader.until(lambda: len(reader.batches) == 2)
-    reader.session.drain()
-    while (batch := reader.session.poll(20.0)) is not None:
-        reader.batches.append(batch)
-    assert sum(map(len, reader.batches)) == 50
-    reader.session.close()
-    assert rows(database) == [(50, {"upto": 50, "least": [[2]]})]
-
-
-def test_who_leaves_within_an_epoch_leaves_all_of_it_to_the_next(database: str, fleet: Fleet) -> None:
+def test_who_leaves_in_an_epoch_leaves_all_of_it(database: str, fleet: Fleet) -> None:
     one_stream(database, 50)
     reader = Reader(database, max_batch_bytes=1)
     reader.until(lambda: len(reader.batches) == 2)
@@ -287,35 +247,26 @@ def test_who_leaves_within_an_epoch_leaves_all_of_it_to_the_next(database: str, 
     assert (line.event, line.position, line.redelivery_end) == ("release", 0, reader.batches[-1].end)
     again = Reader(database)
     with again.session:
-        again.until(lambda: again.given() == {1: 50})
+        again.gets({1: 50})
 
 
 def test_through_nodes_there_are_no_epochs(database: str, fleet: Fleet) -> None:
     one_stream(database, 10)
     with connect(database) as connection:
-        (address,) = eventually(lambda: [node.address for node in live_nodes(connection)])
+        (address,) = eventually(lambda: [node.address for node in live_nodes(connection)], WAIT_S)
     with (
         Session(GROUP, nodes=[address], transport="nodes", settings=FAST) as session,
         pytest.raises(UsageError, match="is of an atomic group"),
     ):
-        session.poll(20.0)
+        session.poll(WAIT_S)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [({"whole_epochs": 1}, "True or False"), ({"on_epochs_consumed": "later"}, "Give a function")],
-)
-def test_arguments_that_cannot_be_are_refused(database: str, arguments: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidSetting, match=said):
-        Session(GROUP, database, **arguments)
-
-
-def test_whole_epochs_of_a_group_that_is_not_atomic_are_refused(fleet: Fleet, database: str) -> None:
+def test_whole_epochs_need_an_atomic_group(fleet: Fleet, database: str) -> None:
     with (
         Session(GROUP, database, settings=FAST, whole_epochs=True) as session,
         pytest.raises(UsageError, match="whole epochs are asked for, and its group is not atomic"),
     ):
-        eventually(lambda: session.poll(0.05), 20.0)
+        eventually(lambda: session.poll(0.05), WAIT_S)
 
 
 def test_an_announcement_that_raises_hinders_no_close(fleet: Fleet, database: str) -> None:
@@ -329,13 +280,13 @@ def test_an_announcement_that_raises_hinders_no_close(fleet: Fleet, database: st
         publisher.in_epoch(1).publish("t", b"1")
         publisher.advance(2)
         with pytest.raises(ValueError, match="not now"):
-            eventually(lambda: session.poll(0.05) and False, 20.0)
+            eventually(lambda: session.poll(0.05) and False, WAIT_S)
     session.close()
     assert session.is_closed
 
 
 @pytest.mark.conforms("S4", "S9")
-def test_a_space_that_is_made_anew_under_its_name_has_epochs_of_its_own(database: str, fleet: Fleet) -> None:
+def test_a_space_made_anew_has_epochs_of_its_own(database: str, fleet: Fleet) -> None:
     with connect(database) as conn:
         create_space(conn, "eu", "eu/#")
         declare(database)
@@ -344,12 +295,10 @@ def test_a_space_that_is_made_anew_under_its_name_has_epochs_of_its_own(database
             with Publisher(database, space="eu") as publisher:
                 publisher.in_epoch(7).publish("eu/t", b"").result()
             drop_space(conn, "eu")
-            reader.until(lambda: reader.given() == {7: 1})
-            reader.until(lambda: reader.reached() == LowerFrontier(((8,),)))
+            reader.gets({7: 1}, reached=(8,))
             create_space(conn, "eu", "eu/#")
             with Publisher(database, space="eu") as publisher:
                 publisher.in_epoch((1, 2)).publish("eu/t", b"").result()
                 publisher.advance((2, 2))
-            reader.until(lambda: reader.given() == {7: 1, 1: 1})
-            reader.until(lambda: reader.reached() == LowerFrontier(((2, 2),)))
+            reader.gets({7: 1, 1: 1}, reached=(2, 2))
         assert [found.space for found in reader.announced] == ["eu"] * len(reader.announced)

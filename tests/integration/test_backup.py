@@ -16,20 +16,9 @@ from tests.kit import eventually
 DRAW = "select sublet.next_session_epoch()"
 
 
-def program(name: str) -> str:
+def run(program: str, *arguments: str) -> None:
     """One of the server's own version, as docs/backup.md says."""
-    return str(find_binaries(Path("none"), None) / name)
-
-
-def dumped(url: str, file: Path) -> None:
-    subprocess.run([program("pg_dump"), "--schema=sublet", "--format=custom", f"--file={file}", url], check=True)
-
-
-def restored(file: Path, url: str) -> None:
-    subprocess.run(
-        [program("pg_restore"), "--no-owner", "--exit-on-error", "--single-transaction", f"--dbname={url}", file],
-        check=True,
-    )
+    subprocess.run([find_binaries(Path("none"), None) / program, *arguments], check=True)
 
 
 @pytest.mark.conforms("E13", "E29")
@@ -44,14 +33,15 @@ def test_a_group_goes_on_from_a_dump_taken_under_load(database: str, empty_datab
         old.share("a")
         with old.scene.load(every_s=0.1):
             old.more()
-            dumped(database, file)
+            run("pg_dump", "--schema=sublet", "--format=custom", f"--file={file}", database)
             old.more()  # what is published and consumed from here on is in no backup
         before, last_draw = old.scene.claim(), old.scene.ask(DRAW)[0][0]
         seen, ahead = old.fleet.delivered(), old.scene.heads()
     finally:
         old.close()
 
-    restored(file, empty_database)
+    options = "--no-owner --exit-on-error --single-transaction"
+    run("pg_restore", *options.split(), f"--dbname={empty_database}", str(file))
     new = Stage(empty_database, tmp_path / "new")
     try:
         with connect(empty_database) as conn:

@@ -36,7 +36,7 @@ def first_batch(session: Session) -> Batch:
 
 
 @pytest.mark.conforms("E8")
-def test_what_its_user_is_not_at_work_on_is_handed_over_while_a_call_runs(stage: Stage, database: str) -> None:
+def test_other_streams_move_while_a_call_runs(stage: Stage, database: str) -> None:
     with Session(ALL, database, starting_position="earliest", auto_ack=False, settings=SETTINGS) as session:
         batch = first_batch(session)
         stage.fleet.consumer("other", ALL)
@@ -49,9 +49,7 @@ def test_what_its_user_is_not_at_work_on_is_handed_over_while_a_call_runs(stage:
 
 @pytest.mark.conforms("E8", "E11")
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_what_an_error_leaves_undone_is_announced_to_the_offset(
-    stage: Stage, database: str, error: type[BaseException]
-) -> None:
+def test_what_an_error_leaves_undone_is_announced(stage: Stage, database: str, error: type[BaseException]) -> None:
     batch: Batch | None = None
     try:
         with Session(ALL, database, starting_position="earliest", settings=SETTINGS) as session:
@@ -68,7 +66,7 @@ def test_what_an_error_leaves_undone_is_announced_to_the_offset(
 
 
 @pytest.mark.conforms("E8", "E37")
-def test_a_break_repeats_nothing_and_nothing_is_reported_that_may_be_seen_twice(stage: Stage, database: str) -> None:
+def test_a_break_announces_nothing(stage: Stage, database: str) -> None:
     with Session(ALL, database, starting_position="earliest", settings=SETTINGS) as session:
         batches = []
         for batch in session:

@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from bench import allocation, epochs, handover, node, operate, takeover
+from bench import allocation, epochs, handover, latency, node, operate, push_cost, subscriptions, takeover, volume
+from bench.peers.known import SYSTEMS
 from tests.kit_nodes import ROOT
 from tests.spark.java_archive import java_options
 from tests.spark.session import CACHE
@@ -37,58 +39,58 @@ def arguments(page: Path, *options: str) -> list[str]:
     return [*options, "--json", str(page.with_suffix(".json")), "--page", str(page)]
 
 
-def figures(page: Path) -> dict[str, Any]:
+def figures(page: Path, heading: str) -> dict[str, Any]:
+    """What a bench has written: its own section, and figures that are above 0."""
     assert "## The log: publish and consume\n\nProse.\n\n| table |\n" in page.read_text()
+    assert f"## {heading}\n" in page.read_text()
     written: dict[str, Any] = json.loads(page.with_suffix(".json").read_text())
     assert written["machine"]["cpus"]
+    assert all(claim["ratio"] > 0 for claim in written.get("claims", ()))
+    assert all(each.get("value", 1) > 0 and each.get("beside", 1) > 0 for each in written.get("figures", ()))
     return written
 
 
-def test_allocation(page: Path) -> None:
-    allocation.main(arguments(page, "--streams", "200", "--borrowers", "20", "--rounds", "1"))
-    assert len(figures(page)["plans"]) == 5
-    assert "## Allocation: who gets which stream\n" in page.read_text()
-
-
-@pytest.mark.long
-def test_handover(page: Path) -> None:
-    handover.main(arguments(page, "--moves", "1", "--streams", "3"))
-    found = figures(page)
-    assert found["settings"]["moves"] >= 1
-    assert all(figure["value"] > 0 and figure["beside"] > 0 for figure in found["figures"])
-    assert "## Graceful hand-over\n" in page.read_text()
+@pytest.mark.parametrize(
+    ("bench", "options", "heading", "parts"),
+    [
+        (allocation, "--streams 200 --borrowers 20 --rounds 1", "Allocation: who gets which stream", {"plans": 5}),
+        (operate, "--groups 20 --streams 10 --rounds 1", "What an operator waits for", {"figures": 13}),
+        pytest.param(handover, "--moves 1 --streams 3", "Graceful hand-over", {}, marks=pytest.mark.long),
+        pytest.param(
+            node,
+            "--borrowers 40 --lendings 400 --groups 4 --leaderships 5 --entries 20 40 --rounds 1",
+            *("A node that holds many borrowers", {}),
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            epochs,
+            "--messages 4000 --paces 1000 --batch-bytes 150000 --streams 20 --rounds 1 --statement-rounds 1",
+            *("What epochs cost", {"figures": 6, "claims": 2}),
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            push_cost,
+            "--driver poll --messages 2000 --calls 100 --rounds 1",
+            *("What push costs a publisher", {}),
+            marks=pytest.mark.long,
+        ),
+    ],
+    ids=["allocation", "operate", "handover", "node", "epochs", "push"],
+)
+def test_a_bench_writes_its_figures(
+    page: Path, bench: ModuleType, options: str, heading: str, parts: dict[str, int]
+) -> None:
+    bench.main(arguments(page, *options.split()))
+    found = figures(page, heading)
+    assert {name: len(found[name]) for name in parts} == parts
 
 
 @pytest.mark.long
 def test_takeover(page: Path) -> None:
     takeover.main(arguments(page, "--kills", "1", "--speed", "4"))
-    found = figures(page)
+    found = figures(page, "Takeover of a killed leader")
     assert found["published"] > 0
     assert (found["lost"], found["repeated"]) == (0, 0)
-    assert all(figure["value"] > 0 for figure in found["figures"])
-    assert "## Takeover of a killed leader\n" in page.read_text()
-
-
-@pytest.mark.long
-def test_node(page: Path) -> None:
-    sizes = ("--borrowers", "40", "--lendings", "400", "--groups", "4")
-    node.main(arguments(page, *sizes, "--leaderships", "5", "--entries", "20", "40", "--rounds", "1"))
-    assert all(figure["value"] > 0 and figure["beside"] > 0 for figure in figures(page)["figures"])
-    assert "## A node that holds many borrowers\n" in page.read_text()
-
-
-@pytest.mark.long
-def test_epochs(page: Path) -> None:
-    small = ("--messages", "4000", "--paces", "1000", "--batch-bytes", "150000", "--streams", "20")
-    epochs.main(arguments(page, *small, "--rounds", "1", "--statement-rounds", "1"))
-    found = figures(page)
-    assert len(found["claims"]) == 2
-    assert all(claim["ratio"] > 0 for claim in found["claims"])
-    assert len(found["figures"]) == 6
-    assert all(figure["value"] > 0 and figure["beside"] > 0 for figure in found["figures"])
-    written = page.read_text()
-    assert "## What epochs cost\n" in written
-    assert "| renewal, all behind, each elsewhere |" in written
 
 
 @pytest.mark.spark
@@ -96,30 +98,57 @@ def test_epochs(page: Path) -> None:
 @pytest.mark.long
 def test_spark(page: Path) -> None:
     small = ("--rows", "4000", "--batch-rows", "1500", "--table-rows", "200", "--streams", "2", "--blocks", "500")
-    few = (
-        "--rounds",
-        "1",
-        "--micro-batches",
-        "2",
-        "--warm-up",
-        "1",
-        "--conf",
-        *(f"{key}={QUICK[key]}" for key in QUICK),
-    )
+    few = ("--rounds", "1", "--micro-batches", "2", "--warm-up", "1", "--conf", *map("=".join, QUICK.items()))
     # In a process of its own: one process has one Spark, and the tests of this one may have another.
     command = [sys.executable, "-m", "bench", "spark", *arguments(page, *small, *few)]
     environment = {**os.environ, "JDK_JAVA_OPTIONS": java_options(CACHE)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = figures(page)
+    found = figures(page, "Spark")
     assert len(found["claims"]) == 8
-    assert all(claim["ratio"] > 0 for claim in found["claims"])
     assert found["figures"][0]["what"] == "a micro-batch"
-    assert all(figure["value"] > 0 and figure["beside"] > 0 for figure in found["figures"][:2])
-    assert "## Spark\n" in page.read_text()
 
 
-def test_operate(page: Path) -> None:
-    operate.main(arguments(page, "--groups", "20", "--streams", "10", "--rounds", "1"))
-    assert len(figures(page)["figures"]) == 13
-    assert "## What an operator waits for\n" in page.read_text()
+# --- push -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "systems",
+    [("sublet-poll", "redis-everysec"), pytest.param(("nats-always", "nats-default-pull"), marks=pytest.mark.long)],
+    ids=["redis", "nats"],
+)
+def test_latency(page: Path, systems: tuple[str, ...]) -> None:
+    """Each is measured that is installed."""
+    quick = ("--rounds", "1", "--seconds", "0.5", "--warm-up", "0.2", "--rates", "2000")
+    latency.main(arguments(page, *quick, "--systems", *systems))
+    found = figures(page, "From publish to consume, beside peers")["figures"]
+    assert [one["system"] for one in found] == [SYSTEMS[key].name for key in systems if SYSTEMS[key].missing() is None]
+    assert all(0 < one["p50_ms"] <= one["p99_ms"] for one in found)
+
+
+@pytest.mark.long
+def test_cost_of_push_that_processes_hear(page: Path) -> None:
+    push_cost.main(arguments(page, "--messages", "2000", "--calls", "100", "--rounds", "1", "--listeners", "2"))
+    claims = figures(page, "What push costs a publisher")["claims"]
+    assert [claim["what"] for claim in claims if "heard" in claim["what"]] == [
+        "publish_batch of 1000: push, heard / none",
+        "publish message by message: push, heard / none",
+    ]
+
+
+@pytest.mark.long
+def test_memory_of_subscriptions(page: Path) -> None:
+    small = "--sizes 100 200 --each 20 --largest-calls 100 --rounds 1"
+    subscriptions.main(arguments(page, *small.split()))
+    few, many = figures(page, "Memory of subscriptions and idle agents")["curve"]
+    assert (few["subscriptions"], few["agents"]) == (100, 5)
+    assert few["call"]["idle_agent_bytes"] > 0
+    assert many["session"]["idle_agent_bytes"] > 0
+    assert "call" not in many
+
+
+def test_what_the_server_is_asked_for(page: Path) -> None:
+    volume.main(arguments(page, "--messages", "2000", "--idle", "0.2"))
+    found = {one["what"]: one for one in figures(page, "What the server is asked for")["figures"]}
+    assert found["WAL of a message, blocks of 1"]["ratio"] > found["WAL of a message, blocks of 1,000"]["ratio"] > 1
+    assert found["connections named 'sublet reader'"]["value"] == 1

@@ -39,7 +39,7 @@ def led(then: GroupAtTime) -> str | None:
 
 
 @pytest.mark.conforms("A7")
-def test_at_each_time_there_is_one_owner_or_none_and_a_leader(world: World) -> None:
+def test_each_time_has_one_owner_or_none(world: World) -> None:
     first, second = open_streams(world.conn)
     group = world.group
     times = [world.now_us()]
@@ -70,7 +70,7 @@ def test_at_each_time_there_is_one_owner_or_none_and_a_leader(world: World) -> N
     assert (owners(one), led(one)) == ({first: "etl"}, "node n1 leads; first leader")
 
 
-def test_after_whatever_ends_a_grant_nobody_has_the_stream() -> None:
+def test_after_the_end_of_a_grant_nobody_owns_it() -> None:
     def line(event: str) -> HistoryRecord:
         return HistoryRecord(0, 1, 2, event, "", 3, "b", "a", 0, 4, is_forced=False)
 

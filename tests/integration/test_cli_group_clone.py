@@ -66,7 +66,7 @@ def places(progress: progress_transfer.GroupProgress) -> dict[int, tuple[str, in
 
 
 @pytest.mark.conforms("A1")
-def test_a_clone_has_the_options_and_the_progress_of_its_source_and_a_life_of_its_own(world: World) -> None:
+def test_a_clone_has_the_options_and_progress(world: World) -> None:
     conn, expected = world.conn, half_way(world)
     source = group_of(conn)
     taken = progress_transfer.read_progress(conn, source)
@@ -88,16 +88,14 @@ def test_a_clone_has_the_options_and_the_progress_of_its_source_and_a_life_of_it
 
 
 @pytest.mark.conforms("S5", "S8")
-def test_a_clone_of_an_atomic_group_is_given_the_same_epochs_whole(
-    database: str, conn: psycopg.Connection[Any]
-) -> None:
+def test_a_clone_of_an_atomic_group_has_its_epochs(database: str, conn: psycopg.Connection[Any]) -> None:
     store = PostgresGroupStore(database)
     with Publisher(database, space="default") as publisher:
-        publisher.in_epoch(7).publish("orders/eu", b"1", key=b"k").result(10)
+        publisher.in_epoch(7).publish("orders/eu", b"1", key=b"k").result(60)
         source = store.declare_group(
             SUBSCRIPTION, GroupOptions(atomic=True, starting_position=StartingPosition.EARLIEST)
         )
-        publisher.in_epoch(8).publish("orders/eu", b"2", key=b"k").result(10)
+        publisher.in_epoch(8).publish("orders/eu", b"2", key=b"k").result(60)
     conn.execute(
         "update lending l set consumed = %s from stream s where s.stream_id = l.stream_id and s.head > 0",
         (json.dumps({"upto": 1, "least": [[8]]}),),
@@ -112,9 +110,7 @@ def test_a_clone_of_an_atomic_group_is_given_the_same_epochs_whole(
 
 
 @pytest.mark.conforms("A4")
-def test_who_consumes_a_clone_is_given_what_the_source_had_not_consumed(
-    database: str, world: World, fleet: Fleet, shell: Shell
-) -> None:
+def test_a_clone_goes_on_where_its_source_was(database: str, world: World, fleet: Fleet, shell: Shell) -> None:
     half_way(world)
     reported = done(shell.run("groups", "clone", GROUP, TARGET, "--json"))
     assert (reported["subscription"], reported["created"], reported["strategy"]) == (TARGET, True, "load")
@@ -128,16 +124,14 @@ def test_who_consumes_a_clone_is_given_what_the_source_had_not_consumed(
             seen.extend(batch.table.column("offset").to_pylist() if batch is not None else [])
             return len(seen) >= int(left)
 
-        eventually(read, 30.0)
+        eventually(read, 60)
         assert session.poll(0.5) is None
     assert len(seen) == left
     assert min(seen) == 2, "from where the source was"
 
 
 @pytest.mark.conforms("A4", "A9")
-def test_what_was_exported_and_deleted_is_imported_and_the_same_again(
-    shell: Shell, world: World, tmp_path: Path
-) -> None:
+def test_what_was_exported_is_imported_the_same(shell: Shell, world: World, tmp_path: Path) -> None:
     expected = half_way(world)
     file = tmp_path / "billing.json"
     file.write_text(shell.run("groups", "export", GROUP).out)
@@ -168,7 +162,7 @@ def test_what_was_exported_and_deleted_is_imported_and_the_same_again(
 
 
 @pytest.mark.conforms("A4")
-def test_progress_of_another_database_or_group_is_refused(world: World) -> None:
+def test_progress_from_elsewhere_is_refused(world: World) -> None:
     conn = world.conn
     good = progress_transfer.progress_to_json(progress_transfer.read_progress(conn, group_of(conn)))
     first = good["streams"][0]

@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
+import psycopg
 import pytest
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
-from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.history import LATELY
 from sublet_storage.groups.model.records import (
     AdvancePosition,
-    ChangeOutcome,
     ForceRelease,
     GrantStream,
-    GroupOptions,
     GroupWrites,
     Lending,
-    LendingChange,
     RecordHistory,
     ReleaseStream,
 )
-from sublet_storage.node_directory import NodeRef
 from sublet_storage.producer import Publisher
 from tests.integration.cli_kit import Shell, done, refused
+from tests.integration.lending_kit import GROUP, NODE, SUBSCRIPTION, World, a_world
 from tests.kit import eventually
 
-QUEUE, GROUP = "$queue/mails/mail/#", "$share/billing/#"
-NODE = NodeRef("n9", "a life of n9", "127.0.0.1:1")
+QUEUE = "$queue/mails/mail/#"
 
 
 def listed(shell: Shell) -> list[str]:
@@ -43,40 +36,10 @@ def listed(shell: Shell) -> list[str]:
 # --- declaring ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
-@pytest.mark.conforms("E2")
-def test_a_declared_queue_keeps_every_matching_message_for_its_first_consumer(shell: Shell) -> None:
-    shell.leader("n1")
-    refused(
-        shell.run("consume", QUEUE, "--idle-timeout", "30s"), 3, "declared before it is used", "sublet groups create"
-    )
-    assert listed(shell) == []
-    shell.run("publish", "mail/before", stdin="too early")
-    assert done(shell.run("groups", "create", QUEUE, "--json"))["created"] is True
-    shell.run("publish", "mail/out", stdin="".join(f"{n}\n" for n in range(100)))
-    shell.run("publish", "other/topic", stdin="not of the queue")
-    assert shell.run("spaces", "reshard", "default", "3").code == 0
-    shell.run("publish", "mail/out", stdin="".join(f"{n}\n" for n in range(100, 200)))
-    answer = shell.run("consume", QUEUE, "--max-messages", "200", "--json")
-    assert answer.code == 0, answer.err
-    assert sorted(int(json.loads(line)["value"]) for line in answer.out.splitlines()) == list(range(200))
-    assert shell.run("consume", QUEUE, "--idle-timeout", "2s").out == ""
-
-
 @pytest.mark.conforms("A1", "A9")
-def test_creating_twice_changes_nothing_and_says_so_and_otherwise_is_a_conflict(shell: Shell) -> None:
-    command = (
-        "groups",
-        "create",
-        QUEUE,
-        "--from",
-        "offset:3",
-        "--on-data-loss",
-        "skip",
-        "--session-expiry",
-        "1m",
-        "--hold-retention",
-    )
+def test_creating_the_same_group_twice_is_no_change(shell: Shell) -> None:
+    options = "--from offset:3 --on-data-loss skip --hold-retention --session-expiry"
+    command = ("groups", "create", QUEUE, *options.split(), "1m")
     first = done(shell.run(*command, "--json"))
     assert first == {
         "subscription": QUEUE, "group_id": 1, "created": True, "starting_position": "offset:3", "on_data_loss": "skip",
@@ -86,18 +49,13 @@ def test_creating_twice_changes_nothing_and_says_so_and_otherwise_is_a_conflict(
     assert done(shell.run(*command, "--json")) == {**first, "created": False}
     again = shell.run(*command)
     assert (again.code, "nothing was changed" in again.err) == (0, True)
-    refused(shell.run(*command[:-2], "30s", "--hold-retention"), 4, "its session expiry is 60.0 s, not 30.0 s")
-    refused(
-        shell.run("groups", "create", QUEUE),
-        4,
-        "its starting position is offset:3, not latest",
-        "is skip, not fail",
-        "is on, not off",
-    )
+    refused(shell.run(*command[:-1], "30s"), 4, "its session expiry is 60.0 s, not 30.0 s")
+    other = ("its starting position is offset:3, not latest", "is skip, not fail", "is on, not off")
+    refused(shell.run("groups", "create", QUEUE), 4, *other)
     reported = done(shell.run("groups", "describe", QUEUE, "--json"))
-    assert {name: reported[name] for name in first if name in reported} == {
-        k: v for k, v in first.items() if k != "created"
-    }
+    del first["created"]
+    assert {name: reported[name] for name in first} == first
+    assert done(shell.run("groups", "list", "--json"))["groups"][0]["kind"] == "queue"
     prose = shell.run("groups", "describe", QUEUE).out
     assert (
         "starting position offset:3, on data loss skip, strategy even, holds retention back, "
@@ -105,13 +63,13 @@ def test_creating_twice_changes_nothing_and_says_so_and_otherwise_is_a_conflict(
     )
 
 
-def test_a_group_created_for_a_time_gets_what_was_stored_since(shell: Shell, database: str) -> None:
+def test_a_group_may_begin_at_a_time(shell: Shell, database: str) -> None:
     shell.leader("n1")
-    shell.run("publish", "a", "--key", "k", stdin="old")
+    shell.run("publish", "orders/a", "--key", "k", stdin="old")
     with connect(database) as connection:
         row = connection.execute('select to_char(clock_timestamp(), \'YYYY-MM-DD"T"HH24:MI:SS.US"Z"\')').fetchone()
     assert row is not None
-    shell.run("publish", "a", "--key", "k", stdin="new")
+    shell.run("publish", "orders/a", "--key", "k", stdin="new")
     answer = shell.run("consume", GROUP, "--from", row[0], "--max-messages", "1", "--json")
     assert [line["value"] for line in answer.lines] == ["new"]
 
@@ -120,7 +78,7 @@ def test_a_group_created_for_a_time_gets_what_was_stored_since(shell: Shell, dat
 
 
 @pytest.mark.conforms("E23", "A9")
-def test_deleting_a_group_ends_its_live_members_who_do_not_create_it_again(shell: Shell) -> None:
+def test_deleting_a_group_ends_its_members(shell: Shell) -> None:
     shell.leader("n1")
     consumer = shell.start("consume", GROUP, "--name", "worker-1", "--json")
 
@@ -128,13 +86,10 @@ def test_deleting_a_group_ends_its_live_members_who_do_not_create_it_again(shell
         answer = shell.run("groups", "describe", GROUP, "--json")
         return answer.code == 0 and answer.object["streams_by_status"] == {"held": 16} and answer.object
 
-    group = eventually(held, 30)
+    group = eventually(held, 60)
     retained = shell.run("groups", "delete", GROUP, stdin="n\n")
-    assert (retained.code, "the lending of 16 streams?" in retained.err, "Nothing was deleted" in retained.err) == (
-        1,
-        True,
-        True,
-    )
+    assert (retained.code, "Nothing was deleted" in retained.err) == (1, True)
+    assert "the lending of 16 streams?" in retained.err
     assert shell.run("groups", "delete", GROUP).code == 1, "nobody answers"
     assert listed(shell) == [GROUP]
     deleted = done(shell.run("groups", "delete", GROUP, "--yes", "--json"))
@@ -152,93 +107,74 @@ def test_deleting_a_group_ends_its_live_members_who_do_not_create_it_again(shell
 # --- what is shown of sessions and of what happened -----------------------------------------------------------------
 
 
-@dataclass
-class Writer:
-    """A leader by hand, for a group with two streams."""
-
-    store: PostgresGroupStore
-    group_id: int
-    term: int
-
-    def write(self, entry: LendingChange) -> Lending:
-        result = self.store.commit([GroupWrites(self.group_id, self.term, (entry,))])[0].results[0]
-        assert result.outcome is ChangeOutcome.APPLIED
-        assert result.lending is not None
-        return result.lending
-
-
 @pytest.fixture
-def writer(shell: Shell, database: str) -> Iterator[Writer]:
-    assert shell.run("spaces", "reshard", "default", "2").code == 0
-    store = PostgresGroupStore(database)
-    group = store.declare_group(Subscription.parse(GROUP), GroupOptions(session_expiry_s=60))
-    with Publisher(database) as publisher:
-        for key in "abcdefgh":
-            publisher.publish("a", "x", key=key).result(10)
-    yield Writer(store, group.group_id, store.claim(group.group_id, NODE, 60).term)
-    store.close()
+def world(database: str, conn: psycopg.Connection[Any]) -> Iterator[World]:
+    """A group that keeps streams for named sessions, with a leader."""
+    with a_world(database, conn, session_expiry_s=60) as world:
+        world.lead(listed=False)
+        yield world
+
+
+def rows(world: World) -> tuple[Lending, Lending]:
+    first, second = world.store.load(world.group, world.term)
+    return first, second
 
 
 @pytest.mark.conforms("E11", "A2", "A9")
-def test_kept_streams_and_what_may_have_been_seen_twice_are_shown(shell: Shell, writer: Writer) -> None:
-    before = time.time()
-    retained, moved = (row for row in writer.store.load(writer.group_id, writer.term))
+def test_reserved_streams_and_forced_moves_are_shown(shell: Shell, world: World) -> None:
+    retained, moved = rows(world)
     assert min(retained.head, moved.head) > 1
-    ours = writer.write(GrantStream(retained.stream_id, "b1", "host:1:x", "etl", "allocated", 5))
-    writer.write(ReleaseStream(retained.stream_id, ours.grant_id, 1, "left", 60.0))
-    theirs = writer.write(GrantStream(moved.stream_id, "b2", "host:2:x", None, "allocated"))
-    writer.write(AdvancePosition(moved.stream_id, theirs.grant_id, 1))
-    writer.write(ForceRelease(moved.stream_id, theirs.grant_id, "evicted: no ping in time"))
+    ours = world.lend(retained.stream_id, epoch=5)
+    world.write(ReleaseStream(retained.stream_id, ours.grant_id, 1, "left", 60.0))
+    theirs = world.lend(moved.stream_id, None)
+    world.write(AdvancePosition(moved.stream_id, theirs.grant_id, 1))
+    world.write(ForceRelease(moved.stream_id, theirs.grant_id, "evicted: no ping in time"))
     reported = done(shell.run("groups", "describe", GROUP, "--json"))
     (waiting,) = reported["reserved_for_sessions"]
     assert (waiting["session"], waiting["streams"]) == ("etl", [retained.stream_id])
-    assert 30 < waiting["remaining_s"] <= 60
+    assert 0 < waiting["remaining_s"] <= 60
     by_stream = {line["stream_id"]: line for line in reported["streams"]}
-    assert 30 < by_stream[retained.stream_id]["reserved_s"] <= 60
+    assert 0 < by_stream[retained.stream_id]["reserved_s"] <= 60
     assert (by_stream[moved.stream_id]["reserved_s"], by_stream[moved.stream_id]["session"]) == (None, None)
     (forced,) = reported["forced_moves"]
     assert (forced["stream_id"], forced["event"], forced["position"], forced["redelivery_end"], forced["agent"]) == (
-        moved.stream_id, "force_release", 1, moved.head, "host:2:x"
+        moved.stream_id, "force_release", 1, moved.head, "host:1:x"
     )  # fmt: skip
     assert forced["reason"] == "evicted: no ping in time"
     prose = shell.run("groups", "describe", GROUP).out
     assert "reserved for etl, " in prose
     assert "(kept for etl)" in prose
-    assert [line.split()[1:] for line in prose.splitlines() if "evicted" in line] == [
-        [str(moved.stream_id), "1", str(moved.head), "host:2:x", "evicted:", "no", "ping", "in", "time"]
-    ]
-    assert time.time() - before < 30, "too slow to tell the seconds left"
+    (line,) = (line.split()[1:] for line in prose.splitlines() if "evicted" in line)
+    assert line == f"{moved.stream_id} 1 {moved.head} host:1:x evicted: no ping in time".split()
 
 
 @pytest.mark.conforms("A2")
-def test_finished_streams_are_counted_and_shown_where_they_are_wanted(
-    shell: Shell, writer: Writer, database: str
-) -> None:
-    first, second = (row.stream_id for row in writer.store.load(writer.group_id, writer.term))
+def test_finished_streams_are_shown_if_wanted(shell: Shell, world: World, database: str) -> None:
+    first, second = (row.stream_id for row in rows(world))
 
-    def rows(*more: str) -> tuple[list[str], str]:
+    def shown(*more: str) -> tuple[list[str], str]:
         answer = shell.run("groups", "describe", GROUP, *more)
         lines = answer.out.splitlines()
         table = lines[next(number for number, line in enumerate(lines) if line.split()[:1] == ["STREAM"]) + 1 :]
         return [line.split()[0] for line in table], answer.err
 
-    assert rows() == ([str(first), str(second)], "")
+    assert shown() == ([str(first), str(second)], "")
     with connect(database) as connection:
         connection.execute("update lending set status = 'finished' where stream_id = %s", (first,))
     left_out = "Finished streams, which have nothing more for the group, left out: 1. --all shows them.\n"
-    assert rows() == ([str(second)], left_out)
-    assert rows("--all") == ([str(first), str(second)], "")
+    assert shown() == ([str(second)], left_out)
+    assert shown("--all") == ([str(first), str(second)], "")
     reported = done(shell.run("groups", "describe", GROUP, "--json"))
     assert [line["stream_id"] for line in reported["streams"]] == [first, second]
 
 
 @pytest.mark.conforms("A2")
-def test_a_wait_that_is_over_and_a_move_long_ago_are_not_shown(shell: Shell, writer: Writer, database: str) -> None:
-    retained, moved = (row for row in writer.store.load(writer.group_id, writer.term))
-    ours = writer.write(GrantStream(retained.stream_id, "b1", "host:1:x", "etl", "allocated", 5))
-    writer.write(ReleaseStream(retained.stream_id, ours.grant_id, 1, "left", 60.0))
-    theirs = writer.write(GrantStream(moved.stream_id, "b2", "host:2:x", None, "allocated"))
-    writer.write(ForceRelease(moved.stream_id, theirs.grant_id, "evicted: no ping in time"))
+def test_what_is_long_over_is_not_shown(shell: Shell, world: World, database: str) -> None:
+    retained, moved = rows(world)
+    ours = world.lend(retained.stream_id, epoch=5)
+    world.write(ReleaseStream(retained.stream_id, ours.grant_id, 1, "left", 60.0))
+    theirs = world.lend(moved.stream_id, None)
+    world.write(ForceRelease(moved.stream_id, theirs.grant_id, "evicted: no ping in time"))
     with connect(database) as connection:
         connection.execute("update lending set held_until = held_until - interval '1 hour'")
         connection.execute("update lending_history set at = at - interval '2 days'")
@@ -251,26 +187,22 @@ def test_a_wait_that_is_over_and_a_move_long_ago_are_not_shown(shell: Shell, wri
 
 
 @pytest.mark.conforms("A7", "A9")
-def test_history_shows_who_led_and_had_what_and_why(shell: Shell, writer: Writer) -> None:
-    first, second = (row for row in writer.store.load(writer.group_id, writer.term))
-    ours = writer.write(GrantStream(first.stream_id, "b1", "host:1:x", "etl", "allocated"))
-    writer.write(RecordHistory(first.stream_id, ours.grant_id, "revoke", "balance"))
-    writer.write(ForceRelease(first.stream_id, ours.grant_id, "deadline"))
-    writer.write(GrantStream(second.stream_id, "b2", "host:2:x", None, "allocated"))
+def test_history_shows_who_led_and_had_what_and_why(shell: Shell, world: World) -> None:
+    first, second = rows(world)
+    ours = world.lend(first.stream_id)
+    world.write(RecordHistory(first.stream_id, ours.grant_id, "revoke", "balance"))
+    world.write(ForceRelease(first.stream_id, ours.grant_id, "deadline"))
+    world.lend(second.stream_id, None)
     reported = done(shell.run("groups", "history", GROUP, "--json"))
-    assert (reported["subscription"], reported["group_id"]) == (GROUP, writer.group_id)
+    assert (reported["subscription"], reported["group_id"]) == (GROUP, world.group)
     assert [(line["event"], line["stream_id"]) for line in reported["history"]] == [
         ("takeover", None), ("grant", first.stream_id), ("revoke", first.stream_id), ("force_release", first.stream_id),
         ("grant", second.stream_id),
     ]  # fmt: skip
     takeover, _, revoke, force_release, _ = reported["history"]
-    assert (takeover["reason"], takeover["term"]) == ("node n9 leads; first leader", writer.term)
+    assert (takeover["reason"], takeover["term"]) == ("node n1 leads; first leader", world.term)
     assert (revoke["reason"], revoke["session"], revoke["grant_id"]) == ("balance", "etl", ours.grant_id)
-    assert (force_release["forced"], force_release["position"], force_release["redelivery_end"]) == (
-        True,
-        0,
-        first.head,
-    )
+    assert [force_release[name] for name in ("forced", "position", "redelivery_end")] == [True, 0, first.head]
     one = done(shell.run("groups", "history", GROUP, "--stream", str(first.stream_id), "--limit", "2", "--json"))
     assert [line["event"] for line in one["history"]] == ["revoke", "force_release"]
     assert (reported["total"], one["total"]) == (5, 3)
@@ -279,25 +211,17 @@ def test_history_shows_who_led_and_had_what_and_why(shell: Shell, writer: Writer
     assert (len(entire.out.splitlines()), entire.err) == (6, "")
     table = shell.run("groups", "history", GROUP).out.splitlines()
     assert table[0].split() == ["AT", "EVENT", "STREAM", "POSITION", "TWICE", "OWNER", "REASON"]
-    assert table[4].split()[1:] == [
-        "force_release",
-        str(first.stream_id),
-        "0",
-        "[0,",
-        f"{first.head})",
-        "etl",
-        "deadline",
-    ]
+    assert table[4].split()[1:] == f"force_release {first.stream_id} 0 [0, {first.head}) etl deadline".split()
     assert len(table) == 6
 
 
 @pytest.mark.conforms("A2", "E11", "A9")
-def test_more_forced_moves_than_are_shown_are_counted(shell: Shell, writer: Writer) -> None:
-    first, _ = writer.store.load(writer.group_id, writer.term)
+def test_more_forced_moves_than_are_shown_are_counted(shell: Shell, world: World) -> None:
+    first, _ = rows(world)
     for position in range(LATELY + 1):
-        with_it = writer.write(GrantStream(first.stream_id, "b1", "host:1:x", None, "allocated"))
-        writer.write(AdvancePosition(first.stream_id, with_it.grant_id, min(position // 2, first.head)))
-        writer.write(ForceRelease(first.stream_id, with_it.grant_id, "evicted: no ping in time"))
+        with_it = world.lend(first.stream_id, None)
+        world.write(AdvancePosition(first.stream_id, with_it.grant_id, min(position // 2, first.head)))
+        world.write(ForceRelease(first.stream_id, with_it.grant_id, "evicted: no ping in time"))
         if position == LATELY - 1:
             assert shell.run("groups", "describe", GROUP).err == ""
     reported = done(shell.run("groups", "describe", GROUP, "--json"))
@@ -310,25 +234,22 @@ def test_more_forced_moves_than_are_shown_are_counted(shell: Shell, writer: Writ
 def consume_before_8(database: str) -> None:
     """What a leader writes when the one message there is has been consumed."""
     store = PostgresGroupStore(database)
-    group = store.open_group(Subscription.parse(GROUP))
+    group = store.open_group(SUBSCRIPTION)
     term = store.claim(group.group_id, NODE, 10.0).term
     (row,) = (row for row in store.load(group.group_id, term) if row.head)
-
-    def write(*entries: LendingChange, renew: bool = False) -> None:
-        store.commit([GroupWrites(group.group_id, term, entries, renew)])
-
-    write(GrantStream(row.stream_id, "b", "a", None, "r"))
+    store.commit([GroupWrites(group.group_id, term, (GrantStream(row.stream_id, "b", "a", None, "r"),), False)])
     (row,) = (row for row in store.load(group.group_id, term) if row.head)
-    write(AdvancePosition(row.stream_id, row.grant_id, 1, ConsumedFrontier(1, LowerFrontier(((8,),)))))
-    write(renew=True)
+    consumed = AdvancePosition(row.stream_id, row.grant_id, 1, ConsumedFrontier(1, LowerFrontier(((8,),))))
+    store.commit([GroupWrites(group.group_id, term, (consumed,), False)])
+    store.commit([GroupWrites(group.group_id, term, (), True)])
     store.close()
 
 
 @pytest.mark.conforms("S2")
-def test_who_creates_an_atomic_group_is_told_which_epochs_it_is_given(shell: Shell, database: str) -> None:
+def test_a_new_atomic_group_says_which_epochs_it_gets(shell: Shell, database: str) -> None:
     with Publisher(database, space="default") as publisher:
-        publisher.in_epoch(7).publish("t", b"1").result()
-        publisher.in_epoch(9000).publish("t", b"far ahead").result()
+        publisher.in_epoch(7).publish("orders/t", b"1").result()
+        publisher.in_epoch(9000).publish("orders/t", b"far ahead").result()
         reported = shell.run("groups", "create", GROUP, "--atomic").err
         assert "starts at latest.\nOf space default it is given all epochs from 9001." in reported
         reported = shell.run("groups", "create", "$share/all/#", "--atomic", "--from", "earliest").err
@@ -341,7 +262,7 @@ def test_an_atomic_group_says_how_far_it_has_come(shell: Shell, database: str) -
     assert reported["atomic"] is True
     refused(shell.run("groups", "create", GROUP, "--from", "earliest"), 4, "atomic")
     with Publisher(database, space="default") as publisher:
-        publisher.in_epoch(7).publish("t", b"1").result()
+        publisher.in_epoch(7).publish("orders/t", b"1").result()
         publisher.advance(8)
         (line,) = done(shell.run("groups", "describe", GROUP, "--json"))["epochs"]
         assert (line["space"], line["consumed"], line["completed"]) == ("default", None, [[8]])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -12,8 +11,8 @@ from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin import node_desired_state
 from sublet_storage.node_directory import NodeRef, live_nodes, register, renew
-from sublet_storage.producer import Publisher
 from tests.integration.cli_kit import Running, Shell, done, refused
+from tests.integration.lending_kit import publish_numbers
 from tests.kit import eventually
 
 pytestmark = pytest.mark.conforms("A6")
@@ -21,22 +20,10 @@ GROUPS = ("$share/a/#", "$share/b/#", "$share/c/#")
 N1, N2 = (NodeRef(name, f"a life of {name}", "127.0.0.1:1") for name in ("n1", "n2"))
 
 
-@pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
-    with connect(database) as conn:
-        yield conn
-
-
 def leaders(shell: Shell) -> dict[str, str]:
     """{group: name of its leader}."""
     groups = done(shell.run("groups", "list", "--json"))["groups"]
     return {group["subscription"]: group["leader"]["node"] for group in groups if group["leader"]}
-
-
-def publish(url: str, count: int) -> None:
-    with Publisher(url) as publisher:
-        for number in range(count):
-            publisher.publish("t", b"", key=str(number).encode())
 
 
 def consumed(consumers: dict[str, Running], count: int) -> None:
@@ -49,12 +36,10 @@ def consumed(consumers: dict[str, Running], count: int) -> None:
     assert {consumer.out.count("\n") for consumer in consumers.values()} == {count}
 
 
-def test_drained_and_asked_to_step_down_nodes_hand_over_and_consumers_notice_nothing(
-    database: str, shell: Shell
-) -> None:
+def test_nodes_hand_over_unnoticed(database: str, shell: Shell) -> None:
     nodes = {name: shell.leader(name) for name in ("n1", "n2")}
     consumers = {group: shell.start("consume", group, "--from", "earliest", "--json") for group in GROUPS}
-    publish(database, 100)
+    publish_numbers(database, range(100))
     consumed(consumers, 100)
     eventually(lambda: len(leaders(shell)) == len(GROUPS), 60.0)
 
@@ -66,7 +51,7 @@ def test_drained_and_asked_to_step_down_nodes_hand_over_and_consumers_notice_not
     states = {node["name"]: node["draining"] for node in done(shell.run("nodes", "list", "--json"))["nodes"]}
     assert states == {"n1": True, "n2": False}
     assert "drains" in shell.run("nodes", "list").out
-    publish(database, 100)
+    publish_numbers(database, range(100))
     consumed(consumers, 200)
 
     refused(shell.run("nodes", "drain", "n2"), 4, "no other node is there to take over from n2", "--force")
@@ -74,7 +59,7 @@ def test_drained_and_asked_to_step_down_nodes_hand_over_and_consumers_notice_not
     reported = done(shell.run("nodes", "step-down", "n2", "--group", GROUPS[0], "--json"))
     assert [each["subscription"] for each in reported["groups"]] == [GROUPS[0]]
     eventually(lambda: leaders(shell) == {**dict.fromkeys(GROUPS, "n2"), GROUPS[0]: "n1"}, 60.0)
-    publish(database, 100)
+    publish_numbers(database, range(100))
     consumed(consumers, 300)
     assert all(node.process.poll() is None for node in nodes.values())
     history = done(shell.run("groups", "history", GROUPS[0], "--json"))["history"]
@@ -89,7 +74,7 @@ def test_drained_and_asked_to_step_down_nodes_hand_over_and_consumers_notice_not
         assert (drained in [line["reason"] for line in lines]) is (node == "n1")
 
 
-def test_what_cannot_be_ordered_is_refused_with_the_reason(conn: psycopg.Connection[Any], shell: Shell) -> None:
+def test_what_cannot_be_ordered_is_refused(conn: psycopg.Connection[Any], shell: Shell) -> None:
     refused(shell.run("nodes", "drain", "n1"), 3, "no node 'n1' is there")
     register(conn, N1, 60, PROTOCOL_VERSION)
     refused(shell.run("nodes", "step-down", "n1"), 4, "no other node is there to take over from n1")
@@ -106,16 +91,17 @@ def test_what_cannot_be_ordered_is_refused_with_the_reason(conn: psycopg.Connect
         " values (7, 'share', 'a', '#')"
     )
     refused(shell.run("nodes", "drain", "n1", "--wait", "1s"), 5, "node n1 still leads groups after 1 s")
-    answer = shell.run("nodes", "drain", "n1", "--undo")
-    assert (answer.code, answer.err) == (0, "n1 may lead again.\n")
-    answer = shell.run("nodes", "drain", "n1", "--undo")
-    assert (answer.code, answer.err) == (0, "n1 does not drain: nothing was changed.\n")
-    answer = shell.run("nodes", "step-down", "n1", "--wait", "0")
-    assert (answer.code, answer.err) == (0, "n1 steps down from 1 group.\n")
+    for command, reported in (
+        ("drain n1 --undo", "n1 may lead again.\n"),
+        ("drain n1 --undo", "n1 does not drain: nothing was changed.\n"),
+        ("step-down n1 --wait 0", "n1 steps down from 1 group.\n"),
+    ):
+        answer = shell.run("nodes", *command.split())
+        assert (answer.code, answer.err) == (0, reported)
     assert node_desired_state.read_desired_state(conn, N1) == node_desired_state.NodeDesiredState(False, {7: 1})
 
 
-def test_orders_are_for_one_life_of_a_node_and_for_one_term(conn: psycopg.Connection[Any]) -> None:
+def test_orders_are_for_one_life_and_one_term(conn: psycopg.Connection[Any]) -> None:
     for node in (N1, N2):
         register(conn, node, 60, PROTOCOL_VERSION)
     assert node_desired_state.set_draining(conn, N1, True)

@@ -5,41 +5,27 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from sublet_borrower.consumer.session import Session
-from sublet_borrower.settings import BorrowerSettings
-from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions, StartingPosition
-from sublet_storage.producer import Publisher
 from tests.integration.cli_kit import Shell, a_shell, done, refused
+from tests.integration.lending_kit import GROUP, SUBSCRIPTION, NumberConsumer, publish_numbers
 from tests.kit import eventually
-from tests.kit_nodes import SPEED, Fleet
-
-GROUP = "$share/billing/orders/#"
-FAST = BorrowerSettings().scaled(SPEED)
+from tests.kit_nodes import Fleet
 
 
 @pytest.fixture
 def orders(database: str) -> str:
     """A group at the beginning of two hundred messages."""
     store = PostgresGroupStore(database)
-    store.declare_group(Subscription.parse(GROUP), GroupOptions(StartingPosition.EARLIEST))
+    store.declare_group(SUBSCRIPTION, GroupOptions(StartingPosition.EARLIEST))
     store.close()
-    with Publisher(database, block_messages=10) as publisher:
-        publish(publisher, range(200))
+    publish_numbers(database, range(200))
     return database
-
-
-def publish(publisher: Publisher, numbers: range) -> None:
-    for number in numbers:
-        publisher.publish("orders/eu", b"%d" % number, key=b"%d" % (number % 20))
-    publisher.flush()
 
 
 def held(url: str) -> int:
@@ -47,37 +33,14 @@ def held(url: str) -> int:
         return len(conn.execute("select from lending where status = 'held'").fetchall())
 
 
-class Consumer:
-    """A session, and the numbers that it was given."""
-
-    def __init__(self, url: str, **arguments: Any) -> None:
-        self.session = Session(GROUP, url, settings=FAST, **arguments)
-        self.seen: list[int] = []
-
-    def read(self, timeout_s: float = 0.05) -> bool:
-        """Whether there was a batch; the one before it is acknowledged by that."""
-        batch = self.session.poll(timeout_s)
-        if batch is not None:
-            self.seen += [int(value) for value in batch.table.column("value").to_pylist()]
-        return batch is not None
-
-    def until(self, count: int) -> None:
-        def there() -> bool:
-            self.read()
-            return len(self.seen) >= count
-
-        eventually(there, 30.0, lambda: f"{len(self.seen)} of {count} seen")
-
-
 @pytest.mark.conforms("A5")
-def test_a_paused_group_is_given_nothing_and_goes_on_where_it_was(shell: Shell, orders: str, fleet: Fleet) -> None:
-    consumer = Consumer(orders)
+def test_a_paused_group_goes_on_where_it_was(shell: Shell, orders: str, fleet: Fleet) -> None:
+    consumer = NumberConsumer(orders)
     with consumer.session:
         consumer.until(200)
         assert done(shell.run("groups", "pause", GROUP, "--reason", "repairs", "--json"))["changed"] is True
-        eventually(lambda: consumer.read() or not held(orders), 30.0)
-        with Publisher(orders) as publisher:
-            publish(publisher, range(200, 250))
+        eventually(lambda: consumer.read() or not held(orders), 60)
+        publish_numbers(orders, range(200, 250))
         assert not consumer.read(1.0)
         described = shell.run("groups", "describe", GROUP).out
         assert "paused   repairs" in described
@@ -98,20 +61,17 @@ def test_a_paused_group_is_given_nothing_and_goes_on_where_it_was(shell: Shell, 
 
 
 @pytest.mark.conforms("A5")
-def test_a_live_group_is_reset_when_its_member_has_handed_over_and_gives_nothing_of_before_afterwards(
-    shell: Shell, orders: str, fleet: Fleet
-) -> None:
-    consumer = Consumer(orders, max_batch_bytes=1)
+def test_a_reset_waits_for_members_to_hand_over(shell: Shell, orders: str, fleet: Fleet) -> None:
+    consumer = NumberConsumer(orders, max_batch_bytes=1)
     with consumer.session:
-        eventually(consumer.read, 30.0)
+        eventually(consumer.read, 60)
         resetting = shell.start("groups", "reset", GROUP, "--to-latest", "--yes")
         resetting.says("waiting for members to hand over")
-        eventually(lambda: consumer.read() or not held(orders), 30.0)
+        eventually(lambda: consumer.read() or not held(orders), 60)
         assert resetting.end().code == 0
         before = list(consumer.seen)
         assert len(before) < 200
-        with Publisher(orders) as publisher:
-            publish(publisher, range(200, 220))
+        publish_numbers(orders, range(200, 220))
         consumer.until(len(before) + 20)
         assert not consumer.read(1.0)
     assert sorted(consumer.seen[len(before) :]) == list(range(200, 220))
@@ -120,7 +80,7 @@ def test_a_live_group_is_reset_when_its_member_has_handed_over_and_gives_nothing
 
 
 @pytest.mark.conforms("A5")
-def test_history_says_which_user_of_the_database_gave_an_order(shell: Shell, orders: str) -> None:
+def test_history_says_who_gave_an_order(shell: Shell, orders: str) -> None:
     with connect(orders) as conn:
         user = f"alice_{conn.info.dbname}"
         conn.execute(f"create role {user} login superuser")
@@ -141,9 +101,8 @@ def test_history_says_which_user_of_the_database_gave_an_order(shell: Shell, ord
                 f"paused: to be reset to latest{by}",
             ]  # fmt: skip
             assert reported[-1] == f"paused, by database user {conn.info.user}"
-            assert {line["reason"] for line in lines if line["event"] == "reset"} == {
-                f"reset to latest{by}; was at 0",
-            }
+            resets = {line["reason"] for line in lines if line["event"] == "reset"}
+            assert resets == {f"reset to latest{by}; was at 0"}
             assert f"repairs{by}" in shell.run("groups", "history", GROUP).out
             assert f"group 1{by}" in shell.run("groups", "history", GROUP.replace("billing", "copy")).out
             conn.execute(
@@ -159,54 +118,35 @@ def test_history_says_which_user_of_the_database_gave_an_order(shell: Shell, ord
 
 
 @pytest.mark.conforms("A5")
-def test_of_two_resets_at_once_the_second_is_refused_and_told_of_the_first(
-    shell: Shell, orders: str, fleet: Fleet
-) -> None:
-    consumer = Consumer(orders, max_batch_bytes=1)
+def test_of_two_resets_at_once_the_second_is_refused(shell: Shell, orders: str, fleet: Fleet) -> None:
+    consumer = NumberConsumer(orders, max_batch_bytes=1)
     with consumer.session, connect(orders) as conn:
-        eventually(consumer.read, 30.0)
+        eventually(consumer.read, 60)
         first = shell.start("groups", "reset", GROUP, "--to-latest", "--yes")
         first.says("waiting for members to hand over")
         (holder,) = conn.execute("select pid from pg_stat_activity where application_name = 'sublet reset'").fetchall()
         for force in ([], ["--force"]):
             second = shell.run("groups", "reset", GROUP, "--to-earliest", "--yes", *force)
             assert (second.code, "Traceback" in second.err) == (4, False)
-            for reported in (
-                "it is being reset already by database user",
-                f"process {holder[0]} of",
-                "reset to latest",
-            ):
+            for reported in ("is being reset already by database user", f"process {holder[0]} of", "reset to latest"):
                 assert reported in second.err
         assert done(shell.run("groups", "reset", GROUP, "--to-earliest", "--dry-run", "--json"))["done"] is False
         other = GROUP.replace("billing", "other")
         assert shell.run("groups", "create", other).code == 0
         assert shell.run("groups", "reset", other, "--to-earliest", "--yes").code == 0
         assert "paused   to be reset to latest" in shell.run("groups", "describe", GROUP).out, "the first one's"
-        eventually(lambda: consumer.read() or not held(orders), 30.0)
+        eventually(lambda: consumer.read() or not held(orders), 60)
         assert first.end().code == 0
         assert "paused   " not in shell.run("groups", "describe", GROUP).out
         dying = shell.start("groups", "reset", GROUP, "--to-latest", "--yes")
         eventually(lambda: consumer.read() or "waiting for members" in dying.err or dying.process.poll() is not None)
         dying.kill()
-        eventually(lambda: consumer.read() or not held(orders), 30.0)
-        eventually(lambda: shell.run("groups", "reset", GROUP, "--to-latest", "--yes").code == 0, 30.0)
-
-
-@pytest.mark.conforms("A4", "A5")
-def test_a_live_group_goes_back_to_the_beginning(shell: Shell, orders: str, fleet: Fleet) -> None:
-    consumer = Consumer(orders)
-    with consumer.session:
-        consumer.until(200)
-        resetting = shell.start("groups", "reset", GROUP, "--to-earliest", "--yes", "--json")
-        eventually(lambda: consumer.read() or resetting.process.poll() is not None, 60.0)
-        reported = done(resetting.end())
-        assert (reported["target"], reported["done"]) == ("earliest", True)
-        consumer.until(400)
-    assert sorted(consumer.seen) == sorted([*range(200), *range(200)])
+        eventually(lambda: consumer.read() or not held(orders), 60)
+        eventually(lambda: shell.run("groups", "reset", GROUP, "--to-latest", "--yes").code == 0, 60)
 
 
 @pytest.mark.conforms("A5")
-def test_a_pause_of_somebody_else_meanwhile_outlives_the_reset(shell: Shell, orders: str) -> None:
+def test_a_pause_of_somebody_else_outlives_the_reset(shell: Shell, orders: str) -> None:
     resetting = shell.start("groups", "reset", GROUP, "--to-latest", stdin=subprocess.PIPE)
     resetting.says("[y/N]")
     assert done(shell.run("groups", "pause", GROUP, "--reason", "mine", "--json"))["changed"] is True
@@ -217,10 +157,8 @@ def test_a_pause_of_somebody_else_meanwhile_outlives_the_reset(shell: Shell, ord
 
 
 @pytest.mark.conforms("A4")
-def test_a_dry_run_shows_the_plan_and_changes_nothing_and_what_was_exported_is_gone_back_to(
-    shell: Shell, orders: str, fleet: Fleet, tmp_path: Path
-) -> None:
-    consumer = Consumer(orders)
+def test_a_plan_and_an_export_can_be_gone_back_to(shell: Shell, orders: str, fleet: Fleet, tmp_path: Path) -> None:
+    consumer = NumberConsumer(orders)
     with consumer.session:
         consumer.until(200)
         assert not consumer.read(1.0), "the last batch is acknowledged by that"
@@ -243,23 +181,22 @@ def test_a_dry_run_shows_the_plan_and_changes_nothing_and_what_was_exported_is_g
 
 @pytest.mark.long
 @pytest.mark.conforms("A4", "A9")
-def test_what_cannot_be_reset_is_refused_with_the_reason(shell: Shell, orders: str, tmp_path: Path) -> None:
-    (tmp_path / "odd.json").write_text('{"streams": [{"stream": 1}]}')
+def test_what_cannot_be_reset_is_refused(shell: Shell, orders: str, tmp_path: Path) -> None:
+    odd = tmp_path / "odd.json"
+    odd.write_text('{"streams": [{"stream": 1}]}')
     for options, reported in (
-        ([], "0 places to go on from: give one of --to-earliest"),
-        (["--to-earliest", "--to-latest"], "2 places to go on from"),
-        (["--to-offset", "-1"], "offset -1: an offset is a whole number from 0 to"),
-        (["--to-offset", "9223372036854775808"], "offset 9223372036854775808: an offset is a whole number from 0 to"),
-        (["--to-time", "yesterday"], "yesterday"),
-        (["--to-time", "12"], "--to-time '12': give a time"),
-        (["--by-duration", "x"], "duration 'x'"),
-        (["--by-duration", "9999999d"], "longer than time is"),
-        (["--to-epoch", "a,b"], "--to-epoch 'a,b'"),
-        (["--from-file", str(tmp_path / "none.json")], "No such file"),
-        (["--from-file", str(tmp_path / "odd.json")], "Make one with `sublet groups export`"),
-        (["--to-earliest", "--timeout", "soon"], "duration 'soon'"),
+        ("", "0 places to go on from: give one of --to-earliest"),
+        ("--to-earliest --to-latest", "2 places to go on from"),
+        ("--to-offset -1", "offset -1: an offset is a whole number from 0 to"),
+        ("--to-offset 9223372036854775808", "offset 9223372036854775808: an offset is a whole number from 0 to"),
+        ("--to-time 12", "--to-time '12': give a time"),
+        ("--by-duration x", "duration 'x'"),
+        ("--by-duration 9999999d", "longer than time is"),
+        ("--to-epoch a,b", "--to-epoch 'a,b'"),
+        (f"--from-file {tmp_path}/none.json", "No such file"),
+        (f"--from-file {odd}", "Make one with `sublet groups export`"),
     ):
-        refused(shell.run("groups", "reset", GROUP, *options), 2, reported)
+        refused(shell.run("groups", "reset", GROUP, *options.split()), 2, reported)
     stream = {"stream_id": 1, "position": 0}
     for changed, reported in (
         ({"streams": [{**stream, "position": 0.5}]}, "stream 1, position 0.5"),
@@ -268,9 +205,8 @@ def test_what_cannot_be_reset_is_refused_with_the_reason(shell: Shell, orders: s
         ({"streams": [stream, stream]}, "a stream occurs twice"),
         ({"subscription": "$share/other/orders/#"}, f"it is of $share/other/orders/#, not of {GROUP}"),
     ):
-        (tmp_path / "odd.json").write_text(json.dumps({"subscription": GROUP, "streams": [stream], **changed}))
-        command = ("groups", "reset", GROUP, "--from-file", str(tmp_path / "odd.json"), "--dry-run")
-        refused(shell.run(*command), 2, reported)
+        odd.write_text(json.dumps({"subscription": GROUP, "streams": [stream], **changed}))
+        refused(shell.run("groups", "reset", GROUP, "--from-file", str(odd), "--dry-run"), 2, reported)
     for looked in ("reset --to-earliest", "history", "why"):
         name, *flags = looked.split()
         refused(shell.run("groups", name, GROUP, *flags, "--stream", "999"), 3, "stream 999 is none of")
@@ -289,12 +225,10 @@ def test_what_cannot_be_reset_is_refused_with_the_reason(shell: Shell, orders: s
 
 @pytest.mark.conforms("A5")
 @pytest.mark.long
-def test_who_has_streams_and_is_not_there_is_waited_for_until_it_is_forced(
-    shell: Shell, orders: str, fleet: Fleet
-) -> None:
-    consumer = Consumer(orders)
+def test_a_reset_waits_for_an_absent_holder_or_forces(shell: Shell, orders: str, fleet: Fleet) -> None:
+    consumer = NumberConsumer(orders)
     with consumer.session:
-        eventually(consumer.read, 30.0)
+        eventually(consumer.read, 60)
         fleet.close()
         answer = shell.run("groups", "reset", GROUP, "--to-earliest", "--yes", "--timeout", "1s")
         assert answer.code == 4
@@ -303,6 +237,4 @@ def test_who_has_streams_and_is_not_there_is_waited_for_until_it_is_forced(
         assert "paused" not in shell.run("groups", "describe", GROUP).out, "it is as it was"
         assert shell.run("groups", "reset", GROUP, "--to-earliest", "--yes", "--force").code == 0
         assert held(orders) == 0
-    assert "messages that may have been seen twice" in shell.run("groups", "history", GROUP).out or "seen twice" in (
-        shell.run("groups", "describe", GROUP).out
-    )
+    assert "seen twice" in shell.run("groups", "describe", GROUP).out

@@ -70,9 +70,7 @@ def test_from_nobody_there_to_everything_consumed(world: World, streams: tuple[i
 
 
 @pytest.mark.conforms("A7")
-def test_what_is_kept_reserved_blocked_and_behind_its_parents(
-    database: str, world: World, streams: tuple[int, ...]
-) -> None:
+def test_reserved_blocked_and_behind_parents(database: str, world: World, streams: tuple[int, ...]) -> None:
     first, second = streams
     world.lead()
     held = world.lend(first, epoch=5)
@@ -100,7 +98,7 @@ def test_what_is_kept_reserved_blocked_and_behind_its_parents(
 
 
 @pytest.mark.conforms("A7", "S9")
-def test_whole_epochs_wait_for_the_publisher_that_may_still_publish_in_them(
+def test_whole_epochs_wait_for_their_publisher(
     database: str, conn: psycopg.Connection[Any], streams: tuple[int, ...]
 ) -> None:
     with (
@@ -108,10 +106,10 @@ def test_whole_epochs_wait_for_the_publisher_that_may_still_publish_in_them(
         Publisher(database, space="default", producer="other") as other,
     ):
         for publisher, epoch in ((closing, 7), (other, 9)):
-            publisher.in_epoch(epoch).publish("orders/eu", b"1", key=b"k").result(10)
+            publisher.in_epoch(epoch).publish("orders/eu", b"1", key=b"k").result(60)
         store = PostgresGroupStore(database)
         group = store.declare_group(SUBSCRIPTION, GroupOptions(atomic=True))
-        closing.in_epoch(7).publish("orders/eu", b"1", key=b"k").result(10)
+        closing.in_epoch(7).publish("orders/eu", b"1", key=b"k").result(60)
         conn.execute("update lending l set consumed = jsonb_set(consumed, '{least}', p.lower_frontier) from space p")
         register(conn, NODE, 60, PROTOCOL_VERSION)
         store.claim(group.group_id, NODE, 60)
@@ -128,9 +126,7 @@ def test_whole_epochs_wait_for_the_publisher_that_may_still_publish_in_them(
 
 
 @pytest.mark.conforms("A7", "A9")
-def test_the_command_tells_streams_with_one_reason_together_and_names_them_for_programs(
-    shell: Shell, world: World, streams: tuple[int, ...]
-) -> None:
+def test_the_command_groups_streams_by_reason(shell: Shell, world: World, streams: tuple[int, ...]) -> None:
     first, second = streams
     answer = shell.run("groups", "why", GROUP)
     assert answer.out == (

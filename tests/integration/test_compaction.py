@@ -43,9 +43,7 @@ def trickle(conn: psycopg.Connection[Any], stream: int, count: int) -> None:
 
 
 @pytest.mark.conforms("W5")
-def test_offsets_content_and_order_stay_for_every_position_and_filter(
-    conn: psycopg.Connection[Any], stream: int
-) -> None:
+def test_offsets_content_and_order_stay(conn: psycopg.Connection[Any], stream: int) -> None:
     trickle(conn, stream, 50)
     append(conn, [BlockAppend(stream, block(*[b"big"] * 700)), BlockAppend(stream, block(b"a", b"b"))])
     trickle(conn, stream, 20)
@@ -91,28 +89,7 @@ def test_readers_in_the_middle_do_not_notice(database: str, conn: psycopg.Connec
 
 
 @pytest.mark.conforms("W5")
-def test_two_at_once_do_it_once(database: str, conn: psycopg.Connection[Any], stream: int) -> None:
-    trickle(conn, stream, 100)
-    before = read(conn, stream)
-    saved: list[int] = []
-
-    def compact() -> None:
-        with connect(database) as other:
-            saved.append(compact_stream(other, stream, older_than_s=0, block_messages=40))
-
-    threads = [threading.Thread(target=compact) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert 100 - len(blocks(conn)) == sum(saved)
-    assert read(conn, stream) == before
-
-
-@pytest.mark.conforms("W5")
-def test_what_somebody_else_has_merged_meanwhile_is_left_alone(
-    database: str, conn: psycopg.Connection[Any], stream: int
-) -> None:
+def test_what_was_merged_meanwhile_is_left_alone(database: str, conn: psycopg.Connection[Any], stream: int) -> None:
     trickle(conn, stream, 10)
     before = read(conn, stream)
 
@@ -125,7 +102,7 @@ def test_what_somebody_else_has_merged_meanwhile_is_left_alone(
     assert read(conn, stream) == before
 
 
-def test_blocks_with_different_frontiers_are_not_merged(conn: psycopg.Connection[Any], stream: int) -> None:
+def test_blocks_of_different_frontiers_stay_apart(conn: psycopg.Connection[Any], stream: int) -> None:
     trickle(conn, stream, 4)
     conn.execute("update block set lower_frontier = '[5]' where end_offset > 2")
     compact_stream(conn, stream, older_than_s=0)
@@ -139,7 +116,7 @@ def test_young_blocks_are_left_alone(conn: psycopg.Connection[Any], stream: int)
     assert compact_stream(conn, stream, older_than_s=3600) == 0
 
 
-def test_time_and_producers_find_their_blocks_afterwards(conn: psycopg.Connection[Any], stream: int) -> None:
+def test_times_and_stamps_are_found_afterwards(conn: psycopg.Connection[Any], stream: int) -> None:
     for sequence in range(1, 4):
         append(conn, [stamped(stream, ProducerStamp("p", 1, sequence), b"x")])
     newest = conn.execute("select max(appended_at) from block").fetchone()
@@ -158,7 +135,7 @@ def test_the_spaces_compression_is_used(conn: psycopg.Connection[Any], stream: i
     assert read(conn, stream) == before
 
 
-def test_fragmented_streams_are_found_and_gone_ones_are_not(conn: psycopg.Connection[Any], stream: int) -> None:
+def test_fragmented_streams_are_found(conn: psycopg.Connection[Any], stream: int) -> None:
     trickle(conn, stream, 20)
     assert fragmented_streams(conn, at_least=21, older_than_s=0) == []
     assert fragmented_streams(conn, at_least=20, older_than_s=0) == [stream]
@@ -171,9 +148,7 @@ def test_fragmented_streams_are_found_and_gone_ones_are_not(conn: psycopg.Connec
 
 
 @pytest.mark.parametrize("kind", ["large", "apart", "of different epochs"])
-def test_what_cannot_be_merged_is_not_looked_at_in_each_pass(
-    conn: psycopg.Connection[Any], stream: int, kind: str
-) -> None:
+def test_what_cannot_be_merged_is_not_looked_at(conn: psycopg.Connection[Any], stream: int, kind: str) -> None:
     if kind == "large":
         for _ in range(30):
             put(conn, stream, b"x" * 300_000)

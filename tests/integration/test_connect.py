@@ -15,7 +15,7 @@ def settings(conn: psycopg.Connection[tuple[object, ...]], *names: str) -> list[
     return [conn.execute("select current_setting(%s)", (name,)).fetchone()[0] for name in names]  # type: ignore[index]
 
 
-def test_a_connection_is_in_utc_sees_the_schema_and_never_idles_in_a_transaction(database: str) -> None:
+def test_how_a_connection_is_set_up(database: str) -> None:
     with connect(database) as conn:
         elsewhere = sql.SQL("alter database {} set timezone to 'Asia/Tokyo'")
         conn.execute(elsewhere.format(sql.Identifier(conn.info.dbname)))
@@ -42,7 +42,7 @@ def test_what_the_url_asks_for_is_kept(database: str) -> None:
         assert conn.info.get_parameters()["connect_timeout"] == "3"
 
 
-def test_a_vanished_peer_is_noticed_within_the_tcp_timeout(database: str) -> None:
+def test_a_vanished_peer_is_noticed_in_time(database: str) -> None:
     with connect(database, tcp_timeout_s=8) as conn:
         given = conn.info.get_parameters()
     assert int(given["tcp_user_timeout"]) == 8000
@@ -50,7 +50,7 @@ def test_a_vanished_peer_is_noticed_within_the_tcp_timeout(database: str) -> Non
     assert probes <= 8
 
 
-def test_a_database_that_does_not_exist_is_refused_with_the_remedy(server_url: str) -> None:
+def test_a_missing_database_is_refused(server_url: str) -> None:
     missing = database_of(server_url, "missing")
     with pytest.raises(DatabaseUnreachable, match="Create the database or the role"):
         connect(missing)
