@@ -132,7 +132,7 @@ class World:
         group = self.declare(**options)
         return group, self.lead(group), streams
 
-    def lent(self, messages: int = 0, **options: Any) -> tuple[Group, int, int, Lending]:
+    def granted(self, messages: int = 0, **options: Any) -> tuple[Group, int, int, Lending]:
         """Return such a group, the term, its one stream, and the row by which a borrower holds it from its beginning.
 
         Then come so many messages.

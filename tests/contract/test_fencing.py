@@ -23,7 +23,7 @@ from tests.kit import eventually
 
 @pytest.mark.conforms("E25", "E17")
 def test_progress_commits_with_the_users_work(postgres: PostgresWorld) -> None:
-    group, term, stream, held = postgres.lent(10)
+    group, term, stream, held = postgres.granted(10)
     ours = (group.group_id, stream, held.grant_id)
     postgres.connection.execute("create table output (n integer)")
     with psycopg.connect(postgres.url) as user:  # the user's own, without our search_path
@@ -54,7 +54,7 @@ def test_progress_commits_with_the_users_work(postgres: PostgresWorld) -> None:
 @pytest.mark.conforms("E36")
 @pytest.mark.parametrize(("before", "then"), [("0", "30min"), ("2h", "30min"), ("7s", "7s")])
 def test_a_transaction_with_progress_idles_not_long(postgres: PostgresWorld, before: str, then: str) -> None:
-    group, _, stream, held = postgres.lent(5)
+    group, _, stream, held = postgres.granted(5)
     limit = "show idle_in_transaction_session_timeout"
     with psycopg.connect(postgres.url, options=f"-c idle_in_transaction_session_timeout={before}") as user:
         user.execute("select sublet.advance(%s, %s, %s, 3)", (group.group_id, stream, held.grant_id))
@@ -65,7 +65,7 @@ def test_a_transaction_with_progress_idles_not_long(postgres: PostgresWorld, bef
 
 @pytest.mark.conforms("E27")
 def test_progress_counts_behind_the_last_plan_only(postgres: PostgresWorld) -> None:
-    group, term, stream, held = postgres.lent(10)
+    group, term, stream, held = postgres.granted(10)
     older, newer = InDoubtRange(held.grant_id, 0, 4, 60.0), InDoubtRange(held.grant_id, 0, 6, 60.0)
     postgres.apply(group, term, AdvancePosition(stream, held.grant_id, 0, None, newer))
     with psycopg.connect(postgres.url, autocommit=True) as user:
@@ -77,7 +77,7 @@ def test_progress_counts_behind_the_last_plan_only(postgres: PostgresWorld) -> N
 
 @pytest.mark.conforms("E17", "E25")
 def test_a_callers_temporary_tables_do_not_shadow_ours(postgres: PostgresWorld) -> None:
-    group, _, stream, held = postgres.lent(5)
+    group, _, stream, held = postgres.granted(5)
     with psycopg.connect(postgres.url) as user:
         for table in ("lending", "lending_history", "stream", "session_epoch"):
             user.execute(f"create temporary table {table} as select * from sublet.{table}")
@@ -88,7 +88,7 @@ def test_a_callers_temporary_tables_do_not_shadow_ours(postgres: PostgresWorld) 
 
 @pytest.mark.conforms("E25")
 def test_a_position_is_read_after_who_moves_it(postgres: PostgresWorld) -> None:
-    group, _, stream, held = postgres.lent(5)
+    group, _, stream, held = postgres.granted(5)
     ours = (group.group_id, stream, held.grant_id)
     with connect(postgres.url) as asking, connect(postgres.url) as moving, ThreadPoolExecutor(1) as pool:
         with moving.transaction():
@@ -100,7 +100,7 @@ def test_a_position_is_read_after_who_moves_it(postgres: PostgresWorld) -> None:
 
 @pytest.mark.conforms("E25", "A7")
 def test_a_deleted_groups_grants_have_a_position(postgres: PostgresWorld) -> None:
-    group, _, stream, held = postgres.lent(5)
+    group, _, stream, held = postgres.granted(5)
     ours = (group.group_id, stream, held.grant_id)
     with connect(postgres.url) as user, ThreadPoolExecutor(1) as pool:
         with user.transaction():
@@ -114,7 +114,7 @@ def test_a_deleted_groups_grants_have_a_position(postgres: PostgresWorld) -> Non
 @pytest.mark.conforms("E35", "A4")
 @pytest.mark.parametrize("target", [ResetTarget.earliest(), ResetTarget.latest()], ids=["back", "on"])
 def test_a_grant_ended_by_a_reset_has_a_position(postgres: PostgresWorld, target: ResetTarget) -> None:
-    group, _, stream, held = postgres.lent(5)
+    group, _, stream, held = postgres.granted(5)
     consumer_progress.advance(postgres.connection, group.group_id, stream, held.grant_id, 3)
     postgres.reset(group, target, force=True, reason=reason_with_user(f"reset to {target}", "me; was at 4"))
     assert consumer_progress.read_position(postgres.connection, group.group_id, stream, held.grant_id) == 3
@@ -122,7 +122,7 @@ def test_a_grant_ended_by_a_reset_has_a_position(postgres: PostgresWorld, target
 
 @pytest.mark.conforms("E35")
 def test_a_server_knows_what_became_of_a_commit(postgres: PostgresWorld) -> None:
-    group, _, stream, held = postgres.lent(5)
+    group, _, stream, held = postgres.granted(5)
     ours = (group.group_id, stream, held.grant_id)
     with connect(postgres.url) as user:
         with user.transaction():
@@ -155,7 +155,7 @@ def test_session_epochs_only_grow(postgres: PostgresWorld) -> None:
 
 
 def test_a_consumers_role_needs_no_right_on_the_tables(postgres: PostgresWorld) -> None:
-    group, _, stream, held = postgres.lent(5)
+    group, _, stream, held = postgres.granted(5)
     with connect(postgres.url) as user:
         user.execute("drop role if exists a_consumer")
         user.execute("create role a_consumer")

@@ -89,7 +89,7 @@ def test_a_publisher_frozen_in_an_append_stops_nobody(database: str, monkeypatch
 @pytest.mark.parametrize("number", ["SIGSTOP", "SIGKILL"])
 def test_a_consumer_stopped_before_commit_is_revoked(postgres: PostgresWorld, tmp_path: Path, number: str) -> None:
     """Progress that it has written and not committed counts for nothing."""
-    group, term, stream, held = postgres.lent(5)
+    group, term, stream, held = postgres.granted(5)
     postgres.connection.execute("create table public.output (n integer)")
     facts = map(str, (group.group_id, stream, held.grant_id))
     stopped = Process("tests.processes.committing", postgres.url, *facts, number, log=tmp_path / "log")

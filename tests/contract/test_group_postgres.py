@@ -192,7 +192,7 @@ def test_a_users_open_transaction_stalls_nobody_else(postgres: PostgresWorld) ->
 
 
 def test_what_is_committed_while_a_leader_waits_stays(postgres: PostgresWorld) -> None:
-    group, term, stream, held = postgres.lent()
+    group, term, stream, held = postgres.granted()
     slow = patient(postgres)
     with connect(postgres.url) as blocker, ThreadPoolExecutor(1) as pool:
         with blocker.transaction():
@@ -208,7 +208,7 @@ def test_what_is_committed_while_a_leader_waits_stays(postgres: PostgresWorld) -
 
 @pytest.mark.conforms("E17", "E25")
 def test_advance_moves_only_its_own_grant_forward(postgres: PostgresWorld) -> None:
-    group, term, stream, held = postgres.lent(5)
+    group, term, stream, held = postgres.granted(5)
     postgres.apply(group, term, AdvancePosition(stream, held.grant_id, 2))
     call = "select advance(%s, %s, %s, %s)"
     with connect(postgres.url) as user:
@@ -410,7 +410,7 @@ def test_a_claim_refused_for_its_lock_is_granted_later(postgres: PostgresWorld) 
 
 @pytest.mark.conforms("A9")
 def test_who_cannot_delete_a_group_is_told_why(postgres: PostgresWorld) -> None:
-    group, _, stream, held = postgres.lent(5)
+    group, _, stream, held = postgres.granted(5)
     with psycopg.connect(postgres.url, application_name="somebody's") as user:
         consumer_progress.advance(user, group.group_id, stream, held.grant_id, 3)
         locker = rf"process {user.info.backend_pid} of the server \(database user {user.info.user}, application .some"

@@ -249,7 +249,7 @@ def test_a_commit_answers_with_the_history_it_wrote(world: World) -> None:
 
 
 def test_progress_and_past_terms_write_no_history(world: World) -> None:
-    group, term, stream, held = world.lent(5)
+    group, term, stream, held = world.granted(5)
     assert world.write(group, term, AdvancePosition(stream, held.grant_id, 3), renew=True).history == ()
     assert world.write(group, term, ReleaseStream(stream, held.grant_id - 1, 3, "late")).history == ()
     world.clock.advance(LEASE_S)

@@ -85,7 +85,7 @@ def test_a_queue_must_be_declared(world: World) -> None:
 
 @pytest.mark.conforms("E23")
 def test_a_deleted_groups_second_life_is_another(world: World) -> None:
-    group, term, stream, held = world.lent(7, on_data_loss=OnDataLoss.SKIP)
+    group, term, stream, held = world.granted(7, on_data_loss=OnDataLoss.SKIP)
     assert world.store.delete_group(SHARE) == group.group_id
     assert world.store.delete_group(SHARE) is None
     assert world.store.find_group(group.group_id) is None
@@ -314,7 +314,7 @@ def test_a_grant_has_the_rows_position_and_a_new_id(world: World) -> None:
 
 @pytest.mark.conforms("E17")
 def test_progress_never_goes_back(world: World) -> None:
-    group, term, stream, held = world.lent(10)
+    group, term, stream, held = world.granted(10)
     for said, stored in ((4, 4), (2, 4), (4, 4), (10, 10), (0, 10)):
         word = AdvancePosition(stream, held.grant_id, said)
         assert outcome(world.apply(group, term, word)) == (APPLIED, HELD, stored)
@@ -347,7 +347,7 @@ def test_a_word_under_another_grant_changes_nothing(world: World, old: int) -> N
 
 @pytest.mark.conforms("E16")
 def test_a_reclaim_keeps_the_grant_of_the_same_agent(world: World) -> None:
-    group, term, stream, held = world.lent(10)
+    group, term, stream, held = world.granted(10)
     world.clock.advance(LEASE_S)
     term = world.lead(group, TWO)
     stranger = world.apply(group, term, ReclaimStream(stream, held.grant_id, 6, "b2", "another"))
@@ -359,7 +359,7 @@ def test_a_reclaim_keeps_the_grant_of_the_same_agent(world: World) -> None:
 
 
 def test_a_release_frees_at_the_exact_position(world: World) -> None:
-    group, term, stream, held = world.lent(10)
+    group, term, stream, held = world.granted(10)
     released = world.apply(group, term, ReleaseStream(stream, held.grant_id, 7, "leave"))
     assert outcome(released) == (APPLIED, FREE, 7)
     assert released.lending is not None
@@ -374,7 +374,7 @@ def test_a_release_frees_at_the_exact_position(world: World) -> None:
 @pytest.mark.conforms("E11")
 @pytest.mark.parametrize(("until", "announced"), [(0, None), (7, None), (9, 9), (99, 10)])
 def test_a_release_says_what_was_given_up(world: World, until: int, announced: int | None) -> None:
-    group, term, stream, held = world.lent(10)
+    group, term, stream, held = world.granted(10)
     for _ in range(MAX_LOSSES + 1):
         released = world.apply(group, term, ReleaseStream(stream, held.grant_id, 7, "leave", 0.0, until))
         assert outcome(released) == (APPLIED, FREE, 7), "to give up is no reason to block"

@@ -36,7 +36,7 @@ def statuses(rows: tuple[Lending, ...]) -> list[tuple[int, LendingStatus]]:
 
 @pytest.mark.conforms("E21")
 def test_a_closed_stream_consumed_is_finished_for_ever(world: World) -> None:
-    group, term, stream, held = world.lent(5)
+    group, term, stream, held = world.granted(5)
     world.rollover(1)
     assert outcome(world.apply(group, term, AdvancePosition(stream, held.grant_id, 4))) == (APPLIED, HELD, 4)
     done = world.apply(group, term, AdvancePosition(stream, held.grant_id, 5))
@@ -56,7 +56,7 @@ def test_a_closed_stream_consumed_is_finished_for_ever(world: World) -> None:
 @pytest.mark.conforms("E21")
 @pytest.mark.parametrize("last_word", ["release", "force_release"])
 def test_a_grant_ended_at_the_end_finishes_a_stream(world: World, last_word: str) -> None:
-    group, term, stream, held = world.lent(5)
+    group, term, stream, held = world.granted(5)
     world.apply(group, term, AdvancePosition(stream, held.grant_id, 5))
     world.rollover(1)
     word = (
@@ -88,7 +88,7 @@ def test_children_wait_for_all_their_parents(world: World) -> None:
 
 @pytest.mark.conforms("E21", "W3")
 def test_a_blocked_parent_holds_its_children_back(world: World) -> None:
-    group, term, parent, held = world.lent(3)
+    group, term, parent, held = world.granted(3)
     (child,) = world.rollover(1)
     world.write(group, term, AdvancePosition(parent, held.grant_id, 99), renew=True)
     assert outcome(world.apply(group, term, grant(child))) == (REFUSED, FREE, 0)

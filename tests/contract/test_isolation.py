@@ -93,7 +93,7 @@ def test_our_connections_are_at_read_committed(database: str) -> None:
 @pytest.mark.parametrize("level", STRICT)
 def test_progress_at_another_level_is_refused(postgres: PostgresWorld, level: str) -> None:
     """Its snapshot would be older than what was granted and appended meanwhile."""
-    group, _, stream, held = postgres.lent()
+    group, _, stream, held = postgres.granted()
     with psycopg.connect(postgres.url, autocommit=True) as user:
         user.execute(f"begin isolation level {level}")
         user.execute("select 1")

@@ -232,7 +232,7 @@ def test_a_reset_waits_for_an_absent_holder_or_forces(shell: Shell, orders: str,
         fleet.close()
         answer = shell.run("groups", "reset", GROUP, "--to-earliest", "--yes", "--timeout", "1s")
         assert answer.code == 4
-        assert "are lent" in answer.err
+        assert "are granted" in answer.err
         assert "A leader may take 5 s to read of the pause: wait for longer than 1 s." in answer.err
         assert "paused" not in shell.run("groups", "describe", GROUP).out, "it is as it was"
         assert shell.run("groups", "reset", GROUP, "--to-earliest", "--yes", "--force").code == 0

@@ -229,7 +229,7 @@ def unwritten() -> Bench:
     return bench
 
 
-def lent(shards: int = 1, *borrower_ids: str, options: GroupOptions | None = None) -> Bench:
+def granted(shards: int = 1, *borrower_ids: str, options: GroupOptions | None = None) -> Bench:
     """All streams are lent to these borrowers, who have confirmed them; what was sent until then is put away."""
     bench = Bench(shards, options=options)
     bench.joined(*borrower_ids)

@@ -17,7 +17,7 @@ from sublet_storage.groups.model.desired_state import (
     ResumeGroup,
     SetSessionWeight,
 )
-from tests.unit.leader_bench import BORROWER, HEAD, SUBSCRIPTION, Bench, lent
+from tests.unit.leader_bench import BORROWER, HEAD, SUBSCRIPTION, Bench, granted
 
 OTHER = "b/1"
 
@@ -57,7 +57,7 @@ def test_the_weight_of_a_session_is_changed() -> None:
 @pytest.mark.conforms("A5")
 def test_a_paused_group_lends_nothing_until_resumed() -> None:
     """It takes everything back first."""
-    bench = lent(2)
+    bench = granted(2)
     ordered(bench, PauseGroup("the sink is repaired"))
     assert {each.stream_id for each in bench.received(Revoke)} == {1, 2}
     for stream in (1, 2):
@@ -74,7 +74,7 @@ def test_a_paused_group_lends_nothing_until_resumed() -> None:
 
 @pytest.mark.conforms("A5")
 def test_what_is_not_handed_over_in_time_is_taken() -> None:
-    bench = lent()
+    bench = granted()
     ordered(bench, PauseGroup())
     bench.pass_time(bench.settings.revoke_deadline_s + bench.settings.resend_interval_s, BORROWER)
     assert bench.holders() == {}
@@ -85,7 +85,7 @@ def test_what_is_not_handed_over_in_time_is_taken() -> None:
 @pytest.mark.conforms("A5")
 def test_the_next_leader_of_a_paused_group_keeps_to_it() -> None:
     """It takes back what is reclaimed."""
-    bench = lent(2)
+    bench = granted(2)
     group = bench.store.apply_command(SUBSCRIPTION, PauseGroup("maintenance"))
     assert group is not None
     bench.group = group

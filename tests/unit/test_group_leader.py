@@ -36,7 +36,7 @@ from sublet_storage.groups.model.records import (
     ReleaseStream,
     StartingPosition,
 )
-from tests.unit.leader_bench import AGENT, BORROWER, HEAD, Bench, lent, unwritten
+from tests.unit.leader_bench import AGENT, BORROWER, HEAD, Bench, granted, unwritten
 
 OTHER = "b/1"
 
@@ -107,7 +107,7 @@ def test_a_chain_of_joins_puts_sharing_off_so_long() -> None:
 @pytest.mark.conforms("E20")
 def test_a_standby_takes_over_from_a_leaver() -> None:
     """That is decided when the slow write has set the stream free, not only at the next look."""
-    bench = lent(1, BORROWER, OTHER)
+    bench = granted(1, BORROWER, OTHER)
     owner = str(bench.holders()[1])
     (standby,) = {BORROWER, OTHER} - {owner}
     bench.receive(Ping((standby,), 1.0), standby.partition("/")[0])
@@ -137,7 +137,7 @@ def test_a_weight_that_is_none_is_refused(weight: float) -> None:
 @pytest.mark.parametrize("is_announced", [False, True])
 def test_a_stream_opened_later_is_granted(is_announced: bool) -> None:
     """At once where it is announced, else within the interval of the looks."""
-    bench = lent()
+    bench = granted()
     bench.pass_time(1.0, BORROWER)
     bench.streams.add_space("eu", "eu/#", 2)
     if is_announced:
@@ -149,7 +149,7 @@ def test_a_stream_opened_later_is_granted(is_announced: bool) -> None:
 
 
 def test_news_of_streams_cost_one_look_each_debounce() -> None:
-    bench = lent()
+    bench = granted()
     bench.pass_time(1.0, BORROWER)
     assert bench.give(StreamsChanged()).sync_streams
     assert not bench.give(StreamsChanged()).sync_streams
@@ -158,7 +158,7 @@ def test_news_of_streams_cost_one_look_each_debounce() -> None:
 
 @pytest.mark.conforms("E21")
 def test_children_wait_until_every_parent_is_consumed() -> None:
-    bench = lent(2)
+    bench = granted(2)
     bench.streams.rollover(1, 1)
     bench.pass_time(6.0, BORROWER)
     assert set(bench.holders()) == {1, 2}
@@ -171,7 +171,7 @@ def test_children_wait_until_every_parent_is_consumed() -> None:
 
 @pytest.mark.conforms("E21")
 def test_a_finished_stream_is_never_granted_again() -> None:
-    bench = lent()
+    bench = granted()
     bench.streams.rollover(1)
     bench.progress(HEAD)
     bench.settle()
@@ -184,7 +184,7 @@ def test_a_finished_stream_is_never_granted_again() -> None:
 @pytest.mark.conforms("E21")
 def test_a_stream_closed_after_its_end_was_reported() -> None:
     """The next look finishes it."""
-    bench = lent()
+    bench = granted()
     bench.progress(HEAD)
     bench.settle()
     bench.streams.rollover(1)
@@ -203,7 +203,7 @@ def test_a_stream_whose_messages_are_gone(
     on_data_loss: OnDataLoss, status: LendingStatus, holders: dict[int, str]
 ) -> None:
     """It is taken from its holder; where the loss is skipped its children are lent."""
-    bench = lent(options=GroupOptions(StartingPosition.EARLIEST, on_data_loss=on_data_loss))
+    bench = granted(options=GroupOptions(StartingPosition.EARLIEST, on_data_loss=on_data_loss))
     expire(bench)
     assert bench.row(1).status is status
     assert [(r.stream_id, r.reason) for r in bench.received(Revoked)] == [(1, RevokedReason.LOST)]
@@ -289,7 +289,7 @@ def test_repeated_progress_and_goodbyes_change_nothing() -> None:
 
 @pytest.mark.conforms("E8")
 def test_a_leaver_is_done_when_that_is_durable() -> None:
-    bench = lent(2)
+    bench = granted(2)
     bench.leave(bench.said(5, 1), bench.said(6, 2))
     assert ends(bench) == []
     bench.settle()
@@ -327,7 +327,7 @@ def test_progress_that_waits_is_replaced_by_newer_only() -> None:
 
 @pytest.mark.conforms("E11")
 def test_a_revoke_said_again_is_forced_no_later() -> None:
-    bench = lent()
+    bench = granted()
     first = bench.grant_id()
     for _ in range(4):
         bench.revoke()
@@ -337,7 +337,7 @@ def test_a_revoke_said_again_is_forced_no_later() -> None:
 
 @pytest.mark.conforms("E11")
 def test_a_holder_that_starts_again_is_revoked_too() -> None:
-    bench = lent()
+    bench = granted()
     first = bench.grant_id()
     bench.revoke()
     bench.pass_time(20.0, BORROWER)
@@ -352,7 +352,7 @@ def test_a_holder_that_starts_again_is_revoked_too() -> None:
 @pytest.mark.conforms("E11", "E18", "E28")
 def test_a_balance_revoke_waits_for_the_batch() -> None:
     """Of half of the streams, and of those only that have been held long enough."""
-    bench = lent(4)
+    bench = granted(4)
     bench.join(OTHER)
     before = bench.holders()
     bench.pass_time(1.0, BORROWER, OTHER)
@@ -363,7 +363,7 @@ def test_a_balance_revoke_waits_for_the_batch() -> None:
 
 
 def test_an_evicted_borrowers_last_word_counts() -> None:
-    bench = lent()
+    bench = granted()
     bench.revoke()
     bench.progress(5, final=True)
     bench.tick(bench.settings.eviction_timeout_s + 1)
@@ -386,7 +386,7 @@ def test_a_grant_under_way_to_an_evicted_one_goes_back() -> None:
 
 @pytest.mark.conforms("E32")
 def test_a_locked_row_holds_nobody_up() -> None:
-    bench = lent(2)
+    bench = granted(2)
     bench.store.locked.add((1, 1))
     bench.progress(5, 1)
     for position in (6, 7):
@@ -461,7 +461,7 @@ def test_an_unwritten_grants_stream_goes_elsewhere() -> None:
 @pytest.mark.conforms("E11")
 def test_the_unwritten_comes_before_what_waited_for_it(busy: bool) -> None:
     """The holder is put out while its progress is not written yet: what it reported is not announced as repeated."""
-    bench = lent()
+    bench = granted()
     bench.progress(50)
     bench.tick(bench.settings.eviction_timeout_s + 1)
     if busy:
@@ -536,7 +536,7 @@ def test_a_new_leader_waits_until_the_grace_ends() -> None:
 @pytest.mark.conforms("E10", "E17")
 def test_a_reclaim_of_what_is_not_its_own_is_lost() -> None:
     """Another agent's stream, or an old grant."""
-    bench = lent(2)
+    bench = granted(2)
     bench.lead()
     bench.join(OTHER, reclaim=(bench.held(1, 50), HeldGrant(99, 1, 1)))
     bench.join("a/2", predecessor=BORROWER, reclaim=(HeldGrant(2, bench.grant_id(2) - 1, 50),))
@@ -548,7 +548,7 @@ def test_a_reclaim_of_what_is_not_its_own_is_lost() -> None:
 
 @pytest.mark.conforms("E16")
 def test_a_reclaim_overtaken_by_another_stands() -> None:
-    bench = lent()
+    bench = granted()
     bench.lead()
     bench.join("a/2", predecessor=BORROWER, reclaim=(bench.held(),))
     bench.join("a/3", predecessor="a/2", reclaim=(bench.held(),))
@@ -598,7 +598,7 @@ def test_what_a_successor_does_not_name_goes_back() -> None:
 
 @pytest.mark.conforms("E31")
 def test_one_born_leaving_is_given_nothing() -> None:
-    bench = lent(2)
+    bench = granted(2)
     bench.lead()
     bench.join("a/2", predecessor=BORROWER, leaving=True, reclaim=(bench.held(1, 5), bench.held(2, 6)))
     bench.leave(bench.said(7, 1), bench.said(8, 2), borrower_id="a/2")
@@ -614,7 +614,7 @@ def test_one_born_leaving_is_given_nothing() -> None:
 
 @pytest.mark.conforms("E10", "E17")
 def test_words_under_an_old_grant_write_nothing() -> None:
-    bench = lent()
+    bench = granted()
     old = bench.grant_id() - 1
     for last in (False, True):
         bench.receive(UpdateProgress(BORROWER, bench.term, (StreamProgress(1, old, 50, last),)))
@@ -634,7 +634,7 @@ def test_words_under_an_old_grant_write_nothing() -> None:
 def test_what_was_given_up_is_written(
     kind: Callable[[str, int, tuple[StreamProgress, ...]], ToLeader], reason: str
 ) -> None:
-    bench = lent()
+    bench = granted()
     grant_id = bench.grant_id()
     bench.receive(kind(BORROWER, bench.term, (StreamProgress(1, grant_id, 50, True, delivered_end=60),)))
     assert bench.entries == [ReleaseStream(1, grant_id, 50, reason, 0.0, 60)]
@@ -644,7 +644,7 @@ def test_what_was_given_up_is_written(
 def test_nobody_is_told_of_a_loss_before_it_is_written() -> None:
     """Else he drops the stream with what he has not reported, and a leader who never wrote it is followed by one to
     whom the grant is in force."""
-    bench = lent()
+    bench = granted()
     held, word = bench.held(position=5), StreamProgress(1, bench.grant_id(), 5)
     bench.tick(bench.settings.eviction_timeout_s + 1)
     bench.sent.clear()
@@ -658,7 +658,7 @@ def test_nobody_is_told_of_a_loss_before_it_is_written() -> None:
 
 @pytest.mark.conforms("E11")
 def test_a_forced_revoke_is_told_when_it_is_written() -> None:
-    bench = lent()
+    bench = granted()
     bench.revoke()
     bench.settle()
     while not any(isinstance(entry, ForceRelease) for entry in bench.entries):
@@ -683,7 +683,7 @@ def test_nobody_can_speak_of_an_unwritten_grant(last: bool) -> None:
 
 @pytest.mark.conforms("E10", "X4")
 def test_no_agent_speaks_for_anothers_borrower() -> None:
-    bench = lent()
+    bench = granted()
     before = bench.row()
     for message in (
         UpdateProgress(BORROWER, bench.term, (bench.said(50),)),
@@ -704,7 +704,7 @@ def test_no_agent_speaks_for_anothers_borrower() -> None:
 @pytest.mark.conforms("E10")
 def test_a_late_request_brings_nobody_back() -> None:
     """Neither one that was replaced nor one that left."""
-    bench = lent()
+    bench = granted()
     bench.join("a/2", predecessor=BORROWER, reclaim=(bench.held(),))
     bench.settle()
     bench.sent.clear()
@@ -719,7 +719,7 @@ def test_a_late_request_brings_nobody_back() -> None:
 
 
 def test_a_leader_with_nobody_left_stops_in_time() -> None:
-    bench = lent()
+    bench = granted()
     bench.pass_time(100.0, BORROWER)
     assert bench.stopped is None
     bench.leave(bench.said(1))

@@ -27,7 +27,7 @@ from sublet_protocol.messages.borrower_leader import (
 from sublet_storage.groups.model.lending_row import StreamFacts
 from sublet_storage.groups.model.records import GroupOptions, GroupWrites, LendingStatus, StartingPosition
 from sublet_storage.groups.model.resets import apply_reset
-from tests.unit.leader_bench import AGENT, BORROWER, EPOCH_US, HEAD, SUBSCRIPTION, Bench, lent
+from tests.unit.leader_bench import AGENT, BORROWER, EPOCH_US, HEAD, SUBSCRIPTION, Bench, granted
 
 NODE, OTHER = "n:1", "b/1"
 STEP_S = 0.25
@@ -184,7 +184,7 @@ def test_a_fenced_process_that_answers_is_done() -> None:
 
 @pytest.mark.conforms("E34")
 def test_a_forced_revoke_costs_no_other_stream() -> None:
-    bench = lent(2)
+    bench = granted(2)
     bench.revoke(1)
     borrower = Borrower(BORROWER, SubscriptionRequest(AGENT, str(SUBSCRIPTION)), BorrowerSettings())
     borrower.start(0.0)
@@ -232,7 +232,7 @@ def test_who_is_fenced_elsewhere_is_announced(is_final: bool) -> None:
 @pytest.mark.conforms("E34")
 def test_what_a_renewal_brings_waits_for_its_promise() -> None:
     """A member of a former group had it: it waits as what was there before."""
-    bench = lent()
+    bench = granted()
     (stream,) = bench.streams.add_space("eu", "eu/#", 1)
     bench.store.commit([GroupWrites(bench.group.group_id, bench.term, (), sync_streams=True)])
     bench.change_row(stream, held_until_us=EPOCH_US + round(bench.now * 1_000_000))

@@ -21,7 +21,7 @@ from sublet_protocol.messages.borrower_leader import (
     UpdateProgress,
 )
 from sublet_storage.groups.model.records import LendingStatus
-from tests.unit.leader_bench import AGENT, BORROWER, HEAD, Bench, lent, unwritten
+from tests.unit.leader_bench import AGENT, BORROWER, HEAD, Bench, granted, unwritten
 
 S, K = AssignmentStatus, EventKind
 Pair = tuple[AssignmentStatus, EventKind]
@@ -41,7 +41,7 @@ def granting() -> Bench:
 
 def revoking() -> Bench:
     """An operator wants it back."""
-    bench = lent()
+    bench = granted()
     bench.revoke()
     bench.settle()
     return bench
@@ -56,7 +56,7 @@ def revoking_unwritten() -> Bench:
 
 def revoked() -> Bench:
     """Its last word is durable, and the stream stays with nobody."""
-    bench = lent()
+    bench = granted()
     bench.join("z/1", leaving=True)
     bench.progress(7, final=True)
     bench.settle()
@@ -65,7 +65,7 @@ def revoked() -> Bench:
 
 def reclaiming() -> Bench:
     """A successor has asked for it under a new leader; the row does not say so yet."""
-    bench = lent()
+    bench = granted()
     bench.lead()
     bench.join("a/2", predecessor=BORROWER, reclaim=(bench.held(),))
     return bench
@@ -73,7 +73,7 @@ def reclaiming() -> Bench:
 
 def reclaiming_behind_progress() -> Bench:
     """A successor has asked for it while its predecessor's progress is being written."""
-    bench = lent()
+    bench = granted()
     bench.progress(9)
     bench.join("a/2", predecessor=BORROWER, reclaim=(bench.held(),))
     return bench
@@ -172,32 +172,32 @@ STORIES: dict[Pair, Story] = {
     (S.GRANTING, K.GRANT_REFUSED): (unwritten, refuse, None),
     (S.REVOKING, K.GRANT_REFUSED): (revoking_unwritten, refuse, None),
     (S.GRANTING, K.PROGRESS): (granting, progress, None),
-    (S.GRANTED, K.PROGRESS): (lent, progress, None),
+    (S.GRANTED, K.PROGRESS): (granted, progress, None),
     (S.REVOKING, K.PROGRESS): (revoking, progress, None),
     (S.REVOKED, K.PROGRESS): (revoked, progress_of_the_past, Revoked),
     (S.ABSENT, K.PROGRESS): (absent, progress_of_the_past, Revoked),
     (S.GRANTING, K.FINAL): (granting, final, None),
-    (S.GRANTED, K.FINAL): (lent, final, None),
+    (S.GRANTED, K.FINAL): (granted, final, None),
     (S.REVOKING, K.FINAL): (revoking, final, None),
     (S.REVOKED, K.FINAL): (revoked, final_word_of_the_past, Revoked),
     (S.ABSENT, K.FINAL): (absent, final_word_of_the_past, Revoked),
     (S.GRANTING, K.ABORTED): (granting, break_off, None),
-    (S.GRANTED, K.ABORTED): (lent, break_off, None),
+    (S.GRANTED, K.ABORTED): (granted, break_off, None),
     (S.REVOKING, K.ABORTED): (revoking, break_off, None),
     (S.GRANTING, K.SAVED): (reclaiming_behind_progress, Bench.commit, None),
-    (S.GRANTED, K.SAVED): (lent, save_progress, ProgressSaved),
+    (S.GRANTED, K.SAVED): (granted, save_progress, ProgressSaved),
     (S.REVOKING, K.SAVED): (revoking, save_progress, ProgressSaved),
     (S.GRANTING, K.ENDED): (reclaiming_behind_progress, read_to_the_end, Revoked),
-    (S.GRANTED, K.ENDED): (lent, read_to_the_end, Revoked),
+    (S.GRANTED, K.ENDED): (granted, read_to_the_end, Revoked),
     (S.REVOKING, K.ENDED): (revoking, save_the_last_word, Revoked),
     (S.GRANTING, K.LOST): (reclaiming, reset_by_somebody, Revoked),
-    (S.GRANTED, K.LOST): (lent, reset_by_somebody, Revoked),
+    (S.GRANTED, K.LOST): (granted, reset_by_somebody, Revoked),
     (S.REVOKING, K.LOST): (revoking, reset_by_somebody, Revoked),
     (S.GRANTING, K.REVOKE): (granting, Bench.revoke, Revoke),
-    (S.GRANTED, K.REVOKE): (lent, Bench.revoke, Revoke),
+    (S.GRANTED, K.REVOKE): (granted, Bench.revoke, Revoke),
     (S.REVOKING, K.REVOKE): (revoking, Bench.revoke, None),
     (S.GRANTING, K.REVOKE_FINISHED): (granting, Bench.finished, None),
-    (S.GRANTED, K.REVOKE_FINISHED): (lent, Bench.finished, None),
+    (S.GRANTED, K.REVOKE_FINISHED): (granted, Bench.finished, None),
     (S.REVOKING, K.REVOKE_FINISHED): (revoking, Bench.finished, None),
     (S.REVOKED, K.REVOKE_FINISHED): (revoked, finish_the_past, None),
     (S.ABSENT, K.REVOKE_FINISHED): (absent, finish_the_past, None),
@@ -276,7 +276,7 @@ def test_what_cannot_happen_tells_its_story(status: AssignmentStatus, kind: Even
 @pytest.mark.conforms("E8", "E11")
 @pytest.mark.parametrize(("last", "reason"), [(True, RevokedReason.SAVED), (False, RevokedReason.LOST)])
 def test_an_end_says_whether_work_may_be_done_twice(last: bool, reason: RevokedReason) -> None:
-    bench = lent()
+    bench = granted()
     bench.leave(bench.said(5, final=last))
     bench.settle()
     assert [m.reason for m in bench.received(Revoked)] == [reason]

@@ -17,7 +17,7 @@ from sublet_protocol.messages.borrower_leader import (
     UpdateProgress,
 )
 from sublet_storage.groups.model.records import GroupOptions, HistoryRecord, StartingPosition
-from tests.unit.leader_bench import Bench, lent
+from tests.unit.leader_bench import Bench, granted
 
 EXPIRY_S = 60.0
 STABLE = GroupOptions(StartingPosition.EARLIEST, session_expiry_s=EXPIRY_S)
@@ -101,7 +101,7 @@ def test_what_was_being_granted_is_kept_again() -> None:
 
 
 def test_history_says_why_a_grant_ended() -> None:
-    bench = lent(2, "a/1")
+    bench = granted(2, "a/1")
     bench.leave(bench.said(5, 1), borrower_id="a/1")
     bench.settle()
     ends = {line.stream_id: line.reason for line in history(bench, "release")}
@@ -252,7 +252,7 @@ def test_a_strategy_that_breaks_is_replaced_and_told(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.conforms("E18")
 def test_a_free_stream_goes_back_to_who_had_it() -> None:
-    bench = lent(4, "a/1", "b/1")
+    bench = granted(4, "a/1", "b/1")
     own = streams_of(bench, "b/1")
     leave(bench, "b/1")
     bench.join("b/2")
@@ -263,7 +263,7 @@ def test_a_free_stream_goes_back_to_who_had_it() -> None:
 
 @pytest.mark.conforms("E11")
 def test_a_revoke_is_recorded_once_with_its_reason() -> None:
-    bench = lent(1, "a/1")
+    bench = granted(1, "a/1")
     bench.revoke()
     bench.revoke()
     bench.settle()
@@ -271,7 +271,7 @@ def test_a_revoke_is_recorded_once_with_its_reason() -> None:
 
 
 def test_reports_of_size_and_lag_reach_the_strategy() -> None:
-    bench = lent(2, "a/1", options=GroupOptions(StartingPosition.EARLIEST, strategy="load"))
+    bench = granted(2, "a/1", options=GroupOptions(StartingPosition.EARLIEST, strategy="load"))
     for second in range(1, 6):
         bench.pass_time(1.0, "a/1")
         reported = (

@@ -31,7 +31,7 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.channel_messages import GroupEvent
 from sublet_protocol.pubsub.model import Channel
 from sublet_storage.groups.model.records import GroupOptions, HistoryRecord, StartingPosition
-from tests.unit.leader_bench import Bench, lent
+from tests.unit.leader_bench import Bench, granted
 from tests.unit.test_node_machine import SETTINGS, SUBSCRIPTION, Play
 
 WANTED = Subscription.parse(SUBSCRIPTION)
@@ -170,7 +170,7 @@ def test_each_join_of_a_member_has_its_end() -> None:
 
 
 def test_a_member_has_left_when_that_is_written() -> None:
-    bench = lent()
+    bench = granted()
     bench.reported.clear()
     bench.leave(bench.said(7))
     assert members(bench) == []
@@ -193,21 +193,21 @@ def test_of_two_under_one_name_the_older_is_fenced() -> None:
 LINE = HistoryRecord(1_700_000_000_000_000, 7, 3, "force_release", "evicted", 17, "a/1", "a", 5, 9, True, 8, "worker")
 
 
-def told(record: HistoryRecord, at_us: int = 1) -> dict[str, object]:
+def event_of(record: HistoryRecord, at_us: int = 1) -> dict[str, object]:
     event = to_group_event(GroupHistoryEvent(SUBSCRIPTION, record), "n1", at_us)
     return dict(json.loads(event.payload))
 
 
 def test_an_event_has_only_what_applies() -> None:
-    assert told(LINE, LINE.at_us) == {
+    assert event_of(LINE, LINE.at_us) == {
         "at": "2023-11-14T22:13:20Z", "event": "force_release", "group_id": 7, "subscription": SUBSCRIPTION,
         "node": "n1", "term": 9, "stream_id": 3, "grant_id": 17, "position": 5, "redelivery_end": 8, "forced": True,
         "reason": "evicted",
         "borrower_id": "a/1", "agent": "a", "session": "worker",
     }  # fmt: skip
-    of_group = told(transient_record(7, 9, "step_down", "idle"))
+    of_group = event_of(transient_record(7, 9, "step_down", "idle"))
     assert set(of_group) == {"at", "event", "group_id", "subscription", "node", "term", "reason"}
-    start = told(replace(LINE, position=0, redelivery_end=None, is_forced=False))
+    start = event_of(replace(LINE, position=0, redelivery_end=None, is_forced=False))
     assert (start["position"], start["forced"], "redelivery_end" in start) == (0, False, False)
 
 

@@ -92,7 +92,7 @@ function lanesOf(group, streams) {
     lanes.set(member.borrower_id, { key: member.agent, name: member.session || shortAgent(member.agent), kind: "member",
       whole: `${member.session ?? ""} ${member.agent} ${member.borrower_id}`, streams: [] });
   }
-  const nobody = { key: "", name: "held by nobody", kind: "nobody", whole: "streams that are lent to nobody", streams: [] };
+  const nobody = { key: "", name: "held by nobody", kind: "nobody", whole: "streams that are granted to nobody", streams: [] };
   for (const line of streams) (lanes.get(line.borrower_id) ?? nobody).streams.push(line);
   const sorted = [...lanes.values()].sort((a, b) => (a.name + a.key).localeCompare(b.name + b.key));
   return nobody.streams.length || !sorted.length ? [...sorted, nobody] : sorted;
