@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sublet_leader.node.events import MessageReceived, NodeEvent, NodeStarted, Request, Tick
+from sublet_leader.node.events import AgentMessageReceived, NodeEvent, NodeStarted, Request, Tick
 from sublet_leader.node.machine import Node
 from sublet_leader.node.request_executor import execute
 from sublet_leader.settings import LeaderSettings
@@ -60,7 +60,7 @@ class Spent:
 class Said:
     """Messages, and how many streams or borrowers they are about."""
 
-    events: list[MessageReceived]
+    events: list[AgentMessageReceived]
     count: int
 
 
@@ -88,7 +88,7 @@ class Twin:
                 LeaderWanted(f"{agent}/{n}", agent, group, starting_position="earliest")
                 for n, group in enumerate(groups)
             ]
-            self.give([MessageReceived(agent, each) for each in wanted])
+            self.give([AgentMessageReceived(agent, each) for each in wanted])
         self.now += SETTINGS.rebalance_debounce_s + 0.001
         self.give([Tick()])
         assert len(self.grants) == self.size.groups * self.size.streams, f"{len(self.grants)} streams are lent"
@@ -130,14 +130,14 @@ class Twin:
         ]
         step = max(len(reports) // max(count // together, 1), 1)
         chosen = reports[::step][: count // together]
-        events = [MessageReceived(report.borrower_id.partition("/")[0], report) for report in chosen]
+        events = [AgentMessageReceived(report.borrower_id.partition("/")[0], report) for report in chosen]
         return Said(events, sum(len(report.streams) for report in chosen))
 
     def pings(self, count: int) -> Said:
         """Pings of so many borrowers, one command for each agent."""
         groups = range(self.size.groups)
         agents = [f"agent-{n}" for n in range(min(self.size.agents, max(count // self.size.groups, 1)))]
-        events = [MessageReceived(agent, Ping(tuple(f"{agent}/{n}" for n in groups), 0.0)) for agent in agents]
+        events = [AgentMessageReceived(agent, Ping(tuple(f"{agent}/{n}" for n in groups), 0.0)) for agent in agents]
         return Said(events, len(agents) * len(groups))
 
     def rows(self) -> list[Lending]:
@@ -157,8 +157,8 @@ class Twin:
                 self.grants[message.borrower_id, message.stream_id] = message
 
     @staticmethod
-    def _report(grant: Grant, position: int) -> MessageReceived:
-        return MessageReceived(
+    def _report(grant: Grant, position: int) -> AgentMessageReceived:
+        return AgentMessageReceived(
             grant.borrower_id.partition("/")[0],
             UpdateProgress(grant.borrower_id, grant.term, _streams([grant], position)),
         )

@@ -19,7 +19,7 @@ from bench._footprint import footprint
 from bench._report import Beside
 from bench._statements import Statements
 from bench._twin import Size, Twin
-from sublet_leader.node.events import MessageReceived
+from sublet_leader.node.events import AgentMessageReceived
 from sublet_protocol.messages.borrower_leader import LeaderWanted
 from sublet_protocol.messages.codec import decode_to_leader, encode_to_leader
 
@@ -129,7 +129,7 @@ class _Words:
         return 1000 * UPDATES * statistics.median(self._took[name])
 
 
-def _parsing(events: Sequence[MessageReceived]) -> float:
+def _parsing(events: Sequence[AgentMessageReceived]) -> float:
     """What a node cannot do without: from bytes to these messages."""
     sent = [encode_to_leader(event.message) for event in events]
     kind, texts = type(sent[0]), [one.SerializeToString() for one in sent]

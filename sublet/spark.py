@@ -6,17 +6,17 @@ from sublet_borrower.consumer.runner import RetryPolicy, RunSummary
 from sublet_borrower.spark.job.cluster_checks import SparkSettingsWarning
 from sublet_borrower.spark.job.consumption import Consumption, consume
 from sublet_borrower.spark.job.status import ConsumptionStatus, TaskStatus
-from sublet_borrower.spark.job.task import Attempt, TaskSummary
+from sublet_borrower.spark.job.task import TaskAttempt, TaskSummary
 from sublet_borrower.spark.source.exactly_once import Guard
 
 __all__ = [
-    "Attempt",
     "Consumption",
     "ConsumptionStatus",
     "Guard",
     "RetryPolicy",
     "RunSummary",
     "SparkSettingsWarning",
+    "TaskAttempt",
     "TaskStatus",
     "TaskSummary",
     "consume",

@@ -94,7 +94,7 @@ def sections() -> dict[str, list[str]]:
     return {
         "borrower": [*shown("borrower"), "", *statuses(b.BorrowerStatus), "", *answers(b.ACTIONS)],
         "borrower streams": [*statuses(b.StreamStatus)],
-        "assignment": [*shown("assignment"), "", *statuses(a.AssignmentStatus), "", *steps(a.TRANSITIONS)],
+        "assignment": [*shown("assignment"), "", *statuses(a.GrantStatus), "", *steps(a.TRANSITIONS)],
         "election": [*shown("election"), "", *statuses(e.ElectionStatus), "", *steps(e.TRANSITIONS)],
     }
 

@@ -24,10 +24,10 @@ from sublet_leader.jobs.outbox_relay import OutboxRelay
 from sublet_leader.listen_address import ListenAddress
 from sublet_leader.node.database_worker import DatabaseWorker
 from sublet_leader.node.events import (
+    AgentMessageReceived,
     DesiredStateRead,
     GroupOpenCompleted,
     LeaderQueried,
-    MessageReceived,
     NodeEvent,
     NodeSnapshot,
     NodeStarted,
@@ -296,7 +296,7 @@ class NodeServer:
             return
         agent = subscriber_id.rpartition(".")[0]
         self._subscribers[agent] = subscriber_id
-        self._handle(MessageReceived(agent, message))
+        self._handle(AgentMessageReceived(agent, message))
 
     def _send(self, agent: str, message: ToBorrower) -> None:
         """Into the mailbox of the agent's present life; to one that is gone it is lost, and resent if it matters."""

@@ -2,7 +2,7 @@
 
 `flights` has the data, `application` is the Spark application (a process of its own), `task_work` what its tasks do
 with a batch, `runner` starts everything and kills some of it (`child_processes` ends it, whatever happens;
-`takeover_report` prints what became of a kill), `delivery_check` compares what the tasks recorded with the source and
+`takeover_reporter` prints what became of a kill), `delivery_check` compares what the tasks recorded with the source and
 with the history of lendings, `display` prints. The checker shares nothing with the consumers but their records.
 """
 

@@ -21,7 +21,7 @@ KILLS_BETWEEN = 0.3, 0.7
 
 
 @dataclass(frozen=True, slots=True)
-class Kill:
+class KillRecord:
     """What was killed, and the share of all messages that was durably consumed right before."""
 
     what: str
@@ -59,7 +59,7 @@ class CheckResult:
     duplicate_ranges: list[dict[str, Any]] = field(default_factory=list)
     totals: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     """carrier: flights in the file, flights consumed, miles consumed."""
-    kills: tuple[Kill, ...] = ()
+    kills: tuple[KillRecord, ...] = ()
 
     @property
     def is_ok(self) -> bool:
@@ -68,7 +68,7 @@ class CheckResult:
         return not (self.lost or self.misplaced or self.duplicated - self.explained_duplicates) and entire
 
     @property
-    def mistimed_kills(self) -> list[Kill]:
+    def mistimed_kills(self) -> list[KillRecord]:
         """Kills that were not in the middle of the work."""
         return [kill for kill in self.kills if not kill.is_mid_run]
 
@@ -97,7 +97,7 @@ def check_deliveries(
     heads: dict[int, int],
     attempts: list[DeliveredBatch],
     history: list[HistoryRecord],
-    kills: Sequence[Kill] = (),
+    kills: Sequence[KillRecord] = (),
 ) -> CheckResult:
     """Compare as a multiset, by (stream, offset) and by source row."""
     findings = CheckResult(source.num_rows, kills=tuple(kills))

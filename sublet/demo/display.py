@@ -16,7 +16,7 @@ from sublet.demo.delivery_check import KILLS_BETWEEN, CheckResult
 _PLAIN_INTERVAL_S = 5.0
 
 
-class Display:
+class DemoDisplay:
     """Bars on a terminal, a line now and then elsewhere."""
 
     def __init__(self) -> None:

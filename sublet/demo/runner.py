@@ -20,10 +20,10 @@ import pyarrow as pa
 
 from sublet.demo import delivery_check, flights
 from sublet.demo.child_processes import ChildProcesses
-from sublet.demo.display import Display
+from sublet.demo.display import DemoDisplay
 from sublet.demo.group_view import GroupView, count_consumed, find_busiest, list_holders
 from sublet.demo.holding_intervals import holding_intervals, process_of
-from sublet.demo.takeover_report import TakeoverReporter
+from sublet.demo.takeover_reporter import TakeoverReporter
 from sublet_protocol.domain.errors import EmbeddedDirectoryUnusable, Unavailable, UsageError
 from sublet_storage.bootstrap.database import open_database
 from sublet_storage.groups.model.records import HistoryRecord
@@ -44,7 +44,7 @@ LIMIT_S = 170.0
 
 def run_demo(as_json: bool, keep: str | None) -> int:
     """Run the demo; return its exit code."""
-    show = Display()
+    show = DemoDisplay()
     home = _empty(Path(keep)) if keep else _temporary()
     try:
         with open_database(None, home / "postgres") as database:
@@ -93,12 +93,12 @@ class _Stage:
 
     url: str
     home: Path
-    show: Display
+    show: DemoDisplay
     processes: ChildProcesses
     takeover_reporter: TakeoverReporter
     published: int = 0
     failure: BaseException | None = None
-    kills: list[delivery_check.Kill] = field(default_factory=list)
+    kills: list[delivery_check.KillRecord] = field(default_factory=list)
 
     def play(self, as_json: bool) -> int:
         records = self.home / "records"
@@ -170,7 +170,7 @@ class _Stage:
             self.show.update(self.published, done_so_far)
             self.takeover_reporter.update(seen)
             if acts and done_so_far >= acts[0][0] * total and acts[0][2](seen):
-                self.kills.append(delivery_check.Kill(acts.pop(0)[1], done_so_far / total))
+                self.kills.append(delivery_check.KillRecord(acts.pop(0)[1], done_so_far / total))
             return done_so_far == total
 
         self._until(done, "everything to be consumed")

@@ -369,7 +369,7 @@ def test_who_was_taken_for_dead_moves_nothing(
 def test_what_a_block_names_is_not_deleted(conn: Connection, world: PlaceWorld, space: Space, stream: int) -> None:
     move(conn, space)
     uri = f"{world.uri.partition('?')[0]}/{name_at(conn, world, 2)}"
-    owner = unreferenced_objects.BlockStream(space.space_id, generation_of(conn, stream), stream)
+    owner = unreferenced_objects.BlockOwner(space.space_id, generation_of(conn, stream), stream)
     unreferenced_objects.mark_for_deletion(conn, owner, [(uri, 2)], was_named=False)
     assert unreferenced_objects.delete_expired_objects(conn) == 0
     assert len(world.names()) == BLOCKS

@@ -14,9 +14,9 @@ from sublet_storage.db.connect import connect
 from sublet_storage.node_directory import NodeRef, deregister, register
 from sublet_storage.notify.catch_up_reads import ReadSnapshot, make_snapshot_reader
 from sublet_storage.notify.changes import (
-    Change,
-    Envelope,
+    ChangeBatch,
     NotifySettings,
+    ObjectChange,
     ObjectSnapshot,
     PublisherHeartbeat,
     stream_change,
@@ -50,9 +50,9 @@ class Received:
         driver: str = "postgres",
         read: ReadSnapshot | None = None,
         settings: NotifySettings = SETTINGS,
-        fails: Callable[[Change], bool] = lambda change: False,
+        fails: Callable[[ObjectChange], bool] = lambda change: False,
     ) -> None:
-        self.changes: list[tuple[float, Change]] = []
+        self.changes: list[tuple[float, ObjectChange]] = []
         self.reads: list[str] = []
         self._read, self._fails = read or make_snapshot_reader(lambda: ()), fails
         self.subscriber = NotificationSubscriber(
@@ -63,12 +63,12 @@ class Received:
         self.reads.append(kind)
         return self._read(conn, kind)
 
-    def _take(self, change: Change) -> None:
+    def _take(self, change: ObjectChange) -> None:
         self.changes.append((time.monotonic(), change))
         if self._fails(change):
             raise ValueError("this handler does not like it")
 
-    def of(self, kind: str, key: str) -> list[Change]:
+    def of(self, kind: str, key: str) -> list[ObjectChange]:
         return [change for _, change in list(self.changes) if (change.kind, change.key) == (kind, key)]
 
 
@@ -113,7 +113,7 @@ class Loose:
 class Bench:
     """Ears on a `Loose` driver, and a publisher on paper."""
 
-    def __init__(self, url: str, stream: int, on_change: Callable[[Change], None] = lambda change: None) -> None:
+    def __init__(self, url: str, stream: int, on_change: Callable[[ObjectChange], None] = lambda change: None) -> None:
         self.driver = Loose()
         self.url, self.stream = url, stream
         settings = NotifySettings(
@@ -135,7 +135,7 @@ class Bench:
 
     def receive(self, number: int) -> None:
         change = stream_change(self.stream, number, False)
-        self.driver.deliver(encode(Envelope("p", "i", "stream", number, number - 1, (change,))))
+        self.driver.deliver(encode(ChangeBatch("p", "i", "stream", number, number - 1, (change,))))
 
     def knows(self, number: int) -> bool:
         return self.subscriber.get("stream", str(self.stream)) == stream_change(self.stream, number, False)

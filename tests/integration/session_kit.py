@@ -19,7 +19,7 @@ from sublet_protocol.messages.channel_messages import GroupEvent
 from sublet_protocol.pubsub.agent_side_events import ConnectionLost
 from sublet_protocol.pubsub.agent_side_machine import AgentSideSettings
 from sublet_protocol.pubsub.mailbox import MailboxLimits
-from sublet_protocol.pubsub.model import CHANNELS, Channel, Channels, Command, DeliveredMessage
+from sublet_protocol.pubsub.model import CHANNELS, Channel, Channels, Command, SequencedMessage
 from sublet_protocol.pubsub.node_connection import NodeConnection
 from sublet_protocol.pubsub.node_side_machine import NodeSideSettings
 from sublet_protocol.pubsub.node_side_replies import SubscribedKeys
@@ -153,7 +153,7 @@ class Agent:
         answer_within_s: float = 5.0,
         channels: Channels = CHANNELS,
     ) -> None:
-        self.seen: list[DeliveredMessage] = []
+        self.seen: list[SequencedMessage] = []
         self.lost: list[ConnectionLost] = []
         self.refused: list[tuple[Command, str]] = []
         self.node = NodeConnection(

@@ -14,7 +14,7 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_storage.db.connect import connect
 from sublet_storage.doctor import checks
-from sublet_storage.doctor.checks import Finding, Severity, run_checks
+from sublet_storage.doctor.checks import DoctorFinding, Severity, run_checks
 from sublet_storage.groups.admin.node_desired_state import set_draining
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.desired_state import PauseGroup
@@ -42,7 +42,7 @@ def store(database: str) -> Iterator[PostgresGroupStore]:
     store.close()
 
 
-def found(conn: psycopg.Connection[Any], check: str, now_s: float | None = None) -> Finding:
+def found(conn: psycopg.Connection[Any], check: str, now_s: float | None = None) -> DoctorFinding:
     now_s = time.time() if now_s is None else now_s
     (finding,) = [each for each in run_checks(conn, now_s, PROTOCOL_VERSION) if each.check == check]
     return finding
@@ -56,7 +56,7 @@ def check_finding(conn: psycopg.Connection[Any], check: str, state: Severity, de
     assert hint in (finding.hint or "")
 
 
-def is_well(finding: Finding) -> bool:
+def is_well(finding: DoctorFinding) -> bool:
     return finding.state is Severity.OK and finding.hint is None
 
 

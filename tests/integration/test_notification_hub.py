@@ -15,7 +15,7 @@ from sublet_protocol.pubsub.node_side_machine import NodeSideMachine
 from sublet_protocol.pubsub.node_side_replies import PollDeliveries
 from sublet_protocol.pubsub.server import new_publisher
 from sublet_storage.db.connect import connect
-from sublet_storage.notify.changes import Change, NotifySettings, group_change, stream_change
+from sublet_storage.notify.changes import NotifySettings, ObjectChange, group_change, stream_change
 from sublet_storage.notify.drivers.registry import load_driver
 from sublet_storage.notify.publisher import publish_once
 from sublet_storage.spaces.space_changes import create_space
@@ -62,17 +62,17 @@ def test_a_hub_passes_on_what_is_followed(database: str) -> None:
         try:
             publisher.receive("a", 1, [Subscribe(Channel.STREAM, "1")], 0.0)
             await until(lambda: heads(publisher, "a"))  # nobody has told it: it was read
-            changes: list[Change] = [stream_change(1, 40, closed=False), stream_change(2, 50, closed=False)]
+            changes: list[ObjectChange] = [stream_change(1, 40, closed=False), stream_change(2, 50, closed=False)]
             await asyncio.to_thread(publish_once, database, changes)
             await until(lambda: {1, 2} <= set(grown))
             assert heads(publisher, "a")[-1] == StreamHead(1, 40)
-            nonsense = [Change("stream", key, 2**62) for key in ("1", "x", "9" * 19, "9" * 90, "٣")]
+            nonsense = [ObjectChange("stream", key, 2**62) for key in ("1", "x", "9" * 19, "9" * 90, "٣")]
             await asyncio.to_thread(publish_once, database, [*nonsense, stream_change(3, 60, closed=False)])
             await until(lambda: 3 in grown)
             publisher.receive("b", 1, [Subscribe(Channel.STREAM, "2")], 0.0)
             assert heads(publisher, "b") == [StreamHead(2, 50)], "it was heard of before"
             assert publisher.subscribed_keys(Channel.STREAM).keys == {"1", "2"}
-            odd = [Change("group", f"$share/g{n}/#", 1, data=data) for n, data in enumerate(ODD)]
+            odd = [ObjectChange("group", f"$share/g{n}/#", 1, data=data) for n, data in enumerate(ODD)]
             wanted = [group_change("$share/g/#", 7), group_change("$share/h/#", 8, revision=2)]
             await asyncio.to_thread(publish_once, database, [*odd, *wanted])
             await until(lambda: ordered)

@@ -17,7 +17,7 @@ import pytest
 
 from sublet_storage.node_directory import NodeRef, deregister, register
 from sublet_storage.notify import publisher as publisher_module
-from sublet_storage.notify.changes import KINDS, Change, space_change, stream_change
+from sublet_storage.notify.changes import KINDS, ObjectChange, space_change, stream_change
 from sublet_storage.notify.drivers.base import DriverCapabilities
 from sublet_storage.notify.drivers.registry import load_driver
 from sublet_storage.notify.publisher import NotificationPublisher, publish_once, shared_publisher
@@ -44,7 +44,7 @@ def test_a_node_that_comes_later_is_found_and_greeted(database: str, notifier: N
         eventually(lambda: one.of("stream", "5"))
         with listening(database, "zmq", NodeRef("other", "x", "h:1")) as two:
 
-            def reported() -> list[Change]:
+            def reported() -> list[ObjectChange]:
                 notifier.publish([stream_change(5, int(time.monotonic() * 1000), False)])
                 return two.of("stream", "5")
 
@@ -163,7 +163,7 @@ def test_a_bad_driver_is_told_of_and_harms_no_other(
         deregister(conn, NodeRef("odd", "x", "h:1"))
         with listening(database, node=NodeRef("new", "x", "h:2")) as late:
 
-            def reported() -> list[Change]:
+            def reported() -> list[ObjectChange]:
                 notifier.publish([stream_change(6, int(time.monotonic() * 1000), False)])
                 return late.of("stream", "6")
 

@@ -15,7 +15,7 @@ from sublet_storage.notify.catch_up_reads import (
     read_spaces,
     read_streams,
 )
-from sublet_storage.notify.changes import KINDS, Change, ObjectSnapshot, space_change, stream_change
+from sublet_storage.notify.changes import KINDS, ObjectChange, ObjectSnapshot, space_change, stream_change
 from sublet_storage.notify.publisher import NotificationPublisher
 from sublet_storage.spaces.space_changes import create_space, drop_space, rollover
 from tests.integration.log_kit import Connection, put, stream_of
@@ -164,7 +164,7 @@ def test_a_dropped_event_costs_exactly_one_read(bench: Bench, conn: Connection) 
 
 @pytest.mark.conforms("D9")
 def test_a_failing_handler_and_noise_stop_nothing(database: str, conn: Connection) -> None:
-    def fail(change: Change) -> None:
+    def fail(change: ObjectChange) -> None:
         raise ValueError("no")
 
     bench = Bench(database, stream_of(conn, "default"), fail)

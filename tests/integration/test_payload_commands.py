@@ -15,7 +15,7 @@ from sublet_leader.jobs.maintenance import MaintenanceRunner
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_storage.doctor import location_checks
-from sublet_storage.doctor.checks import Finding, Severity, run_checks
+from sublet_storage.doctor.checks import DoctorFinding, Severity, run_checks
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.history import delete_old_history, read_history
 from sublet_storage.groups.model.records import MAINTENANCE, RecordHistory
@@ -58,7 +58,7 @@ def line_of(conn: Connection, stream: int) -> StreamView:
     return line
 
 
-def reading(conn: Connection) -> Finding:
+def reading(conn: Connection) -> DoctorFinding:
     (finding,) = [each for each in run_checks(conn, 0.0, PROTOCOL_VERSION) if each.check == "reading"]
     return finding
 

@@ -15,7 +15,7 @@ from sublet_protocol.messages.channel_messages import StreamHead
 from sublet_protocol.pubsub.agent_side_events import ConnectionLost, ConnectionLostReason, ConnectionStatus
 from sublet_protocol.pubsub.agent_side_machine import AgentSideSettings
 from sublet_protocol.pubsub.mailbox import MailboxLimits
-from sublet_protocol.pubsub.model import Channel, DeliveredMessage, MailboxOverflow
+from sublet_protocol.pubsub.model import Channel, MailboxOverflow, SequencedMessage
 from tests.integration.session_kit import FAST, Agent, a_node, an_agent, event, free_port, run, until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,7 +49,7 @@ class Subscriptions:
         name = f"{channel}/{key or 'all'}"
         seen = self.seen.setdefault(name, [])
 
-        def on_message(delivery: DeliveredMessage) -> None:
+        def on_message(delivery: SequencedMessage) -> None:
             seen.append(delivery.body)
 
         def on_lost(lost: ConnectionLost) -> None:

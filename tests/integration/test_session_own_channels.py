@@ -12,7 +12,7 @@ import pytest
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.messages.channel_messages import GroupEvent
 from sublet_protocol.pubsub.agent_side_machine import AgentSideSettings
-from sublet_protocol.pubsub.model import Channel, ChannelDelivery, Channels, Command, DeliveredMessage
+from sublet_protocol.pubsub.model import Channel, ChannelDelivery, Channels, Command, SequencedMessage
 from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, new_publisher
 from tests.integration.session_kit import Agent, a_node, an_agent, run, until
 
@@ -65,7 +65,7 @@ def test_a_station_and_its_watchers() -> None:
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         watcher = Agent(f"127.0.0.1:{port}", "watcher", AgentSideSettings(hold_s=1.0), channels=WEATHER)
-        storms: list[DeliveredMessage] = []
+        storms: list[SequencedMessage] = []
         watcher.node.subscribe("temperature", "oslo")
         watcher.node.subscribe("storm", on_message=storms.append)
         await until(lambda: station.watched == {"oslo"} and station.sessions.publisher.subscribed_keys("storm").has_all)

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from sublet_protocol.domain.errors import BatchOutOfSequence, StagedBlocksLost
+from sublet_protocol.domain.errors import SinkBatchOutOfOrder, StagedBlocksLost
 from sublet_storage.db.connect import connect
 from sublet_storage.producer.staging import RETENTION_S, delete_abandoned_blocks
 from sublet_storage.spaces.space_changes import create_space, reshard, rollover
@@ -173,7 +173,7 @@ def test_a_driver_that_is_behind_is_refused_by_name(database: str, conn: Connect
     old = zombie.write(0, [numbered(0, 100)])
     batch(Query(database), 0)
     batch(Query(database), 1)
-    with pytest.raises(BatchOutOfSequence, match="query 1: batch 0 is not stored now, as batch 1 is stored already"):
+    with pytest.raises(SinkBatchOutOfOrder, match="query 1: batch 0 is not stored now, as batch 1 is stored already"):
         zombie.commit(old, 0)
     assert stored(conn) == list(range(6000))
     anew.commit(anew.write(0, [numbered(6000, 10)]), 0)
@@ -243,7 +243,7 @@ def test_a_numbered_write_is_stored_once(database: str, conn: Connection) -> Non
     for first, number in ((0, 0), (0, 0), (10, 4)):
         one_write(database, iter([numbered(first, 10)]), topic="t", sinkName="daily", batchId=str(number))
     assert stored(conn) == list(range(20))
-    with pytest.raises(BatchOutOfSequence, match="sink daily: batch 3 is not stored now, as batch 4 is"):
+    with pytest.raises(SinkBatchOutOfOrder, match="sink daily: batch 3 is not stored now, as batch 4 is"):
         one_write(database, iter([numbered(30, 10)]), topic="t", sinkName="daily", batchId="3")
     one_write(database, iter([numbered(20, 10)]), topic="t")
     assert stored(conn) == list(range(30))

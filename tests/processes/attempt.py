@@ -19,7 +19,7 @@ from sublet_borrower.consumer.runner import RetryPolicy
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.spark.job.driver_endpoint import DriverEndpoint
 from sublet_borrower.spark.job.exception_transport import unpack
-from sublet_borrower.spark.job.task import Attempt, TaskSpec, run_attempt
+from sublet_borrower.spark.job.task import TaskAttempt, TaskSpec, run_attempt
 from sublet_borrower.streams.batch import Batch
 
 
@@ -77,7 +77,7 @@ def main(url: str, subscription: str, file: str, work: str, seconds: str) -> Non
         schema=None,
         on_attempt=None,
     )
-    summary = run_attempt(task, Attempt(0, 0, f"attempt-{Path(file).stem}"))
+    summary = run_attempt(task, TaskAttempt(0, 0, f"attempt-{Path(file).stem}"))
     if summary.failure is not None:
         raise unpack(summary.failure)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from sublet_protocol.domain.epochs import Epoch, LowerFrontier, UpperFrontier, at_or_before
-from sublet_storage.log.reader_epochs import EpochSelection, EpochStart
+from sublet_storage.log.epoch_selection import EpochSelection, EpochStart
 
 Choose = Callable[[int], int]
 """A number below the one that is given."""

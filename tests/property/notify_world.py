@@ -8,9 +8,9 @@ import random
 from collections.abc import Callable, Iterable
 
 from sublet_storage.notify.catch_up_scheduler import CatchUp
-from sublet_storage.notify.changes import Change, NotifySettings, ObjectSnapshot
+from sublet_storage.notify.changes import NotifySettings, ObjectChange, ObjectSnapshot
 from sublet_storage.notify.codec import decode
-from sublet_storage.notify.publisher_machine import ChangesQueued, CloseRequested, EndpointsOpened, PublisherMachine
+from sublet_storage.notify.publisher_machine import ChangesQueued, CloseRequested, PublisherMachine, SendersOpened
 from sublet_storage.notify.publisher_machine import Event as SaidEvent
 from sublet_storage.notify.publisher_machine import Tick as AnnouncerTick
 from sublet_storage.notify.subscriber_machine import SubscriberMachine
@@ -19,7 +19,7 @@ from sublet_storage.notify.subscriber_machine_events import (
     Event,
     ListeningStarted,
     ListeningStopped,
-    MessageReceived,
+    NotificationReceived,
     SubscriberStarted,
     Tick,
     VersionAmbiguous,
@@ -46,7 +46,7 @@ class World:
         self.now = 0.0
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
-        self.truth: dict[tuple[str, str], Change] = {}
+        self.truth: dict[tuple[str, str], ObjectChange] = {}
         self.versions: dict[tuple[str, str], int] = {}
         self.loss = self.repeats = 0.0
         self.listeners = [Node(self) for _ in range(listeners)]
@@ -61,14 +61,14 @@ class World:
             do()
         self.now = until
 
-    def change(self, kind: str, key: str, deleted: bool) -> Change:
+    def change(self, kind: str, key: str, deleted: bool) -> ObjectChange:
         """Commit a change of one object; its version has never been used."""
         place = kind, key
         version = self.versions[place] = self.versions.get(place, 0) + 1
-        self.truth[place] = Change(kind, key, version, deleted, None if deleted else {"v": version})
+        self.truth[place] = ObjectChange(kind, key, version, deleted, None if deleted else {"v": version})
         return self.truth[place]
 
-    def living(self, kind: str) -> dict[str, Change]:
+    def living(self, kind: str) -> dict[str, ObjectChange]:
         return {key: change for (its, key), change in self.truth.items() if its == kind and not change.is_deleted}
 
     def send(self, message: bytes) -> None:
@@ -96,7 +96,7 @@ class Speaker:
         self._lives += 1
         self.is_alive = True
         self._machine = PublisherMachine(self._name, f"i{self._lives}", self._world.settings, most_waiting=4)
-        self.do(EndpointsOpened(400))
+        self.do(SendersOpened(400))
 
     def do(self, event: SaidEvent) -> None:
         if self.is_alive:
@@ -110,7 +110,7 @@ class Speaker:
         if life == self._lives:
             self.do(AnnouncerTick())
 
-    def notify(self, changes: Iterable[Change]) -> None:
+    def notify(self, changes: Iterable[ObjectChange]) -> None:
         self.do(ChangesQueued(tuple(changes)))
 
     def die(self) -> None:
@@ -131,7 +131,7 @@ class Node:
         self.listener = SubscriberMachine(world.settings, pushes=True, channels=CHANNELS)
         self.connection = 0
         self.is_connected = False
-        self.news: list[Change] = []
+        self.news: list[ObjectChange] = []
         self.caught_up_at: list[tuple[float, CatchUp]] = []
         self.reads_fail = 0.0
         self.do(SubscriberStarted())
@@ -151,7 +151,7 @@ class Node:
     def receive(self, message: bytes, connection: int) -> None:
         """What was sent to another connection does not arrive."""
         if self.is_connected and connection == self.connection:
-            self.do(MessageReceived(decode(message)))
+            self.do(NotificationReceived(decode(message)))
 
     def do(self, event: Event) -> None:
         outcome = self.listener.decide(event, self._world.now, self._world.random.random())

@@ -37,9 +37,9 @@ from sublet_protocol.messages.codec import MalformedMessage
 from sublet_protocol.pubsub import wire
 from sublet_protocol.pubsub.model import (
     Channel,
-    DeliveredMessage,
     MailboxOverflow,
     MessageToNode,
+    SequencedMessage,
     Subscribe,
     UndecodedCommand,
     Unsubscribe,
@@ -108,11 +108,11 @@ TO_BORROWER: st.SearchStrategy[ToBorrower] = st.one_of(
 CHANNEL = st.sampled_from(Channel)
 HEAD = st.builds(StreamHead, NATURAL, NATURAL, st.booleans())
 DELIVERY = st.one_of(
-    st.builds(DeliveredMessage, NATURAL, CHANNEL, ID, TO_BORROWER, NATURAL),
-    st.builds(DeliveredMessage, NATURAL, CHANNEL, ID, HEAD, version=NATURAL),
-    st.builds(DeliveredMessage, NATURAL, CHANNEL, ID, st.builds(GroupEvent, st.binary(max_size=50)), NATURAL),
+    st.builds(SequencedMessage, NATURAL, CHANNEL, ID, TO_BORROWER, NATURAL),
+    st.builds(SequencedMessage, NATURAL, CHANNEL, ID, HEAD, version=NATURAL),
+    st.builds(SequencedMessage, NATURAL, CHANNEL, ID, st.builds(GroupEvent, st.binary(max_size=50)), NATURAL),
     st.builds(
-        DeliveredMessage,
+        SequencedMessage,
         NATURAL,
         st.just(""),
         st.just(""),
@@ -149,7 +149,7 @@ def test_commands_survive_the_wire(command: Subscribe | Unsubscribe | MessageToN
 
 
 @given(DELIVERY)
-def test_deliveries_survive_the_wire(delivery: DeliveredMessage) -> None:
+def test_deliveries_survive_the_wire(delivery: SequencedMessage) -> None:
     encoded = wire.encode_delivery(delivery)
     assert wire.decode_delivery(pb.Delivery.FromString(encoded.SerializeToString())) == delivery
     assert wire.body_size(delivery.body) > 0

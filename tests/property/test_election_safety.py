@@ -16,7 +16,6 @@ from random import Random
 import pytest
 
 from sublet_leader.election import (
-    Campaign,
     ClaimCompleted,
     Election,
     Event,
@@ -26,6 +25,7 @@ from sublet_leader.election import (
     RenewCompleted,
     Resign,
     ResignAll,
+    StartCampaign,
     Tick,
 )
 from sublet_leader.settings import LeaderSettings
@@ -194,7 +194,7 @@ class World:
     def want(self, node: Node, leadership_id: int) -> None:
         """The node should lead."""
         node.wants.add(leadership_id)
-        self.notify(node, Campaign(leadership_id))
+        self.notify(node, StartCampaign(leadership_id))
 
     def unwant(self, node: Node, leadership_id: int) -> None:
         """The node should not lead."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sublet_protocol.domain.epochs import LowerFrontier, UpperFrontier
 from sublet_protocol.domain.errors import InvalidEpoch
-from sublet_storage.log.reader_epochs import EpochSelection, EpochStart
+from sublet_storage.log.epoch_selection import EpochSelection, EpochStart
 from tests.property.epoch_world import STEPS, Reader, World
 
 BEGINS = [EpochStart.LATEST, EpochStart.LATEST, EpochStart.ACTIVE, EpochStart.EARLIEST]

@@ -26,11 +26,11 @@ from sublet_borrower.machine.agent import (
 from sublet_borrower.machine.events import SessionProgress
 from sublet_borrower.settings import BorrowerSettings
 from sublet_leader.node.events import (
+    AgentMessageReceived,
     CommitFailed,
     CommitWrites,
-    MessageReceived,
+    ForcedRevokeRequested,
     NodeStarted,
-    RevokeRequested,
     ShutdownRequested,
 )
 from sublet_leader.node.events import Tick as NodeTick
@@ -207,11 +207,11 @@ def test_a_node_survives_whatever_it_hears(data: st.DataObject) -> None:
                 if draw(st.integers(0, 9)) == 0 and play.requests and commit is not play.requests[0]:
                     fail_first(play)
             case 5:
-                play.do(RevokeRequested(draw(st.sampled_from([1, 2, BIG])), (draw(STREAMS),), "operator"))
+                play.do(ForcedRevokeRequested(draw(st.sampled_from([1, 2, BIG])), (draw(STREAMS),), "operator"))
             case 6 if draw(st.integers(0, 9)) == 0:
                 play.do(ShutdownRequested(play.now + 5.0))
             case _:
-                play.do(MessageReceived(draw(AGENTS), ids.to_leader(draw)))
+                play.do(AgentMessageReceived(draw(AGENTS), ids.to_leader(draw)))
     assert play.stories == []
     assert play.last.wake_at is None or play.last.wake_at > play.now or play.last.is_stopped
 

@@ -12,22 +12,22 @@ from hypothesis import strategies as st
 
 from sublet_storage.notify.catch_up_scheduler import CatchUpCause
 from sublet_storage.notify.changes import (
-    Change,
-    Envelope,
+    ChangeBatch,
     MalformedNotification,
     Message,
     NotifySettings,
+    ObjectChange,
     PublisherHeartbeat,
     stream_change,
 )
 from sublet_storage.notify.codec import decode, encode
-from sublet_storage.notify.publisher_machine import MAX_WAITING, ChangesQueued, EndpointsOpened, PublisherMachine
+from sublet_storage.notify.publisher_machine import MAX_WAITING, ChangesQueued, PublisherMachine, SendersOpened
 from sublet_storage.notify.publisher_machine import Tick as AnnouncerTick
 from sublet_storage.notify.subscriber_machine import SubscriberMachine
 from sublet_storage.notify.subscriber_machine_events import (
     CatchUpCompleted,
     ListeningStarted,
-    MessageReceived,
+    NotificationReceived,
     SubscriberStarted,
     Tick,
 )
@@ -116,7 +116,7 @@ def test_one_gap_is_one_catch_up(seed: int, missing: int, data: st.DataObject) -
     """A steady publisher says `missing` messages that do not come, and one that does; some of them come late."""
     chance = random.Random(seed)
     machine = PublisherMachine("p", "i", SETTINGS)
-    hello = machine.decide(EndpointsOpened(None), 0.0).sends[0]
+    hello = machine.decide(SendersOpened(None), 0.0).sends[0]
     said = [
         machine.decide(ChangesQueued((stream_change(1, n, False),)), n * 0.1).sends[0] for n in range(1, missing + 3)
     ]
@@ -124,15 +124,20 @@ def test_one_gap_is_one_catch_up(seed: int, missing: int, data: st.DataObject) -
     listener = SubscriberMachine(SETTINGS, pushes=True, channels=CHANNELS)
     reads = settled(
         listener,
-        [SubscriberStarted(), ListeningStarted(), MessageReceived(decode(hello)), MessageReceived(decode(said[0]))],
+        [
+            SubscriberStarted(),
+            ListeningStarted(),
+            NotificationReceived(decode(hello)),
+            NotificationReceived(decode(said[0])),
+        ],
         0.0,
     )
     began = 100.0
-    listener.decide(MessageReceived(decode(hello)), began - 1, 0.0)  # it is not silent
-    found = [listener.decide(MessageReceived(decode(said[-1])), began, 0.0).catch_ups]
+    listener.decide(NotificationReceived(decode(hello)), began - 1, 0.0)  # it is not silent
+    found = [listener.decide(NotificationReceived(decode(said[-1])), began, 0.0).catch_ups]
     for index in late:
         at = began + chance.uniform(0, SETTINGS.gap_window_s * 0.99)
-        found.append(listener.decide(MessageReceived(decode(said[index])), at, 0.0).catch_ups)
+        found.append(listener.decide(NotificationReceived(decode(said[index])), at, 0.0).catch_ups)
     assert not any(found), "nothing is read while the missing ones may still come"
     reads = [
         each.causes for step in range(1, 40) for each in listener.decide(Tick(), began + step * 0.1, 0.0).catch_ups
@@ -160,14 +165,14 @@ NUMBER = st.integers(0, 2**63)
 DATA = st.none() | st.dictionaries(st.text(max_size=5), st.none() | st.booleans() | NUMBER | st.text(max_size=9))
 
 
-def changes_of(kind: str) -> st.SearchStrategy[tuple[Change, ...]]:
-    change = st.builds(Change, st.just(kind), NAME, NUMBER, st.booleans(), DATA)
+def changes_of(kind: str) -> st.SearchStrategy[tuple[ObjectChange, ...]]:
+    change = st.builds(ObjectChange, st.just(kind), NAME, NUMBER, st.booleans(), DATA)
     return st.lists(change, max_size=4).map(tuple)
 
 
 ENVELOPE = NAME.flatmap(
     lambda kind: st.builds(
-        lambda publisher, incarnation, predecessor, more, changes: Envelope(
+        lambda publisher, incarnation, predecessor, more, changes: ChangeBatch(
             publisher, incarnation, kind, predecessor + more, predecessor, changes
         ),
         NAME,
@@ -204,7 +209,7 @@ def test_what_is_no_message_is_refused_by_name(raw: bytes) -> None:
 
 
 @given(st.binary(max_size=12), st.integers(0, 300), ENVELOPE)
-def test_a_damaged_message_is_refused_or_is_another(noise: bytes, place: int, envelope: Envelope) -> None:
+def test_a_damaged_message_is_refused_or_is_another(noise: bytes, place: int, envelope: ChangeBatch) -> None:
     raw = encode(envelope)
     with contextlib.suppress(MalformedNotification):
         decode(raw[:place] + noise + raw[place + len(noise) :])
@@ -215,7 +220,7 @@ def test_what_is_announced_fits_and_loses_nothing(seed: int, limit: int) -> None
     """Every object that was told of is in some message at its newest version, or its channel shows a hole."""
     chance = random.Random(seed)
     machine = PublisherMachine("p", "i", SETTINGS)
-    machine.decide(EndpointsOpened(limit), 0.0)
+    machine.decide(SendersOpened(limit), 0.0)
     newest: dict[str, int] = {}
     sent: list[bytes] = []
     for step in range(30):
@@ -224,11 +229,11 @@ def test_what_is_announced_fits_and_loses_nothing(seed: int, limit: int) -> None
             key = str(chance.randrange(40))
             newest[key] = newest.get(key, 0) + 1
             data = {"long": "x" * chance.randrange(400)} if chance.random() < 0.3 else None
-            changes.append(Change("stream", key, newest[key], data=data))
+            changes.append(ObjectChange("stream", key, newest[key], data=data))
         sent += machine.decide(ChangesQueued(tuple(changes)), step * 0.001).sends
     sent += machine.decide(AnnouncerTick(), 1e3).sends
     assert all(len(message) <= limit for message in sent)
-    envelopes = [each for each in map(decode, sent) if isinstance(each, Envelope)]
+    envelopes = [each for each in map(decode, sent) if isinstance(each, ChangeBatch)]
     assert [each.predecessor for each in envelopes] == [0, *(each.sequence for each in envelopes)][:-1]
     reported = {change.key: change.version for each in envelopes for change in each.changes}
     assert reported == newest
@@ -239,15 +244,15 @@ def test_of_what_waits_the_newest_is_kept() -> None:
     machine = PublisherMachine("p", "i", SETTINGS)
     for number in range(2 * MAX_WAITING):
         machine.decide(ChangesQueued((stream_change(number, 1, False),)), 0.0)
-    (_, *envelopes) = map(decode, machine.decide(EndpointsOpened(None), 0.0).sends)
-    keys = [change.key for each in envelopes if isinstance(each, Envelope) for change in each.changes]
+    (_, *envelopes) = map(decode, machine.decide(SendersOpened(None), 0.0).sends)
+    keys = [change.key for each in envelopes if isinstance(each, ChangeBatch) for change in each.changes]
     assert keys == [str(number) for number in range(MAX_WAITING, 2 * MAX_WAITING)]
     assert machine.dropped_change_count == MAX_WAITING
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.booleans()), min_size=1, max_size=30), st.randoms())
 def test_changes_in_any_order_end_in_the_same_state(reported: list[tuple[int, bool]], chance: random.Random) -> None:
-    changes = [Change("space", "a", version, deleted) for version, deleted in reported]
+    changes = [ObjectChange("space", "a", version, deleted) for version, deleted in reported]
     newest = max(changes, key=lambda change: change.order_key)
     chance.shuffle(changes)
     cache = VersionCache(1e9)

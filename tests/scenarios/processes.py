@@ -9,11 +9,11 @@ from sublet_borrower.machine.agent import (
     Agent,
     AgentEvent,
     CloseSubscription,
-    HandleUpdate,
     NodesDiscovered,
     OpenSubscription,
     ProgressReported,
     SubscriptionClosed,
+    SubscriptionUpdate,
 )
 from sublet_borrower.machine.agent import Tick as AgentTick
 from sublet_borrower.machine.events import SessionProgress, StreamGranted, StreamRemoved
@@ -151,8 +151,8 @@ class AgentProcess(Process):
             texts.append(f"stream {stream.stream_id} {stream.status.value}" + (" (no new call)" if held_up else ""))
         return ", ".join(texts)
 
-    def _take(self, reported: HandleUpdate | SubscriptionClosed) -> None:
-        if not isinstance(reported, HandleUpdate):
+    def _take(self, reported: SubscriptionUpdate | SubscriptionClosed) -> None:
+        if not isinstance(reported, SubscriptionUpdate):
             return
         match reported.update:
             case StreamGranted(grant):

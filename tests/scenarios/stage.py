@@ -10,7 +10,13 @@ from collections import deque
 from collections.abc import Callable
 
 from sublet_borrower.machine.agent import NodeLost, NodeMessageReceived, NodesDiscovered
-from sublet_leader.node.events import MessageReceived, NodeStarted, Request, RevokeRequested, ShutdownRequested
+from sublet_leader.node.events import (
+    AgentMessageReceived,
+    ForcedRevokeRequested,
+    NodeStarted,
+    Request,
+    ShutdownRequested,
+)
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.messages.borrower_leader import ToBorrower, ToLeader
 from sublet_storage.groups.model.lending_row import LendingRow
@@ -96,7 +102,7 @@ class Stage:
         """A message arrives."""
         target = self.find(receiver)
         if isinstance(target, NodeProcess) and isinstance(message, ToLeader):
-            target.soon(lambda: target.handle(MessageReceived(sender, message)))
+            target.soon(lambda: target.handle(AgentMessageReceived(sender, message)))
         elif isinstance(target, AgentProcess) and isinstance(message, ToBorrower):
             target.soon(lambda: target.handle(NodeMessageReceived(sender, message)))
         else:
@@ -145,7 +151,7 @@ class Stage:
     def operator_takes(self, stream_id: int) -> None:
         """Whoever leads is told to take a stream back."""
         for node in self.nodes.values():
-            node.soon(lambda node=node: node.handle(RevokeRequested(self._group_id, (stream_id,), "operator")))  # type: ignore[misc]
+            node.soon(lambda node=node: node.handle(ForcedRevokeRequested(self._group_id, (stream_id,), "operator")))  # type: ignore[misc]
 
     def delete_group(self) -> None:
         """An operator does; whoever subscribes next begins another life, under the next id."""

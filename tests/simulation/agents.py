@@ -9,13 +9,13 @@ from sublet_borrower.machine.agent import (
     Agent,
     AgentEvent,
     CloseSubscription,
-    HandleUpdate,
     NodeLost,
     NodeMessageReceived,
     NodesDiscovered,
     OpenSubscription,
     ProgressReported,
     SubscriptionClosed,
+    SubscriptionUpdate,
     Tick,
 )
 from sublet_borrower.machine.events import SessionProgress
@@ -176,7 +176,7 @@ class SimulatedAgent(Process):
 
     # --- its user ---------------------------------------------------------------------------------------------------
 
-    def _reported(self, reported: HandleUpdate | SubscriptionClosed) -> None:
+    def _reported(self, reported: SubscriptionUpdate | SubscriptionClosed) -> None:
         wish = self.wishes.get(reported.handle) or self._leaving.get(reported.handle)
         if isinstance(reported, SubscriptionClosed):
             self._closed(reported, wish)

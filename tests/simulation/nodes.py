@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from sublet_leader.node.events import (
+    AgentMessageReceived,
     DesiredStateRead,
-    MessageReceived,
+    ForcedRevokeRequested,
     NodeEvent,
     NodeStarted,
-    RevokeRequested,
     ShutdownRequested,
     StreamsChanged,
     Tick,
@@ -73,7 +73,7 @@ class SimulatedNode(Process):
 
     def revoke(self, group_id: int, streams: tuple[int, ...]) -> None:
         """An operator takes streams back."""
-        self._in_this_life(lambda: self.handle(RevokeRequested(group_id, streams, "operator")))
+        self._in_this_life(lambda: self.handle(ForcedRevokeRequested(group_id, streams, "operator")))
 
     def order(self, *, draining: bool, step_down: Mapping[int, int]) -> None:
         """An operator wants it to lead nothing any more, or no longer under these terms."""
@@ -88,7 +88,7 @@ class SimulatedNode(Process):
         self._in_this_life(lambda: self.handle(StreamsChanged(group_id=group_id)))
 
     def receive(self, agent: str, message: ToLeader) -> None:
-        self._in_this_life(lambda: self.handle(MessageReceived(agent, message)))
+        self._in_this_life(lambda: self.handle(AgentMessageReceived(agent, message)))
 
     def handle(self, event: NodeEvent) -> None:
         """Give one event to the machine and do what it says."""

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import TypeVar
 
 from sublet_leader.group.events import (
+    BorrowerMessageReceived,
     CommitFailed,
     Event,
-    MessageReceived,
+    ForcedRevokeRequested,
     Outcome,
-    RevokeRequested,
     Tick,
     WritesCommitted,
 )
@@ -102,7 +102,7 @@ class Bench:
 
     def receive(self, message: ToLeader, agent: str = AGENT) -> None:
         """A message comes in."""
-        self.give(MessageReceived(agent, message))
+        self.give(BorrowerMessageReceived(agent, message))
 
     def commit(self) -> None:
         """Write what waits, in one transaction, and bring the answer."""
@@ -175,7 +175,7 @@ class Bench:
 
     def revoke(self, *stream_ids: int) -> None:
         """An operator takes streams back."""
-        self.give(RevokeRequested(stream_ids or (1,), "operator"))
+        self.give(ForcedRevokeRequested(stream_ids or (1,), "operator"))
 
     # --- what is seen -----------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import pytest
 
 from sublet_borrower.machine.events import RevokeStarted, SessionProgress, StreamGranted, StreamRemoved
 from sublet_borrower.streams.assignment import SessionAssignment
-from sublet_borrower.streams.epoch_stream import EpochGrantedStream, StepEnd, StepRows
+from sublet_borrower.streams.epoch_stream import EpochGrantedStream, EpochStepEnd, EpochStepRows
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
 from sublet_protocol.messages.borrower_leader import Grant, RevokedReason
 from sublet_storage.log.block import EpochBounds, add_position_columns
@@ -66,13 +66,13 @@ class Play:
         assert not granted.add_page(page, step, run)
         self.handler.mark_skipped(granted, granted.ticket)
 
-    def read(self) -> tuple[StepRows, StepEnd | None]:
+    def read(self) -> tuple[EpochStepRows, EpochStepEnd | None]:
         """A block of the step that has begun; what is given out by now."""
         found = self.read_on()
         assert found is not None
         return found
 
-    def read_on(self) -> tuple[StepRows, StepEnd | None] | None:
+    def read_on(self) -> tuple[EpochStepRows, EpochStepEnd | None] | None:
         """A block of the step that has begun; what is given out by now, if anything is."""
         granted = self.granted
         assert granted.next_run is not None
@@ -104,7 +104,7 @@ def test_progress_moves_behind_the_whole_step() -> None:
     first, place = play.read()
     assert (first.first, first.end, place) == (0, 10, None)
     second, place = granted.next_rows() or (first, None)
-    assert (second.first, second.end, place) == (10, 20, StepEnd(20, consumed(20, 2)))
+    assert (second.first, second.end, place) == (10, 20, EpochStepEnd(20, consumed(20, 2)))
     play.handler.mark_acknowledged(granted, second.ticket)
     assert play.last() == (0, consumed(0, 0), False)
     play.handler.mark_acknowledged(granted, first.ticket)
@@ -200,6 +200,6 @@ def test_a_skipped_page_moves_nothing_within_a_step() -> None:
     found = granted.next_rows()
     assert found is not None
     piece, place = found
-    assert place == StepEnd(30, consumed(30, 2)), "it is the last that is given out"
+    assert place == EpochStepEnd(30, consumed(30, 2)), "it is the last that is given out"
     play.handler.mark_acknowledged(granted, piece.ticket)
     assert play.last() == (30, consumed(30, 2), False)

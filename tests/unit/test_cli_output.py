@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from sublet.cli.base.command import PlainFormatter
+from sublet.cli.base.command import EscapingLogFormatter
 from sublet.cli.base.output import Output
 from sublet_protocol.domain.errors import SubletError, UsageError
 
@@ -49,7 +49,7 @@ def test_a_log_for_people_turns_no_line_around() -> None:
     record = logging.LogRecord(
         "leader", logging.WARNING, __file__, 1, "%s: two\nlines", ("$share/a\u202e\x1b[2J/#",), None
     )
-    assert PlainFormatter("%(levelname)s %(message)s").format(record) == (
+    assert EscapingLogFormatter("%(levelname)s %(message)s").format(record) == (
         "WARNING $share/a\\u202e\\x1b[2J/#: two\nlines"
     )
 

@@ -16,10 +16,10 @@ import pyarrow as pa
 import pytest
 
 from sublet.demo import delivery_check, flights, runner
-from sublet.demo.delivery_check import CheckResult, DeliveredBatch, Kill, check_deliveries, read_delivered_batches
-from sublet.demo.display import Display
+from sublet.demo.delivery_check import CheckResult, DeliveredBatch, KillRecord, check_deliveries, read_delivered_batches
+from sublet.demo.display import DemoDisplay
 from sublet.demo.holding_intervals import holding_intervals
-from sublet.demo.takeover_report import TakeoverReporter
+from sublet.demo.takeover_reporter import TakeoverReporter
 from sublet_storage.groups.model.records import HistoryRecord
 from sublet_storage.groups.status.overview_model import GroupOverview
 
@@ -89,7 +89,7 @@ def test_totals_that_differ_are_not_sound() -> None:
 
 @pytest.mark.parametrize(("share", "sound"), [(0.29, False), (0.3, True), (0.7, True), (0.71, False)])
 def test_a_kill_outside_of_the_middle_is_not_sound(share: float, sound: bool) -> None:
-    findings = check_deliveries(SOURCE, HEADS, COMPLETE, [], [Kill("worker", 0.5), Kill("leader", share)])
+    findings = check_deliveries(SOURCE, HEADS, COMPLETE, [], [KillRecord("worker", 0.5), KillRecord("leader", share)])
     assert findings.is_ok is sound
 
 
@@ -186,7 +186,7 @@ def test_the_exit_code_is_1_if_anything_is_wrong(
 
 
 def test_lines_are_not_broken_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    Display().print_line("a sentence of the demo, " * 10)
+    DemoDisplay().print_line("a sentence of the demo, " * 10)
     assert capsys.readouterr().err.count("\n") == 1
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from sublet_leader.election import (
-    Campaign,
     ClaimCompleted,
     Election,
     ElectionStatus,
@@ -18,6 +17,7 @@ from sublet_leader.election import (
     RenewCompleted,
     Resign,
     ResignAll,
+    StartCampaign,
     Tick,
 )
 from sublet_leader.settings import LeaderSettings
@@ -55,15 +55,15 @@ def leading(*leadership_ids: int) -> Election:
     """A node that claimed these at 0 and got them at 0.1, under term 100."""
     machine = election()
     for leadership_id in leadership_ids:
-        play(machine, (0.0, Campaign(leadership_id)), (0.1, won(leadership_id, 0.0)))
+        play(machine, (0.0, StartCampaign(leadership_id)), (0.1, won(leadership_id, 0.0)))
     return machine
 
 
 def test_a_claim_that_is_ours_leads() -> None:
     """Wanted again before its answer it is one claim, even after it was given up."""
     machine = election()
-    assert machine.decide(Campaign(5), 0.0) == Outcome(claims=(5,))
-    for event in (Campaign(5), Resign(5), Campaign(5)):
+    assert machine.decide(StartCampaign(5), 0.0) == Outcome(claims=(5,))
+    for event in (StartCampaign(5), Resign(5), StartCampaign(5)):
         assert machine.decide(event, 0.05) == Outcome()
     assert machine.decide(won(5, 0.0), 0.1) == Outcome(notices=(LeadershipAcquired(5, 100),), wake_at=3.0)
 
@@ -72,7 +72,7 @@ def test_a_claim_that_is_ours_leads() -> None:
 def test_trust_counts_from_the_start_of_the_attempt() -> None:
     """Of the claim, and of each renewal: not from when its answer comes."""
     machine = election()
-    play(machine, (0.0, Campaign(5)), (8.0, won(5, 0.0)))
+    play(machine, (0.0, StartCampaign(5)), (8.0, won(5, 0.0)))
     assert machine.trusted_term(5, 8.9) == 100
     assert machine.trusted_term(5, 9.0) is None
     machine = leading(5)
@@ -84,7 +84,7 @@ def test_trust_counts_from_the_start_of_the_attempt() -> None:
 @pytest.mark.conforms("E14")
 def test_an_old_claim_of_ours_is_trusted_to_its_end() -> None:
     machine = election()
-    play(machine, (0.0, Campaign(5)), (0.1, ClaimCompleted(5, 0.0, None)), (1.1, Tick()))
+    play(machine, (0.0, StartCampaign(5)), (0.1, ClaimCompleted(5, 0.0, None)), (1.1, Tick()))
     outcome = machine.decide(won(5, 1.1, remaining_s=4.0), 1.2)
     assert machine.trusted_term(5, 4.0) == 100
     assert machine.trusted_term(5, 4.1) is None
@@ -96,7 +96,7 @@ def test_an_old_claim_of_ours_is_trusted_to_its_end() -> None:
 )
 def test_a_claim_that_may_not_lead_is_released(steps: tuple[tuple[float, Event], ...]) -> None:
     machine = election()
-    assert play(machine, (0.0, Campaign(5)), *steps) == Outcome(release={5: 100})
+    assert play(machine, (0.0, StartCampaign(5)), *steps) == Outcome(release={5: 100})
     assert machine.leaderships() == {}
 
 
@@ -158,7 +158,7 @@ def test_an_answer_is_about_its_own_term() -> None:
 @pytest.mark.conforms("E12")
 def test_the_loser_asks_again_when_that_lease_ends() -> None:
     machine = election()
-    outcome = play(machine, (0.0, Campaign(5)), (0.5, beaten(5, 0.0, remaining_s=8.0, jitter_s=0.25)))
+    outcome = play(machine, (0.0, StartCampaign(5)), (0.5, beaten(5, 0.0, remaining_s=8.0, jitter_s=0.25)))
     assert outcome == Outcome(notices=(LeadershipHeldElsewhere(5, "there:1", "other", 8.75),), wake_at=8.75)
     assert machine.decide(Tick(), 8.7).claims == ()
     assert machine.decide(Tick(), 8.75).claims == (5,)
@@ -167,11 +167,11 @@ def test_the_loser_asks_again_when_that_lease_ends() -> None:
 @pytest.mark.conforms("E15")
 def test_wanted_again_the_claim_comes_sooner() -> None:
     machine = election()
-    play(machine, (0.0, Campaign(5)), (0.1, beaten(5, 0.0, remaining_s=8.0)))
-    assert machine.decide(Campaign(5), 0.2) == Outcome(wake_at=1.0)
+    play(machine, (0.0, StartCampaign(5)), (0.1, beaten(5, 0.0, remaining_s=8.0)))
+    assert machine.decide(StartCampaign(5), 0.2) == Outcome(wake_at=1.0)
     assert machine.decide(Tick(), 1.0).claims == (5,)
     play(machine, (1.1, beaten(5, 1.0, remaining_s=7.0)))
-    assert machine.decide(Campaign(5), 5.0).claims == (5,)
+    assert machine.decide(StartCampaign(5), 5.0).claims == (5,)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_wanted_again_the_claim_comes_sooner() -> None:
 )
 def test_a_claim_is_tried_again_and_does_not_spin(answer: ClaimCompleted, wake_at: float) -> None:
     machine = election()
-    outcome = play(machine, (0.0, Campaign(5)), (0.1, answer))
+    outcome = play(machine, (0.0, StartCampaign(5)), (0.1, answer))
     assert outcome.claims == ()
     assert outcome.wake_at == pytest.approx(wake_at)
     assert machine.decide(Tick(), wake_at + 0.001).claims == (5,)
@@ -195,7 +195,7 @@ def test_giving_up_releases_and_forgets(is_wanted_again: bool) -> None:
     assert machine.decide(Resign(5), 1.0).release == {5: 100}
     assert machine.trusted_term(5, 1.0) is None
     if is_wanted_again:
-        assert machine.decide(Campaign(5), 1.05).claims == ()
+        assert machine.decide(StartCampaign(5), 1.05).claims == ()
     assert machine.decide(ReleaseCompleted({5: 100}, is_done=True), 1.1).claims == (5,) * is_wanted_again
     assert machine.is_busy() == is_wanted_again
     assert machine.decide(Tick(), 3.0) == Outcome(), "nothing is renewed any more"
@@ -211,7 +211,7 @@ def test_a_failed_release_is_tried_again() -> None:
 @pytest.mark.conforms("E15")
 def test_a_drain_releases_everything_in_one_batch() -> None:
     machine = leading(5, 6)
-    play(machine, (0.2, Campaign(7)), (0.3, Campaign(8)), (0.4, beaten(8, 0.3, 5.0)))
+    play(machine, (0.2, StartCampaign(7)), (0.3, StartCampaign(8)), (0.4, beaten(8, 0.3, 5.0)))
     assert machine.decide(ResignAll(), 1.0).release == {5: 100, 6: 100}
     assert machine.status(8) is ElectionStatus.ABSENT
     assert machine.decide(won(7, 0.2), 1.1).release == {7: 100}, "a claim under way is released when it arrives"

@@ -9,7 +9,6 @@ import pytest
 from sublet_leader.election import (
     TRANSITIONS,
     Action,
-    Campaign,
     ClaimCompleted,
     Election,
     ElectionStatus,
@@ -19,6 +18,7 @@ from sublet_leader.election import (
     RenewCompleted,
     Resign,
     ResignAll,
+    StartCampaign,
     Tick,
 )
 from sublet_leader.settings import LeaderSettings
@@ -35,16 +35,16 @@ NOT_RELEASED = ReleaseCompleted({1: 100}, is_done=False)
 RELEASING = (ElectionStatus.RELEASING, ElectionStatus.RELEASING_TO_RECLAIM)
 PATHS: dict[ElectionStatus, tuple[Event, ...]] = {
     ElectionStatus.ABSENT: (),
-    ElectionStatus.CLAIMING: (Campaign(1),),
-    ElectionStatus.ABANDONING: (Campaign(1), Resign(1)),
-    ElectionStatus.STANDBY: (Campaign(1), THEIRS),
-    ElectionStatus.LEADING: (Campaign(1), OURS),
-    ElectionStatus.RELEASING: (Campaign(1), OURS, Resign(1)),
-    ElectionStatus.RELEASING_TO_RECLAIM: (Campaign(1), OURS, Resign(1), Campaign(1)),
+    ElectionStatus.CLAIMING: (StartCampaign(1),),
+    ElectionStatus.ABANDONING: (StartCampaign(1), Resign(1)),
+    ElectionStatus.STANDBY: (StartCampaign(1), THEIRS),
+    ElectionStatus.LEADING: (StartCampaign(1), OURS),
+    ElectionStatus.RELEASING: (StartCampaign(1), OURS, Resign(1)),
+    ElectionStatus.RELEASING_TO_RECLAIM: (StartCampaign(1), OURS, Resign(1), StartCampaign(1)),
 }
 """How each status is come by."""
 HAPPENINGS: dict[EventKind, tuple[tuple[float, Event], ...]] = {
-    EventKind.CAMPAIGN: ((0.2, Campaign(1)),),
+    EventKind.CAMPAIGN: ((0.2, StartCampaign(1)),),
     EventKind.RESIGN: ((0.2, Resign(1)),),
     EventKind.CLAIM_WON: ((0.2, OURS),),
     EventKind.CLAIM_WON_LATE: ((9.5, OURS),),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sublet_borrower.node_client.feed_cursor import FeedCursor, PageOutcome
+from sublet_borrower.node_client.feed_cursor import FeedCursor, FeedPageOutcome
 from sublet_protocol.domain.subscriptions import MAX_OFFSET, Bookmark
 from sublet_protocol.messages.feed import FeedPage
 
@@ -13,30 +13,30 @@ from sublet_protocol.messages.feed import FeedPage
 def cursor() -> FeedCursor:
     cursor = FeedCursor("r")
     assert cursor.bookmark is None
-    assert cursor.accept(FeedPage(cursor.subscription, bookmark=Bookmark(2, {1: 5, 2: 0}))) is PageOutcome.HEARTBEAT
+    assert cursor.accept(FeedPage(cursor.subscription, bookmark=Bookmark(2, {1: 5, 2: 0}))) is FeedPageOutcome.HEARTBEAT
     return cursor
 
 
-def step(cursor: FeedCursor, stream: int, start: int, position: int) -> PageOutcome:
+def step(cursor: FeedCursor, stream: int, start: int, position: int) -> FeedPageOutcome:
     return cursor.accept(FeedPage(cursor.subscription, stream_id=stream, start=start, position=position))
 
 
-def heartbeat(cursor: FeedCursor, bookmark: Bookmark) -> PageOutcome:
+def heartbeat(cursor: FeedCursor, bookmark: Bookmark) -> FeedPageOutcome:
     return cursor.accept(FeedPage(cursor.subscription, bookmark=bookmark))
 
 
 @pytest.mark.conforms("P2")
 def test_only_the_direct_successor_is_taken(cursor: FeedCursor) -> None:
-    assert step(cursor, 1, 5, 8) is PageOutcome.ADVANCED
+    assert step(cursor, 1, 5, 8) is FeedPageOutcome.ADVANCED
     before = cursor.bookmark
-    assert step(cursor, 1, 5, 8) is PageOutcome.STALE
-    assert step(cursor, 1, 0, 8) is PageOutcome.STALE
-    assert step(cursor, 1, 9, 12) is PageOutcome.GAP
-    assert step(cursor, 1, 7, 12) is PageOutcome.GAP
-    assert step(cursor, 3, 0, 1) is PageOutcome.GAP
+    assert step(cursor, 1, 5, 8) is FeedPageOutcome.STALE
+    assert step(cursor, 1, 0, 8) is FeedPageOutcome.STALE
+    assert step(cursor, 1, 9, 12) is FeedPageOutcome.GAP
+    assert step(cursor, 1, 7, 12) is FeedPageOutcome.GAP
+    assert step(cursor, 3, 0, 1) is FeedPageOutcome.GAP
     assert cursor.bookmark == before == Bookmark(2, {1: 8, 2: 0})
-    assert step(cursor, 1, 8, 12) is PageOutcome.ADVANCED
-    assert step(cursor, 2, 0, 0) is PageOutcome.ADVANCED
+    assert step(cursor, 1, 8, 12) is FeedPageOutcome.ADVANCED
+    assert step(cursor, 2, 0, 0) is FeedPageOutcome.ADVANCED
 
 
 @pytest.mark.conforms("P2", "P5")
@@ -48,32 +48,32 @@ def test_a_page_of_an_older_call_is_discarded(cursor: FeedCursor) -> None:
         FeedPage(old, bookmark=Bookmark(9, {1: 7})),
         FeedPage(old),
     ):
-        assert cursor.accept(page) is PageOutcome.STALE
+        assert cursor.accept(page) is FeedPageOutcome.STALE
     assert cursor.bookmark == Bookmark(2, {1: 5, 2: 0})
-    assert step(cursor, 1, 5, 6) is PageOutcome.ADVANCED
+    assert step(cursor, 1, 5, 6) is FeedPageOutcome.ADVANCED
 
 
 def test_a_bookmark_brings_streams(cursor: FeedCursor) -> None:
     """It says of the others what is known."""
-    assert step(cursor, 1, 5, 8) is PageOutcome.ADVANCED
-    assert heartbeat(cursor, Bookmark(4, {1: 9, 3: 0})) is PageOutcome.GAP
-    assert heartbeat(cursor, Bookmark(1, {1: 8})) is PageOutcome.GAP
-    assert heartbeat(cursor, Bookmark(4, {1: 8, 3: 0})) is PageOutcome.HEARTBEAT
+    assert step(cursor, 1, 5, 8) is FeedPageOutcome.ADVANCED
+    assert heartbeat(cursor, Bookmark(4, {1: 9, 3: 0})) is FeedPageOutcome.GAP
+    assert heartbeat(cursor, Bookmark(1, {1: 8})) is FeedPageOutcome.GAP
+    assert heartbeat(cursor, Bookmark(4, {1: 8, 3: 0})) is FeedPageOutcome.HEARTBEAT
     assert cursor.bookmark == Bookmark(4, {1: 8, 3: 0})
-    assert step(cursor, 3, 0, 1) is PageOutcome.ADVANCED
+    assert step(cursor, 3, 0, 1) is FeedPageOutcome.ADVANCED
 
 
 def test_a_step_before_any_beginning_is_doubted() -> None:
     cursor = FeedCursor("r")
-    assert step(cursor, 1, 0, 1) is PageOutcome.GAP
-    assert cursor.accept(FeedPage(cursor.subscription)) is PageOutcome.HEARTBEAT
+    assert step(cursor, 1, 0, 1) is FeedPageOutcome.GAP
+    assert cursor.accept(FeedPage(cursor.subscription)) is FeedPageOutcome.HEARTBEAT
     assert cursor.bookmark is None
 
 
 @pytest.mark.conforms("P10")
 def test_a_bookmark_bears_the_timeline_of_its_database(cursor: FeedCursor) -> None:
-    assert heartbeat(cursor, Bookmark(2, {1: 5, 2: 0}, "7312/00000001")) is PageOutcome.HEARTBEAT
-    assert step(cursor, 1, 5, 8) is PageOutcome.ADVANCED
+    assert heartbeat(cursor, Bookmark(2, {1: 5, 2: 0}, "7312/00000001")) is FeedPageOutcome.HEARTBEAT
+    assert step(cursor, 1, 5, 8) is FeedPageOutcome.ADVANCED
     assert cursor.bookmark == Bookmark(2, {1: 8, 2: 0}, "7312/00000001")
 
 

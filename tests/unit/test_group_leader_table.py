@@ -8,7 +8,7 @@ import pytest
 
 from sublet_leader.group.assignments import Assignments
 from sublet_leader.group.stream_table import Assignment
-from sublet_leader.group.transitions import TRANSITIONS, Action, AssignmentStatus, EventKind
+from sublet_leader.group.transitions import TRANSITIONS, Action, EventKind, GrantStatus
 from sublet_protocol.messages.borrower_leader import (
     Grant,
     LeaderConnectResponse,
@@ -23,8 +23,8 @@ from sublet_protocol.messages.borrower_leader import (
 from sublet_storage.groups.model.records import LendingStatus
 from tests.unit.leader_bench import AGENT, BORROWER, HEAD, Bench, granted, unwritten
 
-S, K = AssignmentStatus, EventKind
-Pair = tuple[AssignmentStatus, EventKind]
+S, K = GrantStatus, EventKind
+Pair = tuple[GrantStatus, EventKind]
 Story = tuple[Callable[[], Bench], Callable[[Bench], None], type[ToBorrower] | None]
 """(how to get to the status, what happens then, what the borrower is told)"""
 
@@ -223,12 +223,12 @@ def test_every_pair_of_the_table_has_a_story() -> None:
 @pytest.mark.conforms("E7")
 @pytest.mark.parametrize(("status", "kind"), STORIES, ids=lambda part: part.name.lower())
 def test_each_pair_leads_where_the_table_says(
-    status: AssignmentStatus, kind: EventKind, monkeypatch: pytest.MonkeyPatch
+    status: GrantStatus, kind: EventKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, happening, reported = STORIES[status, kind]
     bench = before()
     bench.sent.clear()
-    seen: list[tuple[Pair, AssignmentStatus]] = []
+    seen: list[tuple[Pair, GrantStatus]] = []
     happen = Assignments.apply_event
 
     def watch(self: Assignments, assignment: Assignment, what: EventKind, now: float, position: int = 0) -> None:
@@ -263,7 +263,7 @@ def test_whatever_a_borrower_may_say_has_an_answer() -> None:
 
 
 @pytest.mark.parametrize(("status", "kind"), NEVER, ids=lambda part: part.name.lower())
-def test_what_cannot_happen_tells_its_story(status: AssignmentStatus, kind: EventKind) -> None:
+def test_what_cannot_happen_tells_its_story(status: GrantStatus, kind: EventKind) -> None:
     bench = Bench()
     streams, members = bench.leader.streams, bench.leader.members
     assignments = Assignments(bench.group, bench.term, streams, members, bench.settings, lambda *_: None)

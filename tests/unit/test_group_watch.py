@@ -22,7 +22,7 @@ from sublet_leader.node.group_event_publisher import (
     MAX_ASKED,
     MAX_MEMBERS,
     GroupEventPublisher,
-    LeaderLocation,
+    LeaderLookupResult,
     parse_leader_query,
     to_group_event,
 )
@@ -235,10 +235,12 @@ def test_only_what_is_watched_is_published() -> None:
 def test_who_leads_tells_who_is_connected() -> None:
     watched = GroupEventPublisher("n1", lambda *reported: None, lambda: 1)
     known = tuple(Member(f"a/{number:06}", "a", 1.0, None, 0.0) for number in range(MAX_MEMBERS + 1))
-    reported = json.loads(watched.leader_event(LeaderLocation("w.1", SUBSCRIPTION, None, None, known)).payload)
+    reported = json.loads(watched.leader_event(LeaderLookupResult("w.1", SUBSCRIPTION, None, None, known)).payload)
     assert reported["members"][0] == {"borrower_id": "a/000000", "agent": "a", "session": None}
     assert len(reported["members"]) == MAX_MEMBERS
-    assert "members" not in json.loads(watched.leader_event(LeaderLocation("w.1", SUBSCRIPTION, None, None)).payload)
+    assert "members" not in json.loads(
+        watched.leader_event(LeaderLookupResult("w.1", SUBSCRIPTION, None, None)).payload
+    )
 
 
 @pytest.mark.parametrize("payload", [b"", b"\xff", b"7", b"{}", b'{"watch": 7}', b"[" * 100_000, b'{"watch": "a/b"}'])

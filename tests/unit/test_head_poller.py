@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 import sublet_leader.feed.head_poller as watching
-from sublet_leader.feed.head_poller import HeadPoller, HeadWaiter
+from sublet_leader.feed.head_poller import FeedHeadPoller, HeadWaiter
 from sublet_protocol.domain.errors import DatabaseUnreachable
 from sublet_storage.log.fetch import HeadState
 
@@ -33,7 +33,7 @@ def test_news_make_it_look_and_are_not_believed(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(watching, "BACKOFF_INITIAL_S", 3600.0)
     monkeypatch.setattr(watching, "BACKOFF_MAX_S", 3600.0)
 
-    async def story(ends: Ends, watch: HeadPoller) -> None:
+    async def story(ends: Ends, watch: FeedHeadPoller) -> None:
         follower = watch.add_waiter()
         follower.set_streams([1])
         assert await follower.wait_for_heads(10) == {1: HeadState(0, False, False)}
@@ -48,10 +48,10 @@ def test_news_make_it_look_and_are_not_believed(monkeypatch: pytest.MonkeyPatch)
     run(story)
 
 
-def run(story: Callable[[Ends, HeadPoller], Awaitable[None]]) -> None:
+def run(story: Callable[[Ends, FeedHeadPoller], Awaitable[None]]) -> None:
     async def reported() -> None:
         ends = Ends()
-        watch = HeadPoller(ends.look)
+        watch = FeedHeadPoller(ends.look)
         try:
             await asyncio.wait_for(story(ends, watch), 20)
         finally:
@@ -68,7 +68,7 @@ async def news_of(follower: HeadWaiter, stream: int, head: int) -> HeadState:
 
 
 def test_one_look_tells_all_of_their_own_streams() -> None:
-    async def story(ends: Ends, watch: HeadPoller) -> None:
+    async def story(ends: Ends, watch: FeedHeadPoller) -> None:
         both, second = watch.add_waiter(), watch.add_waiter()
         both.set_streams([1, 2])
         second.set_streams([2])
@@ -88,7 +88,7 @@ def test_one_look_tells_all_of_their_own_streams() -> None:
 def test_it_ends_when_nobody_follows_and_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "BACKOFF_MAX_S", 0.005)
 
-    async def story(ends: Ends, watch: HeadPoller) -> None:
+    async def story(ends: Ends, watch: FeedHeadPoller) -> None:
         for _ in range(2):
             follower = watch.add_waiter()
             follower.set_streams([1])
@@ -105,7 +105,7 @@ def test_it_ends_when_nobody_follows_and_begins_again(monkeypatch: pytest.Monkey
 def test_what_is_noted_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "BACKOFF_INITIAL_S", 3600.0)
 
-    async def story(ends: Ends, watch: HeadPoller) -> None:
+    async def story(ends: Ends, watch: FeedHeadPoller) -> None:
         follower = watch.add_waiter()
         follower.set_streams([1])
         await news_of(follower, 1, 0)
@@ -121,7 +121,7 @@ def test_what_is_noted_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_look_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "TROUBLED_PAUSE_S", 0.01)
 
-    async def story(ends: Ends, watch: HeadPoller) -> None:
+    async def story(ends: Ends, watch: FeedHeadPoller) -> None:
         ends.trouble = DatabaseUnreachable("away")
         follower = watch.add_waiter()
         follower.set_streams([1])
@@ -136,7 +136,7 @@ def test_a_look_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> No
 def test_looks_grow_seldom_while_nothing_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "BACKOFF_MAX_S", 3600.0)
 
-    async def story(ends: Ends, watch: HeadPoller) -> None:
+    async def story(ends: Ends, watch: FeedHeadPoller) -> None:
         follower = watch.add_waiter()
         follower.set_streams([1])
         await news_of(follower, 1, 0)

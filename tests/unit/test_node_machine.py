@@ -9,20 +9,20 @@ import pytest
 
 from sublet_leader.group.transient_events import GroupHistoryEvent
 from sublet_leader.node.events import (
+    AgentMessageReceived,
     ClaimLeadership,
     CommitFailed,
     CommitWrites,
+    ForcedRevokeRequested,
     GroupLoadCompleted,
     GroupOpenCompleted,
     LoadGroup,
-    MessageReceived,
     NodeEvent,
     NodeOutcome,
     OpenGroup,
     ReleaseLeaderships,
     RenewLeaderships,
     Request,
-    RevokeRequested,
     ShutdownRequested,
     Tick,
 )
@@ -88,7 +88,7 @@ class Play:
 
     def receive(self, message: ToLeader, agent: str = "a") -> None:
         """A message from an agent."""
-        self.do(MessageReceived(agent, message))
+        self.do(AgentMessageReceived(agent, message))
 
     def want(self, borrower_id: str = "a/1", **wanted: object) -> None:
         """Somebody asks for the leader."""
@@ -524,8 +524,8 @@ def test_a_broken_leader_costs_only_its_group(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_revoke_is_given_to_its_leader() -> None:
     play = leading()
-    play.do(RevokeRequested(1, (1,), "operator"))
-    play.do(RevokeRequested(9, (1,), "operator"))
+    play.do(ForcedRevokeRequested(1, (1,), "operator"))
+    play.do(ForcedRevokeRequested(9, (1,), "operator"))
     assert [m.stream_id for m in play.received(Revoke)] == [1]
 
 

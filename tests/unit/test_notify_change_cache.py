@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import pytest
 
-from sublet_storage.notify.changes import Change, ObjectSnapshot
+from sublet_storage.notify.changes import ObjectChange, ObjectSnapshot
 from sublet_storage.notify.version_cache import ChangeNovelty, VersionCache
 
 NOW = 0.0
 
 
-def space(key: str, version: int, deleted: bool = False) -> Change:
-    return Change("space", key, version, deleted)
+def space(key: str, version: int, deleted: bool = False) -> ObjectChange:
+    return ObjectChange("space", key, version, deleted)
 
 
-def holding(*changes: Change, most_tombstones: int = 100) -> VersionCache:
+def holding(*changes: ObjectChange, most_tombstones: int = 100) -> VersionCache:
     cache = VersionCache(tombstone_s=100.0, most_tombstones=most_tombstones)
     for change in changes:
         assert cache.apply(change, NOW) is ChangeNovelty.NEWER
     return cache
 
 
-def merge(cache: VersionCache, *changes: Change, keys: frozenset[str] | None = None, now: float = NOW) -> list[Change]:
+def merge(
+    cache: VersionCache, *changes: ObjectChange, keys: frozenset[str] | None = None, now: float = NOW
+) -> list[ObjectChange]:
     return cache.merge("space", ObjectSnapshot(changes, keys), cache.begin_snapshot(), now)
 
 

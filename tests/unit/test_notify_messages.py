@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from sublet_storage.notify.changes import (
-    Change,
-    Envelope,
+    ChangeBatch,
     MalformedNotification,
+    ObjectChange,
     PublisherHeartbeat,
     group_change,
     node_change,
@@ -62,8 +62,8 @@ def test_what_is_no_message_is_refused(raw: bytes) -> None:
         decode(raw)
 
 
-def said(channel: str, *changes: Change) -> bytes:
-    return encode_payload(encode(Envelope("p", "i", channel, 7, 6, changes)), 0).encode()
+def said(channel: str, *changes: ObjectChange) -> bytes:
+    return encode_payload(encode(ChangeBatch("p", "i", channel, 7, 6, changes)), 0).encode()
 
 
 def test_only_heads_of_streams_are_taken() -> None:
@@ -75,7 +75,14 @@ def test_only_heads_of_streams_are_taken() -> None:
 
 @pytest.mark.parametrize(
     "payload",
-    [b"", b"t0", b"t0{}", b"b0!!", b"\xff", said("stream", Change("stream", "x", 4), Change("stream", "9" * 5000, 4))],
+    [
+        b"",
+        b"t0",
+        b"t0{}",
+        b"b0!!",
+        b"\xff",
+        said("stream", ObjectChange("stream", "x", 4), ObjectChange("stream", "9" * 5000, 4)),
+    ],
 )
 def test_what_is_not_ours_is_left_out(payload: bytes) -> None:
     assert decode_heads(payload) == {}

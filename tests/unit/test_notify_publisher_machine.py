@@ -7,10 +7,10 @@ from itertools import pairwise
 import pytest
 
 from sublet_storage.notify.changes import (
-    Change,
-    Envelope,
+    ChangeBatch,
     Message,
     NotifySettings,
+    ObjectChange,
     PublisherHeartbeat,
     group_change,
     space_change,
@@ -20,10 +20,10 @@ from sublet_storage.notify.codec import decode
 from sublet_storage.notify.publisher_machine import (
     ChangesQueued,
     CloseRequested,
-    EndpointsOpened,
     Event,
     PublisherMachine,
     PublisherStatus,
+    SendersOpened,
     Tick,
 )
 
@@ -42,31 +42,31 @@ class Harness:
         self.wake_at = outcome.wake_at
         return [decode(message) for message in outcome.sends]
 
-    def notify(self, now: float, *changes: Change) -> list[Message]:
+    def notify(self, now: float, *changes: ObjectChange) -> list[Message]:
         return self.do(ChangesQueued(changes), now)
 
 
 def opened() -> Harness:
     harness = Harness()
-    harness.do(EndpointsOpened(None), 0.0)
+    harness.do(SendersOpened(None), 0.0)
     return harness
 
 
-def head(stream_id: int, head: int) -> Change:
+def head(stream_id: int, head: int) -> ObjectChange:
     return stream_change(stream_id, head, False)
 
 
 @pytest.mark.conforms("D3")
 def test_a_hello_and_numbers_for_each_channel() -> None:
     harness = Harness()
-    assert harness.do(EndpointsOpened(None), 0.0) == [PublisherHeartbeat("p", "i", {})]
-    assert harness.notify(1.0, head(1, 1)) == [Envelope("p", "i", "stream", 1, 0, (head(1, 1),))]
+    assert harness.do(SendersOpened(None), 0.0) == [PublisherHeartbeat("p", "i", {})]
+    assert harness.notify(1.0, head(1, 1)) == [ChangeBatch("p", "i", "stream", 1, 0, (head(1, 1),))]
     assert harness.notify(2.0, head(1, 2), space_change("eu", 4)) == [
-        Envelope("p", "i", "stream", 2, 1, (head(1, 2),)),
-        Envelope("p", "i", "space", 1, 0, (space_change("eu", 4),)),
+        ChangeBatch("p", "i", "stream", 2, 1, (head(1, 2),)),
+        ChangeBatch("p", "i", "space", 1, 0, (space_change("eu", 4),)),
     ]
     assert harness.notify(3.0, group_change("$share/g/#", 7, deleted=True)) == [
-        Envelope("p", "i", "group", 1, 0, (group_change("$share/g/#", 7, deleted=True),))
+        ChangeBatch("p", "i", "group", 1, 0, (group_change("$share/g/#", 7, deleted=True),))
     ]
 
 
@@ -79,7 +79,7 @@ def test_a_hello_after_every_max_idle() -> None:
     assert harness.do(Tick(), 6.0) == [PublisherHeartbeat("p", "i", {"stream": 1})]
     assert harness.wake_at == 11.0
     assert harness.do(Tick(), 11.0) == [PublisherHeartbeat("p", "i", {"stream": 1})]
-    assert harness.do(EndpointsOpened(None), 11.5) == [PublisherHeartbeat("p", "i", {"stream": 1})], "to others, too"
+    assert harness.do(SendersOpened(None), 11.5) == [PublisherHeartbeat("p", "i", {"stream": 1})], "to others, too"
 
 
 def test_changes_wait_for_the_first_endpoint() -> None:
@@ -88,9 +88,9 @@ def test_changes_wait_for_the_first_endpoint() -> None:
     assert harness.wake_at is None
     assert harness.machine.has_pending
     harness.notify(0.1, head(1, 2))
-    assert harness.do(EndpointsOpened(None), 0.2) == [
+    assert harness.do(SendersOpened(None), 0.2) == [
         PublisherHeartbeat("p", "i", {}),
-        Envelope("p", "i", "stream", 1, 0, (head(1, 2),)),
+        ChangeBatch("p", "i", "stream", 1, 0, (head(1, 2),)),
     ]
 
 
@@ -101,7 +101,7 @@ def test_the_first_after_a_silence_goes_at_once() -> None:
     assert harness.notify(1.001, head(1, 2)) == []
     assert harness.notify(1.002, head(1, 3), head(2, 9)) == []
     assert harness.wake_at == pytest.approx(1.005)
-    assert harness.do(Tick(), 1.005) == [Envelope("p", "i", "stream", 2, 1, (head(1, 3), head(2, 9)))]
+    assert harness.do(Tick(), 1.005) == [ChangeBatch("p", "i", "stream", 2, 1, (head(1, 3), head(2, 9)))]
 
 
 def test_pauses_grow_under_load_only() -> None:
@@ -137,22 +137,22 @@ def test_what_is_told_now_and_then_is_said_at_once(jitter_s: float) -> None:
 def test_an_older_change_replaces_no_newer_one() -> None:
     harness = Harness()
     harness.notify(0.0, space_change("eu", 4, deleted=True), space_change("eu", 4), space_change("eu", 3))
-    (_, envelope) = harness.do(EndpointsOpened(None), 0.1)
-    assert isinstance(envelope, Envelope)
+    (_, envelope) = harness.do(SendersOpened(None), 0.1)
+    assert isinstance(envelope, ChangeBatch)
     assert envelope.changes == (space_change("eu", 4, deleted=True),)
 
 
 def test_too_long_goes_without_data_or_as_a_hole() -> None:
     harness = Harness()
-    harness.do(EndpointsOpened(300), 0.0)
+    harness.do(SendersOpened(300), 0.0)
     (space,) = harness.notify(1.0, space_change("eu", 1, data={"filter": "x" * 300}), space_change("y" * 300, 1))
-    assert space == Envelope("p", "i", "space", 2, 1, (space_change("eu", 1),))
+    assert space == ChangeBatch("p", "i", "space", 2, 1, (space_change("eu", 1),))
     assert harness.machine.dropped_change_count == 1
 
 
 def test_many_changes_are_split_at_the_limit() -> None:
     harness = Harness()
-    harness.do(EndpointsOpened(500), 0.0)
+    harness.do(SendersOpened(500), 0.0)
     outcome = harness.machine.decide(ChangesQueued(tuple(head(number, number) for number in range(100))), 1.0)
     assert all(len(message) <= 500 for message in outcome.sends)
     assert len(outcome.sends) == 10
@@ -166,9 +166,9 @@ def test_of_too_many_the_oldest_is_left_out() -> None:
     """The numbers show it."""
     harness = Harness(most_waiting=2)
     harness.notify(0.0, head(1, 1), head(2, 1), head(3, 1))
-    hello, envelope = harness.do(EndpointsOpened(None), 0.0)
+    hello, envelope = harness.do(SendersOpened(None), 0.0)
     assert hello == PublisherHeartbeat("p", "i", {"stream": 1})
-    assert envelope == Envelope("p", "i", "stream", 2, 1, (head(2, 1), head(3, 1)))
+    assert envelope == ChangeBatch("p", "i", "stream", 2, 1, (head(2, 1), head(3, 1)))
     assert harness.machine.dropped_change_count == 1
 
 
@@ -177,12 +177,12 @@ def test_leaving_sends_what_waits_and_says_so() -> None:
     harness.notify(1.0, head(1, 1))
     harness.notify(1.001, head(1, 2))
     assert harness.do(CloseRequested(), 1.002) == [
-        Envelope("p", "i", "stream", 2, 1, (head(1, 2),)),
+        ChangeBatch("p", "i", "stream", 2, 1, (head(1, 2),)),
         PublisherHeartbeat("p", "i", {"stream": 2}, is_leaving=True),
     ]
     assert harness.machine.status is PublisherStatus.CLOSED
     assert harness.notify(2.0, head(1, 3)) == []
-    assert harness.do(EndpointsOpened(None), 3.0) == []
+    assert harness.do(SendersOpened(None), 3.0) == []
     assert harness.wake_at is None
 
 

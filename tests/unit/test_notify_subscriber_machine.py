@@ -9,7 +9,7 @@ import pytest
 
 from sublet_storage.notify import subscriber_machine as listener_module
 from sublet_storage.notify.catch_up_scheduler import CatchUpCause
-from sublet_storage.notify.changes import Change, Envelope, NotifySettings, PublisherHeartbeat, stream_change
+from sublet_storage.notify.changes import ChangeBatch, NotifySettings, ObjectChange, PublisherHeartbeat, stream_change
 from sublet_storage.notify.subscriber_machine import MAX_GAPS, SubscriberMachine
 from sublet_storage.notify.subscriber_machine_events import (
     CatchUpCompleted,
@@ -17,8 +17,8 @@ from sublet_storage.notify.subscriber_machine_events import (
     Event,
     ListeningStarted,
     ListeningStopped,
-    MalformedReceived,
-    MessageReceived,
+    MalformedNotificationReceived,
+    NotificationReceived,
     SubscriberStarted,
     Tick,
     VersionAmbiguous,
@@ -37,7 +37,7 @@ class Harness:
         self.now = 0.0
         self.wake_at: float | None = None
         self.reads: list[tuple[float, frozenset[CatchUpCause]]] = []
-        self.changes: list[Change] = []
+        self.changes: list[ObjectChange] = []
         self.answers = True
 
     def do(self, *events: Event) -> None:
@@ -67,16 +67,16 @@ class Harness:
 
 def envelope(sequence: int, predecessor: int | None = None, publisher: str = "p", incarnation: str = "i") -> Event:
     before = sequence - 1 if predecessor is None else predecessor
-    return MessageReceived(Envelope(publisher, incarnation, "stream", sequence, before, (news(sequence),)))
+    return NotificationReceived(ChangeBatch(publisher, incarnation, "stream", sequence, before, (news(sequence),)))
 
 
-def news(sequence: int) -> Change:
+def news(sequence: int) -> ObjectChange:
     return stream_change(1, sequence, False)
 
 
 def hello(last: int | None = None, publisher: str = "p", incarnation: str = "i", leaving: bool = False) -> Event:
     known = {} if last is None else {"stream": last}
-    return MessageReceived(PublisherHeartbeat(publisher, incarnation, known, leaving))
+    return NotificationReceived(PublisherHeartbeat(publisher, incarnation, known, leaving))
 
 
 def steady() -> Harness:
@@ -162,7 +162,7 @@ GAP, SOON = CatchUpCause.GAP, 10.0 + WINDOW
         pytest.param([hello(1, leaving=True)], [], None, id="a publisher that left is not missed"),
         pytest.param([hello(2, leaving=True)], [], (SOON, GAP), id="its last message is missed"),
         pytest.param([envelope(7, publisher="q")], [7], (SOON, CatchUpCause.NEW_PUBLISHER), id="an unknown publisher"),
-        pytest.param([MalformedReceived()], [], None, id="no message"),
+        pytest.param([MalformedNotificationReceived()], [], None, id="no message"),
     ],
 )
 def test_what_comes_after_a_message(
@@ -176,7 +176,7 @@ def test_what_comes_after_a_message(
     counters = harness.machine.counters
     assert counters.gaps == counters.filled_gaps + counters.expired_gaps
     assert counters.expired_gaps == (read is not None and read[1] is GAP)
-    assert (counters.duplicates, counters.malformed) == (0, events == [MalformedReceived()])
+    assert (counters.duplicates, counters.malformed) == (0, events == [MalformedNotificationReceived()])
 
 
 @pytest.mark.conforms("D7")
@@ -222,7 +222,7 @@ def test_a_restart_is_read_for_on_every_channel() -> None:
 @pytest.mark.parametrize(
     ("before", "first", "cause"),
     [
-        (MessageReceived(Envelope("q", "i", "space", 1, 0, ())), 5, CatchUpCause.NEW_PUBLISHER),
+        (NotificationReceived(ChangeBatch("q", "i", "space", 1, 0, ())), 5, CatchUpCause.NEW_PUBLISHER),
         (hello(publisher="q"), 2, CatchUpCause.GAP),
     ],
     ids=["with an unknown past", "that began with a hello"],
@@ -240,8 +240,8 @@ def test_the_first_message_of_a_channel(before: Event, first: int, cause: CatchU
 def test_another_channel_is_a_sign_of_life() -> None:
     harness = steady()
     harness.until(14.0)
-    harness.do(MessageReceived(Envelope("p", "i", "weather", 9, 3, (Change("weather", "a", 1),))))
-    harness.do(MessageReceived(PublisherHeartbeat("p", "i", {"weather": 20, "stream": 1})))
+    harness.do(NotificationReceived(ChangeBatch("p", "i", "weather", 9, 3, (ObjectChange("weather", "a", 1),))))
+    harness.do(NotificationReceived(PublisherHeartbeat("p", "i", {"weather": 20, "stream": 1})))
     assert harness.received == [1]
     assert harness.until(18.0) == []
 

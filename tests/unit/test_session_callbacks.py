@@ -6,7 +6,7 @@ import pytest
 
 from sublet_protocol.pubsub.agent_side_events import ConnectionLost, ConnectionLostReason
 from sublet_protocol.pubsub.callback_registry import CallbackRegistry
-from sublet_protocol.pubsub.model import DeliveredMessage, MailboxOverflow
+from sublet_protocol.pubsub.model import MailboxOverflow, SequencedMessage
 
 ALL, KEY = ("news", None), ("news", "k")
 
@@ -37,13 +37,13 @@ def lost(
 @pytest.mark.conforms("R3")
 def test_the_nearest_callback_is_called() -> None:
     calls = Calls()
-    news = DeliveredMessage(1, "news", "k", "m")
+    news = SequencedMessage(1, "news", "k", "m")
     for subject, name in ((None, "own"), (ALL, "all"), (KEY, "key")):
         if subject is not None:
             calls.put(subject, name)
         calls.callbacks.deliver([news])
         assert calls.said() == [name]
-    calls.callbacks.deliver([DeliveredMessage(2, "news", "other", "m"), DeliveredMessage(3, "price", "k", "m")])
+    calls.callbacks.deliver([SequencedMessage(2, "news", "other", "m"), SequencedMessage(3, "price", "k", "m")])
     assert calls.said() == ["all", "own"]
     calls.callbacks.register(KEY, None, lambda lost: None)  # a failure callback alone takes no messages
     calls.callbacks.deliver([news])
@@ -60,12 +60,12 @@ def test_a_gap_is_one_call_of_each_callback() -> None:
     calls.put(KEY, "key")
     calls.put(("price", None), "price")
 
-    def shared(delivery: DeliveredMessage) -> None:
+    def shared(delivery: SequencedMessage) -> None:
         calls.calls.append("shared")
 
     for number in range(5):
         calls.callbacks.register(("news", str(number)), shared, None)
-    calls.callbacks.deliver([DeliveredMessage(1, "", "", MailboxOverflow(3, ("news", "chat")))])
+    calls.callbacks.deliver([SequencedMessage(1, "", "", MailboxOverflow(3, ("news", "chat")))])
     assert calls.said() == ["own", "all", "key", "shared"]
 
 

@@ -7,7 +7,7 @@ import pytest
 from sublet_protocol.messages.channel_messages import StreamHead
 from sublet_protocol.pubsub import wire
 from sublet_protocol.pubsub.mailbox import Mailbox, MailboxLimits, QueuedMessage
-from sublet_protocol.pubsub.model import Channel, DeliveredMessage, MailboxOverflow
+from sublet_protocol.pubsub.model import Channel, MailboxOverflow, SequencedMessage
 from sublet_protocol.v1 import sublet_pb2 as pb
 
 
@@ -24,7 +24,7 @@ def state(key: str, body: str, version: int = 1) -> QueuedMessage:
     return QueuedMessage("price", key, body, len(body) + len(key), is_state=True, version=version)
 
 
-def bodies(deliveries: tuple[DeliveredMessage, ...]) -> list[object]:
+def bodies(deliveries: tuple[SequencedMessage, ...]) -> list[object]:
     return [delivery.body for delivery in deliveries]
 
 
@@ -114,7 +114,7 @@ def test_the_leak_check_sees_what_is_left_behind() -> None:
 
 
 def test_a_head_takes_no_more_than_is_counted() -> None:
-    delivery = DeliveredMessage(1, Channel.STREAM, "7", StreamHead(2**63 - 1, 2**63 - 1, True), version=2**64 - 1)
+    delivery = SequencedMessage(1, Channel.STREAM, "7", StreamHead(2**63 - 1, 2**63 - 1, True), version=2**64 - 1)
     encoded = wire.encode_delivery(delivery)
     assert wire.decode_delivery(pb.Delivery.FromString(encoded.SerializeToString())) == delivery
     assert len(encoded.SerializeToString()) <= wire.body_size(delivery.body)

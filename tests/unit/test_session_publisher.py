@@ -9,10 +9,10 @@ from sublet_protocol.pubsub.mailbox import MailboxLimits
 from sublet_protocol.pubsub.model import (
     ChannelDelivery,
     CommandError,
-    DeliveredMessage,
     MailboxOverflow,
     MessageToNode,
     ReceivedCommand,
+    SequencedMessage,
     Subscribe,
     UndecodedCommand,
     Unsubscribe,
@@ -42,13 +42,13 @@ def subscribed(node: NodeSideMachine, name: str, *subjects: tuple[str, str | Non
     assert received == CommandsAccepted((), ())
 
 
-def taken(node: NodeSideMachine, name: str, acknowledged: int = 0, now: float = 0) -> tuple[DeliveredMessage, ...]:
+def taken(node: NodeSideMachine, name: str, acknowledged: int = 0, now: float = 0) -> tuple[SequencedMessage, ...]:
     answer = node.poll(name, acknowledged, "", now, 5) if acknowledged == 0 else None
     answer = answer or node.poll(name, acknowledged, INCARNATION, now, 5)
     return answer.deliveries if isinstance(answer, PollDeliveries) else ()
 
 
-def bodies(deliveries: tuple[DeliveredMessage, ...]) -> list[object]:
+def bodies(deliveries: tuple[SequencedMessage, ...]) -> list[object]:
     return [delivery.body for delivery in deliveries]
 
 

@@ -32,9 +32,9 @@ from sublet_protocol.pubsub.counters import AgentSideCounters
 from sublet_protocol.pubsub.model import (
     ChannelDelivery,
     CommandError,
-    DeliveredMessage,
     MailboxOverflow,
     MessageToNode,
+    SequencedMessage,
     Subscribe,
     Unsubscribe,
 )
@@ -79,7 +79,7 @@ class Harness:
         return self.do(CommandsReplied(batch.subscriber_incarnation, batch.number, incarnation, errors=errors))
 
     def poll_ok(
-        self, *deliveries: DeliveredMessage, incarnation: str = "n1", unknown: bool = False
+        self, *deliveries: SequencedMessage, incarnation: str = "n1", unknown: bool = False
     ) -> list[Instruction]:
         return self.do(PollReplied(self.last(CallPoll).subscriber_incarnation, incarnation, unknown, deliveries))
 
@@ -101,8 +101,8 @@ def connected(*subjects: tuple[str, str | None]) -> Harness:
     return harness
 
 
-def news(sequence: int, predecessor: int) -> DeliveredMessage:
-    return DeliveredMessage(sequence, "news", "k", f"m{sequence}", predecessor)
+def news(sequence: int, predecessor: int) -> SequencedMessage:
+    return SequencedMessage(sequence, "news", "k", f"m{sequence}", predecessor)
 
 
 @pytest.mark.conforms("R1")
@@ -278,14 +278,14 @@ def test_answers_of_a_former_life_do_nothing() -> None:
 @pytest.mark.parametrize(
     ("deliveries", "lost"),
     [
-        ((news(1, 0), DeliveredMessage(2, "", "", MailboxOverflow(5, ("news",))), news(3, 2)), []),
-        ((DeliveredMessage(7, "price", "gold", "g", version=3),), []),
+        ((news(1, 0), SequencedMessage(2, "", "", MailboxOverflow(5, ("news",))), news(3, 2)), []),
+        ((SequencedMessage(7, "price", "gold", "g", version=3),), []),
         ((news(3, 2),), [ConnectionLostReason.INCONSISTENT]),
     ],
     ids=["a gap", "a state, which needs no predecessor", "a missing message"],
 )
 def test_only_a_gap_stands_for_what_is_missing(
-    deliveries: tuple[DeliveredMessage, ...], lost: list[ConnectionLostReason]
+    deliveries: tuple[SequencedMessage, ...], lost: list[ConnectionLostReason]
 ) -> None:
     """A message that is missing without one ends the life."""
     harness = connected(("news", "k"), ("price", "gold"))
@@ -440,7 +440,7 @@ def test_an_agent_counts_what_happens() -> None:
     outcome = agent.decide(Tick(), 1)
     assert [one.number for one in outcome.sends if isinstance(one, SendCommands)] == [2]
     agent.decide(PollReplied(1, "n1"), 1)
-    one, gap = DeliveredMessage(1, "news", "1", "m"), DeliveredMessage(2, "", "", MailboxOverflow(7, ("news",)))
+    one, gap = SequencedMessage(1, "news", "1", "m"), SequencedMessage(2, "", "", MailboxOverflow(7, ("news",)))
     agent.decide(PollReplied(1, "n1", deliveries=(one,)), 1)
     agent.decide(PollReplied(1, "n1", deliveries=(one, gap)), 1)
     outcome = agent.decide(PollReplied(1, "n2", unknown=True), 1)

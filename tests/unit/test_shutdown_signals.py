@@ -119,7 +119,7 @@ class Context:
         return self._task_attempt
 
 
-def some_work(name: str, url: str, on_attempt: Callable[[task.Attempt], object] | None = None) -> task.TaskSpec:
+def some_work(name: str, url: str, on_attempt: Callable[[task.TaskAttempt], object] | None = None) -> task.TaskSpec:
     def nothing(batch: Batch) -> None:
         """Is not called."""
 
@@ -143,7 +143,7 @@ def test_a_task_that_leaves_needs_no_database(caplog: pytest.LogCaptureFixture) 
 
     with ThreadPoolExecutor(1) as threads, the_process_ends(signal.SIGTERM):
         ended = threads.submit(end_it)
-        task.run_attempt(work, task.Attempt(0, 0, "t"))
+        task.run_attempt(work, task.TaskAttempt(0, 0, "t"))
     ended.result()
 
 
@@ -153,9 +153,9 @@ def test_each_attempt_is_another_session(monkeypatch: pytest.MonkeyPatch) -> Non
     """Whichever job, task and stage it is of, and where the number of attempts begins anew."""
     import pyspark
 
-    begun: list[task.Attempt] = []
+    begun: list[task.TaskAttempt] = []
 
-    def end_at_once(attempt: task.Attempt) -> None:
+    def end_at_once(attempt: task.TaskAttempt) -> None:
         begun.append(attempt)
         raise ValueError("seen")
 

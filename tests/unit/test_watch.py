@@ -11,11 +11,11 @@ from typing import Any, Self
 
 import pytest
 
-from sublet.cli.base.command import NODE_TIMEOUT_S, Cli
+from sublet.cli.base.command import NODE_TIMEOUT_S, CommandContext
 from sublet_borrower.node_client import group_event_watcher
 from sublet_borrower.node_client.group_event_watcher import (
-    EventReceived,
-    EventsDropped,
+    GroupEventReceived,
+    GroupEventsDropped,
     GroupEventWatcher,
     LeaderInfo,
     WatchEvent,
@@ -23,7 +23,7 @@ from sublet_borrower.node_client.group_event_watcher import (
 from sublet_borrower.util.network_loop import network_loop
 from sublet_protocol.domain.errors import NotFound, Unavailable
 from sublet_protocol.messages.channel_messages import GroupEvent
-from sublet_protocol.pubsub.model import Channel, DeliveredMessage, MailboxOverflow
+from sublet_protocol.pubsub.model import Channel, MailboxOverflow, SequencedMessage
 
 GROUP = "$share/g/#"
 watch = importlib.import_module("sublet.cli.groups.watch")
@@ -61,7 +61,7 @@ class Watch:
 
     def receives(self, *bodies: object, address: str = "n1:1") -> None:
         for body in bodies:
-            message = DeliveredMessage(1, Channel.GROUP, GROUP, body)
+            message = SequencedMessage(1, Channel.GROUP, GROUP, body)
             self.on_loop(lambda message=message: self.followed[address].deliver(message))  # type: ignore[misc]
 
     def loses(self, address: str) -> None:
@@ -78,7 +78,7 @@ class Watch:
         sights: list[WatchEvent] = []
         while (sight := self.watcher.next_event(0)) is not None:
             sights.append(sight)
-        return [sight.event["stream_id"] if isinstance(sight, EventReceived) else sight for sight in sights]
+        return [sight.event["stream_id"] if isinstance(sight, GroupEventReceived) else sight for sight in sights]
 
 
 def event(number: int) -> GroupEvent:
@@ -88,13 +88,13 @@ def event(number: int) -> GroupEvent:
 def test_events_come_in_order_with_their_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = Watch(monkeypatch)
     watch.receives(event(1), MailboxOverflow(7, (Channel.GROUP,)), event(2))
-    assert watch.taken() == [1, EventsDropped(7), 2]
+    assert watch.taken() == [1, GroupEventsDropped(7), 2]
 
 
 def test_what_is_too_much_is_lost_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = Watch(monkeypatch, waiting=3)
     watch.receives(*map(event, range(8)), MailboxOverflow(10, (Channel.GROUP,)))
-    assert watch.taken() == [0, 1, 2, EventsDropped(15)]
+    assert watch.taken() == [0, 1, 2, GroupEventsDropped(15)]
     watch.receives(event(9))
     assert watch.taken() == [9]
 
@@ -102,9 +102,9 @@ def test_what_is_too_much_is_lost_and_counted(monkeypatch: pytest.MonkeyPatch) -
 def test_what_comes_after_a_loss_is_part_of_the_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = Watch(monkeypatch, waiting=2)
     watch.receives(*map(event, range(3)))
-    assert watch.watcher.next_event(0) == EventReceived({"event": "grant", "stream_id": 0})
+    assert watch.watcher.next_event(0) == GroupEventReceived({"event": "grant", "stream_id": 0})
     watch.receives(event(3))
-    assert watch.taken() == [1, EventsDropped(2)]
+    assert watch.taken() == [1, GroupEventsDropped(2)]
 
 
 # --- where the leader is ----------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ class Script(GroupEventWatcher):
 
     def show(self, *, as_json: bool = False) -> int:
         """Run the command."""
-        return int(watch.watch(Cli(None, None, json=as_json, debug=False), GROUP, ["n1:1"]))
+        return int(watch.watch(CommandContext(None, None, json=as_json, debug=False), GROUP, ["n1:1"]))
 
 
 def test_a_line_moves_no_cursor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,7 +176,7 @@ def test_a_line_moves_no_cursor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     seized: dict[str, Any] = {"at": "T", "event": "force_release", "agent": "a", "reason": "x\x1b[2J", **of_stream}
     stepped_down: dict[str, Any] = {"at": "T", "event": "step_down", "node": "n1", "reason": "idle"}
     events = (seized, seized | {"redelivery_end": 5}, stepped_down)
-    assert Script(monkeypatch, *(EventReceived(each) for each in events)).show() == 0
+    assert Script(monkeypatch, *(GroupEventReceived(each) for each in events)).show() == 0
     assert capsys.readouterr().out.splitlines() == [
         "T  force_release  stream 3 at 5  [5, 8) may be seen again  a  x\\x1b[2J",
         "T  force_release  stream 3 at 5  a  x\\x1b[2J",
@@ -188,7 +188,7 @@ def test_a_line_moves_no_cursor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 def test_a_gap_says_how_much_was_lost(
     monkeypatch: pytest.MonkeyPatch, as_json: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Script(monkeypatch, EventsDropped(7)).show(as_json=as_json)
+    Script(monkeypatch, GroupEventsDropped(7)).show(as_json=as_json)
     said = capsys.readouterr()
     assert "7 events were lost; `sublet groups history '$share/g/#'` has all that is durable." in said.err
     assert said.out == ('{"event":"gap","subscription":"$share/g/#","lost":7}\n' if as_json else "")

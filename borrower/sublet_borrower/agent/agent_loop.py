@@ -17,13 +17,13 @@ from sublet_borrower.machine.agent import (
     AgentEvent,
     AgentOutcome,
     CloseSubscription,
-    HandleUpdate,
     NodeLost,
     NodeMessageReceived,
     NodesDiscovered,
     OpenSubscription,
     ProgressReported,
     SubscriptionClosed,
+    SubscriptionUpdate,
     Tick,
 )
 from sublet_borrower.machine.events import SessionProgress
@@ -37,7 +37,7 @@ from sublet_protocol.messages.borrower_leader import Invalidate, InvalidateReaso
 from sublet_protocol.messages.channel_messages import StreamHead
 from sublet_protocol.pubsub.agent_side_events import ConnectionLost, ConnectionLostReason, ConnectionStatus
 from sublet_protocol.pubsub.counters import AgentSideCounters
-from sublet_protocol.pubsub.model import Channel, Command, DeliveredMessage, MailboxOverflow, MessageToNode
+from sublet_protocol.pubsub.model import Channel, Command, MailboxOverflow, MessageToNode, SequencedMessage
 from sublet_protocol.pubsub.node_connection import NodeConnection, truncate
 
 log = logging.getLogger(__name__)
@@ -201,7 +201,7 @@ class AgentLoop:
         if (connection := self._connections.get(address)) is not None:
             connection.unsubscribe(Channel.STREAM, str(stream_id))
 
-    def _delivered(self, address: str, delivery: DeliveredMessage) -> None:
+    def _delivered(self, address: str, delivery: SequencedMessage) -> None:
         match delivery.body:
             case StreamHead() as head:
                 for handle, pushed in self._head_subscriptions.route_head(address, head):
@@ -300,4 +300,4 @@ class AgentLoop:
         await asyncio.gather(*(c.close(timeout_s) for c in connections), return_exceptions=True)
 
 
-__all__ = ["AgentLoop", "HandleUpdate"]
+__all__ = ["AgentLoop", "SubscriptionUpdate"]

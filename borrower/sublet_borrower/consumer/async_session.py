@@ -21,11 +21,11 @@ from typing import Any, NoReturn, ParamSpec, Self, TypeVar
 
 import psycopg
 
-from sublet_borrower.consumer.iterators import AsyncSessionIterator, LoopTracker
+from sublet_borrower.consumer.iterators import AsyncSessionIterator, ForLoopTracker
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.streams.batch import Batch
 from sublet_borrower.util.owner_process import OwnerProcess
-from sublet_borrower.util.worker_thread import WorkerThread, wait_until_done
+from sublet_borrower.util.single_thread_executor import SingleThreadExecutor, wait_until_done
 from sublet_protocol.domain.errors import InvalidSubscription, UsageError
 from sublet_protocol.domain.subscriptions import Subscription
 
@@ -52,12 +52,12 @@ class AsyncSession:
         self.subscription = str(Subscription.parse(subscription))
         self._make: Callable[[], Session] = partial(Session, subscription, url, **settings)
         self._home = OwnerProcess()
-        self._worker = WorkerThread("sublet-session")
+        self._worker = SingleThreadExecutor("sublet-session")
         self._session: Session | None = None
         self._opening: Future[Session] | None = None
         self._fetching: Future[Batch | None] | None = None
         self._ending: Future[None] | None = None
-        self._loops = LoopTracker()
+        self._loops = ForLoopTracker()
         self._given: Batch | None = None
         self._has_given = False
         self._draining = False

@@ -39,18 +39,18 @@ _TAKERS = frozenset({"next", "anext", "send", "asend", "list", "tuple", "set", "
 _GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 
-class IteratorSource(Protocol):
+class IterableSession(Protocol):
     """A session, as its iterators see it. `left`: a loop is over with that batch; whether well."""
 
     @property
-    def loops(self) -> LoopTracker: ...
+    def loops(self) -> ForLoopTracker: ...
 
     def poll(self) -> Batch | None: ...
 
     def left(self, batch: Batch, *, well: bool) -> None: ...
 
 
-class LoopTracker:
+class ForLoopTracker:
     """Those over one session."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class LoopTracker:
 class _Loop:
     """What is known of a loop. `batch`: it is at work on that. `left(batch, well)` is called when that is over."""
 
-    def __init__(self, loops: LoopTracker, left: Callable[[Batch, bool], None]) -> None:
+    def __init__(self, loops: ForLoopTracker, left: Callable[[Batch, bool], None]) -> None:
         self._left = left
         self.batch: Batch | None = None
         self._is_loop = False
@@ -110,7 +110,7 @@ class _Loop:
             self._ends(False)
 
     def asked_beside(self, frame: FrameType) -> None:
-        """See `LoopTracker`. Another task or thread may advance it while this one is running."""
+        """See `ForLoopTracker`. Another task or thread may advance it while this one is running."""
         asker = None if self._asker is None else self._asker()
         if asker is None or asker is _asker() or _has_ended(asker):
             self.entered(frame)
@@ -176,7 +176,7 @@ class _Deleted:
 class SessionIterator(_Deleted, Iterator[Batch]):
     """Over a session."""
 
-    def __init__(self, session: IteratorSource) -> None:
+    def __init__(self, session: IterableSession) -> None:
         self._ask = session.poll
         self._loop = _Loop(session.loops, lambda batch, well: session.left(batch, well=well))
         self._over = False
@@ -211,7 +211,7 @@ class AsyncSessionIterator(_Deleted, AsyncIterator[Batch]):
     """Over a session of an event loop."""
 
     def __init__(
-        self, ask: Callable[[], Awaitable[Batch | None]], loops: LoopTracker, left: Callable[[Batch, bool], None]
+        self, ask: Callable[[], Awaitable[Batch | None]], loops: ForLoopTracker, left: Callable[[Batch, bool], None]
     ) -> None:
         self._ask = ask
         self._loop = _Loop(loops, left)

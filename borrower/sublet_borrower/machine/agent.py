@@ -83,7 +83,7 @@ AgentEvent = (
 
 
 @dataclass(frozen=True, slots=True)
-class HandleUpdate:
+class SubscriptionUpdate:
     """Something for the session that owns the handle."""
 
     handle: int
@@ -104,7 +104,7 @@ class AgentOutcome:
     """`sends` are (node address, message) in order; `needs_discovery`: look the live nodes up again."""
 
     sends: tuple[tuple[str, ToLeader], ...] = ()
-    updates: tuple[HandleUpdate | SubscriptionClosed, ...] = ()
+    updates: tuple[SubscriptionUpdate | SubscriptionClosed, ...] = ()
     needs_discovery: bool = False
     wake_at: float | None = None
 
@@ -113,7 +113,7 @@ class AgentOutcome:
 class _OutcomeBuilder:
     sends: list[tuple[str, ToLeader]] = field(default_factory=list)
     pings: dict[str, list[str]] = field(default_factory=dict)
-    updates: list[HandleUpdate | SubscriptionClosed] = field(default_factory=list)
+    updates: list[SubscriptionUpdate | SubscriptionClosed] = field(default_factory=list)
     nodes_wanted: bool = False
 
 
@@ -208,7 +208,7 @@ class Agent:
     def _carry_out(self, handle: int, borrower: Borrower, outcome: borrower_events.Outcome, now: float) -> None:
         for send in outcome.sends:
             self._route(borrower, send.node, send.message, now)
-        self._out.updates.extend(HandleUpdate(handle, notify) for notify in outcome.updates)
+        self._out.updates.extend(SubscriptionUpdate(handle, notify) for notify in outcome.updates)
         if outcome.wake_at is None:
             self._wake.pop(handle, None)
         else:

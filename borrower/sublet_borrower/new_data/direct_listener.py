@@ -19,7 +19,7 @@ from sublet_storage.db.connect import connect, schema_name
 from sublet_storage.notify.drivers.listener_slots import acquire_listener_slot, decode_heads, direct_listener_slots
 from sublet_storage.notify.drivers.postgres import RECEIVE_TIMEOUT_S, receive_payloads
 from sublet_storage.util.retry import Backoff
-from sublet_storage.util.threads import DriverThread
+from sublet_storage.util.threads import StoppableThread
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ OnHeads = Callable[[Mapping[int, int]], None]
 """Called with {stream: head}, of whatever streams there are, on a thread of ours."""
 
 
-class DirectListener(DriverThread):
+class DirectListener(StoppableThread):
     """Listens while it has a slot, and tries to acquire one while it has none."""
 
     def __init__(self, url: str) -> None:

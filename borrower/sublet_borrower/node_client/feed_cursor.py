@@ -14,7 +14,7 @@ from sublet_protocol.domain.subscriptions import Bookmark
 from sublet_protocol.messages.feed import FeedPage
 
 
-class PageOutcome(Enum):
+class FeedPageOutcome(Enum):
     """What became of a page."""
 
     ADVANCED = "step"  # it was the successor: its messages are next
@@ -43,29 +43,29 @@ class FeedCursor:
         self.subscription = next(self._ids)
         return self.subscription
 
-    def accept(self, page: FeedPage) -> PageOutcome:
+    def accept(self, page: FeedPage) -> FeedPageOutcome:
         """Move on, if the page is the next."""
         if page.subscription_id != self.subscription:
-            return PageOutcome.STALE
+            return FeedPageOutcome.STALE
         if page.bookmark is not None:
             return self._take_bookmark(page.bookmark)
         if not page.stream_id:
-            return PageOutcome.HEARTBEAT
+            return FeedPageOutcome.HEARTBEAT
         at = None if self._offsets is None else self._offsets.get(page.stream_id)
         if self._offsets is None or at is None:
-            return PageOutcome.GAP
+            return FeedPageOutcome.GAP
         if page.start != at:
-            return PageOutcome.STALE if page.position <= at else PageOutcome.GAP
+            return FeedPageOutcome.STALE if page.position <= at else FeedPageOutcome.GAP
         self._offsets[page.stream_id] = page.position
-        return PageOutcome.ADVANCED
+        return FeedPageOutcome.ADVANCED
 
-    def _take_bookmark(self, bookmark: Bookmark) -> PageOutcome:
+    def _take_bookmark(self, bookmark: Bookmark) -> FeedPageOutcome:
         """Accept streams that were not known; of those that were the bookmark must be equal."""
         offsets = self._offsets
         if offsets is not None and (
             bookmark.known < self._known or any(offsets.get(id, at) != at for id, at in bookmark.offsets.items())
         ):
-            return PageOutcome.GAP
+            return FeedPageOutcome.GAP
         self._known, self._offsets = bookmark.known, dict(bookmark.offsets)
         self._timeline = bookmark.timeline or self._timeline
-        return PageOutcome.HEARTBEAT
+        return FeedPageOutcome.HEARTBEAT

@@ -11,12 +11,12 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from sublet_borrower.node_client.feed_cursor import FeedCursor, PageOutcome
+from sublet_borrower.node_client.feed_cursor import FeedCursor, FeedPageOutcome
 from sublet_borrower.node_client.node_calls import (
     BACKOFF_INITIAL_S,
     BACKOFF_MAX_S,
+    FeedPageStream,
     NodeCalls,
-    PageStream,
     RetryableError,
 )
 from sublet_protocol.domain.errors import PayloadUnavailable, PositionGone, SubletError, UsageError
@@ -56,7 +56,7 @@ class FeedReader(Iterator[pa.Table]):
         self._filter = TopicFilter.parse(filter) if isinstance(filter, str) else filter
         self._begin, self._on_data_loss = parse_feed_start(start), on_data_loss
         self._cursor = FeedCursor(secrets.token_hex(8))
-        self._pages: PageStream | None = None
+        self._pages: FeedPageStream | None = None
         self._backoff: Backoff | None = None
         self._there_at_first: frozenset[int] = frozenset()
         self.is_finished = False
@@ -188,14 +188,14 @@ class FeedReader(Iterator[pa.Table]):
         """Return its messages, if it is the next page and has any."""
         table = None if page.messages is None else decode_messages(page.messages)
         match self._cursor.accept(page):
-            case PageOutcome.ADVANCED if page.is_gone:
+            case FeedPageOutcome.ADVANCED if page.is_gone:
                 self._notify_gone(page)
-            case PageOutcome.ADVANCED:
+            case FeedPageOutcome.ADVANCED:
                 return table
-            case PageOutcome.GAP:
+            case FeedPageOutcome.GAP:
                 self._hang_up()
                 time.sleep(BACKOFF_INITIAL_S)
-            case PageOutcome.HEARTBEAT | PageOutcome.STALE:
+            case FeedPageOutcome.HEARTBEAT | FeedPageOutcome.STALE:
                 pass
         return None
 

@@ -25,7 +25,7 @@ from sublet_borrower.util.network_loop import network_loop
 from sublet_borrower.util.owner_process import new_agent_id
 from sublet_protocol.messages.channel_messages import LEADER, GroupEvent
 from sublet_protocol.pubsub.agent_side_events import ConnectionStatus
-from sublet_protocol.pubsub.model import Channel, DeliveredMessage, MailboxOverflow
+from sublet_protocol.pubsub.model import Channel, MailboxOverflow, SequencedMessage
 from sublet_protocol.pubsub.node_connection import NodeConnection, truncate
 
 WAITING = 10_000
@@ -34,14 +34,14 @@ CLOSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class EventReceived:
+class GroupEventReceived:
     """An event, as the object that docs/groups.md describes."""
 
     event: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class EventsDropped:
+class GroupEventsDropped:
     """How many events were lost here, because they were not taken in time."""
 
     count: int
@@ -68,7 +68,7 @@ class LeaderInfo:
     members: tuple[dict[str, Any], ...] | None = None
 
 
-WatchEvent = EventReceived | EventsDropped | NodeUnreachable | LeaderInfo
+WatchEvent = GroupEventReceived | GroupEventsDropped | NodeUnreachable | LeaderInfo
 
 
 def list_connected_members(subscription: str, address: str, wait_s: float) -> tuple[dict[str, Any], ...] | None:
@@ -121,7 +121,7 @@ class GroupEventWatcher:
             if self._sights:
                 return self._sights.popleft()
             missed, self._missed = self._missed, 0
-            return EventsDropped(missed) if missed else None
+            return GroupEventsDropped(missed) if missed else None
 
     def __enter__(self) -> Self:
         return self
@@ -169,16 +169,16 @@ class GroupEventWatcher:
         self._names.pop(address, None)
         self._loop.create_task(self._connections.pop(address).close(0.0))
 
-    def _delivered(self, address: str, delivery: DeliveredMessage) -> None:
+    def _delivered(self, address: str, delivery: SequencedMessage) -> None:
         match delivery.body:
             case MailboxOverflow(dropped=dropped):
-                self._put(EventsDropped(dropped))
+                self._put(GroupEventsDropped(dropped))
             case GroupEvent(payload):
                 reported = json.loads(payload)
                 if reported.get("event") == LEADER:
                     self._answered(address, reported)
                 else:
-                    self._put(EventReceived(reported))
+                    self._put(GroupEventReceived(reported))
 
     def _answered(self, address: str, reported: dict[str, Any]) -> None:
         node, by = reported.get("node"), reported.get("answered_by", "")
@@ -208,7 +208,9 @@ class GroupEventWatcher:
         """Drop what comes while too much waits, until all of that is taken: so the loss is reported where it was."""
         with self._condition:
             if self._missed or len(self._sights) >= self._waiting:
-                self._missed += sight.count if isinstance(sight, EventsDropped) else isinstance(sight, EventReceived)
+                self._missed += (
+                    sight.count if isinstance(sight, GroupEventsDropped) else isinstance(sight, GroupEventReceived)
+                )
             else:
                 self._sights.append(sight)
             self._condition.notify()

@@ -10,7 +10,7 @@ import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sublet_borrower.streams.epoch_stream import EpochGrantedStream, StepEnd
+from sublet_borrower.streams.epoch_stream import EpochGrantedStream, EpochStepEnd
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.errors import UsageError
@@ -37,7 +37,7 @@ class Batch:
         progressed: Callable[[GrantedStream, int, int], None] | None = None,
         transact: BeginTransaction | None = None,
         ticket: int | None = None,
-        step_end: StepEnd | None = None,
+        step_end: EpochStepEnd | None = None,
     ) -> None:
         token = {"sublet.stream": str(granted.stream_id), "sublet.grant_id": str(granted.grant_id)}
         self.table, self.first, self.end = table.replace_schema_metadata(token), first, end

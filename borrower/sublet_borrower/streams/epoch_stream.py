@@ -22,7 +22,7 @@ from sublet_storage.readers.epoch_steps import BlockEpochSummaries, BlockRun, Ep
 
 
 @dataclass(frozen=True, slots=True)
-class StepEnd:
+class EpochStepEnd:
     """Progress of a stream between two steps."""
 
     position: int
@@ -30,7 +30,7 @@ class StepEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class StepRows:
+class EpochStepRows:
     """Messages of [first, end) that were read for a step."""
 
     table: pa.Table
@@ -43,7 +43,7 @@ class StepRows:
 class _Made:
     """A step that has begun. `tickets`: what was given out of it and is not done; `furthest`: up to where that was."""
 
-    step_end: StepEnd
+    step_end: EpochStepEnd
     tickets: set[int] = field(default_factory=set)
     complete: bool = False
     furthest: int = 0
@@ -61,13 +61,13 @@ class EpochGrantedStream(GrantedStream):
     step: EpochStep | None = None
     has_new_frontier: bool = False
     is_aborted: bool = False
-    pieces: deque[StepRows] = field(default_factory=deque)
+    pieces: deque[EpochStepRows] = field(default_factory=deque)
     _run: int = 0
     _made: deque[_Made] = field(default_factory=deque)
-    _step_end: StepEnd = field(init=False)
+    _step_end: EpochStepEnd = field(init=False)
 
     def __post_init__(self) -> None:
-        self._step_end = StepEnd(self.step_planner.position, self.step_planner.consumed)
+        self._step_end = EpochStepEnd(self.step_planner.position, self.step_planner.consumed)
 
     @property
     def acknowledged_offset(self) -> int:
@@ -115,7 +115,7 @@ class EpochGrantedStream(GrantedStream):
         if self.is_ended or self.is_stopping or (step := self.step_planner.next_step(limit_bytes)) is None:
             return False
         self.step_planner.complete_step(step)
-        self._made.append(_Made(StepEnd(step.position, step.consumed)))
+        self._made.append(_Made(EpochStepEnd(step.position, step.consumed)))
         self.step, self._run = step, 0
         self._begin_run()
         return True
@@ -152,9 +152,9 @@ class EpochGrantedStream(GrantedStream):
         if atomic and self.pieces:
             before = self.pieces.pop()
             table = pa.concat_tables((before.table, table))
-            self.pieces.append(StepRows(table, min(before.first, page.start), max(before.end, end), before.ticket))
+            self.pieces.append(EpochStepRows(table, min(before.first, page.start), max(before.end, end), before.ticket))
             return False
-        self.pieces.append(StepRows(table, page.start, end, self.ticket))
+        self.pieces.append(EpochStepRows(table, page.start, end, self.ticket))
         return True
 
     @property
@@ -162,7 +162,7 @@ class EpochGrantedStream(GrantedStream):
         """The step that is being read, and what is to be read next of it."""
         return None if self.step is None else (self.step, self.step.runs[self._run])
 
-    def next_rows(self) -> tuple[StepRows, StepEnd | None] | None:
+    def next_rows(self) -> tuple[EpochStepRows, EpochStepEnd | None] | None:
         """Return what is to be given out now, and where the stream is once that is done, if a step ends with it."""
         made = self._made[-1] if self._made else None
         if not self.pieces or made is None or not (made.complete or len(self.pieces) > 1):

@@ -11,7 +11,6 @@ Losing a leadership is no error: a notice reports it, and as long as the node ca
 """
 
 from sublet_leader.election.events import (
-    Campaign,
     ClaimCompleted,
     Event,
     LeadershipAcquired,
@@ -23,6 +22,7 @@ from sublet_leader.election.events import (
     RenewCompleted,
     Resign,
     ResignAll,
+    StartCampaign,
     Tick,
 )
 from sublet_leader.election.machine import Election
@@ -31,7 +31,6 @@ from sublet_leader.election.transitions import TRANSITIONS, Action, ElectionStat
 __all__ = [
     "TRANSITIONS",
     "Action",
-    "Campaign",
     "ClaimCompleted",
     "Election",
     "ElectionStatus",
@@ -46,5 +45,6 @@ __all__ = [
     "RenewCompleted",
     "Resign",
     "ResignAll",
+    "StartCampaign",
     "Tick",
 ]

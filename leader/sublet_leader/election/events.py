@@ -9,7 +9,7 @@ from sublet_storage.groups.model.records import Leadership
 
 
 @dataclass(frozen=True, slots=True)
-class Campaign:
+class StartCampaign:
     """This node should lead, if no other node does. Repeated while waiting, it brings the next claim forward."""
 
     leadership_id: int
@@ -61,7 +61,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = Campaign | Resign | ResignAll | ClaimCompleted | RenewCompleted | ReleaseCompleted | Tick
+Event = StartCampaign | Resign | ResignAll | ClaimCompleted | RenewCompleted | ReleaseCompleted | Tick
 
 
 # --- outcomes -------------------------------------------------------------------------------------------------------

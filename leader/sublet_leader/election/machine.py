@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from sublet_leader.election.events import (
-    Campaign,
     ClaimCompleted,
     Event,
     LeadershipAcquired,
@@ -21,6 +20,7 @@ from sublet_leader.election.events import (
     RenewCompleted,
     Resign,
     ResignAll,
+    StartCampaign,
     Tick,
 )
 from sublet_leader.election.transitions import TRANSITIONS, ElectionStatus, EventKind
@@ -89,7 +89,7 @@ class Election:
 
     def _dispatch(self, event: Event, now: float) -> None:
         match event:
-            case Campaign(leadership_id):
+            case StartCampaign(leadership_id):
                 self._happen(self._records.setdefault(leadership_id, _Record(leadership_id)), EventKind.CAMPAIGN, now)
             case Resign(leadership_id):
                 self._unwant((leadership_id,), now)

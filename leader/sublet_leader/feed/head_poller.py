@@ -32,7 +32,7 @@ Look = Callable[[list[int]], Awaitable[tuple[str | None, dict[int, HeadState]]]]
 class HeadWaiter:
     """A waiter for new heads of some streams. It keeps the newest of each, and no more."""
 
-    def __init__(self, poller: HeadPoller) -> None:
+    def __init__(self, poller: FeedHeadPoller) -> None:
         self._poller = poller
         self._news: dict[int, HeadState] = {}
         self._wakeup = asyncio.Event()
@@ -57,7 +57,7 @@ class HeadWaiter:
         return news
 
 
-class HeadPoller:
+class FeedHeadPoller:
     """Polls heads while there is a waiter. Made and used on one event loop; `note_heads` may be called from any thread.
 
     `timeline`: of the database, when it looked last, if that is known. `looks`: how often it has looked.

@@ -20,7 +20,7 @@ PRODUCER = "feed/"
 """Prefix of the producers' ids, so that none can fence a publisher that has access to the database."""
 
 
-class PublishedBatchStore:
+class FeedBatchWriter:
     """Keeps the routes that all batches go by until a stream turns out to be closed. Any thread may call."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ import psycopg
 import pyarrow as pa
 
 from sublet_leader.feed.database_threads import DatabaseThreads
-from sublet_leader.feed.head_poller import HeadPoller, HeadWaiter
+from sublet_leader.feed.head_poller import FeedHeadPoller, HeadWaiter
 from sublet_protocol.domain.errors import ValueTooLarge
 from sublet_protocol.domain.subscriptions import Bookmark, StartingPosition
 from sublet_protocol.messages.feed import HEARTBEAT_INTERVAL_S, FeedPage, ReadCommand
@@ -47,7 +47,7 @@ class FeedReadCall:
     def __init__(
         self,
         pool: DatabaseThreads,
-        watch: HeadPoller,
+        watch: FeedHeadPoller,
         read: ReadCommand,
         write: Write,
         hello_s: float = HEARTBEAT_INTERVAL_S,

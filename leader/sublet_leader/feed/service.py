@@ -21,8 +21,8 @@ import psycopg
 from sublet_leader.feed.admission import AdmissionLimiter, NodeBusy
 from sublet_leader.feed.database_threads import DatabaseThreads
 from sublet_leader.feed.fetch import fetch_page, read_heads
-from sublet_leader.feed.head_poller import HeadPoller
-from sublet_leader.feed.publish import PublishedBatchStore, to_publish_result
+from sublet_leader.feed.head_poller import FeedHeadPoller
+from sublet_leader.feed.publish import FeedBatchWriter, to_publish_result
 from sublet_leader.feed.read import ClientStalled, FeedReadCall
 from sublet_leader.shutdown import run_with_timeout
 from sublet_protocol.domain.errors import Conflict, NotFound, PayloadUnavailable, SubletError, Unavailable, UsageError
@@ -86,11 +86,11 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         self._reading = DatabaseThreads(url, limits.reading_connections, "feed reading")
         self._watching = DatabaseThreads(url, 1, "feed watching")
         self._on_stored = on_stored
-        self._writer = PublishedBatchStore()
+        self._writer = FeedBatchWriter()
         self.batches = AdmissionLimiter("batches", limits.max_batches, limits.max_batch_bytes, limits.retry_after_ms)
         self.readers = AdmissionLimiter("readers", limits.max_readers, 0, limits.reader_retry_after_ms)
         self.reads = AdmissionLimiter("reads", limits.max_reads, 0, limits.retry_after_ms)
-        self.watch = HeadPoller(lambda ids: self._watching.run(partial(_look, stream_ids=ids)))
+        self.watch = FeedHeadPoller(lambda ids: self._watching.run(partial(_look, stream_ids=ids)))
         self.pages_written = 0
 
     def register(self, server: Any) -> None:

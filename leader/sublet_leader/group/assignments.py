@@ -8,7 +8,7 @@ from dataclasses import replace
 from sublet_leader.group.members import Member, Members
 from sublet_leader.group.rebalancer import Rebalancer
 from sublet_leader.group.stream_table import Assignment, LastHolder, PendingRelease, StreamEntry, StreamTable
-from sublet_leader.group.transitions import TRANSITIONS, AssignmentStatus, EventKind
+from sublet_leader.group.transitions import TRANSITIONS, EventKind, GrantStatus
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.messages.borrower_leader import Grant as GrantMessage
 from sublet_protocol.messages.borrower_leader import (
@@ -77,7 +77,7 @@ class Assignments:
             # Id 0 is no grant, but a grant that is not written yet: no borrower can know of it.
             if found is not None and grant_id and (found.grant_id, found.borrower_id) == (grant_id, borrower_id):
                 return found
-        return Assignment(stream_id, borrower_id, agent, 0.0, AssignmentStatus.ABSENT, grant_id)
+        return Assignment(stream_id, borrower_id, agent, 0.0, GrantStatus.ABSENT, grant_id)
 
     def begin_grant(self, entry: StreamEntry, member: Member, now: float, grant_id: int = 0) -> None:
         """Decide that the member gets the stream; the row is still to be written."""
@@ -105,7 +105,7 @@ class Assignments:
                 held.stream_id, held.grant_id, held.position, member.borrower_id, member.agent, epoch, held.consumed
             )
         )
-        if before is not None and before.status is AssignmentStatus.REVOKING:
+        if before is not None and before.status is GrantStatus.REVOKING:
             self.revoke((held.stream_id,), before.reason, now, before.deadline)
 
     def detach(self, entry: StreamEntry) -> None:
@@ -195,7 +195,7 @@ class Assignments:
             if entry is not None and entry.assignment is not None:
                 # Repeated, it is not put off: else it could be repeated so often that it is never forced.
                 entry.assignment.reason, entry.assignment.deadline = reason, min(deadline, entry.assignment.deadline)
-                if entry.assignment.grant_id and entry.assignment.status is not AssignmentStatus.REVOKING:
+                if entry.assignment.grant_id and entry.assignment.status is not GrantStatus.REVOKING:
                     self._streams.enqueue(RecordHistory(stream_id, entry.assignment.grant_id, "revoke", reason))
                 self.apply_event(entry.assignment, EventKind.REVOKE, now)
 
@@ -281,7 +281,7 @@ class Assignments:
         for stream_id in tuple(self._waiting):
             entry = self._streams.get(stream_id)
             assignment = entry.assignment if entry else None
-            if assignment is None or assignment.status is AssignmentStatus.GRANTED:
+            if assignment is None or assignment.status is GrantStatus.GRANTED:
                 self._waiting.discard(stream_id)
             elif now >= assignment.deadline and not assignment.is_final_queued:
                 self.apply_event(assignment, EventKind.DEADLINE, now)

@@ -9,7 +9,7 @@ from sublet_storage.groups.model.records import GroupWriteResult, HistoryRecord,
 
 
 @dataclass(frozen=True, slots=True)
-class MessageReceived:
+class BorrowerMessageReceived:
     """A borrower's message, from the agent that sent it."""
 
     agent: str
@@ -31,7 +31,7 @@ class CommitFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class RevokeRequested:
+class ForcedRevokeRequested:
     """An operator, a drain or a reset takes these streams back, whatever their holders do, by the deadline."""
 
     stream_ids: tuple[int, ...]
@@ -48,7 +48,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = MessageReceived | WritesCommitted | CommitFailed | RevokeRequested | StreamsChanged | Tick
+Event = BorrowerMessageReceived | WritesCommitted | CommitFailed | ForcedRevokeRequested | StreamsChanged | Tick
 
 
 @dataclass(frozen=True, slots=True)

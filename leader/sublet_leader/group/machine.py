@@ -9,17 +9,17 @@ from typing import assert_never
 
 from sublet_leader.group.assignments import Assignments
 from sublet_leader.group.events import (
+    BorrowerMessageReceived,
     CommitFailed,
     Event,
-    MessageReceived,
+    ForcedRevokeRequested,
     Outcome,
-    RevokeRequested,
     StreamsChanged,
     Tick,
     WritesCommitted,
 )
 from sublet_leader.group.members import Member, Members
-from sublet_leader.group.schedule import Schedule
+from sublet_leader.group.schedule import GroupTimers
 from sublet_leader.group.session_fencing import SessionFencing
 from sublet_leader.group.stream_table import StreamEntry, StreamTable
 from sublet_leader.group.transient_events import EVICT, FENCE, JOIN, LEAVE, transient_record
@@ -84,7 +84,7 @@ class GroupLeader:
         self.group, self.term, self.settings = group, term, settings
         self.members = Members()
         self.streams = StreamTable(rows, term, now, settings)
-        self.schedule = Schedule(settings, now)
+        self.schedule = GroupTimers(settings, now)
         self.epochs: tuple[GroupFrontier, ...] = ()
         self.desired_state = group.desired_state
         self.members.set_weights(group.desired_state.weights)
@@ -100,7 +100,7 @@ class GroupLeader:
         """Answer one event."""
         self._out = _OutcomeBuilder()
         match event:
-            case MessageReceived():
+            case BorrowerMessageReceived():
                 self._receive(event.agent, event, now)
             case WritesCommitted():
                 self._learn(event.result, now)
@@ -109,7 +109,7 @@ class GroupLeader:
                     entry = self.streams.put_back(change, now + self.settings.resend_interval_s)
                     if self.streams.drop_finished(entry) or entry.is_quiet:
                         self.schedule.note_stream_freed(entry.retry_at)
-            case RevokeRequested():
+            case ForcedRevokeRequested():
                 self._assignments.revoke(event.stream_ids, event.reason, now, now + self.settings.revoke_deadline_s)
             case StreamsChanged():
                 self.schedule.sync_soon(now)
@@ -143,7 +143,7 @@ class GroupLeader:
 
     # --- messages ---------------------------------------------------------------------------------------------------
 
-    def _receive(self, agent: str, received: MessageReceived, now: float) -> None:
+    def _receive(self, agent: str, received: BorrowerMessageReceived, now: float) -> None:
         message = received.message
         match message:
             case LeaderWanted():

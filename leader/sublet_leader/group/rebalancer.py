@@ -19,7 +19,7 @@ from sublet_leader.allocation import (
 )
 from sublet_leader.group.members import Member, Members
 from sublet_leader.group.stream_table import StreamEntry, StreamTable
-from sublet_leader.group.transitions import AssignmentStatus
+from sublet_leader.group.transitions import GrantStatus
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_storage.groups.model.records import LendingStatus
@@ -102,9 +102,9 @@ class Rebalancer:
             barred_until = max(entry.retry_at, entry.promised_until)
             if entry.is_quiet and barred_until > now:
                 view.again_at = min(view.again_at, barred_until)
-            if assignment is not None and assignment.status is not AssignmentStatus.REVOKING:
+            if assignment is not None and assignment.status is not GrantStatus.REVOKING:
                 view.held[stream_id] = assignment.borrower_id
-                if assignment.status is AssignmentStatus.GRANTED and assignment.granted_at <= ripe:
+                if assignment.status is GrantStatus.GRANTED and assignment.granted_at <= ripe:
                     view.movable.append(stream_id)
                 else:
                     view.unripe = True

@@ -7,7 +7,7 @@ from sublet_leader.settings import LeaderSettings
 _NEVER = float("inf")
 
 
-class Schedule:
+class GroupTimers:
     """Due times, each taken once. Joins and leaves are debounced: the allocation runs when they have been quiet for the
     debounce time, or at its cap; a stream that became free is given away at once unless that is pending."""
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from sublet_leader.group.throughput import ThroughputMeter
-from sublet_leader.group.transitions import AssignmentStatus
+from sublet_leader.group.transitions import GrantStatus
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.in_doubt import InDoubtRange, latest_in_doubt
@@ -39,7 +39,7 @@ class Assignment:
     borrower_id: str
     agent: str
     granted_at: float
-    status: AssignmentStatus = AssignmentStatus.GRANTING
+    status: GrantStatus = GrantStatus.GRANTING
     grant_id: int = 0
     resend_at: float = float("inf")
     deadline: float = float("inf")

@@ -15,7 +15,7 @@ from __future__ import annotations
 from enum import Enum
 
 
-class AssignmentStatus(Enum):
+class GrantStatus(Enum):
     """What is true of an assignment."""
 
     GRANTING = "granting"  # being written, or written and the borrower has not answered yet
@@ -59,7 +59,7 @@ class Action(Enum):
     WRITE_FORCE_RELEASE = "_write_force_release"
 
 
-Transition = tuple[AssignmentStatus, Action]
+Transition = tuple[GrantStatus, Action]
 
 
 def _row(**steps: Transition) -> dict[EventKind, Transition]:
@@ -67,58 +67,58 @@ def _row(**steps: Transition) -> dict[EventKind, Transition]:
     return {EventKind[name]: step for name, step in steps.items()}
 
 
-TRANSITIONS: dict[AssignmentStatus, dict[EventKind, Transition]] = {
-    AssignmentStatus.GRANTING: _row(
-        GRANT_WRITTEN=(AssignmentStatus.GRANTING, Action.SEND_GRANT),
-        GRANT_REFUSED=(AssignmentStatus.ABSENT, Action.FORGET),
-        PROGRESS=(AssignmentStatus.GRANTED, Action.WRITE_PROGRESS),
-        FINAL=(AssignmentStatus.REVOKING, Action.WRITE_FINAL),
-        ABORTED=(AssignmentStatus.REVOKING, Action.WRITE_ABORTED),
-        SAVED=(AssignmentStatus.GRANTING, Action.IGNORE),
-        ENDED=(AssignmentStatus.REVOKED, Action.SEND_REVOKED),
-        LOST=(AssignmentStatus.REVOKED, Action.SEND_LOST),
-        REVOKE=(AssignmentStatus.REVOKING, Action.SEND_REVOKE),
-        REVOKE_FINISHED=(AssignmentStatus.REVOKING, Action.WRITE_NOT_HELD),
-        RESEND=(AssignmentStatus.GRANTING, Action.SEND_GRANT),
+TRANSITIONS: dict[GrantStatus, dict[EventKind, Transition]] = {
+    GrantStatus.GRANTING: _row(
+        GRANT_WRITTEN=(GrantStatus.GRANTING, Action.SEND_GRANT),
+        GRANT_REFUSED=(GrantStatus.ABSENT, Action.FORGET),
+        PROGRESS=(GrantStatus.GRANTED, Action.WRITE_PROGRESS),
+        FINAL=(GrantStatus.REVOKING, Action.WRITE_FINAL),
+        ABORTED=(GrantStatus.REVOKING, Action.WRITE_ABORTED),
+        SAVED=(GrantStatus.GRANTING, Action.IGNORE),
+        ENDED=(GrantStatus.REVOKED, Action.SEND_REVOKED),
+        LOST=(GrantStatus.REVOKED, Action.SEND_LOST),
+        REVOKE=(GrantStatus.REVOKING, Action.SEND_REVOKE),
+        REVOKE_FINISHED=(GrantStatus.REVOKING, Action.WRITE_NOT_HELD),
+        RESEND=(GrantStatus.GRANTING, Action.SEND_GRANT),
     ),
-    AssignmentStatus.GRANTED: _row(
+    GrantStatus.GRANTED: _row(
         GRANT_WRITTEN=(
-            AssignmentStatus.GRANTED,
+            GrantStatus.GRANTED,
             Action.IGNORE,
         ),  # a reclaimed grant, used before the row has its holder
-        PROGRESS=(AssignmentStatus.GRANTED, Action.WRITE_PROGRESS),
-        FINAL=(AssignmentStatus.REVOKING, Action.WRITE_FINAL),
-        ABORTED=(AssignmentStatus.REVOKING, Action.WRITE_ABORTED),
-        SAVED=(AssignmentStatus.GRANTED, Action.SEND_PROGRESS_SAVED),
-        ENDED=(AssignmentStatus.REVOKED, Action.SEND_REVOKED),
-        LOST=(AssignmentStatus.REVOKED, Action.SEND_LOST),
-        REVOKE=(AssignmentStatus.REVOKING, Action.SEND_REVOKE),
-        REVOKE_FINISHED=(AssignmentStatus.REVOKING, Action.WRITE_NOT_HELD),
+        PROGRESS=(GrantStatus.GRANTED, Action.WRITE_PROGRESS),
+        FINAL=(GrantStatus.REVOKING, Action.WRITE_FINAL),
+        ABORTED=(GrantStatus.REVOKING, Action.WRITE_ABORTED),
+        SAVED=(GrantStatus.GRANTED, Action.SEND_PROGRESS_SAVED),
+        ENDED=(GrantStatus.REVOKED, Action.SEND_REVOKED),
+        LOST=(GrantStatus.REVOKED, Action.SEND_LOST),
+        REVOKE=(GrantStatus.REVOKING, Action.SEND_REVOKE),
+        REVOKE_FINISHED=(GrantStatus.REVOKING, Action.WRITE_NOT_HELD),
     ),
-    AssignmentStatus.REVOKING: _row(
-        GRANT_WRITTEN=(AssignmentStatus.REVOKING, Action.SEND_REVOKE),
-        GRANT_REFUSED=(AssignmentStatus.ABSENT, Action.FORGET),
-        PROGRESS=(AssignmentStatus.REVOKING, Action.WRITE_PROGRESS),
-        FINAL=(AssignmentStatus.REVOKING, Action.WRITE_FINAL),
-        ABORTED=(AssignmentStatus.REVOKING, Action.WRITE_ABORTED),
-        SAVED=(AssignmentStatus.REVOKING, Action.SEND_PROGRESS_SAVED),
-        ENDED=(AssignmentStatus.REVOKED, Action.SEND_REVOKED),
-        LOST=(AssignmentStatus.REVOKED, Action.SEND_LOST),
-        REVOKE=(AssignmentStatus.REVOKING, Action.IGNORE),
-        REVOKE_FINISHED=(AssignmentStatus.REVOKING, Action.WRITE_NOT_HELD),
-        RESEND=(AssignmentStatus.REVOKING, Action.SEND_REVOKE),
-        DEADLINE=(AssignmentStatus.REVOKING, Action.WRITE_FORCE_RELEASE),
+    GrantStatus.REVOKING: _row(
+        GRANT_WRITTEN=(GrantStatus.REVOKING, Action.SEND_REVOKE),
+        GRANT_REFUSED=(GrantStatus.ABSENT, Action.FORGET),
+        PROGRESS=(GrantStatus.REVOKING, Action.WRITE_PROGRESS),
+        FINAL=(GrantStatus.REVOKING, Action.WRITE_FINAL),
+        ABORTED=(GrantStatus.REVOKING, Action.WRITE_ABORTED),
+        SAVED=(GrantStatus.REVOKING, Action.SEND_PROGRESS_SAVED),
+        ENDED=(GrantStatus.REVOKED, Action.SEND_REVOKED),
+        LOST=(GrantStatus.REVOKED, Action.SEND_LOST),
+        REVOKE=(GrantStatus.REVOKING, Action.IGNORE),
+        REVOKE_FINISHED=(GrantStatus.REVOKING, Action.WRITE_NOT_HELD),
+        RESEND=(GrantStatus.REVOKING, Action.SEND_REVOKE),
+        DEADLINE=(GrantStatus.REVOKING, Action.WRITE_FORCE_RELEASE),
     ),
-    AssignmentStatus.REVOKED: _row(
-        PROGRESS=(AssignmentStatus.REVOKED, Action.SEND_REVOKED),
-        FINAL=(AssignmentStatus.REVOKED, Action.SEND_REVOKED),
-        REVOKE_FINISHED=(AssignmentStatus.ABSENT, Action.FORGET),
-        RESEND=(AssignmentStatus.REVOKED, Action.SEND_REVOKED),
+    GrantStatus.REVOKED: _row(
+        PROGRESS=(GrantStatus.REVOKED, Action.SEND_REVOKED),
+        FINAL=(GrantStatus.REVOKED, Action.SEND_REVOKED),
+        REVOKE_FINISHED=(GrantStatus.ABSENT, Action.FORGET),
+        RESEND=(GrantStatus.REVOKED, Action.SEND_REVOKED),
     ),
-    AssignmentStatus.ABSENT: _row(
-        PROGRESS=(AssignmentStatus.ABSENT, Action.SEND_LOST),
-        FINAL=(AssignmentStatus.ABSENT, Action.SEND_LOST),
-        REVOKE_FINISHED=(AssignmentStatus.ABSENT, Action.IGNORE),
+    GrantStatus.ABSENT: _row(
+        PROGRESS=(GrantStatus.ABSENT, Action.SEND_LOST),
+        FINAL=(GrantStatus.ABSENT, Action.SEND_LOST),
+        REVOKE_FINISHED=(GrantStatus.ABSENT, Action.IGNORE),
     ),
 }
 """(status, event) -> (next status, action)."""

@@ -17,7 +17,7 @@ from sublet_leader.http.auth import AdminTokenGuard, validate_token
 from sublet_leader.http.group_actions import GroupActionsApi
 from sublet_leader.http.groups import GroupsApi
 from sublet_leader.http.nodes import NodeActionsApi, NodesApi
-from sublet_leader.http.probes import MetricsPage, Probes
+from sublet_leader.http.probes import HealthProbes, MetricsPage
 from sublet_leader.http.responses import build_app, json_response
 from sublet_leader.http.server import HttpServer
 from sublet_leader.http.settings import HttpOptions
@@ -73,7 +73,7 @@ class HttpPort:
         self._app = build_app(self._routes(facts, self._reading, self._lag_history))
 
     def _routes(self, facts: NodeView, reading: HttpConnections, lag_history: LagHistory) -> list[BaseRoute]:
-        probes, pages = Probes(facts.ref.name, facts.health), StaticFiles()
+        probes, pages = HealthProbes(facts.ref.name, facts.health), StaticFiles()
         groups, nodes = GroupsApi(facts, reading, lag_history), NodesApi(facts, reading, self._token is not None)
         admin, acting = AdminTokenGuard(self._token), GroupActionsApi(self._url)
         actions = {

@@ -16,7 +16,7 @@ from sublet_leader.observe.health import CHECKS, Health, HealthCheck
 from sublet_protocol.domain.errors import NotFound
 
 
-class Probes:
+class HealthProbes:
     """`look` judges the node at this moment, from memory, so these need no thread; `node` is its name."""
 
     def __init__(self, node: str, look: Callable[[], Health]) -> None:

@@ -18,7 +18,7 @@ from sublet_storage.groups.model import history
 from sublet_storage.groups.model.records import MAINTENANCE
 from sublet_storage.log import epoch_capabilities
 from sublet_storage.notify import catch_up_reads
-from sublet_storage.notify.changes import Change
+from sublet_storage.notify.changes import ObjectChange
 from sublet_storage.notify.publisher import shared_publisher
 from sublet_storage.objects import unreferenced_objects
 from sublet_storage.producer import staging
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 PASS_INTERVAL_S = 5.0
 """Between two passes."""
 
-Publish = Callable[[Sequence[Change]], None]
+Publish = Callable[[Sequence[ObjectChange]], None]
 
 MAX_LISTED = 5
 """How many failed steps of a pass are logged one by one."""

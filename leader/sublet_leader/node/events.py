@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from sublet_leader import election as el
 from sublet_leader.group.transient_events import GroupHistoryEvent
-from sublet_leader.node.group_event_publisher import LeaderLocation
+from sublet_leader.node.group_event_publisher import LeaderLookupResult
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import ToBorrower, ToLeader
 from sublet_protocol.pubsub.counters import NodeSideCounters
@@ -92,7 +92,7 @@ class NodeStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class MessageReceived:
+class AgentMessageReceived:
     """A message from the agent that calls itself that."""
 
     agent: str
@@ -196,7 +196,7 @@ class LeaderQueried:
 
 
 @dataclass(frozen=True, slots=True)
-class RevokeRequested:
+class ForcedRevokeRequested:
     """Take these streams of a group led here back, by force at the revoke deadline."""
 
     group_id: int
@@ -247,9 +247,9 @@ DatabaseAnswer = (
 
 NodeEvent = (
     NodeStarted
-    | MessageReceived
+    | AgentMessageReceived
     | LeaderQueried
-    | RevokeRequested
+    | ForcedRevokeRequested
     | StreamsChanged
     | DesiredStateRead
     | ShutdownRequested
@@ -275,7 +275,7 @@ class NodeOutcome:
     is_stopped: bool = False
     invariant_violations: tuple[str, ...] = ()
     history: tuple[GroupHistoryEvent, ...] = ()
-    leader_locations: tuple[LeaderLocation, ...] = ()
+    leader_locations: tuple[LeaderLookupResult, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ MAX_ASKED = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class LeaderLocation:
+class LeaderLookupResult:
     """The answer to a query who leads: no `group` of that subscription, or no `leadership` on it that is alive.
     `members`: all that are connected, if it is led here."""
 
@@ -60,12 +60,12 @@ class LeaderLookups:
         group: Group | None,
         claim: Leadership | None,
         members: Iterable[Member] | None,
-    ) -> list[LeaderLocation]:
+    ) -> list[LeaderLookupResult]:
         """Return the answers to all that have queried."""
         alive = claim if claim is not None and claim.remaining_s > 0 else None
         known = None if alive is None or members is None else tuple(members)
         askers = self._askers.pop(subscription, {})
-        return [LeaderLocation(asker, str(subscription), group, alive, known) for asker in askers]
+        return [LeaderLookupResult(asker, str(subscription), group, alive, known) for asker in askers]
 
     def cancel(self, subscription: Subscription) -> None:
         """The database did not answer: drop the queries, which are repeated."""
@@ -93,7 +93,7 @@ class GroupEventPublisher:
                 reported = to_group_event(each, self._node, each.record.at_us or self._now_us())
                 self._publish(Channel.GROUP, each.subscription, reported)
 
-    def leader_event(self, whereabouts: LeaderLocation) -> GroupEvent:
+    def leader_event(self, whereabouts: LeaderLookupResult) -> GroupEvent:
         """Return the answer to a question."""
         group, claim = whereabouts.group, whereabouts.leadership
         reported: dict[str, Any] = {

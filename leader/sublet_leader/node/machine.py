@@ -17,11 +17,13 @@ from sublet_leader.group import events as group_events
 from sublet_leader.group.machine import GroupLeader
 from sublet_leader.group.transient_events import STEP_DOWN, GroupHistoryEvent, transient_record
 from sublet_leader.node.events import (
+    AgentMessageReceived,
     ClaimLeadership,
     CommitFailed,
     CommitWrites,
     DatabaseAnswer,
     DesiredStateRead,
+    ForcedRevokeRequested,
     GroupLoadCompleted,
     GroupOpenCompleted,
     LeaderLookupCompleted,
@@ -31,7 +33,6 @@ from sublet_leader.node.events import (
     LeadershipRenewalCompleted,
     LoadGroup,
     LookUpLeader,
-    MessageReceived,
     NodeEvent,
     NodeOutcome,
     NodeStarted,
@@ -39,13 +40,12 @@ from sublet_leader.node.events import (
     ReleaseLeaderships,
     RenewLeaderships,
     Request,
-    RevokeRequested,
     ShutdownRequested,
     StreamsChanged,
     Tick,
     WritesCommitted,
 )
-from sublet_leader.node.group_event_publisher import LeaderLocation, LeaderLookups
+from sublet_leader.node.group_event_publisher import LeaderLookupResult, LeaderLookups
 from sublet_leader.node.leadership_restrictions import LeadershipRestrictions
 from sublet_leader.node.requested_groups import RequestedGroups
 from sublet_leader.settings import LeaderSettings
@@ -93,7 +93,7 @@ class _OutcomeBuilder:
     sends: list[tuple[str, ToBorrower]] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     history: list[GroupHistoryEvent] = field(default_factory=list)
-    answers: list[LeaderLocation] = field(default_factory=list)
+    answers: list[LeaderLookupResult] = field(default_factory=list)
 
 
 class Node:
@@ -121,15 +121,15 @@ class Node:
         self._out = _OutcomeBuilder()
         match event:
             case NodeStarted():
-                self._elect(el.Campaign(MAINTENANCE), now)
-            case MessageReceived():
+                self._elect(el.StartCampaign(MAINTENANCE), now)
+            case AgentMessageReceived():
                 self._receive(event, now)
             case LeaderQueried():
                 self._asked(event)
-            case RevokeRequested():
+            case ForcedRevokeRequested():
                 leader = self.leaders.get(event.group_id)
                 if leader is not None:
-                    self._give(leader, group_events.RevokeRequested(event.stream_ids, event.reason), now)
+                    self._give(leader, group_events.ForcedRevokeRequested(event.stream_ids, event.reason), now)
             case StreamsChanged():
                 self._read_streams_again(event, now)
             case DesiredStateRead():
@@ -201,14 +201,14 @@ class Node:
 
     # --- messages ---------------------------------------------------------------------------------------------------
 
-    def _receive(self, received: MessageReceived, now: float) -> None:
+    def _receive(self, received: AgentMessageReceived, now: float) -> None:
         message = received.message
         if isinstance(message, LeaderWanted):
             self._seek(received, message, now)
         elif isinstance(message, Ping):
             for borrower_id in message.borrower_ids:
                 ping = Ping((borrower_id,), message.sent_at)
-                self._to_leader(borrower_id, MessageReceived(received.agent, ping), now)
+                self._to_leader(borrower_id, AgentMessageReceived(received.agent, ping), now)
         elif not self._can_wait(message):
             if isinstance(message, Disconnect) and not message.term:
                 self.registry.remove_waiter(received.agent, message.borrower_id)
@@ -220,7 +220,7 @@ class Node:
         passing = isinstance(message, UpdateProgress) and not any(p.final for p in message.streams)
         return passing and self._stop_by is not None
 
-    def _to_leader(self, borrower_id: str, received: MessageReceived, now: float) -> None:
+    def _to_leader(self, borrower_id: str, received: AgentMessageReceived, now: float) -> None:
         """Pass it to the group's leader. A borrower that no leader here knows is invalidated; a leader outside its
         trust window answers nothing."""
         group_id = self.registry.group_of_borrower(received.agent, borrower_id)
@@ -230,9 +230,9 @@ class Node:
                 received.agent, Invalidate(borrower_id, 0, InvalidateReason.RETRY, "this node does not lead its group")
             )
         else:
-            self._give(leader, group_events.MessageReceived(received.agent, received.message), now)
+            self._give(leader, group_events.BorrowerMessageReceived(received.agent, received.message), now)
 
-    def _seek(self, received: MessageReceived, wanted: LeaderWanted, now: float) -> None:
+    def _seek(self, received: AgentMessageReceived, wanted: LeaderWanted, now: float) -> None:
         """Lead the group, find out which node does, or deny the request."""
         try:
             subscription = Subscription.parse(wanted.subscription)
@@ -253,7 +253,7 @@ class Node:
         elif group.group_id in self.leaders:
             self._admit(group, now)
         else:
-            self._elect(el.Campaign(group.group_id), now)
+            self._elect(el.StartCampaign(group.group_id), now)
 
     def _opened(self, answer: GroupOpenCompleted, now: float) -> None:
         request, group = answer.request, answer.group
@@ -262,7 +262,7 @@ class Node:
         self.registry.finish_opening(request.subscription, found or self.registry.group(request.subscription))
         if found is not None:
             if self._stop_by is None and not self._restrictions.is_forbidden(found, now):
-                self._elect(el.Campaign(found.group_id), now)
+                self._elect(el.StartCampaign(found.group_id), now)
         elif answer.is_final or stranger:
             reason = InvalidateReason.DENIED if request.group_id is None else InvalidateReason.DELETED
             waiting = [received for received, _ in self.registry.take_waiters(request.subscription)]
@@ -270,7 +270,7 @@ class Node:
 
     def _refuse(
         self,
-        waiting: Iterable[MessageReceived],
+        waiting: Iterable[AgentMessageReceived],
         group_id: int | None,
         reason: InvalidateReason,
         problem: str,
@@ -307,7 +307,7 @@ class Node:
                 )
                 continue
             self.registry.bind_borrower(received.agent, borrower_id, group.group_id)
-            self._give(leader, group_events.MessageReceived(received.agent, wanted), now)
+            self._give(leader, group_events.BorrowerMessageReceived(received.agent, wanted), now)
 
     # --- leadership -------------------------------------------------------------------------------------------------
 
@@ -352,7 +352,7 @@ class Node:
         if desired_state.is_draining:
             self._elect(el.ResignAll(), now)
         elif before:
-            self._elect(el.Campaign(MAINTENANCE), now)
+            self._elect(el.StartCampaign(MAINTENANCE), now)
 
     def _loaded(self, answer: GroupLoadCompleted, now: float) -> None:
         group, term = answer.request.group, answer.request.term

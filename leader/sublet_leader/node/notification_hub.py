@@ -15,7 +15,7 @@ from sublet_protocol.messages.channel_messages import StreamHead
 from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.pubsub.node_side_machine import NodeSideMachine
 from sublet_storage.notify import catch_up_reads
-from sublet_storage.notify.changes import EPOCHS, GROUP, SPACE, STREAM, Change, NotifySettings
+from sublet_storage.notify.changes import EPOCHS, GROUP, SPACE, STREAM, NotifySettings, ObjectChange
 from sublet_storage.notify.drivers.base import NotificationDriver
 from sublet_storage.notify.subscriber import NotificationSubscriber
 
@@ -46,7 +46,7 @@ class NotificationHub:
         self._on_command, self._on_growth = on_command, on_growth
         self._lock = threading.Lock()
         self._followed: set[int] = set()
-        self._news: deque[Change] = deque()
+        self._news: deque[ObjectChange] = deque()
         self._subscriber = NotificationSubscriber(
             url, driver, catch_up_reads.make_snapshot_reader(self._wanted), self._received, settings=settings
         )
@@ -94,7 +94,7 @@ class NotificationHub:
         with self._lock:
             return frozenset(self._followed)
 
-    def _received(self, change: Change) -> None:
+    def _received(self, change: ObjectChange) -> None:
         """Queue a change, on the subscriber's thread. The loop is woken once for all that has come until it runs."""
         self._news.append(change)
         if len(self._news) == 1:
@@ -113,7 +113,7 @@ class NotificationHub:
         if changed & {SPACE, EPOCHS}:
             self._on_streams_changed(SPACE not in changed)
 
-    def _notify(self, change: Change) -> None:
+    def _notify(self, change: ObjectChange) -> None:
         """A head is in the version itself; other fields of the change are not looked at."""
         stream_id = _stream_id(change.key)
         head, closed = divmod(change.version, 2)
@@ -125,7 +125,7 @@ class NotificationHub:
             self._publisher.publish(Channel.STREAM, change.key, reported, min(change.version, LARGEST))
 
 
-def _commanded_group(change: Change) -> int | None:
+def _commanded_group(change: ObjectChange) -> int | None:
     """Return the group whose desired state has changed, if any; other fields are not looked at."""
     data = change.data or {}
     group_id, revision = data.get("group_id"), data.get("revision")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sublet_leader.group.machine import GroupLeader
-from sublet_leader.node.events import MessageReceived
+from sublet_leader.node.events import AgentMessageReceived
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.model.records import Group
 
@@ -21,7 +21,7 @@ class _Known:
     group: Group | None = None
     opening: bool = False
     asked_at: float = 0.0
-    waiting: dict[BorrowerKey, tuple[MessageReceived, float]] = field(default_factory=dict)
+    waiting: dict[BorrowerKey, tuple[AgentMessageReceived, float]] = field(default_factory=dict)
 
 
 class RequestedGroups:
@@ -42,7 +42,9 @@ class RequestedGroups:
         """Return the group of that id, if it was opened here."""
         return self._by_id.get(group_id)
 
-    def add_waiter(self, subscription: Subscription, received: MessageReceived, borrower_id: str, now: float) -> None:
+    def add_waiter(
+        self, subscription: Subscription, received: AgentMessageReceived, borrower_id: str, now: float
+    ) -> None:
         """Add a borrower that waits for the leader; a repeated request replaces the one before."""
         known = self._known.setdefault(subscription, _Known())
         known.asked_at = now
@@ -54,7 +56,7 @@ class RequestedGroups:
         for known in self._known.values():
             known.waiting.pop((agent, borrower_id), None)
 
-    def remove_group(self, group: Group) -> tuple[MessageReceived, ...]:
+    def remove_group(self, group: Group) -> tuple[AgentMessageReceived, ...]:
         """Remove a deleted group, so that its subscription is open to a new one. Return all that waited for it,
         once."""
         waiting = self.take_waiters(group.subscription)
@@ -80,7 +82,7 @@ class RequestedGroups:
 
     def take_waiters(
         self, subscription: Subscription, since: float = float("-inf")
-    ) -> tuple[tuple[MessageReceived, str], ...]:
+    ) -> tuple[tuple[AgentMessageReceived, str], ...]:
         """Return all that wait, once; not those whose last request is older than `since`: they are gone, or will repeat
         it."""
         known = self._known.get(subscription)

@@ -96,7 +96,7 @@ class BatchNumberConflict(Conflict):
     """A batch published through a node has a number that its producer has used for another batch, or has passed."""
 
 
-class BatchOutOfSequence(Conflict):
+class SinkBatchOutOfOrder(Conflict):
     """A batch of a sink that has published later ones."""
 
     def __init__(self, sink: str, batch: int, newest: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
-from sublet_protocol.pubsub.model import Command, CommandError, DeliveredMessage
+from sublet_protocol.pubsub.model import Command, CommandError, SequencedMessage
 
 
 class ConnectionStatus(Enum):
@@ -58,7 +58,7 @@ class PollReplied:
     subscriber_incarnation: int
     node_incarnation: str
     unknown: bool = False
-    deliveries: tuple[DeliveredMessage, ...] = ()
+    deliveries: tuple[SequencedMessage, ...] = ()
     jitter: float = 0.0
 
 
@@ -143,7 +143,7 @@ class CancelPoll:
 class Deliver:
     """Hand these over, in order, before anything else is done."""
 
-    deliveries: tuple[DeliveredMessage, ...]
+    deliveries: tuple[SequencedMessage, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,9 +44,9 @@ from sublet_protocol.pubsub.model import (
     CHANNELS,
     ChannelDelivery,
     Command,
-    DeliveredMessage,
     MailboxOverflow,
     MessageToNode,
+    SequencedMessage,
     Subject,
     Subscribe,
     Unsubscribe,
@@ -275,7 +275,7 @@ class AgentSideMachine:
         self.status = ConnectionStatus.CONNECTED
         return True
 
-    def _follows(self, delivery: DeliveredMessage) -> bool:
+    def _follows(self, delivery: SequencedMessage) -> bool:
         """Whether this is the direct successor on its channel of the last one seen."""
         if isinstance(delivery.body, MailboxOverflow):
             self._life.last_on.update((channel, delivery.sequence) for channel in delivery.body.channels)

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from sublet_protocol.pubsub.agent_side_events import ConnectionLost, ConnectionLostReason
-from sublet_protocol.pubsub.model import DeliveredMessage, MailboxOverflow, Subject
+from sublet_protocol.pubsub.model import MailboxOverflow, SequencedMessage, Subject
 
 log = logging.getLogger(__name__)
 
-OnDelivery = Callable[[DeliveredMessage], None]
+OnDelivery = Callable[[SequencedMessage], None]
 OnLost = Callable[[ConnectionLost], None]
 
 
@@ -45,13 +45,13 @@ class CallbackRegistry:
         """Remove those of a subscription."""
         self._pairs.pop(subject, None)
 
-    def deliver(self, deliveries: Iterable[DeliveredMessage]) -> None:
+    def deliver(self, deliveries: Iterable[SequencedMessage]) -> None:
         """Call the callback of each delivery, in order."""
         for delivery in deliveries:
             for callback in tuple(self._readers(delivery)):
                 call_safely(callback, delivery)
 
-    def _readers(self, delivery: DeliveredMessage) -> Iterator[OnDelivery]:
+    def _readers(self, delivery: SequencedMessage) -> Iterator[OnDelivery]:
         if isinstance(delivery.body, MailboxOverflow):
             yield self._on_message
             yield from self._readers_of(delivery.body.channels)

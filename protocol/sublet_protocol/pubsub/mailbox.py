@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
-from sublet_protocol.pubsub.model import DeliveredMessage, MailboxOverflow
+from sublet_protocol.pubsub.model import MailboxOverflow, SequencedMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Mailbox:
         self._limits = limits
         self._waiting: OrderedDict[Hashable, QueuedMessage] = OrderedDict()
         self._waiting_bytes = 0
-        self._out: list[tuple[DeliveredMessage, QueuedMessage | None]] = []
+        self._out: list[tuple[SequencedMessage, QueuedMessage | None]] = []
         self._out_bytes = 0
         self._once: dict[tuple[str, str, object], None] = {}
         self._last_on: dict[str, int] = {}
@@ -108,7 +108,7 @@ class Mailbox:
                 self._once.pop(message.identity, None)
         return sequence <= self._sequence
 
-    def take(self) -> tuple[DeliveredMessage, ...]:
+    def take(self) -> tuple[SequencedMessage, ...]:
         """Return all that is unacknowledged, and as much of what waits as fits into a reply."""
         if self._dropped and self._has_room(0):
             self._hand_out_gap()
@@ -164,7 +164,7 @@ class Mailbox:
         if not message.is_state:
             predecessor = self._last_on.get(message.channel, 0)
             self._last_on[message.channel] = self._sequence
-        delivery = DeliveredMessage(
+        delivery = SequencedMessage(
             self._sequence, message.channel, message.key, message.body, predecessor, message.version
         )
         self._out.append((delivery, message))
@@ -176,6 +176,6 @@ class Mailbox:
         self._sequence += 1
         channels = tuple(self._dropped_channels)
         self._last_on.update((channel, self._sequence) for channel in channels)
-        self._out.append((DeliveredMessage(self._sequence, "", "", MailboxOverflow(self._dropped, channels)), None))
+        self._out.append((SequencedMessage(self._sequence, "", "", MailboxOverflow(self._dropped, channels)), None))
         self._dropped = 0
         self._dropped_channels.clear()

@@ -111,7 +111,7 @@ class MailboxOverflow:
 
 
 @dataclass(frozen=True, slots=True)
-class DeliveredMessage:
+class SequencedMessage:
     """One numbered message to one subscriber.
 
     `predecessor` (log channels): the sequence of the delivery before it on this channel, 0 for the first. `version`

@@ -18,10 +18,10 @@ from sublet_protocol.pubsub.model import (
     CHANNELS,
     ChannelDelivery,
     CommandError,
-    DeliveredMessage,
     MailboxOverflow,
     MessageToNode,
     ReceivedCommand,
+    SequencedMessage,
     Subscribe,
     UndecodedCommand,
     Unsubscribe,
@@ -318,7 +318,7 @@ class NodeSideMachine:
         self._subscribers[subscriber_id].mailbox.put(message)
         self.on_ready(subscriber_id)
 
-    def _take(self, mailbox: Mailbox) -> tuple[DeliveredMessage, ...]:
+    def _take(self, mailbox: Mailbox) -> tuple[SequencedMessage, ...]:
         before = mailbox.sequence
         deliveries = mailbox.take()
         gaps = [one.body for one in deliveries if one.sequence > before and isinstance(one.body, MailboxOverflow)]

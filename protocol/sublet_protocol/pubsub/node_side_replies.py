@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sublet_protocol.pubsub.model import CommandError, DeliveredMessage
+from sublet_protocol.pubsub.model import CommandError, SequencedMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class CommandsAccepted:
 class PollDeliveries:
     """The answer to a poll, in order of sequence."""
 
-    deliveries: tuple[DeliveredMessage, ...]
+    deliveries: tuple[SequencedMessage, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,10 +27,10 @@ from sublet_protocol.pubsub.model import (
     Channels,
     Command,
     CommandError,
-    DeliveredMessage,
     MailboxOverflow,
     MessageToNode,
     ReceivedCommand,
+    SequencedMessage,
     Subscribe,
     UndecodedCommand,
     Unsubscribe,
@@ -170,7 +170,7 @@ def encode_batch_reply(incarnation: str, errors: Iterable[CommandError] = (), *,
 
 def encode_poll_reply(
     incarnation: str,
-    deliveries: Iterable[DeliveredMessage] = (),
+    deliveries: Iterable[SequencedMessage] = (),
     *,
     unknown: bool = False,
     channels: Channels = CHANNELS,
@@ -201,7 +201,7 @@ def decode_poll_reply(poll: CallPoll, wire: Any, jitter: float = 0.0, channels: 
 # --- deliveries -----------------------------------------------------------------------------------------------------
 
 
-def encode_delivery(delivery: DeliveredMessage, channels: Channels = CHANNELS) -> Any:
+def encode_delivery(delivery: SequencedMessage, channels: Channels = CHANNELS) -> Any:
     """Return a `Delivery`."""
     number: Any = channels.number(delivery.channel)
     return pb.Delivery(
@@ -227,11 +227,11 @@ def _body(body: Any, channels: Channels) -> dict[str, Any]:
             return {"to_borrower": codec.encode_to_borrower(body)}
 
 
-def decode_delivery(wire: Any, channels: Channels = CHANNELS) -> DeliveredMessage:
+def decode_delivery(wire: Any, channels: Channels = CHANNELS) -> SequencedMessage:
     """One message of a poll's reply; raises `MalformedMessage`."""
     body = _read_body(wire, channels)
     channel = "" if isinstance(body, MailboxOverflow) else _channel(wire.channel, channels)
-    return DeliveredMessage(wire.sequence, channel, wire.key, body, wire.predecessor, wire.version)
+    return SequencedMessage(wire.sequence, channel, wire.key, body, wire.predecessor, wire.version)
 
 
 def _read_body(wire: Any, channels: Channels) -> object:

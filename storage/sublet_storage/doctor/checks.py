@@ -44,7 +44,7 @@ class Severity(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DoctorFinding:
     """One thing that was looked at: what was found, and unless it is well, what helps."""
 
     check: str
@@ -53,9 +53,9 @@ class Finding:
     hint: str | None = None
 
 
-def run_checks(connection: Connection, now_s: float, protocol_version: int) -> Iterator[Finding]:
+def run_checks(connection: Connection, now_s: float, protocol_version: int) -> Iterator[DoctorFinding]:
     """Run all checks, one after the other. `now_s`: this machine's time; `protocol_version`: that of this release."""
-    checks: dict[str, Callable[[], Finding]] = {
+    checks: dict[str, Callable[[], DoctorFinding]] = {
         "server": lambda: _server(connection),
         "rights": lambda: _rights(connection),
         "durability": lambda: _durability(connection),
@@ -81,38 +81,40 @@ def run_checks(connection: Connection, now_s: float, protocol_version: int) -> I
             yield check_failed(name, error)
 
 
-def check_failed(check: str, error: psycopg.Error) -> Finding:
+def check_failed(check: str, error: psycopg.Error) -> DoctorFinding:
     """What could not be looked at is a finding too, and hides nothing of the others."""
     detail = f"it cannot be looked at: {' '.join(str(error).split())}"
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
-        return Finding(
+        return DoctorFinding(
             check, Severity.ERROR, detail, f"{grant_statement(schema_name(), 'USER', CONSUMERS)} lets it be read."
         )
-    return Finding(check, Severity.ERROR, detail, "Try again; the server's log has more of it.")
+    return DoctorFinding(check, Severity.ERROR, detail, "Try again; the server's log has more of it.")
 
 
-def _server(connection: Connection) -> Finding:
+def _server(connection: Connection) -> DoctorFinding:
     version = connection.info.server_version
     detail = f"Postgres {version // 10_000}.{version % 10_000}"
     if version < MIN_VERSION:
-        return Finding("server", Severity.ERROR, detail, f"Upgrade it to {MIN_VERSION // 10_000} or later.")
-    return Finding("server", Severity.OK, detail)
+        return DoctorFinding("server", Severity.ERROR, detail, f"Upgrade it to {MIN_VERSION // 10_000} or later.")
+    return DoctorFinding("server", Severity.OK, detail)
 
 
-def _rights(connection: Connection) -> Finding:
+def _rights(connection: Connection) -> DoctorFinding:
     """Who cannot read what consumers do is of no use here; a user may be meant for them alone."""
     (row,) = connection.execute("select current_user, current_schema()").fetchall()
     user, schema = row
     found = find_missing_privileges(connection)
     if not found:
-        return Finding("rights", Severity.OK, f"{user} may do all that nodes, publishers and consumers do")
+        return DoctorFinding("rights", Severity.OK, f"{user} may do all that nodes, publishers and consumers do")
     whose = next(each for each in (CONSUMERS, PUBLISHERS, NODES) if each in found)
     detail = "; ".join(f"for {each} it lacks {', '.join(rights)}" for each, rights in found.items())
     hint = f"Unless they run as another user, the owner of the tables says: {grant_statement(schema, user, whose)}"
-    return Finding("rights", Severity.ERROR if whose == CONSUMERS else Severity.WARNING, f"{user}: {detail}", hint)
+    return DoctorFinding(
+        "rights", Severity.ERROR if whose == CONSUMERS else Severity.WARNING, f"{user}: {detail}", hint
+    )
 
 
-def _durability(connection: Connection) -> Finding:
+def _durability(connection: Connection) -> DoctorFinding:
     wanted = ("fsync", "full_page_writes", "synchronous_commit")
     found = connection.execute(
         "select name, setting from pg_settings where name = any(%s) order by name", (list(wanted),)
@@ -120,13 +122,13 @@ def _durability(connection: Connection) -> Finding:
     off = [name for name, setting in found if setting == "off"]
     if off:
         lost = "what was acknowledged may be lost when the server, or its machine, stops"
-        return Finding(
+        return DoctorFinding(
             "durability", Severity.ERROR, f"{', '.join(off)} off: {lost}", "Set it to on in postgresql.conf."
         )
-    return Finding("durability", Severity.OK, ", ".join(f"{name} {setting}" for name, setting in found))
+    return DoctorFinding("durability", Severity.OK, ", ".join(f"{name} {setting}" for name, setting in found))
 
 
-def _isolation(connection: Connection) -> Finding:
+def _isolation(connection: Connection) -> DoctorFinding:
     """Check the isolation level of server, role and database: each connection of ours overrules it, so it concerns
     users' own alone."""
     rows = connection.execute(
@@ -142,21 +144,21 @@ def _isolation(connection: Connection) -> Finding:
     others = [f"{level} of {whose}" for whose, level in rows if level != ISOLATION]
     if others:
         detail = f"{ISOLATION}; {_some(others)} is used by nothing of sublet's"
-        return Finding("isolation", Severity.OK, detail)
-    return Finding("isolation", Severity.OK, ISOLATION)
+        return DoctorFinding("isolation", Severity.OK, detail)
+    return DoctorFinding("isolation", Severity.OK, ISOLATION)
 
 
-def _clock(connection: Connection, now_s: float) -> Finding:
+def _clock(connection: Connection, now_s: float) -> DoctorFinding:
     (row,) = connection.execute("select extract(epoch from clock_timestamp())::float8").fetchall()
     ahead = now_s - row[0]
     detail = f"this machine's is {abs(ahead):.1f} s {'ahead' if ahead > 0 else 'behind'}"
     if abs(ahead) > SKEW_S:
         hint = "Leases are not concerned; messages without a timestamp get this machine's. Run a time service here."
-        return Finding("clock", Severity.WARNING, detail, hint)
-    return Finding("clock", Severity.OK, detail)
+        return DoctorFinding("clock", Severity.WARNING, detail, hint)
+    return DoctorFinding("clock", Severity.OK, detail)
 
 
-def _connections(connection: Connection) -> Finding:
+def _connections(connection: Connection) -> DoctorFinding:
     (row,) = connection.execute(
         "select count(*), current_setting('max_connections')::int from pg_stat_activity"
         " where backend_type = 'client backend'"
@@ -164,11 +166,11 @@ def _connections(connection: Connection) -> Finding:
     used, most = row
     if used > CROWDED * most:
         hint = "Raise max_connections: each session, publisher and node has a few, and each Spark worker one."
-        return Finding("connections", Severity.WARNING, f"{used} of {most} are used", hint)
-    return Finding("connections", Severity.OK, f"{used} of {most} are used")
+        return DoctorFinding("connections", Severity.WARNING, f"{used} of {most} are used", hint)
+    return DoctorFinding("connections", Severity.OK, f"{used} of {most} are used")
 
 
-def _transactions(connection: Connection) -> Finding:
+def _transactions(connection: Connection) -> DoctorFinding:
     rows = connection.execute(
         "select pid, application_name, extract(epoch from clock_timestamp() - xact_start)::float8 from pg_stat_activity"
         " where xact_start < clock_timestamp() - make_interval(secs => %s) and pid <> pg_backend_pid()"
@@ -178,11 +180,11 @@ def _transactions(connection: Connection) -> Finding:
     if rows:
         pid, name, age_s = rows[0]
         detail = f"{len(rows)} open for long, the oldest for {age_s:.0f} s, by {name!r}, process {pid}"
-        return Finding("transactions", Severity.WARNING, detail, f"End it: select pg_terminate_backend({pid})")
-    return Finding("transactions", Severity.OK, "none is open for long")
+        return DoctorFinding("transactions", Severity.WARNING, detail, f"End it: select pg_terminate_backend({pid})")
+    return DoctorFinding("transactions", Severity.OK, "none is open for long")
 
 
-def _notifications(connection: Connection) -> Finding:
+def _notifications(connection: Connection) -> DoctorFinding:
     (row,) = connection.execute("select pg_notification_queue_usage()").fetchall()
     detail = f"{row[0]:.0%} of the server's queue is used"
     if row[0] > FILLED:
@@ -191,11 +193,11 @@ def _notifications(connection: Connection) -> Finding:
             " stays open. Find it by state, wait_event and age in pg_stat_activity, and end it with"
             " pg_terminate_backend: in a full queue nobody's NOTIFY fits."
         )
-        return Finding("notifications", Severity.WARNING, detail, hint)
-    return Finding("notifications", Severity.OK, detail)
+        return DoctorFinding("notifications", Severity.WARNING, detail, hint)
+    return DoctorFinding("notifications", Severity.OK, detail)
 
 
-def _nodes(connection: Connection, protocol_version: int) -> Finding:
+def _nodes(connection: Connection, protocol_version: int) -> DoctorFinding:
     live = [each for each in list_nodes(connection) if each.remaining_s > 0]
     nodes, drained = (
         [each for each in live if not each.is_draining],
@@ -205,30 +207,30 @@ def _nodes(connection: Connection, protocol_version: int) -> Finding:
     if not nodes and undo:
         detail = f"no node is there that may lead: an operator has drained {_some(drained)}"
         hint = f"Start another, sublet leader --name ANOTHER --listen HOST:PORT, or let it lead again: {undo}"
-        return Finding("nodes", Severity.ERROR, detail, hint)
+        return DoctorFinding("nodes", Severity.ERROR, detail, hint)
     if not nodes:
-        return Finding("nodes", Severity.ERROR, "no leader node is there", "Start one: sublet leader")
+        return DoctorFinding("nodes", Severity.ERROR, "no leader node is there", "Start one: sublet leader")
     versions = [(each.node.name, each.protocol_version) for each in nodes]
     others = [f"{name} ({version})" for name, version in versions if version != protocol_version]
     if others:
         detail = f"of another protocol version than this release's ({protocol_version}): {_some(others)}"
-        return Finding("nodes", Severity.ERROR, detail, "Bring all to the same release of sublet.")
+        return DoctorFinding("nodes", Severity.ERROR, detail, "Bring all to the same release of sublet.")
     detail = f"{len(nodes)}: {_some([name for name, _ in versions])}"
     detail += f"; drained: {_some(drained)}" if drained else ""
     if len(nodes) == 1:
         hint = "Start a second one for safety: sublet leader --name ANOTHER --listen HOST:PORT"
         hint += f", or let a drained one lead again: {undo}" if undo else ""
-        return Finding("nodes", Severity.WARNING, f"{detail}; nobody takes over from it", hint)
-    return Finding("nodes", Severity.OK, detail)
+        return DoctorFinding("nodes", Severity.WARNING, f"{detail}; nobody takes over from it", hint)
+    return DoctorFinding("nodes", Severity.OK, detail)
 
 
-def _housekeeping(connection: Connection) -> Finding:
+def _housekeeping(connection: Connection) -> DoctorFinding:
     """Retention, rollover, the relay and leases of epochs are one node's business at a time."""
     leader = leadership.read_leaderships(connection, (MAINTENANCE,), None).get(MAINTENANCE)
     if leader is not None and leader.remaining_s > 0:
-        return Finding("housekeeping", Severity.OK, f"by {leader.node.name}")
+        return DoctorFinding("housekeeping", Severity.OK, f"by {leader.node.name}")
     hint = "A node that does not drain takes it within its lease. If it stays so, look into the log of the nodes."
-    return Finding("housekeeping", Severity.WARNING, "nobody does it at present", hint)
+    return DoctorFinding("housekeeping", Severity.WARNING, "nobody does it at present", hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,16 +254,16 @@ def find_leaderless_groups(connection: Connection) -> LeaderlessGroups:
     return LeaderlessGroups(rows[0][1] if rows else 0, tuple(name for name, _ in rows))
 
 
-def _leaderless(connection: Connection) -> Finding:
+def _leaderless(connection: Connection) -> DoctorFinding:
     found = find_leaderless_groups(connection)
     if found.total:
         detail = f"{found.total} have consumers and no leader: {_some(found.names, found.total)}"
         hint = "One is elected within its lease if a node is there that does not drain, and as soon as a consumer asks."
-        return Finding("groups", Severity.WARNING, detail, hint)
-    return Finding("groups", Severity.OK, "each that has consumers is led")
+        return DoctorFinding("groups", Severity.WARNING, detail, hint)
+    return DoctorFinding("groups", Severity.OK, "each that has consumers is led")
 
 
-def _blocked(connection: Connection) -> Finding:
+def _blocked(connection: Connection) -> DoctorFinding:
     rows = connection.execute(
         f"select {_SUBSCRIPTION}, l.stream_id, (select h.reason from lending_history h where h.group_id = l.group_id"
         " and h.stream_id = l.stream_id and h.event = 'block' order by h.history_id desc limit 1)"
@@ -274,11 +276,11 @@ def _blocked(connection: Connection) -> Finding:
         detail += "" if reason is None else f"; the first because of this: {reason.rstrip(' .')}"
         again = f"sublet groups reset {quote(name)} --stream {stream_id} --to-current"
         hint = f"sublet groups why {quote(name)} says why, {again} tries once more."
-        return Finding("streams", Severity.ERROR, detail, hint)
-    return Finding("streams", Severity.OK, "none is blocked")
+        return DoctorFinding("streams", Severity.ERROR, detail, hint)
+    return DoctorFinding("streams", Severity.OK, "none is blocked")
 
 
-def _unreadable(connection: Connection) -> Finding:
+def _unreadable(connection: Connection) -> DoctorFinding:
     rows = connection.execute(
         f"select {_SUBSCRIPTION}, u.stream_id from ({UNREADABLE_NOW.format(groups='true')}) u"
         " join consumer_group g using (group_id) where g.deleted_at is null order by u.since, 1, 2"
@@ -286,32 +288,32 @@ def _unreadable(connection: Connection) -> Finding:
     if rows:
         detail = f"{len(rows)} streams cannot be read on by who holds them: "
         detail += _some([f"{stream} of {group}" for group, stream in rows])
-        return Finding(
+        return DoctorFinding(
             "reading", Severity.ERROR, detail, f"sublet groups why {quote(rows[0][0])} says why, and what helps."
         )
-    return Finding("reading", Severity.OK, "no holder of a stream says that it cannot read on")
+    return DoctorFinding("reading", Severity.OK, "no holder of a stream says that it cannot read on")
 
 
-def _paused(connection: Connection) -> Finding:
+def _paused(connection: Connection) -> DoctorFinding:
     rows = connection.execute(
         f"select {_SUBSCRIPTION} from consumer_group g"
         " where g.deleted_at is null and g.desired_state ? 'paused' order by 1"
     ).fetchall()
     if rows:
         detail = f"{len(rows)} groups are paused: {_some([name for (name,) in rows])}"
-        return Finding(
+        return DoctorFinding(
             "pauses", Severity.WARNING, detail, f"Where it is not meant: sublet groups resume {quote(rows[0][0])}"
         )
-    return Finding("pauses", Severity.OK, "no group is paused")
+    return DoctorFinding("pauses", Severity.OK, "no group is paused")
 
 
-def _lag(connection: Connection) -> Finding:
+def _lag(connection: Connection) -> DoctorFinding:
     if waiting := list_unconsumed_groups(connection):
         detail = f"{len(waiting)} groups have messages and nobody who holds a stream: "
         detail += _some([f"{name} ({lag})" for name, lag in waiting])
         hint = f"Start their consumers, or see what keeps them: sublet groups why {quote(waiting[0][0])}"
-        return Finding("lag", Severity.WARNING, detail, hint)
-    return Finding("lag", Severity.OK, "no group has messages that nobody is there for")
+        return DoctorFinding("lag", Severity.WARNING, detail, hint)
+    return DoctorFinding("lag", Severity.OK, "no group has messages that nobody is there for")
 
 
 def _some(names: Sequence[str], total: int | None = None) -> str:

@@ -12,8 +12,8 @@ import psycopg
 from psycopg import sql
 
 from sublet_protocol.domain.errors import PayloadUnavailable
-from sublet_storage.doctor.checks import Finding, Severity
-from sublet_storage.objects.location import PayloadLocation, parse_location, parse_stored_location
+from sublet_storage.doctor.checks import DoctorFinding, Severity
+from sublet_storage.objects.location import PayloadStoreLocation, parse_location, parse_stored_location
 from sublet_storage.objects.object_stores import ASK_DOCTOR, ObjectNotFound, ObjectStore, get_store
 from sublet_storage.objects.parallel_calls import TO_CHANGE, TO_READ, run_with_timeout
 from sublet_storage.spaces.rollover import partition_table
@@ -52,7 +52,7 @@ LATE_S = 6 * 3600.0
 """From which delay on moving is reported: after a rollover it takes its time."""
 
 
-def check_locations(conn: psycopg.Connection[Any]) -> Iterator[Finding]:
+def check_locations(conn: psycopg.Connection[Any]) -> Iterator[DoctorFinding]:
     """Yield a finding for each place that a space uses, and one where payloads are long due there, or objects cannot be
     deleted."""
     for space_id, name, text, used in conn.execute(_SPACES).fetchall():
@@ -69,12 +69,12 @@ def check_locations(conn: psycopg.Connection[Any]) -> Iterator[Finding]:
     (row,) = conn.execute(_STUCK).fetchall()
     if row[0]:
         detail = f"{row[0]} objects that no block names could not be deleted"
-        yield Finding(
+        yield DoctorFinding(
             "payloads", Severity.WARNING, detail, "See the log of the node that runs maintenance: it has the reason."
         )
 
 
-def _present(space: str, location: PayloadLocation) -> Finding:
+def _present(space: str, location: PayloadStoreLocation) -> DoctorFinding:
     """Where payloads go: a node has to write there, while consumers read only."""
     there, detail = get_store(location), f"space {space} at {location}"
     try:
@@ -89,14 +89,16 @@ def _present(space: str, location: PayloadLocation) -> Finding:
             return _unavailable(Severity.ERROR, space, error)
         what = str(error).partition(". ")[0]
         hint = "Where consumers run that is well. Nodes have to write and delete there: run it where they do."
-        return Finding("payloads", Severity.WARNING, f"{detail}: it can be read, and not written: {what}", hint)
+        return DoctorFinding("payloads", Severity.WARNING, f"{detail}: it can be read, and not written: {what}", hint)
     except ObjectNotFound:
         hint = "See who else writes there, or deletes: a lifecycle rule of the bucket, say."
-        return Finding("payloads", Severity.ERROR, f"{detail}: what was written is not there", hint)
-    return Finding("payloads", Severity.OK, detail)
+        return DoctorFinding("payloads", Severity.ERROR, f"{detail}: what was written is not there", hint)
+    return DoctorFinding("payloads", Severity.OK, detail)
 
 
-def _overdue(conn: psycopg.Connection[Any], space_id: int, space: str, location: PayloadLocation) -> Iterator[Finding]:
+def _overdue(
+    conn: psycopg.Connection[Any], space_id: int, space: str, location: PayloadStoreLocation
+) -> Iterator[DoctorFinding]:
     """What is not moved stays in Postgres, which it fills."""
     found = [_due_for(conn, *stream) for stream in conn.execute(_TO_TIER, {"space": space_id}).fetchall()]
     if late := [due_s for due_s in found if due_s > LATE_S]:
@@ -106,7 +108,7 @@ def _overdue(conn: psycopg.Connection[Any], space_id: int, space: str, location:
             "the space was given this place a short while ago, or more comes in than is moved, as blocks are small: "
             "docs/payloads.md says what moving takes."
         )
-        yield Finding("payloads", Severity.WARNING, f"{detail}, the oldest {max(late) / 3600:.0f} h ago", hint)
+        yield DoctorFinding("payloads", Severity.WARNING, f"{detail}, the oldest {max(late) / 3600:.0f} h ago", hint)
 
 
 def _due_for(conn: psycopg.Connection[Any], generation_id: int, stream_id: int, offset: int) -> float:
@@ -119,7 +121,9 @@ def _due_for(conn: psycopg.Connection[Any], generation_id: int, stream_id: int, 
     return 0.0
 
 
-def _former(conn: psycopg.Connection[Any], space_id: int, space: str, location: PayloadLocation) -> Iterator[Finding]:
+def _former(
+    conn: psycopg.Connection[Any], space_id: int, space: str, location: PayloadStoreLocation
+) -> Iterator[DoctorFinding]:
     """Where payloads went once: it matters as long as something lies there."""
     asked = {"space": space_id, "prefix": f"{location.prefix}/"}
     ((is_named,),) = conn.execute(_IS_NAMED, asked).fetchall()
@@ -137,15 +141,17 @@ def _former(conn: psycopg.Connection[Any], space_id: int, space: str, location: 
         hint = (
             "No message lies there. Bring it back, or where it is gone for good forget them: docs/payloads.md says how."
         )
-        yield Finding("payloads", Severity.WARNING, detail, hint)
+        yield DoctorFinding("payloads", Severity.WARNING, detail, hint)
     else:
         if is_named:
-            yield Finding("payloads", Severity.OK, f"space {space} at {location}, where nothing is moved to any more")
+            yield DoctorFinding(
+                "payloads", Severity.OK, f"space {space} at {location}, where nothing is moved to any more"
+            )
 
 
-def _unavailable(state: Severity, space: str, error: PayloadUnavailable) -> Finding:
+def _unavailable(state: Severity, space: str, error: PayloadUnavailable) -> DoctorFinding:
     what, _, hint = str(error).removesuffix(f" {ASK_DOCTOR}").partition(". ")
-    return Finding("payloads", state, f"space {space}: {what}", hint.partition(". ")[2] or None)
+    return DoctorFinding("payloads", state, f"space {space}: {what}", hint.partition(". ")[2] or None)
 
 
 def _probe(store: ObjectStore) -> None:

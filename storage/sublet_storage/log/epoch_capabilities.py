@@ -36,7 +36,7 @@ from sublet_storage.log.append import (
     producer_fenced_error,
     raise_unknown_outcome,
 )
-from sublet_storage.notify.changes import Change, epochs_change
+from sublet_storage.notify.changes import ObjectChange, epochs_change
 
 LEASE_S = 30.0
 """After how long without a renewal a publisher counts as dead, and what it left unfinished is closed."""
@@ -78,7 +78,7 @@ class AdvanceResult:
     there is neither, not all is stored that comes before it."""
 
     results: list[AppendResult]
-    change: Change | None = None
+    change: ObjectChange | None = None
     error: SubletError | None = None
 
 
@@ -173,7 +173,7 @@ def read_lower_frontier(conn: psycopg.Connection[Any], space_id: int) -> LowerFr
     return lower_frontier_from_json(row[0]) if row is not None else None
 
 
-def frontier_change(conn: psycopg.Connection[Any], space_id: int) -> Change:
+def frontier_change(conn: psycopg.Connection[Any], space_id: int) -> ObjectChange:
     """The news that the lower frontier of the space has moved."""
     row = conn.execute("select name, frontier_move_count from space where space_id = %s", (space_id,)).fetchone()
     assert row is not None, "spaces are dropped, not deleted"
@@ -242,7 +242,7 @@ def epoch_completed_error(producer_id: str) -> EpochCompleted:
 
 def _hold(
     conn: psycopg.Connection[Any], space_id: int, who: ProducerIdentity, wanted: LowerFrontier, lease_s: float
-) -> tuple[LowerFrontier, Change]:
+) -> tuple[LowerFrontier, ObjectChange]:
     """Return the frontier that is left, and the change that announces it. Raises what `hold` raises."""
     return _held(_ask_to_hold(conn, space_id, who, wanted, lease_s), space_id, who, wanted)
 
@@ -255,7 +255,7 @@ def _ask_to_hold(
 
 def _held(
     asked: psycopg.Cursor[Any], space_id: int, who: ProducerIdentity, wanted: LowerFrontier
-) -> tuple[LowerFrontier, Change]:
+) -> tuple[LowerFrontier, ObjectChange]:
     found = asked.fetchone()
     assert found is not None
     outcome, stored, name, moves = found

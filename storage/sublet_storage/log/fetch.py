@@ -24,8 +24,8 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.log.block import add_position_columns, checked, drop_before, filter_by_topic, restored
 from sublet_storage.log.column_encoding import has_one_epoch
 from sublet_storage.log.deleted_streams import missing
+from sublet_storage.log.epoch_selection import ExcludedEpochs, drop_excluded
 from sublet_storage.log.message_predicate import BLOCK_MAY_MATCH, MessagePredicate
-from sublet_storage.log.reader_epochs import ExcludedEpochs, drop_excluded
 from sublet_storage.objects.remote_reads import attach_payloads
 
 PAGE_BLOCKS: Final = 256

@@ -18,7 +18,7 @@ from sublet_storage.notify.changes import (
     NODE,
     SPACE,
     STREAM,
-    Change,
+    ObjectChange,
     ObjectSnapshot,
     epochs_change,
     group_change,
@@ -48,12 +48,12 @@ select name, (extract(epoch from started_at) * 1000000)::bigint, incarnation, ad
   from node where expires_at > clock_timestamp()"""
 
 
-def read_streams(conn: Connection, ids: Collection[int]) -> list[Change]:
+def read_streams(conn: Connection, ids: Collection[int]) -> list[ObjectChange]:
     """Return the heads of those streams."""
     return [stream_change(*row) for row in conn.execute(_STREAMS, (list(ids),))]
 
 
-def read_spaces(conn: Connection) -> list[Change]:
+def read_spaces(conn: Connection) -> list[ObjectChange]:
     """Return all spaces, with their newest generations."""
     return [
         space_change(name, newest, data={"filter": filter, "shards": shards})
@@ -61,7 +61,7 @@ def read_spaces(conn: Connection) -> list[Change]:
     ]
 
 
-def read_groups(conn: Connection) -> list[Change]:
+def read_groups(conn: Connection) -> list[ObjectChange]:
     """Return all groups, by subscription."""
     return [
         group_change(str(Subscription(kind, name, TopicFilter(filter))), group_id, revision=revision)
@@ -69,7 +69,7 @@ def read_groups(conn: Connection) -> list[Change]:
     ]
 
 
-def read_nodes(conn: Connection) -> list[Change]:
+def read_nodes(conn: Connection) -> list[ObjectChange]:
     """Return the nodes whose leases live."""
     return [
         node_change(name, started_us, data={"incarnation": incarnation, "address": address, "http_address": http})
@@ -77,7 +77,7 @@ def read_nodes(conn: Connection) -> list[Change]:
     ]
 
 
-def read_epochs(conn: Connection) -> list[Change]:
+def read_epochs(conn: Connection) -> list[ObjectChange]:
     """Return how often the lower frontiers of the spaces that have one have moved."""
     return [epochs_change(name, moves) for name, moves in conn.execute(_EPOCHS)]
 

@@ -23,7 +23,7 @@ class MalformedNotification(SubletError):
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ObjectChange:
     """The object `key` of that kind is at `version` now, or was deleted at it.
 
     Of one object, versions only grow, also when it is deleted and made again; of two changes of one version the
@@ -43,7 +43,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Envelope:
+class ChangeBatch:
     """Changes on one channel, number `sequence` of that publisher there; `predecessor` is the number before it."""
 
     publisher: str
@@ -51,7 +51,7 @@ class Envelope:
     channel: str
     sequence: int
     predecessor: int
-    changes: tuple[Change, ...]
+    changes: tuple[ObjectChange, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class PublisherHeartbeat:
     is_leaving: bool = False
 
 
-Message = Envelope | PublisherHeartbeat
+Message = ChangeBatch | PublisherHeartbeat
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,35 +75,39 @@ class ObjectSnapshot:
     `keys`: the objects that were requested, of which those without a change do not exist; None: all there are.
     """
 
-    changes: tuple[Change, ...]
+    changes: tuple[ObjectChange, ...]
     keys: frozenset[str] | None = None
 
 
-def stream_change(stream_id: int, head: int, closed: bool) -> Change:
+def stream_change(stream_id: int, head: int, closed: bool) -> ObjectChange:
     """A stream has grown or was closed."""
-    return Change(STREAM, str(stream_id), 2 * head + closed, data={"head": head, "closed": closed})
+    return ObjectChange(STREAM, str(stream_id), 2 * head + closed, data={"head": head, "closed": closed})
 
 
-def space_change(name: str, generation_id: int, deleted: bool = False, data: Mapping[str, Any] | None = None) -> Change:
+def space_change(
+    name: str, generation_id: int, deleted: bool = False, data: Mapping[str, Any] | None = None
+) -> ObjectChange:
     """A space was created, rolled over or dropped; `generation_id` is its newest generation."""
-    return Change(SPACE, name, generation_id, deleted, data)
+    return ObjectChange(SPACE, name, generation_id, deleted, data)
 
 
-def group_change(subscription: str, group_id: int, deleted: bool = False, revision: int = 0) -> Change:
+def group_change(subscription: str, group_id: int, deleted: bool = False, revision: int = 0) -> ObjectChange:
     """A group was created or deleted; `revision` counts the changes of its desired state."""
     version = group_id << _REVISION_BITS | (_LAST_REVISION if deleted else min(revision, _LAST_REVISION))
     data = None if deleted else {"group_id": group_id, "revision": revision}
-    return Change(GROUP, subscription, version, deleted, data)
+    return ObjectChange(GROUP, subscription, version, deleted, data)
 
 
-def node_change(name: str, started_us: int, deleted: bool = False, data: Mapping[str, Any] | None = None) -> Change:
+def node_change(
+    name: str, started_us: int, deleted: bool = False, data: Mapping[str, Any] | None = None
+) -> ObjectChange:
     """A node has come or gone; `started_us`: when this incarnation was listed first, by the database's clock."""
-    return Change(NODE, name, started_us, deleted, data)
+    return ObjectChange(NODE, name, started_us, deleted, data)
 
 
-def epochs_change(space: str, moves: int) -> Change:
+def epochs_change(space: str, moves: int) -> ObjectChange:
     """More epochs of a space are completed; `moves`: how often its lower frontier has moved."""
-    return Change(EPOCHS, space, moves)
+    return ObjectChange(EPOCHS, space, moves)
 
 
 def _at_least(name: str, *least: str, reason: str) -> CrossSettingRule:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sublet_storage.notify.changes import Change, Envelope, MalformedNotification, Message, PublisherHeartbeat
+from sublet_storage.notify.changes import ChangeBatch, MalformedNotification, Message, ObjectChange, PublisherHeartbeat
 
 MAX_MESSAGE = 1 << 20
 """Maximum length in bytes; longer messages are rejected."""
@@ -35,13 +35,13 @@ def encode(message: Message) -> bytes:
     return encode_parts(message, [encode_change(change) for change in message.changes])
 
 
-def encode_change(change: Change) -> str:
+def encode_change(change: ObjectChange) -> str:
     """One change: what `encode_parts` puts together."""
     data = None if change.data is None else dict(change.data)
     return _compact([change.key, change.version, int(change.is_deleted), data])
 
 
-def encode_parts(envelope: Envelope, changes: list[str]) -> bytes:
+def encode_parts(envelope: ChangeBatch, changes: list[str]) -> bytes:
     """Return the envelope around changes that are encoded already; its own are not looked at."""
     head = _compact([envelope.publisher, envelope.incarnation, envelope.channel])
     return f'{{"e":{head},"s":{envelope.sequence},"b":{envelope.predecessor},"c":[{",".join(changes)}]}}'.encode()
@@ -58,14 +58,14 @@ def decode(raw: bytes) -> Message:
         raise MalformedNotification(f"not a message of sublet's ({type(error).__name__}): {raw[:60]!a}") from None
 
 
-def _envelope(fields: dict[str, Any]) -> Envelope:
+def _envelope(fields: dict[str, Any]) -> ChangeBatch:
     publisher, incarnation, channel = fields["e"]
     name = _text(channel, MAX_NAME)
     sequence, predecessor = _integer(fields["s"]), _integer(fields["b"])
     if predecessor >= sequence:
         raise ValueError("a message cannot come before its predecessor")
     changes = tuple(_change(name, *each) for each in fields["c"])
-    return Envelope(_text(publisher, MAX_NAME), _text(incarnation, MAX_NAME), name, sequence, predecessor, changes)
+    return ChangeBatch(_text(publisher, MAX_NAME), _text(incarnation, MAX_NAME), name, sequence, predecessor, changes)
 
 
 def _hello(fields: dict[str, Any]) -> PublisherHeartbeat:
@@ -76,10 +76,10 @@ def _hello(fields: dict[str, Any]) -> PublisherHeartbeat:
     return PublisherHeartbeat(publisher, incarnation, sequences, bool(fields["l"]))
 
 
-def _change(kind: str, key: object, version: object, deleted: object, data: object) -> Change:
+def _change(kind: str, key: object, version: object, deleted: object, data: object) -> ObjectChange:
     if not (data is None or isinstance(data, dict)):
         raise TypeError("data is an object or null")
-    return Change(kind, _text(key, MAX_KEY), _integer(version), bool(_integer(deleted)), data)
+    return ObjectChange(kind, _text(key, MAX_KEY), _integer(version), bool(_integer(deleted)), data)
 
 
 def _text(value: object, longest: int) -> str:

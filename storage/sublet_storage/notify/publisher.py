@@ -25,16 +25,16 @@ import psycopg
 from sublet_protocol.domain.errors import SubletError
 from sublet_storage import node_directory
 from sublet_storage.db.connect import connect
-from sublet_storage.notify.changes import Change, NotifySettings, stream_change
+from sublet_storage.notify.changes import NotifySettings, ObjectChange, stream_change
 from sublet_storage.notify.drivers import registry
 from sublet_storage.notify.drivers.base import DriverFactory, NotificationDriver, NotificationSender
 from sublet_storage.notify.publisher_machine import (
     ChangesQueued,
     CloseRequested,
-    EndpointsOpened,
     Event,
     PublisherMachine,
     PublisherStatus,
+    SendersOpened,
     Tick,
 )
 from sublet_storage.util.log_throttle import LogThrottle
@@ -77,7 +77,7 @@ class NotificationPublisher:
         self._publisher = publisher or f"{socket.gethostname()[:40]}:{os.getpid()}:{secrets.token_hex(3)}"
         self._process = os.getpid()
         self._changed = threading.Condition()
-        self._reported: deque[Sequence[Change]] = deque()
+        self._reported: deque[Sequence[ObjectChange]] = deque()
         self._has_overflown = self._is_closing = False
         self._is_looking = self._is_napping = False
         self._directory_endpoints: list[str] | None = None
@@ -92,7 +92,7 @@ class NotificationPublisher:
         self.sent = 0
         """Messages handed to drivers."""
 
-    def publish(self, changes: Sequence[Change]) -> None:
+    def publish(self, changes: Sequence[ObjectChange]) -> None:
         """Let everybody know of changes that are committed. The sequence must not change afterwards."""
         if self._is_in_vain():
             return
@@ -200,7 +200,7 @@ class NotificationPublisher:
     def _begin_anew(self, now: float) -> None:
         self._announcer = self._new_announcer()
         if self._senders:
-            self._send(EndpointsOpened(self._senders.payload_limit), now)
+            self._send(SendersOpened(self._senders.payload_limit), now)
 
     def _rest(self, now: float) -> None:
         self._send(CloseRequested(), now)
@@ -240,7 +240,7 @@ class NotificationPublisher:
             self._announcer = self._new_announcer()
             self._deaf_until = self._look_at
         elif opened:
-            self._send(EndpointsOpened(self._senders.payload_limit), now)
+            self._send(SendersOpened(self._senders.payload_limit), now)
 
 
 _shared: dict[str, NotificationPublisher] = {}
@@ -258,7 +258,7 @@ def shared_publisher(url: str) -> NotificationPublisher:
         return _shared[url]
 
 
-def publish_once(url: str, changes: Sequence[Change], timeout_s: float = CLOSE_S) -> bool:
+def publish_once(url: str, changes: Sequence[ObjectChange], timeout_s: float = CLOSE_S) -> bool:
     """Publish and leave, for a process that ends at once. False if nothing went out in time; never raises."""
     try:
         notifier = NotificationPublisher(url, settings=NotifySettings.from_env())

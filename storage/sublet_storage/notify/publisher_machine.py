@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import assert_never
 
-from sublet_storage.notify.changes import Change, Envelope, NotifySettings, PublisherHeartbeat
+from sublet_storage.notify.changes import ChangeBatch, NotifySettings, ObjectChange, PublisherHeartbeat
 from sublet_storage.notify.codec import encode, encode_change, encode_parts
 
 MAX_WAITING = 10_000
@@ -49,7 +49,7 @@ class PublisherStatus(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class EndpointsOpened:
+class SendersOpened:
     """Senders are open, to other places than before; none takes messages of more than `payload_limit` bytes."""
 
     payload_limit: int | None
@@ -59,7 +59,7 @@ class EndpointsOpened:
 class ChangesQueued:
     """These objects have changed."""
 
-    changes: tuple[Change, ...]
+    changes: tuple[ObjectChange, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Tick:
     """It is `wake_at`."""
 
 
-Event = EndpointsOpened | ChangesQueued | CloseRequested | Tick
+Event = SendersOpened | ChangesQueued | CloseRequested | Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class PublisherMachine:
         self._most_waiting = most_waiting
         self._limit = MAX_MESSAGE
         self._sequences: dict[str, int] = {}
-        self._waiting: OrderedDict[tuple[str, str], Change] = OrderedDict()
+        self._waiting: OrderedDict[tuple[str, str], ObjectChange] = OrderedDict()
         self._spoke_at = -math.inf
 
     @property
@@ -127,7 +127,7 @@ class PublisherMachine:
             case ChangesQueued(changes):
                 for change in changes:
                     self._keep(change)
-            case EndpointsOpened(payload_limit):
+            case SendersOpened(payload_limit):
                 self.status = PublisherStatus.OPEN
                 self._limit = MAX_MESSAGE if payload_limit is None else min(payload_limit, MAX_MESSAGE)
                 return [self._hello()]
@@ -139,7 +139,7 @@ class PublisherMachine:
                 assert_never(event)
         return ()
 
-    def _keep(self, change: Change) -> None:
+    def _keep(self, change: ObjectChange) -> None:
         """The newest change of each object waits, in the place of the first."""
         object_key = change.kind, change.key
         before = self._waiting.get(object_key)
@@ -192,15 +192,15 @@ class PublisherMachine:
 
     def _messages(self) -> Iterator[bytes]:
         """Yield all that waits, by channel, in as few messages as the limit allows."""
-        channels: dict[str, list[Change]] = {}
+        channels: dict[str, list[ObjectChange]] = {}
         for change in self._waiting.values():
             channels.setdefault(change.kind, []).append(change)
         self._waiting.clear()
         for channel, changes in channels.items():
             yield from self._split(channel, changes)
 
-    def _split(self, channel: str, changes: list[Change]) -> Iterator[bytes]:
-        empty = Envelope(self._publisher, self._incarnation, channel, 1, 0, ())
+    def _split(self, channel: str, changes: list[ObjectChange]) -> Iterator[bytes]:
+        empty = ChangeBatch(self._publisher, self._incarnation, channel, 1, 0, ())
         room = self._limit - len(encode_parts(empty, [])) - NUMBERS
         part: list[str] = []
         size = 0
@@ -220,10 +220,10 @@ class PublisherMachine:
     def _message(self, channel: str, parts: list[str]) -> bytes:
         predecessor = self._sequences.get(channel, 0)
         self._sequences[channel] = predecessor + 1
-        envelope = Envelope(self._publisher, self._incarnation, channel, predecessor + 1, predecessor, ())
+        envelope = ChangeBatch(self._publisher, self._incarnation, channel, predecessor + 1, predecessor, ())
         return encode_parts(envelope, parts)
 
-    def _fitting(self, change: Change, room: int) -> str | None:
+    def _fitting(self, change: ObjectChange, room: int) -> str | None:
         """Return the change as text, with as much of it as there is room for: the version is what matters."""
         for shorter in (change, replace(change, data=None)):
             text = encode_change(shorter)

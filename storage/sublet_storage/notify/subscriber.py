@@ -24,7 +24,7 @@ from sublet_storage.db.connect import connect
 from sublet_storage.db.reconnecting_connection import ReconnectingConnection
 from sublet_storage.notify.catch_up_reads import ReadSnapshot
 from sublet_storage.notify.catch_up_scheduler import CatchUp
-from sublet_storage.notify.changes import KINDS, Change, MalformedNotification, NotifySettings, ObjectSnapshot
+from sublet_storage.notify.changes import KINDS, MalformedNotification, NotifySettings, ObjectChange, ObjectSnapshot
 from sublet_storage.notify.codec import decode
 from sublet_storage.notify.drivers.base import NotificationDriver
 from sublet_storage.notify.subscriber_machine import SubscriberMachine
@@ -34,8 +34,8 @@ from sublet_storage.notify.subscriber_machine_events import (
     Event,
     ListeningStarted,
     ListeningStopped,
-    MalformedReceived,
-    MessageReceived,
+    MalformedNotificationReceived,
+    NotificationReceived,
     SubscriberStarted,
     Tick,
     VersionAmbiguous,
@@ -45,7 +45,7 @@ from sublet_storage.util.log_throttle import LogThrottle
 
 log = logging.getLogger(__name__)
 
-OnChange = Callable[[Change], None]
+OnChange = Callable[[ObjectChange], None]
 """Called with each change that is newer than what was known of its object; must return soon."""
 
 MAX_QUEUED = 100_000
@@ -110,12 +110,12 @@ class NotificationSubscriber:
         """The endpoint that publishers send to."""
         return self._receiver.endpoint
 
-    def get(self, kind: str, key: str) -> Change | None:
+    def get(self, kind: str, key: str) -> ObjectChange | None:
         """Return what is known of a living object."""
         with self._lock:
             return self._cache.get(kind, key)
 
-    def objects(self, kind: str) -> dict[str, Change]:
+    def objects(self, kind: str) -> dict[str, ObjectChange]:
         """Return all living objects of a kind that are known, by key."""
         with self._lock:
             return self._cache.objects(kind)
@@ -193,20 +193,20 @@ class NotificationSubscriber:
 
     def _decoded(self, raw: bytes) -> Event:
         try:
-            return MessageReceived(decode(raw))
+            return NotificationReceived(decode(raw))
         except MalformedNotification as error:
             if self._quiet.acquire("malformed") is not None:
                 log.warning("a notification is dropped: %s", error)
-            return MalformedReceived()
+            return MalformedNotificationReceived()
 
-    def _is_news(self, change: Change) -> bool:
+    def _is_news(self, change: ObjectChange) -> bool:
         verdict = self._cache.apply(change, time.monotonic())
         if verdict is ChangeNovelty.AMBIGUOUS:
             self._put(VersionAmbiguous(change.kind))
         return verdict is ChangeNovelty.NEWER
 
     def _merge(self, read: _Read) -> float | None:
-        news: list[Change] = []
+        news: list[ObjectChange] = []
         if read.snapshot is not None:
             with self._lock:
                 news = self._cache.merge(read.channel, read.snapshot, read.begun, time.monotonic())
@@ -217,7 +217,7 @@ class NotificationSubscriber:
                 self._caught_up.set()
         return self._take_in(CatchUpCompleted(read.channel, read.snapshot is not None))
 
-    def _hand_on(self, news: list[Change]) -> None:
+    def _hand_on(self, news: list[ObjectChange]) -> None:
         for change in news:
             try:
                 self._on_change(change)

@@ -17,16 +17,16 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from sublet_storage.notify.catch_up_scheduler import CatchUpCause, CatchUpScheduler
-from sublet_storage.notify.changes import KINDS, Change, Envelope, Message, NotifySettings, PublisherHeartbeat
+from sublet_storage.notify.changes import KINDS, ChangeBatch, Message, NotifySettings, ObjectChange, PublisherHeartbeat
 from sublet_storage.notify.subscriber_machine_events import (
     CatchUpCompleted,
     CatchUpRequested,
     Event,
     ListeningStarted,
     ListeningStopped,
-    MalformedReceived,
-    MessageReceived,
+    MalformedNotificationReceived,
     NotificationCounters,
+    NotificationReceived,
     Outcome,
     SequenceGap,
     SubscriberStarted,
@@ -68,7 +68,7 @@ class SubscriberMachine:
         self._speaking: OrderedDict[str, _Publisher] = OrderedDict()  # when each last sent
         self._silent: OrderedDict[str, _Publisher] = OrderedDict()  # likewise
         self._gaps: deque[SequenceGap] = deque()  # by deadline; some are closed
-        self._changes: list[Change] = []
+        self._changes: list[ObjectChange] = []
 
     @property
     def publishers(self) -> int:
@@ -88,10 +88,10 @@ class SubscriberMachine:
 
     def _take_in(self, event: Event, now: float, jitter: float) -> None:
         match event:
-            case MessageReceived(message):
+            case NotificationReceived(message):
                 self.counters.received += 1
                 self._receive(message, now, jitter)
-            case MalformedReceived():
+            case MalformedNotificationReceived():
                 self.counters.malformed += 1
             case SubscriberStarted():
                 self._start(now)
@@ -164,7 +164,7 @@ class SubscriberMachine:
         self._forget_beyond_bound()
         return known, is_met
 
-    def _first_of_channel(self, publisher: _Publisher, envelope: Envelope, is_met: bool, at: float) -> None:
+    def _first_of_channel(self, publisher: _Publisher, envelope: ChangeBatch, is_met: bool, at: float) -> None:
         """Nothing came before it if a hello has named all channels; else that is unknown."""
         publisher.last[envelope.channel] = 0 if publisher.is_complete else envelope.predecessor
         if not publisher.is_complete and not is_met:
@@ -177,7 +177,7 @@ class SubscriberMachine:
         if sequence > last:
             self._open_gap(publisher, channel, last, sequence, now)
 
-    def _follow(self, publisher: _Publisher, envelope: Envelope, now: float) -> None:
+    def _follow(self, publisher: _Publisher, envelope: ChangeBatch, now: float) -> None:
         channel, last = envelope.channel, publisher.last[envelope.channel]
         if envelope.sequence <= last:
             if not self._heals(publisher, envelope):
@@ -200,7 +200,7 @@ class SubscriberMachine:
         publisher.gaps[channel] = [*still_open, gap]
         self._gaps.append(gap)
 
-    def _heals(self, publisher: _Publisher, envelope: Envelope) -> bool:
+    def _heals(self, publisher: _Publisher, envelope: ChangeBatch) -> bool:
         """Whether the message was missing; the gap may be closed by it."""
         gaps = publisher.gaps.get(envelope.channel, [])
         gap = next((gap for gap in gaps if gap.fill(envelope.predecessor, envelope.sequence)), None)

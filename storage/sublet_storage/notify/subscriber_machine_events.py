@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sublet_storage.notify.catch_up_scheduler import CatchUp
-from sublet_storage.notify.changes import Change, Message
+from sublet_storage.notify.changes import Message, ObjectChange
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +24,14 @@ class ListeningStopped:
 
 
 @dataclass(frozen=True, slots=True)
-class MessageReceived:
+class NotificationReceived:
     """A message has come."""
 
     message: Message
 
 
 @dataclass(frozen=True, slots=True)
-class MalformedReceived:
+class MalformedNotificationReceived:
     """Something has come that is no message."""
 
 
@@ -66,8 +66,8 @@ Event = (
     SubscriberStarted
     | ListeningStarted
     | ListeningStopped
-    | MessageReceived
-    | MalformedReceived
+    | NotificationReceived
+    | MalformedNotificationReceived
     | VersionAmbiguous
     | CatchUpRequested
     | CatchUpCompleted
@@ -79,7 +79,7 @@ Event = (
 class Outcome:
     """Changes for the cache, then catch-ups to begin; when to come back at the latest (None: with the next event)."""
 
-    changes: tuple[Change, ...]
+    changes: tuple[ObjectChange, ...]
     catch_ups: tuple[CatchUp, ...]
     wake_at: float | None
 

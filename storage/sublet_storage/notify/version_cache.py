@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from sublet_storage.notify.changes import Change, ObjectSnapshot
+from sublet_storage.notify.changes import ObjectChange, ObjectSnapshot
 
 MAX_TOMBSTONES = 10_000
 """Of more, the oldest is given up early."""
@@ -29,7 +29,7 @@ class ChangeNovelty(Enum):
 class _Entry:
     """`at`: when it was last taken in, or a snapshot last confirmed it. `turn`: of all takings-in, which."""
 
-    change: Change
+    change: ObjectChange
     turn: int
     at: float
 
@@ -46,16 +46,16 @@ class VersionCache:
         self._turn = 0
         self._absent: set[tuple[str, str]] = set()  # of the dead: missing from a snapshot, version unknown
 
-    def get(self, kind: str, key: str) -> Change | None:
+    def get(self, kind: str, key: str) -> ObjectChange | None:
         """Return what is known of a living object."""
         entry = self._live.get(kind, {}).get(key)
         return entry.change if entry else None
 
-    def objects(self, kind: str) -> dict[str, Change]:
+    def objects(self, kind: str) -> dict[str, ObjectChange]:
         """Return all living objects of a kind, by key."""
         return {key: entry.change for key, entry in self._live.get(kind, {}).items()}
 
-    def apply(self, change: Change, now: float) -> ChangeNovelty:
+    def apply(self, change: ObjectChange, now: float) -> ChangeNovelty:
         """Take in a change, if it is newer than what is known."""
         self._expire(now)
         object_key = change.kind, change.key
@@ -74,7 +74,7 @@ class VersionCache:
         """Call before a snapshot is read, and hand what it returns to `merge`."""
         return self._turn
 
-    def merge(self, kind: str, snapshot: ObjectSnapshot, begun: int, now: float) -> list[Change]:
+    def merge(self, kind: str, snapshot: ObjectSnapshot, begun: int, now: float) -> list[ObjectChange]:
         """Take in a snapshot whose reading began then; what was new in it.
 
         Living objects that it should have and does not are dead, unless they were taken in since.
@@ -93,7 +93,7 @@ class VersionCache:
 
     # --- entries ----------------------------------------------------------------------------------------------------
 
-    def _confirm(self, change: Change, begun: int, now: float) -> bool:
+    def _confirm(self, change: ObjectChange, begun: int, now: float) -> bool:
         """Apply the snapshot's state of one object; return whether it was new."""
         object_key = change.kind, change.key
         if object_key in self._absent and self._dead[object_key].turn <= begun and not change.is_deleted:
@@ -106,7 +106,7 @@ class VersionCache:
             entry.at = now
         return is_news
 
-    def _is_refuted(self, object_key: tuple[str, str], change: Change, begun: int) -> bool:
+    def _is_refuted(self, object_key: tuple[str, str], change: ObjectChange, begun: int) -> bool:
         """Whether the snapshot refutes what is known from before the reading began: a true version would be in it, as
         versions only grow, and are sent after they are committed."""
         entry = self._live.get(change.kind, {}).get(change.key) or self._dead.get(object_key)
@@ -117,7 +117,7 @@ class VersionCache:
         entry = self._live.get(kind, {}).get(key) or self._dead.get(object_key)
         return entry.change.order_key if entry else -1
 
-    def _put(self, change: Change, now: float) -> None:
+    def _put(self, change: ObjectChange, now: float) -> None:
         object_key = change.kind, change.key
         self._turn += 1
         entry = _Entry(change, self._turn, now)
@@ -130,9 +130,9 @@ class VersionCache:
         else:
             self._live.setdefault(change.kind, {})[change.key] = entry
 
-    def _bury_absent(self, entry: _Entry, now: float) -> Change:
+    def _bury_absent(self, entry: _Entry, now: float) -> ObjectChange:
         last = entry.change
-        gone = Change(last.kind, last.key, last.version, is_deleted=True)
+        gone = ObjectChange(last.kind, last.key, last.version, is_deleted=True)
         self._put(gone, now)
         self._absent.add((gone.kind, gone.key))
         return gone

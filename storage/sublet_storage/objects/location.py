@@ -37,7 +37,7 @@ _SHAPES = "file:///DIRECTORY, or s3://BUCKET/PREFIX with ?endpoint_override=HOST
 
 
 @dataclass(frozen=True, slots=True)
-class PayloadLocation:
+class PayloadStoreLocation:
     """`scheme` is file or s3; `root` an absolute path, or BUCKET/PREFIX; `options` those of `OPTIONS` that it has.
 
     `marker`: the id in its marker; empty: it is not known.
@@ -69,7 +69,7 @@ class PayloadObjectName:
     text: str
 
 
-def parse_location(text: str) -> PayloadLocation:
+def parse_location(text: str) -> PayloadStoreLocation:
     """Parse a location. Raises `InvalidSetting`, which repeats nothing that could be a secret."""
     shown = _redacted(text)
     shown = shown if len(shown) <= MAX_SHOWN_CHARS else f"{shown[:MAX_SHOWN_CHARS]}..."
@@ -89,7 +89,7 @@ def parse_location(text: str) -> PayloadLocation:
     if parts.scheme == "file":
         if parts.netloc or parts.query or not path:
             raise _invalid(shown, "file:// and an absolute directory other than /, without a host and options")
-        return PayloadLocation("file", path)
+        return PayloadStoreLocation("file", path)
     if parts.scheme != "s3":
         raise _invalid(shown, "of the scheme file or s3")
     if not _BUCKET.fullmatch(parts.netloc):
@@ -97,7 +97,7 @@ def parse_location(text: str) -> PayloadLocation:
             "s3:// and a bucket: 3 to 63 small letters, digits, dots and hyphens, with a letter or digit at both ends"
         )
         raise _invalid(shown, rule)
-    return PayloadLocation("s3", parts.netloc + path, _options(shown, parts.query))
+    return PayloadStoreLocation("s3", parts.netloc + path, _options(shown, parts.query))
 
 
 def _options(shown: str, query: str) -> tuple[tuple[str, str], ...]:
@@ -137,7 +137,7 @@ def _option(name: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def parse_stored_location(text: str) -> PayloadLocation:
+def parse_stored_location(text: str) -> PayloadStoreLocation:
     """Return a place as the database has it: with the id in its marker behind a #."""
     location, _, marker = text.partition("#")
     return replace(parse_location(location), marker=marker)
@@ -162,7 +162,7 @@ def format_location(text: str) -> str:
     return text.partition("#")[0]
 
 
-def locate_object(uri: str, locations: Iterable[str]) -> tuple[PayloadLocation, PayloadObjectName] | None:
+def locate_object(uri: str, locations: Iterable[str]) -> tuple[PayloadStoreLocation, PayloadObjectName] | None:
     """Return where an object is, and what it is; None if it is not the name of one, or is in none of these places,
     which may lie within one another."""
     for location in map(parse_stored_location, locations):

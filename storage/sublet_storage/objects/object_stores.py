@@ -24,7 +24,7 @@ from typing import Any, Final, Protocol, TypeVar
 import pyarrow as pa
 
 from sublet_protocol.domain.errors import PayloadUnavailable
-from sublet_storage.objects.location import PayloadLocation
+from sublet_storage.objects.location import PayloadStoreLocation
 from sublet_storage.util.retry import Backoff
 
 MARKER: Final = ".sublet"
@@ -82,7 +82,7 @@ class ObjectBackend(Protocol):
 class LocalBackend:
     """A directory, which must exist. All that is done is done below it, whatever links there are."""
 
-    def __init__(self, location: PayloadLocation) -> None:
+    def __init__(self, location: PayloadStoreLocation) -> None:
         self._root = location.root
 
     def write(self, name: str, payload: Payload) -> None:
@@ -156,7 +156,7 @@ class LocalBackend:
 class S3Backend:
     """A bucket's objects below a prefix."""
 
-    def __init__(self, location: PayloadLocation) -> None:
+    def __init__(self, location: PayloadStoreLocation) -> None:
         from pyarrow import fs
 
         self._root = location.root
@@ -185,7 +185,7 @@ class ObjectStore:
     """The objects of a location, for any thread. Raises `PayloadUnavailable` while the location is away; for a short
     while after that it does so without trying, so that a reader of many streams is not held up by each."""
 
-    def __init__(self, location: PayloadLocation) -> None:
+    def __init__(self, location: PayloadStoreLocation) -> None:
         self.location = location
         self._backend: ObjectBackend | None = None
         self._lock = threading.Lock()
@@ -294,13 +294,13 @@ class ObjectStore:
         return PayloadUnavailable(self._last_error)
 
 
-def get_store(location: PayloadLocation) -> ObjectStore:
+def get_store(location: PayloadStoreLocation) -> ObjectStore:
     """This process's, for it."""
     return _store(os.getpid(), location)
 
 
 @lru_cache(maxsize=64)
-def _store(pid: int, location: PayloadLocation) -> ObjectStore:
+def _store(pid: int, location: PayloadStoreLocation) -> ObjectStore:
     return ObjectStore(location)
 
 

@@ -11,7 +11,13 @@ from functools import partial
 from typing import Any
 
 from sublet_protocol.domain.errors import PayloadDamaged, PayloadUnavailable, PayloadUnreadable
-from sublet_storage.objects.location import PayloadLocation, PayloadObjectName, digest, format_location, locate_object
+from sublet_storage.objects.location import (
+    PayloadObjectName,
+    PayloadStoreLocation,
+    digest,
+    format_location,
+    locate_object,
+)
 from sublet_storage.objects.object_stores import ObjectNotFound, ObjectUnusable, Payload, get_store
 from sublet_storage.objects.parallel_calls import TO_READ, run_parallel
 
@@ -46,7 +52,7 @@ def attach_payloads(generation_id: int, stream_id: int, rows: list[Row]) -> list
 def read_payloads(generation_id: int, stream_id: int, rows: list[Row]) -> list[Payload | Exception | None]:
     """Return the payload of each row, or what hinders it; null where a row is without one."""
     found: list[Payload | Exception | None] = [row[4] for row in rows]
-    by_location: dict[PayloadLocation, list[tuple[int, PayloadObjectName]]] = {}
+    by_location: dict[PayloadStoreLocation, list[tuple[int, PayloadObjectName]]] = {}
     for index, row in enumerate(rows):
         if row[5] is None:
             continue
@@ -65,7 +71,7 @@ def read_payloads(generation_id: int, stream_id: int, rows: list[Row]) -> list[P
 
 
 def _fetch(
-    generation_id: int, stream_id: int, location: PayloadLocation, named: list[tuple[Row, PayloadObjectName]]
+    generation_id: int, stream_id: int, location: PayloadStoreLocation, named: list[tuple[Row, PayloadObjectName]]
 ) -> Sequence[Payload | Exception]:
     """Payloads, or what hinders, of what lies in the one place."""
     try:
@@ -77,7 +83,7 @@ def _fetch(
 
 
 def _fetch_one(
-    generation_id: int, stream_id: int, location: PayloadLocation, named: tuple[Row, PayloadObjectName]
+    generation_id: int, stream_id: int, location: PayloadStoreLocation, named: tuple[Row, PayloadObjectName]
 ) -> Payload:
     """Return the payload of one block. Raises as `attach_payloads` does."""
     row, name = named

@@ -19,7 +19,7 @@ import psycopg
 
 from sublet_protocol.domain.errors import PayloadUnavailable
 from sublet_storage.db.store_connection import Guard
-from sublet_storage.objects.location import NAME, PayloadLocation, parse_stored_location
+from sublet_storage.objects.location import NAME, PayloadStoreLocation, parse_stored_location
 from sublet_storage.objects.object_stores import ObjectUnusable, get_store
 from sublet_storage.objects.parallel_calls import TO_CHANGE, run_parallel, run_with_timeout
 
@@ -81,7 +81,7 @@ Connection = psycopg.Connection[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class BlockStream:
+class BlockOwner:
     """Whose block an object is for."""
 
     space_id: int
@@ -89,14 +89,12 @@ class BlockStream:
     stream_id: int
 
 
-def register_objects(conn: Connection, owner: BlockStream, planned: Sequence[tuple[str, int]]) -> None:
+def register_objects(conn: Connection, owner: BlockOwner, planned: Sequence[tuple[str, int]]) -> None:
     """Write down (uri, end offset) of objects that are about to be written."""
     _note(conn, _INTEND, owner, planned)
 
 
-def mark_for_deletion(
-    conn: Connection, owner: BlockStream, lost: Sequence[tuple[str, int]], *, was_named: bool
-) -> None:
+def mark_for_deletion(conn: Connection, owner: BlockOwner, lost: Sequence[tuple[str, int]], *, was_named: bool) -> None:
     """Have these deleted: no block names them, from this transaction on. `was_named`: one did before, and may still do
     so in a backup."""
     _note(conn, _ORPHAN_NAMED if was_named else _ORPHAN_UNNAMED, owner, lost)
@@ -151,7 +149,7 @@ def _picked(conn: Connection, asked: dict[str, object]) -> list[str]:
     return [uri for uri, is_named in rows if not is_named]
 
 
-def _note(conn: Connection, statement: str, owner: BlockStream, uris: Sequence[tuple[str, int]]) -> None:
+def _note(conn: Connection, statement: str, owner: BlockOwner, uris: Sequence[tuple[str, int]]) -> None:
     if uris:
         parameters = {
             "space": owner.space_id,
@@ -164,7 +162,7 @@ def _note(conn: Connection, statement: str, owner: BlockStream, uris: Sequence[t
 
 
 def _delete(
-    conn: Connection, location: PayloadLocation, uris: Sequence[str], until: float, problems: list[Exception]
+    conn: Connection, location: PayloadStoreLocation, uris: Sequence[str], until: float, problems: list[Exception]
 ) -> int:
     """A row goes after its object: one that cannot be deleted keeps it, and holds up no other."""
     deleted, there = 0, get_store(location)

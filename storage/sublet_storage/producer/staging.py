@@ -20,7 +20,7 @@ from typing import Any, Final
 import psycopg
 import pyarrow as pa
 
-from sublet_protocol.domain.errors import BatchOutOfSequence, StagedBlocksLost
+from sublet_protocol.domain.errors import SinkBatchOutOfOrder, StagedBlocksLost
 from sublet_storage.log.append import BlockAppend
 from sublet_storage.log.block import decode
 from sublet_storage.producer.batches.block_builder import BlockBuilder
@@ -138,7 +138,7 @@ def stage(
 def commit(conn: psycopg.Connection[Any], write: SinkBatch, staged: Sequence[StagedTask]) -> SinkCommitResult:
     """Store the batch unless it is stored, in one transaction over an autocommit connection; may be repeated.
 
-    Raises `BatchOutOfSequence` where a later one is stored, `StagedBlocksLost`, and the database's own errors: after a
+    Raises `SinkBatchOutOfOrder` where a later one is stored, `StagedBlocksLost`, and the database's own errors: after a
     lost connection it may be stored or not, and the next attempt finds out."""
     given = sum(each.messages for each in staged)
     with conn.transaction():
@@ -167,14 +167,14 @@ def delete_abandoned_blocks(conn: psycopg.Connection[Any], older_than_s: float =
 
 def _enter(conn: psycopg.Connection[Any], write: SinkBatch, messages: int) -> int | None:
     """Record the batch, whose sink's row is locked from now on; if it is there, how many messages it had. Raises
-    `BatchOutOfSequence`."""
+    `SinkBatchOutOfOrder`."""
     who = {"sink": write.sink, "batch": write.batch, "messages": messages, "single": write.is_single}
     if conn.execute(_ENTER, who).fetchone() is not None:
         return None
     newest = conn.execute("select batch, messages from sink_batch where sink = %s", (write.sink,)).fetchone()
     assert newest is not None, "the row is locked since we looked, and was there"
     if newest[0] > write.batch:
-        raise BatchOutOfSequence(write.sink, write.batch, newest[0])
+        raise SinkBatchOutOfOrder(write.sink, write.batch, newest[0])
     return int(newest[1])
 
 

@@ -25,7 +25,7 @@ from sublet_protocol.domain.epochs import (
 from sublet_protocol.domain.errors import PositionGone, UsageError
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.log import fetch as message_log
-from sublet_storage.log.reader_epochs import EpochSelection, EpochStart, ExcludedEpochs, active_epochs
+from sublet_storage.log.epoch_selection import EpochSelection, EpochStart, ExcludedEpochs, active_epochs
 from sublet_storage.readers.tail import MultiStreamReader, StreamCursor, list_matching_streams
 
 _READ: Final = """

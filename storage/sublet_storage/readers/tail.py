@@ -20,7 +20,7 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.bounded_connection import check_timeline, timeline_of
 from sublet_storage.log import fetch as message_log
 from sublet_storage.log.deleted_streams import missing
-from sublet_storage.log.reader_epochs import ExcludedEpochs
+from sublet_storage.log.epoch_selection import ExcludedEpochs
 from sublet_storage.spaces.space_queries import read_generation_filters
 
 TailStart = str | int | datetime | Bookmark

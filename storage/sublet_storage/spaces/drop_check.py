@@ -107,7 +107,7 @@ class SpaceUsers:
 
 
 @dataclass(frozen=True, slots=True)
-class DroppedSpace:
+class RetainedDroppedSpace:
     """A space that was dropped and holds messages still. `retained_until`: when its retention takes the last of them,
     if no group holds it up; None: never."""
 
@@ -117,10 +117,10 @@ class DroppedSpace:
     retained_until: datetime | None
 
 
-def list_dropped_spaces(conn: psycopg.Connection[Any]) -> list[DroppedSpace]:
+def list_dropped_spaces(conn: psycopg.Connection[Any]) -> list[RetainedDroppedSpace]:
     """Return the spaces that were dropped and hold messages still, by name; of one name there may be several."""
     return [
-        DroppedSpace(Space(space_id, name, TopicFilter(filter), *settings), dropped_at, int(messages), until)
+        RetainedDroppedSpace(Space(space_id, name, TopicFilter(filter), *settings), dropped_at, int(messages), until)
         for space_id, name, filter, *settings, dropped_at, messages, until in conn.execute(_LEFT).fetchall()
     ]
 

@@ -13,7 +13,7 @@ import psycopg
 from sublet_protocol.domain.errors import PoisonBlock, SubletError
 from sublet_storage.objects import unreferenced_objects
 from sublet_storage.objects.remote_reads import read_payloads
-from sublet_storage.objects.unreferenced_objects import BlockStream
+from sublet_storage.objects.unreferenced_objects import BlockOwner
 
 BATCH_BLOCKS: Final = 32
 
@@ -54,7 +54,7 @@ def restore_payloads(conn: Connection, space_id: int) -> int:
     """
     brought, left = 0, _Left()
     for generation_id, stream_id in conn.execute(_OUTSIDE, (space_id,)).fetchall():
-        owner, after, before = BlockStream(space_id, generation_id, stream_id), -1, left.count
+        owner, after, before = BlockOwner(space_id, generation_id, stream_id), -1, left.count
         while rows := _next(conn, owner, after):
             after = rows[-1][0]
             brought += _bring(conn, owner, rows, left)
@@ -65,12 +65,12 @@ def restore_payloads(conn: Connection, space_id: int) -> int:
     return brought
 
 
-def _next(conn: Connection, owner: BlockStream, after: int) -> list[tuple[Any, ...]]:
+def _next(conn: Connection, owner: BlockOwner, after: int) -> list[tuple[Any, ...]]:
     asked = (owner.space_id, owner.generation_id, owner.stream_id, after, BATCH_BLOCKS)
     return conn.execute(_BLOCKS, asked, binary=True).fetchall()
 
 
-def _bring(conn: Connection, owner: BlockStream, rows: list[tuple[Any, ...]], left: _Left) -> int:
+def _bring(conn: Connection, owner: BlockOwner, rows: list[tuple[Any, ...]], left: _Left) -> int:
     found = read_payloads(owner.generation_id, owner.stream_id, rows)
     with conn.transaction():
         back = []

@@ -29,7 +29,7 @@ from sublet_storage.objects import unreferenced_objects
 from sublet_storage.objects.location import new_object_name, parse_location
 from sublet_storage.objects.object_stores import get_store
 from sublet_storage.objects.parallel_calls import TO_CHANGE, run_parallel, run_with_timeout
-from sublet_storage.objects.unreferenced_objects import BlockStream
+from sublet_storage.objects.unreferenced_objects import BlockOwner
 from sublet_storage.spaces import small_block_compaction
 from sublet_storage.spaces.rollover import partition_table
 from sublet_storage.spaces.routing import Space
@@ -330,5 +330,5 @@ class _Mover:
             self._conn, self._owner(stream), [(block.uri, block.end_offset) for block in blocks], was_named=False
         )
 
-    def _owner(self, stream: _Stream) -> BlockStream:
-        return BlockStream(self._space.space_id, stream.generation_id, stream.stream_id)
+    def _owner(self, stream: _Stream) -> BlockOwner:
+        return BlockOwner(self._space.space_id, stream.generation_id, stream.stream_id)

@@ -21,7 +21,7 @@ JOIN_TIMEOUT_S = 2.0
 connect."""
 
 
-class DriverThread(threading.Thread):
+class StoppableThread(threading.Thread):
     """A daemon that ends when asked. A fork of its process has a copy of this object and no such thread: there, asking
     does nothing, as the event is the parent's."""
 

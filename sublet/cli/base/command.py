@@ -1,8 +1,8 @@
 """The options that all commands share, and their exit codes.
 
-A command is a function whose first parameter is a `Cli`; `command` adds the options that every command takes, and turns
-each way to end into an exit code: 0 ok, 1 failure, 2 usage, 3 not found, 4 conflict, 5 unavailable, 128 + number for a
-signal.
+A command is a function whose first parameter is a `CommandContext`; `command` adds the options that every command
+takes, and turns each way to end into an exit code: 0 ok, 1 failure, 2 usage, 3 not found, 4 conflict, 5 unavailable,
+128 + number for a signal.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ COMMON = {
 }
 
 
-class PlainFormatter(logging.Formatter):
+class EscapingLogFormatter(logging.Formatter):
     """Print for people: what could move a cursor, such as in a group's name, is escaped."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -109,7 +109,7 @@ class SignalReceived(KeyboardInterrupt):
         self.number = number
 
 
-class Cli(Output):
+class CommandContext(Output):
     """What a command is given: where the database is, and how to answer."""
 
     def __init__(self, database_url: str | None, data_dir: Path | None, json: bool, debug: bool) -> None:
@@ -171,7 +171,7 @@ def _with_common(function: Callable[..., int | None]) -> Callable[..., None]:
     ]
 
     def command(**given: Any) -> None:
-        cli = Cli(**{option: given.pop(option) for option in COMMON})
+        cli = CommandContext(**{option: given.pop(option) for option in COMMON})
         raise typer.Exit(run_command(cli, lambda: function(cli, **given)))
 
     parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own] + common
@@ -181,10 +181,10 @@ def _with_common(function: Callable[..., int | None]) -> Callable[..., None]:
     return command
 
 
-def run_command(cli: Cli, command: Callable[[], int | None]) -> int:
+def run_command(cli: CommandContext, command: Callable[[], int | None]) -> int:
     """Run a command to its exit code; every error is one sentence on stderr."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(PlainFormatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(EscapingLogFormatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.INFO if cli.debug else logging.WARNING, handlers=[handler])
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup

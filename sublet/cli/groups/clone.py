@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sublet.cli.base import values
-from sublet.cli.base.command import Cli
+from sublet.cli.base.command import CommandContext
 from sublet.cli.base.values import GroupName
 from sublet.cli.groups.names import resolve_subscription
 from sublet_protocol.domain.errors import Conflict, SubletError, UsageError
@@ -30,7 +30,7 @@ Target = Annotated[str, typer.Argument(metavar="TARGET", help="The new group, wi
 DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Show what would be done, and do nothing.")]
 
 
-def clone(cli: Cli, subscription: GroupName, target: Target, dry_run: DryRun = False) -> None:
+def clone(cli: CommandContext, subscription: GroupName, target: Target, dry_run: DryRun = False) -> None:
     """Make a group that begins where another is.
 
     It has its options, and its progress of this moment. The other goes on undisturbed. What its members have in
@@ -57,7 +57,7 @@ def clone(cli: Cli, subscription: GroupName, target: Target, dry_run: DryRun = F
 
 
 def import_(
-    cli: Cli,
+    cli: CommandContext,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What `sublet groups export` wrote.")],
     dry_run: DryRun = False,
 ) -> None:
@@ -93,7 +93,7 @@ def import_(
 
 
 @contextlib.contextmanager
-def _written(cli: Cli, wanted: Subscription, dry_run: bool) -> Iterator[psycopg.Connection[Any]]:
+def _written(cli: CommandContext, wanted: Subscription, dry_run: bool) -> Iterator[psycopg.Connection[Any]]:
     """Open a transaction, which is rolled back after a dry run; nodes are notified of what it has made."""
     from sublet_storage.db.connect import connect
     from sublet_storage.groups.coordinator import group_lifecycle
@@ -145,7 +145,7 @@ def _check_same(group: Group, has: GroupProgress, wanted: GroupProgress, file: P
     )
 
 
-def _answer(cli: Cli, group: Group, progress: GroupProgress, dry_run: bool, *, made_now: bool) -> None:
+def _answer(cli: CommandContext, group: Group, progress: GroupProgress, dry_run: bool, *, made_now: bool) -> None:
     from sublet_storage.groups.admin.progress_transfer import progress_to_json
     from sublet_storage.groups.status.json_views import options_to_json
 
@@ -161,7 +161,7 @@ def _answer(cli: Cli, group: Group, progress: GroupProgress, dry_run: bool, *, m
         cli.print_info(f"The group {wanted} {begins} at the positions of {len(progress.positions)} streams.")
 
 
-def export(cli: Cli, subscription: GroupName) -> None:
+def export(cli: CommandContext, subscription: GroupName) -> None:
     """Write the options of a group and its position in each stream, as JSON.
 
     `sublet groups reset --from-file FILE` goes back to it, and `sublet groups import FILE` makes the group anew where

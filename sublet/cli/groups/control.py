@@ -7,14 +7,14 @@ from typing import Annotated
 import typer
 
 from sublet.cli.base import values
-from sublet.cli.base.command import Cli
+from sublet.cli.base.command import CommandContext
 from sublet.cli.base.values import GroupName
 from sublet.cli.groups.names import resolve_subscription
 from sublet_storage.groups.model.desired_state import GroupCommand, PauseGroup, ResumeGroup, SetSessionWeight
 
 
 def pause(
-    cli: Cli,
+    cli: CommandContext,
     subscription: GroupName,
     reason: Annotated[str, typer.Option(help="Why: shown by describe and history.")] = "",
 ) -> None:
@@ -31,7 +31,7 @@ def pause(
     _send_command(cli, subscription, PauseGroup(reason))
 
 
-def resume(cli: Cli, subscription: GroupName) -> None:
+def resume(cli: CommandContext, subscription: GroupName) -> None:
     """Grant the streams of a paused group again, from where they are.
 
     Example:
@@ -43,7 +43,7 @@ def resume(cli: Cli, subscription: GroupName) -> None:
 
 
 def weight(
-    cli: Cli,
+    cli: CommandContext,
     subscription: GroupName,
     session: Annotated[str, typer.Argument(help="The name of a session: --name of consume, sessionName in Spark.")],
     weight: Annotated[str, typer.Argument(metavar="NUMBER|own", help="Its share; own: the one that it asks for.")],
@@ -70,7 +70,7 @@ def weight(
         cli.print_info(f"No session {session!r} holds a stream at present: it is for one that is yet to get some.")
 
 
-def _send_command(cli: Cli, subscription: str, command: GroupCommand) -> None:
+def _send_command(cli: CommandContext, subscription: str, command: GroupCommand) -> None:
     from sublet_storage.groups.admin.admin import send_command
 
     wanted = resolve_subscription(cli, subscription)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from sublet.cli.base import values
-from sublet.cli.base.command import Cli
+from sublet.cli.base.command import CommandContext
 from sublet.cli.base.values import GroupName
 from sublet.cli.groups.names import resolve_subscription
 from sublet_protocol.domain.epochs import format_frontier, lower_frontier_from_json
@@ -16,7 +16,7 @@ from sublet_storage.groups.model.options import GroupOptions, OnDataLoss, OnPois
 
 
 def create(
-    cli: Cli,
+    cli: CommandContext,
     subscription: GroupName,
     start: Annotated[
         str,
@@ -112,7 +112,7 @@ def create(
 
 
 def delete(
-    cli: Cli,
+    cli: CommandContext,
     subscription: GroupName,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:

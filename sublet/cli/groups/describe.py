@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from sublet.cli.base.command import Cli, command, command_group
+from sublet.cli.base.command import CommandContext, command, command_group
 from sublet.cli.base.values import GroupName, format_ranges, format_utc
 from sublet.cli.groups import clone, control, create_delete, history, reset, watch, why
 from sublet.cli.groups.names import resolve_subscription
@@ -22,7 +22,7 @@ LEADER_S: Final = 2.0
 """How long a group's leader is waited for."""
 
 
-def list_(cli: Cli) -> None:
+def list_(cli: CommandContext) -> None:
     """List the groups: their leaders, streams and lag.
 
     Example:
@@ -47,7 +47,7 @@ def list_(cli: Cli) -> None:
 
 
 def describe(
-    cli: Cli,
+    cli: CommandContext,
     subscription: GroupName,
     all_: Annotated[bool, typer.Option("--all", help="Finished streams as well; --json always has them.")] = False,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sublet.cli.base import values
-from sublet.cli.base.command import Cli
+from sublet.cli.base.command import CommandContext
 from sublet.cli.base.values import GroupName
 from sublet.cli.groups.names import resolve_subscription
 from sublet_protocol.domain.subscriptions import Subscription
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def history(
-    cli: Cli,
+    cli: CommandContext,
     subscription: GroupName,
     stream: Annotated[str | None, typer.Option(metavar="N", help="Of this stream only.")] = None,
     limit: Annotated[str, typer.Option(metavar="N", help="At most this many lines, the newest.")] = "50",
@@ -93,7 +93,7 @@ def _check_there(connection: psycopg.Connection[Any], wanted: Subscription, stre
         raise stream_not_found_error(wanted, stream_id)
 
 
-def _show_then(cli: Cli, group: Group, then_us: int, then: GroupAtTime) -> None:
+def _show_then(cli: CommandContext, group: Group, then_us: int, then: GroupAtTime) -> None:
     """Who had what, and since or until which line of history."""
     from sublet_storage.groups.model.history import has_owner
     from sublet_storage.groups.status.json_views import history_to_json

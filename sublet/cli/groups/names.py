@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from sublet.cli.base.command import Cli
+from sublet.cli.base.command import CommandContext
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.subscriptions import Subscription
 
@@ -18,7 +18,7 @@ def candidate_subscriptions(text: str) -> list[Subscription]:
     return [literal] if unescaped == text else [literal, Subscription.parse_stored(unescaped)]
 
 
-def resolve_subscription(cli: Cli, text: str, *, or_new: bool = False) -> Subscription:
+def resolve_subscription(cli: CommandContext, text: str, *, or_new: bool = False) -> Subscription:
     """Return the subscription that is meant. Of two groups, one with a backslash in its name and one with what that may
     stand for, the first is; where neither is there, what that stands for, but for a group that is `or_new`. Raises as
     `Subscription.parse` does."""

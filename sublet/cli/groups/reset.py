@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sublet.cli.base import values
-from sublet.cli.base.command import Cli
+from sublet.cli.base.command import CommandContext
 from sublet.cli.base.values import GroupName
 from sublet.cli.groups.names import resolve_subscription
 from sublet_protocol.domain.errors import UsageError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def reset(
-    cli: Cli,
+    cli: CommandContext,
     subscription: GroupName,
     to_earliest: Annotated[bool, typer.Option("--to-earliest", help="All that retention has left.")] = False,
     to_latest: Annotated[bool, typer.Option("--to-latest", help="The ends of all streams.")] = False,
@@ -193,7 +193,7 @@ def _stream_position(stored: dict[str, Any]) -> tuple[int, int]:
     return position
 
 
-def _show(cli: Cli, moves: tuple[PositionChange, ...]) -> None:
+def _show(cli: CommandContext, moves: tuple[PositionChange, ...]) -> None:
     cli.print_table(
         ("STREAM>", "STATUS", "FROM>", "TO>", "HEAD>", "AGAIN>", "SKIPPED>"),
         [

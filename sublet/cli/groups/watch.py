@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from sublet.cli.base.command import NODE_TIMEOUT_S, Cli, Nodes, defer_signals
+from sublet.cli.base.command import NODE_TIMEOUT_S, CommandContext, Nodes, defer_signals
 from sublet.cli.base.output import escape_control_characters
 from sublet.cli.base.values import GroupName
 from sublet.cli.groups.names import candidate_subscriptions, resolve_subscription
@@ -23,7 +23,7 @@ POLL_INTERVAL_S = 2.0
 """Between two looks for nodes that are new, and two questions who leads."""
 
 
-def watch(cli: Cli, subscription: GroupName, nodes: Nodes = None) -> int:
+def watch(cli: CommandContext, subscription: GroupName, nodes: Nodes = None) -> int:
     """Show what happens in a group from now on, whichever node leads it.
 
     A line, or with --json an object, for each consumer that joins, leaves or is evicted, each stream that is granted,
@@ -49,7 +49,7 @@ def watch(cli: Cli, subscription: GroupName, nodes: Nodes = None) -> int:
     return 0
 
 
-def _watch_any(cli: Cli, wanted: Sequence[Subscription], nodes: list[str]) -> None:
+def _watch_any(cli: CommandContext, wanted: Sequence[Subscription], nodes: list[str]) -> None:
     """Watch the first of them that exists, by the nodes."""
     *others, last = wanted
     for each in others:
@@ -60,7 +60,7 @@ def _watch_any(cli: Cli, wanted: Sequence[Subscription], nodes: list[str]) -> No
     return _watch(cli, last, nodes)
 
 
-def _watch(cli: Cli, wanted: Subscription, nodes: list[str] | None) -> None:
+def _watch(cli: CommandContext, wanted: Subscription, nodes: list[str] | None) -> None:
     from sublet_borrower.node_client.group_event_watcher import GroupEventWatcher
 
     with _node_finder(cli, wanted, nodes) as find, GroupEventWatcher(str(wanted)) as watching:
@@ -75,7 +75,7 @@ class _Show:
     """Writes what a watch sees."""
 
     def __init__(
-        self, cli: Cli, wanted: Subscription, watching: GroupEventWatcher, find: Callable[[], Sequence[str]]
+        self, cli: CommandContext, wanted: Subscription, watching: GroupEventWatcher, find: Callable[[], Sequence[str]]
     ) -> None:
         self._cli, self._wanted, self._watching, self._find = cli, wanted, watching, find
         self._give_up_at = time.monotonic() + NODE_TIMEOUT_S
@@ -86,8 +86,8 @@ class _Show:
     def run(self) -> None:
         """Until a signal comes. Raises `NotFound` where the group is gone, `Unavailable` where no node answers."""
         from sublet_borrower.node_client.group_event_watcher import (
-            EventReceived,
-            EventsDropped,
+            GroupEventReceived,
+            GroupEventsDropped,
             LeaderInfo,
             NodeUnreachable,
         )
@@ -98,9 +98,9 @@ class _Show:
                 self._look()
                 look_at = time.monotonic() + POLL_INTERVAL_S
             match self._watching.next_event(max(look_at - time.monotonic(), 0.0)):
-                case EventReceived(event):
+                case GroupEventReceived(event):
                     self._cli.write_lines([_line(event)]) if not self._cli.json else self._cli.print_json(event)
-                case EventsDropped(count):
+                case GroupEventsDropped(count):
                     self._miss(count)
                 case LeaderInfo() as answer:
                     self._answered(answer)
@@ -146,7 +146,9 @@ class _Show:
 
 
 @contextmanager
-def _node_finder(cli: Cli, wanted: Subscription, nodes: list[str] | None) -> Iterator[Callable[[], Sequence[str]]]:
+def _node_finder(
+    cli: CommandContext, wanted: Subscription, nodes: list[str] | None
+) -> Iterator[Callable[[], Sequence[str]]]:
     """Return what finds nodes: those that were named, or those of the database. What can never work raises at once."""
     if nodes:
         from sublet_borrower.consumer.arguments import check_node
@@ -165,7 +167,7 @@ def _node_finder(cli: Cli, wanted: Subscription, nodes: list[str] | None) -> Ite
 class _Listed:
     """The live nodes of the database, or those of the last time where it does not answer."""
 
-    def __init__(self, cli: Cli, url: str) -> None:
+    def __init__(self, cli: CommandContext, url: str) -> None:
         self._cli, self._url = cli, url
         self._last: Sequence[str] = ()
 

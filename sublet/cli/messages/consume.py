@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sublet.cli.base import values
-from sublet.cli.base.command import Cli, Nodes, command
+from sublet.cli.base.command import CommandContext, Nodes, command
 from sublet.cli.groups.names import parse_typed, resolve_subscription
 from sublet.cli.messages.message_printer import MessagePrinter
 from sublet_protocol.domain.errors import ProtocolMismatch, Unavailable
@@ -32,7 +32,7 @@ LEADER_TIMEOUT_S = 3.0
 
 
 def consume(
-    cli: Cli,
+    cli: CommandContext,
     subscription: Annotated[
         str, typer.Argument(metavar="SUBSCRIPTION", help="$share/GROUP/FILTER or $queue/GROUP/FILTER. Quote it.")
     ],
@@ -103,7 +103,7 @@ def _after(batch: Batch, written: int) -> int:
 
 
 def _batches(
-    cli: Cli, session: Session, printer: MessagePrinter, idle_timeout: float | None, transport: _Transport
+    cli: CommandContext, session: Session, printer: MessagePrinter, idle_timeout: float | None, transport: _Transport
 ) -> Iterator[Batch]:
     """Batches until the session is drained, the printer is full, or nothing has come for too long."""
     began = received = time.monotonic()
@@ -138,7 +138,7 @@ class _Transport:
 
 
 @contextmanager
-def _open_transport(cli: Cli, subscription: Subscription, nodes: list[str] | None) -> Iterator[_Transport]:
+def _open_transport(cli: CommandContext, subscription: Subscription, nodes: list[str] | None) -> Iterator[_Transport]:
     """Choose nodes or the database. What can never work raises at once."""
     if nodes:
         cli.check_single_source()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from sublet.cli.base.command import Cli, Nodes, command
+from sublet.cli.base.command import CommandContext, Nodes, command
 from sublet_protocol.domain.errors import SubletError
 from sublet_protocol.domain.topics import check_topic
 
@@ -43,7 +43,7 @@ class InputInterrupted(Exception):
 
 
 def publish(
-    cli: Cli,
+    cli: CommandContext,
     topic: Annotated[
         str | None,
         typer.Argument(metavar="TOPIC", help="Where to, such as orders/eu. NDJSON records may name their own."),
@@ -123,7 +123,7 @@ class PublishProgress:
                 delivery.result(0)
                 self.durable += count
 
-    def print_report(self, cli: Cli, interrupted_by: int | None) -> None:
+    def print_report(self, cli: CommandContext, interrupted_by: int | None) -> None:
         """Print the result."""
         elapsed = time.monotonic() - self.began
         if cli.json:
@@ -169,7 +169,7 @@ class InputSignalHandler:
 
 
 @contextmanager
-def _open_publisher(cli: Cli, nodes: list[str] | None) -> Iterator[Callable[[], Publisher | Feed]]:
+def _open_publisher(cli: CommandContext, nodes: list[str] | None) -> Iterator[Callable[[], Publisher | Feed]]:
     """What makes a publisher: with access to the database, or through nodes."""
     from sublet_storage.producer import Publisher
 
@@ -207,7 +207,7 @@ def _size(file: Path | None) -> int | None:
 
 
 def _pump(
-    cli: Cli,
+    cli: CommandContext,
     columns: Iterator[dict[str, Any]],
     publisher: Publisher | Feed,
     tally: PublishProgress,
@@ -245,7 +245,7 @@ def _finish(publisher: Publisher | Feed, tally: PublishProgress) -> Exception | 
 
 
 @contextmanager
-def _progress(cli: Cli, size: int | None) -> Iterator[Callable[[PublishProgress, int], None]]:
+def _progress(cli: CommandContext, size: int | None) -> Iterator[Callable[[PublishProgress, int], None]]:
     """A bar on a terminal that shows none of the input itself; nothing elsewhere."""
     if not cli.stderr_console.is_terminal or (sys.stdin.isatty() and size is None):
         yield lambda tally, read_bytes: None
@@ -256,7 +256,7 @@ def _progress(cli: Cli, size: int | None) -> Iterator[Callable[[PublishProgress,
         yield lambda tally, read_bytes: bar.update(task, advance=read_bytes, durable=tally.durable)
 
 
-def _bar(cli: Cli) -> Progress:
+def _bar(cli: CommandContext) -> Progress:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     reported = TextColumn("{task.fields[durable]:,} durable")

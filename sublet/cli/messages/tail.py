@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from sublet.cli.base import values
-from sublet.cli.base.command import Cli, Nodes, command, defer_signals
+from sublet.cli.base.command import CommandContext, Nodes, command, defer_signals
 from sublet.cli.messages.message_printer import EpochPrinter, MessagePrinter
 from sublet_protocol.domain.errors import PayloadUnavailable, UsageError
 from sublet_protocol.domain.topics import TopicFilter
@@ -31,7 +31,7 @@ STREAM_WAIT_S = 1.0
 
 
 def tail(
-    cli: Cli,
+    cli: CommandContext,
     filter: Annotated[
         str, typer.Argument(metavar="FILTER", help="Which topics: + is one level, # the rest. Quote it.")
     ],
@@ -86,7 +86,7 @@ def tail(
 
 
 def _through_nodes(
-    cli: Cli, nodes: list[str], wanted: TopicFilter, begin: FeedStart, follow: bool, printer: MessagePrinter
+    cli: CommandContext, nodes: list[str], wanted: TopicFilter, begin: FeedStart, follow: bool, printer: MessagePrinter
 ) -> None:
     with cli.open_feed(nodes) as feed:
         read = feed.follow if follow else feed.history
@@ -96,7 +96,7 @@ def _through_nodes(
 
 
 def _from_database(
-    cli: Cli, wanted: TopicFilter, begin: str | int | datetime, follow: bool, printer: MessagePrinter
+    cli: CommandContext, wanted: TopicFilter, begin: str | int | datetime, follow: bool, printer: MessagePrinter
 ) -> None:
     from sublet_storage.readers.tail import Tail
 
@@ -117,7 +117,7 @@ def _from_database(
 
 
 def _in_complete_epochs(
-    cli: Cli, nodes: list[str] | None, wanted: TopicFilter, start: str, follow: bool, printer: MessagePrinter
+    cli: CommandContext, nodes: list[str] | None, wanted: TopicFilter, start: str, follow: bool, printer: MessagePrinter
 ) -> None:
     from sublet_storage.readers.epoch_tail import EpochTailReader
 
@@ -148,7 +148,7 @@ def _in_complete_epochs(
 class _Waiting:
     """Seconds between two looks for messages: growing while there are none."""
 
-    def __init__(self, cli: Cli) -> None:
+    def __init__(self, cli: CommandContext) -> None:
         self._cli, self._wait_s, self._is_reported = cli, 0.0, False
 
     @contextmanager

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sublet.cli.base import values
-from sublet.cli.base.command import Cli
+from sublet.cli.base.command import CommandContext
 from sublet.cli.groups.names import resolve_subscription
 from sublet_protocol.domain.errors import Conflict, NotFound, Unavailable
 
@@ -29,7 +29,7 @@ Force = Annotated[bool, typer.Option("--force", help="Also where no other node i
 
 
 def drain(
-    cli: Cli,
+    cli: CommandContext,
     node: NodeName,
     undo: Annotated[bool, typer.Option("--undo", help="Let it lead again.")] = False,
     wait: Wait = "60s",
@@ -72,7 +72,7 @@ def drain(
 
 
 def step_down(
-    cli: Cli,
+    cli: CommandContext,
     node: NodeName,
     group: Annotated[
         list[str] | None,
@@ -167,7 +167,9 @@ def _moved(led: list[LedGroup], new: dict[str, str | None]) -> str:
     return f"Of the {len(led)} groups it led, {taken} are led by others already; the rest are when a consumer asks."
 
 
-def _notify(cli: Cli, reported: dict[str, Any], led: list[LedGroup], new: dict[str, str | None], text: str) -> None:
+def _notify(
+    cli: CommandContext, reported: dict[str, Any], led: list[LedGroup], new: dict[str, str | None], text: str
+) -> None:
     if cli.json:
         groups = [{"subscription": each.subscription, "led_by": new[each.subscription]} for each in led]
         cli.print_json({**reported, "groups": groups})

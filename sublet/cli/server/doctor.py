@@ -6,17 +6,17 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from sublet.cli.base.command import Cli, command
+from sublet.cli.base.command import CommandContext, command
 from sublet_protocol.domain.errors import SubletError
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 
 if TYPE_CHECKING:
     import psycopg
 
-    from sublet_storage.doctor.checks import Finding
+    from sublet_storage.doctor.checks import DoctorFinding
 
 
-def doctor(cli: Cli) -> int:
+def doctor(cli: CommandContext) -> int:
     """Check the database, the nodes and the groups, and show what is wrong and the remedy.
 
     Nothing is changed; where payloads lie outside of the database an object is written and deleted, to see that it can
@@ -31,9 +31,9 @@ def doctor(cli: Cli) -> int:
     import psycopg
 
     from sublet_storage.db.connect import check_schema
-    from sublet_storage.doctor.checks import Finding, Severity, check_failed, run_checks
+    from sublet_storage.doctor.checks import DoctorFinding, Severity, check_failed, run_checks
 
-    findings: list[Finding] = []
+    findings: list[DoctorFinding] = []
     try:
         with cli.open_connection() as connection:
             findings.append(_schema(check_schema(connection)))
@@ -43,7 +43,7 @@ def doctor(cli: Cli) -> int:
         findings.append(check_failed("database", error))
     except SubletError as error:
         what, _, hint = str(error).partition(". ")
-        findings.append(Finding("database", Severity.ERROR, what, hint or None))
+        findings.append(DoctorFinding("database", Severity.ERROR, what, hint or None))
     is_well = all(finding.state is not Severity.ERROR for finding in findings)
     if cli.json:
         cli.print_json({"ok": is_well, "findings": [asdict(finding) for finding in findings]})
@@ -54,7 +54,7 @@ def doctor(cli: Cli) -> int:
     return 0 if is_well else 1
 
 
-def _payloads(connection: psycopg.Connection[Any]) -> list[Finding]:
+def _payloads(connection: psycopg.Connection[Any]) -> list[DoctorFinding]:
     import psycopg
 
     from sublet_storage.doctor import location_checks
@@ -66,14 +66,14 @@ def _payloads(connection: psycopg.Connection[Any]) -> list[Finding]:
         return [check_failed("payloads", error)]
 
 
-def _schema(version: str) -> Finding:
+def _schema(version: str) -> DoctorFinding:
     from sublet_storage.db.connect import SCHEMA_VERSION
-    from sublet_storage.doctor.checks import Finding, Severity
+    from sublet_storage.doctor.checks import DoctorFinding, Severity
 
     if version == SCHEMA_VERSION:
-        return Finding("database", Severity.OK, "it answers, and its tables are this release's")
+        return DoctorFinding("database", Severity.OK, "it answers, and its tables are this release's")
     detail = f"it answers; its tables are at {version}, newer than this release's {SCHEMA_VERSION}, and do for it"
-    return Finding(
+    return DoctorFinding(
         "database", Severity.WARNING, detail, "Finish the upgrade: bring every program to the newer release."
     )
 

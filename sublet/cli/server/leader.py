@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sublet.cli.base.command import Cli, command
+from sublet.cli.base.command import CommandContext, command
 from sublet.cli.base.json_logging import LogFormat, configure_json_logging
 from sublet_protocol.domain.errors import InvalidSetting, UsageError
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def leader(
-    cli: Cli,
+    cli: CommandContext,
     name: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="This node's name; no other running node may have it. Default: the host's."),
@@ -96,7 +96,7 @@ def leader(
 
 
 def migrate(
-    cli: Cli,
+    cli: CommandContext,
     to: Annotated[
         str | None, typer.Option("--to", metavar="VERSION", help="To this version of the schema. Default: the newest.")
     ] = None,
@@ -129,7 +129,9 @@ def migrate(
         cli.print_info(f"The schema {schema} is at version {now} (before: {before or 'no tables'}).")
 
 
-def _bring_up_to_date(cli: Cli, to: str | None = None, back: bool = False) -> tuple[str | None, str | None, str]:
+def _bring_up_to_date(
+    cli: CommandContext, to: str | None = None, back: bool = False
+) -> tuple[str | None, str | None, str]:
     """Return (version before, version now, schema). A database that was given is not checked first: it may be empty."""
     from sublet_storage.bootstrap.migrate import current_version, downgrade
     from sublet_storage.bootstrap.migrate import migrate as upgrade
@@ -147,7 +149,7 @@ def _bring_up_to_date(cli: Cli, to: str | None = None, back: bool = False) -> tu
         return change(database.url)
 
 
-def _announcer(cli: Cli, name: str) -> Callable[[str], None]:
+def _announcer(cli: CommandContext, name: str) -> Callable[[str], None]:
     def announce(text: str) -> None:
         if cli.json:
             cli.print_json({"node": name, "message": text})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sublet.cli.base import values
-from sublet.cli.base.command import Cli
+from sublet.cli.base.command import CommandContext
 from sublet.cli.spaces import payloads as space_payloads
 from sublet.cli.spaces.change import (
     Compression,
@@ -30,7 +30,7 @@ NONE = "none"
 
 
 def alter(
-    cli: Cli,
+    cli: CommandContext,
     name: Name,
     retention: Annotated[
         str | None, typer.Option(metavar="DURATION|none", help="Keep messages for so long; none: for ever.")
@@ -95,7 +95,7 @@ def alter(
     )
 
 
-def rollover(cli: Cli, name: Name) -> None:
+def rollover(cli: CommandContext, name: Name) -> None:
     """Begin new streams in a space, now.
 
     The old ones are closed. Publishers and consumers follow by themselves, and the order of each key is kept. With

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sublet.cli.base import values
-from sublet.cli.base.command import Cli
+from sublet.cli.base.command import CommandContext
 from sublet_protocol.domain.errors import PayloadUnavailable, UsageError
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def payload_changes(
     return found
 
 
-def warn_missing_directory(cli: Cli, space: Space, given: str | None) -> str | None:
+def warn_missing_directory(cli: CommandContext, space: Space, given: str | None) -> str | None:
     """Warn, and return what is to be done, where the directory that was just given is not on this machine; None where
     it is. It may be right: nodes may run elsewhere. S3 is not checked."""
     from sublet_storage.objects.location import parse_location
@@ -95,7 +95,7 @@ def warn_missing_directory(cli: Cli, space: Space, given: str | None) -> str | N
     return text
 
 
-def restore_all(cli: Cli, space_id: int) -> None:
+def restore_all(cli: CommandContext, space_id: int) -> None:
     """All that lies outside."""
     from sublet_storage.spaces.restore import restore_payloads
 

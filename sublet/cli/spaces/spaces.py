@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sublet.cli.base import values
-from sublet.cli.base.command import Cli, command, command_group
+from sublet.cli.base.command import CommandContext, command, command_group
 from sublet.cli.spaces import alter, drop
 from sublet.cli.spaces.change import (
     Compression,
@@ -23,7 +23,7 @@ from sublet.cli.spaces.change import (
 from sublet.cli.spaces.payloads import PayloadLocation, TierAfter, warn_missing_directory
 
 if TYPE_CHECKING:
-    from sublet_storage.spaces.drop_check import DroppedSpace
+    from sublet_storage.spaces.drop_check import RetainedDroppedSpace
 
 Filter = Annotated[str, typer.Argument(metavar="FILTER", help="Which topics: + is one level, # the rest. Quote it.")]
 Shards = Annotated[
@@ -44,7 +44,7 @@ Rollover = Annotated[
 
 
 def create(
-    cli: Cli,
+    cli: CommandContext,
     name: Name,
     filter: Filter,
     shards: Shards = "16",
@@ -82,7 +82,7 @@ def create(
     print_space(cli, space, text, warning=warn_missing_directory(cli, space, payload_location))
 
 
-def list_(cli: Cli) -> None:
+def list_(cli: CommandContext) -> None:
     """List the spaces and what they are set to.
 
     Behind them, those that were dropped and hold messages still: what is left, and until when.
@@ -124,7 +124,7 @@ def list_(cli: Cli) -> None:
         cli.print_table(("SPACE", "STATE", "FILTER", "MESSAGES>", "UNTIL"), left)
 
 
-def _left_as_json(one: DroppedSpace) -> dict[str, Any]:
+def _left_as_json(one: RetainedDroppedSpace) -> dict[str, Any]:
     left = {"dropped_at": _time(one.dropped_at), "messages": one.messages}
     return {
         **space_to_json(one.space),
@@ -134,7 +134,7 @@ def _left_as_json(one: DroppedSpace) -> dict[str, Any]:
     }
 
 
-def _until(one: DroppedSpace) -> str:
+def _until(one: RetainedDroppedSpace) -> str:
     return "for ever" if one.retained_until is None else _time(one.retained_until)
 
 
@@ -143,7 +143,9 @@ def _time(at: datetime) -> str:
 
 
 def reshard(
-    cli: Cli, name: Name, shards: Annotated[str, typer.Argument(metavar="SHARDS", help="The new number of streams.")]
+    cli: CommandContext,
+    name: Name,
+    shards: Annotated[str, typer.Argument(metavar="SHARDS", help="The new number of streams.")],
 ) -> None:
     """Give a space another number of streams.
 

@@ -30,8 +30,8 @@ from sublet_storage.groups.model.lending_row import (
     MICROSECONDS,
     TIMELINE_US,
     LendingRow,
+    LendingTransition,
     StreamFacts,
-    Transition,
     next_id,
     to_lending,
 )
@@ -372,7 +372,7 @@ class MemoryGroupStore:
         held = self._leaderships.get(leadership_id)
         return held is None or held.term != term or held.expires_us <= now
 
-    def _keep(self, ruling: Transition, term: int, now: int) -> None:
+    def _keep(self, ruling: LendingTransition, term: int, now: int) -> None:
         row = ruling.row
         self._lives[row.group_id].rows[row.stream_id] = row
         if ruling.event:

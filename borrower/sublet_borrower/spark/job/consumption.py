@@ -27,7 +27,7 @@ from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.spark.job import cluster_checks
 from sublet_borrower.spark.job.exception_transport import unpack
 from sublet_borrower.spark.job.status import ConsumptionStatus, TaskStatus
-from sublet_borrower.spark.job.task import Attempt, TaskSpec, TaskSummary, decode_summary, encode_summary, run
+from sublet_borrower.spark.job.task import TaskAttempt, TaskSpec, TaskSummary, decode_summary, encode_summary, run
 from sublet_protocol.domain.errors import Unavailable
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.bootstrap.database import open_database
@@ -63,7 +63,7 @@ def consume(
     whole_epochs: bool = False,
     retry_policy: RetryPolicy | None = None,
     settings: BorrowerSettings | None = None,
-    on_attempt: Callable[[Attempt], Any] | None = None,
+    on_attempt: Callable[[TaskAttempt], Any] | None = None,
     driver_host: str | None = None,
 ) -> Consumption:
     """Start `tasks` sessions in Spark's executors that call `fn(batch)`, and return at once.

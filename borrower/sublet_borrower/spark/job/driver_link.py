@@ -19,7 +19,7 @@ from sublet_borrower.util.network_loop import network_loop
 from sublet_protocol.messages.channel_messages import GroupEvent
 from sublet_protocol.pubsub.agent_side_events import ConnectionStatus
 from sublet_protocol.pubsub.agent_side_machine import AgentSideSettings
-from sublet_protocol.pubsub.model import DeliveredMessage
+from sublet_protocol.pubsub.model import SequencedMessage
 from sublet_protocol.pubsub.node_connection import NodeConnection
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class DriverLink:
         connection.send(self._report().encode(self._token))
         await connection.close(LAST_WORD_S)
 
-    def _received(self, delivery: DeliveredMessage) -> None:
+    def _received(self, delivery: SequencedMessage) -> None:
         if not isinstance(delivery.body, GroupEvent):
             return
         command = json.loads(delivery.body.payload).get("wish")

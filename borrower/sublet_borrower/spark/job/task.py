@@ -39,7 +39,7 @@ CALL_SHARE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class TaskAttempt:
     """Which attempt of which task this is. `session` is its name in the group; no other attempt anywhere has it."""
 
     partition: int
@@ -51,7 +51,7 @@ class Attempt:
 class TaskSummary:
     """How an attempt ended. `failure`: see `failures.pack`; None if it was drained."""
 
-    attempt: Attempt
+    attempt: TaskAttempt
     summary: RunSummary
     failure: bytes | None = None
 
@@ -75,7 +75,7 @@ class TaskSpec:
     policy: RetryPolicy
     settings: BorrowerSettings
     schema: str | None
-    on_attempt: Callable[[Attempt], Any] | None
+    on_attempt: Callable[[TaskAttempt], Any] | None
 
 
 def run(work: TaskSpec) -> TaskSummary:
@@ -85,7 +85,7 @@ def run(work: TaskSpec) -> TaskSummary:
     return run_attempt(work, _this_attempt(work))
 
 
-def run_attempt(work: TaskSpec, attempt: Attempt) -> TaskSummary:
+def run_attempt(work: TaskSpec, attempt: TaskAttempt) -> TaskSummary:
     """One attempt, from its first report to its last. What must not be tried again is returned, not raised.
 
     Raises SystemExit if the process was signalled to end meanwhile: see `shutdown_signals`.
@@ -95,17 +95,17 @@ def run_attempt(work: TaskSpec, attempt: Attempt) -> TaskSummary:
         return task.run(ending)
 
 
-def _this_attempt(work: TaskSpec) -> Attempt:
+def _this_attempt(work: TaskSpec) -> TaskAttempt:
     from pyspark import TaskContext
 
     context = TaskContext.get()
     assert context is not None
     partition, number = context.partitionId(), context.attemptNumber()
-    return Attempt(partition, number, f"{work.name}-p{partition}-a{number}-t{context.taskAttemptId()}")
+    return TaskAttempt(partition, number, f"{work.name}-p{partition}-a{number}-t{context.taskAttemptId()}")
 
 
 class _Task:
-    def __init__(self, work: TaskSpec, attempt: Attempt) -> None:
+    def __init__(self, work: TaskSpec, attempt: TaskAttempt) -> None:
         self._work, self._attempt = work, attempt
         self._summary = RunSummary()
         self._state = "opening"

@@ -20,7 +20,7 @@ from pyspark.sql.datasource import InputPartition
 
 from sublet_borrower.spark.common.database import check_socket_reachable, keep_server_running
 from sublet_borrower.spark.common.retry import retry_while_unavailable
-from sublet_borrower.util.worker_thread import WorkerThread
+from sublet_borrower.util.single_thread_executor import SingleThreadExecutor
 from sublet_protocol.domain.errors import NotFound, PoisonBlock, PositionBeyondHead, PositionGone, Unavailable
 from sublet_protocol.domain.topics import TopicFilter
 
@@ -136,10 +136,10 @@ def read_task(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.Recor
 
 
 @cache
-def _worker(pid: int) -> WorkerThread:
+def _worker(pid: int) -> SingleThreadExecutor:
     """One thread in each process, so that its connection is used for one thing after the other, also when a task ends
     in the midst of its pages."""
-    return WorkerThread("sublet reads ahead")
+    return SingleThreadExecutor("sublet reads ahead")
 
 
 def _read_range(partition: RangePartition, schema: pa.Schema) -> Iterator[list[pa.RecordBatch]]:

@@ -14,7 +14,7 @@ from sublet_storage.db.store_connection import Connection, TransactionRolledBack
 from sublet_storage.groups.coordinator import leadership, lending_rows
 from sublet_storage.groups.coordinator.lending_rows import Key
 from sublet_storage.groups.coordinator.stream_sync import NOTHING, SyncResult, sync_streams
-from sublet_storage.groups.coordinator.write_buffer import WriteBuffer
+from sublet_storage.groups.coordinator.write_buffer import WriteBatch
 from sublet_storage.groups.model.lending_row import LendingRow, StreamFacts, to_lending
 from sublet_storage.groups.model.lending_rules import apply_change
 from sublet_storage.groups.model.records import (
@@ -66,7 +66,7 @@ def commit_batch(
     findings = _Findings(found, facts, ancestors, busy, on_data_loss)
 
     valid = [w for w in batch if w.group_id in terms and _leads(terms[w.group_id], w)]
-    buffer = WriteBuffer(max((row.now_us for row in terms.values()), default=0))
+    buffer = WriteBatch(max((row.now_us for row in terms.values()), default=0))
     results = {w.group_id: tuple(_judge(change, w, findings, buffer) for change in w.changes) for w in valid}
     buffer.flush(connection)
     renewed = _renew(connection, [w for w in valid if w.sync_streams], on_data_loss, buffer)
@@ -96,7 +96,7 @@ def elect(connection: Connection, leadership_id: int, node: NodeRef, lease_s: fl
 
 
 def _result(
-    group_id: int, results: tuple[ChangeResult, ...], renewed: SyncResult, buffer: WriteBuffer
+    group_id: int, results: tuple[ChangeResult, ...], renewed: SyncResult, buffer: WriteBatch
 ) -> GroupWriteResult:
     lendings, epochs, desired_state = renewed
     return GroupWriteResult(
@@ -116,7 +116,7 @@ def _leads(row: leadership.LockedLeadership, writes: GroupWrites) -> bool:
     return row.is_alive and row.term == writes.term
 
 
-def _judge(change: LendingChange, writes: GroupWrites, findings: _Findings, buffer: WriteBuffer) -> ChangeResult:
+def _judge(change: LendingChange, writes: GroupWrites, findings: _Findings, buffer: WriteBatch) -> ChangeResult:
     key = (writes.group_id, change.stream_id)
     row = findings.rows.get(key)
     if row is None:
@@ -136,7 +136,7 @@ def _judge(change: LendingChange, writes: GroupWrites, findings: _Findings, buff
 
 
 def _renew(
-    connection: Connection, renewing: Sequence[GroupWrites], on_data_loss: Mapping[int, OnDataLoss], buffer: WriteBuffer
+    connection: Connection, renewing: Sequence[GroupWrites], on_data_loss: Mapping[int, OnDataLoss], buffer: WriteBatch
 ) -> dict[int, SyncResult]:
     if not renewing:
         return {}

@@ -19,7 +19,7 @@ from sublet_storage.db.clock import NOW
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.coordinator import consumed_frontiers, group_lifecycle, lending_rows
 from sublet_storage.groups.coordinator.lending_rows import FACTS, ROW, Key
-from sublet_storage.groups.coordinator.write_buffer import WriteBuffer
+from sublet_storage.groups.coordinator.write_buffer import WriteBatch
 from sublet_storage.groups.model.lending_row import to_lending
 from sublet_storage.groups.model.records import GroupDesiredState, Lending, LendingStatus, OnDataLoss
 from sublet_storage.groups.model.resets import close_out
@@ -82,7 +82,7 @@ class _Renewing:
 
 
 def sync_streams(
-    connection: Connection, terms: Mapping[int, int], on_data_loss: Mapping[int, OnDataLoss], buffer: WriteBuffer
+    connection: Connection, terms: Mapping[int, int], on_data_loss: Mapping[int, OnDataLoss], buffer: WriteBatch
 ) -> dict[int, SyncResult]:
     """Renew the groups {group_id: term}, whose leadership is locked; what each leader has to know now."""
     groups = _renewing(connection, terms)
@@ -151,7 +151,7 @@ def _add_streams(connection: Connection, groups: list[_Renewing], now_us: int) -
 
 
 def _tidy_up(
-    connection: Connection, terms: Mapping[int, int], on_data_loss: Mapping[int, OnDataLoss], buffer: WriteBuffer
+    connection: Connection, terms: Mapping[int, int], on_data_loss: Mapping[int, OnDataLoss], buffer: WriteBatch
 ) -> set[Key]:
     """Finish or block rows of closed streams; the keys of those that changed."""
     untidy = list(lending_rows.read_rows(connection.execute(_UNTIDY, {"groups": list(terms)})))

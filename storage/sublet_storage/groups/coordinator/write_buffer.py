@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.coordinator import lending_rows
 from sublet_storage.groups.model.history_records import to_history_record
-from sublet_storage.groups.model.lending_row import LendingRow, Transition
+from sublet_storage.groups.model.lending_row import LendingRow, LendingTransition
 from sublet_storage.groups.model.records import HistoryRecord
 
 
 @dataclass(slots=True)
-class WriteBuffer:
+class WriteBatch:
     """`now_us` is the time of all that it writes. `history_by_group`: the lines of history that it wrote so far, by
     group."""
 
@@ -22,7 +22,7 @@ class WriteBuffer:
     history: list[HistoryRecord] = field(default_factory=list)
     history_by_group: dict[int, list[HistoryRecord]] = field(default_factory=dict)
 
-    def add(self, before: LendingRow, ruling: Transition, term: int, *, moves: bool = False) -> None:
+    def add(self, before: LendingRow, ruling: LendingTransition, term: int, *, moves: bool = False) -> None:
         """Take over a ruling. `moves`: unless there is an event, it changed the position, and nothing else but what is
         consumed in whole epochs, or in doubt."""
         if ruling.event:

@@ -87,7 +87,7 @@ class HistoryEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class Transition:
+class LendingTransition:
     """The answer, the row as it is from now on, and the event if there is one to record."""
 
     outcome: ChangeOutcome
@@ -129,20 +129,24 @@ def is_of_former_timeline(grant_id: int, term: int) -> bool:
     return grant_id > 0 and grant_id // TIMELINE_US < term // TIMELINE_US
 
 
-def finish(row: LendingRow, position: int, reason: str, now_us: int) -> Transition:
+def finish(row: LendingRow, position: int, reason: str, now_us: int) -> LendingTransition:
     """End a grant because nothing is left to consume."""
     after = end_grant(row, LendingStatus.FINISHED, position, now_us)
-    return Transition(ChangeOutcome.APPLIED, after, history_event("finish", replace(row, position=position), reason))
+    return LendingTransition(
+        ChangeOutcome.APPLIED, after, history_event("finish", replace(row, position=position), reason)
+    )
 
 
-def finish_unlent(row: LendingRow, verdict: ChangeOutcome) -> Transition:
+def finish_unlent(row: LendingRow, verdict: ChangeOutcome) -> LendingTransition:
     """Finish a free row; it had no grant that could end, so its grant id stays."""
     taken_at = _taken_at(row)
     after = replace(row, status=LendingStatus.FINISHED, session=None, session_epoch=None, held_until_us=taken_at)
-    return Transition(verdict, after, history_event("finish", after, "nothing left"))
+    return LendingTransition(verdict, after, history_event("finish", after, "nothing left"))
 
 
-def end_unreadable(row: LendingRow, stream: StreamFacts, now_us: int, on_data_loss: OnDataLoss) -> Transition | None:
+def end_unreadable(
+    row: LendingRow, stream: StreamFacts, now_us: int, on_data_loss: OnDataLoss
+) -> LendingTransition | None:
     """What becomes of a row from whose position no borrower could read; None where it can."""
     twice = redelivery_end(row, stream) if row.status is LendingStatus.HELD else None
     if row.position > stream.head:
@@ -156,13 +160,13 @@ def end_unreadable(row: LendingRow, stream: StreamFacts, now_us: int, on_data_lo
     after = replace(
         end_grant(row, LendingStatus.FINISHED, stream.head, now_us), lost_message_count=row.lost_message_count + lost
     )
-    return Transition(ChangeOutcome.REFUSED, after, history_event("skip", row, f"{reason}; skipped"))
+    return LendingTransition(ChangeOutcome.REFUSED, after, history_event("skip", row, f"{reason}; skipped"))
 
 
-def block(row: LendingRow, reason: str, now_us: int, twice: int | None) -> Transition:
+def block(row: LendingRow, reason: str, now_us: int, twice: int | None) -> LendingTransition:
     """`twice`: up to where messages may be seen again, where a grant ends by it."""
     after = end_grant(row, LendingStatus.BLOCKED, row.position, now_us)
-    return Transition(ChangeOutcome.REFUSED, after, history_event("block", row, reason, twice))
+    return LendingTransition(ChangeOutcome.REFUSED, after, history_event("block", row, reason, twice))
 
 
 def end_grant(row: LendingRow, status: LendingStatus, position: int, now_us: int) -> LendingRow:

@@ -20,8 +20,8 @@ from typing import assert_never
 from sublet_storage.groups.model.lending_row import (
     MICROSECONDS,
     LendingRow,
+    LendingTransition,
     StreamFacts,
-    Transition,
     beyond_head_reason,
     block,
     end_grant,
@@ -60,7 +60,7 @@ def apply_change(
     term: int,
     now_us: int,
     on_data_loss: OnDataLoss = OnDataLoss.FAIL,
-) -> Transition:
+) -> LendingTransition:
     """Return what one change does, of the leader at that term. `held_back`: an ancestor of the stream has a row in this
     group that is not finished."""
     if isinstance(change, GrantStream):
@@ -68,7 +68,7 @@ def apply_change(
     if isinstance(change, UnreserveStream):
         return _unreserve(change, row, now_us)
     if row.status is not LendingStatus.HELD or row.grant_id != change.grant_id:
-        return Transition(ChangeOutcome.REFUSED, row)
+        return LendingTransition(ChangeOutcome.REFUSED, row)
     match change:
         case ReclaimStream():
             return _reclaim(change, row, stream, now_us)
@@ -79,16 +79,16 @@ def apply_change(
         case ForceRelease():
             return _force_release(change, row, stream, now_us)
         case RecordHistory():
-            return Transition(ChangeOutcome.APPLIED, row, history_event(change.event, row, change.reason))
+            return LendingTransition(ChangeOutcome.APPLIED, row, history_event(change.event, row, change.reason))
         case _:
             assert_never(change)
 
 
 def _grant(
     change: GrantStream, row: LendingRow, stream: StreamFacts, held_back: bool, now_us: int, on_data_loss: OnDataLoss
-) -> Transition:
+) -> LendingTransition:
     if held_back or not (row.status is LendingStatus.FREE or _is_reserved_for(row, change)):
-        return Transition(ChangeOutcome.REFUSED, row)
+        return LendingTransition(ChangeOutcome.REFUSED, row)
     if unreadable := end_unreadable(row, stream, now_us, on_data_loss):
         return unreadable
     if is_consumed(row.position, stream):
@@ -103,26 +103,26 @@ def _grant(
         session_epoch=change.session_epoch,
         held_until_us=None,
     )
-    return Transition(ChangeOutcome.APPLIED, after, history_event("grant", after, change.reason))
+    return LendingTransition(ChangeOutcome.APPLIED, after, history_event("grant", after, change.reason))
 
 
 def _is_reserved_for(row: LendingRow, change: GrantStream) -> bool:
     return row.status is LendingStatus.RESERVED and change.session is not None and row.session == change.session
 
 
-def _unreserve(change: UnreserveStream, row: LendingRow, now_us: int) -> Transition:
+def _unreserve(change: UnreserveStream, row: LendingRow, now_us: int) -> LendingTransition:
     is_due = change.is_forced or row.held_until_us is None or row.held_until_us <= now_us
     if row.status is not LendingStatus.RESERVED or row.grant_id != change.grant_id or not is_due:
-        return Transition(ChangeOutcome.REFUSED, row)
+        return LendingTransition(ChangeOutcome.REFUSED, row)
     after = replace(row, status=LendingStatus.FREE, session=None, session_epoch=None, held_until_us=None, in_doubt=None)
     doubt = row.pending_in_doubt
     until = None if doubt is None else max(doubt.end, doubt.consumed.upto if doubt.consumed is not None else 0)
-    return Transition(ChangeOutcome.APPLIED, after, history_event("unreserve", row, change.reason, until))
+    return LendingTransition(ChangeOutcome.APPLIED, after, history_event("unreserve", row, change.reason, until))
 
 
-def _reclaim(change: ReclaimStream, row: LendingRow, stream: StreamFacts, now_us: int) -> Transition:
+def _reclaim(change: ReclaimStream, row: LendingRow, stream: StreamFacts, now_us: int) -> LendingTransition:
     if row.agent != change.agent:
-        return Transition(ChangeOutcome.REFUSED, row)
+        return LendingTransition(ChangeOutcome.REFUSED, row)
     if furthest_offset(change) > stream.head:
         return block(row, beyond_head_reason(furthest_offset(change), stream), now_us, redelivery_end(row, stream))
     after = replace(
@@ -132,11 +132,11 @@ def _reclaim(change: ReclaimStream, row: LendingRow, stream: StreamFacts, now_us
         session_epoch=row.session_epoch if change.session_epoch is None else change.session_epoch,
     )
     if after == row:
-        return Transition(ChangeOutcome.APPLIED, row)
-    return Transition(ChangeOutcome.APPLIED, after, history_event("reclaim", after, "reclaimed by its agent"))
+        return LendingTransition(ChangeOutcome.APPLIED, row)
+    return LendingTransition(ChangeOutcome.APPLIED, after, history_event("reclaim", after, "reclaimed by its agent"))
 
 
-def _release(change: ReleaseStream, row: LendingRow, stream: StreamFacts, now_us: int) -> Transition:
+def _release(change: ReleaseStream, row: LendingRow, stream: StreamFacts, now_us: int) -> LendingTransition:
     if furthest_offset(change) > stream.head:
         return block(row, beyond_head_reason(furthest_offset(change), stream), now_us, redelivery_end(row, stream))
     position = max(row.position, change.position)
@@ -151,7 +151,7 @@ def _release(change: ReleaseStream, row: LendingRow, stream: StreamFacts, now_us
     return _end_of_grant("release", row, after, change.reason, until)
 
 
-def _force_release(change: ForceRelease, row: LendingRow, stream: StreamFacts, now_us: int) -> Transition:
+def _force_release(change: ForceRelease, row: LendingRow, stream: StreamFacts, now_us: int) -> LendingTransition:
     """Losses are counted only where there was a message to die of: an idle stream is never poisonous, nor is one that
     waits for epochs to be completed. What is reserved for a session's return is not blocked, however often that dies:
     it is granted to no other session, and what is done then must be the same again."""
@@ -167,7 +167,7 @@ def _force_release(change: ForceRelease, row: LendingRow, stream: StreamFacts, n
     return _end_of_grant("force_release", row, after, change.reason, redelivery_end(row, stream))
 
 
-def _poisoned(change: ReleaseStream, row: LendingRow, stream: StreamFacts, now_us: int) -> Transition:
+def _poisoned(change: ReleaseStream, row: LendingRow, stream: StreamFacts, now_us: int) -> LendingTransition:
     """Its holder has done all that lies before a block that nobody can decode."""
     if not change.skips:
         until = min(change.delivered_end, stream.head)
@@ -180,7 +180,7 @@ def _poisoned(change: ReleaseStream, row: LendingRow, stream: StreamFacts, now_u
         after = end_grant(counted, LendingStatus.FINISHED, change.poison, now_us)
     else:
         after = _free(counted, change.poison, now_us, change.reserve_s)
-    return Transition(ChangeOutcome.APPLIED, after, history_event("skip", row, reason))
+    return LendingTransition(ChangeOutcome.APPLIED, after, history_event("skip", row, reason))
 
 
 def _only_waits(row: LendingRow, stream: StreamFacts) -> bool:
@@ -188,7 +188,7 @@ def _only_waits(row: LendingRow, stream: StreamFacts) -> bool:
     return row.consumed is not None and row.consumed.lower is not None and row.consumed.lower == stream.lower
 
 
-def _end_of_grant(name: str, row: LendingRow, after: LendingRow, reason: str, until: int | None) -> Transition:
+def _end_of_grant(name: str, row: LendingRow, after: LendingRow, reason: str, until: int | None) -> LendingTransition:
     """A grant has ended. What is reserved is not seen twice: who did it, or did not, does it again himself."""
     ended = replace(row, position=after.position)
     if after.status is LendingStatus.RESERVED and after.in_doubt is not None:
@@ -196,8 +196,8 @@ def _end_of_grant(name: str, row: LendingRow, after: LendingRow, reason: str, un
         retained = (
             f"[{doubt.start}, {doubt.end}) is in doubt: kept for {doubt.hold_s:g} s for session {after.session!r}"
         )
-        return Transition(ChangeOutcome.APPLIED, after, history_event("reserve", ended, f"{reason}; {retained}"))
-    return Transition(ChangeOutcome.APPLIED, after, history_event(name, ended, reason, until))
+        return LendingTransition(ChangeOutcome.APPLIED, after, history_event("reserve", ended, f"{reason}; {retained}"))
+    return LendingTransition(ChangeOutcome.APPLIED, after, history_event(name, ended, reason, until))
 
 
 def _free(row: LendingRow, position: int, now_us: int, reserve_s: float) -> LendingRow:

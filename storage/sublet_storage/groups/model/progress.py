@@ -13,8 +13,8 @@ from sublet_protocol.domain.epochs import SMALLEST, ConsumedFrontier, LowerFront
 from sublet_protocol.domain.in_doubt import latest_in_doubt
 from sublet_storage.groups.model.lending_row import (
     LendingRow,
+    LendingTransition,
     StreamFacts,
-    Transition,
     beyond_head_reason,
     block,
     finish,
@@ -63,7 +63,7 @@ def initial_frontier(
     return LowerFrontier(((SMALLEST,) * len(begun.greatest[0]),)).after_completing(begun)
 
 
-def advance(change: AdvancePosition, row: LendingRow, stream: StreamFacts, now_us: int) -> Transition:
+def advance(change: AdvancePosition, row: LendingRow, stream: StreamFacts, now_us: int) -> LendingTransition:
     if furthest_offset(change) > stream.head:
         return block(row, beyond_head_reason(furthest_offset(change), stream), now_us, redelivery_end(row, stream))
     position = max(row.position, change.position)
@@ -72,8 +72,8 @@ def advance(change: AdvancePosition, row: LendingRow, stream: StreamFacts, now_u
         return finish(row, position, "consumed to its head", now_us)
     doubt = latest_in_doubt(change.in_doubt, row.in_doubt, row.grant_id)
     if doubt != row.in_doubt:
-        return Transition(ChangeOutcome.APPLIED, replace(row, position=position, in_doubt=doubt))
-    return Transition(ChangeOutcome.APPLIED, row if position == row.position else _moved(row, position))
+        return LendingTransition(ChangeOutcome.APPLIED, replace(row, position=position, in_doubt=doubt))
+    return LendingTransition(ChangeOutcome.APPLIED, row if position == row.position else _moved(row, position))
 
 
 def _moved(row: LendingRow, position: int) -> LendingRow:

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from sublet_storage.groups.model.lending_row import (
     LendingRow,
+    LendingTransition,
     StreamFacts,
-    Transition,
     end_grant,
     end_unreadable,
     finish_unlent,
@@ -20,7 +20,7 @@ from sublet_storage.groups.model.records import ChangeOutcome, LendingStatus, On
 
 def close_out(
     row: LendingRow, stream: StreamFacts, now_us: int, on_data_loss: OnDataLoss = OnDataLoss.FAIL
-) -> Transition | None:
+) -> LendingTransition | None:
     """What a renewal does to a row whose stream is closed: finish it, block it, or leave it (None)."""
     if row.status not in (LendingStatus.FREE, LendingStatus.HELD):
         return None
@@ -31,7 +31,7 @@ def close_out(
     return None
 
 
-def apply_reset(row: LendingRow, stream: StreamFacts, position: int, reason: str, now_us: int) -> Transition:
+def apply_reset(row: LendingRow, stream: StreamFacts, position: int, reason: str, now_us: int) -> LendingTransition:
     """An operator says where the group goes on. A grant in force ends by it, without its holder's word."""
     held = row.status is LendingStatus.HELD
     until = redelivery_end(row, stream) if held or row.pending_in_doubt is not None else None
@@ -39,6 +39,6 @@ def apply_reset(row: LendingRow, stream: StreamFacts, position: int, reason: str
     after = replace(end_grant(row, status, position, now_us), losses=0, lost_position=None, in_doubt=None)
     if held:
         after = replace(after, held_until_us=now_us)
-    return Transition(
+    return LendingTransition(
         ChangeOutcome.APPLIED, after, history_event("reset", replace(row, position=position), reason, until)
     )

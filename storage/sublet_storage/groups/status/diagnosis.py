@@ -25,7 +25,7 @@ _END_OF_BLOCK = re.compile(r"\bends before offset (\d+)\b")
 
 
 @dataclass(frozen=True, slots=True)
-class Diagnosis:
+class StallDiagnosis:
     """The reason in a name and in a sentence, and what to do about it, if anything is to be done."""
 
     reason: StallReason
@@ -43,10 +43,10 @@ class DiagnosisRule:
     hint: Callable[[GroupDiagnosisFacts, StreamDiagnosisFacts], str | None] = lambda group, stream: None
 
 
-def diagnose(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> Diagnosis:
+def diagnose(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> StallDiagnosis:
     """Why this stream stands still, or that it does not."""
     rule = next(rule for rule in RULES if rule.matches(group, stream))
-    return Diagnosis(rule.reason, rule.detail(group, stream), rule.hint(group, stream))
+    return StallDiagnosis(rule.reason, rule.detail(group, stream), rule.hint(group, stream))
 
 
 def _quoted(group: GroupDiagnosisFacts) -> str:

@@ -13,7 +13,7 @@ from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.coordinator import lending_rows
 from sublet_storage.groups.model.group_errors import stream_not_found_error
 from sublet_storage.groups.model.options import OnDataLoss
-from sublet_storage.groups.status.diagnosis import Diagnosis, diagnose
+from sublet_storage.groups.status.diagnosis import StallDiagnosis, diagnose
 from sublet_storage.groups.status.diagnosis_facts import (
     GroupDiagnosisFacts,
     ParentStream,
@@ -58,7 +58,7 @@ class StreamDiagnosis:
     """Why one stream stands still."""
 
     stream: StreamView
-    diagnosis: Diagnosis
+    diagnosis: StallDiagnosis
 
 
 @dataclass(frozen=True, slots=True)

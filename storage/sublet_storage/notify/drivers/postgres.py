@@ -25,7 +25,7 @@ from sublet_storage.db.connect import connect, schema_name
 from sublet_storage.notify.drivers.base import DriverCapabilities, OnConnected, OnLost, OnMessage
 from sublet_storage.notify.drivers.poll import NoPushSender
 from sublet_storage.util.retry import Backoff
-from sublet_storage.util.threads import DriverThread
+from sublet_storage.util.threads import StoppableThread
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ def start_listening(connection: psycopg.Connection[Any], channel: str) -> None:
     connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
 
 
-def receive_payloads(connection: psycopg.Connection[Any], thread: DriverThread) -> Iterator[bytes]:
+def receive_payloads(connection: psycopg.Connection[Any], thread: StoppableThread) -> Iterator[bytes]:
     """Yield what a listening connection receives, until the thread is to stop. Raise `psycopg.OperationalError`."""
     waiting = select.poll()
     waiting.register(connection.fileno(), select.POLLIN)
@@ -120,7 +120,7 @@ class PostgresSender:
         self._sender.stop()
 
 
-class _Sender(DriverThread):
+class _Sender(StoppableThread):
     """Says NOTIFY, and tries again while the database is away."""
 
     def __init__(self, url: str, channel: str) -> None:
@@ -207,7 +207,7 @@ class _Sender(DriverThread):
             self._changed.notify_all()
 
 
-class PostgresReceiver(DriverThread):
+class PostgresReceiver(StoppableThread):
     """Listens, and again when the connection was lost."""
 
     endpoint = ENDPOINT

@@ -21,7 +21,7 @@ from zmq.utils.monitor import recv_monitor_message
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_storage.notify.drivers.base import DriverCapabilities, OnConnected, OnLost, OnMessage
 from sublet_storage.notify.drivers.poll import NoPushSender
-from sublet_storage.util.threads import DriverThread
+from sublet_storage.util.threads import StoppableThread
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class ZmqSender:
         return node
 
 
-class ZmqReceiver(DriverThread):
+class ZmqReceiver(StoppableThread):
     """A port that takes messages."""
 
     def __init__(self, host: str, on_message: OnMessage, on_connected: OnConnected, on_lost: OnLost) -> None:

@@ -11,7 +11,7 @@ from sublet_protocol.domain.epochs import Epoch
 from sublet_storage.log.block import PackedBlock, pack
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 from sublet_storage.producer.batches.input_conversion import MESSAGE_OVERHEAD_BYTES
-from sublet_storage.producer.delivery import DeliveryState, Rows, Span
+from sublet_storage.producer.delivery import DeliveredSpan, DeliveryState, Rows
 
 Header = tuple[str, bytes | None]
 
@@ -107,7 +107,7 @@ class PendingBlock:
     def complete(self, first_offset: int) -> None:
         """Settle every ticket with the offsets of its messages."""
         for piece in self.pieces:
-            piece.ticket.complete_span(Span(self.stream_id, first_offset, piece.rows))
+            piece.ticket.complete_span(DeliveredSpan(self.stream_id, first_offset, piece.rows))
             first_offset += piece.count
 
     def fail(self, error: Exception) -> None:

@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 _Piece: TypeAlias = "tuple[Future[Any], Callable[[], Any]]"
 
 
-class WorkerThread:
+class SingleThreadExecutor:
     """Does one piece of work after the other, in the order of `submit`.
 
     Its thread begins with the first piece and ends with `stop`, or when the worker is garbage. It is a daemon: a

@@ -30,7 +30,7 @@ from sublet_protocol.messages.feed import (
 from sublet_storage.producer.batches.message_accumulator import PendingBlock, PendingRows
 from sublet_storage.producer.batches.routing_table import RoutedRows as Routed
 from sublet_storage.producer.batches.routing_table import RoutingTable
-from sublet_storage.producer.delivery import Rows, Span
+from sublet_storage.producer.delivery import DeliveredSpan, Rows
 from sublet_storage.producer.send_buffer import SendBuffer
 from sublet_storage.util.retry import Backoff, call_with_retry
 
@@ -44,7 +44,7 @@ _ENVELOPE_BYTES = 64 * 1024
 """Left for what Arrow adds to the columns."""
 
 
-class SingleRoute(RoutingTable):
+class SingleNodeRoute(RoutingTable):
     """Where a node will put it is the node's to know: here all goes one way, in order."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class SingleRoute(RoutingTable):
         return "none"
 
 
-class FeedSender(threading.Thread):
+class NodePublishSender(threading.Thread):
     """Runs until the buffer is closed and empty."""
 
     def __init__(self, nodes: Sequence[str], buffer: SendBuffer, delivery_timeout_s: float) -> None:
@@ -187,7 +187,7 @@ def _store(part: PublishedSpan, pieces: Iterable[PendingRows]) -> None:
         low, high = bisect_left(part.rows, start), bisect_left(part.rows, end)
         if low < high:
             rows = _rows(piece.rows, part.rows[low:high], start)
-            piece.ticket.complete_span(Span(part.stream_id, part.first_offset + low, rows))
+            piece.ticket.complete_span(DeliveredSpan(part.stream_id, part.first_offset + low, rows))
         start = end
 
 
