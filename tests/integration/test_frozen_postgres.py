@@ -28,6 +28,7 @@ from tests.integration.feed_kit import address_of
 from tests.integration.log_kit import put, stream_of
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet
+from tests.postgres_proxy import PostgresProxy
 
 WAIT_S = 60.0
 GROUP = "$share/g/#"
@@ -139,12 +140,13 @@ def no_threads_left() -> bool:
 
 
 @pytest.mark.parametrize("size", [10, 900_000], ids=["waiting for an answer", "in the middle of sending"])
-def test_close_returns_and_says_what_failed(database: str, conn: psycopg.Connection[Any], size: int) -> None:
-    publisher = Publisher(database)
-    publisher.publish("t", b"first").result(20)
-    with frozen(conn, "sublet publisher"):
+def test_close_returns_and_says_what_failed(database: str, untold: None, size: int) -> None:
+    with PostgresProxy(database) as proxy:
+        publisher = Publisher(proxy.url)
+        publisher.publish("t", b"first").result(20)
+        proxy.freeze(after=0)
         sent = [publisher.publish(f"t/{index}", os.urandom(size)) for index in range(10)]
-        time.sleep(0.5)  # the first of them are under way by then
+        assert proxy.frozen.wait(60), "nothing was sent"
         later = publisher.publish("t", b"later")
         reported = (
             r"before the publisher was closed that it is stored, and given up: it had not answered yet\. It may be"

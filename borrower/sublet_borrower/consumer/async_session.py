@@ -273,7 +273,7 @@ def _in_transaction(session: Session, work: Callable[[psycopg.Connection[Any]], 
 def _not_here(batch: Batch) -> NoReturn:
     raise UsageError(
         f"{batch!r} is of an AsyncSession, whose transactions would hold up the event loop:"
-        " write `await session.transact(work, batch)`, where work(connection) is a plain function."
+        " write `await session.run_in_transaction(work, batch)`, where work(connection) is a plain function."
     )
 
 
