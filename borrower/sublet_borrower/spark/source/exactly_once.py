@@ -49,10 +49,8 @@ class Guard:
     """Of one query: `checkpoint` is its `checkpointLocation`, `url` or `data_dir` the database that its source reads
     from. For the driver; not thread-safe."""
 
-    def __init__(
-        self, checkpoint_reader: Path | str, url: str | None = None, *, data_dir: Path | str | None = None
-    ) -> None:
-        self._checkpoint, self._url, self._data_dir = str(checkpoint_reader).rstrip("/"), url, data_dir
+    def __init__(self, checkpoint: Path | str, url: str | None = None, *, data_dir: Path | str | None = None) -> None:
+        self._checkpoint, self._url, self._data_dir = str(checkpoint).rstrip("/"), url, data_dir
         self._opened = contextlib.ExitStack()
         self._reconnecting = ReconnectingConnection(self._connect)
 
