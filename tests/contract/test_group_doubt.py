@@ -172,8 +172,11 @@ def test_a_plan_that_is_done_is_remembered(world: World) -> None:
 
 
 def test_what_was_never_begun_is_taken_back(world: World) -> None:
+    """By the next process of the session, under the next grant."""
     etl = Etl(world)
-    nothing = InDoubtRange(etl.grant_id, 2, 2, HOLD_S)
+    assert etl.end().status is RESERVED
+    etl.grant_id = etl.apply(grant_to(etl.stream, "etl", 8)).grant_id
+    nothing = InDoubtRange(etl.grant_id, 2, 2, 0.0)
     assert etl.apply(AdvancePosition(etl.stream, etl.grant_id, 2, in_doubt=nothing)).pending_in_doubt is None
     assert etl.end().status is FREE
 

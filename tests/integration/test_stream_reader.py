@@ -329,7 +329,7 @@ def test_a_batch_has_as_many_tasks_as_are_asked_for(
     run.until(40)
     assert checkpoint.values() == values
     if option == "minPartitions":
-        assert max(counts) == 7
+        assert max(counts) >= 7, "as few as that, or more, where they divide so"
     else:
         assert set(counts) == {1}
         assert max(len(offset["streams"]) for offset in checkpoint.offsets) > 1
