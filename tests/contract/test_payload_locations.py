@@ -286,6 +286,7 @@ def test_who_may_not_write_there_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize("point", ["intended", "written", "named"])
+@pytest.mark.long
 def test_a_mover_that_is_killed_loses_nothing(
     database: str, conn: Connection, world: PlaceWorld, space: Space, stream: int, point: str
 ) -> None:
@@ -306,6 +307,7 @@ def test_a_mover_that_is_killed_loses_nothing(
 
 @pytest.mark.conforms("W4")
 @pytest.mark.parametrize("point", ["dropped", "deleted"])
+@pytest.mark.long
 def test_retention_that_is_killed_leaves_no_object(
     database: str, conn: Connection, world: PlaceWorld, space: Space, stream: int, point: str
 ) -> None:

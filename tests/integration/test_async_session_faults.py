@@ -128,6 +128,7 @@ async def test_a_session_that_cannot_open_leaves_no_thread() -> None:
 
 @pytest.mark.conforms("E16")
 @in_a_loop
+@pytest.mark.long
 async def test_a_killed_leader_loses_and_repeats_nothing(scene: Scene) -> None:
     seen = [Seen(), Seen()]
     sessions = [scene.session(), scene.session()]
@@ -147,6 +148,7 @@ async def test_a_killed_leader_loses_and_repeats_nothing(scene: Scene) -> None:
 
 @pytest.mark.conforms("E29")
 @in_a_loop
+@pytest.mark.long
 async def test_a_batch_in_store_waits_for_a_leaders_word(scene: Scene) -> None:
     """One that was fetched and that nobody has taken is not given out when the last word of a leader is too old."""
     async with scene.session(auto_ack=False) as session:

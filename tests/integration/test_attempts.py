@@ -90,6 +90,7 @@ docs/heartbeats.md promises of a call that holds the interpreter."""
 
 @pytest.mark.conforms("E28")
 @pytest.mark.parametrize(("work", "seconds"), [("sleep", 1.5 * LONGEST_S), ("hold", HOLD_S)])
+@pytest.mark.long
 def test_a_long_call_costs_nothing(place: Place, work: str, seconds: float) -> None:
     assert seconds > BORROWER.ping_timeout_s
     place.attempt("a", work, seconds)
@@ -102,6 +103,7 @@ def test_a_long_call_costs_nothing(place: Place, work: str, seconds: float) -> N
     assert len(place.fleet.delivered()) == 1
 
 
+@pytest.mark.long
 def test_one_that_holds_it_longer_is_evicted(place: Place) -> None:
     place.attempt("a", "hold", 2 * LEADER.eviction_timeout_s)
     before = place.scene.grants()
@@ -139,6 +141,7 @@ def test_a_process_told_to_end_hands_over_exactly(place: Place, number: signal.S
 
 @pytest.mark.conforms("E25")
 @pytest.mark.parametrize("work", ["sleep", "dodge"])
+@pytest.mark.long
 def test_a_call_that_takes_too_long_is_cut_off(place: Place, work: str) -> None:
     """Its stream alone may repeat."""
     process = place.attempt("a", work, 3 * BORROWER.unsubscribe_timeout_s)

@@ -164,6 +164,7 @@ SKIPPED: list[tuple[list[Any], dict[str, str], str]] = [
 
 
 @pytest.mark.parametrize(("filters", "options", "unwanted"), SKIPPED, ids=[unwanted[:40] for _, _, unwanted in SKIPPED])
+@pytest.mark.long
 def test_unwanted_blocks_are_not_fetched(
     world: str, traps: Callable[[str], int], filters: list[Any], options: dict[str, Any], unwanted: str
 ) -> None:

@@ -147,6 +147,7 @@ def test_memory_of_subscriptions(page: Path) -> None:
     assert "call" not in many
 
 
+@pytest.mark.long
 def test_what_the_server_is_asked_for(page: Path) -> None:
     volume.main(arguments(page, "--messages", "2000", "--idle", "0.2"))
     found = {one["what"]: one for one in figures(page, "What the server is asked for")["figures"]}

@@ -122,6 +122,7 @@ def test_describe_tells_who_holds_what(shell: Shell) -> None:
 
 
 @pytest.mark.conforms("A2")
+@pytest.mark.long
 def test_members_that_hold_nothing_stand_by(shell: Shell) -> None:
     shell.run("spaces", "reshard", "default", "1")
     node = shell.leader("n1")
@@ -175,6 +176,7 @@ def test_max_acknowledges_exactly_what_was_printed(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.long
 def test_an_interrupted_publish_keeps_what_it_has_read(shell: Shell, number: signal.Signals, code: int) -> None:
     publishing = shell.start("publish", "a", "--json", stdin=subprocess.PIPE)
     publishing.stdin.write(b"".join(b"%d\n" % n for n in range(1000)) + b"half a li")

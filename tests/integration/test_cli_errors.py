@@ -127,6 +127,7 @@ def test_a_group_may_be_named_as_it_is_printed(shell: Shell, database: str) -> N
 
 
 @pytest.mark.conforms("A9")
+@pytest.mark.long
 def test_a_consumer_joins_the_group_that_was_printed(shell: Shell, database: str) -> None:
     printed, literal = "$share/a\\u202eb/#", "$share/c\\u202ed/#"
     store = PostgresGroupStore(database)
@@ -339,6 +340,7 @@ def test_a_consumer_without_a_leader_says_so(shell: Shell) -> None:
 
 
 @pytest.mark.conforms("E30", "A9")
+@pytest.mark.long
 def test_of_two_consumers_of_a_name_the_older_ends(shell: Shell) -> None:
     shell.leader("n1")
     older = shell.start("consume", "$share/g/#", "--name", "etl")

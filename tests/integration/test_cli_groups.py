@@ -78,6 +78,7 @@ def test_a_group_may_begin_at_a_time(shell: Shell, database: str) -> None:
 
 
 @pytest.mark.conforms("E23", "A9")
+@pytest.mark.long
 def test_deleting_a_group_ends_its_members(shell: Shell) -> None:
     shell.leader("n1")
     consumer = shell.start("consume", GROUP, "--name", "worker-1", "--json")

@@ -36,6 +36,7 @@ def consumed(consumers: dict[str, Running], count: int) -> None:
     assert {consumer.out.count("\n") for consumer in consumers.values()} == {count}
 
 
+@pytest.mark.long
 def test_nodes_hand_over_unnoticed(database: str, shell: Shell) -> None:
     nodes = {name: shell.leader(name) for name in ("n1", "n2")}
     consumers = {group: shell.start("consume", group, "--from", "earliest", "--json") for group in GROUPS}

@@ -34,6 +34,7 @@ def held(url: str) -> int:
 
 
 @pytest.mark.conforms("A5")
+@pytest.mark.long
 def test_a_paused_group_goes_on_where_it_was(shell: Shell, orders: str, fleet: Fleet) -> None:
     consumer = NumberConsumer(orders)
     with consumer.session:
@@ -61,6 +62,7 @@ def test_a_paused_group_goes_on_where_it_was(shell: Shell, orders: str, fleet: F
 
 
 @pytest.mark.conforms("A5")
+@pytest.mark.long
 def test_a_reset_waits_for_members_to_hand_over(shell: Shell, orders: str, fleet: Fleet) -> None:
     consumer = NumberConsumer(orders, max_batch_bytes=1)
     with consumer.session:
@@ -118,6 +120,7 @@ def test_history_says_who_gave_an_order(shell: Shell, orders: str) -> None:
 
 
 @pytest.mark.conforms("A5")
+@pytest.mark.long
 def test_of_two_resets_at_once_the_second_is_refused(shell: Shell, orders: str, fleet: Fleet) -> None:
     consumer = NumberConsumer(orders, max_batch_bytes=1)
     with consumer.session, connect(orders) as conn:

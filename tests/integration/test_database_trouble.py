@@ -100,6 +100,7 @@ def test_all_wait_for_the_database_and_go_on(stage: Stage, network: ExitStack) -
 
 
 @pytest.mark.conforms("E16")
+@pytest.mark.long
 def test_a_node_ends_though_the_database_is_silent(stage: Stage, network: ExitStack) -> None:
     way = network.enter_context(PostgresProxy(stage.scene.url))
     stage.serve("n1", url=way.url)

@@ -168,6 +168,7 @@ def test_the_watchdog_looks_again_before_it_stops(home: Path, user: Callable[[],
     eventually(lambda: not answers(url))
 
 
+@pytest.mark.long
 def test_a_killed_server_that_nobody_reaps_is_replaced(home: Path) -> None:
     """In a container whose first process does not reap, the dead postmaster keeps its process id for ever."""
     story = """
@@ -266,6 +267,7 @@ def test_roots_default_directory_is_exchanged(
 
 
 @for_root
+@pytest.mark.long
 def test_binaries_that_only_root_can_reach_are_copied(home: Path) -> None:
     import importlib.util
 

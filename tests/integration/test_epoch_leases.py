@@ -66,6 +66,7 @@ def frontier(database: str) -> tuple[tuple[int, ...], ...]:
 
 @pytest.mark.conforms("S9")
 @pytest.mark.usefixtures("fleet")
+@pytest.mark.long
 def test_a_frozen_publisher_finds_its_epochs_closed(database: str) -> None:
     with story(database) as process:
         process.send_signal(signal.SIGSTOP)
@@ -75,6 +76,7 @@ def test_a_frozen_publisher_finds_its_epochs_closed(database: str) -> None:
 
 
 @pytest.mark.usefixtures("fleet")
+@pytest.mark.long
 def test_a_living_publisher_keeps_its_epochs(database: str) -> None:
     with story(database) as process, connect(database) as conn:
 

@@ -471,6 +471,7 @@ def test_an_advance_behind_a_broken_batch_ends(database: str, space: int, monkey
 
 
 @pytest.mark.conforms("S9")
+@pytest.mark.long
 def test_an_advance_waits_for_rerouted_messages(database: str, conn: psycopg.Connection[Any], space: int) -> None:
     with Publisher(database, space="default", linger_ms=10_000) as publisher:
         publisher.in_epoch(3).publish("t", b"in the parent").result()

@@ -23,6 +23,7 @@ RIGHT: dict[str, list[int]] = {
 SOURCE = pa.table({"hour": [1, 1, 2], "row": [0, 1, 2], "distance": [10, 20, 30]})
 
 
+@pytest.mark.long
 def test_hourly_closing() -> None:
     command = [sys.executable, "-m", "examples.hourly_closing", "2"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=115)

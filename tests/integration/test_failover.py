@@ -134,6 +134,7 @@ def database(pair: Pair) -> str:
 
 
 @pytest.mark.conforms("P10")
+@pytest.mark.long
 def test_the_former_timeline_is_fenced(pair: Pair) -> None:
     groups = PostgresGroupStore(pair.url)
     with connect(pair.url) as conn:
@@ -223,6 +224,7 @@ AHEAD_S = 86_400.0
 
 @pytest.mark.conforms("E13", "E34", "P10")
 @pytest.mark.parametrize("led", [True, False])
+@pytest.mark.long
 def test_a_standby_a_day_behind_gives_no_id_twice(pair: Pair, led: bool) -> None:
     """It has neither what was given last nor a clock that says so: also of a group, a stream and a producer of which it
     has nothing yet. `led`: it knows of a leader."""
@@ -294,6 +296,7 @@ def test_consumers_and_publishers_go_on(pair: Pair) -> None:
 
 
 @pytest.mark.conforms("P10")
+@pytest.mark.long
 def test_a_publisher_whose_stream_was_lost_is_fenced(pair: Pair, fleet: Fleet) -> None:
     """A stream that was opened last is missing on the new timeline, and its number may become another's."""
     address = address_of(fleet.nodes["n1"])
@@ -315,6 +318,7 @@ def test_a_publisher_whose_stream_was_lost_is_fenced(pair: Pair, fleet: Fleet) -
 
 
 @pytest.mark.conforms("E35", "P10")
+@pytest.mark.long
 def test_a_lost_transaction_is_not_taken_for_done(pair: Pair, tmp_path: Path) -> None:
     """Of a single message: where it begins is one before where it ends. The node reaches the primary by another way."""
     fleet = Fleet(pair.primary.url, tmp_path)

@@ -228,6 +228,7 @@ def test_waiters_go_on_when_their_nodes_are_killed(database: str, fleet: Fleet) 
 
 
 @pytest.mark.conforms("P6")
+@pytest.mark.long
 def test_a_frozen_node_is_left_for_another(
     fleet: Fleet, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

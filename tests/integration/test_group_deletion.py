@@ -31,6 +31,7 @@ def living(stage: Stage) -> int:
 
 @pytest.mark.conforms("E23", "E30")
 @pytest.mark.parametrize("leader_lives", [True, False], ids=["its leader lives", "its leader dies"])
+@pytest.mark.long
 def test_a_deleted_group_ends_its_members(stage: Stage, leader_lives: bool) -> None:
     """Where the leader dies, the members ask a node that has never heard of the group."""
     stage.serve("n1", "n2")
@@ -72,6 +73,7 @@ def test_a_group_made_again_begins_anew(stage: Stage) -> None:
 
 
 @pytest.mark.conforms("E10")
+@pytest.mark.long
 def test_a_named_session_gets_its_own_streams_again(stage: Stage) -> None:
     stage.scene.store.declare_group(SHARED, STORED)
     stage.serve("n1", "n2")
@@ -98,6 +100,7 @@ def test_a_named_session_gets_its_own_streams_again(stage: Stage) -> None:
 
 
 @pytest.mark.conforms("E30", "E11")
+@pytest.mark.long
 def test_the_newer_of_two_of_a_name_fences_the_older(stage: Stage) -> None:
     stage.scene.store.declare_group(SHARED, STORED)
     stage.serve("n1", "n2")

@@ -140,6 +140,7 @@ def sunk(conn: psycopg.Connection[Any]) -> list[bytes]:
 
 @pytest.mark.conforms("E26", "E27")
 @pytest.mark.parametrize("point", POINTS)
+@pytest.mark.long
 def test_a_query_that_dies_writes_everything_once(
     url: str, guarded: Make, conn: psycopg.Connection[Any], point: str
 ) -> None:
@@ -165,6 +166,7 @@ def test_what_is_written_is_not_in_doubt(url: str, guarded: Make, conn: psycopg.
 
 
 @pytest.mark.conforms("E26", "E27")
+@pytest.mark.long
 def test_with_a_guard_nothing_needs_to_be_kept(url: str, guarded: Make, conn: psycopg.Connection[Any]) -> None:
     ours = Checkpoint()
     values = publish(url, 0, 30)
@@ -184,6 +186,7 @@ def test_with_a_guard_nothing_needs_to_be_kept(url: str, guarded: Make, conn: ps
 
 @pytest.mark.conforms("E27")
 @pytest.mark.parametrize("first", ["older", "newer"])
+@pytest.mark.long
 def test_of_two_checkpoint_copies_one_writes(
     url: str, guarded: Make, conn: psycopg.Connection[Any], first: str
 ) -> None:
@@ -255,6 +258,7 @@ def slow_commit(conn: psycopg.Connection[Any]) -> None:
 
 @pytest.mark.conforms("E35")
 @pytest.mark.parametrize("way", ["at once", "by the next process", "at once, while it is still being committed"])
+@pytest.mark.long
 def test_a_commit_whose_answer_was_lost_is_found_out(
     url: str, guarded: Make, conn: psycopg.Connection[Any], tmp_path: Path, way: str
 ) -> None:
@@ -279,6 +283,7 @@ def test_a_commit_whose_answer_was_lost_is_found_out(
 
 
 @pytest.mark.conforms("E36")
+@pytest.mark.long
 def test_a_frozen_driver_gives_its_streams_up(
     url: str, guarded: Make, conn: psycopg.Connection[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,6 +313,7 @@ def test_a_frozen_driver_gives_its_streams_up(
 
 @pytest.mark.conforms("S11")
 @pytest.mark.parametrize("point", ["read", "sunk", "committed"])
+@pytest.mark.long
 def test_batches_of_whole_epochs_are_written_once(
     url: str, guarded: Make, conn: psycopg.Connection[Any], point: str
 ) -> None:
@@ -358,6 +364,7 @@ def roll_back(connection: object) -> None:
     ],
     ids=["commit", "rollback", "another transaction", "a silent rollback"],
 )
+@pytest.mark.long
 def test_a_block_that_ends_itself_is_not_done(
     guard: Guard, conn: psycopg.Connection[Any], end: Block, said: str
 ) -> None:
@@ -367,6 +374,7 @@ def test_a_block_that_ends_itself_is_not_done(
 
 
 @pytest.mark.conforms("E26", "E27")
+@pytest.mark.long
 def test_a_checkpoint_belongs_to_one_session(
     unwritten: Checkpoint, guarded: Make, conn: psycopg.Connection[Any]
 ) -> None:
@@ -390,6 +398,7 @@ def test_an_empty_batch_does_nothing_of_others(
 
 
 @pytest.mark.conforms("E27")
+@pytest.mark.long
 def test_what_is_written_last_is_not_planned_again(
     url: str, guarded: Make, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,7 @@ def post(
 
 
 @pytest.mark.conforms("A2", "A7", "A9")
+@pytest.mark.long
 def test_any_node_tells_of_any_group(stage: Stage, shell: Shell) -> None:
     nodes = {name: served(stage, name) for name in ("n1", "n2")}
     stage.share("a", "b")

@@ -42,6 +42,7 @@ def ask(pool: HttpConnections, statement: str = "select 1") -> Any:
     return row[0]
 
 
+@pytest.mark.long
 def test_a_connection_is_set_up_as_all_of_ours_are(database: str) -> None:
     other = database + ("&" if "?" in database else "?")
     with a_pool(other + r"options=-c%20default_transaction_isolation%3Dserializable") as pool:
@@ -67,6 +68,7 @@ def test_an_ended_connection_is_made_anew(database: str, conn: psycopg.Connectio
         assert ask(pool) == 1
 
 
+@pytest.mark.long
 def test_beyond_a_few_connections_one_is_refused(database: str, conn: psycopg.Connection[Any]) -> None:
     with a_pool(database) as pool, ThreadPoolExecutor(ASKERS) as threads, ExitStack() as stack:
         held = [stack.enter_context(pool.connection()) for _ in range(MAX_CONNECTIONS)]
@@ -80,6 +82,7 @@ def test_beyond_a_few_connections_one_is_refused(database: str, conn: psycopg.Co
         assert waiting.result() == 1
 
 
+@pytest.mark.long
 def test_without_a_database_one_is_told_why(database: str) -> None:
     with PostgresProxy(database) as way, a_pool(way.url) as pool:
         assert ask(pool) == 1
@@ -100,6 +103,7 @@ def answer(pool: HttpConnections) -> Any:
     return None
 
 
+@pytest.mark.long
 def test_a_silent_database_holds_nobody_up(database: str) -> None:
     with PostgresProxy(database) as way, a_pool(way.url) as pool:
         assert ask(pool) == 1

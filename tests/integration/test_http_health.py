@@ -55,6 +55,7 @@ def test_a_probe_sees_the_database_go_and_return(stage: Stage) -> None:
 
 
 @pytest.mark.conforms("A8")
+@pytest.mark.long
 def test_a_probe_sees_that_a_lease_is_denied_and_why(stage: Stage) -> None:
     node = served(stage)
     eventually(lambda: state_of(node) == (200, "ok", True), WAIT_S, stage.said)
@@ -87,6 +88,7 @@ def test_a_probe_sees_that_a_lease_is_denied_and_why(stage: Stage) -> None:
 
 
 @pytest.mark.conforms("A8")
+@pytest.mark.long
 def test_a_probe_sees_a_group_without_a_leader(stage: Stage) -> None:
     stage.serve("n1")
     stage.share("a")

@@ -235,6 +235,7 @@ def trickle(connection: socket.socket, stop: threading.Event) -> None:
             connection.sendall(b"x")
 
 
+@pytest.mark.long
 def test_who_trickles_a_request_is_let_go(port: Port) -> None:
     stop = threading.Event()
     with ExitStack() as stack:
@@ -253,6 +254,7 @@ def test_who_trickles_a_request_is_let_go(port: Port) -> None:
     assert parse(port.say(GET + b"\r\n")).body == b"hello"
 
 
+@pytest.mark.long
 def test_whoever_does_not_take_his_answer_is_let_go(port: Port) -> None:
     with closing(port.connect(receive_buffer=4096)) as connection:
         me = connection.getsockname()

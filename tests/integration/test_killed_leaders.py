@@ -40,6 +40,7 @@ def test_leaders_lost_in_turn_cost_nothing(stage: Stage, frozen: bool) -> None:
 
 
 @pytest.mark.conforms("E16", "E28")
+@pytest.mark.long
 def test_a_running_call_survives_its_leader(stage: Stage) -> None:
     """The call lasts until its stream has been reclaimed from the next leader, and longer."""
     stage.serve("n1", "n2")
@@ -62,6 +63,7 @@ def test_a_running_call_survives_its_leader(stage: Stage) -> None:
 
 
 @pytest.mark.conforms("E31", "E8")
+@pytest.mark.long
 def test_who_leaves_without_a_leader_hands_over(stage: Stage) -> None:
     stage.serve("n1", "n2")
     stage.share("a", "b", pause_s=0.05)

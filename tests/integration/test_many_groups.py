@@ -33,6 +33,7 @@ def test_groups_of_a_killed_node_are_led_again(database: str, tmp_path: Path) ->
 
 
 @pytest.mark.conforms("E19", "E20")
+@pytest.mark.long
 def test_a_hundred_joins_move_each_stream_once(database: str, tmp_path: Path) -> None:
     stage = Stage(database, tmp_path)
     try:

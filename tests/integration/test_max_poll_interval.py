@@ -86,6 +86,7 @@ def test_a_given_up_session_can_leave(conn: psycopg.Connection[Any], database: s
 
 
 @pytest.mark.conforms("E36", "E28")
+@pytest.mark.long
 def test_a_user_who_waits_keeps_the_streams(conn: psycopg.Connection[Any], database: str) -> None:
     session, batch = opened(database, INTERVAL_S)
     with session:

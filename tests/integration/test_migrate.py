@@ -158,6 +158,7 @@ def test_the_embedded_server_migrates_itself_and_stops(
         connect(opened.url)
 
 
+@pytest.mark.long
 def test_an_installed_wheel_finds_its_migrations(empty_database: str, tmp_path: Path) -> None:
     """Built without a network by the hatchling that is here; installed beside the libraries that are here."""
     build = "from hatchling.build import build_wheel; import sys; build_wheel(sys.argv[1])"

@@ -78,6 +78,7 @@ def run(tree: Path, *arguments: str) -> int:
     return main(["--root", str(tree), *arguments])
 
 
+@pytest.mark.long
 def test_a_noticed_fault_is_killed(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plant(tree, {})
     assert run(tree) == 0
@@ -88,6 +89,7 @@ def test_a_noticed_fault_is_killed(tree: Path, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])
+@pytest.mark.long
 def test_an_unnoticed_fault_survives_and_fails(tree: Path, capsys: pytest.CaptureFixture[str], jobs: str) -> None:
     """Also where one that is noticed was planted before it."""
     plant(tree, {}, {"name": "another limit", "find": "LIMIT = 10", "replace": "LIMIT = 11"})
@@ -165,6 +167,7 @@ def share(number: int, parts: int) -> int:
 """
 
 
+@pytest.mark.long
 def test_drawn_faults_are_tried_and_counted(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tree / "leader/sublet_leader/numbers.py").write_text(GUARDED)
     (tree / "tests/unit").mkdir()

@@ -39,6 +39,7 @@ def listed(url: str, name: str, **how: Any) -> NodeRegistration:
 
 
 @pytest.mark.conforms("D8")
+@pytest.mark.long
 def test_a_healthy_idle_node_never_expires(database: str, conn: psycopg.Connection[Any]) -> None:
     listings = [listed(database, name) for name in ("a", "b", "c")]
     seen: list[list[str]] = []

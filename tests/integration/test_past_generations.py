@@ -251,6 +251,7 @@ def idle_cost(house: House) -> int:
 
 @pytest.mark.conforms("E39")
 @pytest.mark.parametrize("retained", [False, True])
+@pytest.mark.long
 def test_idle_costs_do_not_grow_with_what_has_been(house: House, retained: bool) -> None:
     """`retained`: of each generation a message is still there, which the group has consumed."""
     found = []

@@ -98,6 +98,7 @@ def test_a_damaged_payload_blocks_its_stream(database: str, conn: Connection, fl
 
 
 @pytest.mark.conforms("A7")
+@pytest.mark.long
 def test_an_unreadable_stream_is_named_until_read_on(
     database: str, conn: Connection, fleet: Fleet, world: LocalWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:

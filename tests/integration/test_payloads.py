@@ -150,6 +150,7 @@ def test_through_a_node_others_go_on(
         reader.close()
 
 
+@pytest.mark.long
 def test_a_feed_shows_the_rest_and_what_it_waits_for(
     database: str, conn: Connection, world: LocalWorld, stream: int
 ) -> None:
@@ -253,6 +254,7 @@ def test_places_are_given_altered_and_taken_away(shell: Shell, conn: Connection,
 
 
 @pytest.mark.parametrize("how", [(), ("--epochs",)])
+@pytest.mark.long
 def test_tail_waits_for_a_place_and_omits_nothing(
     shell: Shell, conn: Connection, world: LocalWorld, stream: int, how: tuple[str, ...]
 ) -> None:

@@ -142,6 +142,7 @@ def test_push_that_was_lost_is_used_again(staged: Staged, tmp_path: Path) -> Non
 
 @pytest.mark.conforms("D10", "E21")
 @pytest.mark.parametrize("driver", ["postgres", "zmq"])
+@pytest.mark.long
 def test_streams_of_a_reshard_are_lent_at_once(staged: Staged, driver: str) -> None:
     """Leaders look for new streams by themselves too seldom for this test."""
     stage = staged({"SUBLET_NOTIFY": driver, "SUBLET_STREAM_SYNC_INTERVAL_S": str(20 * WAIT_S)})

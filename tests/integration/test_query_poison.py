@@ -157,6 +157,7 @@ def test_a_query_goes_on_past_a_bad_block(
 @pytest.mark.conforms("W10", "E27")
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("streams", ["in Postgres"], indirect=True)
+@pytest.mark.long
 def test_it_may_die_at_any_point_behind_that(
     database: str, conn: Connection, lives: Lives, streams: list[int], point: str
 ) -> None:

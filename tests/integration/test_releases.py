@@ -204,6 +204,7 @@ def test_a_node_begun_while_a_migration_waits_is_seen(database: str) -> None:
 
 @pytest.mark.conforms("A10")
 @pytest.mark.usefixtures("knows_more")
+@pytest.mark.long
 def test_a_migration_in_a_deadlock_is_tried_again(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(migrations, "TABLE_TIMEOUT_S", 3.0)  # it is found after a second
     with psycopg.connect(database) as other, connect(database) as conn, ThreadPoolExecutor(1) as pool:

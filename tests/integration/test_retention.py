@@ -141,6 +141,7 @@ def test_a_deposed_maintainer_declares_nothing(conn: Connection, old: int) -> No
 
 
 @pytest.mark.conforms("W4")
+@pytest.mark.long
 def test_a_detach_left_pending_is_finished_first(database: str, conn: Connection, old: int) -> None:
     """A reader outlives the lock timeout of a detach, and then an older generation becomes due as well."""
     older = stream_of(conn, "default")

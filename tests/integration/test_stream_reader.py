@@ -110,6 +110,7 @@ def test_a_plan_is_written_before_it_is_begun(database: str, runs: list[Run], co
 
 @pytest.mark.conforms("E26", "E27")
 @pytest.mark.parametrize("point", POINTS)
+@pytest.mark.long
 def test_a_query_may_die_at_any_point(database: str, runs: list[Run], conn: Connection, point: str) -> None:
     """It goes on as if it had not."""
     checkpoint = Checkpoint()
@@ -131,6 +132,7 @@ def test_a_query_may_die_at_any_point(database: str, runs: list[Run], conn: Conn
 
 @pytest.mark.conforms("E26", "E27")
 @pytest.mark.parametrize("point", ["committed", "read"])
+@pytest.mark.long
 def test_what_was_done_is_not_done_again(database: str, runs: list[Run], conn: Connection, point: str) -> None:
     """Of two streams that a batch has had, one comes late to the next process, which goes on with the other."""
     checkpoint = Checkpoint()
@@ -164,6 +166,7 @@ def test_what_was_done_is_not_done_again(database: str, runs: list[Run], conn: C
 
 @pytest.mark.conforms("E26", "E27")
 @pytest.mark.parametrize("point", ["read", "sunk"])
+@pytest.mark.long
 def test_others_get_all_but_what_is_in_doubt(database: str, runs: list[Run], conn: Connection, point: str) -> None:
     ours, theirs = Checkpoint(), Checkpoint()
     values = publish(database, 0, 30)
@@ -180,6 +183,7 @@ def test_others_get_all_but_what_is_in_doubt(database: str, runs: list[Run], con
 
 @pytest.mark.conforms("E26", "E27")
 @pytest.mark.parametrize("policy", ["drop", "fail"])
+@pytest.mark.long
 def test_after_the_hold_others_have_it(database: str, runs: list[Run], conn: Connection, policy: str) -> None:
     """The query that comes back does not read it again."""
     ours, theirs = Checkpoint(), Checkpoint()
@@ -246,6 +250,7 @@ def test_a_query_that_stops_in_a_batch_reserves_it(database: str, runs: list[Run
 
 
 @pytest.mark.conforms("E28")
+@pytest.mark.long
 def test_a_long_batch_keeps_its_streams(database: str, runs: list[Run], conn: Connection) -> None:
     """It takes longer than every timeout."""
     checkpoint = Checkpoint()
@@ -262,6 +267,7 @@ def test_a_long_batch_keeps_its_streams(database: str, runs: list[Run], conn: Co
     assert run.reader.latestOffset(planned, ReadMaxRows(5)) not in ({}, planned)
 
 
+@pytest.mark.long
 def test_a_killed_leader_does_not_end_a_query(database: str, fleet: Fleet, runs: list[Run], conn: Connection) -> None:
     checkpoint = Checkpoint()
     values = publish(database, 0, 20)
@@ -294,6 +300,7 @@ def test_a_batch_is_as_large_as_the_query_allows(
 
 
 @pytest.mark.conforms("E27")
+@pytest.mark.long
 def test_a_query_that_dies_of_a_batch_does_it_again(database: str, runs: list[Run], conn: Connection) -> None:
     """It does the very same each time."""
     checkpoint = Checkpoint()
@@ -352,6 +359,7 @@ def test_available_now_takes_what_is_there_and_ends(
 
 
 @pytest.mark.conforms("E26")
+@pytest.mark.long
 def test_available_now_waits_for_what_is_given_back(database: str, runs: list[Run], conn: Connection) -> None:
     """Which takes longer than any leader needs to lend what is free."""
     values = publish(database, 0, 30)
@@ -370,6 +378,7 @@ def test_available_now_waits_for_what_is_given_back(database: str, runs: list[Ru
     assert run.checkpoint.values() == values
 
 
+@pytest.mark.long
 def test_available_now_fails_if_not_lent_in_time(database: str, runs: list[Run], conn: Connection) -> None:
     publish(database, 0, 30)
     group, _ = admin.create_group(database, Subscription.parse("$share/g/#"), GroupOptions(StartingPosition.EARLIEST))

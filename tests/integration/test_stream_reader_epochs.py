@@ -116,6 +116,7 @@ def test_a_limit_divides_between_epochs(
 
 @pytest.mark.conforms("S11", "S8", "E27")
 @pytest.mark.parametrize("point", ["logged", "read", "sunk"])
+@pytest.mark.long
 def test_a_batch_done_again_has_the_same_epochs(
     database: str, runs: list[Run], publisher: Publisher, conn: Connection, point: str
 ) -> None:
@@ -164,6 +165,7 @@ def test_available_now_gives_out_what_was_there(database: str, runs: list[Run], 
 
 @pytest.mark.conforms("S11", "S9")
 @pytest.mark.parametrize("query", ["goes on", "begins anew", "available now"])
+@pytest.mark.long
 def test_an_epoch_of_one_stream_is_given_out(database: str, runs: list[Run], publisher: Publisher, query: str) -> None:
     """Another stream has nothing of it."""
     checkpoint = Checkpoint()

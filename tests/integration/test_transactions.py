@@ -139,6 +139,7 @@ IN_VAIN: dict[str, tuple[Callable[[psycopg.Connection[object]], object], type[Ex
 
 @pytest.mark.conforms("E17", "E25", "E37")
 @pytest.mark.parametrize("way", IN_VAIN)
+@pytest.mark.long
 def test_a_transaction_in_vain_leaves_the_batch(place: Place, way: str) -> None:
     """Output and progress are as before, and the batch is still to be done, whatever ends its transaction."""
     act, error, said = IN_VAIN[way]
@@ -269,6 +270,7 @@ AGAIN: dict[str, Callable[[list[Batch], list[Batch]], tuple[Batch, ...]]] = {
         *((again, False) for again in ("the same", "one fewer", "acknowledged")),
     ],
 )
+@pytest.mark.long
 def test_after_an_unknown_outcome_each_counts_once(place: Place, again: str, arrives: bool) -> None:
     """Two streams of two batches each; of both the first is in the transaction that gets no answer."""
     for key in ("a", "b"):

@@ -112,6 +112,7 @@ def test_a_watcher_sees_what_history_says(shell: Shell) -> None:
     assert "Traceback" not in watch.err + plain.err
 
 
+@pytest.mark.long
 def test_a_watcher_sees_an_eviction(shell: Shell, database: str) -> None:
     """It is told what may be seen again."""
     shell.leader("n1")
@@ -132,6 +133,7 @@ def test_a_watcher_sees_an_eviction(shell: Shell, database: str) -> None:
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.long
 def test_a_watch_goes_on_with_the_next_leader(shell: Shell, end: signal.Signals) -> None:
     nodes = {name: shell.leader(name) for name in ("n1", "n2")}
     consumer = shell.start("consume", GROUP)

@@ -48,6 +48,7 @@ def publish_by_minute(stage: Stage, count: int) -> None:
             publisher.flush()
 
 
+@pytest.mark.long
 def test_frame_is_one_snapshot(spark: Any, stage: Stage) -> None:
     """A frame reads all generations, and nothing that comes after it was made."""
     stage.publish(100)
@@ -97,6 +98,7 @@ def test_push_down_needs_sparks_setting(spark: Any, stage: Stage) -> None:
         history(spark, stage, pushDownPredicate="true").collect()
 
 
+@pytest.mark.long
 def test_push_down_is_not_for_streams(spark: Any, stage: Stage, pushdown: None, tmp_path: Path) -> None:
     """A stream is not asked for `pushDownPredicate`, which history needs."""
     stage.serve("n1")

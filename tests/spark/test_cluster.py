@@ -139,6 +139,7 @@ def test_job_on_a_cluster_survives_kills(stage: Stage, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(400)
 @pytest.mark.conforms("E25", "E27")
+@pytest.mark.long
 def test_killed_executor_costs_nothing(stage: Stage, tmp_path: Path) -> None:
     stage.serve("n1")
     query = Query(stage, tmp_path / "query", maxOffsetsPerTrigger=50)

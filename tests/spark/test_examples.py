@@ -56,6 +56,7 @@ def played(place: Path, name: str, *arguments: str) -> str:
         ("publish_from_query", ["1"], ["killed the driver", "the end: 842 messages", *NONE_WRONG]),
     ],
 )
+@pytest.mark.long
 def test_it_ends_well_and_says_so(tmp_path: Path, name: str, arguments: list[str], wanted: list[str]) -> None:
     said = played(tmp_path, name, *arguments)
     assert [text for text in wanted if text not in said] == [], said

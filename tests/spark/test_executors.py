@@ -118,6 +118,7 @@ def test_function_that_exits_has_failed(stage: Stage, start: Start) -> None:
     assert stage.lendings()[failed.value.stream_id][1] == failed.value.offset
 
 
+@pytest.mark.long
 def test_drain_waits_for_the_function(stage: Stage, start: Start) -> None:
     stage.serve("n1")
     stage.publish(1)
