@@ -41,6 +41,7 @@ from sublet_storage.spaces.small_block_compaction import newly_fragmented
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover, rollover_due
 from sublet_storage.spaces.tiering import tier_space
 from tests.integration.log_kit import Connection, put, stream_of
+from tests.kit import eventually
 from tests.payload_kit import LocalWorld
 
 GROUP = Subscription.parse("$share/g/#")
@@ -226,10 +227,20 @@ def rows_read(conn: Connection) -> int:
 
 
 def renew_once(house: House) -> None:
-    """Over a connection of its own, which leaves its statistics when it ends."""
+    """Over a connection of its own, which leaves its statistics when it ends: that is waited for."""
+
+    def others() -> int:
+        with connect(house.url) as conn:
+            (row,) = conn.execute(
+                "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+            ).fetchall()
+            return int(row[0])
+
+    before = others()
     with closing(PostgresGroupStore(house.url)) as store:
         term = store.claim(house.group.group_id, NODE, 60).term
         store.commit([GroupWrites(house.group.group_id, term, (), True)])
+    eventually(lambda: others() <= before, 60)
 
 
 def idle_cost(house: House) -> int:
@@ -365,7 +376,7 @@ def test_atomic_groups_cost_nothing_per_dropped_space(house: House) -> None:
     found = []
     for times in (10, 1000):
         conn.execute(DROPPED, {"times": times, "group": house.group.group_id})
-        house.renew()
+        renew_once(house)
         conn.execute("vacuum analyze space, consumed_frontier, generation, stream, lending")
         before = rows_read(conn)
         renew_once(house)

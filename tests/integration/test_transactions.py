@@ -385,7 +385,7 @@ def test_an_async_session_commits_on_its_own_thread(place: Place) -> None:
                 batch = await session.poll(WAIT_S)
                 assert batch is not None
                 if number == 0:
-                    with pytest.raises(UsageError, match=r"session\.transact"):
+                    with pytest.raises(UsageError, match=r"session\.run_in_transaction"):
                         batch.transaction()
                 assert await session.run_in_transaction(partial(work, batch), batch) == "done"
                 assert place.progress() == number + 1

@@ -7,11 +7,11 @@ import logging
 import os
 import pwd
 import stat
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from sublet_protocol.domain.errors import EmbeddedDirectoryUnusable
 
@@ -33,9 +33,15 @@ class ServerUser:
     gid: int
     groups: tuple[int, ...]
 
-    def subprocess_options(self) -> dict[str, Any]:
-        """Return what makes `subprocess` run a program as this user."""
-        return {"user": self.uid, "group": self.gid, "extra_groups": list(self.groups)}
+    def command(self, command: Sequence[str]) -> list[str]:
+        """Return the command that runs this one as this user.
+
+        `subprocess` could do it, but by a plain fork, in which gRPC's handlers may end the child of a process that has
+        gRPC's threads.
+        """
+        become = f"os.setgroups({list(self.groups)}); os.setgid({self.gid}); os.setuid({self.uid})"
+        code = f"import os, sys; {become}; os.execv(sys.argv[1], sys.argv[1:])"
+        return [sys.executable, "-I", "-S", "-c", code, *command]
 
 
 def default_data_dir() -> Path:

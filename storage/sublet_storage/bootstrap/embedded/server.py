@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 from urllib.parse import quote
 
 from sublet_protocol.domain.errors import DatabaseUnreachable, EmbeddedDirectoryUnusable
@@ -220,9 +219,8 @@ class EmbeddedPostgres:
             "cluster": str(self._cluster),
             "log": str(self._log),
             "sockets": self._socket_locks(),
-            "start": [str(part) for part in self._start_command()],
-            "stop": [str(part) for part in self._stop_command()],
-            "options": {} if self._user is None else self._user.subprocess_options(),
+            "start": self._as_server_user(self._start_command()),
+            "stop": self._as_server_user(self._stop_command()),
         }
         return json.dumps(spec)
 
@@ -237,10 +235,9 @@ class EmbeddedPostgres:
 
     def _command(self, command: Sequence[str | Path]) -> tuple[int, str]:
         """Run a program as the server's user. Its output goes to a file: a pipe would be inherited by the server."""
-        options: dict[str, Any] = {} if self._user is None else self._user.subprocess_options()
         with tempfile.TemporaryFile() as output:
             done = subprocess.run(
-                [str(part) for part in command],
+                self._as_server_user(command),
                 check=False,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -248,10 +245,13 @@ class EmbeddedPostgres:
                 cwd=self._cluster if self._cluster.exists() else "/",
                 env=environment(str(self._cluster)),
                 start_new_session=True,
-                **options,
             )
             output.seek(0)
             return done.returncode, output.read().decode(errors="replace")
+
+    def _as_server_user(self, command: Sequence[str | Path]) -> list[str]:
+        parts = [str(part) for part in command]
+        return parts if self._user is None else self._user.command(parts)
 
     def _socket_directory(self) -> Path:
         """Return the socket's directory from line 5 of a running server's lock file; else where it shall be."""

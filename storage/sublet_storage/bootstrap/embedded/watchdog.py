@@ -188,7 +188,6 @@ def _command(spec: dict[str, Any], which: str, output: int) -> int:
         env=environment(spec["cluster"]),
         timeout=120,
         start_new_session=True,
-        **spec["options"],
     ).returncode
 
 
